@@ -1,0 +1,71 @@
+// The vocabulary that plans, kernels, transports and bindings share. Plain enums with fixed values:
+// they are stored in plans, sent in headers and mirrored by pycoll/types.py (a test compares them).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace pycoll {
+
+enum class Collective : std::uint8_t {
+  kAllReduce = 0,
+  kReduce = 1,
+  kBroadcast = 2,
+  kReduceScatter = 3,
+  kAllGather = 4,
+  kGather = 5,
+  kScatter = 6,
+  kAllToAll = 7,
+  kScan = 8,
+  kExscan = 9,
+  kBarrier = 10,
+};
+inline constexpr int kCollectiveCount = 11;
+
+// kFloat8E4M3 is the "fn" variant (no infinities, one NaN pattern), kFloat8E5M2 follows IEEE rules.
+enum class DType : std::uint8_t {
+  kBool = 0,
+  kInt8 = 1,
+  kInt16 = 2,
+  kInt32 = 3,
+  kInt64 = 4,
+  kUInt8 = 5,
+  kUInt16 = 6,
+  kUInt32 = 7,
+  kUInt64 = 8,
+  kFloat16 = 9,
+  kBFloat16 = 10,
+  kFloat32 = 11,
+  kFloat64 = 12,
+  kComplex64 = 13,
+  kComplex128 = 14,
+  kFloat8E4M3 = 15,
+  kFloat8E5M2 = 16,
+};
+inline constexpr int kDTypeCount = 17;
+
+// kUser stands for an operation that the user registered by name; its kernel comes with the call.
+enum class ReduceOp : std::uint8_t {
+  kSum = 0,
+  kProd = 1,
+  kMin = 2,
+  kMax = 3,
+  kAvg = 4,
+  kBand = 5,
+  kBor = 6,
+  kBxor = 7,
+  kUser = 8,
+};
+inline constexpr int kReduceOpCount = 9;
+
+// Bytes of one element. Requires: a valid dtype.
+std::size_t item_bytes(DType dtype);
+
+// Lower-case names as the Python API spells them ("float32", "all_reduce", "sum").
+// An invalid value gives "unknown".
+std::string_view name_of(DType dtype);
+std::string_view name_of(Collective collective);
+std::string_view name_of(ReduceOp op);
+
+}  // namespace pycoll

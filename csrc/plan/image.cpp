@@ -1,0 +1,20 @@
+#include "plan/image.h"
+
+#include <cstring>
+
+#include "base/bytes.h"
+#include "plan/validate.h"
+
+namespace pycoll::plan {
+
+Status Image::load(std::span<const std::byte> bytes, std::shared_ptr<const Image>* image) {
+  std::shared_ptr<Image> made(new Image());
+  made->words_.resize(div_ceil(bytes.size(), sizeof(std::uint64_t)));
+  if (!bytes.empty()) std::memcpy(made->words_.data(), bytes.data(), bytes.size());
+  const auto* start = reinterpret_cast<const std::byte*>(made->words_.data());
+  Status status = validate({start, bytes.size()}, &made->plan_);
+  if (status.ok()) *image = std::move(made);
+  return status;
+}
+
+}  // namespace pycoll::plan

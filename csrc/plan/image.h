@@ -1,0 +1,30 @@
+// A validated plan that owns its bytes. Immutable, so any number of threads may read it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "plan/plan.h"
+
+namespace pycoll::plan {
+
+class Image {
+ public:
+  // Copies and validates `bytes`; on failure *image stays as it was and the status names the first
+  // violation (kInvalidArgument).
+  static Status load(std::span<const std::byte> bytes, std::shared_ptr<const Image>* image);
+
+  const Plan& plan() const { return plan_; }
+  const Header& header() const { return *plan_.header; }
+
+ private:
+  Image() = default;
+
+  std::vector<std::uint64_t> words_;  // the bytes, aligned for every field
+  Plan plan_{};
+};
+
+}  // namespace pycoll::plan

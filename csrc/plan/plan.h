@@ -1,0 +1,85 @@
+// A plan is one rank's share of a schedule as a table of fixed-width rows; FORMAT.md is its law.
+// These structs are the bytes themselves (little-endian, no padding), so a plan is read in place.
+// Nothing here knows addresses, counts or transports.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "base/types.h"
+
+namespace pycoll::plan {
+
+inline constexpr std::uint32_t kMagic = 0x4c504350;  // "PCPL"
+inline constexpr std::uint16_t kVersion = 1;
+
+inline constexpr int kRecvMax = 3;
+inline constexpr int kSendMax = 3;
+inline constexpr std::uint32_t kLanesMax = 7;
+// A row with this chunk moves no bytes: it only waits and tells (barriers, acknowledgements).
+inline constexpr std::uint32_t kToken = 0xffffffff;
+
+struct Header {
+  std::uint32_t magic;
+  std::uint16_t version;
+  std::uint8_t collective;  // pycoll::Collective
+  std::uint8_t lane_count;
+  std::uint32_t size;             // ranks of the communicator
+  std::uint32_t rank;             // whose rows these are
+  std::uint32_t root;             // 0 where the collective has none
+  std::uint32_t block_count;      // user-level pieces; see FORMAT.md, "Chunks"
+  std::uint32_t parts;            // chunks per block
+  std::uint32_t temporary_count;  // chunks behind the data chunks, living in scratch only
+  std::uint32_t scratch_slots;    // segments of scratch memory that the rows use
+  std::uint32_t channel_count;
+  std::uint32_t row_count;
+  std::uint32_t reserved[4];  // zero
+  std::uint32_t checksum;     // CRC-32 (IEEE) of all bytes with this field zero
+};
+static_assert(sizeof(Header) == 64 && std::has_unique_object_representations_v<Header>);
+
+enum class Direction : std::uint8_t { kRecv = 0, kSend = 1 };
+
+struct Channel {
+  std::uint32_t peer;
+  std::uint16_t number;    // transport channel number, equal on both ends
+  std::uint8_t direction;  // Direction
+  std::uint8_t reserved;   // zero
+};
+static_assert(sizeof(Channel) == 8 && std::has_unique_object_representations_v<Channel>);
+
+enum class Buffer : std::uint8_t { kNone = 0, kInput = 1, kOutput = 2, kScratch = 3 };
+
+inline constexpr std::uint8_t kFlagFinal = 1;  // the combined value has every contribution
+inline constexpr std::uint8_t kFlagFlush = 2;  // writes what an earlier row may have handed over
+inline constexpr std::uint8_t kFlagsAll = 3;
+
+struct Row {
+  std::uint32_t chunk;  // whose segment size counts, or kToken
+  std::uint8_t lane;
+  std::uint8_t recv_count;
+  std::uint8_t send_count;
+  std::uint8_t flags;
+  std::uint8_t source;           // Buffer of the local operand, kNone if there is none
+  std::uint8_t source_position;  // its place in the fold, 0..recv_count
+  std::uint8_t target;           // Buffer of the local result: kNone, kOutput or kScratch
+  std::uint8_t reserved;         // zero
+  std::uint32_t source_slot;     // chunk in input/output, slot in scratch
+  std::uint32_t target_slot;
+  std::uint16_t recv[kRecvMax];  // indices into the channel table, in fold order; 0xffff if unused
+  std::uint16_t send[kSendMax];
+};
+static_assert(sizeof(Row) == 32 && std::has_unique_object_representations_v<Row>);
+
+inline constexpr std::uint16_t kNoChannel = 0xffff;
+
+// A view of plan bytes whose counts have been checked against their length.
+struct Plan {
+  const Header* header;
+  std::span<const Channel> channels;
+  std::span<const Row> rows;  // sorted by lane; within a lane in execution order
+};
+
+}  // namespace pycoll::plan

@@ -1,0 +1,84 @@
+#include "plan/print.h"
+
+#include "base/types.h"
+#include "plan/layout.h"
+
+namespace pycoll::plan {
+namespace {
+
+std::string counted(std::uint64_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+std::string title(const Header& header) {
+  const auto collective = static_cast<Collective>(header.collective);
+  std::string text(name_of(collective));
+  text += ", rank " + std::to_string(header.rank) + " of " + std::to_string(header.size);
+  if (rooted(collective)) text += ", root " + std::to_string(header.root);
+  text += ", " + counted(std::uint64_t{header.block_count} * header.parts, "chunk");
+  if (header.temporary_count != 0)
+    text += ", " + counted(header.temporary_count, "temporary chunk");
+  text += ", " + counted(header.lane_count, "lane");
+  text += ", " + counted(header.scratch_slots, "scratch slot");
+  return text + "\n";
+}
+
+std::string place(std::uint8_t buffer, std::uint32_t slot) {
+  const char* name = "tmp";
+  if (static_cast<Buffer>(buffer) == Buffer::kInput) name = "in";
+  if (static_cast<Buffer>(buffer) == Buffer::kOutput) name = "out";
+  return std::string(name) + "[" + std::to_string(slot) + "]";
+}
+
+std::string port(const Plan& plan, const Row& row, std::uint16_t index) {
+  const Channel& channel = plan.channels[index];
+  std::string text = std::to_string(channel.peer);
+  if (channel.number != row.lane) text += "#" + std::to_string(channel.number);
+  return text;
+}
+
+void append(std::string* list, const std::string& item, const char* separator) {
+  if (!list->empty()) *list += separator;
+  *list += item;
+}
+
+std::string operands(const Plan& plan, const Row& row) {
+  std::string list;
+  for (int i = 0; i <= row.recv_count; ++i) {
+    if (row.source != 0 && row.source_position == i) {
+      append(&list, place(row.source, row.source_slot), " + ");
+    }
+    if (i < row.recv_count) append(&list, "recv " + port(plan, row, row.recv[i]), " + ");
+  }
+  return list.empty() ? "nothing" : list;
+}
+
+std::string results(const Plan& plan, const Row& row) {
+  std::string list;
+  if (row.target != 0) append(&list, place(row.target, row.target_slot), ", ");
+  for (int i = 0; i < row.send_count; ++i) {
+    append(&list, "send " + port(plan, row, row.send[i]), ", ");
+  }
+  return list.empty() ? "nothing" : list;
+}
+
+std::string line(const Plan& plan, const Row& row) {
+  std::string text = "lane " + std::to_string(row.lane) + ": ";
+  text += row.chunk == kToken ? "token: " : "chunk " + std::to_string(row.chunk) + ": ";
+  text += operands(plan, row) + " -> " + results(plan, row);
+  std::string flags;
+  if ((row.flags & kFlagFinal) != 0) append(&flags, "final", ", ");
+  if ((row.flags & kFlagFlush) != 0) append(&flags, "flush", ", ");
+  if (!flags.empty()) text += " (" + flags + ")";
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string to_text(const Plan& plan) {
+  std::string text = title(*plan.header);
+  for (const Row& row : plan.rows) text += line(plan, row);
+  return text;
+}
+
+}  // namespace pycoll::plan
