@@ -1,0 +1,228 @@
+#include "transport/shm.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace pycoll::transport {
+namespace {
+
+using shm::AckLine;
+using shm::Control;
+using shm::Identity;
+using shm::ShmLink;
+
+constexpr Nanoseconds kLivenessPeriod = 1'000'000;
+// Between two looks at the clock; a clock costs as much as a whole idle poll.
+constexpr std::uint32_t kPollsPerClock = 16;
+constexpr std::uint32_t kDoorbellEvent = ~std::uint32_t{0};
+
+Status failed(const std::string& what, std::vector<int> ranks = {}) {
+  return Status::error(Code::kTransport,
+                       "shared memory: " + what + ": " + std::generic_category().message(errno),
+                       std::move(ranks));
+}
+
+bool watch(int events, int fd, std::uint32_t mask, std::uint32_t tag) {
+  epoll_event event{};
+  event.events = mask;
+  event.data.u32 = tag;
+  return ::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+Status check_identity(const Identity& found, int peer, int size) {
+  if (found.magic != shm::kMagic || found.segment_bytes != shm::segment_file_bytes(size)) {
+    return Status::error(
+        Code::kTransport,
+        "shared memory: what rank " + std::to_string(peer) +
+            " passed is not a segment of this pycoll version; run the same version "
+            "on every rank",
+        {peer});
+  }
+  if (found.rank != peer || found.size != size) {
+    return Status::error(Code::kTransport,
+                         "shared memory: the segment passed for rank " + std::to_string(peer) +
+                             " of " + std::to_string(size) + " belongs to rank " +
+                             std::to_string(found.rank) + " of " + std::to_string(found.size),
+                         {peer});
+  }
+  return {};
+}
+
+}  // namespace
+
+ShmTransport::ShmTransport(int rank, int size, bool barriers)
+    : rank_(rank), size_(size), barriers_(barriers && shm::register_barriers()) {}
+
+ShmTransport::~ShmTransport() { close(); }
+
+Status ShmTransport::create(int rank, int size, std::unique_ptr<ShmTransport>* made,
+                            bool barriers) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    return Status::error(Code::kInvalidArgument, "shared memory: rank " + std::to_string(rank) +
+                                                     " is not in [0, size) for size " +
+                                                     std::to_string(size));
+  }
+  std::unique_ptr<ShmTransport> transport(new ShmTransport(rank, size, barriers));
+  Status status = transport->open();
+  if (status.ok()) *made = std::move(transport);
+  return status;
+}
+
+Status ShmTransport::open() {
+  Status status = shm::create_segment(shm::segment_file_bytes(size_), &segment_);
+  if (!status.ok()) return status;
+  status = shm::Mapping::map(segment_.get(), 0, shm::control_bytes(size_), true, &control_);
+  if (!status.ok()) return status;
+  control().identity = {shm::kMagic, shm::segment_file_bytes(size_), rank_, size_, barriers_, 0};
+  writer_ = std::make_unique<shm::NoticeWriter>(&control());
+  links_.resize(static_cast<std::size_t>(size_));
+  doorbell_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  events_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!doorbell_.valid() || !events_.valid() ||
+      !watch(events_.get(), doorbell_.get(), EPOLLIN, kDoorbellEvent)) {
+    return failed("rank " + std::to_string(rank_) +
+                  " cannot make its doorbell (is `ulimit -n` too low?)");
+  }
+  own_bell_ = std::make_unique<shm::Bell>(&control().sleep, doorbell_.get(), false);
+  return {};
+}
+
+Status ShmTransport::check_attach(int peer) const {
+  const std::string who =
+      "shared memory: attach of rank " + std::to_string(peer) + " to rank " + std::to_string(rank_);
+  if (!events_.valid()) return Status::error(Code::kClosed, who + " after close()");
+  if (peer < 0 || peer >= size_ || peer == rank_) {
+    return Status::error(Code::kInvalidArgument,
+                         who + ": not another rank of a communicator of " + std::to_string(size_));
+  }
+  if (links_[static_cast<std::size_t>(peer)] != nullptr) {
+    return Status::error(Code::kInvalidArgument, who + ": attached already");
+  }
+  return {};
+}
+
+Status ShmTransport::attach(int peer, UniqueFd segment, UniqueFd doorbell, UniqueFd liveness,
+                            int pid) {
+  Status status = check_attach(peer);
+  if (!status.ok()) return status;
+  shm::LinkMemory memory;
+  status = map_link(peer, segment.get(), &memory);
+  if (!status.ok()) return status;
+  const auto& identity = reinterpret_cast<const Control*>(memory.peer_control.data())->identity;
+  const bool fenced = !barriers_ || identity.barriers_when_arming == 0;
+  if (liveness.valid() &&
+      !watch(events_.get(), liveness.get(), EPOLLRDHUP, static_cast<std::uint32_t>(peer))) {
+    return failed("cannot watch the process of rank " + std::to_string(peer), {peer});
+  }
+  auto& link = links_[static_cast<std::size_t>(peer)];
+  link = std::make_unique<ShmLink>(shm::LinkOptions{rank_, peer, pid, fenced}, std::move(memory),
+                                   std::move(doorbell), std::move(liveness), writer_.get(),
+                                   own_bell_.get());
+  attached_.push_back(link.get());
+  return {};
+}
+
+// Maps only what the pair uses, so address space grows with local ranks, not with all ranks
+// squared.
+Status ShmTransport::map_link(int peer, int segment, shm::LinkMemory* memory) {
+  Status status = shm::check_segment(segment, shm::segment_file_bytes(size_), peer);
+  if (!status.ok()) return status;
+  const std::size_t control = shm::control_bytes(size_);
+  status = shm::Mapping::map(segment, 0, control, false, &memory->peer_control);
+  if (!status.ok()) return status;
+  const std::byte* peer_control = memory->peer_control.data();
+  status = check_identity(reinterpret_cast<const Control*>(peer_control)->identity, peer, size_);
+  if (!status.ok()) return status;
+  status = shm::Mapping::map(segment, shm::lane_offset(size_, rank_), shm::kLaneBytes, false,
+                             &memory->peer_lane);
+  if (!status.ok()) return status;
+  status = shm::Mapping::map(segment_.get(), shm::lane_offset(size_, peer), shm::kLaneBytes, true,
+                             &memory->own_lane);
+  if (!status.ok()) return status;
+  memory->own_acks = reinterpret_cast<AckLine*>(control_.data() + sizeof(Control)) + peer;
+  memory->peer_acks = reinterpret_cast<const AckLine*>(peer_control + sizeof(Control)) + rank_;
+  return {};
+}
+
+Link* ShmTransport::link(int peer) {
+  if (peer < 0 || static_cast<std::size_t>(peer) >= links_.size()) return nullptr;
+  return links_[static_cast<std::size_t>(peer)].get();
+}
+
+bool ShmTransport::poll() {
+  bool changed = false;
+  for (ShmLink* link : attached_) changed |= link->refresh();
+  if (liveness_due()) changed |= check_liveness();
+  return changed;
+}
+
+bool ShmTransport::liveness_due() {
+  if (!liveness_urgent_ && ++polls_ % kPollsPerClock != 0) return false;
+  SteadyClock clock;
+  const Nanoseconds now = clock.now();
+  if (!liveness_urgent_ && now - liveness_checked_ < kLivenessPeriod) return false;
+  liveness_checked_ = now;
+  liveness_urgent_ = false;
+  return true;
+}
+
+bool ShmTransport::check_liveness() {
+  if (!events_.valid()) return false;
+  bool changed = false;
+  epoll_event events[16];
+  const int count = ::epoll_wait(events_.get(), events, 16, 0);
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.u32 == kDoorbellEvent) continue;
+    ShmLink& link = *links_[events[i].data.u32];
+    link.peer_gone();
+    forget_liveness(link);
+    changed = true;
+  }
+  return changed;
+}
+
+// A socket at its end would keep event_fd() readable for ever. Removed by hand, since a copy of the
+// descriptor elsewhere would keep it watched.
+void ShmTransport::forget_liveness(ShmLink& link) {
+  if (link.liveness_fd() < 0) return;
+  (void)::epoll_ctl(events_.get(), EPOLL_CTL_DEL, link.liveness_fd(), nullptr);
+  link.drop_liveness();
+}
+
+bool ShmTransport::arm() {
+  shm::store_ordered(control().sleep.epoch, ++epoch_);
+  // From here on whoever publishes sees that this rank sleeps, or its news is seen below: see Bell.
+  if (barriers_ && !shm::barrier_everywhere()) return false;
+  bool news = false;
+  for (ShmLink* link : attached_) news |= link->has_news();
+  return !news;
+}
+
+void ShmTransport::disarm() {
+  shm::store_release(control().sleep.epoch, ++epoch_);
+  std::uint64_t rings = 0;
+  (void)!::read(doorbell_.get(), &rings, sizeof(rings));
+  liveness_urgent_ = true;
+}
+
+void ShmTransport::close() {
+  if (!events_.valid()) return;
+  writer_->close();
+  for (ShmLink* link : attached_) {
+    link->wake_peer();
+    forget_liveness(*link);
+  }
+  attached_.clear();
+  links_.clear();
+  control_ = {};
+  events_.reset();
+  doorbell_.reset();
+  segment_.reset();
+}
+
+}  // namespace pycoll::transport

@@ -1,0 +1,119 @@
+// What lies where in a rank's shared segment. Each rank owns one segment, which it alone writes and
+// its peers map read-only:
+//
+//   control page   who the owner is; whether it sleeps; its notices; whether it has closed
+//   ack lines      one per peer: how many segments the owner has released, where it waits for room
+//   lanes          one block per peer: the segments that the owner sends to it, all channels
+//
+// The file is sparse: a lane that carries nothing costs address space, no memory. Words that change
+// hands are 64 bits wide, only ever grow, and are read and written through the functions below.
+// Words with different readers keep 128 bytes apart, since processors fetch lines in pairs.
+#pragma once
+
+#include "base/bytes.h"
+#include "transport/transport.h"
+
+namespace pycoll::transport::shm {
+
+inline constexpr std::size_t kPage = 4096;
+inline constexpr std::size_t kLinePair = 128;
+
+inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700001;  // "pycoll", layout version 1
+
+// Notices go round over this many places, so that a reader has the time of several posts to copy
+// one.
+inline constexpr std::uint32_t kNoticePlaces = 8;
+
+struct alignas(kLinePair) Identity {
+  std::uint64_t magic;
+  std::uint64_t segment_bytes;
+  std::int32_t rank;
+  std::int32_t size;
+  std::uint32_t barriers_when_arming;  // 1: the owner's arm() makes all processors fence
+  std::uint32_t reserved;
+};
+
+// Odd while the owner sleeps; every arm() and disarm() adds one.
+struct alignas(kLinePair) Sleep {
+  std::uint64_t epoch;
+};
+
+// What a peer's poll() looks at, in one line.
+struct alignas(kLinePair) News {
+  std::uint64_t notices;  // posted so far; the newest lies at notices % kNoticePlaces
+  std::uint64_t closed;   // 1 once the owner has closed in good order
+};
+
+struct alignas(kLinePair) NoticePlace {
+  std::uint64_t words[sizeof(Notice) / sizeof(std::uint64_t)];
+};
+
+struct alignas(kPage) Control {
+  Identity identity;
+  Sleep sleep;
+  News news;
+  NoticePlace notices[kNoticePlaces];
+};
+static_assert(sizeof(Control) == kPage);
+
+struct alignas(kLinePair) AckLine {
+  std::uint64_t released[kChannelsMax];
+  std::uint64_t starved;  // bit per channel on which the owner found no room to send to this peer
+};
+
+// A segment's header, and its payload if that is small: one line carries both from core to core.
+struct alignas(kLinePair) SlotLine {
+  std::uint64_t stamp;  // this slot holds segment number stamp - 1 of the channel
+  SegmentHeader header;
+  std::byte payload[32];
+};
+inline constexpr std::size_t kInlineBytes = sizeof(SlotLine::payload);
+static_assert(offsetof(SlotLine, payload) == 32 &&
+              offsetof(SlotLine, payload) + kInlineBytes == 64);
+
+// Payloads are not a multiple of a page apart, else equal offsets of all slots would meet in the
+// same few sets of the first-level cache.
+inline constexpr std::size_t kPayloadStride = kSegmentBytesMax + kLinePair;
+
+// All slot lines of a lane lie together: small segments of all channels share one page.
+inline constexpr std::size_t kLaneLines = kChannelsMax * kChannelDepth * sizeof(SlotLine);
+inline constexpr std::size_t kSkews = 31;
+inline constexpr std::size_t kLaneBytes = round_up(
+    kLaneLines + kChannelsMax * kChannelDepth * kPayloadStride + kSkews * kLinePair, kPage);
+
+constexpr std::size_t control_bytes(int size) {
+  return sizeof(Control) + round_up(static_cast<std::size_t>(size) * sizeof(AckLine), kPage);
+}
+constexpr std::size_t lane_offset(int size, int peer) {
+  return control_bytes(size) + static_cast<std::size_t>(peer) * kLaneBytes;
+}
+constexpr std::size_t segment_file_bytes(int size) { return lane_offset(size, size); }
+
+// Where a lane's content begins: different for each owner, so that a reader of many owners does not
+// find all their lines in one cache set.
+constexpr std::size_t lane_skew(int owner) {
+  return static_cast<std::size_t>(owner) % kSkews * kLinePair;
+}
+constexpr std::size_t slot_line_offset(std::uint32_t channel) {
+  return channel * kChannelDepth * sizeof(SlotLine);
+}
+constexpr std::size_t payload_offset(std::uint32_t channel) {
+  return kLaneLines + channel * kChannelDepth * kPayloadStride;
+}
+
+// Reads that later reads of the same thread may not overtake.
+inline std::uint64_t load_acquire(const std::uint64_t& word) {
+  return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
+}
+inline std::uint64_t load_ordered(const std::uint64_t& word) {
+  return __atomic_load_n(&word, __ATOMIC_SEQ_CST);
+}
+// Writes that earlier writes of the same thread may not be seen after.
+inline void store_release(std::uint64_t& word, std::uint64_t value) {
+  __atomic_store_n(&word, value, __ATOMIC_RELEASE);
+}
+inline void store_ordered(std::uint64_t& word, std::uint64_t value) {
+  __atomic_store_n(&word, value, __ATOMIC_SEQ_CST);
+}
+
+}  // namespace pycoll::transport::shm

@@ -1,0 +1,137 @@
+#include "transport/shm_link.h"
+
+#include <cstring>
+#include <utility>
+
+namespace pycoll::transport::shm {
+namespace {
+
+// A reader that is overtaken this often settles for the notice it has.
+constexpr int kReadAttempts = 64;
+
+}  // namespace
+
+void NoticeWriter::post(const Notice& notice) {
+  if (newest_.failure != 0 || std::memcmp(&notice, &newest_, sizeof(notice)) == 0) return;
+  newest_ = notice;
+  std::uint64_t words[sizeof(Notice) / sizeof(std::uint64_t)];
+  std::memcpy(words, &notice, sizeof(notice));
+  NoticePlace& place = control_->notices[++posted_ % kNoticePlaces];
+  // Release, word by word: who sees one of them also sees how far `notices` had come before.
+  for (std::size_t i = 0; i < std::size(words); ++i) store_release(place.words[i], words[i]);
+  store_ordered(control_->news.notices, posted_);
+}
+
+void NoticeWriter::close() {
+  Notice last = newest_;
+  last.failure = static_cast<std::uint32_t>(Code::kClosed);
+  post(last);
+  store_ordered(control_->news.closed, 1);
+}
+
+const Notice& NoticeReader::newest() {
+  for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
+    const std::uint64_t number = posted();
+    if (number == last_number_ || try_read(number)) break;
+  }
+  return last_;
+}
+
+bool NoticeReader::try_read(std::uint64_t number) {
+  const NoticePlace& place = control_->notices[number % kNoticePlaces];
+  std::uint64_t words[sizeof(Notice) / sizeof(std::uint64_t)];
+  for (std::size_t i = 0; i < std::size(words); ++i) words[i] = load_acquire(place.words[i]);
+  // The owner writes this place again for notice number + kNoticePlaces, and it begins to do so
+  // only after it has told of the one before that.
+  if (posted() - number >= kNoticePlaces - 1) return false;
+  std::memcpy(&last_, words, sizeof(last_));
+  last_.detail[sizeof(last_.detail) - 1] = '\0';
+  last_number_ = number;
+  return true;
+}
+
+ShmLink::ShmLink(const LinkOptions& options, LinkMemory memory, UniqueFd doorbell,
+                 UniqueFd liveness, NoticeWriter* writer, Bell* own_bell)
+    : options_(options),
+      memory_(std::move(memory)),
+      doorbell_(std::move(doorbell)),
+      liveness_(std::move(liveness)),
+      writer_(writer),
+      reader_(&peer_control()),
+      bell_(&peer_control().sleep, doorbell_.get(), options.fenced),
+      own_bell_(own_bell) {}
+
+const Control& ShmLink::peer_control() const {
+  return *reinterpret_cast<const Control*>(memory_.peer_control.data());
+}
+
+Wiring ShmLink::wiring() { return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_}; }
+
+SendChannel& ShmLink::send_channel(std::uint32_t number) {
+  PYCOLL_ASSERT(number < kChannelsMax, "channel %u", number);
+  if (sends_[number] == nullptr) {
+    std::byte* lane = memory_.own_lane.data() + lane_skew(options_.rank);
+    const Slots<SlotLine, std::byte> slots{
+        reinterpret_cast<SlotLine*>(lane + slot_line_offset(number)),
+        lane + payload_offset(number)};
+    sends_[number] = std::make_unique<ShmSendChannel>(number, slots, wiring());
+  }
+  return *sends_[number];
+}
+
+RecvChannel& ShmLink::recv_channel(std::uint32_t number) {
+  PYCOLL_ASSERT(number < kChannelsMax, "channel %u", number);
+  if (recvs_[number] == nullptr) {
+    const std::byte* lane = memory_.peer_lane.data() + lane_skew(options_.peer);
+    const Slots<const SlotLine, const std::byte> slots{
+        reinterpret_cast<const SlotLine*>(lane + slot_line_offset(number)),
+        lane + payload_offset(number)};
+    recvs_[number] = std::make_unique<ShmRecvChannel>(number, slots, wiring(), &fault_);
+  }
+  return *recvs_[number];
+}
+
+void ShmLink::post(const Notice& notice) {
+  writer_->post(notice);
+  bell_.ring();
+}
+
+bool ShmLink::refresh() {
+  const std::uint64_t posted = reader_.posted();
+  const bool closed = reader_.closed();
+  if (fault_.found && state_ != LinkState::kLost) {
+    state_ = LinkState::kLost;
+    reason_ = "process " + std::to_string(options_.pid) + " sent a malformed segment of " +
+              std::to_string(fault_.claimed_bytes) + " bytes, more than " +
+              std::to_string(kSegmentBytesMax);
+    return true;
+  }
+  if (posted == seen_notices_ && closed == seen_closed_) return false;
+  seen_notices_ = posted;
+  seen_closed_ = closed;
+  if (closed || reader_.newest().failure == static_cast<std::uint32_t>(Code::kClosed)) {
+    become(LinkState::kClosed, "rank " + std::to_string(options_.peer) + " closed");
+  }
+  return true;
+}
+
+bool ShmLink::has_news() {
+  bool news = reader_.posted() != seen_notices_ || reader_.closed() != seen_closed_;
+  for (const auto& channel : sends_) news |= channel != nullptr && channel->has_news();
+  for (const auto& channel : recvs_) news |= channel != nullptr && channel->has_news();
+  return news;
+}
+
+void ShmLink::peer_gone() {
+  refresh();  // a close that was told before the end of the socket is still a close
+  become(LinkState::kLost, "process " + std::to_string(options_.pid) + " on this host is gone");
+}
+
+// The first end of a link is its last word.
+void ShmLink::become(LinkState state, std::string reason) {
+  if (state_ != LinkState::kOpen) return;
+  state_ = state;
+  reason_ = std::move(reason);
+}
+
+}  // namespace pycoll::transport::shm

@@ -1,0 +1,96 @@
+#include "transport/shm_memory.h"
+
+#include <fcntl.h>
+#include <linux/membarrier.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace pycoll::transport::shm {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+Status failed(const std::string& what, std::vector<int> ranks = {}) {
+  return Status::error(Code::kTransport,
+                       "shared memory: " + what + ": " + std::generic_category().message(errno),
+                       std::move(ranks));
+}
+
+}  // namespace
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+Status Mapping::map(int fd, std::size_t offset, std::size_t bytes, bool writable, Mapping* made) {
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) {
+    return failed("cannot map " + std::to_string(bytes) + " bytes (is `ulimit -v` too low?)");
+  }
+  Mapping mapping;
+  mapping.data_ = static_cast<std::byte*>(data);
+  mapping.bytes_ = bytes;
+  *made = std::move(mapping);
+  return {};
+}
+
+Status create_segment(std::size_t bytes, UniqueFd* made) {
+  UniqueFd fd(::memfd_create("pycoll", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return failed("cannot create a segment (is `ulimit -n` too low?)");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return failed("cannot make a segment of " + std::to_string(bytes) +
+                  " bytes (is `ulimit -f` too low?)");
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return failed("cannot seal a segment");
+  *made = std::move(fd);
+  return {};
+}
+
+Status check_segment(int fd, std::size_t bytes, int peer) {
+  const std::string whose = "the segment of rank " + std::to_string(peer);
+  struct stat facts = {};
+  if (::fstat(fd, &facts) != 0) return failed("cannot examine " + whose, {peer});
+  if (static_cast<std::size_t>(facts.st_size) != bytes) {
+    return Status::error(Code::kTransport,
+                         "shared memory: " + whose + " has " + std::to_string(facts.st_size) +
+                             " bytes, expected " + std::to_string(bytes) +
+                             "; run the same pycoll version on every rank",
+                         {peer});
+  }
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return Status::error(Code::kTransport,
+                         "shared memory: " + whose +
+                             " is not sealed against shrinking, so reading it would not be safe; "
+                             "pass the descriptor that segment_fd() gave on that rank",
+                         {peer});
+  }
+  return {};
+}
+
+bool register_barriers() {
+  return ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+bool barrier_everywhere() {
+  return ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+}  // namespace pycoll::transport::shm

@@ -1,0 +1,47 @@
+// Descriptors and mappings behind the shared-memory transport. Failures name the rank and say what
+// to do.
+#pragma once
+
+#include <cstddef>
+
+#include "base/status.h"
+#include "base/unique_fd.h"
+
+namespace pycoll::transport::shm {
+
+// Part of a file in this process's address space; unmapped by the destructor. Movable, not
+// copyable.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+
+  // Maps [offset, offset + bytes) of `fd`, shared. Requires: offset is a multiple of the page size,
+  // and the file is sealed at no less than offset + bytes, else touching the memory may kill us.
+  static Status map(int fd, std::size_t offset, std::size_t bytes, bool writable, Mapping* made);
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// A new anonymous file of `bytes` zeros that can neither shrink nor grow. It has no name: the last
+// mapping's end is its end, however its owner dies.
+Status create_segment(std::size_t bytes, UniqueFd* made);
+
+// Is `fd` a segment of `bytes` that cannot shrink under us? `peer` is for the text.
+Status check_segment(int fd, std::size_t bytes, int peer);
+
+// Makes every processor that runs this process or another registered one pass a full memory
+// barrier. register_barriers() is needed once per process, on both sides; false where the kernel
+// refuses.
+bool register_barriers();
+bool barrier_everywhere();
+
+}  // namespace pycoll::transport::shm

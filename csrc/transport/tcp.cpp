@@ -1,0 +1,179 @@
+#include "transport/tcp.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace pycoll::transport {
+namespace {
+
+// Up to here reading every socket is cheaper than asking epoll which of them are ready.
+constexpr std::size_t kStreamsReadDirectly = 3;
+
+}  // namespace
+
+TcpTransport::TcpTransport(int rank, int size)
+    : rank_(rank),
+      size_(size),
+      sockets_(::epoll_create1(EPOLL_CLOEXEC)),
+      doorbell_(::epoll_create1(EPOLL_CLOEXEC)) {
+  PYCOLL_ASSERT(rank >= 0 && rank < size, "rank %d of %d", rank, size);
+  by_rank_.resize(static_cast<std::size_t>(size));
+  epoll_event quiet{};
+  if (!sockets_.valid() || !doorbell_.valid() ||
+      ::epoll_ctl(doorbell_.get(), EPOLL_CTL_ADD, sockets_.get(), &quiet) != 0) {
+    sockets_.reset();  // attach() tells
+    doorbell_.reset();
+  }
+}
+
+TcpTransport::~TcpTransport() { close(); }
+
+Status TcpTransport::check_attach(int peer, const std::vector<UniqueFd>& sockets) const {
+  const auto refuse = [&](const std::string& why) {
+    return Status::error(Code::kInvalidArgument, "rank " + std::to_string(rank_) +
+                                                     " cannot attach peer " + std::to_string(peer) +
+                                                     ": " + why);
+  };
+  if (closed_) return Status::error(Code::kClosed, "the TCP transport was closed");
+  if (peer < 0 || peer >= size_) {
+    return refuse("peers are 0 to " + std::to_string(size_ - 1));
+  }
+  if (peer == rank_) return refuse("it is this rank itself");
+  if (by_rank_[static_cast<std::size_t>(peer)] != nullptr) return refuse("it is attached already");
+  if (sockets.empty() || sockets.size() > kSocketsMax) {
+    return refuse(std::to_string(sockets.size()) + " sockets given, 1 to " +
+                  std::to_string(kSocketsMax) + " are possible");
+  }
+  if (!sockets_.valid()) {
+    return Status::error(Code::kTransport, "rank " + std::to_string(rank_) +
+                                               " could not create epoll descriptors; raise the "
+                                               "limit of open files (ulimit -n)");
+  }
+  return {};
+}
+
+Status TcpTransport::attach(int peer, std::vector<UniqueFd> sockets, std::string address) {
+  if (Status status = check_attach(peer, sockets); !status.ok()) return status;
+  auto link = std::make_unique<TcpLink>(peer, std::move(address), sockets_.get());
+  if (Status status = link->open(std::move(sockets)); !status.ok()) {
+    link->close_sockets();
+    return status;
+  }
+  stream_count_ += link->stream_count();
+  links_.push_back(link.get());
+  by_rank_[static_cast<std::size_t>(peer)] = std::move(link);
+  return {};
+}
+
+Link* TcpTransport::link(int peer) {
+  PYCOLL_ASSERT(peer >= 0 && peer < size_, "peer %d of %d", peer, size_);
+  return by_rank_[static_cast<std::size_t>(peer)].get();
+}
+
+bool TcpTransport::poll() {
+  bool moved = stream_count_ <= kStreamsReadDirectly ? receive_all() : receive_ready();
+  for (TcpLink* link : links_) moved |= link->flush();
+  return look_for_silence() || moved;
+}
+
+bool TcpTransport::receive_all() {
+  bool moved = false;
+  for (TcpLink* link : links_) {
+    for (std::size_t index = 0; index < link->stream_count(); ++index) {
+      moved |= link->receive(index);
+    }
+  }
+  return moved;
+}
+
+bool TcpTransport::receive_ready() {
+  std::array<epoll_event, 64> events;
+  const int count = ::epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), 0);
+  bool moved = false;
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t key = events[static_cast<std::size_t>(i)].data.u64;
+    moved |= by_rank_[key >> 8]->receive(key & 0xff);
+  }
+  return moved;
+}
+
+bool TcpTransport::look_for_silence() {
+  const Nanoseconds now = clock_.now();
+  if (now < next_look_) return false;
+  next_look_ = now + VanishWatch::kInterval;
+  bool changed = false;
+  for (TcpLink* link : links_) changed |= link->look_for_silence(now);
+  return changed;
+}
+
+bool TcpTransport::arm() {
+  if (poll()) return false;
+  for (TcpLink* link : links_) link->watch_output(true);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  (void)::epoll_ctl(doorbell_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
+  return true;
+}
+
+void TcpTransport::disarm() {
+  epoll_event quiet{};
+  (void)::epoll_ctl(doorbell_.get(), EPOLL_CTL_MOD, sockets_.get(), &quiet);
+  for (TcpLink* link : links_) link->watch_output(false);
+}
+
+bool TcpTransport::has_output() const {
+  return std::any_of(links_.begin(), links_.end(),
+                     [](const TcpLink* link) { return link->has_output(); });
+}
+
+// Goes on receiving meanwhile: two ranks that close at once and do not read would wait for each
+// other.
+void TcpTransport::flush_until(Nanoseconds deadline) {
+  while (has_output()) {
+    if (poll()) continue;
+    const Nanoseconds left = deadline - clock_.now();
+    if (left <= 0) return;
+    pollfd doorbell{event_fd(), POLLIN, 0};
+    if (arm()) (void)::poll(&doorbell, 1, static_cast<int>(left / 1'000'000) + 1);
+    disarm();
+  }
+}
+
+// A socket that is closed before its bytes left may lose them when the peer sends once more.
+void TcpTransport::await_sent(Nanoseconds deadline) {
+  const auto unsent = [&] {
+    return std::any_of(links_.begin(), links_.end(),
+                       [](const TcpLink* link) { return link->unsent() != 0; });
+  };
+  while (unsent() && clock_.now() < deadline) (void)::poll(nullptr, 0, 1);
+}
+
+void TcpTransport::let_go() {
+  for (TcpLink* link : links_) link->let_go();
+}
+
+void TcpTransport::close() {
+  if (closed_) return;
+  closed_ = true;
+  const Nanoseconds deadline = clock_.now() + kCloseLasts;
+  for (TcpLink* link : links_) link->say_goodbye();
+  flush_until(deadline);
+  for (TcpLink* link : links_) link->shut_output();
+  await_sent(deadline);
+  for (TcpLink* link : links_) link->close_sockets();
+  links_.clear();
+  for (auto& link : by_rank_) link.reset();
+  stream_count_ = 0;
+  doorbell_.reset();
+  sockets_.reset();
+}
+
+}  // namespace pycoll::transport

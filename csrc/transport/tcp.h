@@ -1,0 +1,72 @@
+// Segments over connected stream sockets: TCP between hosts, or anything that behaves alike. The
+// bytes are those of WIRE.md; the promises are those of transport.h. No thread, no blocking call
+// except the bounded one in close().
+//
+// Who connects and who may connect is decided elsewhere: sockets arrive connected, authenticated
+// and empty, in the same order at both ends.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/unique_fd.h"
+#include "transport/tcp_link.h"
+#include "transport/transport.h"
+
+namespace pycoll::transport {
+
+class TcpTransport final : public Transport {
+ public:
+  // More sockets than channels would never be used.
+  static constexpr std::size_t kSocketsMax = kChannelsMax;
+  // How long close() may wait for peers to take what is still unsent.
+  static constexpr Nanoseconds kCloseLasts = 1'000'000'000;
+
+  // Requires: 0 <= rank < size.
+  TcpTransport(int rank, int size);
+  ~TcpTransport() override;
+
+  // Makes the link to `peer` out of 1 to kSocketsMax sockets, whose ownership passes in any case.
+  // `address` names the peer in error texts, "10.0.0.2:4711". Fails with kInvalidArgument for a
+  // peer that is this rank, out of range or attached already, and for unusable sockets; with
+  // kTransport when the kernel refuses to watch them. A failed attach leaves the peer unattached.
+  Status attach(int peer, std::vector<UniqueFd> sockets, std::string address);
+
+  std::string_view name() const override { return "tcp"; }
+  Link* link(int peer) override;
+  bool poll() override;
+  bool arm() override;
+  void disarm() override;
+  int event_fd() const override { return doorbell_.get(); }
+  void let_go() override;
+  void close() override;
+
+ private:
+  bool receive_all();
+  bool receive_ready();
+  bool look_for_silence();
+  bool has_output() const;
+  void flush_until(Nanoseconds deadline);
+  void await_sent(Nanoseconds deadline);
+  Status check_attach(int peer, const std::vector<UniqueFd>& sockets) const;
+
+  const int rank_;
+  const int size_;
+  SteadyClock clock_;
+  // `sockets_` watches all sockets all the time; `doorbell_` watches `sockets_` while armed only,
+  // so that arming costs one call and the doorbell is quiet otherwise.
+  UniqueFd sockets_;
+  UniqueFd doorbell_;
+  std::vector<std::unique_ptr<TcpLink>> by_rank_;
+  std::vector<TcpLink*> links_;
+  std::size_t stream_count_ = 0;
+  Nanoseconds next_look_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace pycoll::transport

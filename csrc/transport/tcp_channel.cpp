@@ -1,0 +1,111 @@
+#include "transport/tcp_channel.h"
+
+#include <cstring>
+
+#include "base/assert.h"
+#include "transport/tcp_stream.h"
+
+namespace pycoll::transport {
+
+std::byte* StagingSlots::at(std::uint32_t segment) {
+  if (memory_ == nullptr) {
+    memory_.reset(new (kAlignment) std::byte[kStride * kChannelDepth]);
+  }
+  return memory_.get() + kStride * (segment % kChannelDepth);
+}
+
+std::byte* TcpSendChannel::reserve(std::size_t bytes) {
+  PYCOLL_ASSERT(bytes <= kSegmentBytesMax, "segment of %zu bytes, at most %zu", bytes,
+                kSegmentBytesMax);
+  if (full()) return nullptr;
+  reserved_bytes_ = bytes;
+  return slots_.at(committed_);
+}
+
+void TcpSendChannel::commit(const SegmentHeader& header) {
+  PYCOLL_ASSERT(reserved_bytes_ == header.bytes, "commit of %u bytes, reserved %zu", header.bytes,
+                reserved_bytes_);
+  reserved_bytes_ = kNothing;
+  submit(header, slots_.at(committed_));
+}
+
+bool TcpSendChannel::hand_over(const SegmentHeader& header, const std::byte* data) {
+  PYCOLL_ASSERT(header.bytes <= kSegmentBytesMax, "segment of %u bytes, at most %zu", header.bytes,
+                kSegmentBytesMax);
+  if (full()) return false;
+  reserved_bytes_ = kNothing;
+  submit(header, data);
+  return true;
+}
+
+void TcpSendChannel::submit(const SegmentHeader& header, const std::byte* data) {
+  segments_[committed_ % kChannelDepth] = {header, data};
+  ++committed_;
+  if (abandoned_) {
+    staged_ = written_ = committed_;
+    return;
+  }
+  stream_.submit(*this);
+}
+
+const Segment& TcpSendChannel::stage() {
+  PYCOLL_ASSERT(staged_ != committed_, "channel %u has nothing to send", number_);
+  return segments_[staged_++ % kChannelDepth];
+}
+
+bool TcpSendChannel::accept_released(std::uint8_t released) {
+  const auto more = static_cast<std::uint8_t>(released - static_cast<std::uint8_t>(released_));
+  if (more > written_ - released_) return false;
+  released_ += more;
+  return true;
+}
+
+void TcpSendChannel::abandon() {
+  abandoned_ = true;
+  staged_ = written_ = committed_;
+}
+
+void TcpSendChannel::let_go() {
+  for (std::uint32_t segment = written_; segment != committed_; ++segment) {
+    Segment& pending = segments_[segment % kChannelDepth];
+    std::byte* own = slots_.at(segment);
+    if (pending.data == own || pending.header.bytes == 0) continue;
+    std::memcpy(own, pending.data, pending.header.bytes);
+    pending.data = own;
+  }
+}
+
+const Segment* TcpRecvChannel::peek() {
+  if (received_ == released_) return nullptr;
+  oldest_.header = headers_[released_ % kChannelDepth];
+  oldest_.data = oldest_.header.bytes == 0 ? nullptr : slots_.at(released_);
+  return &oldest_;
+}
+
+void TcpRecvChannel::release() {
+  PYCOLL_ASSERT(received_ != released_, "release without a segment, %u released so far", released_);
+  ++released_;
+  if (!credit_due()) return;
+  // While more segments wait here the owner will be back at once, and two releases cost one frame.
+  const bool now = released_ - announced_ >= kManyReleases || received_ == released_;
+  stream_.credit_due(now);
+}
+
+std::byte* TcpRecvChannel::begin(const SegmentHeader& header) {
+  if (received_ - announced_ == kChannelDepth) return nullptr;
+  headers_[received_ % kChannelDepth] = header;
+  return slots_.at(received_);
+}
+
+std::uint8_t TcpRecvChannel::announce() {
+  announced_ = released_;
+  return static_cast<std::uint8_t>(announced_);
+}
+
+bool TcpRecvChannel::credit_due() const {
+  const std::uint32_t untold = released_ - announced_;
+  const bool sender_is_full = received_ - announced_ == kChannelDepth;
+  return untold >= kManyReleases || (untold > 0 && sender_is_full);
+}
+
+}  // namespace pycoll::transport

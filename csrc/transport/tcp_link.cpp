@@ -1,0 +1,183 @@
+#include "transport/tcp_link.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace pycoll::transport {
+namespace {
+
+std::uint64_t key_of(int peer, std::size_t index) {
+  return static_cast<std::uint64_t>(peer) << 8 | index;
+}
+
+}  // namespace
+
+Status TcpLink::open(std::vector<UniqueFd> sockets) {
+  const auto stride = static_cast<std::uint32_t>(sockets.size());
+  for (std::uint32_t index = 0; index < stride; ++index) {
+    const int fd = sockets[index].get();
+    if (Status status = prepare_socket(fd); !status.ok()) return status;
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLRDHUP;
+    event.data.u64 = key_of(peer_, index);
+    if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
+      return Status::error(Code::kTransport,
+                           "cannot watch the socket to " + address_ + ": " + std::strerror(errno));
+    }
+    Line line;
+    line.stream = std::make_unique<TcpStream>(std::move(sockets[index]), index, stride,
+                                              index == 0 ? &notices_ : nullptr, address_);
+    lines_.push_back(std::move(line));
+  }
+  return {};
+}
+
+TcpStream& TcpLink::stream_of(std::uint32_t channel) {
+  PYCOLL_ASSERT(channel < kChannelsMax, "channel %u, at most %u", channel, kChannelsMax - 1);
+  return *lines_[channel % lines_.size()].stream;
+}
+
+SendChannel& TcpLink::send_channel(std::uint32_t number) {
+  return stream_of(number).send_channel(number);
+}
+
+RecvChannel& TcpLink::recv_channel(std::uint32_t number) {
+  return stream_of(number).recv_channel(number);
+}
+
+void TcpLink::post(const Notice& notice) {
+  if (notices_.outgoing.failure != 0) return;  // a failure is final
+  notices_.outgoing = notice;
+  notices_.pending = true;
+  lines_.front().stream->flush_unless_blocked();
+}
+
+bool TcpLink::receive(std::size_t index) {
+  const bool moved = lines_[index].stream->receive();
+  return (moved && conclude()) || moved;
+}
+
+bool TcpLink::flush() {
+  bool moved = false;
+  for (Line& line : lines_) {
+    if (line.stream->has_output()) moved |= line.stream->flush();
+  }
+  return moved;
+}
+
+bool TcpLink::has_output() const {
+  return std::any_of(lines_.begin(), lines_.end(),
+                     [](const Line& line) { return line.stream->has_output(); });
+}
+
+void TcpLink::watch_output(bool wanted) {
+  for (std::size_t index = 0; index < lines_.size(); ++index) {
+    Line& line = lines_[index];
+    const bool watch = wanted && line.stream->has_output();
+    if (watch == line.output_watched || line.stream->fd() < 0) continue;
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLRDHUP | (watch ? EPOLLOUT : 0u);
+    event.data.u64 = key_of(peer_, index);
+    // Fails only for a socket whose end was read; it is no longer registered and has no output.
+    if (::epoll_ctl(epoll_, EPOLL_CTL_MOD, line.stream->fd(), &event) == 0) {
+      line.output_watched = watch;
+    }
+  }
+}
+
+bool TcpLink::look_for_silence(Nanoseconds now) {
+  if (state_ != LinkState::kOpen) return false;
+  for (Line& line : lines_) {
+    if (line.stream->state() != TcpStream::State::kOpen) continue;
+    if (line.watch.vanished(silence_of(line.stream->fd()), now)) {
+      line.stream->fail("no answer from " + address_ + " for " +
+                        std::to_string(VanishWatch::kPatience / 1'000'000'000) +
+                        " s: its host is down or cannot be reached");
+    }
+  }
+  return conclude();
+}
+
+// Draws the link's state from its streams'; true if it changed. A socket whose end was read leaves
+// the epoll descriptor, which would report it forever.
+bool TcpLink::conclude() {
+  if (state_ != LinkState::kOpen) return false;
+  bool all_said_goodbye = true;
+  const TcpStream* broken = nullptr;
+  for (const Line& line : lines_) {
+    if (line.stream->state() == TcpStream::State::kOpen) {
+      all_said_goodbye = false;
+      continue;
+    }
+    (void)::epoll_ctl(epoll_, EPOLL_CTL_DEL, line.stream->fd(), nullptr);
+    if (line.stream->state() == TcpStream::State::kBroken && broken == nullptr) {
+      broken = line.stream.get();
+      all_said_goodbye = false;
+    }
+  }
+  if (broken == nullptr && !all_said_goodbye) return false;
+  if (broken != nullptr) {
+    reason_ = broken->fault();
+    read_the_rest();
+  }
+  state_ = broken != nullptr ? LinkState::kLost : LinkState::kClosed;
+  close_sockets();
+  return true;
+}
+
+// What arrived on the other sockets before the loss can still be received. The peer is out of
+// order, so the rounds are bounded; within the credits they suffice.
+void TcpLink::read_the_rest() {
+  constexpr int kRounds = 16;
+  for (Line& line : lines_) {
+    for (int i = 0; i < kRounds && line.stream->receive(); ++i) {
+    }
+    line.stream->fail(reason_);
+  }
+}
+
+void TcpLink::say_goodbye() {
+  if (state_ != LinkState::kOpen) return;
+  if (notices_.outgoing.failure == 0) {
+    notices_.outgoing.failure = static_cast<std::uint32_t>(Code::kClosed);
+    notices_.pending = true;
+  }
+  for (Line& line : lines_) line.stream->say_goodbye();
+}
+
+void TcpLink::shut_output() {
+  for (Line& line : lines_) {
+    if (line.stream->fd() >= 0) (void)::shutdown(line.stream->fd(), SHUT_WR);
+  }
+}
+
+std::size_t TcpLink::unsent() const {
+  std::size_t bytes = 0;
+  for (const Line& line : lines_) {
+    if (line.stream->fd() >= 0) bytes += unsent_bytes(line.stream->fd());
+  }
+  return bytes;
+}
+
+void TcpLink::let_go() {
+  for (Line& line : lines_) line.stream->let_go();
+}
+
+void TcpLink::close_sockets() {
+  for (Line& line : lines_) {
+    const int fd = line.stream->fd();
+    if (fd < 0) continue;
+    discard_input(fd);
+    (void)::epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+    line.stream->close_socket();
+  }
+}
+
+}  // namespace pycoll::transport

@@ -1,0 +1,79 @@
+// Everything between this rank and one peer over TCP: one or more sockets, channel n on socket
+// n % k, notices on socket 0, and the judgement over all of them: open, closed or lost.
+//
+// Threads: those of the Transport, which owns it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/unique_fd.h"
+#include "transport/tcp_socket.h"
+#include "transport/tcp_stream.h"
+#include "transport/transport.h"
+
+namespace pycoll::transport {
+
+class TcpLink final : public Link {
+ public:
+  // `epoll` is borrowed and outlives the link.
+  TcpLink(int peer, std::string address, int epoll)
+      : peer_(peer), address_(std::move(address)), epoll_(epoll) {}
+  // Prepares the sockets and registers them at the epoll descriptor, with
+  // peer << 8 | index of the socket as their data. Called once; no link after a failure.
+  Status open(std::vector<UniqueFd> sockets);
+
+  int peer() const override { return peer_; }
+  SendChannel& send_channel(std::uint32_t number) override;
+  RecvChannel& recv_channel(std::uint32_t number) override;
+  void post(const Notice& notice) override;
+  Notice newest() override { return notices_.newest; }
+  LinkState state() override { return state_; }
+  std::string reason() const override { return reason_; }
+
+  // --- for the transport
+  std::size_t stream_count() const { return lines_.size(); }
+  // Reads socket `index` and concludes; true if anything changed.
+  bool receive(std::size_t index);
+  bool flush();
+  bool has_output() const;
+  // While `wanted`, the epoll descriptor also tells when a socket takes pending output.
+  void watch_output(bool wanted);
+  // Looks whether the peer's host still answers; to be called every VanishWatch::kInterval.
+  bool look_for_silence(Nanoseconds now);
+
+  void let_go();
+
+  // Orderly end, in this order: goodbye behind all output; no more output; bytes that the kernel
+  // has not sent yet; the sockets closed.
+  void say_goodbye();
+  void shut_output();
+  std::size_t unsent() const;
+  void close_sockets();
+
+ private:
+  // One socket and what is known about it.
+  struct Line {
+    std::unique_ptr<TcpStream> stream;
+    VanishWatch watch;
+    bool output_watched = false;
+  };
+
+  TcpStream& stream_of(std::uint32_t channel);
+  bool conclude();
+  void read_the_rest();
+
+  const int peer_;
+  const std::string address_;
+  const int epoll_;
+  NoticeBox notices_;
+  std::vector<Line> lines_;
+  LinkState state_ = LinkState::kOpen;
+  std::string reason_;
+};
+
+}  // namespace pycoll::transport

@@ -1,0 +1,121 @@
+#include "transport/tcp_socket.h"
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace pycoll::transport {
+namespace {
+
+// With these the kernel itself ends an idle connection to a vanished host after 2 + 3 * 1 seconds.
+constexpr int kKeepIdleSeconds = 2;
+constexpr int kKeepIntervalSeconds = 1;
+constexpr int kKeepProbes = 3;
+
+// Linux 6.15: bounds the pause between two attempts, so that a host that vanishes while its window
+// is closed is found as fast as any other. Not yet in the C library's headers.
+constexpr int kTcpRtoMaxMs = 44;
+constexpr int kRtoMaxMs = 1000;
+
+// Best effort by intent: an option that is refused keeps its default.
+void try_option(int fd, int level, int name, int value) {
+  (void)::setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+int int_option(int fd, int level, int name) {
+  int value = -1;
+  socklen_t bytes = sizeof(value);
+  return ::getsockopt(fd, level, name, &value, &bytes) == 0 ? value : -1;
+}
+
+bool is_tcp(int fd) {
+  const int domain = int_option(fd, SOL_SOCKET, SO_DOMAIN);
+  return domain == AF_INET || domain == AF_INET6;
+}
+
+// bbr paces for the internet: on a loopback or a local network it loses a factor of two and more.
+void choose_congestion_control(int fd) {
+  char name[16] = {};
+  socklen_t bytes = sizeof(name) - 1;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &bytes) != 0) return;
+  const std::string_view current = name;
+  if (current == "cubic" || current == "dctcp") return;
+  (void)::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
+}
+
+}  // namespace
+
+Status prepare_socket(int fd) {
+  const auto refuse = [&](const std::string& why) {
+    return Status::error(Code::kInvalidArgument, "descriptor " + std::to_string(fd) + " " + why +
+                                                     "; a connected stream socket is needed");
+  };
+  const int type = int_option(fd, SOL_SOCKET, SO_TYPE);
+  if (type < 0) return refuse(std::string("is no socket: ") + std::strerror(errno));
+  if (type != SOCK_STREAM) return refuse("is a socket of another type");
+  sockaddr_storage peer{};
+  socklen_t bytes = sizeof(peer);
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0) {
+    return refuse(std::string("is not connected: ") + std::strerror(errno));
+  }
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+    return refuse(std::string("cannot be made non-blocking: ") + std::strerror(errno));
+  }
+  if (!is_tcp(fd)) return {};
+  try_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  try_option(fd, IPPROTO_TCP, TCP_QUICKACK, 1);
+  try_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  try_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds);
+  try_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds);
+  try_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepProbes);
+  try_option(fd, IPPROTO_TCP, kTcpRtoMaxMs, kRtoMaxMs);
+  choose_congestion_control(fd);
+  return {};
+}
+
+std::size_t unsent_bytes(int fd) {
+  int bytes = 0;
+  if (!is_tcp(fd) || ::ioctl(fd, SIOCOUTQNSD, &bytes) != 0) return 0;
+  return static_cast<std::size_t>(bytes);
+}
+
+void discard_input(int fd) {
+  char scratch[16 * 1024];
+  constexpr int kRounds = 1024;  // a peer that goes on sending shall not keep us
+  for (int i = 0; i < kRounds; ++i) {
+    if (::recv(fd, scratch, sizeof(scratch), MSG_DONTWAIT) <= 0) return;
+  }
+}
+
+Silence silence_of(int fd) {
+  tcp_info info{};
+  socklen_t bytes = sizeof(info);
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return {};
+  Silence silence;
+  silence.unanswered = info.tcpi_retransmits > 0 || info.tcpi_probes > 0;
+  silence.since_answer = static_cast<Nanoseconds>(info.tcpi_last_ack_recv) * 1'000'000;
+  return silence;
+}
+
+bool VanishWatch::vanished(const Silence& silence, Nanoseconds now) {
+  if (!silence.unanswered) {
+    suspicious_ = false;
+    return false;
+  }
+  if (!suspicious_) {
+    suspicious_ = true;
+    since_ = now;
+  }
+  return now - since_ >= kPatience && silence.since_answer >= kPatience;
+}
+
+}  // namespace pycoll::transport

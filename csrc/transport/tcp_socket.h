@@ -1,0 +1,51 @@
+// What the TCP transport asks of the kernel about one connected socket: options, and whether the
+// host at the other end still answers. Works on unix stream sockets too, which need none of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace pycoll::transport {
+
+// Makes `fd` non-blocking and sets what helps latency, throughput and the detection of vanished
+// hosts; options that this kernel or kind of socket refuses keep their defaults.
+// Fails with kInvalidArgument, naming the reason, when `fd` is no connected stream socket.
+Status prepare_socket(int fd);
+
+// Bytes that the kernel has accepted but not yet sent even once; 0 where it does not say.
+std::size_t unsent_bytes(int fd);
+
+// Reads and drops what has arrived: closing a socket with unread bytes resets the connection, and
+// with it what the peer has not read yet.
+void discard_input(int fd);
+
+// What the kernel knows about the silence of a peer's host.
+struct Silence {
+  bool unanswered = false;       // something was sent again because no answer came
+  Nanoseconds since_answer = 0;  // since the peer's kernel acknowledged anything
+};
+
+// All zero for sockets that cannot know.
+Silence silence_of(int fd);
+
+// Tells a vanished host from one that is only busy. TCP_USER_TIMEOUT cannot: it also ends the
+// connection to a live process that does not read for that long, as any rank that computes.
+class VanishWatch {
+ public:
+  // Without an answer for this long a host counts as gone.
+  static constexpr Nanoseconds kPatience = 4'000'000'000;
+  // How often the owner should look; costs one system call per socket.
+  static constexpr Nanoseconds kInterval = 1'000'000'000;
+
+  // True once every look in at least kPatience found `silence` unanswered and no answer came since.
+  bool vanished(const Silence& silence, Nanoseconds now);
+
+ private:
+  bool suspicious_ = false;
+  Nanoseconds since_ = 0;
+};
+
+}  // namespace pycoll::transport

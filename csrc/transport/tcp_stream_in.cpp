@@ -1,0 +1,190 @@
+// The receiving half of a TcpStream.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/assert.h"
+#include "transport/tcp_stream.h"
+
+namespace pycoll::transport {
+namespace {
+
+// Payloads above this make the reader expect more of their kind.
+constexpr std::size_t kLargePayload = 4096;
+
+}  // namespace
+
+TcpRecvChannel& TcpStream::recv_channel(std::uint32_t number) {
+  PYCOLL_ASSERT(number < kChannelsMax && carries(number), "channel %u on socket %u of %u", number,
+                index_, stride_);
+  if (recv_[number] == nullptr) recv_[number] = std::make_unique<TcpRecvChannel>(*this);
+  return *recv_[number];
+}
+
+bool TcpStream::receive() {
+  if (state_ != State::kOpen) return false;
+  bool moved = false;
+  bool more = true;
+  for (int i = 0; i < kReadsMax && more && state_ == State::kOpen; ++i) moved |= read_once(&more);
+  return moved || state_ != State::kOpen;
+}
+
+// One system call: the rest of the awaited payload goes to its slot, what follows to `ahead_`.
+// *more becomes false when the kernel had less than was asked for.
+bool TcpStream::read_once(bool* more) {
+  std::array<iovec, 2> parts;
+  std::size_t count = 0;
+  std::size_t wanted = kReadAhead - ahead_end_;
+  if (missing_ > 0) {
+    if (incoming_.bytes > kLargePayload) wanted = sizeof(FrameHeader);
+    parts[count++] = {target_, missing_};
+  }
+  parts[count++] = {ahead_.data() + ahead_end_, wanted};
+  ssize_t got = 0;
+  if (count == 1) {  // the cheaper call, for the latency of small frames
+    got = ::recv(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT);
+  } else {
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  }
+  if (got < 0 && errno == EINTR) return false;
+  if (got <= 0) {
+    *more = false;
+    const bool nothing_yet = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (!nothing_yet || output_error_ != 0) end_of_input(nothing_yet || got == 0 ? 0 : errno);
+    return false;
+  }
+  const auto bytes = static_cast<std::size_t>(got);
+  *more = bytes == missing_ + wanted;
+  const std::size_t direct = std::min(bytes, missing_);
+  target_ += direct;
+  missing_ -= direct;
+  ahead_end_ += bytes - direct;
+  parse();
+  return true;
+}
+
+// Consumes `ahead_` frame by frame.
+void TcpStream::parse() {
+  if (in_payload_ && missing_ == 0) finish_frame();
+  while (state_ == State::kOpen && !in_payload_ &&
+         ahead_end_ - ahead_begin_ >= sizeof(FrameHeader)) {
+    FrameHeader header;
+    std::memcpy(&header, ahead_.data() + ahead_begin_, sizeof(header));
+    ahead_begin_ += sizeof(header);
+    if (!begin_frame(header)) return;
+    take_payload();
+  }
+  if (state_ == State::kGoodbye && ahead_begin_ != ahead_end_) {
+    malformed("bytes after its goodbye");
+  }
+  const std::size_t rest = ahead_end_ - ahead_begin_;
+  if (ahead_begin_ != 0 && rest != 0) {
+    std::memmove(ahead_.data(), ahead_.data() + ahead_begin_, rest);
+  }
+  ahead_begin_ = 0;
+  ahead_end_ = rest;
+}
+
+// Moves the part of the new frame's payload that was read ahead, which may be all of it.
+void TcpStream::take_payload() {
+  const std::size_t here = std::min(missing_, ahead_end_ - ahead_begin_);
+  if (here != 0) std::memcpy(target_, ahead_.data() + ahead_begin_, here);
+  target_ += here;
+  missing_ -= here;
+  ahead_begin_ += here;
+  if (missing_ == 0) finish_frame();
+}
+
+// Judges `header` and finds the place for its payload; false when it is malformed.
+bool TcpStream::begin_frame(const FrameHeader& header) {
+  const FrameFault fault = judge(header, frames_in_);
+  if (fault != FrameFault::kNone) {
+    malformed(to_text(fault, header, frames_in_));
+    return false;
+  }
+  ++frames_in_;
+  if (!accept_counters(header)) return false;
+  incoming_ = header;
+  missing_ = header.bytes;
+  in_payload_ = true;
+  if (header.type == FrameType::kNotice) {
+    if (notices_ == nullptr) {
+      malformed("a notice on socket " + std::to_string(index_) + ", they travel on socket 0");
+      return false;
+    }
+    target_ = reinterpret_cast<std::byte*>(&notice_in_);
+  } else if (header.type == FrameType::kData) {
+    if (!carries(header.channel)) {
+      malformed("channel " + std::to_string(header.channel) + " on socket " +
+                std::to_string(index_) + " of " + std::to_string(stride_));
+      return false;
+    }
+    target_ = recv_channel(header.channel)
+                  .begin({header.sequence, header.agreement, header.bytes, header.tag});
+    if (target_ == nullptr) {
+      malformed("a segment beyond the credits of channel " + std::to_string(header.channel));
+      return false;
+    }
+  }
+  return true;
+}
+
+bool TcpStream::accept_counters(const FrameHeader& header) {
+  for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
+    const std::uint8_t released = header.released[number];
+    const bool known = send_[number] != nullptr;  // only channels that this stream carries
+    if (known ? send_[number]->accept_released(released) : released == 0) continue;
+    malformed("it counts " + std::to_string(released) + " released segments of channel " +
+              std::to_string(number) + ", more than were sent");
+    return false;
+  }
+  return true;
+}
+
+void TcpStream::finish_frame() {
+  in_payload_ = false;
+  switch (incoming_.type) {
+    case FrameType::kData: {
+      TcpRecvChannel& channel = *recv_[incoming_.channel];
+      channel.complete();
+      // Its sender may just have filled the channel while releases are still untold.
+      credit_due_ |= channel.credit_due();
+      break;
+    }
+    case FrameType::kNotice:
+      accept_notice();
+      break;
+    case FrameType::kGoodbye:
+      state_ = State::kGoodbye;
+      abandon_output();
+      break;
+    case FrameType::kCredit:
+      break;
+  }
+}
+
+void TcpStream::accept_notice() {
+  if (notices_->newest.failure != 0) return;  // a failure is final
+  notices_->newest = notice_in_;
+  notices_->newest.detail[sizeof(notice_in_.detail) - 1] = '\0';
+}
+
+void TcpStream::end_of_input(int error) {
+  if (error == 0 && output_error_ != 0 && output_error_ != EPIPE) error = output_error_;
+  if (error == ECONNRESET) return fail("connection reset by " + address_);
+  if (error != 0) return fail("connection to " + address_ + " failed: " + std::strerror(error));
+  const bool between = !in_payload_ && ahead_end_ == 0;
+  fail(address_ + " closed the connection without a goodbye" +
+       (between ? "" : " in the middle of a frame") + ": its process has ended");
+}
+
+void TcpStream::malformed(const std::string& what) {
+  fail("malformed frame from " + address_ + ": " + what);
+}
+
+}  // namespace pycoll::transport

@@ -1,0 +1,196 @@
+// The sending half of a TcpStream, and what both halves share.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/assert.h"
+#include "transport/tcp_stream.h"
+
+namespace pycoll::transport {
+
+TcpStream::TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride, NoticeBox* notices,
+                     const std::string& address)
+    : socket_(std::move(socket)),
+      index_(index),
+      stride_(stride),
+      notices_(notices),
+      address_(address) {}
+
+TcpSendChannel& TcpStream::send_channel(std::uint32_t number) {
+  PYCOLL_ASSERT(number < kChannelsMax && carries(number), "channel %u on socket %u of %u", number,
+                index_, stride_);
+  if (send_[number] == nullptr) {
+    send_[number] = std::make_unique<TcpSendChannel>(number, *this);
+    if (output_over_) send_[number]->abandon();
+  }
+  return *send_[number];
+}
+
+void TcpStream::submit(TcpSendChannel& channel) {
+  PYCOLL_ASSERT(line_count_ < line_.size(), "%zu segments wait on one socket", line_count_);
+  line_[(line_begin_ + line_count_) % line_.size()] = static_cast<std::uint8_t>(channel.number());
+  ++line_count_;
+  flush_unless_blocked();
+}
+
+void TcpStream::credit_due(bool now) {
+  credit_due_ = true;
+  if (now) flush_unless_blocked();
+}
+
+void TcpStream::flush_unless_blocked() {
+  if (!blocked_) flush();
+}
+
+bool TcpStream::has_output() const {
+  if (output_over_) return false;
+  return batch_begin_ != batch_end_ || line_count_ != 0 || credit_due_ ||
+         (notices_ != nullptr && notices_->pending) || goodbye_ == Goodbye::kWanted;
+}
+
+bool TcpStream::flush() {
+  bool moved = false;
+  blocked_ = false;
+  while (has_output()) {
+    if (batch_begin_ == batch_end_ && !stage_batch()) break;
+    std::array<iovec, 2 * kBatchFrames> parts;
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = gather(&parts);
+    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) {
+        blocked_ = true;
+        break;
+      }
+      // What the peer sent before may still wait to be read; receive() will find the end of it.
+      output_error_ = errno;
+      abandon_output();
+      return true;
+    }
+    moved |= sent > 0;
+    account(static_cast<std::size_t>(sent));
+    if (batch_begin_ != batch_end_) {
+      blocked_ = true;
+      break;
+    }
+  }
+  return moved;
+}
+
+// Fills an empty batch from what waits; false when nothing does. Every frame carries the counters
+// of all channels of this socket, so a bare credit is needed only when there is no other frame.
+bool TcpStream::stage_batch() {
+  batch_begin_ = batch_end_ = 0;
+  front_done_ = 0;
+  if (notices_ != nullptr && notices_->pending) {
+    notices_->pending = false;
+    notice_out_ = notices_->outgoing;  // a copy: a newer one may be posted while this one leaves
+    stage_frame(FrameType::kNotice, sizeof(Notice)).payload =
+        reinterpret_cast<const std::byte*>(&notice_out_);
+  }
+  while (batch_end_ < kBatchFrames && line_count_ != 0) stage_segment();
+  if (batch_end_ == 0 && credit_due_) stage_frame(FrameType::kCredit, 0);
+  if (batch_end_ < kBatchFrames && goodbye_ == Goodbye::kWanted) {
+    goodbye_ = Goodbye::kStaged;
+    stage_frame(FrameType::kGoodbye, 0);
+  }
+  return batch_end_ != 0;
+}
+
+TcpStream::OutFrame& TcpStream::stage_frame(FrameType type, std::uint32_t bytes) {
+  OutFrame& frame = batch_[batch_end_++];
+  frame.header = FrameHeader{};
+  frame.header.type = type;
+  frame.header.number = frames_out_++;
+  frame.header.bytes = bytes;
+  for (std::uint32_t number = index_; number < kChannelsMax; number += stride_) {
+    if (recv_[number] != nullptr) frame.header.released[number] = recv_[number]->announce();
+  }
+  credit_due_ = false;
+  frame.payload = nullptr;
+  frame.channel = nullptr;
+  if (type != FrameType::kData) frame.header.check = frame_check(frame.header);
+  return frame;
+}
+
+void TcpStream::stage_segment() {
+  TcpSendChannel& channel = *send_[line_[line_begin_]];
+  line_begin_ = (line_begin_ + 1) % line_.size();
+  --line_count_;
+  const Segment& segment = channel.stage();
+  OutFrame& frame = stage_frame(FrameType::kData, segment.header.bytes);
+  frame.header.channel = static_cast<std::uint8_t>(channel.number());
+  frame.header.sequence = segment.header.sequence;
+  frame.header.agreement = segment.header.agreement;
+  frame.header.tag = segment.header.tag;
+  frame.header.check = frame_check(frame.header);
+  frame.payload = segment.data;
+  frame.channel = &channel;
+}
+
+// Lists the bytes of the batch that the kernel does not have yet; returns the number of parts.
+std::size_t TcpStream::gather(std::array<iovec, 2 * kBatchFrames>* parts) const {
+  std::size_t count = 0;
+  std::size_t skip = front_done_;
+  const auto add = [&](const void* data, std::size_t bytes) {
+    const std::size_t skipped = std::min(skip, bytes);
+    skip -= skipped;
+    if (bytes == skipped) return;
+    // sendmsg only reads; iovec has no const variant.
+    auto* begin = const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skipped;
+    (*parts)[count++] = {begin, bytes - skipped};
+  };
+  for (std::size_t i = batch_begin_; i < batch_end_; ++i) {
+    add(&batch_[i].header, sizeof(FrameHeader));
+    add(batch_[i].payload, batch_[i].header.bytes);
+  }
+  return count;
+}
+
+// The kernel has taken the next `bytes` of the batch.
+void TcpStream::account(std::size_t bytes) {
+  front_done_ += bytes;
+  while (batch_begin_ != batch_end_) {
+    const OutFrame& front = batch_[batch_begin_];
+    const std::size_t whole = sizeof(FrameHeader) + front.header.bytes;
+    if (front_done_ < whole) return;
+    front_done_ -= whole;
+    if (front.channel != nullptr) front.channel->written();
+    ++batch_begin_;
+  }
+}
+
+void TcpStream::abandon_output() {
+  output_over_ = true;
+  batch_begin_ = batch_end_ = 0;
+  line_count_ = 0;
+  for (const auto& channel : send_) {
+    if (channel != nullptr) channel->abandon();
+  }
+}
+
+void TcpStream::fail(std::string fault) {
+  if (state_ == State::kBroken) return;
+  state_ = State::kBroken;
+  fault_ = std::move(fault);
+  abandon_output();
+}
+
+void TcpStream::let_go() {
+  for (auto& channel : send_) {
+    if (channel != nullptr) channel->let_go();
+  }
+  // Frames that are staged point at the same bytes; a channel's frames stand in order.
+  std::array<std::uint32_t, kChannelsMax> passed{};
+  for (std::size_t i = batch_begin_; i < batch_end_; ++i) {
+    OutFrame& frame = batch_[i];
+    if (frame.channel == nullptr) continue;
+    frame.payload = frame.channel->unwritten(passed[frame.channel->number()]++).data;
+  }
+}
+
+}  // namespace pycoll::transport

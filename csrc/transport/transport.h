@@ -1,0 +1,186 @@
+// The contract of every medium. One conformance suite (tests/cpp/transport_conformance.h)
+// runs against shm, tcp and sim; what is written here is what it checks.
+//
+//   Transport   one rank's end of one medium in one communicator; owns its links
+//   Link        everything between this rank and one peer: channels both ways, notices, liveness
+//   channel     an ordered, bounded, one-way lane of segments
+//
+// Nothing here starts a thread, takes a lock for long, blocks, or allocates after a channel's first
+// use. Bytes move only inside calls made by the owner: reserve, commit, hand_over, peek, release,
+// and above all Transport::poll. Threads: one thread at a time per Transport (the engine's driver);
+// the two ends of a channel live in different ranks and need no common lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/types.h"
+
+namespace pycoll::transport {
+
+// Channel numbers between one pair of ranks, the same in both directions. Plans use the lanes from
+// zero up; the last number carries tagged send/recv.
+inline constexpr std::uint32_t kChannelsMax = 8;
+inline constexpr std::uint32_t kMessageChannel = kChannelsMax - 1;
+
+// The largest payload of one segment on every transport; agreed by all ranks, so a constant.
+inline constexpr std::size_t kSegmentBytesMax = 64 * 1024;
+// Segments a channel holds before its sender must wait. At least two, so that tiles overlap.
+inline constexpr std::uint32_t kChannelDepth = 4;
+
+// What ranks must agree on before they exchange a byte of an operation. Fixed layout: it is hashed,
+// sent and compared. All padding is explicit and zero.
+struct Descriptor {
+  std::uint64_t count = 0;     // elements, or 0 where ranks may differ (all_gather, gather, ...)
+  std::uint64_t plan_key = 0;  // hash of algorithm, tile size, user operation, trailing shape
+  std::uint32_t root = 0;
+  Collective collective = Collective::kBarrier;
+  DType dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  std::uint8_t reserved = 0;
+
+  bool operator==(const Descriptor&) const = default;
+};
+static_assert(sizeof(Descriptor) == 24 && std::has_unique_object_representations_v<Descriptor>);
+
+// "all_reduce of 1024 float32, op sum"; for error messages.
+std::string to_text(const Descriptor& descriptor);
+
+// Rides in front of every segment. `bytes` is the payload's length and may be zero.
+struct SegmentHeader {
+  std::uint64_t sequence =
+      0;  // the operation's number within the communicator, from 1, never reset
+  std::uint64_t agreement =
+      0;  // hash of the sender's Descriptor; on the message channel: total bytes
+  std::uint32_t bytes = 0;
+  std::uint32_t tag = 0;  // user's tag on the message channel, otherwise 0
+
+  bool operator==(const SegmentHeader&) const = default;
+};
+static_assert(sizeof(SegmentHeader) == 24 &&
+              std::has_unique_object_representations_v<SegmentHeader>);
+
+// What a rank tells its peers outside the channels: where it is, and why it gave up if it did.
+// Overwriting, not queued: a reader sees the newest one. A notice with a failure is final: later
+// posts do not replace it.
+struct Notice {
+  std::uint64_t sequence = 0;  // newest operation this rank has entered; 0 = none yet
+  Descriptor descriptor;       // of that operation
+  std::uint32_t failure = 0;   // a Code; kOk while all is well, kClosed after an orderly close
+  std::int32_t culprit = -1;   // the rank at fault, or -1
+  char detail[88] = {};        // NUL-terminated text: how it failed
+};
+static_assert(sizeof(Notice) == 128 && std::is_trivially_copyable_v<Notice>);
+
+class SendChannel {
+ public:
+  virtual ~SendChannel() = default;
+
+  // Room for one segment of `bytes`, or nullptr while the channel is full. The room is aligned to
+  // 64 bytes (16 for payloads that travel inside their header's line), belongs to the caller until
+  // commit, and is the same if asked twice.
+  // Requires: bytes <= kSegmentBytesMax.
+  virtual std::byte* reserve(std::size_t bytes) = 0;
+
+  // Publishes the reserved room as the next segment. Requires: reserve(header.bytes) gave room.
+  virtual void commit(const SegmentHeader& header) = 0;
+
+  // Sends header.bytes straight from `data` where the medium can; false while the channel is full.
+  // `data` must stay unchanged until drained() says true. A medium that copies anyway copies here.
+  virtual bool hand_over(const SegmentHeader& header, const std::byte* data) {
+    std::byte* room = reserve(header.bytes);
+    if (room == nullptr) return false;
+    if (header.bytes != 0) std::memcpy(room, data, header.bytes);
+    commit(header);
+    return true;
+  }
+
+  // True when no memory that was handed over is still being read.
+  virtual bool drained() { return true; }
+};
+
+struct Segment {
+  SegmentHeader header;
+  const std::byte* data = nullptr;  // aligned as in SendChannel::reserve; nullptr if bytes == 0
+};
+
+class RecvChannel {
+ public:
+  virtual ~RecvChannel() = default;
+
+  // The oldest segment that has arrived whole, in place, or nullptr. Valid until release.
+  virtual const Segment* peek() = 0;
+
+  // Gives the segment's room back to the sender. Requires: peek() gave a segment.
+  virtual void release() = 0;
+};
+
+enum class LinkState : std::uint8_t {
+  kOpen,
+  kClosed,  // the peer closed in good order; what it sent before can still be received
+  kLost,    // the peer died or the medium broke; what had arrived whole can still be received
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  virtual int peer() const = 0;
+
+  // The same object at every call with the same number; made on first use. Never fails.
+  // Requires: number < kChannelsMax.
+  virtual SendChannel& send_channel(std::uint32_t number) = 0;
+  virtual RecvChannel& recv_channel(std::uint32_t number) = 0;
+
+  // Makes `notice` the newest that the peer can read; best effort on a lost link.
+  virtual void post(const Notice& notice) = 0;
+  // The peer's newest notice (all zero before its first). Never torn.
+  virtual Notice newest() = 0;
+
+  // As of the last poll. kClosed follows a notice with kClosed; kLost anything less orderly.
+  virtual LinkState state() = 0;
+  // Why the link is lost, for users: "process 4711 was killed", "connection reset
+  // by 10.0.0.2:4711".
+  virtual std::string reason() const = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual std::string_view name() const = 0;  // "shm", "tcp", "sim"
+
+  // The link to `peer`, or nullptr when this transport does not reach it. Owned by the transport.
+  virtual Link* link(int peer) = 0;
+
+  // Moves what can be moved on every link without blocking and refreshes their states. True if
+  // anything changed. Called again and again while an operation waits, so cheap when idle.
+  virtual bool poll() = 0;
+
+  // Going to sleep: after arm() returned true, any segment, notice or loss that becomes visible,
+  // and room in a channel whose reserve() failed, makes event_fd() readable. False means there may
+  // be news already: look again instead of sleeping. News is told once, by poll() or by arm(), so
+  // that who waits for something else can sleep beside a segment that nobody wants. Each arm() is
+  // followed by disarm(), which also makes the descriptor quiet again.
+  virtual bool arm() = 0;
+  virtual void disarm() = 0;
+  // Descriptor to poll(2) for reading while armed; -1 for a medium on a virtual clock.
+  virtual int event_fd() const = 0;
+
+  // Stops reading memory that was handed over: what is still to be sent from it is copied to memory
+  // of the transport's own. For operations that fail: their owner may free the memory right after.
+  virtual void let_go() {}
+
+  // Orderly: peers see kClosed, and a closing notice unless a failure came before. Frees mappings,
+  // descriptors and buffers. Links and channels must not be used afterwards. Also
+  // done by the destructor.
+  virtual void close() = 0;
+};
+
+}  // namespace pycoll::transport
