@@ -1,0 +1,52 @@
+// Vectors of 64 bytes. Compiled with -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c. The
+// bfloat16 instructions of later processors stay unused: they flush subnormals.
+#include <immintrin.h>
+
+#include "kernels/cpu/family.h"
+
+namespace pycoll::kernels {
+namespace {
+
+struct Avx512 : Machine<Avx512, 64> {
+  static constexpr bool kConvertsHalf = true;
+
+  PYCOLL_LANES Float low_half_to_float(Words halves) {
+    const auto all = (Full<std::int64_t>)halves;
+    return widen((__m256i)__builtin_shufflevector(all, all, 0, 1, 2, 3));
+  }
+
+  PYCOLL_LANES Float high_half_to_float(Words halves) {
+    const auto all = (Full<std::int64_t>)halves;
+    return widen((__m256i)__builtin_shufflevector(all, all, 4, 5, 6, 7));
+  }
+
+  PYCOLL_LANES Words floats_to_half(Float low, Float high) {
+    return (Words)__builtin_shufflevector(narrow(low), narrow(high), 0, 1, 2, 3, 4, 5, 6, 7);
+  }
+
+  template <typename V>
+  PYCOLL_LANES V load_tail(const char* from, std::size_t bytes) {
+    return (V)_mm512_maskz_loadu_epi8(first(bytes), from);
+  }
+
+  template <typename V>
+  PYCOLL_LANES void store_tail(char* to, V value, std::size_t bytes) {
+    _mm512_mask_storeu_epi8(to, first(bytes), (__m512i)value);
+  }
+
+ private:
+  // Masked forms with a full mask: GCC 12 warns of an uninitialised variable inside the plain ones.
+  PYCOLL_LANES Float widen(__m256i half) { return (Float)_mm512_maskz_cvtph_ps(0xffff, half); }
+
+  PYCOLL_LANES __m256i narrow(Float value) {
+    return _mm512_maskz_cvtps_ph(0xffff, (__m512)value, _MM_FROUND_TO_NEAREST_INT);
+  }
+
+  PYCOLL_LANES __mmask64 first(std::size_t bytes) { return (__mmask64{1} << bytes) - 1; }
+};
+
+}  // namespace
+
+const Backend kAvx512Backend = kBackendOf<Family<Avx512>>;
+
+}  // namespace pycoll::kernels

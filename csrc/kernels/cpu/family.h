@@ -1,0 +1,148 @@
+// All kernels of one machine, ready for table.h.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cpu/fold.h"
+#include "kernels/cpu/half_formats.h"
+#include "kernels/table.h"
+
+namespace pycoll::kernels {
+
+constexpr bool is_small_float(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype >= DType::kFloat8E4M3;
+}
+
+// base/types.h answers this with a call; here it is a constant.
+constexpr std::size_t kItemBytes[kDTypeCount] = {1, 1, 2, 4, 8, 1,  2, 4, 8,
+                                                 2, 2, 4, 8, 8, 16, 1, 1};
+
+// clang-format off
+template <DType> struct IntegerOf;
+template <> struct IntegerOf<DType::kInt8> { using Type = std::int8_t; };
+template <> struct IntegerOf<DType::kInt16> { using Type = std::int16_t; };
+template <> struct IntegerOf<DType::kInt32> { using Type = std::int32_t; };
+template <> struct IntegerOf<DType::kInt64> { using Type = std::int64_t; };
+template <> struct IntegerOf<DType::kUInt8> { using Type = std::uint8_t; };
+template <> struct IntegerOf<DType::kUInt16> { using Type = std::uint16_t; };
+template <> struct IntegerOf<DType::kUInt32> { using Type = std::uint32_t; };
+template <> struct IntegerOf<DType::kUInt64> { using Type = std::uint64_t; };
+// clang-format on
+
+template <typename M>
+struct Family {
+  template <DType dtype>
+  using Integer = typename IntegerOf<dtype>::Type;
+
+  template <DType dtype, ReduceOp op>
+  static void combine(void* target, const void* const* sources, int source_count, std::size_t count,
+                      void* /*context*/) {
+    using Format = decltype(format_of<dtype, op>());
+    using Step = decltype(step_of<dtype, op>());
+    const std::size_t bytes = count * kItemBytes[static_cast<int>(dtype)];
+    auto* to = static_cast<char*>(target);
+    if (source_count == 2) return Fold<M, Format, Step, 2>::run(to, sources, bytes);
+    if (source_count == 3) return Fold<M, Format, Step, 3>::run(to, sources, bytes);
+    return Fold<M, Format, Step, 4>::run(to, sources, bytes);
+  }
+
+  template <DType dtype>
+  static void scale(void* data, std::size_t count, std::uint32_t divisor) {
+    if constexpr (is_integer(dtype)) {
+      divide<Integer<dtype>>(static_cast<char*>(data), count, divisor);
+    } else if constexpr (dtype != DType::kBool) {
+      using Format = decltype(real_format_of<dtype, false>());
+      Quotient<M, Format>::run(static_cast<char*>(data),
+                               count * kItemBytes[static_cast<int>(dtype)], divisor);
+    }
+  }
+
+ private:
+  static_assert(kSourcesMax == 4);
+
+  // Division is scalar: averages of integers are rare.
+  template <typename T>
+  static void divide(char* data, std::size_t count, std::uint32_t divisor) {
+    using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+    for (std::size_t i = 0; i < count; ++i) {
+      T value;
+      __builtin_memcpy(&value, data + i * sizeof(T), sizeof(T));
+      value = static_cast<T>(value / static_cast<Wide>(divisor));
+      __builtin_memcpy(data + i * sizeof(T), &value, sizeof(T));
+    }
+  }
+
+  template <DType dtype, ReduceOp op>
+  static constexpr auto format_of() {
+    constexpr bool ordered = op == ReduceOp::kMin || op == ReduceOp::kMax;
+    constexpr bool arithmetic = ordered || op == ReduceOp::kSum || op == ReduceOp::kProd;
+    if constexpr (dtype == DType::kBool || !arithmetic) {
+      return IntegerFormat<M, std::uint8_t>{};
+    } else if constexpr (is_integer(dtype)) {
+      using T = Integer<dtype>;
+      return IntegerFormat<M, std::conditional_t<ordered, T, std::make_unsigned_t<T>>>{};
+    } else if constexpr (ordered && is_small_float(dtype)) {
+      return ordered_format_of<dtype, op == ReduceOp::kMin>();
+    } else {
+      return real_format_of<dtype, M::kConvertsHalf>();
+    }
+  }
+
+  // `by_half`: whether 8-bit floats may go by way of float16.
+  template <DType dtype, bool by_half>
+  static constexpr auto real_format_of() {
+    if constexpr (dtype == DType::kFloat32 || dtype == DType::kComplex64) {
+      return Float32Format<M>{};
+    } else if constexpr (dtype == DType::kFloat64 || dtype == DType::kComplex128) {
+      return Float64Format<M>{};
+    } else if constexpr (dtype == DType::kBFloat16) {
+      return BFloat16Format<M>{};
+    } else if constexpr (dtype == DType::kFloat16) {
+      return std::conditional_t<M::kConvertsHalf, NativeHalfFormat<M>, Float16Format<M>>{};
+    } else if constexpr (dtype == DType::kFloat8E4M3) {
+      using Native = NativeByteFormat<M, E4M3Bytes<M>>;
+      return std::conditional_t<by_half, Native, Float8E4M3Format<M>>{};
+    } else {
+      using Native = NativeByteFormat<M, E5M2Bytes<M>>;
+      return std::conditional_t<by_half, Native, Float8E5M2Format<M>>{};
+    }
+  }
+
+  template <DType dtype, bool smaller>
+  static constexpr auto ordered_format_of() {
+    if constexpr (dtype == DType::kFloat16) {
+      return OrderedFormat<M, std::int16_t, 0x7c00, 0x7e00, smaller>{};
+    } else if constexpr (dtype == DType::kBFloat16) {
+      return OrderedFormat<M, std::int16_t, 0x7f80, 0x7fc0, smaller>{};
+    } else if constexpr (dtype == DType::kFloat8E4M3) {
+      return OrderedFormat<M, std::int8_t, 0x7e, 0x7f, smaller>{};  // its largest number
+    } else {
+      return OrderedFormat<M, std::int8_t, 0x7c, 0x7e, smaller>{};
+    }
+  }
+
+  template <DType dtype, ReduceOp op>
+  static constexpr auto step_of() {
+    constexpr bool is_bool = dtype == DType::kBool;
+    if constexpr (op == ReduceOp::kBor ||
+                  (is_bool && (op == ReduceOp::kSum || op == ReduceOp::kMax))) {
+      return typename Steps<M>::Or{};
+    } else if constexpr (op == ReduceOp::kBand || (is_bool && op != ReduceOp::kBxor)) {
+      return typename Steps<M>::And{};
+    } else if constexpr (op == ReduceOp::kBxor) {
+      return typename Steps<M>::Xor{};
+    } else if constexpr (op == ReduceOp::kMin) {
+      return typename Steps<M>::Min{};
+    } else if constexpr (op == ReduceOp::kMax) {
+      return typename Steps<M>::Max{};
+    } else if constexpr (op == ReduceOp::kSum) {
+      return typename Steps<M>::Sum{};
+    } else if constexpr (is_complex(dtype)) {
+      return typename Steps<M>::ComplexProd{};
+    } else {
+      return typename Steps<M>::Prod{};
+    }
+  }
+};
+
+}  // namespace pycoll::kernels

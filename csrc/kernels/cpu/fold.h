@@ -1,0 +1,81 @@
+// The loops: one pass over all sources, a few vectors at a time, the rest through the same steps.
+#pragma once
+
+#include "kernels/cpu/formats.h"
+#include "kernels/cpu/steps.h"
+
+namespace pycoll::kernels {
+
+// combine() of reduce.h for `count` sources; sizes in bytes.
+template <typename M, typename Format, typename Step, int count>
+struct Fold {
+  using Narrow = typename Format::Narrow;
+  using Wide = typename Format::Wide;
+  static constexpr std::size_t kBytes = sizeof(Narrow);
+
+  // Not inlined: several types share one instance.
+  [[gnu::noinline]] static void run(char* target, const void* const* sources, std::size_t bytes) {
+    const char* from[count];
+    for (int k = 0; k < count; ++k) from[k] = static_cast<const char*>(sources[k]);
+    std::size_t at = 0;
+    if constexpr (constexpr int n = Format::kUnroll; n > 1) {
+      for (; at + n * kBytes <= bytes; at += n * kBytes) block<n>(target, from, at);
+    }
+    for (; at + kBytes <= bytes; at += kBytes) block<1>(target, from, at);
+    if (at < bytes) tail(target, from, at, bytes - at);
+  }
+
+ private:
+  // All loads of a block come before its stores: the target may be one of the sources.
+  template <int vectors>
+  PYCOLL_LANES void block(char* target, const char* const* from, std::size_t at) {
+    Wide sum[vectors];
+    for (int v = 0; v < vectors; ++v) sum[v] = get(from[0] + at + v * kBytes);
+    for (int k = 1; k < count; ++k) {
+      for (int v = 0; v < vectors; ++v) {
+        sum[v] = step(sum[v], get(from[k] + at + v * kBytes), k == count - 1);
+      }
+    }
+    for (int v = 0; v < vectors; ++v) M::store(target + at + v * kBytes, Format::encode(sum[v]));
+  }
+
+  PYCOLL_LANES void tail(char* target, const char* const* from, std::size_t at, std::size_t bytes) {
+    Wide sum = Format::decode(M::template load_tail<Narrow>(from[0] + at, bytes));
+    for (int k = 1; k < count; ++k) {
+      const Narrow next = M::template load_tail<Narrow>(from[k] + at, bytes);
+      sum = step(sum, Format::decode(next), k == count - 1);
+    }
+    M::store_tail(target + at, Format::encode(sum), bytes);
+  }
+
+  PYCOLL_LANES Wide get(const char* from) { return Format::decode(M::template load<Narrow>(from)); }
+
+  // The last result is rounded by encode().
+  PYCOLL_LANES Wide step(Wide sum, Wide next, bool last) {
+    const Wide result = Step::apply(sum, next);
+    if constexpr (Step::kRounds) return last ? result : Format::settle(result);
+    return result;
+  }
+};
+
+// scale() of reduce.h for float types; size in bytes.
+template <typename M, typename Format>
+struct Quotient {
+  using Narrow = typename Format::Narrow;
+  using Wide = typename Format::Wide;
+  static constexpr std::size_t kBytes = sizeof(Narrow);
+
+  static void run(char* data, std::size_t bytes, std::uint32_t divisor) {
+    const auto by = static_cast<typename Format::Divisor>(divisor);
+    std::size_t at = 0;
+    for (; at + kBytes <= bytes; at += kBytes) {
+      const Wide value = Format::decode(M::template load<Narrow>(data + at));
+      M::store(data + at, Format::encode(value / by));
+    }
+    if (at == bytes) return;
+    const Wide value = Format::decode(M::template load_tail<Narrow>(data + at, bytes - at));
+    M::store_tail(data + at, Format::encode(value / by), bytes - at);
+  }
+};
+
+}  // namespace pycoll::kernels

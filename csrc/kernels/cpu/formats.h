@@ -1,0 +1,180 @@
+// How a type lies in memory (Narrow) and in which vector it is computed (Wide).
+//   decode(Narrow) -> Wide   exact
+//   encode(Wide) -> Narrow   rounds to the type, NaN becomes the canonical one
+//   settle(Wide) -> Wide     rounds to the type and stays wide; NaN stays NaN
+// kUnroll: vectors per turn of a loop, fewer where the steps themselves are long.
+#pragma once
+
+#include "kernels/cpu/lanes.h"
+
+namespace pycoll::kernels {
+
+template <typename M, typename T>
+struct IntegerFormat {
+  using Narrow = typename M::template Full<T>;
+  using Wide = Narrow;
+  static constexpr int kUnroll = 4;
+
+  PYCOLL_LANES Wide decode(Narrow value) { return value; }
+  PYCOLL_LANES Wide settle(Wide value) { return value; }
+  PYCOLL_LANES Narrow encode(Wide value) { return value; }
+};
+
+template <typename M, typename T, typename Word, Word nan>
+struct RealFormat {
+  using Narrow = typename M::template Full<T>;
+  using Wide = Narrow;
+  using Divisor = T;
+  static constexpr int kUnroll = 4;
+
+  PYCOLL_LANES Wide decode(Narrow value) { return value; }
+  PYCOLL_LANES Wide settle(Wide value) { return value; }
+  PYCOLL_LANES Narrow encode(Wide value) {
+    using Words = typename M::template Full<Word>;
+    return value == value ? value : (Wide)(Words{} + nan);
+  }
+};
+
+template <typename M>
+using Float32Format = RealFormat<M, float, std::int32_t, 0x7fc00000>;
+template <typename M>
+using Float64Format = RealFormat<M, double, std::int64_t, 0x7ff8000000000000>;
+
+// Small floats to be ordered: integers that compare as the numbers do, with -0 below +0. A NaN
+// becomes the integer that wins every comparison.
+template <typename M, typename T, T infinity, T nan, bool smaller>
+struct OrderedFormat {
+  using Narrow = typename M::template Full<T>;
+  using Wide = Narrow;
+  static constexpr int kUnroll = 2;
+
+  static constexpr T kMagnitude = static_cast<T>(~(T{1} << (8 * sizeof(T) - 1)));
+  static constexpr T kWinner = smaller ? static_cast<T>(~kMagnitude) : kMagnitude;
+
+  PYCOLL_LANES Wide decode(Narrow value) {
+    return (value & kMagnitude) > infinity ? Wide{} + kWinner : turn(value);
+  }
+
+  PYCOLL_LANES Narrow encode(Wide value) { return value == kWinner ? Narrow{} + nan : turn(value); }
+
+ private:
+  // Negative numbers are stored as sign and magnitude; this is its own inverse.
+  PYCOLL_LANES Narrow turn(Narrow value) { return value < 0 ? value ^ kMagnitude : value; }
+};
+
+// Two to a word: made float32 by shifting, without moving anything to another word.
+template <typename M>
+struct BFloat16Format {
+  using Narrow = typename M::Words;
+  using Wide = Parts<M, 2>;
+  using Divisor = float;
+  using Float = typename M::Float;
+  using Words = typename M::Words;
+  static constexpr int kUnroll = 2;
+
+  PYCOLL_LANES Wide decode(Narrow value) {
+    return {{(Float)(value << 16), (Float)(value & 0xffff0000u)}};
+  }
+
+  // A NaN made of bfloat16 operands has zeros in its low half, so that rounding cannot carry.
+  PYCOLL_LANES Wide settle(Wide value) {
+    return {
+        {(Float)(round(value.part[0]) & 0xffff0000u), (Float)(round(value.part[1]) & 0xffff0000u)}};
+  }
+
+  PYCOLL_LANES Narrow encode(Wide value) {
+    return number(value.part[0]) >> 16 | (number(value.part[1]) & 0xffff0000u);
+  }
+
+ private:
+  // The upper half is the result.
+  PYCOLL_LANES Words round(Float value) {
+    const Words words = (Words)value;
+    return words + 0x7fffu + (words >> 16 & 1u);
+  }
+
+  PYCOLL_LANES Words number(Float value) {
+    return value == value ? round(value) : Words{} + 0x7fc00000u;
+  }
+};
+
+// Any smaller float type by integer arithmetic, two or four to a word. Nothing here meets a float32
+// subnormal but in adding it to a normal number, which rounds it away: a thread that flushes
+// subnormals gets the same bits.
+template <typename M, int exponent_bits, int mantissa_bits, bool has_infinity>
+struct SmallFormat {
+  static constexpr int kWidth = 1 + exponent_bits + mantissa_bits;
+  static constexpr int kCount = 32 / kWidth;
+
+  using Narrow = typename M::Words;
+  using Wide = Parts<M, kCount>;
+  using Divisor = float;
+  using Float = typename M::Float;
+  using Bits = typename M::Bits;
+  using Words = typename M::Words;
+  static constexpr int kUnroll = 1;
+
+  PYCOLL_LANES Wide decode(Narrow value) {
+    Wide wide;
+    for (int p = 0; p < kCount; ++p) {
+      wide.part[p] = decode_top((Bits)(value << (32 - kWidth * (p + 1))));
+    }
+    return wide;
+  }
+
+  PYCOLL_LANES Wide settle(Wide value) { return decode(encode(value)); }
+
+  PYCOLL_LANES Narrow encode(Wide value) {
+    Narrow words = (Words)encode_one(value.part[0]);
+    for (int p = 1; p < kCount; ++p) words |= (Words)encode_one(value.part[p]) << (kWidth * p);
+    return words;
+  }
+
+ private:
+  static constexpr std::int32_t kSign = static_cast<std::int32_t>(0x80000000u);
+  static constexpr int kMagnitude = (1 << (kWidth - 1)) - 1;
+  static constexpr int kTopExponent = kMagnitude >> mantissa_bits << mantissa_bits;
+  static constexpr int kOverflow = has_infinity ? kTopExponent : kMagnitude;
+  static constexpr int kNan = has_infinity ? kTopExponent | 1 << (mantissa_bits - 1) : kMagnitude;
+  // From the place of the number in its type to its place in float32.
+  static constexpr int kShift = 23 - mantissa_bits;
+  static constexpr int kRebias = 127 - ((1 << (exponent_bits - 1)) - 1);
+  // float32 bits of the smallest normal number, and of the number whose last place is the smallest
+  // subnormal: adding it to a smaller one rounds to a multiple of that.
+  static constexpr std::int32_t kSmallestNormal = (kRebias + 1) << 23;
+  static constexpr std::int32_t kRounder = (kRebias + 1 + kShift) << 23;
+
+  // A number in the top bits of each word; what lies below is ignored.
+  PYCOLL_LANES Float decode_top(Bits word) {
+    const Bits magnitude = (word >> (8 - exponent_bits)) & (kMagnitude << kShift);
+    const Bits normal = magnitude + (kRebias << 23);
+    const Float above = (Float)(magnitude | kSmallestNormal);
+    const Bits tiny = (Bits)(above - (Float)(Bits{} + kSmallestNormal));
+    const Bits finite = magnitude < 1 << 23 ? tiny : normal;
+    const Bits number = magnitude >= kOverflow << kShift ? magnitude | 0x7f800000 : finite;
+    return (Float)(number | (word & kSign));
+  }
+
+  // The number in the low bits, zeros above.
+  PYCOLL_LANES Bits encode_one(Float value) {
+    const Bits magnitude = (Bits)value & 0x7fffffff;
+    const Bits sign = (Bits)((Words)((Bits)value & kSign) >> (32 - kWidth));
+    const Bits even = (magnitude >> kShift) & 1;
+    const Bits normal =
+        ((magnitude + even + ((1 << (kShift - 1)) - 1)) >> kShift) - (kRebias << mantissa_bits);
+    const Bits tiny = (Bits)((Float)magnitude + (Float)(Bits{} + kRounder)) - kRounder;
+    const Bits rounded = magnitude < kSmallestNormal ? tiny : normal;
+    const Bits top = has_infinity ? sign | kOverflow : Bits{} + kNan;
+    const Bits number = rounded >= kOverflow ? top : rounded | sign;
+    return magnitude > 0x7f800000 ? Bits{} + kNan : number;
+  }
+};
+
+template <typename M>
+using Float16Format = SmallFormat<M, 5, 10, true>;
+template <typename M>
+using Float8E4M3Format = SmallFormat<M, 4, 3, false>;
+template <typename M>
+using Float8E5M2Format = SmallFormat<M, 5, 2, true>;
+
+}  // namespace pycoll::kernels

@@ -1,0 +1,91 @@
+// float16 and 8-bit floats on machines that convert float16.
+#pragma once
+
+#include "kernels/cpu/formats.h"
+
+namespace pycoll::kernels {
+
+// From one half of a vector to a whole one and back.
+template <typename M>
+struct NativeHalfFormat {
+  using Narrow = typename M::Words;
+  using Wide = Parts<M, 2>;
+  using Divisor = float;
+  static constexpr int kUnroll = 2;
+
+  PYCOLL_LANES Wide decode(Narrow value) {
+    return {{M::low_half_to_float(value), M::high_half_to_float(value)}};
+  }
+  PYCOLL_LANES Wide settle(Wide value) {
+    return decode(M::floats_to_half(value.part[0], value.part[1]));
+  }
+  PYCOLL_LANES Narrow encode(Wide value) {
+    using Halves = typename M::template Full<std::int16_t>;
+    const auto halves = (Halves)M::floats_to_half(value.part[0], value.part[1]);
+    return (Narrow)((halves & 0x7fff) > 0x7c00 ? Halves{} + 0x7e00 : halves);
+  }
+};
+
+// 8-bit floats by way of float16, in 16-bit lanes: the odd bytes and the even ones. Rounding twice,
+// to float16 and then to the type, gives the same bits for the sum or the product of two 8-bit
+// numbers (the tests try all pairs), but not for any float32: quotients take SmallFormat.
+template <typename M, typename Bytes>
+struct NativeByteFormat {
+  using Narrow = typename M::Words;
+  using Wide = typename Bytes::Wide;
+  using Halves = typename M::template Full<std::uint16_t>;
+  static constexpr int kUnroll = 1;
+
+  PYCOLL_LANES Wide decode(Narrow value) {
+    const Halves odd = (Halves)value;
+    const Narrow even_halves = (Narrow)Bytes::to_half(odd << 8);
+    const Narrow odd_halves = (Narrow)Bytes::to_half(odd);
+    return {{M::low_half_to_float(even_halves), M::high_half_to_float(even_halves),
+             M::low_half_to_float(odd_halves), M::high_half_to_float(odd_halves)}};
+  }
+
+  PYCOLL_LANES Wide settle(Wide value) { return decode(encode(value)); }
+
+  PYCOLL_LANES Narrow encode(Wide value) {
+    const Halves even = (Halves)M::floats_to_half(value.part[0], value.part[1]);
+    const Halves odd = (Halves)M::floats_to_half(value.part[2], value.part[3]);
+    return (Narrow)(Bytes::from_half(even) | Bytes::from_half(odd) << 8);
+  }
+};
+
+// float8_e5m2 is the upper byte of a float16.
+template <typename M>
+struct E5M2Bytes {
+  using Halves = typename M::template Full<std::uint16_t>;
+  using Signed = typename M::template Full<std::int16_t>;
+  using Wide = Parts<M, 4>;
+
+  PYCOLL_LANES Halves to_half(Halves byte) { return byte & 0xff00; }
+
+  PYCOLL_LANES Halves from_half(Halves half) {
+    const Halves rounded = half + 0x7f + (half >> 8 & 1);
+    return ((Signed)(half & 0x7fff) > 0x7c00 ? Halves{} + 0x7e00 : rounded) >> 8;
+  }
+};
+
+// float8_e4m3 has the exponent bias 7 and float16 has 15: the bits in place mean 2^-8 of the
+// number, for subnormals too.
+template <typename M>
+struct E4M3Bytes {
+  using Halves = typename M::template Full<std::uint16_t>;
+  using Signed = typename M::template Full<std::int16_t>;
+  using Wide = Parts<M, 4, -8>;
+
+  PYCOLL_LANES Halves to_half(Halves byte) {
+    const Halves half = (byte >> 1 & 0x3f80) | (byte & 0x8000);
+    return (byte & 0x7f00) == 0x7f00 ? half | 0x7e00 : half;
+  }
+
+  PYCOLL_LANES Halves from_half(Halves half) {
+    const Halves magnitude = half & 0x7fff;
+    const Halves rounded = (magnitude + 0x3f + (magnitude >> 7 & 1)) >> 7;
+    return (Signed)rounded > 0x7e ? Halves{} + 0x7f : rounded | (half >> 8 & 0x80);
+  }
+};
+
+}  // namespace pycoll::kernels

@@ -1,0 +1,104 @@
+// Vectors of a fixed number of bytes, written once for every instruction set with the vector types
+// that GCC and Clang share: arithmetic, comparison and a ? b : c work lane by lane.
+//
+// Everything here hangs on a Machine, a type of an anonymous namespace in the file of one
+// instruction set (see portable.cpp). That keeps every instance local to its file: a linker that
+// merged equal inline functions could otherwise give AVX-512 code to a processor without it. For
+// the same reason these files use no template of the standard library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define PYCOLL_LANES [[gnu::always_inline]] static inline
+
+namespace pycoll::kernels {
+
+template <typename T, int bytes>
+struct VectorOf {
+  using Type [[gnu::vector_size(bytes)]] = T;
+};
+
+template <typename T, int bytes>
+using Vector = typename VectorOf<T, bytes>::Type;
+
+// What a machine can do, in portable form; a machine derives from it and replaces what it has
+// instructions for. `Self` only makes the instance local.
+template <typename Self, int vector_bytes>
+struct Machine {
+  template <typename T>
+  using Full = Vector<T, vector_bytes>;
+  using Bits = Full<std::int32_t>;
+  using Words = Full<std::uint32_t>;
+  using Float = Full<float>;
+
+  // Whether it has low_half_to_float, high_half_to_float (from the 16-bit floats in one half of a
+  // vector) and floats_to_half (two vectors to one), all rounding to nearest even and keeping
+  // subnormals.
+  static constexpr bool kConvertsHalf = false;
+
+  template <typename V>
+  PYCOLL_LANES V load(const char* from) {
+    V value;
+    __builtin_memcpy(&value, from, sizeof(V));
+    return value;
+  }
+
+  template <typename V>
+  PYCOLL_LANES void store(char* to, V value) {
+    __builtin_memcpy(to, &value, sizeof(V));
+  }
+
+  // The first `bytes` bytes of a vector, the rest zero. Requires: bytes < sizeof(V).
+  template <typename V>
+  PYCOLL_LANES V load_tail(const char* from, std::size_t bytes) {
+    V value = {};
+    copy_tail<sizeof(V) / 2>(reinterpret_cast<char*>(&value), from, bytes);
+    return value;
+  }
+
+  template <typename V>
+  PYCOLL_LANES void store_tail(char* to, V value, std::size_t bytes) {
+    copy_tail<sizeof(V) / 2>(to, reinterpret_cast<const char*>(&value), bytes);
+  }
+
+ private:
+  // Halving pieces of fixed size: no call of memcpy for the few bytes of a small message.
+  template <std::size_t piece>
+  PYCOLL_LANES void copy_tail(char* to, const char* from, std::size_t bytes) {
+    if (bytes & piece) {
+      __builtin_memcpy(to, from, piece);
+      to += piece;
+      from += piece;
+    }
+    if constexpr (piece > 1) copy_tail<piece / 2>(to, from, bytes);
+  }
+};
+
+// Several vectors that are computed as one: the numbers of one vector of small ones, made wide and
+// multiplied by 2^exponent, which must be exact.
+template <typename M, int count, int exponent = 0>
+struct Parts {
+  typename M::Float part[count];
+
+  [[gnu::always_inline]] friend Parts operator+(Parts a, Parts b) {
+    for (int p = 0; p < count; ++p) a.part[p] += b.part[p];
+    return a;
+  }
+
+  [[gnu::always_inline]] friend Parts operator*(Parts a, Parts b) {
+    static_assert(exponent <= 0 && exponent > -31);
+    for (int p = 0; p < count; ++p) a.part[p] *= b.part[p];
+    if constexpr (exponent != 0) {
+      for (int p = 0; p < count; ++p) a.part[p] *= static_cast<float>(1 << -exponent);
+    }
+    return a;
+  }
+
+  [[gnu::always_inline]] friend Parts operator/(Parts a, float by) {
+    for (int p = 0; p < count; ++p) a.part[p] /= by;
+    return a;
+  }
+};
+
+}  // namespace pycoll::kernels

@@ -1,0 +1,12 @@
+// The same symbols as x86.cpp, avx2.cpp and avx512.cpp, for other processors.
+#include "kernels/backend.h"
+
+namespace pycoll::kernels {
+
+const Backend kAvx2Backend{nullptr, nullptr};
+const Backend kAvx512Backend{nullptr, nullptr};
+
+bool processor_has_avx2() { return false; }
+bool processor_has_avx512() { return false; }
+
+}  // namespace pycoll::kernels

@@ -1,0 +1,29 @@
+// Compiled for any x86: this decides whether code for newer processors may run.
+#include <cpuid.h>
+
+#include "kernels/backend.h"
+
+namespace pycoll::kernels {
+namespace {
+
+// Not every compiler knows this one by name.
+bool has_f16c() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+}  // namespace
+
+// __builtin_cpu_supports also asks whether the operating system saves the wide registers.
+bool processor_has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
+
+bool processor_has_avx512() {
+  return processor_has_avx2() && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq");
+}
+
+}  // namespace pycoll::kernels
