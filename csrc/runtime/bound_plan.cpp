@@ -1,0 +1,151 @@
+#include "runtime/bound_plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/assert.h"
+#include "base/bytes.h"
+#include "plan/layout.h"
+
+namespace pycoll::runtime {
+namespace {
+
+Status invalid(std::string message) {
+  return Status::error(Code::kInvalidArgument, std::move(message));
+}
+
+bool in_memory(std::uint8_t buffer) {
+  const auto kind = static_cast<plan::Buffer>(buffer);
+  return kind == plan::Buffer::kInput || kind == plan::Buffer::kOutput;
+}
+
+// Scratch slots start on cache lines so that no two of them share one.
+constexpr std::size_t kSlotAlignment = 64;
+constexpr std::size_t kSlotBytes = transport::kSegmentBytesMax;
+
+// More than any machine has, and small enough that no sum of offsets overflows.
+constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 62;
+
+}  // namespace
+
+Status BoundPlan::measure(const CollectiveRequest& request) {
+  const plan::Header& header = request.plan->header();
+  if (request.counts.size() != header.block_count) {
+    return invalid("counts has " + std::to_string(request.counts.size()) +
+                   " entries, the plan has " + std::to_string(header.block_count) + " blocks");
+  }
+  item_bytes_ = pycoll::item_bytes(request.descriptor.dtype);
+  if (request.segment_bytes < item_bytes_ || request.segment_bytes > kSlotBytes) {
+    return invalid("segment_bytes is " + std::to_string(request.segment_bytes) + ", allowed are " +
+                   std::to_string(item_bytes_) + " to " + std::to_string(kSlotBytes));
+  }
+  segment_length_ = request.segment_bytes / item_bytes_;
+  counts_ = request.counts;
+  input_offsets_.assign(counts_.size(), 0);
+  output_offsets_.assign(counts_.size(), 0);
+  input_length_ = output_length_ = 0;
+  std::uint64_t longest = 0;
+  std::uint64_t total = 0;  // of all blocks: offsets in either buffer stay below it
+  for (std::uint32_t block = 0; block < header.block_count; ++block) {
+    const std::uint64_t count = counts_[block];
+    std::uint64_t bytes = 0;
+    if (!checked_mul(count, item_bytes_, &bytes) || bytes > kBytesMax - total) {
+      return invalid("counts[" + std::to_string(block) + "] is " + std::to_string(count) +
+                     ": all blocks together may have at most 2^62 bytes");
+    }
+    total += bytes;
+    longest = std::max(longest, partition(count, header.parts, 0).length);
+    input_offsets_[block] = input_length_;
+    output_offsets_[block] = output_length_;
+    if (plan::holds_input(header, block)) input_length_ += count;
+    if (plan::holds_output(header, block)) output_length_ += count;
+  }
+  tiles_ = std::max<std::uint64_t>(1, div_ceil(longest, segment_length_));
+  return Status();
+}
+
+BoundPlan::Place BoundPlan::locate(const plan::Header& header, std::uint32_t chunk) const {
+  const std::uint32_t block = chunk / header.parts;
+  const Range range = partition(counts_[block], header.parts, chunk % header.parts);
+  return {input_offsets_[block] + range.offset, output_offsets_[block] + range.offset,
+          range.length};
+}
+
+std::byte* BoundPlan::scratch(std::uint32_t slot) {
+  const auto address = reinterpret_cast<std::uintptr_t>(scratch_.data());
+  const std::size_t skipped = round_up(address, kSlotAlignment) - address;
+  return scratch_.data() + skipped + slot * kSlotBytes;
+}
+
+Status BoundPlan::bind(const CollectiveRequest& request) {
+  Status status = measure(request);
+  if (!status.ok()) return status;
+  const plan::Header& header = request.plan->header();
+  if (request.input.bytes != input_length_ * item_bytes_) {
+    return invalid("input has " + std::to_string(request.input.bytes) + " bytes, " +
+                   std::to_string(input_length_ * item_bytes_) + " were expected");
+  }
+  if (request.output.bytes != output_length_ * item_bytes_) {
+    return invalid("output has " + std::to_string(request.output.bytes) + " bytes, " +
+                   std::to_string(output_length_ * item_bytes_) + " were expected");
+  }
+  if (header.scratch_slots != 0) {
+    const std::size_t needed = header.scratch_slots * kSlotBytes + kSlotAlignment;
+    if (scratch_.size() < needed) scratch_.resize(needed);
+  }
+  rows_.resize(request.plan->plan().rows.size());
+  for (std::size_t index = 0; index < rows_.size(); ++index) {
+    status = bind_row(request, index);
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) {
+  const plan::Header& header = request.plan->header();
+  const plan::Row& row = request.plan->plan().rows[index];
+  BoundRow bound{&row, nullptr, nullptr, 0};
+  const bool local = static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone;
+  if (row.chunk != plan::kToken && row.recv_count + local > 1 && !request.combine) {
+    return invalid("row " + std::to_string(index) + " of the plan combines, but op " +
+                   std::string(name_of(request.descriptor.op)) + " means nothing for " +
+                   std::string(name_of(request.descriptor.dtype)));
+  }
+  if (row.chunk != plan::kToken) {
+    const Place chunk = locate(header, row.chunk);
+    const Place source = locate(header, in_memory(row.source) ? row.source_slot : row.chunk);
+    const Place target = locate(header, in_memory(row.target) ? row.target_slot : row.chunk);
+    if (source.length != chunk.length || target.length != chunk.length) {
+      return invalid("row " + std::to_string(index) + " of the plan moves chunk " +
+                     std::to_string(row.chunk) + " of " + std::to_string(chunk.length) +
+                     " elements between chunks of other lengths");
+    }
+    bound.length = chunk.length;
+    bound.source = address(row.source, row.source_slot, source, request);
+    bound.target = address(row.target, row.target_slot, target, request);
+  }
+  rows_[index] = bound;
+  return Status();
+}
+
+// Element 0 of a place that validate() showed to be held by this rank, so that it lies inside.
+std::byte* BoundPlan::address(std::uint8_t buffer, std::uint32_t slot, const Place& place,
+                              const CollectiveRequest& request) {
+  switch (static_cast<plan::Buffer>(buffer)) {
+    case plan::Buffer::kNone:
+      break;
+    case plan::Buffer::kScratch:
+      return scratch(slot);
+    case plan::Buffer::kInput:
+      PYCOLL_ASSERT(place.input_offset + place.length <= input_length_, "slot %u past the input",
+                    slot);
+      return const_cast<std::byte*>(request.input.data) + place.input_offset * item_bytes_;
+    case plan::Buffer::kOutput:
+      PYCOLL_ASSERT(place.output_offset + place.length <= output_length_, "slot %u past the output",
+                    slot);
+      return request.output.data + place.output_offset * item_bytes_;
+  }
+  return nullptr;
+}
+
+}  // namespace pycoll::runtime

@@ -1,0 +1,352 @@
+#include "runtime/communicator.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <system_error>
+
+namespace pycoll::runtime {
+namespace {
+
+// The longest sleep without a look at deadlines and peers. Signals are looked at as often, so at
+// most twice this lies between two looks.
+constexpr int kSleepMilliseconds = 20;
+constexpr std::chrono::milliseconds kSleep{kSleepMilliseconds};
+constexpr Nanoseconds kSignalCheckEvery = 20'000'000;
+
+std::atomic<long> fork_generation{0};
+
+void count_fork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
+
+long current_generation() {
+  static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
+  (void)registered;
+  return fork_generation.load(std::memory_order_relaxed);
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// Signals are for the threads of the user: blocked in the threads that are made while this lives.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+// A thread inside drive_locked(). Made and destroyed under the lock.
+class Communicator::Waiter {
+ public:
+  Waiter(Communicator& communicator, const Operation& operation)
+      : communicator_(communicator), operation_(operation), next_(communicator.waiters_) {
+    communicator.waiters_ = this;
+    // It takes over from a thread that sleeps, and may have to sleep on the media itself.
+    if (communicator.sleeping_) communicator.wake_sleeper();
+  }
+  ~Waiter() {
+    Waiter** place = &communicator_.waiters_;
+    while (*place != this) place = &(*place)->next_;
+    *place = next_;
+    communicator_.pass_on();
+  }
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  Waiter* next() const { return next_; }
+  bool away() const { return away_; }
+  void set_away(bool away) { away_ = away; }
+  // True once, when the operation has ended.
+  bool ended_untold() {
+    if (told_ || !operation_.done()) return false;
+    return told_ = true;
+  }
+
+ private:
+  Communicator& communicator_;
+  const Operation& operation_;
+  Waiter* next_;
+  bool away_ = false;  // asks whether it is interrupted, without the lock: others drive
+  bool told_ = false;
+};
+
+void Communicator::Retire::operator()(Communicator* communicator) const {
+  if (communicator->foreign().ok()) {
+    communicator->close();
+    delete communicator;
+    return;
+  }
+  // Even destroying its condition variable would wait for threads that do not exist here.
+  static std::atomic<Communicator*> forgotten{nullptr};
+  communicator->next_forgotten_ = forgotten.exchange(communicator);
+}
+
+Status Communicator::create(EngineOptions options, Handle* communicator) {
+  auto clock = options.clock;
+  std::unique_ptr<Engine> engine;
+  Status status = Engine::create(std::move(options), &engine);
+  if (!status.ok()) return status;
+  Handle made(new Communicator(std::move(engine), std::move(clock)));
+  if (!made->wake_.valid()) {
+    return Status::error(Code::kTransport, "rank " + std::to_string(made->rank()) +
+                                               " cannot make an eventfd: out of file descriptors? "
+                                               "Raise the limit of open files (ulimit -n)");
+  }
+  *communicator = std::move(made);
+  return Status();
+}
+
+Communicator::Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock)
+    : engine_(std::move(engine)),
+      clock_(std::move(clock)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      birth_(current_generation()) {
+  int neighbours = 1;
+  for (int peer = 0; peer < size(); ++peer) neighbours += transport_of(peer) == "shm" ? 1 : 0;
+  oversubscribed_ = neighbours > usable_cores();
+}
+
+// Asked before any lock is taken: in a child the locks may be held by threads that are not there.
+Status Communicator::foreign() const {
+  if (current_generation() == birth_) return Status();
+  return Status::error(Code::kClosed,
+                       "this communicator belongs to the parent process; a forked child cannot use "
+                       "it: call pycoll.init() in the child, or start it with spawn");
+}
+
+std::shared_ptr<Operation> Communicator::ended(Status status) {
+  auto operation = std::make_shared<Operation>();
+  operation->finish(std::move(status));
+  return operation;
+}
+
+Status Communicator::drive(const Operation& operation, Nanoseconds patience,
+                           const Interrupted& interrupted) {
+  if (operation.done()) return operation.status();
+  if (Status status = foreign(); !status.ok()) return status;
+  std::unique_lock<Gate> lock(gate_);
+  return drive_locked(lock, operation, patience, interrupted);
+}
+
+Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,
+                                  Nanoseconds patience, const Interrupted& interrupted) {
+  Waiter me(*this, operation);
+  Pace pace(oversubscribed_);
+  const Nanoseconds begin = patience == kForever ? 0 : clock_->now();
+  Nanoseconds asked = 0;
+  while (!operation.done()) {
+    if (gate_.wanted()) gate_.give_way();
+    const bool driving = driver() == &me;
+    const Look found = driving ? look(pace) : Look::kQuiet;
+    if (found == Look::kBusy) continue;
+    const Nanoseconds now = clock_->now();
+    if (asked == 0) asked = now;
+    if (interrupted && now - asked >= kSignalCheckEvery) {
+      asked = now;
+      ask(lock, me, interrupted);
+      continue;
+    }
+    if (patience != kForever && now - begin >= patience) {
+      return Status::error(Code::kTimeout,
+                           "the operation is still under way after the wait's timeout");
+    }
+    if (!driving) {
+      changed_.wait_for(lock, kSleep);
+    } else if (found == Look::kQuiet) {
+      rest(lock, pace);
+    }
+  }
+  return operation.status();
+}
+
+void Communicator::ask(std::unique_lock<Gate>& lock, Waiter& waiter,
+                       const Interrupted& interrupted) {
+  waiter.set_away(true);
+  pass_on();
+  lock.unlock();
+  const bool stop = interrupted();
+  lock.lock();
+  waiter.set_away(false);
+  if (!stop || waiter.ended_untold()) return;
+  engine_->interrupt();
+  tell_ended();
+}
+
+// The newest thread inside drive_locked() that is not away; nullptr leaves the progress thread.
+Communicator::Waiter* Communicator::driver() const {
+  Waiter* waiter = waiters_;
+  while (waiter != nullptr && waiter->away()) waiter = waiter->next();
+  return waiter;
+}
+
+// One look at the engine by the thread that drives.
+Communicator::Look Communicator::look(Pace& pace) {
+  bool poll = false;
+  if (engine_->step()) {
+    pace.reset();
+    tell_ended();
+  } else if (pace.spin(&poll)) {
+    if (poll && engine_->poll()) pace.reset();
+    relax();
+  } else {
+    pace.looked();
+    if (!engine_->watch()) return Look::kQuiet;
+    pace.reset();
+    tell_ended();
+  }
+  if (!pace.overdue()) return Look::kBusy;
+  pace.looked();
+  engine_->watch();
+  tell_ended();
+  return Look::kOverdue;
+}
+
+// Wakes threads whose operation another one has driven to its end.
+void Communicator::tell_ended() {
+  bool any = false;
+  for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next()) {
+    any |= waiter->ended_untold();
+  }
+  if (!any || (waiters_->next() == nullptr && !sleeping_)) return;
+  if (sleeping_) wake_sleeper();
+  changed_.notify_all();
+}
+
+// This thread stops driving: whoever is next takes over.
+void Communicator::pass_on() {
+  if (driver() != nullptr || (progress_thread_.joinable() && engine_->active())) {
+    changed_.notify_all();
+  }
+}
+
+void Communicator::rest(std::unique_lock<Gate>& lock, Pace& pace) {
+  if (pace.yield()) {
+    lock.unlock();
+    sched_yield();
+    lock.lock();
+  } else if (sleeping_ || stopping_) {
+    changed_.wait_for(lock, kSleep);
+  } else {
+    sleep(lock);
+  }
+}
+
+// Sleeps on all media at once. Armed media make their descriptors readable for anything that comes
+// after arm(); what came before is found by the step in between.
+void Communicator::sleep(std::unique_lock<Gate>& lock) {
+  sleeping_ = true;
+  const auto& media = engine_->transports();
+  bool quiet = true;
+  for (const auto& medium : media) quiet &= medium->arm();
+  if (quiet && !engine_->step()) {
+    pollfd waits[8];
+    nfds_t count = 0;
+    waits[count++] = {wake_.get(), POLLIN, 0};
+    for (const auto& medium : media) {
+      if (medium->event_fd() >= 0 && count < 8) waits[count++] = {medium->event_fd(), POLLIN, 0};
+    }
+    lock.unlock();
+    (void)::poll(waits, count, kSleepMilliseconds);
+    std::uint64_t rings = 0;
+    if (waits[0].revents != 0) (void)!::read(wake_.get(), &rings, sizeof(rings));
+    lock.lock();
+  }
+  for (const auto& medium : media) medium->disarm();
+  sleeping_ = false;
+  tell_ended();
+  changed_.notify_all();
+}
+
+void Communicator::wake_sleeper() {
+  const std::uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof(one));
+}
+
+// A new operation: whoever drives, awake or asleep, is to look at it.
+void Communicator::call_driver() {
+  if (sleeping_) wake_sleeper();
+  if (driver() == nullptr) changed_.notify_all();
+}
+
+Status Communicator::start_progress_thread() {
+  if (progress_thread_.joinable() || stopping_) return Status();
+  const SignalsBlocked blocked;
+  try {
+    progress_thread_ = std::thread([this] { run_progress_thread(); });
+  } catch (const std::system_error& error) {
+    return Status::error(Code::kTransport, "rank " + std::to_string(rank()) +
+                                               " cannot start the progress thread (" +
+                                               error.what() +
+                                               "): raise the limit of processes (ulimit -u), or "
+                                               "use blocking operations");
+  }
+  return Status();
+}
+
+void Communicator::run_progress_thread() {
+  std::unique_lock<Gate> lock(gate_);
+  Pace pace(oversubscribed_);
+  while (!stopping_) {
+    if (gate_.wanted()) {
+      gate_.give_way();
+    } else if (driver() != nullptr || !engine_->active()) {
+      changed_.wait(lock);
+      pace.reset();
+    } else if (look(pace) == Look::kQuiet) {
+      rest(lock, pace);
+    }
+  }
+}
+
+Status Communicator::failure() {
+  if (Status status = foreign(); !status.ok()) return status;
+  const std::lock_guard<Gate> lock(gate_);
+  return engine_->failure();
+}
+
+void Communicator::close() {
+  if (!foreign().ok()) return;
+  const std::lock_guard<std::mutex> closing(closing_);
+  std::thread finished;
+  {
+    std::unique_lock<Gate> lock(gate_);
+    stopping_ = true;
+    // No descriptor may be closed while a thread sleeps on it.
+    while (sleeping_) {
+      wake_sleeper();
+      changed_.wait_for(lock, kSleep);
+    }
+    engine_->close();
+    tell_ended();
+    changed_.notify_all();
+    finished = std::move(progress_thread_);
+  }
+  if (finished.joinable()) finished.join();
+}
+
+}  // namespace pycoll::runtime

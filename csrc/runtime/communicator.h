@@ -1,0 +1,120 @@
+// An engine with threads around it: blocking calls that drive it themselves, and one progress
+// thread for operations that nobody waits for. This is the only file below the bindings that starts
+// a thread.
+//
+// One thread at a time drives the engine: the newest of those inside run() or drive(), because it
+// is awake and its caller waits; the progress thread if there is none. The others wait to be told
+// that their operation has ended, or that it is their turn to drive.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/unique_fd.h"
+#include "runtime/engine.h"
+#include "runtime/gate.h"
+#include "runtime/pace.h"
+
+namespace pycoll::runtime {
+
+// Looked at every 50 ms or more often by a thread that waits; true stops the wait and fails the
+// communicator. Called without any lock of ours held; may take as long as it likes: another thread
+// drives meanwhile. Must not throw.
+using Interrupted = std::function<bool()>;
+
+// Threads: every method may be called from any thread at any time, except the destructor. A
+// reduction of the user runs under the communicator's lock: it must not call the communicator.
+// Fork: in a child process every method answers kClosed.
+class Communicator {
+ public:
+  // Deletes a communicator, which closes it. In a forked child it only forgets: memory, connections
+  // and locks are the parent's, in whatever state its other threads had left them.
+  struct Retire {
+    void operator()(Communicator* communicator) const;
+  };
+  using Handle = std::unique_ptr<Communicator, Retire>;
+
+  // kInvalidArgument as Engine::create; kTransport when the system refuses a descriptor.
+  static Status create(EngineOptions options, Handle* communicator);
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // Starts the operation and drives it to its end. The caller's memory is free when this returns.
+  template <typename Request>
+  Status run(Request request, Nanoseconds timeout, const Interrupted& interrupted) {
+    if (Status status = foreign(); !status.ok()) return status;
+    std::unique_lock<Gate> lock(gate_);
+    const auto operation = engine_->start(std::move(request), timeout);
+    return drive_locked(lock, *operation, kForever, interrupted);
+  }
+
+  // Starts the operation and leaves it to the progress thread; the caller keeps its memory alive
+  // until the operation is done. kTransport, with nothing started, if there can be no thread.
+  template <typename Request>
+  std::shared_ptr<Operation> start(Request request, Nanoseconds timeout) {
+    if (Status status = foreign(); !status.ok()) return ended(std::move(status));
+    const std::lock_guard<Gate> lock(gate_);
+    if (Status status = start_progress_thread(); !status.ok()) return ended(std::move(status));
+    auto operation = engine_->start(std::move(request), timeout);
+    if (!operation->done()) call_driver();
+    return operation;
+  }
+
+  // Drives until `operation` is done, then gives its status. kTimeout, with the operation still
+  // running, if `patience` ends first.
+  Status drive(const Operation& operation, Nanoseconds patience, const Interrupted& interrupted);
+
+  // The failure that ended this communicator, or ok.
+  Status failure();
+  // Orderly; operations that run end with kClosed. Returns when the progress thread has ended.
+  // Idempotent.
+  void close();
+
+  int rank() const { return engine_->rank(); }
+  int size() const { return engine_->size(); }
+  // "shm", "tcp", ...; "self" for this rank. Requires: 0 <= peer < size().
+  std::string_view transport_of(int peer) const { return engine_->transport_of(peer); }
+
+ private:
+  class Waiter;
+  enum class Look : std::uint8_t { kBusy, kQuiet, kOverdue };
+
+  Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock);
+  ~Communicator() = default;
+  static std::shared_ptr<Operation> ended(Status status);
+  Status foreign() const;
+  Status drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,
+                      Nanoseconds patience, const Interrupted& interrupted);
+  void ask(std::unique_lock<Gate>& lock, Waiter& waiter, const Interrupted& interrupted);
+  Waiter* driver() const;
+  Look look(Pace& pace);
+  void tell_ended();
+  void pass_on();
+  void rest(std::unique_lock<Gate>& lock, Pace& pace);
+  void sleep(std::unique_lock<Gate>& lock);
+  void wake_sleeper();
+  void call_driver();
+  Status start_progress_thread();
+  void run_progress_thread();
+
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Clock> clock_;
+  std::mutex closing_;  // taken before gate_: who closes second waits until all is closed
+  Gate gate_;           // guards everything below and the engine
+  std::condition_variable_any changed_;  // an operation has ended, or someone else is to drive
+  UniqueFd wake_;                        // eventfd: ends the sleep of the thread that sleeps
+  std::thread progress_thread_;
+  Waiter* waiters_ = nullptr;  // threads inside drive_locked(), the newest first
+  bool sleeping_ = false;      // a thread sleeps on the media; nobody else may
+  bool stopping_ = false;
+  bool oversubscribed_ = false;
+  long birth_ = 0;  // fork generation that made this object
+  Communicator* next_forgotten_ = nullptr;
+};
+
+}  // namespace pycoll::runtime

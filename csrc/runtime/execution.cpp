@@ -1,0 +1,226 @@
+#include "runtime/execution.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/bytes.h"
+
+namespace pycoll::runtime {
+namespace {
+
+// Combined in pieces of this many bytes, so that a result is still in L1 when it is copied to the
+// next destination: 8 KiB times four operands and a target fits a 48 KiB L1.
+constexpr std::size_t kPieceBytes = 8 * 1024;
+
+constexpr int kOperandsMax = plan::kRecvMax + 1;
+constexpr int kDestinationsMax = plan::kSendMax + 1;
+
+}  // namespace
+
+// Everything that one row needs once its channels are ready.
+struct Execution::Gathered {
+  const std::byte* operands[kOperandsMax] = {};
+  int operand_count = 0;
+  std::byte* destinations[kDestinationsMax] = {};
+  int destination_count = 0;
+};
+
+Status Execution::start(CollectiveRequest request, std::uint64_t sequence,
+                        ChannelSource& channels) {
+  request_ = std::move(request);
+  Status status = bound_.bind(request_);
+  if (!status.ok()) return status;
+  const plan::Plan& plan = request_.plan->plan();
+  header_ = {sequence, hash_bytes(&request_.descriptor, sizeof(request_.descriptor)), 0, 0};
+  scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
+  odd_peer_ = -1;
+
+  ports_.clear();
+  for (const plan::Channel& channel : plan.channels) {
+    const int peer = static_cast<int>(channel.peer);
+    if (static_cast<plan::Direction>(channel.direction) == plan::Direction::kSend) {
+      ports_.push_back({peer, &channels.send_channel(peer, channel.number), nullptr});
+    } else {
+      ports_.push_back({peer, nullptr, &channels.recv_channel(peer, channel.number)});
+    }
+  }
+  lanes_.assign(plan.header->lane_count, Lane{});
+  std::uint32_t index = 0;
+  for (std::uint32_t lane = 0; lane < plan.header->lane_count; ++lane) {
+    lanes_[lane].begin = lanes_[lane].next = index;
+    while (index < plan.rows.size() && plan.rows[index].lane == lane) ++index;
+    lanes_[lane].end = index;
+  }
+  return Status();
+}
+
+Progress Execution::advance() {
+  bool moved = false;
+  bool all_done = true;
+  for (Lane& lane : lanes_) {
+    if (lane.next == lane.end) continue;
+    const Progress progress = advance_lane(lane);
+    if (progress == Progress::kDisagree || progress == Progress::kSpoiled) return progress;
+    moved |= progress != Progress::kBlocked;
+    all_done &= progress == Progress::kDone;
+  }
+  // Memory that is still being read for sending belongs to the caller again only once it is sent.
+  if (all_done) return flushed() ? Progress::kDone : Progress::kBlocked;
+  return moved ? Progress::kMoved : Progress::kBlocked;
+}
+
+// Runs rows of one lane until it blocks or ends. A lane that is through all tiles has next == end.
+Progress Execution::advance_lane(Lane& lane) {
+  for (int rows = 0; rows < kRowsPerAdvance; ++rows) {
+    const Progress progress = run_row(lane);
+    if (progress == Progress::kBlocked) return rows > 0 ? Progress::kMoved : Progress::kBlocked;
+    if (progress != Progress::kMoved) return progress;
+    lane.handed_over = 0;
+    if (++lane.next < lane.end) continue;
+    if (++lane.tile == bound_.tiles()) return Progress::kDone;
+    lane.next = lane.begin;
+  }
+  return Progress::kMoved;
+}
+
+// The segment of the row's chunk in this tile, in elements; false if the row has nothing to do.
+bool Execution::segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
+                           std::uint64_t* length) const {
+  if (bound.row->chunk == plan::kToken) {
+    *offset = *length = 0;
+    return tile + 1 == bound_.tiles();
+  }
+  *offset = tile * bound_.segment_length();
+  if (*offset >= bound.length) {
+    *offset = *length = 0;
+    return tile == 0;  // travels empty, so that ranks compare what they are doing
+  }
+  *length = std::min(bound_.segment_length(), bound.length - *offset);
+  return true;
+}
+
+// Finds the segment at the head of every receive channel; kMoved when all are there and belong
+// here.
+Progress Execution::collect(const plan::Row& row, std::size_t bytes, const std::byte** received) {
+  for (int i = 0; i < row.recv_count; ++i) {
+    const Port& port = ports_[row.recv[i]];
+    const transport::Segment* segment = port.recv->peek();
+    if (segment == nullptr) return Progress::kBlocked;
+    const transport::SegmentHeader& header = segment->header;
+    if (header.sequence != header_.sequence || header.agreement != header_.agreement ||
+        header.bytes != bytes) {
+      odd_peer_ = port.peer;
+      return Progress::kDisagree;
+    }
+    received[i] = segment->data;
+  }
+  return Progress::kMoved;
+}
+
+// Sends local memory as it is, without a copy where the medium can; remembers what is already sent.
+bool Execution::hand_over(Lane& lane, const plan::Row& row, const std::byte* data) {
+  bool all = true;
+  for (int i = 0; i < row.send_count; ++i) {
+    const std::uint32_t bit = 1u << i;
+    if ((lane.handed_over & bit) != 0) continue;
+    if (ports_[row.send[i]].send->hand_over(header_, data)) {
+      lane.handed_over |= bit;
+    } else {
+      all = false;
+    }
+  }
+  return all;
+}
+
+bool Execution::flushed() const {
+  for (const Port& port : ports_) {
+    if (port.send != nullptr && !port.send->drained()) return false;
+  }
+  return true;
+}
+
+Progress Execution::run_row(Lane& lane) {
+  const BoundRow& bound = bound_.rows()[lane.next];
+  const plan::Row& row = *bound.row;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  if (!segment_of(bound, lane.tile, &offset, &length)) return Progress::kMoved;
+  const std::size_t bytes = length * bound_.item_bytes();
+  header_.bytes = static_cast<std::uint32_t>(bytes);
+
+  const std::byte* received[plan::kRecvMax] = {};
+  const Progress ready = collect(row, bytes, received);
+  if (ready != Progress::kMoved) return ready;
+
+  // Scratch is one segment and starts at zero in every tile; input and output advance.
+  const std::size_t skip = offset * bound_.item_bytes();
+  const auto at = [skip](std::byte* base, std::uint8_t buffer) {
+    return static_cast<plan::Buffer>(buffer) == plan::Buffer::kScratch ? base : base + skip;
+  };
+  const bool local = static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone;
+  const bool stable = local && static_cast<plan::Buffer>(row.source) != plan::Buffer::kScratch;
+  const bool direct = stable && row.recv_count == 0 && row.send_count > 0;
+
+  Gathered all;
+  for (int i = 0; i <= row.recv_count; ++i) {
+    if (local && i == row.source_position) {
+      all.operands[all.operand_count++] = at(bound.source, row.source);
+    }
+    if (i < row.recv_count) all.operands[all.operand_count++] = received[i];
+  }
+  if (static_cast<plan::Buffer>(row.target) != plan::Buffer::kNone) {
+    if ((row.flags & plan::kFlagFlush) != 0 && !flushed()) return Progress::kBlocked;
+    all.destinations[all.destination_count++] = at(bound.target, row.target);
+  }
+  if (!direct) {
+    for (int i = 0; i < row.send_count; ++i) {
+      std::byte* room = ports_[row.send[i]].send->reserve(bytes);
+      if (room == nullptr) return Progress::kBlocked;
+      all.destinations[all.destination_count++] = room;
+    }
+  } else if (!hand_over(lane, row, all.operands[0])) {
+    return Progress::kBlocked;
+  }
+  if (length != 0) combine(row, all, length);
+  if (spoiled()) return Progress::kSpoiled;
+  if (!direct) {
+    for (int i = 0; i < row.send_count; ++i) ports_[row.send[i]].send->commit(header_);
+  }
+  for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();
+  return Progress::kMoved;
+}
+
+bool Execution::spoiled() const {
+  return request_.reduction_failed != nullptr &&
+         request_.reduction_failed->load(std::memory_order_relaxed);
+}
+
+void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const {
+  const std::size_t item = bound_.item_bytes();
+  if (all.operand_count == 1) {
+    for (int i = 0; i < all.destination_count; ++i) {
+      if (all.destinations[i] == all.operands[0]) continue;  // in place: already there
+      std::memcpy(all.destinations[i], all.operands[0], length * item);
+    }
+    return;
+  }
+  if (all.destination_count == 0 || all.operand_count == 0) return;
+  const bool scaled = scale_divisor_ != 0 && (row.flags & plan::kFlagFinal) != 0;
+  const std::uint64_t piece = kPieceBytes / item;
+  for (std::uint64_t done = 0; done < length; done += piece) {
+    const std::uint64_t count = std::min(piece, length - done);
+    const std::size_t skip = done * item;
+    const void* operands[kOperandsMax];
+    for (int i = 0; i < all.operand_count; ++i) operands[i] = all.operands[i] + skip;
+    std::byte* result = all.destinations[0] + skip;
+    request_.combine.function(result, operands, all.operand_count, count, request_.combine.context);
+    if (scaled) request_.scale(result, count, scale_divisor_);
+    for (int i = 1; i < all.destination_count; ++i) {
+      std::memcpy(all.destinations[i] + skip, result, count * item);
+    }
+  }
+}
+
+}  // namespace pycoll::runtime

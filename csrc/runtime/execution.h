@@ -1,0 +1,120 @@
+// The host executor: runs one bound plan, a little at a time. It never blocks, allocates or starts
+// a thread; advance() does what can be done now and returns, so the same code serves a blocking
+// call, a progress thread and a simulator that steps many ranks in one thread.
+//
+//   for tile: for row: wait for segments and room -> combine -> target, send rooms -> release
+//
+// Lanes run through their own rows and tiles independently of each other.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/bound_plan.h"
+#include "runtime/request.h"
+#include "transport/transport.h"
+
+namespace pycoll::runtime {
+
+// Finds the channels of a plan; implemented by the engine over its links.
+class ChannelSource {
+ public:
+  virtual ~ChannelSource() = default;
+  virtual transport::SendChannel& send_channel(int peer, std::uint32_t number) = 0;
+  virtual transport::RecvChannel& recv_channel(int peer, std::uint32_t number) = 0;
+};
+
+enum class Progress : std::uint8_t {
+  kBlocked,   // nothing moved
+  kMoved,     // something moved, more remains
+  kDone,      // every row of every tile has run
+  kDisagree,  // a segment of another operation arrived; odd_peer() sent it
+  kSpoiled,   // the user's reduction failed; nothing was sent of what it left
+};
+
+// One thread at a time. Reusable: start() begins anew and keeps capacity.
+class Execution {
+ public:
+  // Binds and resolves. The request (moved in) is held until the next start.
+  Status start(CollectiveRequest request, std::uint64_t sequence, ChannelSource& channels);
+
+  // At most kRowsPerAdvance rows of each lane, so that whoever drives can look up in between.
+  Progress advance();
+  static constexpr int kRowsPerAdvance = 64;
+
+  const CollectiveRequest& request() const { return request_; }
+  std::uint64_t sequence() const { return header_.sequence; }
+
+  // After kDisagree: who sent the segment that does not belong here.
+  int odd_peer() const { return odd_peer_; }
+
+  // Calls visit(peer) for every peer that a blocked lane waits for, directly: for a segment that is
+  // not here, or to take one.
+  template <typename Visit>
+  void visit_awaited(Visit visit) const;
+  // Calls visit(peer) for every peer that some segment of this operation has come from.
+  template <typename Visit>
+  void visit_heard(Visit visit) const;
+
+ private:
+  struct Lane {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+    std::uint32_t next = 0;
+    std::uint32_t handed_over = 0;  // bit i: send i of the current row is already on its way
+    std::uint64_t tile = 0;
+  };
+  struct Port {
+    int peer = 0;
+    transport::SendChannel* send = nullptr;
+    transport::RecvChannel* recv = nullptr;
+  };
+  struct Gathered;
+
+  Progress advance_lane(Lane& lane);
+  Progress run_row(Lane& lane);
+  bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
+                  std::uint64_t* length) const;
+  Progress collect(const plan::Row& row, std::size_t bytes, const std::byte** received);
+  bool hand_over(Lane& lane, const plan::Row& row, const std::byte* data);
+  void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
+  bool spoiled() const;
+  bool flushed() const;
+
+  CollectiveRequest request_;
+  BoundPlan bound_;
+  std::vector<Port> ports_;
+  std::vector<Lane> lanes_;
+  transport::SegmentHeader header_;
+  std::uint32_t scale_divisor_ = 0;  // 0: no scaling
+  int odd_peer_ = -1;
+};
+
+template <typename Visit>
+void Execution::visit_awaited(Visit visit) const {
+  for (const Lane& lane : lanes_) {
+    if (lane.next == lane.end) continue;
+    const plan::Row& row = *bound_.rows()[lane.next].row;
+    for (int i = 0; i < row.recv_count; ++i) {
+      // A peer whose segment is here owes nothing, and may have left in good order.
+      const Port& port = ports_[row.recv[i]];
+      if (port.recv->peek() == nullptr) visit(port.peer);
+    }
+    for (int i = 0; i < row.send_count; ++i) visit(ports_[row.send[i]].peer);
+  }
+}
+
+template <typename Visit>
+void Execution::visit_heard(Visit visit) const {
+  for (const Lane& lane : lanes_) {
+    const std::uint32_t end = lane.tile == 0 ? lane.next : lane.end;
+    for (std::uint32_t index = lane.begin; index < end; ++index) {
+      const plan::Row& row = *bound_.rows()[index].row;
+      if (row.chunk == plan::kToken && bound_.tiles() != 1) continue;  // runs in the last tile only
+      for (int i = 0; i < row.recv_count; ++i) visit(ports_[row.recv[i]].peer);
+    }
+  }
+}
+
+}  // namespace pycoll::runtime

@@ -1,0 +1,156 @@
+#include "runtime/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace pycoll::runtime {
+
+void Mailbox::send_to_self(const MessageRequest& request, Operation& operation) {
+  Arrival arrival;
+  arrival.tag = request.tag;
+  arrival.total = arrival.received = request.data.bytes;
+  arrival.claim = claim(request.tag);
+  arrival.kept.assign(request.data.data, request.data.data + request.data.bytes);
+  operation.finish(Status());
+  if (arrival.claim != nullptr) {
+    finish(arrival);
+  } else {
+    arrivals_.push_back(std::move(arrival));
+  }
+}
+
+void Mailbox::post_send(const MessageRequest& request, std::shared_ptr<Operation> operation) {
+  sends_.push_back({request, std::move(operation), 0, false});
+}
+
+void Mailbox::post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation) {
+  auto recv = std::make_unique<Recv>(Recv{request, std::move(operation)});
+  for (auto arrival = arrivals_.begin(); arrival != arrivals_.end(); ++arrival) {
+    if (arrival->tag != request.tag || arrival->claim != nullptr) continue;
+    arrival->claim = std::move(recv);
+    const bool whole = !(arriving_ && std::next(arrival) == arrivals_.end());
+    if (whole) {
+      finish(*arrival);
+      arrivals_.erase(arrival);
+    }
+    return;
+  }
+  recvs_.push_back(std::move(*recv));
+}
+
+bool Mailbox::advance_sends(transport::SendChannel& channel) {
+  bool moved = false;
+  while (!sends_.empty()) {
+    Send& send = sends_.front();
+    const std::uint64_t total = send.request.data.bytes;
+    while (!send.all_accepted) {
+      const std::uint64_t bytes =
+          std::min<std::uint64_t>(transport::kSegmentBytesMax, total - send.sent);
+      const transport::SegmentHeader header{sent_count_ + 1, total,
+                                            static_cast<std::uint32_t>(bytes), send.request.tag};
+      if (!channel.hand_over(header, send.request.data.data + send.sent)) return moved;
+      moved = true;
+      send.sent += bytes;
+      send.all_accepted = send.sent == total;
+    }
+    if (!channel.drained()) return moved;
+    ++sent_count_;
+    send.operation->finish(Status());
+    sends_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+bool Mailbox::advance_recvs(transport::RecvChannel& channel) {
+  bool moved = false;
+  while (!broken_) {
+    const transport::Segment* segment = channel.peek();
+    if (segment == nullptr) break;
+    broken_ = !continues(segment->header);
+    if (!broken_) accept(*segment);
+    channel.release();
+    moved = true;
+  }
+  return moved;
+}
+
+// The next segment of the message that is arriving, or the first one of the next message. Nothing
+// that a peer claims may lead past the end of a receive's memory.
+bool Mailbox::continues(const transport::SegmentHeader& header) const {
+  if (!arriving_) {
+    return header.sequence == received_count_ + 1 && header.bytes <= header.agreement &&
+           (header.bytes != 0 || header.agreement == 0);
+  }
+  const Arrival& arrival = arrivals_.back();
+  return header.sequence == arrival.number && header.agreement == arrival.total &&
+         header.tag == arrival.tag && header.bytes != 0 &&
+         header.bytes <= arrival.total - arrival.received;
+}
+
+std::unique_ptr<Mailbox::Recv> Mailbox::claim(std::uint32_t tag) {
+  const auto match = std::find_if(recvs_.begin(), recvs_.end(),
+                                  [tag](const Recv& recv) { return recv.request.tag == tag; });
+  if (match == recvs_.end()) return nullptr;
+  auto claimed = std::make_unique<Recv>(std::move(*match));
+  recvs_.erase(match);
+  return claimed;
+}
+
+// Claimed bytes go straight to their memory unless part of the message is already kept here.
+void Mailbox::accept(const transport::Segment& segment) {
+  if (!arriving_) {
+    Arrival arrival;
+    arrival.number = ++received_count_;
+    arrival.tag = segment.header.tag;
+    arrival.total = segment.header.agreement;
+    arrival.claim = claim(arrival.tag);
+    arrivals_.push_back(std::move(arrival));
+    arriving_ = true;
+  }
+  Arrival& arrival = arrivals_.back();
+  const std::size_t bytes = segment.header.bytes;
+  const bool fits = arrival.claim != nullptr && arrival.claim->request.data.bytes == arrival.total;
+  if (fits && arrival.kept.empty() && bytes != 0) {
+    std::memcpy(arrival.claim->request.data.data + arrival.received, segment.data, bytes);
+  } else if ((fits || arrival.claim == nullptr) && bytes != 0) {
+    arrival.kept.insert(arrival.kept.end(), segment.data, segment.data + bytes);
+  }
+  arrival.received += bytes;
+  if (arrival.received < arrival.total) return;
+  arriving_ = false;
+  if (arrival.claim == nullptr) return;
+  finish(arrival);
+  arrivals_.pop_back();
+}
+
+void Mailbox::finish(Arrival& arrival) {
+  const Memory& memory = arrival.claim->request.data;
+  if (memory.bytes != arrival.total) {
+    arrival.claim->operation->finish(Status::error(
+        Code::kMismatch,
+        "recv from rank " + std::to_string(peer_) + " with tag " + std::to_string(arrival.tag) +
+            ": the message has " + std::to_string(arrival.total) + " bytes, the array has " +
+            std::to_string(memory.bytes) + " bytes",
+        {peer_}));
+    return;
+  }
+  if (!arrival.kept.empty()) std::memcpy(memory.data, arrival.kept.data(), arrival.kept.size());
+  arrival.claim->operation->finish(Status());
+}
+
+void Mailbox::fail(const Status& status) {
+  for (Send& send : sends_) send.operation->finish(status);
+  for (Recv& recv : recvs_) recv.operation->finish(status);
+  for (Arrival& arrival : arrivals_) {
+    if (arrival.claim != nullptr) arrival.claim->operation->finish(status);
+  }
+  sends_.clear();
+  recvs_.clear();
+  arrivals_.clear();
+  arriving_ = false;
+}
+
+}  // namespace pycoll::runtime

@@ -1,0 +1,85 @@
+// Tagged messages between this rank and one peer: matching, and moving bytes through the message
+// channel. Messages with equal tags are received in the order sent; other tags may overtake.
+//
+// A message is cut in segments of at most kSegmentBytesMax; each carries the message's number, its
+// total length (in `agreement`) and its tag. A message that arrives before its receive was posted
+// is kept here, in memory of its own, so that two ranks that send to each other never block each
+// other.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "runtime/operation.h"
+#include "runtime/request.h"
+#include "transport/transport.h"
+
+namespace pycoll::runtime {
+
+// One thread at a time.
+class Mailbox {
+ public:
+  explicit Mailbox(int peer) : peer_(peer) {}
+
+  // A send to this rank itself: copied and finished at once.
+  void send_to_self(const MessageRequest& request, Operation& operation);
+  void post_send(const MessageRequest& request, std::shared_ptr<Operation> operation);
+  // Finished at once if the message is already here.
+  void post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation);
+
+  // Moves what can be moved; true if anything did. After a segment that cannot be, which only a
+  // broken peer sends, broken() is true and nothing more is received.
+  bool advance_sends(transport::SendChannel& channel);
+  bool advance_recvs(transport::RecvChannel& channel);
+  bool broken() const { return broken_; }
+
+  int peer() const { return peer_; }
+  bool sending() const { return !sends_.empty(); }
+  // A receive is open: not matched yet, or its message is still on its way in.
+  bool receiving() const {
+    return !recvs_.empty() || (arriving_ && arrivals_.back().claim != nullptr);
+  }
+
+  // Finishes everything that is still open with `status`.
+  void fail(const Status& status);
+
+ private:
+  struct Send {
+    MessageRequest request;
+    std::shared_ptr<Operation> operation;
+    std::uint64_t sent = 0;
+    bool all_accepted = false;
+  };
+  struct Recv {
+    MessageRequest request;
+    std::shared_ptr<Operation> operation;
+  };
+  // A message on its way in, or complete and unclaimed.
+  struct Arrival {
+    std::uint64_t number = 0;
+    std::uint32_t tag = 0;
+    std::uint64_t total = 0;
+    std::uint64_t received = 0;
+    std::unique_ptr<Recv> claim;  // where it goes; nullptr while nobody asked for it
+    std::vector<std::byte> kept;  // its bytes while unclaimed
+  };
+
+  std::unique_ptr<Recv> claim(std::uint32_t tag);
+  bool continues(const transport::SegmentHeader& header) const;
+  void accept(const transport::Segment& segment);
+  void finish(Arrival& arrival);
+
+  int peer_;
+  std::uint64_t sent_count_ = 0;
+  std::uint64_t received_count_ = 0;  // messages whose first segment has come
+  std::deque<Send> sends_;
+  std::list<Recv> recvs_;
+  std::list<Arrival> arrivals_;  // the last one may be incomplete, all before it are whole
+  bool arriving_ = false;
+  bool broken_ = false;
+};
+
+}  // namespace pycoll::runtime

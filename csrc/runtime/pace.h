@@ -1,0 +1,49 @@
+// How a thread spends its time while its operation cannot move: spin, yield, then sleep; and when a
+// thread whose operation moves all the time must look up nevertheless.
+#pragma once
+
+namespace pycoll::runtime {
+
+// One thread at a time.
+class Pace {
+ public:
+  // `crowded`: there are fewer cores than ranks, so the peer that is waited for may need this one.
+  explicit Pace(bool crowded)
+      : spins_max_(crowded ? kSpinsCrowded : kSpinsAlone), yields_max_(crowded ? kYields : 0) {}
+
+  // Something moved.
+  void reset() {
+    spins_ = yields_ = 0;
+    ++moves_;
+  }
+  // True while spinning is still worth it; `*poll` tells when to poll the media.
+  bool spin(bool* poll) {
+    if (spins_ >= spins_max_) return false;
+    *poll = ++spins_ % kSpinsPerPoll == 0;
+    return true;
+  }
+  bool yield() { return yields_ < yields_max_ && ++yields_ > 0; }
+
+  // Something has moved so often since the last looked() that deadlines, peers and signals must not
+  // wait any longer.
+  bool overdue() const { return moves_ >= kMovesMax; }
+  void looked() { moves_ = 0; }
+
+ private:
+  // With a core per rank a thread spins for about the time that a futex or eventfd hand-off costs
+  // (26-45 us), so waiting never costs more than twice what it must.
+  static constexpr int kSpinsAlone = 2000;
+  static constexpr int kSpinsCrowded = 20;
+  static constexpr int kYields = 100;
+  static constexpr int kSpinsPerPoll = 8;
+  // One move is a few MiB at most (Execution::kRowsPerAdvance), about a millisecond.
+  static constexpr int kMovesMax = 64;
+
+  int spins_max_;
+  int yields_max_;
+  int spins_ = 0;
+  int yields_ = 0;
+  int moves_ = 0;
+};
+
+}  // namespace pycoll::runtime

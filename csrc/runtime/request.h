@@ -1,0 +1,52 @@
+// What a caller asks of the engine. Plain values; the bindings fill them in, nothing here decides.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "kernels/reduce.h"
+#include "plan/image.h"
+#include "transport/transport.h"
+
+namespace pycoll::runtime {
+
+// Memory of the caller, contiguous. Stays valid and, for inputs, unchanged until the operation is
+// done; the bindings hold the exporting array for that long.
+struct ConstMemory {
+  const std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+};
+struct Memory {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+struct CollectiveRequest {
+  std::shared_ptr<const plan::Image> plan;
+  // Flat in block order (csrc/plan/FORMAT.md). They may be the same memory exactly for
+  // all_reduce, broadcast, reduce, scan and exscan; otherwise they must not overlap.
+  ConstMemory input;
+  Memory output;
+  // Elements of each block of the whole collective, alike on all ranks.
+  std::vector<std::uint64_t> counts;
+  transport::Descriptor descriptor;
+  kernels::Combine combine;                // empty where nothing is reduced
+  kernels::ScaleFunction scale = nullptr;  // for avg: applied to final values
+  // Set by a user's reduction that cannot go on, or nullptr: the operation then fails everywhere.
+  const std::atomic<bool>* reduction_failed = nullptr;
+  std::uint32_t segment_bytes = transport::kSegmentBytesMax;
+};
+
+// A tagged message to or from one peer. For a send `data` is only read.
+struct MessageRequest {
+  enum class Kind : std::uint8_t { kSend, kRecv } kind = Kind::kSend;
+  int peer = 0;
+  std::uint32_t tag = 0;
+  Memory data;
+};
+
+}  // namespace pycoll::runtime

@@ -1,0 +1,167 @@
+#include "runtime/verdict.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+namespace pycoll::runtime {
+namespace {
+
+using transport::Descriptor;
+
+// Characters of a notice's detail, and how many of them the name of a message may take.
+constexpr std::size_t kDetailMax = sizeof(transport::Notice::detail) - 1;
+constexpr std::size_t kMessageMax = 32;
+
+// A group of ranks that mean the same operation, in ascending order.
+struct Camp {
+  std::uint64_t sequence;
+  Descriptor descriptor;
+  std::vector<int> ranks;
+};
+
+// The largest camp first, at a tie the one of the lowest rank. `sequence` 0: of all operations.
+std::vector<Camp> camps_of(std::uint64_t sequence, const std::vector<Standing>& standings) {
+  std::vector<Camp> camps;
+  for (const Standing& standing : standings) {
+    if (standing.sequence == 0 || (sequence != 0 && standing.sequence != sequence)) continue;
+    const auto same = std::find_if(camps.begin(), camps.end(), [&](const Camp& camp) {
+      return camp.sequence == standing.sequence && camp.descriptor == standing.descriptor;
+    });
+    if (same != camps.end()) {
+      same->ranks.push_back(standing.rank);
+    } else {
+      camps.push_back({standing.sequence, standing.descriptor, {standing.rank}});
+    }
+  }
+  for (Camp& camp : camps) std::sort(camp.ranks.begin(), camp.ranks.end());
+  std::sort(camps.begin(), camps.end(), [](const Camp& a, const Camp& b) {
+    if (a.ranks.size() != b.ranks.size()) return a.ranks.size() > b.ranks.size();
+    return a.ranks.front() < b.ranks.front();
+  });
+  return camps;
+}
+
+std::vector<int> outside_first(const std::vector<Camp>& camps) {
+  std::vector<int> odd;
+  for (std::size_t i = 1; i < camps.size(); ++i) {
+    odd.insert(odd.end(), camps[i].ranks.begin(), camps[i].ranks.end());
+  }
+  std::sort(odd.begin(), odd.end());
+  return odd;
+}
+
+Status apart_verdict(const std::vector<Camp>& camps) {
+  std::string text = "ranks are at different operations: ";
+  for (std::size_t i = 0; i < camps.size(); ++i) {
+    if (i > 0) text += "; ";
+    text += name_ranks(camps[i].ranks) + (camps[i].ranks.size() == 1 ? " is at " : " are at ") +
+            name_operation(camps[i].sequence, camps[i].descriptor);
+  }
+  return Status::error(Code::kMismatch, std::move(text), outside_first(camps));
+}
+
+}  // namespace
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string name_rank(int rank, const std::vector<std::string>& names) {
+  std::string text = "rank " + std::to_string(rank);
+  const auto index = static_cast<std::size_t>(rank);
+  if (index < names.size() && !names[index].empty()) text += " (" + names[index] + ")";
+  return text;
+}
+
+std::string name_operation(std::uint64_t sequence, const Descriptor& descriptor) {
+  return "operation " + std::to_string(sequence) + " (" + to_text(descriptor) + ")";
+}
+
+Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings) {
+  const std::vector<Camp> camps = camps_of(sequence, standings);
+  if (camps.size() < 2) {
+    const std::vector<Camp> all = camps_of(0, standings);
+    if (all.size() > 1) return apart_verdict(all);
+    return Status::error(Code::kMismatch,
+                         "ranks disagree about the lengths of their arrays in " +
+                             (all.empty() ? "operation " + std::to_string(sequence)
+                                          : name_operation(all[0].sequence, all[0].descriptor)) +
+                             ": compare their counts and splits");
+  }
+  std::string text = "ranks disagree about operation " + std::to_string(sequence) + ": ";
+  for (std::size_t i = 0; i < camps.size(); ++i) {
+    if (i > 0) text += "; ";
+    text += name_ranks(camps[i].ranks) + " called " + to_text(camps[i].descriptor);
+  }
+  const bool alike = std::all_of(camps.begin(), camps.end(), [&](const Camp& camp) {
+    return to_text(camp.descriptor) == to_text(camps[0].descriptor);
+  });
+  if (alike) text += " (with different algorithms, shapes or user operations)";
+  return Status::error(Code::kMismatch, std::move(text), outside_first(camps));
+}
+
+// "0.5 s;m;2,3;recv from rank 3"
+std::string to_detail(const Overdue& overdue) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "%.3g;%c;", overdue.seconds, overdue.entered ? 'e' : 'm');
+  std::string detail = text;
+  const std::size_t room = kDetailMax - 1 - std::min(overdue.message.size(), kMessageMax);
+  std::string list;
+  for (const int rank : overdue.ranks) {
+    const std::string one = (list.empty() ? "" : ",") + std::to_string(rank);
+    if (detail.size() + list.size() + one.size() > room) break;
+    list += one;
+  }
+  return detail + list + ";" + overdue.message.substr(0, kMessageMax);
+}
+
+Overdue overdue_from(const std::string& detail, int size) {
+  Overdue overdue;
+  const char* cursor = detail.c_str();
+  char* end = nullptr;
+  overdue.seconds = std::strtod(cursor, &end);
+  if (!std::isfinite(overdue.seconds) || *end != ';' || (end[1] != 'e' && end[1] != 'm')) return {};
+  overdue.entered = end[1] == 'e';
+  if (end[2] != ';') return overdue;
+  cursor = end + 3;
+  while (*cursor >= '0' && *cursor <= '9') {
+    const long rank = std::strtol(cursor, &end, 10);
+    if (rank < size) overdue.ranks.push_back(static_cast<int>(rank));
+    cursor = *end == ',' ? end + 1 : end;
+  }
+  if (*cursor == ';') overdue.message = cursor + 1;
+  return overdue;
+}
+
+Status timeout_verdict(const std::string& collective, const Overdue& overdue,
+                       const std::vector<std::string>& names) {
+  char duration[32];
+  std::snprintf(duration, sizeof(duration), "%.3g s", overdue.seconds);
+  std::string text = (overdue.message.empty() ? collective : overdue.message) +
+                     " did not finish within " + duration + ": ";
+  if (overdue.ranks.empty()) {
+    text += "what was sent did not leave in time";
+  } else {
+    text += overdue.ranks.size() == 1 ? name_rank(overdue.ranks.front(), names)
+                                      : name_ranks(overdue.ranks);
+    text += overdue.entered ? " sent nothing more" : " did not arrive";
+  }
+  return Status::error(Code::kTimeout, std::move(text), overdue.ranks);
+}
+
+Status peer_lost_verdict(int rank, const std::string& how, const std::string& operation,
+                         const std::vector<std::string>& names) {
+  return Status::error(Code::kPeerLost,
+                       name_rank(rank, names) + " was lost during " + operation + ": " + how,
+                       {rank});
+}
+
+}  // namespace pycoll::runtime

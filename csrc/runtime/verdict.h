@@ -1,0 +1,58 @@
+// What to say when an operation cannot finish: pure functions from what the ranks have told each
+// other to one Status. All ranks that see the same notices reach the same verdict in the same
+// words.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "transport/transport.h"
+
+namespace pycoll::runtime {
+
+// What one rank is known to do. `sequence` 0: nothing known.
+struct Standing {
+  int rank = 0;
+  std::uint64_t sequence = 0;
+  transport::Descriptor descriptor;
+};
+
+// Ranks disagree about operation `sequence`. The description that most ranks share is taken as
+// meant (at a tie the one of the lowest rank); the others are at fault. Standings of other
+// sequences count only if those of `sequence` agree: then ranks are at different operations. If
+// that does not tell them apart either, the lengths of their arrays must differ, and no rank is
+// named.
+Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings);
+
+// A deadline that passed.
+struct Overdue {
+  double seconds = 0;
+  bool entered = false;    // `ranks` are in the operation, but sent nothing more
+  std::vector<int> ranks;  // at fault, ascending; may be empty
+  std::string message;     // "recv from rank 3"; empty if the operation is a collective
+};
+
+// How a rank tells its peers, so that all say the same: fits in Notice::detail, for which a list of
+// very many ranks is cut.
+std::string to_detail(const Overdue& overdue);
+// Whatever a peer wrote gives something harmless: ranks outside [0, size) are dropped.
+Overdue overdue_from(const std::string& detail, int size);
+
+// `collective` is the operation unless a message was overdue.
+Status timeout_verdict(const std::string& collective, const Overdue& overdue,
+                       const std::vector<std::string>& names);
+
+// `rank` died or left while `operation` was under way.
+Status peer_lost_verdict(int rank, const std::string& how, const std::string& operation,
+                         const std::vector<std::string>& names);
+
+// "operation 7 (all_reduce of 4 float32, op sum)"
+std::string name_operation(std::uint64_t sequence, const transport::Descriptor& descriptor);
+// "rank 3 (host:4711)"
+std::string name_rank(int rank, const std::vector<std::string>& names);
+// "ranks 1, 2 and 5"; "rank 1"
+std::string name_ranks(const std::vector<int>& ranks);
+
+}  // namespace pycoll::runtime
