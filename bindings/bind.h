@@ -1,0 +1,33 @@
+// What the files of this folder offer each other. Below this folder there are no exceptions and no
+// Python; here every Status becomes an exception of pycoll.errors, in one place.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string_view>
+
+#include "base/status.h"
+#include "transport/transport.h"
+
+namespace pycoll::bindings {
+
+namespace py = pybind11;
+
+// Throws the exception of pycoll.errors that belongs to `status`; returns if it is ok. If a Python
+// error is already pending (Ctrl-C during a wait), that one is thrown instead. Requires: the GIL.
+void raise_if_failed(const Status& status, std::string_view operation);
+
+// A transport as Python holds it; the communicator shares its ownership.
+struct TransportHandle {
+  std::shared_ptr<transport::Transport> transport;
+};
+
+void bind_buffer(py::module_& module);
+void bind_plan(py::module_& module);
+void bind_transports(py::module_& module);
+void bind_communicator(py::module_& module);
+void bind_kernels(py::module_& module);
+void bind_simulation(py::module_& module);
+
+}  // namespace pycoll::bindings

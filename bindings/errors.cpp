@@ -1,0 +1,46 @@
+// The single table from Status codes to exception types.
+#include <string>
+
+#include "bindings/bind.h"
+
+namespace pycoll::bindings {
+namespace {
+
+const char* class_name(Code code) {
+  switch (code) {
+    case Code::kInvalidArgument:
+      return "InvalidArgumentError";
+    case Code::kMismatch:
+      return "MismatchError";
+    case Code::kPeerLost:
+      return "PeerLostError";
+    case Code::kTimeout:
+      return "TimeoutError";
+    case Code::kClosed:
+      return "ClosedError";
+    case Code::kTransport:
+      return "TransportError";
+    case Code::kOk:
+    case Code::kInterrupted:
+      break;
+  }
+  return "PycollError";
+}
+
+}  // namespace
+
+void raise_if_failed(const Status& status, std::string_view operation) {
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (status.ok()) return;
+  py::object type = py::module_::import("pycoll.errors").attr(class_name(status.code()));
+  py::tuple ranks(status.ranks().size());
+  for (std::size_t i = 0; i < status.ranks().size(); ++i) ranks[i] = status.ranks()[i];
+  py::object rank = py::none();
+  if (!status.ranks().empty()) rank = py::int_(status.ranks().front());
+  py::object error = type(status.message(), py::arg("rank") = rank, py::arg("ranks") = ranks,
+                          py::arg("operation") = std::string(operation));
+  PyErr_SetObject(type.ptr(), error.ptr());
+  throw py::error_already_set();
+}
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,13 @@
+// The native half of pycoll. Functions release the GIL around everything that may wait.
+#include "bindings/bind.h"
+
+PYBIND11_MODULE(_core, module) {
+  namespace bindings = pycoll::bindings;
+  module.doc() = "Native engines of pycoll; use the pycoll package.";
+  bindings::bind_buffer(module);
+  bindings::bind_plan(module);
+  bindings::bind_transports(module);
+  bindings::bind_communicator(module);
+  bindings::bind_kernels(module);
+  bindings::bind_simulation(module);
+}

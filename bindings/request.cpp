@@ -1,0 +1,49 @@
+#include "bindings/request.h"
+
+#include <string>
+#include <utility>
+
+namespace pycoll::bindings {
+namespace {
+
+void check_code(const char* name, int value, int count) {
+  if (value >= 0 && value < count) return;
+  throw pybind11::value_error(std::string(name) + " is " + std::to_string(value) +
+                              ": expected a number from 0 to " + std::to_string(count - 1));
+}
+
+}  // namespace
+
+runtime::CollectiveRequest make_request(const PlanHandle& plan, const BufferView* input,
+                                        BufferView* output, Terms terms,
+                                        const std::shared_ptr<UserOp>& user_op) {
+  runtime::CollectiveRequest request;
+  request.plan = plan.image;
+  check_code("dtype", terms.dtype, kDTypeCount);
+  check_code("op", terms.op, kReduceOpCount);
+  const auto dtype = static_cast<DType>(terms.dtype);
+  // The arrays' own types, so that a wrong one is found as a wrong number of bytes.
+  if (input != nullptr) request.input = {input->data, input->count * item_bytes(input->dtype)};
+  if (output != nullptr) request.output = {output->data, output->count * item_bytes(output->dtype)};
+  request.counts = std::move(terms.counts);
+  request.segment_bytes = terms.segment_bytes;
+  const plan::Header& header = plan.image->header();
+  request.descriptor.count = terms.count;
+  request.descriptor.plan_key = terms.plan_key;
+  request.descriptor.root = header.root;
+  request.descriptor.collective = static_cast<Collective>(header.collective);
+  request.descriptor.dtype = dtype;
+  request.descriptor.op = static_cast<ReduceOp>(terms.op);
+  if (user_op != nullptr) {
+    request.combine = user_op->combine();
+    request.reduction_failed = user_op->failed();
+  } else {
+    request.combine = kernels::combine_for(request.descriptor.dtype, request.descriptor.op);
+    if (request.descriptor.op == ReduceOp::kAvg) {
+      request.scale = kernels::scale_for(request.descriptor.dtype);
+    }
+  }
+  return request;
+}
+
+}  // namespace pycoll::bindings
