@@ -1,0 +1,125 @@
+"""pycoll: collective communication between the ranks of a parallel program, from any array.
+
+    import pycoll
+    pycoll.init()
+    total = pycoll.all_reduce(x)
+
+``pycoll.init`` finds the world, ``Communicator`` has the operations, ``pycoll.arrays`` says which
+arrays may be passed, ``pycoll.errors`` what is raised.
+
+Names are imported on first use, so that schedules, proofs and the launcher need no native code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pycoll.api import (
+        ClosedError,
+        Communicator,
+        InvalidArgumentError,
+        MismatchError,
+        PeerLostError,
+        PycollError,
+        TimeoutError,
+        TransportError,
+        Work,
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        cross_rank,
+        cross_size,
+        empty,
+        explain,
+        exscan,
+        finalize,
+        gather,
+        group,
+        init,
+        irecv,
+        is_initialized,
+        isend,
+        local_rank,
+        local_size,
+        local_world,
+        rank,
+        recv,
+        reduce,
+        reduce_scatter,
+        register_op,
+        scan,
+        scatter,
+        send,
+        size,
+        split,
+        world,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ClosedError",
+    "Communicator",
+    "InvalidArgumentError",
+    "MismatchError",
+    "PeerLostError",
+    "PycollError",
+    "TimeoutError",
+    "TransportError",
+    "Work",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "cross_rank",
+    "cross_size",
+    "empty",
+    "explain",
+    "exscan",
+    "finalize",
+    "gather",
+    "group",
+    "init",
+    "irecv",
+    "is_initialized",
+    "isend",
+    "local_rank",
+    "local_size",
+    "local_world",
+    "rank",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "register_op",
+    "scan",
+    "scatter",
+    "send",
+    "size",
+    "split",
+    "world",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
+    try:
+        from pycoll import api
+    except ImportError as error:
+        if "_core" not in str(error):
+            raise
+        raise ImportError(
+            f"the native part of pycoll cannot be loaded from {__path__[0]}: {error}. If that is "
+            "the source tree, install it (pip install . or pip install -e .) and, unless it was "
+            "with -e, run from another folder"
+        ) from error
+    value = globals()[name] = getattr(api, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

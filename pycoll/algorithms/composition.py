@@ -1,0 +1,130 @@
+"""Algorithms as phases of a larger one: on groups of ranks, with their chunks spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from pycoll.algorithms.algorithm import Algorithm, Levels
+from pycoll.costs import Cost
+from pycoll.schedule import TOKEN, Schedule, Transfer
+from pycoll.topology import Topology
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that run a phase together. Block b of their algorithm is the chunks ``blocks[b]``."""
+
+    members: Sequence[int]
+    blocks: Sequence[Sequence[int]]
+    root: int = 0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One algorithm on groups side by side; ``across`` hosts or inside them."""
+
+    algorithm: Algorithm
+    groups: Sequence[Group]
+    across: bool = False
+    topology: Topology | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps of the longest group."""
+        sizes = {len(group.members) for group in self.groups}
+        return max(self.algorithm.cost(size, self.topology).steps for size in sizes)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The phases of a collective, and the chunks that its blocks have."""
+
+    parts: int
+    phases: Sequence[Phase]
+
+
+def embed(
+    schedule: Schedule, members: Sequence[int], blocks: Sequence[Sequence[int]], start: int
+) -> Iterator[Transfer]:
+    """The schedule as a phase of a larger one: other ranks, other chunks, later."""
+    parts = schedule.parts
+    chunks = [
+        block[part * len(block) // parts : (part + 1) * len(block) // parts]
+        for block in blocks
+        for part in range(parts)
+    ]
+    for t in schedule.transfers:
+        source, destination = members[t.source], members[t.destination]
+        for chunk in chunks[t.chunk] if t.chunk != TOKEN else (TOKEN,):
+            reduce = t.reduce and chunk != TOKEN
+            yield Transfer(start + t.step, chunk, source, destination, reduce, -2, t.before, t.lane)
+
+
+def run(phases: Sequence[Phase], only: int | None) -> Iterator[Transfer]:
+    """The transfers of all phases, one behind the other."""
+    start = 0
+    for phase in phases:
+        for group in phase.groups:
+            if only is not None and only not in group.members:
+                continue
+            schedule = phase.algorithm.build(
+                len(group.members),
+                root=group.root,
+                only=None if only is None else group.members.index(only),
+                topology=phase.topology,
+            )
+            yield from embed(schedule, group.members, group.blocks, start)
+        start += phase.steps
+
+
+def levels(composition: Composition, size: int) -> Levels:
+    """Cost inside hosts and across them.
+
+    An upper bound: exact where every rank does its worst in every phase, as in all_reduce,
+    reduce_scatter and all_gather on even hosts.
+    """
+    message = message_chunks(composition)
+    costs = []
+    for across in (False, True):
+        phases = [phase for phase in composition.phases if phase.across is across]
+        load = [[Fraction(0)] * 3 for _ in range(size)]
+        for phase in phases:
+            for group in phase.groups:
+                add_load(phase, group, message, load)
+        sent, received, reduced = (max(one[i] for one in load) for i in range(3))
+        steps = sum(phase.steps for phase in phases)
+        costs.append(Cost(steps, sent, received, reduced, message))
+    sharing = max(len(phase.groups) for phase in composition.phases if phase.across)
+    return Levels(costs[0], costs[1], sharing)
+
+
+def add_load(phase: Phase, group: Group, message: int, load: list[list[Fraction]]) -> None:
+    """Adds what the group's ranks send, receive and reduce at most."""
+    cost = phase.algorithm.cost(len(group.members), phase.topology)
+    tokens = not group.blocks or TOKEN in group.blocks[0]
+    largest = max((len(block) for block in group.blocks), default=1)
+    share = Fraction(1 if tokens else largest * len(group.blocks), message)
+    amounts = (cost.sent, cost.received, Fraction(0) if tokens else cost.reduced)
+    for rank in group.members:
+        for i, amount in enumerate(amounts):
+            load[rank][i] += share * amount
+
+
+def message_chunks(composition: Composition) -> int:
+    """Chunks of the whole message."""
+    groups = [group for phase in composition.phases for group in phase.groups]
+    return len({chunk for group in groups for block in group.blocks for chunk in block})
+
+
+def total(levels: Levels) -> Cost:
+    """Both together."""
+    inside, across, _ = levels
+    return Cost(
+        inside.steps + across.steps,
+        inside.sent + across.sent,
+        inside.received + across.received,
+        inside.reduced + across.reduced,
+        max(inside.chunks, across.chunks),
+    )

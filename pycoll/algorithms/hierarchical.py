@@ -1,0 +1,287 @@
+"""Hierarchies: the fast links inside hosts do most of the work, the slow ones carry each byte once.
+
+    all_reduce over 2 hosts of 2:     inside        across         inside
+                                      scatter       per shard      gather
+      host A: ranks 0 1               0:s0 1:s1     0-2: s0        0<->1
+      host B: ranks 2 3               2:s0 3:s1     1-3: s1        2<->3
+
+Every phase is an ordinary algorithm on a group of ranks, its chunks spread over chunks of the
+whole. With several levels the phase across hosts is a hierarchy again (Cho et al., "BlueConnect",
+MLSys 2019). Hosts may be uneven: shard s belongs to place s mod g of a host of g ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import lcm
+
+from pycoll.algorithms.algorithm import Algorithm, Levels
+from pycoll.algorithms.composition import Composition, Group, Phase, levels, run, total
+from pycoll.algorithms.pattern import finish
+from pycoll.costs import Cost
+from pycoll.schedule import TOKEN, Collective, Schedule
+from pycoll.topology import Topology
+
+Table = Mapping[Collective, Mapping[str, Algorithm]]
+
+#: Not for use inside hosts: they hand on a partial result as a copy, which the lowering, seeing one
+#: rank only, takes for the end of the reduction.
+NOT_INSIDE = frozenset(
+    {(Collective.REDUCE, "chain"), (Collective.REDUCE_SCATTER, "halving_doubling")}
+)
+#: Not for use in a hierarchy at all: the order of its folds would be lost, its temporaries wasted.
+ALONE = "direct_ordered"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the algorithms of the phases come from."""
+
+    table: Table
+    inner: str
+    outer: str
+    topology: Topology
+
+    def inside(self, collective: Collective) -> Algorithm:
+        """The algorithm inside hosts."""
+        return self.table[collective][self.inner]
+
+    def across(self, collective: Collective, groups: Sequence[Group]) -> Phase:
+        """The phase across hosts: a hierarchy again if there are levels above."""
+        above = self.topology.above()
+        if above is None:
+            return Phase(self.table[collective][self.outer], groups, True)
+        algorithm = compose(self.table, collective, self.inner, self.outer)
+        return Phase(algorithm, groups, True, above)
+
+
+def shard_count(topology: Topology) -> int:
+    """One shard per rank of the largest host."""
+    return max(len(members) for members in topology.hosts)
+
+
+def owners(topology: Topology, shard: int) -> tuple[int, ...]:
+    """Who has the shard on each host."""
+    return tuple(members[shard % len(members)] for members in topology.hosts)
+
+
+def all_reduce(use: Parts, root: int) -> Composition:
+    """Reduce_scatter inside, all_reduce across per shard, all_gather inside."""
+    topology = use.topology
+    shards = shard_count(topology)
+    across = use.across(Collective.ALL_REDUCE, ())
+    parts = parts_of(across, len(topology.hosts))
+
+    @cache
+    def shares(members: int) -> list[list[int]]:
+        return [
+            [s * parts + i for s in range(place, shards, members) for i in range(parts)]
+            for place in range(members)
+        ]
+
+    inside = [Group(members, shares(len(members))) for members in topology.hosts]
+    per_shard = [
+        Group(owners(topology, s), [range(s * parts, (s + 1) * parts)]) for s in range(shards)
+    ]
+    phases = [
+        Phase(use.inside(Collective.REDUCE_SCATTER), inside),
+        use.across(Collective.ALL_REDUCE, per_shard),
+        Phase(use.inside(Collective.ALL_GATHER), inside),
+    ]
+    return Composition(shards * parts, phases)
+
+
+def all_reduce_by_leaders(use: Parts, root: int) -> Composition:
+    """Reduce to a leader per host, all_reduce among leaders, broadcast: for short messages."""
+    hosts = use.topology.hosts
+    up, down = use.inside(Collective.REDUCE), use.inside(Collective.BROADCAST)
+    parts = parts_of(use.across(Collective.ALL_REDUCE, ()), len(hosts))
+    for members in hosts:
+        parts = lcm(parts, *(parts_of(Phase(way, ()), len(members)) for way in (up, down)))
+    everything = [range(parts)]
+    inside = [Group(members, everything) for members in hosts]
+    leaders = Group(owners(use.topology, 0), everything)
+    return Composition(
+        parts,
+        [Phase(up, inside), use.across(Collective.ALL_REDUCE, [leaders]), Phase(down, inside)],
+    )
+
+
+def spread_blocks(topology: Topology) -> tuple[list[Group], list[Group]]:
+    """Groups inside and across for collectives with a block per rank.
+
+    A block belongs to the place of its rank on every host, modulo the host's ranks.
+    """
+    hosts = topology.hosts
+
+    @cache
+    def shares(members: int) -> list[list[int]]:
+        kept: list[list[int]] = [[] for _ in range(members)]
+        for block, place in enumerate(topology.places):
+            kept[place % members].append(block)
+        return kept
+
+    inside = [Group(members, shares(len(members))) for members in hosts]
+    across = [
+        Group(owners(topology, place), [members[place : place + 1] for members in hosts])
+        for place in range(shard_count(topology))
+    ]
+    return inside, across
+
+
+def reduce_scatter(use: Parts, root: int) -> Composition:
+    """Inside hosts, each place folds the blocks of its place; then across."""
+    inside, across = spread_blocks(use.topology)
+    phases = [
+        Phase(use.inside(Collective.REDUCE_SCATTER), inside),
+        use.across(Collective.REDUCE_SCATTER, across),
+    ]
+    return Composition(1, phases)
+
+
+def all_gather(use: Parts, root: int) -> Composition:
+    """Across hosts, each place collects the blocks of its place; then inside."""
+    inside, across = spread_blocks(use.topology)
+    phases = [
+        use.across(Collective.ALL_GATHER, across),
+        Phase(use.inside(Collective.ALL_GATHER), inside),
+    ]
+    return Composition(1, phases)
+
+
+def rooted(use: Parts, root: int, collective: Collective) -> tuple[int, Phase, Phase]:
+    """(parts, phase across leaders, phase inside) of a broadcast or reduce; the root leads."""
+    topology = use.topology
+    home = topology.host_of(root)
+    leaders = [members[0] for members in topology.hosts]
+    leaders[home] = root
+    inside = use.inside(collective)
+    parts = parts_of(use.across(collective, ()), len(leaders))
+    for members in topology.hosts:
+        parts = lcm(parts, parts_of(Phase(inside, ()), len(members)))
+    everything = [range(parts)]
+    groups = [
+        Group(members, everything, members.index(leader))
+        for members, leader in zip(topology.hosts, leaders, strict=True)
+    ]
+    across = use.across(collective, [Group(leaders, everything, home)])
+    return parts, across, Phase(inside, groups)
+
+
+def broadcast(use: Parts, root: int) -> Composition:
+    """To one leader per host, then inside."""
+    parts, across, inside = rooted(use, root, Collective.BROADCAST)
+    return Composition(parts, [across, inside])
+
+
+def reduce(use: Parts, root: int) -> Composition:
+    """Inside to one leader per host, then across."""
+    parts, across, inside = rooted(use, root, Collective.REDUCE)
+    return Composition(parts, [inside, across])
+
+
+def by_host(use: Parts, root: int, collective: Collective) -> tuple[Phase, Phase]:
+    """(phase across leaders, phase inside) of a gather or scatter; leaders handle their hosts'."""
+    _, across, inside = rooted(use, root, collective)
+    hosts = use.topology.hosts
+    groups = [
+        Group(group.members, [(rank,) for rank in group.members], group.root)
+        for group in inside.groups
+    ]
+    leaders = across.groups[0]
+    whole = Group(leaders.members, hosts, leaders.root)
+    return use.across(collective, [whole]), Phase(inside.algorithm, groups)
+
+
+def gather(use: Parts, root: int) -> Composition:
+    """Inside to one leader per host, then all of a host's blocks across."""
+    across, inside = by_host(use, root, Collective.GATHER)
+    return Composition(1, [inside, across])
+
+
+def scatter(use: Parts, root: int) -> Composition:
+    """A host's blocks to its leader, then inside."""
+    across, inside = by_host(use, root, Collective.SCATTER)
+    return Composition(1, [across, inside])
+
+
+def barrier(use: Parts, root: int) -> Composition:
+    """Tokens to one leader per host, a barrier among leaders, tokens back."""
+    hosts = use.topology.hosts
+    inside = [Group(members, [(TOKEN,)]) for members in hosts]
+    phases = [
+        Phase(use.inside(Collective.REDUCE), inside),
+        use.across(Collective.BARRIER, [Group(owners(use.topology, 0), [])]),
+        Phase(use.inside(Collective.BROADCAST), inside),
+    ]
+    return Composition(1, phases)
+
+
+def parts_of(phase: Phase, size: int) -> int:
+    """The parts of the phase's algorithm for this many ranks."""
+    return phase.algorithm.build(size, only=0, topology=phase.topology).parts
+
+
+COMPOSERS: dict[Collective, Callable[[Parts, int], Composition]] = {
+    Collective.ALL_REDUCE: all_reduce,
+    Collective.REDUCE: reduce,
+    Collective.BROADCAST: broadcast,
+    Collective.REDUCE_SCATTER: reduce_scatter,
+    Collective.ALL_GATHER: all_gather,
+    Collective.GATHER: gather,
+    Collective.SCATTER: scatter,
+    Collective.BARRIER: barrier,
+}
+
+
+def compose(table: Table, collective: Collective, inner: str, outer: str) -> Algorithm:
+    """The hierarchy with these algorithms; raises KeyError where the table lacks one.
+
+    An all_reduce works on shards if ``inner`` is known for reduce_scatter and all_gather, and
+    through leaders if it is known for reduce and broadcast only.
+    """
+    if collective not in COMPOSERS:
+        raise KeyError(collective.name.lower())
+    composer = COMPOSERS[collective]
+    if collective is Collective.ALL_REDUCE and inner not in table[Collective.REDUCE_SCATTER]:
+        composer = all_reduce_by_leaders
+    needed = [(collective, outer)]
+    if composer is all_reduce:
+        needed.append((Collective.REDUCE_SCATTER, inner))
+    elif composer in (all_reduce_by_leaders, barrier):
+        needed += [(Collective.REDUCE, inner), (Collective.BROADCAST, inner)]
+    else:
+        needed.append((collective, inner))
+    for kind, name in needed:
+        partial = name == inner and (kind, name) in NOT_INSIDE
+        if name not in table[kind] or name == ALONE or partial:
+            raise KeyError(name)
+
+    def build(size: int, *, topology: Topology, root: int = 0, only: int | None = None) -> Schedule:
+        composition = composer(Parts(table, inner, outer, topology), root)
+        return finish(
+            collective,
+            size,
+            run(composition.phases, only),
+            parts=composition.parts,
+            root=root,
+            only=only,
+        )
+
+    def by_level(topology: Topology) -> Levels:
+        return levels(composer(Parts(table, inner, outer, topology), 0), topology.size)
+
+    def formula(size: int, *, topology: Topology) -> Cost:
+        return total(by_level(topology))
+
+    return Algorithm(
+        collective,
+        f"hierarchical:{inner}+{outer}",
+        build,
+        formula,
+        f"{inner} inside hosts, {outer} across them",
+        "Cho et al., BlueConnect, MLSys 2019",
+        levels=by_level,
+    )

@@ -1,0 +1,158 @@
+"""Recursive doubling and halving: log2 steps between partners whose distance doubles.
+
+    distance 1:  0-1 2-3 4-5 6-7      distance 2:  0-2 1-3 ...      distance 4:  0-4 1-5 ...
+
+The partners work on 2^k *cores*. Of another size p = 2^k + r, the first 2r ranks form r pairs: the
+even one is a core, the odd one hands its part over before (fold) and gets the result after
+(unfold). Pairs are neighbours and distances grow, so every combined value covers consecutive ranks
+in rank order; both partners fold the lower ranks' value in front and so get equal bits.
+
+Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005); Ruefenacht, Bull and Booth, "Generalisation of
+recursive doubling for allreduce", Parallel Computing 69 (2017) (radix 4); Hillis and Steele, CACM
+29 (1986) (scan).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from pycoll.algorithms.pattern import Pair, finish, log2_ceil, onward
+from pycoll.schedule import REDUCE, TOKEN, Collective, Schedule, Transfer
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The 2^k ranks that do the work, ``count``, and the ``folded`` ranks that stand by."""
+
+    size: int
+    only: int | None
+
+    @property
+    def rounds(self) -> int:
+        """k."""
+        return self.size.bit_length() - 1
+
+    @property
+    def count(self) -> int:
+        """2^k, the largest power of two up to size."""
+        return 1 << self.rounds
+
+    @property
+    def folded(self) -> int:
+        """r, the pairs."""
+        return self.size - self.count
+
+    @property
+    def fold_steps(self) -> int:
+        """1 if there are pairs."""
+        return min(self.folded, 1)
+
+    def rank(self, core: int) -> int:
+        """The rank that is this core."""
+        return core + min(core, self.folded)
+
+    def blocks(self, core: int) -> range:
+        """The ranks that this core stands for."""
+        return range(self.rank(core), self.rank(core + 1))
+
+    def pairs(self) -> list[Pair]:
+        """(even, odd) of every pair."""
+        if self.only is None:
+            return [(2 * i, 2 * i + 1) for i in range(self.folded)]
+        even = self.only & ~1
+        return [(even, even + 1)] if even < 2 * self.folded else []
+
+    def partners(self, *distances: int) -> Iterator[Pair]:
+        """(core, core ^ distance) for every core; a core's sources come in ascending order."""
+        cores: list[int] = list(range(self.count))
+        if self.only is not None:
+            own = self.only - min(self.folded, (self.only + 1) // 2)
+            if self.rank(own) != self.only:
+                return
+            cores = sorted(own ^ distance for distance in (0, *distances))
+        for core in cores:
+            for distance in distances:
+                yield core, core ^ distance
+
+
+def exchanging(cores: Cores, distances: tuple[int, ...], step: int) -> Iterator[Transfer]:
+    """Partners swap all they have combined so far."""
+    for i, j in cores.partners(*distances):
+        yield Transfer(step, 0, cores.rank(i), cores.rank(j), REDUCE, before=i < j)
+
+
+def folding(cores: Cores, chunks: int = 1) -> Iterator[Transfer]:
+    """Step 0 of other sizes than 2^k: the odd rank's value joins its even neighbour's."""
+    for even, odd in cores.pairs():
+        for chunk in range(chunks):
+            yield Transfer(0, chunk, odd, even, REDUCE, before=False)
+
+
+def unfolding(cores: Cores, step: int, chunks: int = 1) -> Iterator[Transfer]:
+    """The odd rank gets the result."""
+    for even, odd in cores.pairs():
+        for chunk in range(chunks):
+            yield Transfer(step, chunk, even, odd)
+
+
+def all_reduce(size: int, *, only: int | None = None) -> Schedule:
+    """k steps and kn bytes, with a fold 2 steps and n bytes more; each rank folds everything."""
+    cores = Cores(size, only)
+    first = cores.fold_steps
+    doubling = (exchanging(cores, (1 << k,), first + k) for k in range(cores.rounds))
+    end = unfolding(cores, first + cores.rounds)
+    return finish(Collective.ALL_REDUCE, size, chain(folding(cores), *doubling, end), only=only)
+
+
+def multiplying(size: int, *, only: int | None = None) -> Schedule:
+    """All_reduce with radix 4: half the steps of doubling, three messages in each.
+
+    A row takes three arriving values, so a step costs one row; if k is odd, the last step doubles.
+    """
+    cores = Cores(size, only)
+    steps = [
+        (1 << k, 2 << k, 3 << k) if k + 1 < cores.rounds else (1 << k,)
+        for k in range(0, cores.rounds, 2)
+    ]
+    first = cores.fold_steps
+    swaps = (exchanging(cores, step, first + i) for i, step in enumerate(steps))
+    end = unfolding(cores, first + len(steps))
+    return finish(Collective.ALL_REDUCE, size, chain(folding(cores), *swaps, end), only=only)
+
+
+def scan(size: int, *, only: int | None = None) -> Schedule:
+    """L steps, rank 0 sends Ln bytes: in step k rank r adds what rank r-2^k has come to."""
+    return finish(Collective.SCAN, size, summing(size, only), only=only)
+
+
+def summing(size: int, only: int | None, start: int = 0, first: int = 0) -> Iterator[Transfer]:
+    """A scan over the ranks from ``first`` on."""
+    for k in range(log2_ceil(size - first) if size > first else 0):
+        for source, destination in onward(size, 1 << k, only):
+            if source >= first:
+                yield Transfer(start + k, 0, source, destination, REDUCE)
+
+
+def exscan(size: int, *, only: int | None = None) -> Schedule:
+    """Every value moves one rank up, then a scan from rank 1: one step and n bytes more."""
+    moved = (Transfer(0, 0, source, destination) for source, destination in onward(size, 1, only))
+    both = chain(moved, summing(size, only, start=1, first=1))
+    return finish(Collective.EXSCAN, size, both, only=only)
+
+
+def barrier(size: int, *, only: int | None = None) -> Schedule:
+    """k steps, with a fold 2 more."""
+    cores = Cores(size, only)
+    first = cores.fold_steps
+
+    def telling() -> Iterator[Transfer]:
+        for even, odd in cores.pairs():
+            yield Transfer(0, TOKEN, odd, even)
+            yield Transfer(first + cores.rounds, TOKEN, even, odd)
+        for k in range(cores.rounds):
+            for i, j in cores.partners(1 << k):
+                yield Transfer(first + k, TOKEN, cores.rank(i), cores.rank(j))
+
+    return finish(Collective.BARRIER, size, telling(), only=only)

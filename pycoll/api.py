@@ -1,0 +1,282 @@
+"""The world: init and finalize, and every method of its communicator as a module function."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pycoll.arrays import empty
+from pycoll.communicator import Communicator
+from pycoll.config import TRANSPORTS, Config
+from pycoll.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    PycollError,
+    TimeoutError,
+    TransportError,
+)
+from pycoll.ops import register_op
+from pycoll.work import Work, check_timeout
+
+__all__ = [
+    "ClosedError",
+    "Communicator",
+    "InvalidArgumentError",
+    "MismatchError",
+    "PeerLostError",
+    "PycollError",
+    "TimeoutError",
+    "TransportError",
+    "Work",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "cross_rank",
+    "cross_size",
+    "empty",
+    "explain",
+    "exscan",
+    "finalize",
+    "gather",
+    "group",
+    "init",
+    "irecv",
+    "is_initialized",
+    "isend",
+    "local_rank",
+    "local_size",
+    "local_world",
+    "rank",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "register_op",
+    "scan",
+    "scatter",
+    "send",
+    "size",
+    "split",
+    "world",
+]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class _World:
+    """The one communicator of this process, and the process it was made in."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.communicator: Communicator | None = None
+        self.pid = 0
+
+    def get(self) -> Communicator:
+        found = self.communicator
+        if found is None:
+            raise ClosedError("pycoll is not initialised: call pycoll.init() first")
+        if self.pid != os.getpid():
+            raise ClosedError(
+                f"this process was forked from process {self.pid}, whose world it cannot use: call "
+                "pycoll.init() here, or start workers with the 'spawn' method"
+            )
+        return found
+
+
+_world = _World()
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    secret: str | bytes | None = None,
+    comm: Any = None,
+    transports: str | list[str] | tuple[str, ...] | None = None,
+    timeout_s: float | None = None,
+    init_timeout_s: float | None = None,
+    deterministic: bool | None = None,
+) -> Communicator:
+    """Join the world, and return its communicator; to be called by every rank once.
+
+    Without arguments the world is found: started by pycoll run, mpirun, srun or torchrun, or from
+    ``PYCOLL_*`` variables; alone, it has size 1. Explicitly: ``rank`` and ``size`` with ``address``
+    ("host:port", free on the host of rank 0) and ``secret`` (at least 16 characters, alike
+    everywhere); or ``comm``, an mpi4py communicator. ``transports`` restricts what may be used,
+    ``timeout_s`` is the longest wait of an operation and ``init_timeout_s`` that of joining.
+    ``deterministic`` is the default of that argument. Arguments win over variables.
+
+    Raises InvalidArgumentError (contradicting or missing settings, called twice), TimeoutError
+    naming the ranks that did not come, TransportError, PeerLostError. A failed init leaves nothing
+    behind and can be repeated.
+
+    >>> pycoll.init(rank=0, size=1).size
+    1
+    """
+    from pycoll.bootstrap import join
+
+    config = _settings(
+        Config.read(),
+        transports=transports,
+        timeout_s=timeout_s,
+        init_timeout_s=init_timeout_s,
+        deterministic=deterministic,
+    )
+    with _world.lock:
+        if _world.communicator is not None and _world.pid == os.getpid():
+            raise InvalidArgumentError(
+                "pycoll.init() was called twice: use pycoll.world(), or call pycoll.finalize() "
+                "before joining again"
+            )
+        joined = join(config, rank=rank, size=size, address=address, secret=secret, comm=comm)
+        _world.communicator = Communicator(joined, config, "world")
+        _world.pid = os.getpid()
+        return _world.communicator
+
+
+def _settings(config: Config, **given: Any) -> Config:
+    """``config`` with the arguments that are not None, checked."""
+    values = {name: value for name, value in given.items() if value is not None}
+    for name in ("timeout_s", "init_timeout_s"):
+        if name in values:
+            values[name] = check_timeout(values[name], name)
+    if "transports" in values:
+        names = values["transports"]
+        words = names.split(",") if isinstance(names, str) else list(names)
+        unknown = [word for word in words if word not in TRANSPORTS]
+        if unknown or not words:
+            raise InvalidArgumentError(
+                f"transports is {names!r}; there are {', '.join(TRANSPORTS)}"
+            )
+        values["transports"] = tuple(word for word in TRANSPORTS if word in words)
+    return replace(config, **values)
+
+
+def is_initialized() -> bool:
+    """Whether this process has a world."""
+    return _world.communicator is not None and _world.pid == os.getpid()
+
+
+def finalize() -> None:
+    """Leave the world; peers see an orderly end, and no thread, descriptor or mapping is left.
+
+    Happens by itself when the process ends. Without a world it does nothing. Afterwards init() may
+    be called again.
+    """
+    with _world.lock:
+        communicator, _world.communicator = _world.communicator, None
+        if communicator is not None and _world.pid == os.getpid():
+            communicator.close()
+
+
+atexit.register(finalize)
+
+
+def world() -> Communicator:
+    """The communicator of all ranks. Raises ClosedError before init and after finalize."""
+    return _world.get()
+
+
+def rank() -> int:
+    """This process's rank."""
+    return _world.get().rank
+
+
+def size() -> int:
+    """How many ranks there are."""
+    return _world.get().size
+
+
+def local_rank() -> int:
+    """This rank's place among the ranks of its host."""
+    return _world.get().local_rank
+
+
+def local_size() -> int:
+    """How many ranks are on this host."""
+    return _world.get().local_size
+
+
+def cross_rank() -> int:
+    """This host's place among the hosts that have this local rank."""
+    return _world.get().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have this local rank."""
+    return _world.get().cross_size
+
+
+def _on_world(method: _Method) -> _Method:
+    """The method, called on the world's communicator."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **words: Any) -> Any:
+        return method(_world.get(), *args, **words)
+
+    return call  # type: ignore[return-value]
+
+
+def local_world(
+    count: int,
+    *,
+    transports: str | list[str] | tuple[str, ...] | None = None,
+    hosts: list[int] | None = None,
+    timeout_s: float | None = None,
+    deterministic: bool | None = None,
+) -> list[Communicator]:
+    """``count`` ranks as threads of this process: one communicator for each, over real transports.
+
+    Collectives must then be called from one thread per rank, or with ``async_op``. ``hosts`` gives
+    each rank a host number: ranks on different hosts talk over tcp, as if they were. For tests,
+    notebooks and programs with a thread per device.
+
+    >>> left, right = pycoll.local_world(2)
+    >>> works = [comm.all_reduce(comm.rank + 1, async_op=True) for comm in (left, right)]
+    >>> [work.wait() for work in works]
+    [3, 3]
+    """
+    from pycoll.bootstrap import join_threads
+
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidArgumentError(f"count is {count!r}: expected a whole number of at least 1")
+    if hosts is not None and len(hosts) != count:
+        raise InvalidArgumentError(f"hosts has {len(hosts)} entries for {count} ranks")
+    config = _settings(
+        Config.read(), transports=transports, timeout_s=timeout_s, deterministic=deterministic
+    )
+    configs = [
+        config if hosts is None else replace(config, host_id=str(hosts[number]))
+        for number in range(count)
+    ]
+    joined = join_threads(count, configs)
+    return [Communicator(one, configs[number], "local_world") for number, one in enumerate(joined)]
+
+
+all_reduce = _on_world(Communicator.all_reduce)
+reduce = _on_world(Communicator.reduce)
+broadcast = _on_world(Communicator.broadcast)
+reduce_scatter = _on_world(Communicator.reduce_scatter)
+all_gather = _on_world(Communicator.all_gather)
+gather = _on_world(Communicator.gather)
+scatter = _on_world(Communicator.scatter)
+all_to_all = _on_world(Communicator.all_to_all)
+scan = _on_world(Communicator.scan)
+exscan = _on_world(Communicator.exscan)
+barrier = _on_world(Communicator.barrier)
+send = _on_world(Communicator.send)
+recv = _on_world(Communicator.recv)
+isend = _on_world(Communicator.isend)
+irecv = _on_world(Communicator.irecv)
+split = _on_world(Communicator.split)
+group = _on_world(Communicator.group)
+explain = _on_world(Communicator.explain)

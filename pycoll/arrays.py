@@ -1,0 +1,372 @@
+"""Arrays of every framework: how their memory is read, and how results become the caller's type.
+
+One row per kind of object, in a table that is looked up by type; frameworks are never imported
+here, only found where the caller's object comes from them.
+
+| argument | result |
+|---|---|
+| NumPy array (also ml_dtypes), any subclass | numpy.ndarray |
+| NumPy scalar | NumPy scalar, or an array where the result has axes |
+| torch tensor in host memory | torch.Tensor without gradient: inputs are detached |
+| JAX array on CPU devices | jax.Array; never an ``out``, since it is immutable |
+| other object with ``__dlpack__`` | by its ``__array_namespace__().from_dlpack``, or NumPy |
+| bytes, bytearray, memoryview, array.array | the same type; bytes count as uint8 |
+| other object with the buffer protocol | numpy.ndarray |
+| bool, int, float, complex | the same (int64, float64, complex128), or a list of them |
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import DType, numpy_dtype
+
+Shape = tuple[int, ...]
+
+
+class Framework(Protocol):
+    """One kind of array. ``view`` gives contiguous memory, packed if need be."""
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        """The elements of ``x`` in C order. InvalidArgumentError names the argument."""
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        """The memory of ``out`` as it is. InvalidArgumentError where it can never be written."""
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        """Something with new, writable, contiguous memory, to become a result."""
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        """What ``empty`` gave, filled by now, as the caller's type."""
+
+
+class _NumPy:
+    """NumPy arrays, and the base of everything that is a NumPy array in between."""
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        view = _core.view(x, name)
+        return view if view.contiguous else _core.packed(view)
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        return _core.view(out, name)
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        return np.empty(shape, numpy_dtype(dtype))
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        return memory
+
+
+class _MaskedNumPy(_NumPy):
+    """Masks would be lost on the way, and garbage under them reduced."""
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        raise InvalidArgumentError(
+            f"{name} is a masked array, whose mask pycoll cannot move: pass {name}.filled(value)"
+        )
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        return self.view(out, name)
+
+
+class _NumPyScalar(_NumPy):
+    """numpy.float32(3) and its like."""
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        return _core.view(np.asarray(x), name)
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        raise InvalidArgumentError(f"{name} is a scalar, which is immutable: leave it away")
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        return memory[()] if memory.ndim == 0 else memory
+
+
+class _Scalar(_NumPyScalar):
+    """Numbers of Python."""
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        try:
+            return _core.view(np.array(x, numpy_dtype(self.dtype)), name)
+        except OverflowError:
+            raise InvalidArgumentError(
+                f"{name} is {x}, but Python integers travel as int64: from -2**63 to 2**63-1"
+            ) from None
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        return memory.tolist()
+
+
+class _Bytes(_NumPy):
+    """Immutable bytes: an input only."""
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        return memory.tobytes()
+
+
+class _ByteArray(_NumPy):
+    """Bytes that can be written."""
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        if dtype != DType.UINT8 or len(shape) != 1:
+            return super().empty(like, shape, dtype)
+        return bytearray(shape[0])
+
+
+class _MemoryView(_NumPy):
+    """A window on somebody's memory."""
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        return memoryview(memory)
+
+
+class _PythonArray(_NumPy):
+    """The standard library's array.array: one axis, C's number types."""
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        target = numpy_dtype(dtype)
+        codes = (like.typecode, *"bhiqBHIQfd")
+        code = next((one for one in codes if np.dtype(one) == target), None)
+        if code is None or len(shape) != 1:
+            return super().empty(like, shape, dtype)
+        return array.array(code, bytes(shape[0] * target.itemsize))
+
+
+class _Torch:
+    """Tensors in host memory. Gradients do not flow through pycoll: inputs are detached."""
+
+    def __init__(self) -> None:
+        self.torch = torch = sys.modules["torch"]
+        names = {DType.FLOAT8_E4M3: "float8_e4m3fn"}
+        found = {dtype: getattr(torch, names.get(dtype, dtype.word), None) for dtype in DType}
+        self.dtypes = {int(dtype): one for dtype, one in found.items() if one is not None}
+        self.known = frozenset(self.dtypes.values())
+        self.capsule = torch.utils.dlpack.to_dlpack
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        view = self._export(x.resolve_conj().resolve_neg() if self._lazy(x) else x, name)
+        return view if view.contiguous else _core.packed(view)
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        if self._lazy(out):
+            raise InvalidArgumentError(
+                f"{name} is a conjugated or negated view, not memory of its own: "
+                f"pass {name}.resolve_conj().resolve_neg()"
+            )
+        return self._export(out, name)
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        return self.torch.empty(shape, dtype=self.dtypes[dtype])
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        return memory
+
+    def _lazy(self, x: Any) -> bool:
+        return bool(x.is_conj() or x.is_neg())
+
+    def _export(self, x: Any, name: str) -> _core.BufferView:
+        if x.device.type != "cpu":
+            raise InvalidArgumentError(
+                f"{name} is a torch tensor on {x.device}; device arrays need a build with CUDA: "
+                f"pass {name}.cpu()"
+            )
+        if x.layout is not self.torch.strided:
+            raise InvalidArgumentError(
+                f"{name} is a torch tensor of layout {x.layout}: pass {name}.to_dense()"
+            )
+        if x.dtype not in self.known:
+            words = ", ".join(dtype.word for dtype in DType)
+            raise InvalidArgumentError(
+                f"{name} has dtype {x.dtype}, which pycoll cannot move; it moves {words}"
+            )
+        return _core.view(self.capsule(x.detach() if x.requires_grad else x), name)
+
+
+class _Jax:
+    """JAX arrays on CPU devices; immutable, so results are always new."""
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        if "Tracer" in type(x).__name__ or not hasattr(x, "devices"):
+            raise InvalidArgumentError(
+                f"{name} is a traced JAX value: call pycoll outside jit, grad and vmap"
+            )
+        platforms = {device.platform for device in x.devices()}
+        if platforms != {"cpu"}:
+            raise InvalidArgumentError(
+                f"{name} is a JAX array on {', '.join(sorted(platforms))}; device arrays need a "
+                f"build with CUDA: pass jax.device_get({name})"
+            )
+        try:
+            memory = np.asarray(x)
+        except (TypeError, RuntimeError) as error:
+            raise InvalidArgumentError(f"{name} cannot be read: {error}") from None
+        view = _core.view(memory, name)
+        return view if view.contiguous else _core.packed(view)
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        raise InvalidArgumentError(
+            f"{name} is a JAX array, which is immutable: leave {name} away, the result is new"
+        )
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        return np.empty(shape, numpy_dtype(dtype))
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        # The memory is given away, so it does not matter whether JAX copies it.
+        same = memory.shape == like.shape
+        where = like.sharding if same else min(like.devices(), key=lambda device: device.id)
+        return sys.modules["jax"].device_put(memory, where)
+
+
+class _DLPack(_NumPy):
+    """Whatever else exports itself; results come back through its own array namespace."""
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        namespace = getattr(like, "__array_namespace__", None)
+        try:
+            return memory if namespace is None else namespace().from_dlpack(memory)
+        except (BufferError, TypeError, ValueError):
+            return memory  # a type that NumPy cannot export: bfloat16 and the 8-bit floats
+
+
+#: For results that nobody asked to be of another kind.
+NUMPY: Framework = _NumPy()
+
+_TABLE: dict[type, Framework] = {
+    np.ndarray: NUMPY,
+    np.generic: _NumPyScalar(),
+    bool: _Scalar(DType.BOOL),
+    int: _Scalar(DType.INT64),
+    float: _Scalar(DType.FLOAT64),
+    complex: _Scalar(DType.COMPLEX128),
+    bytes: _Bytes(),
+    bytearray: _ByteArray(),
+    memoryview: _MemoryView(),
+    array.array: _PythonArray(),
+}
+#: By the top-level module and name of a class; made when the first object of that kind is met.
+_FOREIGN: dict[tuple[str, str], Callable[[], Framework]] = {
+    ("numpy", "MaskedArray"): _MaskedNumPy,
+    ("torch", "Tensor"): _Torch,
+    ("jaxlib", "ArrayImpl"): _Jax,
+    ("jax", "Tracer"): _Jax,
+}
+
+
+def framework_of(x: Any, name: str = "x") -> Framework:
+    """The row for ``x``. InvalidArgumentError where it is nothing that pycoll can move."""
+    found = _TABLE.get(type(x))
+    return found if found is not None else _learn(x, name)
+
+
+def _learn(x: Any, name: str) -> Framework:
+    kind = type(x)
+    found: Framework | None = None
+    for base in kind.__mro__:
+        make = _FOREIGN.get((base.__module__.partition(".")[0], base.__name__))
+        if base in _TABLE or make is not None:
+            found = _TABLE[base] if base in _TABLE else make() if make is not None else None
+            break
+    if found is None:
+        found = _DLPack() if hasattr(x, "__dlpack__") else NUMPY
+        _core.view(x, name)
+    _TABLE[kind] = found
+    return found
+
+
+def output_view(
+    out: Any, dtype: int, shape: Shape, source: _core.BufferView | None, in_place: bool
+) -> _core.BufferView:
+    """The memory of ``out``, which must fit the result and must not overlap ``source``.
+
+    ``in_place``: it may be exactly the source's memory. InvalidArgumentError tells what is wrong.
+    """
+    view = framework_of(out, "out").out(out, "out")
+    if view.dtype != dtype:
+        raise InvalidArgumentError(
+            f"out has dtype {DType(view.dtype).word}, but the result has {DType(dtype).word}"
+        )
+    if view.shape != shape:
+        raise InvalidArgumentError(f"out has shape {view.shape}, but the result has {shape}")
+    if not view.writable:
+        raise InvalidArgumentError("out is read-only: pass an array that can be written")
+    if not view.contiguous:
+        raise InvalidArgumentError(
+            f"out of shape {shape} is not contiguous in C order: pass one that is, or leave out= "
+            "away and copy the result"
+        )
+    if source is not None:
+        overlap = view.overlap(source)
+        if overlap == 2:
+            raise InvalidArgumentError(
+                "out overlaps x partly: pass memory apart from x"
+                + (", or x itself to work in place" if in_place else "")
+            )
+        if overlap == 1 and not in_place:
+            raise InvalidArgumentError(
+                "out is the memory of x, but this collective cannot work in place: pass memory "
+                "apart from x"
+            )
+    return view
+
+
+#: Linux maps memory in pages of this size where it can.
+_HUGE_PAGE = 2 << 20
+_LINE = 64
+
+
+def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dtype[Any]]:
+    """A NumPy array for buffers that live long: uninitialised, aligned to cache lines.
+
+    From 2 MiB up it starts on a huge page and asks for more of them. ``dtype`` is anything that
+    NumPy takes, or a name of pycoll's ("bfloat16").
+
+    >>> pycoll.empty((2, 3), "float32").shape
+    (2, 3)
+    """
+    target = _element_type(dtype)
+    try:
+        axes = tuple(map(operator.index, shape if isinstance(shape, tuple | list) else (shape,)))
+    except TypeError:
+        axes = (-1,)
+    if min(axes, default=0) < 0:
+        raise InvalidArgumentError(f"shape is {shape!r}: expected whole numbers of at least 0")
+    nbytes = math.prod(axes) * target.itemsize
+    step = _HUGE_PAGE if nbytes >= _HUGE_PAGE else _LINE
+    memory = _pages(nbytes + step) if step == _HUGE_PAGE else np.empty(nbytes + step, np.uint8)
+    skipped = -memory.ctypes.data % step
+    return memory[skipped : skipped + nbytes].view(target).reshape(axes)
+
+
+def _element_type(dtype: Any) -> np.dtype[Any]:
+    words = {one.word: one for one in DType}
+    if isinstance(dtype, str) and dtype in words:
+        return numpy_dtype(words[dtype])
+    try:
+        target: np.dtype[Any] = np.dtype(dtype)
+        return target
+    except TypeError:
+        raise InvalidArgumentError(
+            f"dtype is {dtype!r}, which is no element type; there are {', '.join(words)}"
+        ) from None
+
+
+def _pages(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    import mmap
+
+    pages = mmap.mmap(-1, nbytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)

@@ -1,0 +1,1 @@
+"""The benchmark behind ``pycoll bench``: sweep, check, report."""

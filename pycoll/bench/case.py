@@ -1,0 +1,112 @@
+"""One collective on one message size: its arrays, how to run it, and what must come out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pycoll.bench import inputs
+from pycoll.schedule import REDUCING, ROOTED, Collective
+from pycoll.types import OPS, DType, identity_bytes
+
+if TYPE_CHECKING:
+    from pycoll.bench.sweep import SweepOptions
+    from pycoll.communicator import Communicator
+
+#: Collectives whose message is made of one equal share per rank.
+SHARED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+#: Those that can work on one array.
+IN_PLACE = ("all_reduce", "broadcast", "reduce", "scan")
+#: Elements compared at once, so that checking needs little memory.
+_CHECK_SLICE = 1 << 20
+
+
+def elements(collective: str, dtype: str, nbytes: int, size: int) -> int:
+    """Elements of a message of about ``nbytes``: at least one, and equal shares where shared."""
+    count = max(1, nbytes // inputs.array_type(dtype).itemsize)
+    return max(size, count // size * size) if collective in SHARED else count
+
+
+class Case:
+    """The arrays of one size, used by all algorithms in turn.
+
+    ``bytes`` counts as nccl-tests counts it: the gathered array of an all_gather or gather, what
+    goes into the others. ``count`` is what nccl-tests shows beside it: one share where shared.
+    """
+
+    def __init__(self, comm: Communicator, options: SweepOptions, nbytes: int) -> None:
+        self._comm = comm
+        self._options = options
+        self._method = getattr(comm, options.collective)
+        name, size, rank = options.collective, comm.size, comm.rank
+        total = elements(name, options.dtype, nbytes, size)
+        self._share = share = total // size
+        mine = share if name in ("all_gather", "gather") else total
+        result = share if name in ("reduce_scatter", "scatter") else total
+        self._kept = inputs.contribution(options.dtype, options.op, rank, size, mine)
+        self._source = self._kept.copy()
+        self._in_place = options.in_place and name in IN_PLACE
+        self._out = self._source if self._in_place else np.zeros(result, self._source.dtype)
+        self.count = share if name in SHARED else total
+        self.bytes = total * self._source.dtype.itemsize
+        self._words: dict[str, Any] = {}
+        kind = Collective[name.upper()]
+        if kind in REDUCING:
+            self._words["op"] = options.op
+        if kind in ROOTED:
+            self._words["root"] = options.root
+        if name in ("all_gather", "gather"):
+            self._words["lengths"] = [share] * size
+        self._has_result = not (name in ("reduce", "gather") and rank != options.root)
+        if self._has_result:
+            self._words["out"] = self._out
+
+    def fill(self) -> None:
+        """Start again from the exact inputs."""
+        np.copyto(self._source, self._kept)
+
+    def run(self, algorithm: str | None) -> None:
+        """One operation."""
+        self._method(self._source, algorithm=algorithm, **self._words)
+
+    def count_wrong(self, algorithm: str | None) -> int:
+        """Run once; the elements of this rank that differ from the exact result."""
+        self.fill()
+        if not self._in_place:
+            self._out.view(np.uint8)[:] = 0  # another algorithm may have been here
+        self._comm.barrier()
+        self.run(algorithm)
+        if not self._has_result:
+            return 0
+        wrong = 0
+        for start in range(0, len(self._out), _CHECK_SLICE):
+            piece = self._out[start : start + _CHECK_SLICE]
+            wrong += int(np.count_nonzero(piece != self._expected(start, len(piece))))
+        return wrong
+
+    def _expected(self, start: int, count: int) -> inputs.Array:
+        options, size, rank = self._options, self._comm.size, self._comm.rank
+        name, dtype, op = options.collective, options.dtype, options.op
+        offset = rank * self._share if name in ("reduce_scatter", "scatter") else 0
+        if name == "exscan" and rank == 0:
+            element = identity_bytes(DType[dtype.upper()], OPS[op])
+            return np.frombuffer(element * count, self._out.dtype)
+        if Collective[name.upper()] in REDUCING:
+            last = {"scan": rank + 1, "exscan": rank}.get(name, size)
+            return inputs.reduced(dtype, op, range(last), size, offset + start, count)
+        if name in ("broadcast", "scatter"):
+            line = inputs.values(dtype, op, options.root, size, offset + start, count)
+            return line.astype(self._out.dtype)
+        return self._blocks(start, start + count)
+
+    def _blocks(self, start: int, end: int) -> inputs.Array:
+        """Elements of a result in which every rank's block stands in turn."""
+        options, size, share = self._options, self._comm.size, self._share
+        offset = self._comm.rank * share if options.collective == "all_to_all" else 0
+        parts = []
+        for peer in range(start // share, (end - 1) // share + 1):
+            first, last = max(start, peer * share), min(end, (peer + 1) * share)
+            begin = first - peer * share + offset
+            parts.append(inputs.values(options.dtype, options.op, peer, size, begin, last - first))
+        return np.concatenate(parts).astype(self._out.dtype)

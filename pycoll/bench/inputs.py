@@ -1,0 +1,86 @@
+"""Inputs whose results are exact in their type, so that a benchmark can compare bit by bit.
+
+Element ``i`` of rank ``r`` is a small whole number that differs between neighbouring elements and
+between ranks; what a reduction makes of them stays below the largest whole number up to which the
+type holds every one, in whatever order it folds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pycoll.types import DType, numpy_dtype
+
+#: Largest whole number up to which every whole number is exact, where that is not plenty.
+_EXACT = {
+    "int8": 127,
+    "uint8": 255,
+    "float16": 2048,
+    "bfloat16": 256,
+    "float8_e4m3": 16,
+    "float8_e5m2": 8,
+}
+
+#: 2**64 over the golden ratio: multiples of it spread evenly in their upper bits.
+_ODD = 0x9E3779B97F4A7C15
+
+Array = npt.NDArray[Any]
+
+
+def array_type(dtype: str) -> np.dtype[Any]:
+    """NumPy's type for one of our words."""
+    return numpy_dtype(DType[dtype.upper()])
+
+
+def values(dtype: str, op: str, rank: int, size: int, start: int, count: int) -> Array:
+    """Elements ``start`` to ``start + count`` of what ``rank`` contributes, as int64."""
+    index = np.arange(start, start + count, dtype=np.int64)
+    scrambled = (2 * index + 1).astype(np.uint64) * np.uint64((2 * rank + 1) * _ODD % 2**64)
+    mixed: Array = (scrambled >> np.uint64(40)).astype(np.int64)
+    limit = _EXACT.get(dtype, 1 << 20)
+    if dtype == "bool":
+        return np.asarray(mixed % 2)
+    if op == "prod":
+        # One rank brings a factor to each element, the others leave it: no order overflows.
+        return np.where(index % size == rank, 1 + mixed % min(limit, 13), 1)
+    if op in ("sum", "avg"):
+        return np.asarray(mixed % min(max(2, limit // size + 1), 509))
+    return np.asarray(mixed % (min(limit, 126) + 1))
+
+
+def contribution(dtype: str, op: str, rank: int, size: int, count: int) -> Array:
+    """The array that ``rank`` passes in."""
+    return values(dtype, op, rank, size, 0, count).astype(array_type(dtype))
+
+
+_FOLDS: dict[str, Any] = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+#: What the arithmetic reductions are for truth values.
+_BOOL = {"sum": "bor", "avg": "bor", "max": "bor", "prod": "band", "min": "band"}
+
+
+def reduced(dtype: str, op: str, ranks: range, size: int, start: int, count: int) -> Array:
+    """The reduction of elements ``start`` to ``start + count`` over ``ranks``, in the type."""
+    target = array_type(dtype)
+    fold = _FOLDS[_BOOL.get(op, op) if dtype == "bool" else op]
+    total: Array = values(dtype, op, ranks[0], size, start, count)
+    for rank in ranks[1:]:
+        total = fold(total, values(dtype, op, rank, size, start, count))
+    if op != "avg" or dtype == "bool":
+        return total.astype(target)
+    if target.kind in "iu":
+        return np.asarray(total // size).astype(target)
+    # The division is rounded once in the type; for the narrow types in float32 first.
+    wide = np.float64 if dtype in ("float64", "complex128") else np.float32
+    return np.asarray(total.astype(wide) / wide(size)).astype(target)

@@ -1,0 +1,179 @@
+"""What a sweep looks like: a table on the screen, JSON in a file, a picture for a paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pycoll.bench.metrics import Measurement
+from pycoll.schedule import REDUCING, ROOTED, Collective
+
+if TYPE_CHECKING:
+    from pycoll.bench.sweep import SweepOptions
+
+#: Endings of the pictures that can be drawn.
+PICTURES = (".png", ".pdf", ".svg")
+#: Name, unit and width of each column; together with an algorithm's name they fit 100 columns.
+_COLUMNS = (
+    ("size", "B", 10),
+    ("count", "elem.", 10),
+    ("type", "", 0),
+    ("redop", "", 6),
+    ("root", "", 5),
+    ("time", "us", 8),
+    ("p99", "us", 8),
+    ("algbw", "GB/s", 6),
+    ("busbw", "GB/s", 6),
+    ("#wrong", "", 7),
+)
+
+
+def _line(cells: Sequence[Any], dtype: str) -> str:
+    widths = (width or max(5, len(dtype) + 1) for _, _, width in _COLUMNS)
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+def header(line: Measurement, options: SweepOptions, several: bool) -> list[str]:
+    """What is measured, and the two header lines of the table, in the manner of nccl-tests."""
+    in_place = " in place" if options.in_place else ""
+    return [
+        f"# {line.collective} on {line.ranks} ranks over {line.transport}{in_place}; time of the "
+        "slowest rank, median and p99",
+        "#" + _line([name for name, _, _ in _COLUMNS], line.dtype)[1:] + " algorithm" * several,
+        "#" + _line([unit for _, unit, _ in _COLUMNS], line.dtype)[1:],
+    ]
+
+
+def row(line: Measurement, several: bool) -> str:
+    """One line of the table."""
+    kind = Collective[line.collective.upper()]
+    cells = (
+        line.bytes,
+        line.count if line.count < 10**9 else f"{line.count:.4g}",
+        line.dtype,
+        line.op if kind in REDUCING else "none",
+        line.root if kind in ROOTED else -1,
+        _four_digits(line.median_s * 1e6),
+        _four_digits(line.p99_s * 1e6),
+        _four_digits(line.algbw),
+        _four_digits(line.busbw),
+        _number_wrong(line.wrong),
+    )
+    return _line(cells, line.dtype) + (f" {line.algorithm}" if several else "")
+
+
+def _four_digits(value: float) -> str:
+    for limit, style in ((100, ".2f"), (1000, ".1f"), (1e7, ".0f")):
+        if value < limit:
+            return f"{value:{style}}"
+    return f"{value:.2g}"
+
+
+def _number_wrong(wrong: int | None) -> str:
+    if wrong is None:
+        return "N/A"
+    return str(wrong) if wrong < 10**6 else f"{wrong:.0e}"
+
+
+def trailer(lines: Sequence[Measurement]) -> list[str]:
+    """The closing lines: errors found and the average bus bandwidth."""
+    wrong = sum(line.wrong or 0 for line in lines)
+    checked = all(line.wrong is not None for line in lines)
+    average = sum(line.busbw for line in lines) / max(1, len(lines))
+    verdict = ("OK" if wrong == 0 else "FAILED") if checked else "not checked"
+    return [
+        f"# wrong elements        : {wrong} {verdict}",
+        f"# average bus bandwidth : {average:.4g} GB/s",
+    ]
+
+
+def write_json(path: Path, lines: Sequence[Measurement], config: dict[str, Any]) -> None:
+    """Write all measurements with their derived figures."""
+    results = [{**asdict(line), "algbw": line.algbw, "busbw": line.busbw} for line in lines]
+    path.write_text(json.dumps({"config": config, "results": results}, indent=1) + "\n")
+
+
+def plot(path: Path, lines: Sequence[Measurement], options: SweepOptions) -> None:
+    """Draw time and bus bandwidth against message size, one curve per algorithm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    # Left to the selector, the algorithm may change along the one curve.
+    chosen = not options.algorithms
+    names = ["chosen"] if chosen else list(dict.fromkeys(line.algorithm for line in lines))
+    style: Any = {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.linewidth": 0.4,
+        "grid.alpha": 0.6,
+        "legend.frameon": False,
+        "svg.fonttype": "none",
+    }
+    with pyplot.rc_context(style):
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+        for index, name in enumerate(names):
+            mine = [line for line in lines if chosen or line.algorithm == name]
+            _curve(left, mine, [line.median_s * 1e6 for line in mine], index, name)
+            _curve(right, mine, [line.busbw for line in mine], index, name)
+        sizes = [line.bytes for line in lines]
+        _axes(left, sizes, "time (µs)")
+        _axes(right, sizes, "bus bandwidth (GB/s)")
+        if len(names) > 1:
+            figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
+        first = lines[0]
+        figure.suptitle(
+            f"{first.collective}, {first.ranks} ranks, {first.dtype}, {first.transport}; median",
+            fontsize=10,
+        )
+        figure.savefig(path, dpi=200)
+        pyplot.close(figure)
+
+
+#: Colours that stay apart for colour-blind readers (Okabe and Ito), and marks for print without.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
+_MARKS = "os^Dv<>Pp*"
+
+
+def _curve(
+    axes: Any, lines: Sequence[Measurement], values: list[float], index: int, name: str
+) -> None:
+    axes.plot(
+        [line.bytes for line in lines],
+        values,
+        color=_COLOURS[index % len(_COLOURS)],
+        marker=_MARKS[index % len(_MARKS)],
+        linestyle=("-", "--")[index // len(_COLOURS) % 2],
+        markersize=3.5,
+        linewidth=1.1,
+        label=name,
+    )
+
+
+def _axes(axes: Any, sizes: Sequence[int], label: str) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("message size")
+    axes.set_ylabel(label)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    first, last = min(sizes).bit_length() - 1, max(sizes).bit_length() - 1
+    step = max(1, -(-(last - first) // 7))
+    ticks = [1 << power for power in range(first, last + 1, step)]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, [_size_text(tick) for tick in ticks])
+
+
+def _size_text(nbytes: int) -> str:
+    for unit, scale in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes // scale} {unit}iB"
+    return f"{nbytes} B"

@@ -1,0 +1,192 @@
+"""The measuring side of a sweep: runs on every rank, reports on rank 0.
+
+One *sample* is a batch of back-to-back operations, long enough that the clock does not matter; its
+time is that of the slowest rank, divided by the batch. The samples of all algorithms are
+interleaved, so that they meet the same noise; median and 99th percentile are over samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pycoll.bench.case import Case, elements
+from pycoll.bench.inputs import array_type
+from pycoll.bench.metrics import Measurement, percentile
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.schedule import REDUCING, ROOTED, Collective
+
+if TYPE_CHECKING:
+    from pycoll.communicator import Communicator
+    from pycoll.topology import Topology
+
+#: A sample shorter than this says more about the clock and the scheduler than about the operation.
+_SAMPLE_S = 50e-6
+_BATCH_MAX = 1000
+#: However long they take, so many samples are taken.
+_SAMPLES_MIN = 5
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What to measure; the command line's words."""
+
+    collective: str = "all_reduce"
+    begin_bytes: int = 8
+    end_bytes: int = 1 << 26
+    factor: int = 4
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int = 0
+    algorithms: list[str] = field(default_factory=list)
+    samples: int = 30
+    budget_s: float = 1.5
+    check: bool = True
+    in_place: bool = True
+
+    def validate(self, size: int) -> None:
+        """InvalidArgumentError for what ``size`` ranks cannot measure."""
+        from pycoll.ops import find_reduction
+        from pycoll.types import DType
+
+        words = [one.word for one in DType]
+        if self.dtype not in words:
+            raise InvalidArgumentError(f"dtype is {self.dtype!r}; there are {', '.join(words)}")
+        array_type(self.dtype)
+        kind = Collective[self.collective.upper()]
+        if kind in REDUCING:
+            find_reduction(self.op, DType[self.dtype.upper()], self.collective)
+        if kind in ROOTED and not 0 <= self.root < size:
+            raise InvalidArgumentError(f"root is {self.root}: expected a rank below {size}")
+        if self.begin_bytes > self.end_bytes:
+            raise InvalidArgumentError(
+                f"the first size, {self.begin_bytes}, is above the last, {self.end_bytes}"
+            )
+
+    def sizes(self, size: int) -> list[int]:
+        """The message sizes in bytes, ascending, as ``size`` ranks can have them."""
+        item = array_type(self.dtype).itemsize
+        sizes: dict[int, None] = {}
+        wanted = self.begin_bytes
+        while wanted <= self.end_bytes:
+            sizes[elements(self.collective, self.dtype, wanted, size) * item] = None
+            wanted = max(wanted, 1) * self.factor
+        return list(sizes)
+
+    def names(self, topology: Topology) -> list[str]:
+        """The algorithms asked for, "all" spelled out; InvalidArgumentError for what cannot run."""
+        from pycoll.algorithms import lookup
+        from pycoll.config import Config
+        from pycoll.select import candidates
+
+        kind = Collective[self.collective.upper()]
+        if self.algorithms == ["all"]:
+            return list(candidates(kind, topology, Config.read().deterministic))
+        for name in self.algorithms:
+            if not lookup(kind, name).fits(topology.size):
+                lookup(kind, name).build(topology.size)  # says why not
+        return list(self.algorithms)
+
+
+def _slowest(comm: Communicator, times: list[float]) -> list[float]:
+    line = np.array(times, np.float64)
+    comm.all_reduce(line, "max", out=line)
+    return [float(value) for value in line]
+
+
+def _batch_size(comm: Communicator, case: Case, name: str | None) -> int:
+    comm.barrier()
+    case.run(name)
+    single = _slowest(comm, [_sample(comm, case, name, 3)])[0]
+    return max(1, min(_BATCH_MAX, int(_SAMPLE_S / max(single, 1e-9))))
+
+
+def _sample(comm: Communicator, case: Case, name: str | None, batch: int) -> float:
+    comm.barrier()
+    begin = time.perf_counter()
+    for _ in range(batch):
+        case.run(name)
+    return (time.perf_counter() - begin) / batch
+
+
+def measure(
+    comm: Communicator, options: SweepOptions, names: list[str], nbytes: int
+) -> Iterator[Measurement]:
+    """Measure one size with every algorithm (the selector's choice if none), interleaved."""
+    ways: list[str | None] = [*names] or [None]
+    case = Case(comm, options, nbytes)
+    wrong: list[int | None] = [None] * len(ways)
+    if options.check:
+        counts = np.array([case.count_wrong(name) for name in ways], np.int64)
+        wrong = [int(number) for number in comm.all_reduce(counts)]
+    batches = [_batch_size(comm, case, name) for name in ways]
+    times: list[list[float]] = [[] for _ in ways]
+    begin = time.perf_counter()
+    for done in range(1, options.samples + 1):
+        for index, name in enumerate(ways):
+            # Sums in place grow without end; every sample starts from the exact inputs.
+            case.fill()
+            times[index].append(_sample(comm, case, name, batches[index]))
+        spent = _slowest(comm, [time.perf_counter() - begin])[0]
+        if done >= _SAMPLES_MIN and spent > options.budget_s:
+            break
+    for index, name in enumerate(ways):
+        samples = _slowest(comm, times[index])
+        yield Measurement(
+            collective=options.collective,
+            algorithm=name
+            or comm.choice(options.collective, case.bytes, options.dtype, options.op),
+            transport=comm.transport_names(),
+            ranks=comm.size,
+            bytes=case.bytes,
+            count=case.count,
+            dtype=options.dtype,
+            op=options.op,
+            root=options.root,
+            median_s=percentile(samples, 0.5),
+            p99_s=percentile(samples, 0.99),
+            wrong=wrong[index],
+            iterations=len(samples) * batches[index],
+        )
+
+
+def hosts_of(comm: Communicator) -> Topology:
+    """Which ranks share a host."""
+    from pycoll.topology import topology_of
+
+    labels = {rank: host for host, ranks in enumerate(comm.hosts) for rank in ranks}
+    return topology_of([labels[rank] for rank in range(comm.size)])
+
+
+def sweep(comm: Communicator, options: SweepOptions) -> Iterator[Measurement]:
+    """Every measurement of the sweep in order; to be called on all ranks alike."""
+    options.validate(comm.size)
+    names = options.names(hosts_of(comm))
+    for nbytes in options.sizes(comm.size):
+        yield from measure(comm, options, names, nbytes)
+
+
+def main(argv: list[str]) -> int:
+    """Run the sweep that ``argv[0]`` (JSON) describes; rank 0 writes JSON lines to ``argv[1]``."""
+    import pycoll
+
+    options = SweepOptions(**json.loads(argv[0]))
+    try:
+        comm = pycoll.init()
+        with open(argv[1] if comm.rank == 0 else os.devnull, "w", encoding="utf-8") as sink:
+            for line in sweep(comm, options):
+                print(json.dumps(asdict(line)), file=sink, flush=True)
+        pycoll.finalize()
+    except PycollError as error:
+        print(f"pycoll bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

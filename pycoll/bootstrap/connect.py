@@ -1,0 +1,145 @@
+"""From an exchange to transports: every pair of ranks gets one medium, connected and proven.
+
+Three rounds: who we are; where we listen; whether all is connected. Every rank takes part in every
+round whatever happened to it before, so a failure is told to all and nobody is left waiting.
+
+In each pair the higher rank connects and the lower one accepts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pycoll import errors
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.exchange import Exchange
+from pycoll.bootstrap.identity import Identity, choose_all, host_numbers, session_key
+from pycoll.bootstrap.links import Links
+from pycoll.config import Config
+
+#: How many rounds ``connect`` and ``sit_out`` take; one is for the verdict.
+ROUNDS = 3
+#: Of the time that is left, linking may use this much; the rest is for telling how it went.
+_LINK_SHARE = 0.8
+
+
+class Transport(Protocol):
+    """What a factory makes: an end of one medium. shm also has segment_fd() and doorbell_fd()."""
+
+    def attach(self, peer: int, *args: Any) -> None:
+        """Take over a peer's descriptors."""
+
+
+#: Makes this rank's end of one medium: (rank, size) -> transport.
+Factory = Callable[[int, int], Any]
+
+
+class Connected(NamedTuple):
+    """``transports`` in order of preference; ``names[r]`` is "host:pid" of rank r; ``hosts[r]`` its
+    host's number, counted from 0 in order of ranks."""
+
+    transports: list[Any]
+    names: list[str]
+    hosts: list[int]
+
+
+def native_factories() -> dict[str, Factory]:
+    """The transports of the native module."""
+    core = importlib.import_module("pycoll._core")
+    return {"shm": core.ShmTransport, "tcp": core.TcpTransport}
+
+
+def connect(
+    exchange: Exchange,
+    config: Config,
+    *,
+    communicator_id: str = "world",
+    deadline: Deadline | None = None,
+    factories: Mapping[str, Factory] | None = None,
+) -> Connected:
+    """Connect this rank to all others that ``exchange`` reaches.
+
+    Does not close ``exchange``. Afterwards nothing listens any more and no thread is left, also on
+    failure. Raises TransportError naming every pair that could not be connected and why (on all
+    ranks), InvalidArgumentError where the ranks' settings leave no transport, and what the exchange
+    raises.
+    """
+    limit = deadline or Deadline(config.init_timeout_s)
+    mine = Identity.mine(config)
+    identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
+    key = session_key(exchange.secret, communicator_id, identities)
+    with contextlib.ExitStack() as cleanup:
+        failure: errors.PycollError | None = None
+        transports: list[Any] = []
+        links: Links | None = None
+        try:
+            kinds = choose_all(exchange.rank, identities)
+            makers = native_factories() if factories is None and kinds else factories or {}
+            links = Links(exchange.rank, identities, kinds, config, key, communicator_id, makers)
+            cleanup.callback(links.close)
+            endpoint = links.listen()
+        except (errors.PycollError, OSError) as error:
+            failure = _as_error(error)
+            endpoint = {}
+        endpoints = _gather(exchange, endpoint, failure)
+        if links is not None and not any("error" in other for other in endpoints):
+            try:
+                share = limit.within(_LINK_SHARE * limit.remaining())
+                transports = links.connect(endpoints, share, exchange.check)
+            except (errors.PycollError, OSError) as error:
+                failure = _as_error(error)
+                exchange.alarm(_with_rank(exchange.rank, str(failure)))
+        try:
+            outcomes = _gather(exchange, {}, failure)
+        except errors.PycollError as error:
+            # An alarm has ended the meeting for all; our own reason says more.
+            raise failure or error from None
+        if failure is not None or any("error" in outcome for outcome in outcomes):
+            transports.clear()
+    _judge(outcomes, failure)
+    return Connected(transports, [i.name for i in identities], host_numbers(identities))
+
+
+def sit_out(all_gather: Callable[[bytes], Sequence[bytes]]) -> None:
+    """For a parent's rank that joins no group while others split: its share of the rounds."""
+    for _ in range(ROUNDS):
+        all_gather(b"")
+
+
+def _gather(
+    exchange: Exchange, facts: dict[str, Any], failure: errors.PycollError | None
+) -> list[dict[str, Any]]:
+    told = {"error": str(failure)} if failure is not None else facts
+    return [json.loads(data) for data in exchange.all_gather(json.dumps(told).encode())]
+
+
+def _with_rank(rank: int, text: str) -> str:
+    return text if text.startswith(f"rank {rank} ") else f"rank {rank} failed to join: {text}"
+
+
+def _as_error(error: errors.PycollError | OSError) -> errors.PycollError:
+    if isinstance(error, errors.PycollError):
+        return error
+    advice = " (raise the limit, ulimit -n)" if error.errno in (23, 24) else ""
+    return errors.TransportError(f"{error.strerror or error}{advice}", operation="init")
+
+
+def _judge(outcomes: Sequence[Mapping[str, Any]], own: errors.PycollError | None) -> None:
+    """Raise if any rank failed: the rank's own error, or one that tells of the others'."""
+    if own is not None:
+        raise own
+    failed = [r for r, outcome in enumerate(outcomes) if "error" in outcome]
+    if not failed:
+        return
+    told = "; ".join(_with_rank(r, outcomes[r]["error"]) for r in failed[:4])
+    more = f"; and {len(failed) - 4} ranks more" if len(failed) > 4 else ""
+    raise errors.TransportError(
+        f"{told}{more}",
+        rank=failed[0] if len(failed) == 1 else None,
+        ranks=failed,
+        operation="init",
+    )

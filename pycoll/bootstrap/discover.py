@@ -1,0 +1,315 @@
+"""Finding one's place without being told: what launchers leave in the environment.
+
+Inner launchers win over outer ones (torchrun under srun, mpirun inside a Slurm job), and explicit
+arguments over all.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.exchange import Exchange, MpiExchange, SoloExchange, open_torch_store
+from pycoll.bootstrap.store import join_store, join_unix
+from pycoll.config import SECRET_LENGTH_MIN, Config
+from pycoll.errors import InvalidArgumentError
+
+#: Hydra's processes, whose pid and start time name a job.
+_HYDRA = ("hydra_pmi_proxy", "mpiexec.gforker", "hydra_persist")
+#: Larger step numbers stand for the batch script, the interactive shell and the like; Slurm sets
+#: SLURM_PROCID and SLURM_NTASKS there too, but nobody else runs.
+_SLURM_STEP_MAX = 0xFFFFFFF0 - 1
+_torch_joins = 0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """This process's place in its world, and how it meets the others.
+
+    ``source`` says who told ("pycoll run", "Open MPI", ...). ``way`` is one of solo, store, unix,
+    torch, mpi. ``secret`` and ``address`` are for store; ``job_id`` keeps jobs apart.
+    """
+
+    rank: int
+    size: int
+    source: str
+    way: str
+    job_id: str = ""
+    address: str = ""
+    secret: bytes = b""
+    launcher: bool = False
+    comm: Any = None
+
+
+def discover(
+    config: Config,
+    environ: Mapping[str, str] | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    secret: str | bytes | None = None,
+    comm: Any = None,
+) -> Placement:
+    """Where this process belongs; arguments as those of ``pycoll.init``.
+
+    Raises InvalidArgumentError for contradicting or incomplete arguments and variables, saying
+    what to set.
+    """
+    env = os.environ if environ is None else environ
+    if comm is not None:
+        from_comm = _from_comm(comm, rank, size, address)
+        return replace(from_comm, secret=_with_secret(config, secret).secret or b"")
+    config = _with_secret(config, secret)
+    if rank is not None or size is not None:
+        rank, size = _check_pair("rank", rank, "size", size)
+        # A launcher's store counts its own ranks, so it is of no use to an explicit world.
+        where = address or (config.address if config.store == "rank0" else None)
+        return _at_address(replace(config, store="rank0"), rank, size, where, "arguments", address)
+    if config.rank is not None or config.size is not None:
+        rank, size = _check_pair("PYCOLL_RANK", config.rank, "PYCOLL_SIZE", config.size)
+        source = "pycoll run" if config.store == "launcher" else "PYCOLL_RANK"
+        return _at_address(config, rank, size, address or config.address, source, address)
+    placement = _launched(env)
+    if placement is not None:
+        placement = replace(placement, secret=config.secret or b"")
+        if address or config.address:
+            rank, size = placement.rank, placement.size
+            where = address or config.address
+            return _at_address(config, rank, size, where, placement.source, address)
+        if placement.way == "":
+            raise _several_hosts(placement)
+        return placement
+    if address is not None or config.address is not None:
+        raise InvalidArgumentError(
+            f"address={address or config.address!r} is given without rank and size: set them too "
+            "(rank=, size= or PYCOLL_RANK, PYCOLL_SIZE), or start with pycoll run"
+        )
+    return Placement(0, 1, "nothing found", "solo")
+
+
+def inside_job(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher, or someone by PYCOLL_RANK, has started this process as one of several."""
+    env = os.environ if environ is None else environ
+    return "PYCOLL_RANK" in env or _launched(env) is not None
+
+
+def _launched(env: Mapping[str, str]) -> Placement | None:
+    return _torchrun(env) or _open_mpi(env) or _hydra(env) or _slurm(env)
+
+
+def open_exchange(placement: Placement, deadline: Deadline) -> Exchange:
+    """Meet the others. Raises what the way of meeting raises; see store.py and exchange.py."""
+    exchange = _open(placement, deadline)
+    # A secret that was given guards the connections also where it was not needed to meet.
+    exchange.secret = exchange.secret or placement.secret
+    return exchange
+
+
+def _open(p: Placement, deadline: Deadline) -> Exchange:
+    if p.way == "solo":
+        return SoloExchange()
+    if p.way == "mpi":
+        return MpiExchange(p.comm, deadline)
+    if p.way == "unix":
+        return join_unix(p.job_id, p.rank, p.size, deadline)
+    if p.way == "torch":
+        return _join_torch(p, deadline)
+    return join_store(p.address, p.secret, p.job_id, p.rank, p.size, deadline, p.launcher)
+
+
+def _check_pair(
+    rank_name: str, rank: int | None, size_name: str, size: int | None
+) -> tuple[int, int]:
+    if rank is None:
+        raise InvalidArgumentError(f"{size_name}={size} is given without {rank_name}: give both")
+    if size is None:
+        raise InvalidArgumentError(f"{rank_name}={rank} is given without {size_name}: give both")
+    rank, size = _whole(rank_name, rank), _whole(size_name, size)
+    if size < 1:
+        raise InvalidArgumentError(f"{size_name}={size}: expected at least 1")
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(
+            f"{rank_name}={rank} is out of range: {size_name}={size} allows 0 to {size - 1}"
+        )
+    return rank, size
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name}={value!r}: expected a whole number") from None
+
+
+def _with_secret(config: Config, secret: str | bytes | None) -> Config:
+    if secret is None:
+        return config
+    if not isinstance(secret, str | bytes):
+        raise InvalidArgumentError(f"secret is a {type(secret).__name__}: expected str or bytes")
+    data = secret.encode() if isinstance(secret, str) else secret
+    if len(data) < SECRET_LENGTH_MIN:
+        raise InvalidArgumentError(
+            f"secret has {len(data)} characters: expected at least {SECRET_LENGTH_MIN}; "
+            "secrets.token_hex(32) makes a good one"
+        )
+    return replace(config, secret=data)
+
+
+def _at_address(
+    config: Config, rank: int, size: int, address: str | None, source: str, explicit: str | None
+) -> Placement:
+    if size == 1:
+        return Placement(rank, size, source, "solo")
+    if not address:
+        raise InvalidArgumentError(
+            f"rank={rank}, size={size} ({source}) without an address: give all ranks the same "
+            'address="host:port" (or PYCOLL_ADDRESS), a free port on the host of rank 0, and the '
+            "same secret"
+        )
+    if config.secret is None:
+        raise InvalidArgumentError(
+            f"address={address!r} is given without a secret: give all ranks the same secret= or "
+            f"PYCOLL_SECRET, at least {SECRET_LENGTH_MIN} characters; secrets.token_hex(32) makes "
+            "a good one"
+        )
+    launcher = config.store == "launcher" and not explicit
+    return Placement(
+        rank, size, source, "store", config.job_id or "", address, config.secret, launcher
+    )
+
+
+def _from_comm(comm: Any, rank: int | None, size: int | None, address: str | None) -> Placement:
+    if rank is not None or size is not None or address is not None:
+        raise InvalidArgumentError("comm= already says rank, size and where: give nothing else")
+    needed = ("Get_rank", "Get_size", "Iallgather", "Iallgatherv")
+    if not all(hasattr(comm, name) for name in needed):
+        raise InvalidArgumentError(
+            f"comm is a {type(comm).__name__}: expected a communicator of mpi4py, MPI.COMM_WORLD"
+        )
+    return Placement(comm.Get_rank(), comm.Get_size(), "mpi4py", "mpi", comm=comm)
+
+
+def _numbers(env: Mapping[str, str], *names: str) -> list[int] | None:
+    """The variables as whole numbers, or None unless all are set to one."""
+    values = [env.get(name, "") for name in names]
+    if not all(value.isascii() and value.isdigit() for value in values):
+        return None
+    return [int(value) for value in values]
+
+
+def _checked(placement: Placement) -> Placement:
+    _check_pair(f"rank of {placement.source}", placement.rank, "size", placement.size)
+    return placement
+
+
+def _torchrun(env: Mapping[str, str]) -> Placement | None:
+    numbers = _numbers(env, "RANK", "WORLD_SIZE", "MASTER_PORT")
+    if numbers is None or not env.get("MASTER_ADDR"):
+        return None
+    rank, size, port = numbers
+    run = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    agent_serves = env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    return _checked(
+        Placement(
+            rank,
+            size,
+            "torchrun",
+            "torch",
+            run,
+            f"{env['MASTER_ADDR']}:{port}",
+            launcher=agent_serves,
+        )
+    )
+
+
+def _join_torch(placement: Placement, deadline: Deadline) -> Exchange:
+    # Joining again after finalize must not meet the keys of the first time.
+    global _torch_joins  # noqa: PLW0603
+    prefix = f"pycoll/{placement.job_id}/{_torch_joins}"
+    _torch_joins += 1
+    host, _, port = placement.address.rpartition(":")
+    serve = placement.rank == 0 and not placement.launcher
+    return open_torch_store(
+        host, int(port), prefix, placement.rank, placement.size, serve, deadline
+    )
+
+
+def _open_mpi(env: Mapping[str, str]) -> Placement | None:
+    numbers = _numbers(env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    if numbers is None:
+        return None
+    rank, size = numbers
+    local = _numbers(env, "OMPI_COMM_WORLD_LOCAL_SIZE") or [0]
+    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or ""
+    one_host = local[0] == size and job != ""
+    return _checked(_on_host("Open MPI", rank, size, one_host, f"ompi {job}"))
+
+
+def _hydra(env: Mapping[str, str]) -> Placement | None:
+    numbers = _numbers(env, "PMI_RANK", "PMI_SIZE")
+    if numbers is None:
+        return None
+    rank, size = numbers
+    job = _ancestor(_HYDRA)
+    if job is None:
+        # Another process manager that speaks PMI: Slurm's own, for one.
+        return _slurm(env) or _checked(Placement(rank, size, "PMI", "solo" if size == 1 else ""))
+    local = _numbers(env, "MPI_LOCALNRANKS")
+    one_host = local is None or local[0] == size
+    return _checked(_on_host("MPICH", rank, size, one_host, f"hydra {job}"))
+
+
+def _slurm(env: Mapping[str, str]) -> Placement | None:
+    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    merged = dict(env)
+    merged.setdefault("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
+    merged.setdefault("SLURM_JOB_ID", env.get("SLURM_JOBID", ""))
+    # In an allocation SLURM_NTASKS may be that of sbatch; the step's own number is exact.
+    if "SLURM_STEP_NUM_TASKS" in env:
+        merged["SLURM_NTASKS"] = env["SLURM_STEP_NUM_TASKS"]
+    numbers = _numbers(merged, *names)
+    if numbers is None or numbers[3] > _SLURM_STEP_MAX:
+        return None
+    rank, size, job, step = numbers
+    nodes = _numbers(env, "SLURM_STEP_NUM_NODES") or _numbers(env, "SLURM_NNODES") or [1]
+    return _checked(_on_host("srun", rank, size, nodes[0] == 1, f"slurm {job}.{step}"))
+
+
+def _on_host(source: str, rank: int, size: int, one_host: bool, job_id: str) -> Placement:
+    """Way "" unless all ranks are known to be here: a secret and an address are needed then."""
+    way = "solo" if size == 1 else "unix" if one_host else ""
+    return Placement(rank, size, source, way, job_id)
+
+
+def _several_hosts(placement: Placement) -> InvalidArgumentError:
+    mpi = placement.source in ("Open MPI", "MPICH")
+    also = ", or call pycoll.init(comm=MPI.COMM_WORLD) with mpi4py" if mpi else ""
+    return InvalidArgumentError(
+        f"{placement.source} started rank {placement.rank} of {placement.size}, and not all of "
+        'them on this host: set PYCOLL_ADDRESS="host:port" (a free port on the host of rank 0) '
+        "and PYCOLL_SECRET (python -c 'import secrets; print(secrets.token_hex(32))') alike for "
+        f"all ranks{also}"
+    )
+
+
+def _ancestor(names: tuple[str, ...]) -> str | None:
+    """ "pid@start" of the nearest ancestor with one of these names, or None."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        name = stat[stat.index("(") + 1 : stat.rindex(")")]
+        fields = stat[stat.rindex(")") + 2 :].split()
+        # The kernel keeps 15 characters of a name.
+        if any(name == known[:15] for known in names):
+            return f"{pid}@{fields[19]}"
+        pid = int(fields[1])
+    return None

@@ -1,0 +1,239 @@
+"""Lets in the connections that prove the job's key, beside any number of strangers.
+
+One selector loop serves all listeners. A stranger has a few seconds and a fixed number of bytes for
+its proof; when too many wait, the oldest goes (an honest handshake takes a round trip, so it is
+never the oldest of many for long). Whatever a stranger sends, the others are not held up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pycoll.bootstrap.handshake import ANSWER_BYTES, STRANGER_S, Claim, Gate, Purpose, Verdict
+
+STRANGERS_MAX = 64
+#: Refusals that are remembered for error texts.
+REFUSALS_MAX = 8
+
+#: Decides about a proven claim: ADMITTED, DUPLICATE or UNWANTED.
+Decide = Callable[[Claim], Verdict]
+#: Takes over an admitted connection, non-blocking.
+Admit = Callable[[Claim, socket.socket], None]
+#: Looks at a connection before the handshake; False turns it away.
+Trust = Callable[[socket.socket], bool]
+
+
+@dataclass
+class _Stranger:
+    sock: socket.socket
+    gate: Gate
+    origin: str
+    until: float
+    data: bytearray
+
+
+class Doorkeeper:
+    """Belongs to one loop: the owner's thread calls ``ready`` and ``expire``, or ``serve``."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        key: bytes,
+        scope: bytes,
+        decide: Decide,
+        admit: Admit,
+        trust: Trust = lambda sock: True,
+    ) -> None:
+        self._selector = selector
+        self._key = key
+        self._scope = scope
+        self._decide = decide
+        self._admit = admit
+        self._trust = trust
+        self._listeners: list[socket.socket] = []
+        self._strangers: dict[int, _Stranger] = {}
+        #: The first few turned away, as texts.
+        self.refusals: list[str] = []
+
+    def listen(self, listener: socket.socket, purpose: Purpose) -> None:
+        """Serve ``listener`` from now on; it is closed by ``close``."""
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._selector.register(
+            listener, selectors.EVENT_READ, lambda mask: self._accept(listener, purpose)
+        )
+
+    def expire(self) -> None:
+        """Turn away strangers whose time is over. To be called about every half second."""
+        now = time.monotonic()
+        for stranger in [s for s in self._strangers.values() if s.until <= now]:
+            self._refuse(stranger, "gave no proof in time")
+
+    def stop_listening(self) -> None:
+        """Close the listeners; connections already let in are not touched."""
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners.clear()
+
+    def close(self) -> None:
+        """Close the listeners and send the strangers away."""
+        self.stop_listening()
+        for stranger in list(self._strangers.values()):
+            self._drop(stranger)
+
+    def _accept(self, listener: socket.socket, purpose: Purpose) -> None:
+        try:
+            sock, origin = listener.accept()
+        except OSError as error:
+            # Out of descriptors, or the visitor left already: make room rather than spin.
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._remember("somebody, for want of descriptors here (ulimit -n)")
+            if self._strangers:
+                self._refuse(next(iter(self._strangers.values())), "too many connections")
+            time.sleep(0.01)
+            return
+        sock.setblocking(False)
+        if len(self._strangers) >= STRANGERS_MAX:
+            self._refuse(next(iter(self._strangers.values())), "too many connections")
+        stranger = _Stranger(
+            sock,
+            Gate(self._key, self._scope, purpose),
+            describe_origin(origin),
+            time.monotonic() + STRANGER_S,
+            bytearray(),
+        )
+        if not self._trust(sock):
+            self._note(stranger, "is another user's process")
+            sock.close()
+            return
+        try:
+            sock.send(stranger.gate.challenge())
+        except OSError:
+            sock.close()
+            return
+        self._strangers[sock.fileno()] = stranger
+        self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._read(stranger))
+
+    def _read(self, stranger: _Stranger) -> None:
+        # Never more than the answer: what follows it belongs to whoever takes over.
+        try:
+            piece = stranger.sock.recv(ANSWER_BYTES - len(stranger.data))
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self._refuse(stranger, "left before its proof")
+            return
+        stranger.data += piece
+        if len(stranger.data) == ANSWER_BYTES:
+            self._conclude(stranger)
+
+    def _conclude(self, stranger: _Stranger) -> None:
+        answer = bytes(stranger.data)
+        claim, verdict = stranger.gate.check(answer)
+        if claim is not None:
+            verdict = self._decide(claim)
+        with contextlib.suppress(OSError):
+            stranger.sock.send(stranger.gate.verdict(answer, verdict))
+        if claim is None or verdict is not Verdict.ADMITTED:
+            who = "" if claim is None else f", rank {claim.rank},"
+            self._refuse(stranger, f"{who} was refused ({verdict.name})".lstrip())
+            return
+        self._forget(stranger)
+        self._admit(claim, stranger.sock)
+
+    def _note(self, stranger: _Stranger, why: str) -> None:
+        self._remember(f"{stranger.origin} {why}")
+
+    def _remember(self, text: str) -> None:
+        if len(self.refusals) < REFUSALS_MAX and text not in self.refusals:
+            self.refusals.append(text)
+
+    def _refuse(self, stranger: _Stranger, why: str) -> None:
+        self._note(stranger, why)
+        self._drop(stranger)
+
+    def _drop(self, stranger: _Stranger) -> None:
+        self._forget(stranger)
+        stranger.sock.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        self._selector.unregister(stranger.sock)
+        del self._strangers[stranger.sock.fileno()]
+
+
+class Loop:
+    """A selector loop in a thread of its own, which has ended when ``close`` returns.
+
+    Callbacks registered in ``selector`` take the event mask and run on the loop's thread.
+    """
+
+    def __init__(self, name: str, every: Sequence[Callable[[], None]] = ()) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.every = list(every)
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self.selector.register(self._woken, selectors.EVENT_READ, self._drain)
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; to be called once."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Run the ``every`` callbacks soon. Any thread."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"w")
+
+    def end(self) -> None:
+        """Let the thread come to its end. Any thread."""
+        self._ending = True
+        self.wake()
+
+    def join(self) -> None:
+        """Wait for the end of the thread; afterwards the selector is the caller's alone."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """End the thread, wait for it, free the descriptors. May be called twice."""
+        if self._wake.fileno() < 0:
+            return
+        self.end()
+        self.join()
+        self.selector.close()
+        self._wake.close()
+        self._woken.close()
+
+    def _drain(self, mask: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(64):
+                pass
+
+    def _run(self) -> None:
+        while not self._ending:
+            for key, mask in self.selector.select(0.25):
+                # A callback may have closed another ready connection of this batch.
+                if self.selector.get_map().get(key.fd) is key:
+                    key.data(mask)
+            for action in self.every:
+                action()
+
+
+def describe_origin(origin: object) -> str:
+    """A peer address as text: "10.0.0.2:4711", or "a local process" for unix sockets."""
+    if isinstance(origin, tuple) and len(origin) >= 2:
+        # A dual-stack socket shows IPv4 peers as ::ffff:10.0.0.2.
+        host, port = str(origin[0]).removeprefix("::ffff:"), origin[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return "a local process"

@@ -1,0 +1,107 @@
+"""What each rank tells about itself, and what follows from it for every pair of ranks.
+
+All functions of two identities are pure and symmetric, so both ends decide alike without asking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from pycoll.bootstrap.host import machine_identity, process_name, process_token
+from pycoll.config import Config
+from pycoll.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key."""
+
+    name: str
+    pid: int
+    process: str
+    machine: str
+    host_id: str
+    transports: tuple[str, ...]
+    tcp_sockets: int
+    nonce: str
+
+    @classmethod
+    def mine(cls, config: Config) -> Identity:
+        """This process's, with a fresh nonce."""
+        return cls(
+            name=process_name(),
+            pid=os.getpid(),
+            process=process_token(),
+            machine=machine_identity(),
+            host_id=config.host_id or "",
+            transports=config.transports,
+            tcp_sockets=config.tcp_sockets,
+            nonce=os.urandom(32).hex(),
+        )
+
+    def to_bytes(self) -> bytes:
+        """For the exchange."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Identity:
+        """ValueError, TypeError or KeyError if ``data`` is not an identity."""
+        fields = json.loads(data)
+        return cls(**(fields | {"transports": tuple(fields["transports"])}))
+
+
+def same_host(a: Identity, b: Identity) -> bool:
+    """Whether they may share memory."""
+    return a.machine == b.machine and a.host_id == b.host_id
+
+
+def choose_transport(a: Identity, b: Identity) -> str | None:
+    """The medium of a pair: shm inside a host if both allow it, else tcp; None if neither goes."""
+    if same_host(a, b) and "shm" in a.transports and "shm" in b.transports:
+        return "shm"
+    return "tcp" if "tcp" in a.transports and "tcp" in b.transports else None
+
+
+def socket_count(a: Identity, b: Identity) -> int:
+    """tcp sockets between the two."""
+    return min(a.tcp_sockets, b.tcp_sockets)
+
+
+def choose_all(rank: int, identities: Sequence[Identity]) -> dict[int, str]:
+    """The medium to each peer. Raises InvalidArgumentError for a pair that has none in common."""
+    chosen = {}
+    mine = identities[rank]
+    for peer, other in enumerate(identities):
+        if peer == rank:
+            continue
+        kind = choose_transport(mine, other)
+        if kind is None:
+            where = "one host" if same_host(mine, other) else "different hosts"
+            raise InvalidArgumentError(
+                f"rank {rank} ({mine.name}) allows {', '.join(mine.transports)}, rank {peer} "
+                f"({other.name}) {', '.join(other.transports)}, and they are on {where}: no "
+                "transport is left; set PYCOLL_TRANSPORTS equally, with tcp between hosts",
+                rank=peer,
+                operation="init",
+            )
+        chosen[peer] = kind
+    return chosen
+
+
+def host_numbers(identities: Sequence[Identity]) -> list[int]:
+    """The host of each rank, numbered from 0 in order of first appearance."""
+    seen: dict[tuple[str, str], int] = {}
+    return [seen.setdefault((i.machine, i.host_id), len(seen)) for i in identities]
+
+
+def session_key(secret: bytes, communicator_id: str, identities: Sequence[Identity]) -> bytes:
+    """The key that guards this communicator's connections; fresh by every rank's nonce."""
+    text = "\n".join([communicator_id, *(identity.nonce for identity in identities)])
+    return hmac.digest(
+        hashlib.sha256(secret).digest(), b"pycoll session\0" + text.encode(), "sha256"
+    )

@@ -1,0 +1,294 @@
+"""One rank's connections while they are made: listeners, admitted and dialled sockets, descriptors.
+
+Every descriptor in here is closed by ``close`` unless a transport has taken it over.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pycoll import errors
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.dial import Candidate, UnreachableError, dial, dial_unix, order_candidates
+from pycoll.bootstrap.doorkeeper import Doorkeeper, Loop, describe_origin
+from pycoll.bootstrap.frames import list_ranks
+from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, ask, scope_of
+from pycoll.bootstrap.identity import Identity, socket_count
+from pycoll.bootstrap.network import (
+    Interface,
+    abstract_name,
+    interfaces,
+    listen_in_range,
+    listen_unix,
+    peer_of,
+)
+from pycoll.config import Config
+
+_FD_BYTE = b"F"
+#: How often a rank that waits for peers asks whether another one has failed.
+_CHECK_S = 0.1
+
+
+class Links:
+    """Owned by one call of ``connect``; ``_decide`` and ``_admit`` run on the loop's thread."""
+
+    def __init__(
+        self,
+        rank: int,
+        identities: Sequence[Identity],
+        kinds: Mapping[int, str],
+        config: Config,
+        key: bytes,
+        communicator_id: str,
+        factories: Mapping[str, Callable[[int, int], Any]],
+    ) -> None:
+        self._rank = rank
+        self._identities = identities
+        self._config = config
+        self._key = key
+        self._scope = scope_of("", communicator_id)
+        self._mine = identities[rank]
+        self._threads = {p for p in kinds if identities[p].process == self._mine.process}
+        shm = {p for p, kind in kinds.items() if kind == "shm"}
+        self._tcp_peers = sorted(p for p, kind in kinds.items() if kind == "tcp")
+        self._shm_peers = sorted(shm - self._threads)
+        self._shared_peers = sorted(shm & self._threads)
+        size = len(identities)
+        self._shm = factories["shm"](rank, size) if shm else None
+        self._tcp = factories["tcp"](rank, size) if self._tcp_peers else None
+        self._arrived = threading.Condition()
+        #: (peer, index) -> socket; index 0 of a shm peer is its only one.
+        self._sockets: dict[tuple[int, int], socket.socket] = {}
+        self._own_interfaces: list[Interface] = []
+        self._loop: Loop | None = None
+        self._doorkeeper: Doorkeeper | None = None
+
+    def listen(self) -> dict[str, Any]:
+        """Open what the higher peers need to reach this rank; returns where, for the exchange."""
+        endpoint: dict[str, Any] = {}
+        if self._shm is not None:
+            endpoint["descriptors"] = [self._shm.segment_fd(), self._shm.doorbell_fd()]
+        if self._tcp_peers:
+            self._own_interfaces = interfaces(self._config.interfaces)
+        if not any(peer > self._rank for peer in self._tcp_peers + self._shm_peers):
+            return endpoint
+        self._loop = Loop(f"pycoll-accept-{self._rank}")
+        self._doorkeeper = Doorkeeper(
+            self._loop.selector, self._key, self._scope, self._decide, self._admit
+        )
+        self._loop.every.append(self._doorkeeper.expire)
+        if any(peer > self._rank for peer in self._shm_peers):
+            name = abstract_name(secrets.token_hex(16))
+            self._doorkeeper.listen(listen_unix(name), Purpose.SHM)
+            endpoint["unix"] = name
+        if any(peer > self._rank for peer in self._tcp_peers):
+            endpoint["tcp"] = self._listen_tcp(self._doorkeeper)
+        self._loop.start()
+        return endpoint
+
+    def _listen_tcp(self, doorkeeper: Doorkeeper) -> list[Candidate]:
+        peers = [p for p in self._tcp_peers if p > self._rank]
+        local = all(self._identities[p].machine == self._mine.machine for p in peers)
+        loopback = [i for i in self._own_interfaces if i.loopback]
+        ports = self._config.port_range
+        if self._config.interfaces:
+            chosen = self._own_interfaces
+        elif local and loopback:
+            chosen = loopback[:1]
+        else:
+            listener = listen_in_range(None, ports)
+            doorkeeper.listen(listener, Purpose.TCP)
+            port = listener.getsockname()[1]
+            families = (4, 6) if listener.family == socket.AF_INET6 else (4,)
+            return [
+                Candidate(i.address, i.network, port)
+                for i in self._own_interfaces
+                if ipaddress.ip_address(i.address).version in families
+            ]
+        candidates = []
+        for interface in chosen:
+            listener = listen_in_range(interface.address, ports)
+            doorkeeper.listen(listener, Purpose.TCP)
+            port = listener.getsockname()[1]
+            candidates.append(Candidate(interface.address, interface.network, port))
+        return candidates
+
+    def connect(
+        self,
+        endpoints: Sequence[Mapping[str, Any]],
+        deadline: Deadline,
+        check: Callable[[], None],
+    ) -> list[Any]:
+        """Dial the lower peers, wait for the higher ones, hand everything to the transports.
+
+        ``check`` is called while waiting and raises when waiting has become pointless.
+        """
+        for peer in sorted(self._shm_peers + self._tcp_peers):
+            if peer > self._rank:
+                break
+            try:
+                if peer in self._shm_peers:
+                    self._dial_unix(peer, str(endpoints[peer]["unix"]), deadline)
+                else:
+                    self._dial_tcp(peer, endpoints[peer]["tcp"], deadline)
+            except UnreachableError as error:
+                # Perhaps the peer listens no more because joining has failed elsewhere: then that
+                # is the news. The word of it may be a moment behind.
+                time.sleep(_CHECK_S)
+                check()
+                raise self._unreachable(peer, error) from None
+        self._await_higher(deadline, check)
+        for peer in self._shared_peers:
+            segment, doorbell = (os.dup(int(fd)) for fd in endpoints[peer]["descriptors"])
+            self._attach_shm(peer, segment, doorbell, -1, self._mine.pid)
+        for peer in self._shm_peers:
+            self._receive_descriptors(peer, deadline)
+        for peer in self._tcp_peers:
+            self._attach_tcp(peer)
+        return [transport for transport in (self._shm, self._tcp) if transport is not None]
+
+    def close(self) -> None:
+        """End the thread, close the listeners and every socket that no transport took over."""
+        if self._loop is not None and self._doorkeeper is not None:
+            self._loop.end()
+            self._loop.join()
+            self._doorkeeper.close()
+            self._loop.close()
+        for sock in self._sockets.values():
+            sock.close()
+        self._sockets.clear()
+        # An exception may keep this object for a while; the transports are whoever took them.
+        self._shm = self._tcp = None
+
+    def _count(self, peer: int) -> int:
+        return socket_count(self._mine, self._identities[peer]) if peer in self._tcp_peers else 1
+
+    def _decide(self, claim: Claim) -> Verdict:
+        wanted = self._tcp_peers if claim.purpose is Purpose.TCP else self._shm_peers
+        if claim.peer != self._rank or claim.rank <= self._rank or claim.rank not in wanted:
+            return Verdict.UNWANTED
+        if claim.index >= self._count(claim.rank):
+            return Verdict.UNWANTED
+        with self._arrived:
+            taken = (claim.rank, claim.index) in self._sockets
+        return Verdict.DUPLICATE if taken and claim.purpose is Purpose.SHM else Verdict.ADMITTED
+
+    def _admit(self, claim: Claim, sock: socket.socket) -> None:
+        if claim.purpose is Purpose.SHM:
+            self._send_descriptors(sock)
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._arrived:
+            # A peer that proves itself anew has given up its earlier connection.
+            earlier = self._sockets.pop((claim.rank, claim.index), None)
+            self._sockets[claim.rank, claim.index] = sock
+            self._arrived.notify_all()
+        if earlier is not None:
+            earlier.close()
+
+    def _talk(self, claim: Claim) -> Callable[[socket.socket, Deadline], None]:
+        return lambda sock, limit: ask(sock, self._key, self._scope, claim, limit)
+
+    def _dial_unix(self, peer: int, name: str, deadline: Deadline) -> None:
+        claim = Claim(Purpose.SHM, self._rank, peer)
+        sock = dial_unix(name, self._talk(claim), deadline)
+        with self._arrived:
+            self._sockets[peer, 0] = sock
+        self._send_descriptors(sock)
+
+    def _dial_tcp(self, peer: int, endpoint: Sequence[Any], deadline: Deadline) -> None:
+        offered = [Candidate(*facts) for facts in endpoint]
+        same_machine = self._identities[peer].machine == self._mine.machine
+        candidates = order_candidates(self._own_interfaces, offered, same_machine)
+        if not candidates:
+            named = ", ".join(str(candidate) for candidate in offered) or "nothing"
+            raise UnreachableError(f"it offers {named}, which leads nowhere from another host")
+        for index in range(self._count(peer)):
+            claim = Claim(Purpose.TCP, self._rank, peer, index)
+            sock, candidate = dial(candidates, self._talk(claim), deadline)
+            with self._arrived:
+                self._sockets[peer, index] = sock
+            # All sockets of a pair take the way that was found first.
+            candidates = [candidate]
+
+    def _unreachable(self, peer: int, error: Exception) -> errors.TransportError:
+        kind = "tcp" if peer in self._tcp_peers else "shm"
+        advice = (
+            "; PYCOLL_INTERFACES chooses networks, PYCOLL_PORT_RANGE ports to open in a firewall"
+        )
+        return errors.TransportError(
+            f"rank {self._rank} ({self._mine.name}) cannot reach rank {peer} "
+            f"({self._identities[peer].name}) over {kind}: {error}"
+            + (advice if kind == "tcp" else ""),
+            rank=peer,
+            operation="init",
+        )
+
+    def _await_higher(self, deadline: Deadline, check: Callable[[], None]) -> None:
+        higher = [p for p in self._shm_peers + self._tcp_peers if p > self._rank]
+        needed = {(p, index) for p in higher for index in range(self._count(p))}
+        missing = sorted({peer for peer, _ in needed})
+        while missing and not deadline.passed():
+            check()
+            with self._arrived:
+                self._arrived.wait_for(
+                    lambda: needed <= self._sockets.keys(), min(_CHECK_S, deadline.remaining())
+                )
+                missing = sorted({peer for peer, _ in needed - self._sockets.keys()})
+        if missing:
+            turned_away = self._doorkeeper.refusals if self._doorkeeper is not None else []
+            also = "; turned away: " + "; ".join(turned_away) if turned_away else ""
+            raise errors.TransportError(
+                f"rank {self._rank} ({self._mine.name}) waited {deadline.seconds:.3g} s in vain "
+                f"for connections from {list_ranks(missing)}{also}",
+                ranks=missing,
+                operation="init",
+            )
+
+    def _send_descriptors(self, sock: socket.socket) -> None:
+        if self._shm is None:
+            return
+        # One byte with two descriptors always fits into the buffer of a fresh socket.
+        socket.send_fds(sock, [_FD_BYTE], [self._shm.segment_fd(), self._shm.doorbell_fd()])
+
+    def _receive_descriptors(self, peer: int, deadline: Deadline) -> None:
+        sock = self._sockets[peer, 0]
+        sock.settimeout(max(deadline.remaining(), 0.001))
+        reason = "it hung up"
+        fds: list[int] = []
+        try:
+            data, fds, flags, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            data, flags, reason = b"", 0, str(error)
+        if data != _FD_BYTE or len(fds) != 2 or flags & socket.MSG_CTRUNC:
+            for fd in fds:
+                os.close(fd)
+            raise errors.TransportError(
+                f"rank {self._rank} got no shared memory from rank {peer} "
+                f"({self._identities[peer].name}): {reason}; is the limit of open files reached?",
+                rank=peer,
+                operation="init",
+            )
+        pid, _ = peer_of(sock)
+        del self._sockets[peer, 0]
+        sock.setblocking(False)
+        self._attach_shm(peer, fds[0], fds[1], sock.detach(), pid)
+
+    def _attach_shm(self, peer: int, segment: int, doorbell: int, liveness: int, pid: int) -> None:
+        if self._shm is not None:
+            self._shm.attach(peer, segment, doorbell, liveness, pid)
+
+    def _attach_tcp(self, peer: int) -> None:
+        sockets = [self._sockets.pop((peer, index)) for index in range(self._count(peer))]
+        address = describe_origin(sockets[0].getpeername())
+        for sock in sockets:
+            sock.setblocking(False)
+        if self._tcp is not None:
+            self._tcp.attach(peer, [sock.detach() for sock in sockets], address)

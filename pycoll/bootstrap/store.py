@@ -1,0 +1,352 @@
+"""A rank's end of the store: joining it over TCP or a unix socket, and gathering through it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycoll import errors
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.frames import (
+    FRAME_BYTES_MAX,
+    GATHER_HEAD,
+    HEAD,
+    Kind,
+    frame,
+    to_error,
+    unpack_blobs,
+)
+from pycoll.bootstrap.handshake import (
+    STRANGER_S,
+    Claim,
+    HandshakeError,
+    Purpose,
+    Verdict,
+    ask,
+    receive_exactly,
+    scope_of,
+)
+from pycoll.bootstrap.host import process_name
+from pycoll.bootstrap.network import (
+    abstract_name,
+    listen_at,
+    listen_unix,
+    parse_address,
+    peer_of,
+    resolve,
+)
+from pycoll.bootstrap.store_server import StoreServer
+
+#: Pause between attempts to connect while nobody listens yet.
+_RETRY_S = 0.05
+#: The store names the missing ranks at the deadline; its message may take this much longer.
+_SLACK_S = 2.0
+_CONTEST_S = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store listens. ``targets``: (family, socket address); ``text``: for people."""
+
+    text: str
+    targets: Sequence[tuple[int, Any]]
+    launcher: bool = False
+    same_user: bool = False
+
+
+class StoreExchange:
+    """Gathers through a store server. One thread at a time.
+
+    Made by ``join_store`` or ``join_unix``; the process that serves keeps the server in here.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        key: bytes,
+        job_id: str,
+        rank: int,
+        size: int,
+        deadline: Deadline,
+        server: StoreServer | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.secret = key
+        self._place = place
+        self._deadline = deadline
+        self._server = server
+        self._round = 0
+        self._failed = b""
+        with contextlib.ExitStack() as undo:
+            if server is not None:
+                undo.callback(server.close)
+            self._sock = self._enter(key, job_id)
+            undo.callback(self._sock.close)
+            hello = json.dumps({"size": size, "name": process_name()}).encode()
+            self._send(frame(Kind.HELLO, hello))
+            undo.pop_all()
+
+    def all_gather(self, blob: bytes) -> list[bytes]:
+        """The blobs of all ranks, in rank order.
+
+        Raises pycoll's TimeoutError naming the ranks that did not come, PeerLostError for one that
+        ended meanwhile, InvalidArgumentError if the ranks contradict each other.
+        """
+        if self._failed:
+            raise to_error(self._failed)
+        left_ms, all_ms = (
+            min(int(seconds * 1e3), 0xFFFFFFFF)
+            for seconds in (self._deadline.remaining(), self._deadline.seconds)
+        )
+        self._send(frame(Kind.GATHER, GATHER_HEAD.pack(self._round, left_ms, all_ms) + blob))
+        self._round += 1
+        kind, payload = self._receive()
+        if kind == Kind.FAIL:
+            raise to_error(payload)
+        if kind != Kind.RESULT:
+            raise errors.TransportError(
+                f"the store at {self._place.text} sent a frame of kind {kind}", operation="init"
+            )
+        return unpack_blobs(payload, self.size)
+
+    def alarm(self, text: str) -> None:
+        """Have the store tell all: they raise TransportError."""
+        self._send(frame(Kind.ALARM, text.encode()))
+
+    def check(self) -> None:
+        """Raise what the store has told unasked: that another rank failed."""
+        poller = select.poll()  # select() knows no descriptor above 1023
+        poller.register(self._sock, select.POLLIN)
+        if poller.poll(0):
+            self._failed = self._receive()[1]
+            raise to_error(self._failed)
+
+    def close(self) -> None:
+        """Leave. The server, if it is ours, ends after its last answers are sent."""
+        with contextlib.suppress(OSError):
+            self._sock.settimeout(1.0)
+            self._sock.sendall(frame(Kind.LEAVE))
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Hang up without a word: the others learn that this rank is gone."""
+        self._sock.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._sock.settimeout(self._deadline.remaining() + _SLACK_S)
+            self._sock.sendall(data)
+        except ConnectionError:
+            # The reason may still be waiting to be read: a FAIL frame from before the hang-up.
+            return
+        except OSError as error:
+            raise self._gone(error) from None
+
+    def _receive(self) -> tuple[int, bytes]:
+        limit = Deadline(self._deadline.remaining() + _SLACK_S)
+        try:
+            length, kind = HEAD.unpack(receive_exactly(self._sock, HEAD.size, limit))
+            if length > FRAME_BYTES_MAX:
+                raise errors.TransportError(
+                    f"the store at {self._place.text} announced {length} bytes", operation="init"
+                )
+            return kind, receive_exactly(self._sock, length, limit)
+        except (EOFError, OSError) as error:
+            raise self._gone(error) from None
+
+    def _gone(self, error: BaseException) -> errors.PycollError:
+        if isinstance(error, TimeoutError):
+            return errors.TimeoutError(
+                f"the store at {self._place.text} has not answered rank {self.rank} within "
+                f"{self._deadline.seconds:.3g} s",
+                rank=None if self._place.launcher else 0,
+                operation="init",
+            )
+        if self._place.launcher:
+            return errors.TransportError(
+                f"the launcher's store at {self._place.text} is gone ({error})", operation="init"
+            )
+        return errors.PeerLostError(
+            f"rank 0, which served the store at {self._place.text}, ended while the ranks were "
+            f"joining ({error})",
+            rank=0,
+            ranks=[0],
+            operation="init",
+        )
+
+    def _enter(self, key: bytes, job_id: str) -> socket.socket:
+        """Connect and be admitted, trying again while nobody listens yet."""
+        claim = Claim(Purpose.STORE, self.rank, -1)
+        scope = scope_of(job_id, "store")
+        reason = "nobody tried"
+        while not self._deadline.passed():
+            for family, target in self._place.targets:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+                limit = self._deadline.within(STRANGER_S)
+                try:
+                    sock.settimeout(max(limit.remaining(), 0.001))
+                    sock.connect(target)
+                    self._check_user(sock)
+                    ask(sock, key, scope, claim, limit)
+                except (OSError, EOFError) as error:
+                    sock.close()
+                    reason = str(error) or type(error).__name__
+                except HandshakeError as error:
+                    sock.close()
+                    raise self._refused(error) from None
+                except BaseException:
+                    sock.close()
+                    raise
+                else:
+                    if family != socket.AF_UNIX:
+                        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    return sock
+            time.sleep(min(_RETRY_S, self._deadline.remaining()))
+        raise self._absent(reason)
+
+    def _check_user(self, sock: socket.socket) -> None:
+        if not self._place.same_user:
+            return
+        pid, uid = peer_of(sock)
+        if uid != os.geteuid():
+            raise errors.TransportError(
+                f"process {pid} of user {uid} listens at {self._place.text}, where rank 0 of this "
+                "job should; use PYCOLL_ADDRESS and PYCOLL_SECRET instead",
+                operation="init",
+            )
+
+    def _refused(self, error: HandshakeError) -> errors.PycollError:
+        text = f"rank {self.rank} was not admitted to the store at {self._place.text}: {error}"
+        if error.verdict in (Verdict.BAD_PROOF, Verdict.OTHER_JOB):
+            return errors.InvalidArgumentError(text, rank=self.rank, operation="init")
+        return errors.TransportError(text, rank=self.rank, operation="init")
+
+    def _absent(self, reason: str) -> errors.PycollError:
+        waited = f"within {self._deadline.seconds:.3g} s"
+        if self._place.launcher:
+            return errors.TransportError(
+                f"rank {self.rank} could not reach the launcher's store at {self._place.text} "
+                f"{waited}: {reason}",
+                rank=self.rank,
+                operation="init",
+            )
+        return errors.TimeoutError(
+            f"rank {self.rank} could not reach rank 0 at {self._place.text} {waited}: {reason}; "
+            "is rank 0 started, and is the address right and open to this host?",
+            rank=0,
+            ranks=[0],
+            operation="init",
+        )
+
+
+def join_store(
+    address: str,
+    secret: bytes,
+    job_id: str,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    launcher: bool = False,
+) -> StoreExchange:
+    """Meet at ``address`` ("host:port"), served by the launcher or else by rank 0.
+
+    Raises InvalidArgumentError for an address that does not parse or resolve and for a wrong
+    secret, TransportError for a port in use, TimeoutError if rank 0 does not come.
+    """
+    host, port = parse_address(address)
+    targets = resolve(host, port)
+    place = Place(f"address={address!r}", targets, launcher=launcher)
+    if launcher or rank != 0:
+        return StoreExchange(place, secret, job_id, rank, size, deadline)
+    try:
+        listener = listen_at(host, port)
+    except errors.TransportError:
+        # Perhaps another rank 0 of this job is there: then all sides should hear of it.
+        _contest(place, secret, job_id, size, deadline)
+        raise
+    bound = listener.getsockname()[0]
+    loopback = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
+    own = loopback if bound in ("0.0.0.0", "::") else bound
+    place = Place(place.text, [(int(listener.family), (own, port))])
+    return StoreExchange(
+        place, secret, job_id, 0, size, deadline, _serve(listener, size, secret, job_id, address)
+    )
+
+
+def join_unix(job_id: str, rank: int, size: int, deadline: Deadline) -> StoreExchange:
+    """Meet on this host at an abstract unix socket named after user and job, served by rank 0.
+
+    Admission is by user id, which the kernel vouches for; no secret is needed.
+    """
+    digest = hashlib.sha256(f"{os.geteuid()}\0{job_id}".encode()).digest()
+    name = abstract_name(digest.hex()[:40])
+    place = Place(f"the unix socket of job {job_id}", [(int(socket.AF_UNIX), name)], same_user=True)
+    if rank != 0:
+        return StoreExchange(place, digest, job_id, rank, size, deadline)
+    listener = _bind_unix(name, place, lambda: _contest(place, digest, job_id, size, deadline))
+    user = os.geteuid()
+    server = _serve(
+        listener, size, digest, job_id, place.text, trust=lambda sock: peer_of(sock)[1] == user
+    )
+    return StoreExchange(place, digest, job_id, 0, size, deadline, server)
+
+
+def _serve(
+    listener: socket.socket,
+    size: int,
+    secret: bytes,
+    job_id: str,
+    host: str,
+    trust: Callable[[socket.socket], bool] = lambda sock: True,
+) -> StoreServer:
+    server = StoreServer(listener, size, secret, job_id, f"rank 0 ({host})", True, trust)
+    server.start()
+    return server
+
+
+def _contest(place: Place, secret: bytes, job_id: str, size: int, deadline: Deadline) -> None:
+    """Claim rank 0 at a place that another process serves.
+
+    Raises the InvalidArgumentError that this brings, on both sides, if that one is of our job.
+    """
+    brief = deadline.within(_CONTEST_S)
+    try:
+        exchange = StoreExchange(place, secret, job_id, 0, size, brief)
+    except errors.PycollError:
+        return
+    try:
+        exchange.all_gather(b"")
+    except errors.InvalidArgumentError:
+        raise
+    except errors.PycollError:
+        return
+    finally:
+        exchange.abandon()
+
+
+def _bind_unix(name: str, place: Place, contest: Callable[[], None]) -> socket.socket:
+    """The name may still be held for a moment by an earlier meeting of this very job."""
+    limit = Deadline(STRANGER_S)
+    while True:
+        try:
+            return listen_unix(name)
+        except OSError as error:
+            contest()
+            if error.errno != errno.EADDRINUSE or limit.passed():
+                raise errors.TransportError(
+                    f"rank 0 cannot open {place.text}: {error.strerror}", rank=0, operation="init"
+                ) from None
+        time.sleep(_RETRY_S)

@@ -1,0 +1,312 @@
+"""The place where ranks meet: gathers one blob per rank and round, and hands all to everyone.
+
+Runs as a thread of the launcher, or of rank 0 while it joins. Ranks that disagree about the size,
+claim the same number, vanish or never come are named to all who did come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from pycoll.bootstrap.doorkeeper import Doorkeeper, Loop, Trust
+from pycoll.bootstrap.frames import (
+    FRAME_BYTES_MAX,
+    GATHER_HEAD,
+    HEAD,
+    Kind,
+    fail_frame,
+    frame,
+    list_ranks,
+    pack_blobs,
+)
+from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, scope_of
+
+#: How long ``close`` waits for the last answers to leave.
+_FLUSH_S = 5.0
+#: How long a meeting that failed stays open for ranks that were about to come, so that they hear
+#: why instead of finding nobody.
+_TELL_S = 1.0
+#: Deadlines are looked at this often, not at every event: that would be quadratic in the size.
+_CHECK_S = 0.1
+
+
+@dataclass(eq=False)
+class _Member:
+    sock: socket.socket
+    rank: int
+    name: str = ""
+    meeting: _Meeting | None = None
+    incoming: bytearray = field(default_factory=bytearray)
+    outgoing: deque[memoryview] = field(default_factory=deque)
+    done: bool = False  # nothing more is expected from it, nor will it be told anything
+
+
+@dataclass(eq=False)
+class _Round:
+    until: float
+    limit_s: float
+    blobs: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """The ranks that join together; a launcher's store may see several, one after the other."""
+
+    members: dict[int, _Member] = field(default_factory=dict)
+    rounds: dict[int, _Round] = field(default_factory=dict)
+    failure: bytes | None = None
+    told: set[int] = field(default_factory=set)  # ranks that have been sent the failure
+
+
+class StoreServer:
+    """Serves ``size`` ranks on ``listener``, which it owns, under the name ``host``.
+
+    ``once``: listen for one meeting only. Threads: one, from ``start`` to ``close``.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        size: int,
+        key: bytes,
+        job_id: str,
+        host: str,
+        once: bool = False,
+        trust: Trust = lambda sock: True,
+    ) -> None:
+        self._size = size
+        self._host = host
+        self._once = once
+        self._meeting = _Meeting()
+        self._members: set[_Member] = set()
+        self._close_by: float | None = None
+        self._tell_by = 0.0
+        self._next_check = 0.0
+        self._loop = Loop("pycoll-store")
+        self._doorkeeper = Doorkeeper(
+            self._loop.selector,
+            key,
+            scope_of(job_id, "store"),
+            lambda claim: Verdict.ADMITTED if claim.rank >= 0 else Verdict.UNWANTED,
+            self._admit,
+            trust,
+        )
+        self._doorkeeper.listen(listener, Purpose.STORE)
+        self._loop.every += [self._doorkeeper.expire, self._check_deadlines, self._check_close]
+
+    def start(self) -> None:
+        """Begin to serve; to be called once."""
+        self._loop.start()
+
+    def close(self) -> None:
+        """Send what is queued (a few seconds at most), then end the thread and all connections."""
+        now = time.monotonic()
+        self._tell_by = now + _TELL_S
+        self._close_by = now + _FLUSH_S
+        self._loop.wake()
+        self._loop.join()
+        self._doorkeeper.close()
+        for member in self._members:
+            member.sock.close()
+        self._members.clear()
+        self._loop.close()
+
+    def _check_close(self) -> None:
+        if self._close_by is None:
+            return
+        now = time.monotonic()
+        flushed = not any(member.outgoing for member in self._members)
+        told = self._meeting.failure is None or len(self._meeting.told) >= self._size
+        if (flushed and (told or now > self._tell_by)) or now > self._close_by:
+            self._loop.end()
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + _CHECK_S
+        for meeting in {m.meeting for m in self._members if m.meeting is not None}:
+            if meeting.failure is not None:
+                continue
+            for round_ in meeting.rounds.values():
+                if len(round_.blobs) < self._size and round_.until <= now:
+                    self._time_out(meeting, round_)
+                    break
+
+    def _time_out(self, meeting: _Meeting, round_: _Round) -> None:
+        missing = [rank for rank in range(self._size) if rank not in round_.blobs]
+        came = [rank for rank in missing if rank in meeting.members]
+        text = f"init waited {round_.limit_s:.3g} s for {list_ranks(missing)} of {self._size}"
+        absent = [rank for rank in missing if rank not in came]
+        if absent:
+            text += f": {list_ranks(absent)} never arrived at {self._host}"
+        if came:
+            names = ", ".join(f"{rank} ({meeting.members[rank].name})" for rank in came[:8])
+            text += f"{'; ' if absent else ': '}arrived but did not finish: {names}"
+        if self._doorkeeper.refusals:
+            text += "; turned away: " + "; ".join(self._doorkeeper.refusals)
+        text += " (PYCOLL_INIT_TIMEOUT_S sets the limit)"
+        # Who is missing now is not waited for once more.
+        meeting.told.update(missing)
+        self._fail(meeting, fail_frame("timeout", text, missing))
+
+    def _admit(self, claim: Claim, sock: socket.socket) -> None:
+        member = _Member(sock, claim.rank)
+        self._members.add(member)
+        self._loop.selector.register(
+            sock, selectors.EVENT_READ, lambda mask: self._ready(member, mask)
+        )
+
+    def _ready(self, member: _Member, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush(member)
+        if not mask & selectors.EVENT_READ or member not in self._members:
+            return
+        try:
+            data = member.sock.recv(256 * 1024)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose(member)
+            return
+        member.incoming += data
+        while member in self._members and self._next_frame(member):
+            pass
+
+    def _next_frame(self, member: _Member) -> bool:
+        if len(member.incoming) < HEAD.size:
+            return False
+        length, kind = HEAD.unpack_from(member.incoming)
+        if length > FRAME_BYTES_MAX:
+            self._lose(member)
+            return False
+        end = HEAD.size + length
+        if len(member.incoming) < end:
+            return False
+        payload = bytes(member.incoming[HEAD.size : end])
+        del member.incoming[:end]
+        if not member.done:
+            self._handle(member, kind, payload)
+        return True
+
+    def _handle(self, member: _Member, kind: int, payload: bytes) -> None:
+        try:
+            if kind == Kind.HELLO and member.meeting is None:
+                hello = json.loads(payload)
+                self._greet(member, int(hello["size"]), str(hello["name"]))
+            elif kind == Kind.GATHER and member.meeting is not None:
+                number, left_ms, all_ms = GATHER_HEAD.unpack_from(payload)
+                round_ = _Round(time.monotonic() + left_ms / 1e3, all_ms / 1e3)
+                self._gather(member, number, round_, payload[GATHER_HEAD.size :])
+            elif kind == Kind.ALARM and member.meeting is not None:
+                failure = fail_frame("transport", payload.decode(), [member.rank])
+                self._fail(member.meeting, failure)
+            elif kind == Kind.LEAVE:
+                member.done = True
+            else:
+                self._lose(member)
+        except (ValueError, KeyError, TypeError, struct.error):
+            # It holds the secret but speaks nonsense: as good as gone.
+            self._lose(member)
+
+    def _greet(self, member: _Member, size: int, name: str) -> None:
+        member.name = name
+        meeting = self._meeting_for(member.rank)
+        member.meeting = meeting
+        if meeting.failure is not None:
+            self._tell_end(member, meeting.failure)
+            return
+        other = meeting.members.setdefault(member.rank, member)
+        if other is not member:
+            text = (
+                f"two processes claim rank {member.rank}: {other.name} and {name}; "
+                "give each process its own number"
+            )
+            self._fail(meeting, fail_frame("argument", text, [member.rank]))
+            self._tell_end(member, meeting.failure or b"")
+        elif size != self._size:
+            text = (
+                f"the ranks disagree about the size: rank {member.rank} ({name}) says {size}, "
+                f"{self._host} expects {self._size}; give all processes the same size"
+            )
+            self._fail(meeting, fail_frame("argument", text, [member.rank]))
+        elif self._once and len(meeting.members) == self._size:
+            self._doorkeeper.stop_listening()
+
+    def _meeting_for(self, rank: int) -> _Meeting:
+        """A rank that comes again after all had met and it had left starts a new meeting."""
+        current = self._meeting
+        before = current.members.get(rank)
+        if len(current.members) == self._size and before is not None and before.done:
+            self._meeting = _Meeting()
+        return self._meeting
+
+    def _gather(self, member: _Member, number: int, told: _Round, blob: bytes) -> None:
+        meeting = member.meeting
+        if meeting is None or meeting.failure is not None:
+            return
+        round_ = meeting.rounds.setdefault(number, told)
+        round_.until = min(round_.until, told.until)
+        round_.blobs[member.rank] = blob
+        if len(round_.blobs) < self._size:
+            return
+        result = frame(Kind.RESULT, pack_blobs([round_.blobs[r] for r in range(self._size)]))
+        del meeting.rounds[number]
+        for other in meeting.members.values():
+            self._send(other, result)
+
+    def _fail(self, meeting: _Meeting, failure: bytes) -> None:
+        # Only the first failure is told: the others follow from it.
+        if meeting.failure is not None:
+            return
+        meeting.failure = failure
+        for member in meeting.members.values():
+            self._tell_end(member, failure)
+
+    def _tell_end(self, member: _Member, failure: bytes) -> None:
+        if not member.done:
+            self._send(member, failure)
+            member.done = True
+            if member.meeting is not None:
+                member.meeting.told.add(member.rank)
+
+    def _lose(self, member: _Member) -> None:
+        self._loop.selector.unregister(member.sock)
+        member.sock.close()
+        self._members.discard(member)
+        meeting = member.meeting
+        expected = not member.done
+        member.done = True
+        member.outgoing.clear()
+        if expected and meeting is not None:
+            text = f"rank {member.rank} ({member.name}) ended while the ranks were joining"
+            self._fail(meeting, fail_frame("lost", text, [member.rank]))
+
+    def _send(self, member: _Member, data: bytes) -> None:
+        if member not in self._members:
+            return
+        member.outgoing.append(memoryview(data))
+        self._flush(member)
+
+    def _flush(self, member: _Member) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while member.outgoing:
+                    sent = member.sock.send(member.outgoing[0])
+                    member.outgoing[0] = member.outgoing[0][sent:]
+                    if not member.outgoing[0]:
+                        member.outgoing.popleft()
+            except (ConnectionError, TimeoutError):
+                # The loss itself is seen, and told, when reading.
+                member.outgoing.clear()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.outgoing else 0)
+        self._loop.selector.modify(member.sock, events, lambda mask: self._ready(member, mask))

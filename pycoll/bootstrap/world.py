@@ -1,0 +1,148 @@
+"""The whole way into a world in one call: discover, meet, connect."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycoll.bootstrap.connect import Connected, Factory, connect
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discover import discover, open_exchange
+from pycoll.bootstrap.exchange import Exchange, MemoryExchange, ParentExchange
+from pycoll.config import Config
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A rank that is connected to all others.
+
+    ``transports`` go into ``_core.Communicator``, the first with a link to a peer wins. ``names``
+    are "host:pid" by rank, ``hosts`` the host's number by rank. ``source`` says who told the rank.
+    """
+
+    rank: int
+    size: int
+    transports: list[Any]
+    names: list[str]
+    hosts: list[int]
+    source: str
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks on this rank's host, in order."""
+        return [r for r, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
+
+
+def join(
+    config: Config,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    secret: str | bytes | None = None,
+    comm: Any = None,
+    factories: Mapping[str, Factory] | None = None,
+) -> Joined:
+    """Join the world that arguments, ``config`` or a launcher's variables describe.
+
+    Returns within ``config.init_timeout_s`` or raises: InvalidArgumentError, TransportError,
+    TimeoutError naming the ranks that did not come, PeerLostError. Leaves nothing behind.
+    """
+    deadline = Deadline(config.init_timeout_s)
+    placement = discover(config, rank=rank, size=size, address=address, secret=secret, comm=comm)
+    exchange = open_exchange(placement, deadline)
+    connected = _connect_and_close(exchange, config, "world", deadline, factories)
+    return _joined(exchange, connected, placement.source)
+
+
+def join_threads(
+    size: int,
+    config: Config | Sequence[Config],
+    factories: Mapping[str, Factory] | None = None,
+) -> list[Joined]:
+    """``size`` ranks that are threads of this process, connected by real transports.
+
+    ``config`` is one for all, or one per rank.
+    """
+    configs = [config] * size if isinstance(config, Config) else list(config)
+    exchanges = MemoryExchange.make(size, Deadline(configs[0].init_timeout_s))
+
+    def one(exchange: Exchange) -> Joined:
+        config = configs[exchange.rank]
+        connected = _connect_and_close(exchange, config, "threads", None, factories)
+        return _joined(exchange, connected, "local_world")
+
+    return _run_all([functools.partial(one, exchange) for exchange in exchanges])
+
+
+def join_group(
+    parent_gather: Callable[[bytes], Sequence[bytes]],
+    members: Sequence[int],
+    rank: int,
+    communicator_id: str,
+    config: Config,
+    factories: Mapping[str, Factory] | None = None,
+) -> Joined:
+    """Some ranks of a communicator form a new one; see ParentExchange.
+
+    Every rank of the parent must take part at the same time, by ``join_group`` with its own
+    group or by ``connect.sit_out``.
+    """
+    exchange = ParentExchange(parent_gather, members, rank)
+    connected = connect(exchange, config, communicator_id=communicator_id, factories=factories)
+    return _joined(exchange, connected, "split")
+
+
+def _connect_and_close(
+    exchange: Exchange,
+    config: Config,
+    communicator_id: str,
+    deadline: Deadline | None,
+    factories: Mapping[str, Factory] | None,
+) -> Connected:
+    try:
+        connected = connect(
+            exchange,
+            config,
+            communicator_id=communicator_id,
+            deadline=deadline,
+            factories=factories,
+        )
+    except BaseException:
+        with contextlib.suppress(Exception):
+            exchange.abandon()
+        raise
+    exchange.close()
+    return connected
+
+
+def _joined(exchange: Exchange, connected: Connected, source: str) -> Joined:
+    return Joined(exchange.rank, exchange.size, *connected, source)
+
+
+def _run_all(jobs: Sequence[Callable[[], Joined]]) -> list[Joined]:
+    """All at once, each in a thread; the error of the lowest rank that failed first-hand."""
+    results: list[Joined | BaseException | None] = [None] * len(jobs)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = jobs[index]()
+        except BaseException as error:
+            results[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=(index,), name=f"pycoll-join-{index}", daemon=True)
+        for index in range(len(jobs))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if isinstance(result, Joined)]

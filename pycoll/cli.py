@@ -1,0 +1,185 @@
+"""The command line: ``pycoll run``, ``bench``, ``info`` and ``explain``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pycoll.errors import PycollError
+
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "reduce_scatter",
+    "all_gather",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "scan",
+    "exscan",
+)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+if TYPE_CHECKING:
+    IntegerType = click.ParamType[int]
+else:  # older releases have no type argument
+    IntegerType = click.ParamType
+
+
+class Bytes(IntegerType):
+    """A number of bytes: 8, 64K, 1M, 2GiB."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse ``value``; fail with what would be accepted."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(value).strip(), re.I)
+        if match is None:
+            self.fail(f"{value!r} is not a number of bytes such as 8, 64K, 1M or 2G", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _fail(error: PycollError) -> click.ClickException:
+    return click.ClickException(str(error))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pycoll-comm", prog_name="pycoll")
+def main() -> None:
+    """Collective communication whose algorithms are proved before they run."""
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="How many ranks.")
+@click.option("--prefix", is_flag=True, help="Put the rank in front of every line of output.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(ranks: int, prefix: bool, command: tuple[str, ...]) -> None:
+    """Start COMMAND on N ranks of this machine.
+
+    A .py file runs with this Python; anything else is run as it is. When a rank fails, the others
+    are stopped and its exit status becomes that of this command.
+    """
+    from pycoll.launch import LaunchOptions, launch
+
+    try:
+        sys.exit(launch(LaunchOptions(ranks=ranks, command=command, prefix=prefix)))
+    except PycollError as error:
+        raise _fail(error) from error
+
+
+@main.command()
+@click.argument("collective", type=click.Choice(COLLECTIVES), metavar="COLLECTIVE")
+@click.option("-n", "--ranks", type=click.IntRange(min=1), help="Ranks to start.  [default: 2]")
+@click.option("-b", "--begin", type=Bytes(), default="8", show_default=True, help="First size.")
+@click.option("-e", "--end", type=Bytes(), default="64M", show_default=True, help="Last size.")
+@click.option(
+    "-f",
+    "--factor",
+    type=click.IntRange(min=2),
+    default=4,
+    show_default=True,
+    help="From one size to the next.",
+)
+@click.option("--dtype", default="float32", show_default=True, help="Element type.")
+@click.option("--op", default="sum", show_default=True, help="Reduction.")
+@click.option("--root", type=click.IntRange(min=0), default=0, show_default=True, help="Root rank.")
+@click.option(
+    "--algorithm",
+    "algorithms",
+    metavar="NAME",
+    multiple=True,
+    help="An algorithm, several by repetition, or all.  [default: what would be chosen]",
+)
+@click.option(
+    "--transport", "transports", metavar="LIST", help="shm, tcp or shm,tcp.  [default: the best]"
+)
+@click.option(
+    "--samples", type=click.IntRange(min=5), default=30, show_default=True, help="Per size."
+)
+@click.option(
+    "--check/--no-check", default=True, show_default=True, help="Compare results bit by bit."
+)
+@click.option(
+    "--in-place/--out-of-place", default=True, show_default=True, help="Where both are possible."
+)
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file."
+)
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path), help="Draw a .png, .pdf or .svg."
+)
+def bench(
+    collective: str,
+    ranks: int | None,
+    begin: int,
+    end: int,
+    algorithms: tuple[str, ...],
+    transports: str | None,
+    json_path: Path | None,
+    plot_path: Path | None,
+    **words: Any,
+) -> None:
+    """Measure COLLECTIVE over message sizes, as nccl-tests does.
+
+    Columns and bandwidths are those of nccl-tests. COLLECTIVE is all_reduce, reduce, broadcast,
+    reduce_scatter, all_gather, gather, scatter, all_to_all, scan or exscan. Every result is
+    compared with the exact one; the exit status is 1 if one was wrong. Inside a running job (pycoll
+    run, mpirun, torchrun) and without -n, that job's ranks are measured.
+    """
+    from pycoll.bench.command import Wishes, run_bench
+    from pycoll.bench.sweep import SweepOptions
+
+    try:
+        options = SweepOptions(
+            collective=collective,
+            begin_bytes=begin,
+            end_bytes=end,
+            algorithms=list(algorithms),
+            **words,
+        )
+        sys.exit(run_bench(options, Wishes(ranks, transports, json_path, plot_path)))
+    except PycollError as error:
+        raise _fail(error) from error
+
+
+@main.command()
+def info() -> None:
+    """Tell what is built, what was found, and every setting."""
+    from pycoll.information import print_information
+
+    print_information()
+
+
+@main.command()
+@click.argument("collective", type=click.Choice((*COLLECTIVES, "barrier")), metavar="COLLECTIVE")
+@click.option("--size", type=click.IntRange(min=1), default=8, show_default=True, help="Ranks.")
+@click.option("--bytes", "nbytes", type=Bytes(), default="1M", show_default=True, help="Message.")
+@click.option(
+    "--hosts", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts they are on."
+)
+@click.option(
+    "--algorithm", metavar="NAME", help="Explain this one instead of the selector's choice."
+)
+@click.option("--rank", type=click.IntRange(min=0), help="Also list the plan of this rank.")
+def explain(
+    collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None, rank: int | None
+) -> None:
+    """Say which algorithm runs, why, and what it is expected to cost.
+
+    COLLECTIVE is all_reduce, reduce, broadcast, reduce_scatter, all_gather, gather, scatter,
+    all_to_all, scan, exscan or barrier.
+    """
+    from pycoll.information import explanation
+
+    try:
+        click.echo(explanation(collective, size, nbytes, hosts, algorithm, rank))
+    except PycollError as error:
+        raise _fail(error) from error

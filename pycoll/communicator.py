@@ -1,0 +1,226 @@
+"""The communicator: an ordered set of ranks with its own connections and order of operations."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pycoll import _core
+from pycoll.config import Config
+from pycoll.core import Core
+from pycoll.errors import InvalidArgumentError
+from pycoll.grouping import FusionBuffer, Group, group
+from pycoll.messages import Messages
+from pycoll.moving import Moving
+from pycoll.reducing import Reducing
+from pycoll.schedule import Collective
+from pycoll.types import DType
+from pycoll.work import check_timeout
+
+if TYPE_CHECKING:
+    from pycoll.bootstrap import Joined
+
+_INT64 = range(-(2**63), 2**63)
+
+
+class Communicator(Reducing, Moving, Messages):
+    """Collectives and messages between ``size`` ranks, of which this process (or thread) is one.
+
+    From ``pycoll.world()``, ``split`` or ``pycoll.local_world``; not to be constructed. All ranks
+    call the same collectives in the same order; that they did is checked in every call.
+
+    Threads: any thread may call any method, but the order of collectives must be the same on all
+    ranks, so normally one thread calls. A failure (MismatchError, PeerLostError, TimeoutError,
+    TransportError) is final: every later call raises it again; see ``failure``. A child made by
+    fork gets ClosedError.
+
+    As a context manager it closes at the end.
+    """
+
+    def __init__(self, joined: Joined, config: Config, name: str) -> None:
+        Core.__init__(
+            self,
+            joined.rank,
+            joined.size,
+            joined.transports,
+            joined.names,
+            joined.hosts,
+            config.timeout_s,
+            config.deterministic,
+        )
+        self.name = name
+        self._config = config
+        self._splits = 0
+        self._fusion = FusionBuffer()
+
+    def __repr__(self) -> str:
+        return f"<pycoll.Communicator {self.name!r}: rank {self.rank} of {self.size}>"
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among the ranks of its host."""
+        return self._topology.local_rank(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks are on this host."""
+        return self._topology.local_size(self.rank)
+
+    @property
+    def cross_rank(self) -> int:
+        """This host's place among the hosts that have this local rank."""
+        return self._topology.cross_rank(self.rank)
+
+    @property
+    def cross_size(self) -> int:
+        """How many hosts have this local rank."""
+        return self._topology.cross_size(self.rank)
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every host."""
+        return self._topology.hosts
+
+    @property
+    def names(self) -> list[str]:
+        """ "host:pid" of every rank."""
+        return list(self._names)
+
+    @property
+    def timeout_s(self) -> float:
+        """The longest that an operation may take, in seconds; can be set."""
+        return float(self._native.timeout_s)
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._native.timeout_s = check_timeout(seconds, "timeout_s")
+
+    @property
+    def failure(self) -> str | None:
+        """Why the communicator can no longer be used, or None."""
+        return self._native.failure()
+
+    def transport_names(self) -> str:
+        """What the messages of this rank travel over: "shm", "tcp", "shm+tcp", or "self"."""
+        peers = (rank for rank in range(self.size) if rank != self.rank)
+        return "+".join(sorted({self._native.transport_of(peer) for peer in peers})) or "self"
+
+    def choice(self, collective: str, nbytes: int, dtype: str = "float32", op: str = "sum") -> str:
+        """The algorithm that runs for a message of this many bytes."""
+        return self._choice(collective, nbytes, dtype, op)
+
+    def explain(self, collective: str, nbytes: int) -> str:
+        """Which algorithm runs for a message of ``nbytes``, its predicted time, and why."""
+        from pycoll.select import explain_text
+
+        return explain_text(_collective(collective), self._topology, _whole("nbytes", nbytes))
+
+    def group(self) -> AbstractContextManager[Group]:
+        """Several operations as one: ``with comm.group(): ...``.
+
+        Calls inside return a Work at once; all run when the block ends, and each Work's wait()
+        then gives its result. Short all_reduces of equal op and dtype share one message; sends and
+        receives are posted together, so they cannot wait for each other in a circle; the rest runs
+        in the order of the calls, which must be the same on all ranks. No member may read what
+        another writes, and no other thread may use the communicator meanwhile. If the block
+        raises, nothing runs.
+
+        >>> with comm.group():
+        ...     loss, hits = comm.all_reduce(loss), comm.all_reduce(hits)
+        >>> loss, hits = loss.wait(), hits.wait()
+        """
+        return group(self)
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Ranks with equal ``color`` form new communicators, ordered by ``key``, then by rank.
+
+        Every rank calls; one that passes None is in no group and gets None. Each group has its own
+        connections, made here within the init timeout. Raises what joining raises.
+        """
+        from pycoll.bootstrap import join_group, sit_out
+
+        if self._group is not None:
+            raise InvalidArgumentError("split inside a group: leave the with block first")
+        numbers = [color is not None, 0 if color is None else _integer("color", color)]
+        told = self._all_gather_numbers([*numbers, _integer("key", key)], "split")
+        self._splits += 1
+        # Ranks that sit out take part in the rounds of those that join, if there are any.
+        if color is None:
+            if any(line[0] for line in told):
+                sit_out(self._gather_blobs)
+            return None
+        same = [r for r, line in enumerate(told) if line[0] and int(line[1]) == color]
+        members = sorted(same, key=lambda rank: (int(told[rank][2]), rank))
+        name = f"{self.name}/{self._splits}.{color}"
+        joined = join_group(
+            self._gather_blobs, members, members.index(self.rank), name, self._config
+        )
+        return Communicator(joined, replace(self._config, timeout_s=self.timeout_s), name)
+
+    def close(self) -> None:
+        """Leave: peers see an orderly end, and nothing is kept. Later calls raise ClosedError.
+
+        Operations that still run fail with ClosedError. Closing again does nothing.
+        """
+        self._native.close()
+
+    def _fusion_view(self, nbytes: int, dtype: int) -> _core.BufferView:
+        return self._fusion.view(nbytes, dtype)
+
+    def _choice(self, collective: str, nbytes: int, dtype: str, op: str) -> str:
+        from pycoll.ops import find_reduction
+        from pycoll.schedule import REDUCING
+
+        kind = _collective(collective)
+        words = {one.word: one for one in DType}
+        if dtype not in words:
+            raise InvalidArgumentError(f"dtype is {dtype!r}; there are {', '.join(words)}")
+        reduction = find_reduction(op, words[dtype], collective) if kind in REDUCING else None
+        bucket = (_whole("nbytes", nbytes) - 1).bit_length() if nbytes else -1
+        return self._plans.algorithm_name(
+            kind,
+            words[dtype],
+            reduction,
+            0,
+            0 if bucket < 0 else 1 << bucket,
+            None,
+            self._deterministic,
+        )
+
+
+def _collective(name: Any) -> Collective:
+    words = {one.name.lower(): one for one in Collective}
+    if name not in words:
+        raise InvalidArgumentError(f"collective is {name!r}; there are {', '.join(words)}")
+    return words[name]
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name} is {value!r}: expected a whole number") from None
+    if number not in _INT64:
+        raise InvalidArgumentError(f"{name} is {number}: expected -2**63 to 2**63-1")
+    return number
+
+
+def _whole(name: str, value: Any) -> int:
+    number = _integer(name, value)
+    if number < 0:
+        raise InvalidArgumentError(f"{name} is {number}: expected at least 0")
+    return number

@@ -1,0 +1,267 @@
+"""Every ``PYCOLL_*`` environment variable, in one table, parsed once into a frozen ``Config``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pycoll.errors import InvalidArgumentError
+
+PREFIX = "PYCOLL_"
+TRANSPORTS = ("shm", "tcp")
+ISAS = ("reference", "portable", "avx2", "avx512")
+STORES = ("rank0", "launcher")
+TCP_SOCKETS_MAX = 8
+SECRET_LENGTH_MIN = 16
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("expected a text that is not empty")
+    return text
+
+
+def _secret(text: str) -> bytes:
+    if len(text) < SECRET_LENGTH_MIN:
+        raise ValueError(f"expected at least {SECRET_LENGTH_MIN} characters")
+    return text.encode()
+
+
+def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    wanted = f"expected a whole number of at least {low}"
+    if high is not None:
+        wanted = f"expected a whole number from {low} to {high}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(wanted) from None
+        if value < low or (high is not None and value > high):
+            raise ValueError(wanted)
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    wanted = "expected seconds, a finite number above 0"
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(wanted) from None
+    if not 0 < value < float("inf"):
+        raise ValueError(wanted)
+    return value
+
+
+def _boolean(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True}
+    words |= {"0": False, "false": False, "no": False, "off": False}
+    try:
+        return words[text.lower()]
+    except KeyError:
+        raise ValueError("expected 1 or 0") from None
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError("expected one of " + ", ".join(choices))
+        return text
+
+    return parse
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise ValueError("expected names separated by commas")
+    return words
+
+
+def _transports(text: str) -> tuple[str, ...]:
+    names = _words(text)
+    for name in names:
+        if name not in TRANSPORTS:
+            raise ValueError(f"{name!r} is no transport; there are " + ", ".join(TRANSPORTS))
+    return tuple(name for name in TRANSPORTS if name in names)
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    low, dash, high = text.partition("-")
+    try:
+        first, last = int(low), int(high if dash else low)
+    except ValueError:
+        first, last = 0, 0
+    if not 1 <= first <= last <= 65535:
+        raise ValueError('expected two ports, "first-last", within 1-65535')
+    return first, last
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings of one process. Made by ``Config.read``; ``SETTINGS`` says what is what."""
+
+    rank: int | None = None
+    size: int | None = None
+    local_rank: int | None = None
+    local_size: int | None = None
+    address: str | None = None
+    secret: bytes | None = field(default=None, repr=False)
+    job_id: str | None = None
+    store: str = "rank0"
+    host_id: str | None = None
+    transports: tuple[str, ...] = TRANSPORTS
+    interfaces: tuple[str, ...] = ()
+    port_range: tuple[int, int] | None = None
+    tcp_sockets: int = 2
+    timeout_s: float = 300.0
+    init_timeout_s: float = 60.0
+    isa: str | None = None
+    deterministic: bool = False
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Parse ``environ`` (``os.environ`` if None).
+
+        Raises InvalidArgumentError for a value that cannot be parsed, and for an unknown
+        ``PYCOLL_*`` name, with the nearest known one.
+        """
+        source = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for name in sorted(source):
+            if not name.startswith(PREFIX):
+                continue
+            setting = _BY_NAME.get(name)
+            if setting is None:
+                raise InvalidArgumentError(_unknown(name))
+            try:
+                values[setting.field] = setting.parse(source[name])
+            except ValueError as error:
+                shown = "(hidden)" if setting.field == "secret" else repr(source[name])
+                raise InvalidArgumentError(f"{name}={shown}: {error}") from None
+        return cls(**values)
+
+
+class Setting(NamedTuple):
+    """One environment variable: its name, the ``Config`` field it sets, its parser, its meaning."""
+
+    variable: str
+    field: str
+    parse: Callable[[str], Any]
+    help: str
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("PYCOLL_RANK", "rank", _integer(0), "this process's rank"),
+    Setting("PYCOLL_SIZE", "size", _integer(1), "number of ranks"),
+    Setting("PYCOLL_LOCAL_RANK", "local_rank", _integer(0), "rank among those of this host"),
+    Setting("PYCOLL_LOCAL_SIZE", "local_size", _integer(1), "number of ranks on this host"),
+    Setting("PYCOLL_ADDRESS", "address", _text, "host:port where the ranks meet"),
+    Setting(
+        "PYCOLL_SECRET",
+        "secret",
+        _secret,
+        f"the job's secret, equal on all ranks, at least {SECRET_LENGTH_MIN} characters",
+    ),
+    Setting("PYCOLL_JOB_ID", "job_id", _text, "name of the job; keeps jobs apart"),
+    Setting(
+        "PYCOLL_STORE",
+        "store",
+        _one_of(STORES),
+        "who listens at PYCOLL_ADDRESS: rank0, or launcher (set by pycoll run)",
+    ),
+    Setting(
+        "PYCOLL_HOST_ID",
+        "host_id",
+        _text,
+        "ranks with different values treat each other as being on different hosts",
+    ),
+    Setting(
+        "PYCOLL_TRANSPORTS", "transports", _transports, "what may be used: comma list of shm, tcp"
+    ),
+    Setting(
+        "PYCOLL_INTERFACES",
+        "interfaces",
+        _words,
+        "network interfaces that tcp may use: comma list, eth0,eth1",
+    ),
+    Setting(
+        "PYCOLL_PORT_RANGE", "port_range", _port_range, 'ports that tcp may listen on: "first-last"'
+    ),
+    Setting(
+        "PYCOLL_TCP_SOCKETS",
+        "tcp_sockets",
+        _integer(1, TCP_SOCKETS_MAX),
+        "tcp sockets per pair of ranks",
+    ),
+    Setting("PYCOLL_TIMEOUT_S", "timeout_s", _seconds, "longest wait of an operation, in seconds"),
+    Setting(
+        "PYCOLL_INIT_TIMEOUT_S", "init_timeout_s", _seconds, "longest wait for all ranks in init"
+    ),
+    Setting(
+        "PYCOLL_ISA",
+        "isa",
+        _one_of(ISAS),
+        "reduction kernels to use: " + ", ".join(ISAS) + "; the best that runs here if unset",
+    ),
+    Setting(
+        "PYCOLL_DETERMINISTIC",
+        "deterministic",
+        _boolean,
+        "1: the same bits for any algorithm, tile size and transport",
+    ),
+)
+
+_BY_NAME = {setting.variable: setting for setting in SETTINGS}
+
+
+def _unknown(name: str) -> str:
+    import difflib
+
+    known = [other.removeprefix(PREFIX) for other in _BY_NAME]
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0.5)
+    advice = f"did you mean {PREFIX}{near[0]}?" if near else "known are " + ", ".join(_BY_NAME)
+    return f"{name} is set in the environment, but pycoll knows no such variable: {advice}"
+
+
+class Described(NamedTuple):
+    """A variable with its present value, as texts; for ``pycoll info`` and the documents."""
+
+    variable: str
+    value: str
+    default: str
+    help: str
+
+
+def describe(config: Config | None = None) -> list[Described]:
+    """All variables with ``config``'s values (the defaults if None); the secret stays hidden."""
+    shown, default = config or Config(), Config()
+    return [
+        Described(
+            setting.variable,
+            _show(setting.field, getattr(shown, setting.field)),
+            _show(setting.field, getattr(default, setting.field)),
+            setting.help,
+        )
+        for setting in SETTINGS
+    ]
+
+
+def _show(name: str, value: object) -> str:
+    if value is None or value == ():
+        return "-"
+    if name == "secret":
+        return "(set)"
+    if name == "port_range" and isinstance(value, tuple):
+        return "-".join(str(port) for port in value)
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,0 +1,265 @@
+"""What every operation of a communicator goes through: preparation, the engine, errors."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.arrays import Framework, Shape, output_view
+from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError, PycollError
+from pycoll.ops import Reduction, find_reduction
+from pycoll.schedule import Collective
+from pycoll.topology import Topology, topology_of
+from pycoll.types import DType
+from pycoll.work import Work
+
+if TYPE_CHECKING:
+    from pycoll.grouping import Group
+    from pycoll.plans import Prepared
+
+_Arguments = ParamSpec("_Arguments")
+_Self = TypeVar("_Self", bound="Core")
+
+#: How exchanges of our own look in the texts of engines, and what users should know of them.
+_EXCHANGES = re.compile(r"(all_gather|broadcast) of \d+ int64")
+_EXCHANGE_NOTE = (
+    "all_gather, gather, and all_to_all with splits begin with an all_gather of int64 shapes, "
+    "scatter with a broadcast of one"
+)
+#: Preparations kept per communicator and collective; more than a program's distinct calls.
+_PREPARED_MAX = 4096
+
+
+def operation(
+    function: Callable[Concatenate[_Self, _Arguments], Any],
+) -> Callable[Concatenate[_Self, _Arguments], Any]:
+    """A public method that groups defer, and whose errors say which operation it was."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(self: _Self, *args: _Arguments.args, **words: _Arguments.kwargs) -> Any:
+        if self._group is not None:
+            return self._group.add(name, args, words)
+        try:
+            return function(self, *args, **words)
+        except PycollError as error:
+            self._complete(error, name)
+            raise
+
+    return cast(Callable[Concatenate[_Self, _Arguments], Any], call)
+
+
+class Core:
+    """State of a communicator and the common path of its operations. See ``Communicator``."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        transports: list[Any],
+        names: list[str],
+        hosts: Sequence[int],
+        timeout_s: float,
+        deterministic: bool,
+    ) -> None:
+        # Algorithms and proofs are two thirds of the package; importing it need not wait for them.
+        from pycoll.plans import Plans
+
+        self.rank = rank
+        self.size = size
+        self._names = names
+        self._topology: Topology = topology_of(hosts)
+        self._native = _core.Communicator(rank, size, transports, timeout_s, names)
+        self._plans = Plans(rank, self._topology)
+        #: By collective; an enum's member as part of a key would cost a call in Python.
+        self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]
+        self._deterministic = deterministic
+        self._group: Group | None = None
+
+    def _complete(self, error: PycollError, name: str) -> None:
+        """Add what is known here to an error from below."""
+        error.operation = error.operation or name
+        if error.host is None and error.rank is not None and 0 <= error.rank < self.size:
+            error.host = self._names[error.rank].rpartition(":")[0]
+        if isinstance(error, PeerLostError) and error.how is None:
+            # "rank 1 (host:pid) was lost during operation 2 (all_reduce ...): how"
+            error.how = str(error).partition("): ")[2] or None
+        if isinstance(error, MismatchError) and _EXCHANGES.search(str(error)):
+            error.args = (f"{error} ({_EXCHANGE_NOTE})",)
+
+    def _check_rank(self, value: Any, name: str) -> int:
+        try:
+            rank = operator.index(value)
+        except TypeError:
+            raise InvalidArgumentError(f"{name} is {value!r}: expected a rank") from None
+        if not 0 <= rank < self.size:
+            raise InvalidArgumentError(
+                f"{name} is {rank}: expected a rank from 0 to {self.size - 1}"
+            )
+        return rank
+
+    def _prepare(
+        self,
+        collective: Collective,
+        dtype: int,
+        op: Any,
+        root: int,
+        nbytes: int,
+        algorithm: str | None,
+        deterministic: bool | None,
+        shape_key: tuple[int, ...] = (),
+    ) -> Prepared:
+        """The prepared part of a call; ``op`` None where nothing is reduced.
+
+        ``nbytes`` counts up to the next power of two, so that similar sizes are one entry.
+        """
+        bucket = (nbytes - 1).bit_length() if nbytes > 0 else -1
+        key = (dtype, op, root, bucket, algorithm, deterministic, shape_key)
+        known = self._prepared[collective]
+        try:
+            found = known.get(key)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"op is {op!r} and algorithm is {algorithm!r}: expected names"
+            ) from None
+        if found is not None and found.user is None:
+            return found
+        reduction: Reduction | None = None
+        if op is not None:
+            reduction = find_reduction(op, dtype, collective.name.lower())
+        strict = self._deterministic if deterministic is None else bool(deterministic)
+        message = 0 if bucket < 0 else 1 << bucket
+        found = self._plans.prepare(
+            collective, dtype, reduction, root, message, algorithm, strict, shape_key
+        )
+        if len(known) >= _PREPARED_MAX:
+            known.clear()
+        known[key] = found
+        return found
+
+    def _start(
+        self,
+        prepared: Prepared,
+        source: _core.BufferView | None,
+        target: _core.BufferView | None,
+        dtype: int,
+        counts: list[int],
+        count: int,
+        async_op: bool,
+        finish: Callable[[], Any],
+    ) -> Any:
+        """Run the operation and give ``finish()``, or start it and give a Work that does."""
+        user = prepared.user
+        work = self._native.run(
+            prepared.plan,
+            source,
+            target,
+            dtype=dtype,
+            op=prepared.op,
+            counts=counts,
+            plan_key=prepared.key,
+            count=count,
+            segment_bytes=prepared.segment_bytes,
+            user_op=user.native(dtype) if user is not None else None,
+            asynchronous=async_op,
+        )
+        return finish() if work is None else Work(work, finish)
+
+    def _memory(
+        self,
+        framework: Framework,
+        x: Any,
+        source: _core.BufferView | None,
+        shape: Shape,
+        dtype: int,
+        out: Any,
+    ) -> tuple[Any, _core.BufferView]:
+        """New memory for the result, or that of ``out``, which must lie apart from the source."""
+        if out is not None:
+            return None, output_view(out, dtype, shape, source, False)
+        memory = framework.empty(x, shape, dtype)
+        return memory, _core.view(memory, "the result")
+
+    def _all_gather_numbers(self, numbers: list[int], purpose: str) -> Any:
+        """Every rank's numbers, equally many, as rows of an array: for arranging what follows."""
+        mine = np.array(numbers, np.int64)
+        every = np.empty((self.size, len(numbers)), np.int64)
+        prepared = self._prepare(
+            Collective.ALL_GATHER, DType.INT64, None, 0, every.nbytes, None, None, (_salt(purpose),)
+        )
+        counts = [len(numbers)] * self.size
+        self._start(
+            prepared,
+            _core.view(mine),
+            _core.view(every),
+            DType.INT64,
+            counts,
+            every.size,
+            False,
+            nothing,
+        )
+        return every
+
+    def _broadcast_numbers(self, numbers: list[int] | None, length: int, root: int) -> Any:
+        """The root's numbers, on all ranks."""
+        line = np.zeros(length, np.int64)
+        if numbers is not None:
+            line[:] = numbers
+        prepared = self._prepare(
+            Collective.BROADCAST,
+            DType.INT64,
+            None,
+            root,
+            line.nbytes,
+            None,
+            None,
+            (_salt("header"),),
+        )
+        view = _core.view(line)
+        source = view if self.rank == root else None
+        self._start(prepared, source, view, DType.INT64, [length], length, False, nothing)
+        return line
+
+    def _gather_blobs(self, blob: bytes) -> list[bytes]:
+        """Bytes of any length from every rank; the exchange that splits go through."""
+        lengths = [int(n) for n in self._all_gather_numbers([len(blob)], "blob")[:, 0]]
+        every = np.empty(sum(lengths), np.uint8)
+        prepared = self._prepare(
+            Collective.ALL_GATHER, DType.UINT8, None, 0, every.nbytes, None, None, (_salt("blobs"),)
+        )
+        self._start(
+            prepared,
+            _core.view(blob),
+            _core.view(every),
+            DType.UINT8,
+            lengths,
+            every.size,
+            False,
+            nothing,
+        )
+        data = every.tobytes()
+        ends = np.cumsum(lengths)
+        return [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+
+
+def nothing() -> None:
+    """The result of operations that have none."""
+    return None
+
+
+def _salt(purpose: str) -> int:
+    """Keeps operations of our own apart from users' of the same size."""
+    return int.from_bytes(purpose.encode(), "little")
+
+
+def finisher(framework: Framework, like: Any, memory: Any, out: Any) -> Callable[[], Any]:
+    """What gives the caller's result: ``out`` itself if there is one."""
+    if out is not None:
+        return lambda: out
+    return lambda: framework.finish(like, memory)

@@ -1,0 +1,289 @@
+"""What algorithms cost, as formulas: steps, and bytes per rank in units of the message.
+
+The message n is what one rank puts in or gets out, whichever is more: the vector of an
+all_reduce, the gathered array of an all_gather, all that one rank sends in an all_to_all. A
+barrier's message is one token. p is the size, L = ceil(log2 p). A test counts every formula
+against schedules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The most that any rank has to do.
+
+    ``sent``, ``received``, ``reduced``: bytes in units of n; reduced bytes arrive and are combined.
+    ``chunks``: pieces that n travels in, so ``sent * chunks`` messages go out per tile.
+    """
+
+    steps: int
+    sent: Fraction
+    received: Fraction
+    reduced: Fraction = Fraction(0)
+    chunks: int = 1
+
+    @property
+    def messages(self) -> int:
+        """Segments that the busiest rank sends or receives, whichever is more, per tile."""
+        return int(max(self.sent, self.received) * self.chunks)
+
+
+def cost(
+    steps: int,
+    sent: Fraction | int,
+    received: Fraction | int,
+    reduced: Fraction | int = 0,
+    chunks: int = 1,
+) -> Cost:
+    """A Cost of whole numbers or fractions."""
+    return Cost(steps, Fraction(sent), Fraction(received), Fraction(reduced), chunks)
+
+
+def rounds(p: int) -> int:
+    """L."""
+    return (p - 1).bit_length()
+
+
+def share(p: int) -> Fraction:
+    """(p-1)/p: all but one's own part."""
+    return Fraction(p - 1, p)
+
+
+def ring_reduce_scatter(p: int) -> Cost:
+    """(p-1) a + n(p-1)/p (b + c)."""
+    return cost(p - 1, share(p), share(p), share(p), p)
+
+
+def ring_all_gather(p: int) -> Cost:
+    """(p-1) a + n(p-1)/p b."""
+    return cost(p - 1, share(p), share(p), 0, p)
+
+
+def ring_all_reduce(p: int) -> Cost:
+    """2(p-1) a + 2n(p-1)/p b + n(p-1)/p c."""
+    return cost(2 * (p - 1), 2 * share(p), 2 * share(p), share(p), p)
+
+
+def one_hop(p: int) -> int:
+    """1, or 0 if nobody else is there."""
+    return min(p - 1, 1)
+
+
+def direct_reduce_scatter(p: int) -> Cost:
+    """One step; a + n(p-1)/p (b + c)."""
+    return cost(one_hop(p), share(p), share(p), share(p), p)
+
+
+def direct_all_gather(p: int) -> Cost:
+    """One step; also all_to_all."""
+    return cost(one_hop(p), share(p), share(p), 0, p)
+
+
+def direct_all_reduce(p: int) -> Cost:
+    """2 a + 2n(p-1)/p b + n(p-1)/p c."""
+    return cost(2 * one_hop(p), 2 * share(p), 2 * share(p), share(p), p)
+
+
+def ordered_reduce_scatter(p: int) -> Cost:
+    """4 a; beyond four ranks rank 0 folds its own chunk and helps with the last, 2n (b + c)."""
+    if p <= 4:
+        return direct_reduce_scatter(p)
+    most = Fraction(2 * p - 3, p)
+    return cost(4, Fraction(p if p > 5 else p - 1, p), most, most, p)
+
+
+def ordered_all_reduce(p: int) -> Cost:
+    """Reduce_scatter in order, then all_gather."""
+    fold = ordered_reduce_scatter(p)
+    return cost(
+        fold.steps + one_hop(p), fold.sent + share(p), fold.received + share(p), fold.reduced, p
+    )
+
+
+def one_shot(p: int) -> Cost:
+    """A + n(p-1) (b + c)."""
+    return cost(one_hop(p), p - 1, p - 1, p - 1)
+
+
+def direct_reduce(p: int) -> Cost:
+    """The root takes n(p-1)."""
+    return cost(one_hop(p), one_hop(p), p - 1, p - 1)
+
+
+def direct_broadcast(p: int) -> Cost:
+    """The root sends n(p-1)."""
+    return cost(one_hop(p), p - 1, one_hop(p))
+
+
+def direct_gather(p: int) -> Cost:
+    """The root takes n(p-1)/p."""
+    return cost(one_hop(p), Fraction(one_hop(p), p), share(p), 0, p)
+
+
+def direct_scatter(p: int) -> Cost:
+    """The root sends n(p-1)/p."""
+    return cost(one_hop(p), share(p), Fraction(one_hop(p), p), 0, p)
+
+
+def direct_barrier(p: int) -> Cost:
+    """p-1 tokens each way."""
+    return cost(one_hop(p), p - 1, p - 1)
+
+
+def binomial_broadcast(p: int) -> Cost:
+    """L (a + n b)."""
+    return cost(rounds(p), rounds(p), one_hop(p))
+
+
+def binomial_reduce(p: int) -> Cost:
+    """L (a + n b + n c)."""
+    return cost(rounds(p), one_hop(p), rounds(p), rounds(p))
+
+
+def largest_subtree(p: int) -> int:
+    """Ranks below and at the heaviest child of a binomial tree's root."""
+    return max((min(1 << j, p - (1 << j)) for j in range(rounds(p))), default=0)
+
+
+def binomial_gather(p: int) -> Cost:
+    """L a + n(p-1)/p b at the root."""
+    return cost(rounds(p), Fraction(largest_subtree(p), p), share(p), 0, p)
+
+
+def binomial_scatter(p: int) -> Cost:
+    """L a + n(p-1)/p b at the root."""
+    return cost(rounds(p), share(p), Fraction(largest_subtree(p), p), 0, p)
+
+
+def scatter_all_gather(p: int) -> Cost:
+    """(L+p-1) a + 2n(p-1)/p b; the heaviest child receives its subtree's part twice."""
+    received = share(p) + Fraction(largest_subtree(p), p)
+    return cost(rounds(p) + p - 1, 2 * share(p), received, 0, p)
+
+
+def chain_broadcast(p: int) -> Cost:
+    """(p-1) a + n b."""
+    return cost(p - 1, one_hop(p), one_hop(p))
+
+
+def chain_reduce(p: int) -> Cost:
+    """P a + n (b + c): the fold ends at rank p-1 and goes home to the root."""
+    return cost(p if p > 1 else 0, one_hop(p), one_hop(p), one_hop(p))
+
+
+def chain_all_reduce(p: int) -> Cost:
+    """2(p-1) a + 2n b + n c."""
+    both = min(p - 1, 2)
+    return cost(2 * (p - 1), both, both, one_hop(p))
+
+
+def chain_scan(p: int) -> Cost:
+    """(p-1) a + n (b + c)."""
+    return cost(p - 1, one_hop(p), one_hop(p), one_hop(p))
+
+
+def chain_exscan(p: int) -> Cost:
+    """(p-1) a + 2n b + n c."""
+    both = min(p - 1, 2)
+    return cost(p - 1, both, both, max(both - 1, 0))
+
+
+def bruck_all_gather(p: int) -> Cost:
+    """L a + n(p-1)/p b."""
+    return cost(rounds(p), share(p), share(p), 0, p)
+
+
+def bruck_all_to_all(p: int) -> Cost:
+    """L a + about nL/2 b: every block is sent once per set bit of its distance."""
+    hops = Fraction(sum(d.bit_count() for d in range(p)), p)
+    return cost(rounds(p), hops, hops, 0, p)
+
+
+def dissemination(p: int) -> Cost:
+    """L a."""
+    return cost(rounds(p), rounds(p), rounds(p))
+
+
+def cores(p: int) -> tuple[int, int, int]:
+    """(k, q = 2^k, 1 if p > q): the power of two that p holds, and whether ranks are folded."""
+    k = p.bit_length() - 1
+    return k, 1 << k, int(p > 1 << k)
+
+
+def doubling_all_reduce(p: int) -> Cost:
+    """(k + 2f) a + (k+f) n (b + c)."""
+    k, _, f = cores(p)
+    return cost(k + 2 * f, k + f, k + f, k + f)
+
+
+def multiplying_all_reduce(p: int) -> Cost:
+    """ceil(k/2) steps of three messages, the last of one if k is odd; 2 more for a fold."""
+    k, _, f = cores(p)
+    swaps = 3 * (k // 2) + k % 2
+    return cost((k + 1) // 2 + 2 * f, swaps + f, swaps + f, swaps + f)
+
+
+def doubling_scan(p: int) -> Cost:
+    """L (a + n b + n c)."""
+    return cost(rounds(p), rounds(p), rounds(p), rounds(p))
+
+
+def doubling_exscan(p: int) -> Cost:
+    """(1 + L') (a + n b), with L' the rounds of p-1 ranks."""
+    f, inner = one_hop(p), rounds(max(p - 1, 1))
+    return cost(f + inner, f + inner, f + inner, inner)
+
+
+def doubling_barrier(p: int) -> Cost:
+    """K + 2f steps."""
+    k, _, f = cores(p)
+    return cost(k + 2 * f, k + f, k + f)
+
+
+def halving_all_reduce(p: int) -> Cost:
+    """2k a + 2n(q-1)/q b + n(q-1)/q c; a fold adds 2 a + 2n b + n c."""
+    k, q, f = cores(p)
+    most = 2 * share(q) + f
+    return cost(2 * k + 2 * f, most, most, share(q) + f, q)
+
+
+def paired_blocks(p: int) -> int:
+    """Blocks that core 0 moves in k rounds; a core stands for two ranks if it has a pair."""
+    k, q, _ = cores(p)
+    return q - 1 + sum(-(-(p - q) >> j) for j in range(1, k + 1))
+
+
+def halving_reduce_scatter(p: int) -> Cost:
+    """K a + n(p-1)/p (b + c); a fold adds 2 a and about n."""
+    k, _, f = cores(p)
+    taken = Fraction(paired_blocks(p) + p * f, p)
+    return cost(k + 2 * f, Fraction(p - 1 + f, p), taken, taken, p)
+
+
+def doubling_all_gather(p: int) -> Cost:
+    """K a + n(p-1)/p b; a fold adds 2 steps and n."""
+    k, _, f = cores(p)
+    sent = paired_blocks(p) + f * (p - 1)
+    return cost(k + 2 * f, Fraction(sent, p), share(p), 0, p)
+
+
+def tree_all_reduce(p: int) -> Cost:
+    """2L a + 2n b + n c."""
+    most = Fraction(min(p, 4), 2) if p > 1 else Fraction(0)
+    return cost(2 * rounds(p), most, most, Fraction(min(p - 1, 2), 2), 2)
+
+
+def tree_broadcast(p: int) -> Cost:
+    """(1 + L') a + n b, with L' the rounds of p-1 ranks."""
+    f = one_hop(p)
+    return cost(f + rounds(max(p - 1, 1)), f, f, 0, 2)
+
+
+def tree_reduce(p: int) -> Cost:
+    """(1 + L') a + n (b + c)."""
+    f = one_hop(p)
+    return cost(f + rounds(max(p - 1, 1)), f, f, f, 2)

@@ -1,0 +1,105 @@
+"""What ``pycoll info`` and ``pycoll explain`` print."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+#: Array libraries and launchers that pycoll works with when they are there.
+_NEIGHBOURS = ("numpy", "ml_dtypes", "torch", "jax", "mpi4py", "matplotlib")
+_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "torchrun", "srun")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _interfaces() -> str:
+    try:
+        return ", ".join(name for _, name in socket.if_nameindex())
+    except OSError as error:
+        return f"unknown ({error.strerror})"
+
+
+def facts() -> list[tuple[str, str]]:
+    """Name and value of everything worth telling about this installation."""
+    from pycoll import _core
+
+    cores = len(os.sched_getaffinity(0))
+    rows = [
+        ("pycoll", _version("pycoll-comm")),
+        ("Python", f"{platform.python_version()} ({sys.executable})"),
+        ("machine", f"{platform.machine()}, {cores} usable cores, {platform.release()}"),
+        ("reduction kernels", _core.isa()),
+        ("transport shm", "built"),
+        ("transport tcp", f"built; interfaces {_interfaces()}"),
+        ("transport verbs", "not part of this build"),
+        ("device cuda", "not part of this build"),
+    ]
+    rows += [(f"with {name}", _version(name)) for name in _NEIGHBOURS]
+    # Also beside this Python, whose environment need not be activated.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    launchers = [name for name in _LAUNCHERS if shutil.which(name, path=path)]
+    rows.append(("launchers found", ", ".join(["pycoll run", *launchers])))
+    return rows
+
+
+def print_information() -> None:
+    """Print the facts and the settings."""
+    from pycoll.config import describe
+
+    console = Console(soft_wrap=True)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts():
+        table.add_row(name, value)
+    console.print(table)
+    console.print()
+    settings = Table("variable", "now", "default", "meaning", box=None, pad_edge=False)
+    for one in describe():
+        now = os.environ.get(one.variable, "-")
+        if now != "-" and one.variable == "PYCOLL_SECRET":
+            now = "(set)"
+        settings.add_row(one.variable, now, one.default, one.help)
+    console.print(settings)
+
+
+def explanation(
+    collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None, rank: int | None
+) -> str:
+    """Choice, prediction and, for ``rank``, the rows it will run."""
+    from pycoll.schedule import Collective
+    from pycoll.select import explain_text
+    from pycoll.topology import Topology
+
+    kind = Collective[collective.upper()]
+    topology = Topology.even(size, hosts)
+    nbytes = 0 if kind is Collective.BARRIER else nbytes
+    text = explain_text(kind, topology, nbytes, algorithm=algorithm)
+    if rank is None:
+        return text
+    return text + "\n\n" + _plan_text(collective, size, nbytes, hosts, algorithm, rank)
+
+
+def _plan_text(
+    collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None, rank: int
+) -> str:
+    from pycoll import _core
+    from pycoll.errors import InvalidArgumentError
+    from pycoll.plans import plan_bytes
+    from pycoll.topology import Topology
+
+    if rank >= size:
+        raise InvalidArgumentError(f"rank is {rank}, it must be below size, which is {size}")
+    topology = Topology.even(size, hosts)
+    return str(_core.Plan(plan_bytes(collective, size, rank, nbytes, topology, algorithm)))

@@ -1,0 +1,378 @@
+"""``pycoll run``: N ranks of one command on this machine, started, watched and ended together.
+
+The launcher serves the store where the ranks meet, so no rank is special while joining. Each rank
+has a session of its own: the terminal's Ctrl-C reaches the launcher alone, which passes it on once.
+A guard process outlives the launcher by a moment and ends what it left if it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from pycoll.bootstrap.frames import list_ranks
+from pycoll.bootstrap.network import listen_tcp
+from pycoll.bootstrap.store_server import StoreServer
+from pycoll.config import Config
+from pycoll.errors import InvalidArgumentError
+from pycoll.rank_output import RankOutput
+
+RANKS_MAX = 4096
+#: After a rank failed, the others have this long to notice and say so themselves.
+GRACE_S = 2.5
+#: After Ctrl-C or another signal was passed on, the ranks have this long to end.
+SIGNAL_GRACE_S = 5.0
+#: Between SIGTERM and SIGKILL.
+KILL_S = 2.5
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POLL_S = 0.05
+#: The guard learns process groups from its input; "end" releases it, end-of-file sets it off.
+_GUARD = """
+groups=
+while read -r word; do
+  [ "$word" = end ] && exit 0
+  groups="$groups -$word"
+done
+[ -n "$groups" ] && kill -s KILL -- $groups
+"""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What to start.
+
+    ``prefix`` puts "[rank] " in front of each line of output. ``timeout_s`` becomes
+    PYCOLL_TIMEOUT_S; ``environment`` is added to that of every rank. ``quiet`` says nothing about
+    failed ranks. ``started`` is called once all ranks run: the place to start threads.
+    """
+
+    ranks: int
+    command: Sequence[str]
+    prefix: bool = False
+    timeout_s: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    quiet: bool = False
+    started: Callable[[], object] | None = None
+
+
+def launch(options: LaunchOptions) -> int:
+    """Run the command on all ranks and wait; returns the exit status.
+
+    0 if every rank ended with 0; else the status of the rank that failed first, 128 + number for a
+    signal. Nothing is left running. Raises InvalidArgumentError for options that cannot work.
+    Signals are passed on only when called from the main thread.
+    """
+    command = resolve_command(options.command)
+    if not 1 <= options.ranks <= RANKS_MAX:
+        raise InvalidArgumentError(f"ranks={options.ranks}: expected 1 to {RANKS_MAX}")
+    environment = dict(os.environ) | dict(options.environment)
+    if options.timeout_s is not None:
+        environment["PYCOLL_TIMEOUT_S"] = f"{options.timeout_s:g}"
+    Config.read(environment)
+    try:
+        listener = listen_tcp("127.0.0.1")
+    except OSError:
+        listener = listen_tcp("::1")
+    host, port = listener.getsockname()[:2]
+    secret, job_id = secrets.token_hex(32), f"run-{secrets.token_hex(8)}"
+    environment |= {
+        "PYCOLL_SIZE": str(options.ranks),
+        "PYCOLL_LOCAL_SIZE": str(options.ranks),
+        "PYCOLL_ADDRESS": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        "PYCOLL_SECRET": secret,
+        "PYCOLL_JOB_ID": job_id,
+        "PYCOLL_STORE": "launcher",
+    }
+    store = StoreServer(listener, options.ranks, secret.encode(), job_id, "pycoll run")
+    try:
+        with _Crew(options, command, environment) as crew:
+            # Only now: the ranks are started while this process has no thread of ours.
+            store.start()
+            if options.started is not None:
+                options.started()
+            status = crew.watch()
+        if not options.quiet:
+            crew.report()
+        return status
+    finally:
+        store.close()
+
+
+def resolve_command(command: Sequence[str]) -> list[str]:
+    """The command with its program found: a .py file, or "-m", runs with this Python.
+
+    Raises InvalidArgumentError if there is no such program.
+    """
+    if not command:
+        raise InvalidArgumentError("command is empty: name a .py file or a program to run")
+    program = command[0]
+    if program == "-m":
+        return [sys.executable, *command]
+    if program.endswith(".py"):
+        if not os.path.isfile(program):
+            raise InvalidArgumentError(f"command: there is no file {program!r}")
+        return [sys.executable, *command]
+    found = shutil.which(program)
+    if found is None:
+        raise InvalidArgumentError(
+            f"command: {program!r} is no program on PATH; a script needs its path and the right "
+            "to be executed, or the ending .py"
+        )
+    return [found, *command[1:]]
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    pidfd: int = -1
+    status: int | None = None  # exit status, or minus the signal
+    stopped: bool = False  # by this launcher
+
+    def tell(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signum)
+
+    def describe(self) -> str:
+        status = self.status or 0
+        if status >= 0:
+            return f"failed with exit status {status}"
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = "unknown"
+        return f"was killed by signal {-status} ({name})"
+
+
+class _Crew:
+    """All ranks of one launch. A context manager: afterwards none of them is left."""
+
+    def __init__(
+        self, options: LaunchOptions, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._options = options
+        self._command = list(command)
+        self._environment = environment
+        self._ranks: list[_Rank] = []
+        self._first: _Rank | None = None
+        self._signals: list[int] = []
+        self._passed_on = 0
+        self._due: list[tuple[float, int]] = []
+        self._selector = selectors.DefaultSelector()
+        self._output = RankOutput(self._selector)
+        self._undo = contextlib.ExitStack()
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> _Crew:
+        self._undo.callback(self._selector.close)
+        self._undo.enter_context(self._catching_signals())
+        try:
+            self._guard = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            for number in range(self._options.ranks):
+                self._start(number)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for rank in self._ranks:
+            # A rank that has ended is still a zombie here, so its group's number is not reused.
+            rank.tell(signal.SIGKILL)
+        for rank in self._ranks:
+            rank.process.wait()
+            if rank.pidfd >= 0:
+                os.close(rank.pidfd)
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._guard.stdin.write(b"end\n")
+                self._guard.stdin.close()
+            self._guard.wait()
+        self._output.drain()
+        self._undo.close()
+
+    def _start(self, number: int) -> None:
+        prefix = self._options.prefix
+        environment = {
+            **self._environment,
+            "PYCOLL_RANK": str(number),
+            "PYCOLL_LOCAL_RANK": str(number),
+        }
+        if prefix:
+            # A pipe would make Python hold lines back until the rank ends.
+            environment.setdefault("PYTHONUNBUFFERED", "1")
+        try:
+            # The fork runs while this process has no thread of ours, and the child only writes.
+            process = subprocess.Popen(
+                self._command,
+                env=environment,
+                stdin=None if number == 0 else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if prefix else None,
+                stderr=subprocess.PIPE if prefix else None,
+                start_new_session=True,
+                preexec_fn=self._announce,  # noqa: PLW1509
+            )
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"command: {self._command[0]!r} cannot be run: {error.strerror}"
+            ) from None
+        rank = _Rank(number, process)
+        self._ranks.append(rank)
+        with contextlib.suppress(OSError, AttributeError):
+            rank.pidfd = os.pidfd_open(process.pid)
+            self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: None)
+        width = len(str(self._options.ranks - 1))
+        for pipe, target in ((process.stdout, 1), (process.stderr, 2)):
+            if pipe is not None:
+                self._output.add(number, width, pipe, target)
+
+    def _announce(self) -> None:
+        """In the child: tell the guard before the command runs, so that no moment is unguarded."""
+        if self._guard is not None and self._guard.stdin is not None:
+            os.write(self._guard.stdin.fileno(), b"%d\n" % os.getpid())
+
+    @contextlib.contextmanager
+    def _catching_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+
+        def handle(signum: int, frame: FrameType | None) -> None:
+            self._signals.append(signum)
+
+        def drain() -> None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(reader, 4096)
+
+        # What is ignored stays ignored: nohup.
+        heeded = [signum for signum in _FORWARDED if signal.getsignal(signum) != signal.SIG_IGN]
+        before = {signum: signal.signal(signum, handle) for signum in heeded}
+        wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._selector.register(reader, selectors.EVENT_READ, drain)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup_before)
+            for signum, handler in before.items():
+                signal.signal(signum, handler or signal.SIG_DFL)
+            self._selector.unregister(reader)
+            os.close(reader)
+            os.close(writer)
+
+    def watch(self) -> int:
+        """Wait for all ranks, passing on signals and ending the rest when one fails."""
+        while any(rank.status is None for rank in self._ranks):
+            for key, _ in self._selector.select(self._patience()):
+                action: Callable[[], object] = key.data
+                action()
+            self._pass_on()
+            self._collect()
+            self._escalate()
+        if self._passed_on:
+            return 128 + self._passed_on
+        if self._first is None or self._first.status is None:
+            return 0
+        status = self._first.status
+        return 128 - status if status < 0 else status
+
+    def _patience(self) -> float | None:
+        blind = any(rank.pidfd < 0 and rank.status is None for rank in self._ranks)
+        waits = [max(0.0, self._due[0][0] - time.monotonic())] if self._due else []
+        return min([*waits, _POLL_S] if blind else waits, default=None)
+
+    def _pass_on(self) -> None:
+        if self._output.broken and not self._passed_on:
+            self._signals.append(self._output.broken)
+        while self._signals:
+            signum = self._signals.pop(0)
+            now = time.monotonic()
+            again = self._passed_on != 0
+            self._passed_on = self._passed_on or signum
+            if again:
+                self._due = [(now, signal.SIGKILL)]
+                continue
+            told = signal.SIGTERM if signum == signal.SIGPIPE else signum
+            for rank in self._ranks:
+                if rank.status is None:
+                    rank.tell(told)
+            soft = now + SIGNAL_GRACE_S
+            self._due = [(soft, signal.SIGTERM), (soft + KILL_S, signal.SIGKILL)]
+
+    def _collect(self) -> None:
+        ended = [rank for rank in self._ranks if rank.status is None and self._has_ended(rank)]
+        # Of those that ended together, one that was killed is the cause and not the consequence.
+        ended.sort(key=lambda rank: (rank.status or 0) >= 0)
+        for rank in ended:
+            # What it started ends with it.
+            rank.tell(signal.SIGKILL)
+            if rank.pidfd >= 0:
+                self._selector.unregister(rank.pidfd)
+            if rank.status == 0 or self._first is not None or self._passed_on:
+                continue
+            self._first = rank
+            soft = time.monotonic() + GRACE_S
+            self._due = [(soft, signal.SIGTERM), (soft + KILL_S, signal.SIGKILL)]
+
+    @staticmethod
+    def _has_ended(rank: _Rank) -> bool:
+        """Look without reaping, see __exit__."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        result = os.waitid(os.P_PID, rank.process.pid, options)
+        if result is None:
+            return False
+        exited = result.si_code == os.CLD_EXITED
+        rank.status = result.si_status if exited else -result.si_status
+        return True
+
+    def _escalate(self) -> None:
+        while self._due and self._due[0][0] <= time.monotonic():
+            _, signum = self._due.pop(0)
+            for rank in self._ranks:
+                if rank.status is None:
+                    rank.stopped = True
+                    rank.tell(signum)
+
+    def report(self) -> None:
+        """Say on stderr which rank failed, how, and what became of the others."""
+        if self._passed_on:
+            name = signal.Signals(self._passed_on).name
+            self._say(f"stopped by {name}, which was passed on to all ranks")
+            return
+        first = self._first
+        if first is None:
+            return
+        self._say(f"rank {first.number} (pid {first.process.pid}) {first.describe()}")
+        others = [rank for rank in self._ranks if rank is not first]
+        stopped = [rank.number for rank in others if rank.stopped]
+        followed = [rank.number for rank in others if rank.status != 0 and not rank.stopped]
+        if followed:
+            self._say(f"then {list_ranks(followed)} failed too")
+        if stopped:
+            self._say(f"{list_ranks(stopped)} still ran and had to be stopped")
+
+    @staticmethod
+    def _say(text: str) -> None:
+        width = max(40, shutil.get_terminal_size().columns)
+        lines = textwrap.wrap("pycoll run: " + text, width, subsequent_indent="  ")
+        print("\n".join(lines), file=sys.stderr, flush=True)

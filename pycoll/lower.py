@@ -1,0 +1,234 @@
+"""From a schedule to one rank's plan: rows that receive, combine, keep and send in one go.
+
+A chunk's value stays where it is until it changes: an unmodified one in the input, a changed one in
+the output where the output has that chunk, any other in a scratch slot, and one that is only
+passed on nowhere. `draft` makes the rows, this module gives the values their homes and writes the
+bytes. Everything is linear in the number of the rank's transfers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pycoll import plan_format
+from pycoll.draft import FOREVER, Draft, Drafting
+from pycoll.plan_format import FINAL, FLUSH, TOKEN_ROW, Buffer, Channel, Plan, Row
+from pycoll.schedule import (
+    LANES_MAX,
+    ROOTED,
+    TOKEN,
+    Collective,
+    Schedule,
+    ScheduleError,
+    Transfer,
+)
+
+#: Collectives whose result for ``avg`` is divided; a row that completes a value is flagged final.
+DIVIDING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
+#: Collectives that run in place: input chunk c and output chunk c may be the same memory.
+IN_PLACE = frozenset(
+    {
+        Collective.ALL_REDUCE,
+        Collective.BROADCAST,
+        Collective.REDUCE,
+        Collective.SCAN,
+        Collective.EXSCAN,
+    }
+)
+
+
+def lower(schedule: Schedule, rank: int) -> bytes:
+    """The plan of ``rank``; ``schedule`` is whole or that rank's part.
+
+    Raises ScheduleError for what rows cannot say: a local combination, and segments of one channel
+    and step that folds take in another order than they are listed.
+    """
+    if schedule.only not in (None, rank):
+        raise ScheduleError(f"only rank {schedule.only}'s part is given, not rank {rank}'s")
+    if not 0 <= rank < schedule.size:
+        raise ScheduleError(f"rank {rank} is not below size {schedule.size}")
+    drafting = Drafting(schedule, rank)
+    drafting.run()
+    return plan_format.pack(_Placing(drafting).plan())
+
+
+def lower_all(schedule: Schedule) -> list[bytes]:
+    """The plans of all ranks."""
+    mine: list[list[Transfer]] = [[] for _ in range(schedule.size)]
+    for t in schedule.transfers:
+        mine[t.source].append(t)
+        if t.destination != t.source:
+            mine[t.destination].append(t)
+    return [
+        lower(replace(schedule, transfers=tuple(transfers), only=rank), rank)
+        for rank, transfers in enumerate(mine)
+    ]
+
+
+def acknowledged(schedule: Schedule) -> Schedule:
+    """The schedule, followed by tokens where a rank could leave before it has heard from all.
+
+    Outputs of all_reduce, reduce_scatter, all_gather and all_to_all depend on every rank, and so
+    does leaving a barrier; these are returned as they are. Otherwise tokens run by dissemination:
+    in step k rank r tells rank r + 2^k, so after ceil(log2 size) steps everyone has heard from
+    everyone. Works on one rank's part too, and lowers to the same bytes.
+    """
+    kind, size, only = schedule.collective, schedule.size, schedule.only
+    if kind not in ROOTED and kind not in (Collective.SCAN, Collective.EXSCAN):
+        return schedule
+    tokens = []
+    step, distance = schedule.steps, 1
+    while distance < size:
+        sources = range(size) if only is None else sorted({(only - distance) % size, only})
+        for source in sources:
+            tokens.append(Transfer(step, TOKEN, source, (source + distance) % size))
+        step, distance = step + 1, distance * 2
+    return replace(schedule, transfers=schedule.transfers + tuple(tokens))
+
+
+class _Placing:
+    """Gives every value a home and writes the rows."""
+
+    def __init__(self, drafting: Drafting) -> None:
+        self.drafting = drafting
+        self.schedule = drafting.schedule
+        self.rows = drafting.rows
+        self.in_place = drafting.schedule.collective in IN_PLACE
+        self.scratch_slots = 0
+        self.handed: dict[int, dict[int, int]] = {}
+
+    def plan(self) -> Plan:
+        drafting, schedule = self.drafting, self.schedule
+        self._choose_homes()
+        lanes = sorted({drafting.lane_of(draft.lane) for draft in self.rows})
+        numbers = [0] * LANES_MAX
+        for number, lane in enumerate(lanes):
+            for other in range(LANES_MAX):
+                if drafting.lane_of(other) == lane:
+                    numbers[other] = number
+        by_lane: list[list[tuple[int, Draft]]] = [[] for _ in lanes]
+        for index, draft in enumerate(self.rows):
+            by_lane[numbers[draft.lane]].append((index, draft))
+        self._assign_slots(by_lane)
+        self.handed = self._handed_over(by_lane)
+        channels: dict[Channel, int] = {}
+        rows = []
+        for lane, drafts in enumerate(by_lane):
+            for index, draft in drafts:
+                rows.append(self._row(draft, lane, index, channels))
+        return Plan(
+            schedule.collective,
+            schedule.size,
+            drafting.rank,
+            schedule.root,
+            schedule.parts,
+            len(schedule.temporaries),
+            self.scratch_slots,
+            max(1, len(lanes)),
+            tuple(channels),
+            tuple(rows),
+        )
+
+    def _choose_homes(self) -> None:
+        """The output is a home only while nothing else in that place is still read."""
+        busy: dict[int, int] = {}  # output chunk -> the last row that needs what lies there
+        if self.in_place:
+            for draft in self.rows:
+                if draft.own is not None and draft.own.row < 0:
+                    busy[draft.own.chunk] = draft.own.last_read
+        copies = []
+        for index, draft in enumerate(self.rows):
+            value = draft.result
+            if draft.own is not None and draft.own.row < 0:
+                draft.own.home, draft.own.slot = Buffer.INPUT, draft.own.chunk
+            if value is None or (value.last_read < 0 and value.output < 0):
+                continue
+            place = value.output if value.output >= 0 else value.chunk
+            mine = place < self.drafting.data_chunks and (
+                place // self.schedule.parts in self.drafting.outputs
+            )
+            if mine and busy.get(place, -1) <= index:
+                value.home, value.slot = Buffer.OUTPUT, place
+                busy[place] = FOREVER if value.output >= 0 else value.last_read
+            else:
+                value.home = Buffer.SCRATCH
+                if value.output >= 0:
+                    copies.append(value)
+        for value in copies:
+            draft = Draft(value.output, self.rows[value.row].lane, (FOREVER, 0), value)
+            draft.copies_out = value.output
+            value.last_read = len(self.rows)
+            self.rows.append(draft)
+
+    def _assign_slots(self, by_lane: list[list[tuple[int, Draft]]]) -> None:
+        """Slots by liveness; a lane has its own, since lanes are in different tiles at one time."""
+        for drafts in by_lane:
+            free: list[int] = []
+            for index, draft in drafts:
+                own, value = draft.own, draft.result
+                if own is not None and own.home is Buffer.SCRATCH and own.last_read == index:
+                    free.append(own.slot)
+                if value is None or value.home is not Buffer.SCRATCH:
+                    continue
+                if not free:
+                    free.append(self.scratch_slots)
+                    self.scratch_slots += 1
+                value.slot = free.pop()
+
+    def _handed_over(self, by_lane: list[list[tuple[int, Draft]]]) -> dict[int, dict[int, int]]:
+        """Output chunk -> lane -> the first row there whose sends may still read that memory."""
+        handed: dict[int, dict[int, int]] = {}
+        for lane, drafts in enumerate(by_lane):
+            for index, draft in drafts:
+                own = draft.own
+                if own is None or draft.recv or not draft.send:
+                    continue
+                if own.home is Buffer.OUTPUT or (own.home is Buffer.INPUT and self.in_place):
+                    handed.setdefault(own.slot, {}).setdefault(lane, index)
+        return handed
+
+    def _row(
+        self,
+        draft: Draft,
+        lane: int,
+        index: int,
+        channels: dict[Channel, int],
+    ) -> Row:
+        own, value = draft.own, draft.result
+        target, target_slot = Buffer.NONE, 0
+        if draft.copies_out >= 0:
+            target, target_slot = Buffer.OUTPUT, draft.copies_out
+        elif value is not None and value.home:
+            target, target_slot = value.home, value.slot
+        flags = 0
+        if target is Buffer.OUTPUT and self._needs_flush(draft, lane, index, target_slot):
+            flags |= FLUSH
+        if self._is_final(draft):
+            flags |= FINAL
+        return Row(
+            TOKEN_ROW if draft.chunk == TOKEN else self.schedule.sized_by(draft.chunk),
+            lane,
+            flags,
+            own.home if own is not None else Buffer.NONE,
+            draft.position,
+            own.slot if own is not None else 0,
+            target,
+            target_slot,
+            tuple([channels.setdefault(channel, len(channels)) for channel in draft.recv]),
+            tuple([channels.setdefault(channel, len(channels)) for channel in draft.send]),
+        )
+
+    def _needs_flush(self, draft: Draft, lane: int, index: int, chunk: int) -> bool:
+        own = draft.own
+        stays = own is not None and own.home is Buffer.INPUT and own.slot == chunk
+        if self.in_place and stays and not draft.recv:
+            return False  # in place it writes nothing, else nobody sent from the output before
+        first = self.handed.get(chunk, {})
+        return any(other != lane or at < index for other, at in first.items())
+
+    def _is_final(self, draft: Draft) -> bool:
+        """Decided locally: combined here and nowhere afterwards. The proof shows it complete."""
+        value = draft.result
+        if self.schedule.collective not in DIVIDING or value is None or draft.own is None:
+            return False
+        return not value.combined and (value.sent or value.output >= 0)

@@ -1,0 +1,380 @@
+"""An abstract machine that runs the plans of all ranks and finds what could go wrong in any run.
+
+Lanes run as the engines run them: rows in order, tiles outside, each row waiting until all its
+segments have come and all its channels have room. Channels hold `depth` segments. A lane that can
+run a row stays able to until it does, whatever others do, and a row's effect does not depend on
+when it runs. So this is a Kahn network: every schedule of the lanes gives the same segments, and
+blocks at the same rows if it blocks. One run therefore decides about deadlock and about values;
+more depth than was proved with can only help.
+
+Time is causal (vector clocks per lane): a row comes after the rows before it in its lane and after
+the rows that sent what it received. That a channel had room again orders nothing here, since the
+engines are free to have more room. Two accesses of one place without such an order are a race.
+Values carry their tile, so what one tile leaves behind in scratch cannot pass for another's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
+
+from pycoll.lower import DIVIDING, IN_PLACE
+from pycoll.plan_format import DEPTH, FINAL, FLUSH, TOKEN_ROW, Buffer, Plan, Row, unpack
+from pycoll.schedule import Collective, Schedule, ScheduleError, holds_input, holds_output
+from pycoll.values import Trees, Value, check_same_bits, combine, initial, outputs_of, ranks_text
+
+#: (process, its time): the process ran its time-th row.
+Epoch = tuple[int, int]
+
+
+class Held(NamedTuple):
+    """A value in a place or in flight; ``final`` once a final row made it."""
+
+    value: Value
+    tile: int
+    final: bool
+
+
+@dataclass(slots=True)
+class Segment:
+    """In flight. ``consumed`` is when the receiver's row took it; until then memory may be read."""
+
+    chunk: int
+    held: Held | None
+    clock: list[int]
+    consumed: Epoch | None = None
+
+
+@dataclass(slots=True)
+class Queue:
+    """A channel: who ends it and what is in flight."""
+
+    sender: int
+    receiver: int
+    segments: deque[Segment] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class Place:
+    """The accesses of one segment of memory that a later access must come after."""
+
+    held: Held | None = None
+    written: Epoch | None = None
+    copied: Epoch | None = None  # from the input: a write unless in place
+    reads: dict[int, int] = field(default_factory=dict)
+    sends: list[tuple[Epoch, Segment]] = field(default_factory=list)  # straight from this memory
+
+
+@dataclass(slots=True)
+class Process:
+    """One lane of one rank."""
+
+    rank: int
+    lane: int
+    rows: list[Row]
+    recv: list[list[Queue]]
+    send: list[list[Queue]]
+    clock: list[int]
+    tile: int = 0
+    next: int = 0
+
+
+def verify_plans(
+    plans: Sequence[bytes],
+    depth: int = DEPTH,
+    tiles: int = 3,
+    tiles_of: Callable[[int], int] | None = None,
+    everyone_heard: bool = False,
+) -> None:
+    """Proves the plans of all ranks, given in order of rank; raises ScheduleError with details.
+
+    Shown: no deadlock with channels of `depth` segments; no segment is left over; right outputs in
+    every tile; no race, also in place where the collective runs in place; memory that was handed
+    over is not written before it is drained; the final flag is on exactly the rows that complete a
+    value. A flush waits for the medium only, never for another row, so it is no cause of deadlock.
+
+    ``tiles_of`` gives each data chunk its own number of tiles (1..tiles), as uneven sizes do.
+    ``everyone_heard`` also demands that every rank ends causally after every rank's start.
+    """
+    _Machine([unpack(image) for image in plans], depth, tiles, tiles_of).run(everyone_heard)
+
+
+class _Machine:
+    def __init__(
+        self, plans: list[Plan], depth: int, tiles: int, tiles_of: Callable[[int], int] | None
+    ) -> None:
+        self.plans = plans
+        self.depth = depth
+        self.tiles = tiles
+        self.tiles_of = tiles_of if tiles_of is not None else lambda chunk: tiles
+        first = plans[0]
+        self.kind, self.size, self.parts, self.root = (
+            first.collective,
+            first.size,
+            first.parts,
+            first.root,
+        )
+        for rank, plan in enumerate(plans):
+            same = (plan.collective, plan.size, plan.parts, plan.root)
+            if same != (self.kind, self.size, self.parts, self.root) or plan.rank != rank:
+                raise ScheduleError(f"plan {rank} is {same} of rank {plan.rank}: not one operation")
+        if len(plans) != self.size:
+            raise ScheduleError(f"{len(plans)} plans were given for size {self.size}")
+        self.places: dict[tuple[int, int, int, int], Place] = {}
+        self.queues: dict[tuple[int, int, int], Queue] = {}
+        self.processes: list[Process] = []
+        self.trees: Trees = {}
+        self._connect()
+
+    def _connect(self) -> None:
+        count = sum(plan.lane_count for plan in self.plans)
+        for plan in self.plans:
+            for lane in range(plan.lane_count):
+                rows = [row for row in plan.rows if row.lane == lane]
+                me = len(self.processes)
+                recv = [[self._queue(plan, end, me) for end in row.recv] for row in rows]
+                send = [[self._queue(plan, end, me) for end in row.send] for row in rows]
+                self.processes.append(Process(plan.rank, lane, rows, recv, send, [0] * count))
+
+    def _queue(self, plan: Plan, end: int, process: int) -> Queue:
+        peer, number, sends = plan.channels[end]
+        key = (plan.rank, peer, number) if sends else (peer, plan.rank, number)
+        queue = self.queues.setdefault(key, Queue(-1, -1))
+        if sends:
+            queue.sender = process
+        else:
+            queue.receiver = process
+        return queue
+
+    def run(self, everyone_heard: bool) -> None:
+        ready = deque(range(len(self.processes)))
+        while ready:
+            self._advance(ready.popleft(), ready)
+        self._check_end()
+        self._check_outputs()
+        if everyone_heard or self.kind is Collective.BARRIER:
+            self._check_heard()
+
+    def _advance(self, index: int, ready: deque[int]) -> None:
+        process = self.processes[index]
+        while process.tile < self.tiles and process.rows:
+            at = process.next
+            row = process.rows[at]
+            if self._takes_part(row, process.tile):
+                recv, send = process.recv[at], process.send[at]
+                if not all(queue.segments for queue in recv):
+                    return
+                if not all(len(queue.segments) < self.depth for queue in send):
+                    return
+                self._execute(index, process, row, recv, send)
+                ready.extend(queue.sender for queue in recv)
+                ready.extend(queue.receiver for queue in send if queue.receiver >= 0)
+            process.next += 1
+            if process.next == len(process.rows):
+                process.next = 0
+                process.tile += 1
+
+    def _takes_part(self, row: Row, tile: int) -> bool:
+        if row.chunk == TOKEN_ROW:
+            return tile == self.tiles - 1
+        return tile < self.tiles_of(row.chunk)
+
+    def _execute(
+        self, index: int, process: Process, row: Row, recv: list[Queue], send: list[Queue]
+    ) -> None:
+        clock = process.clock
+        arrived = [queue.segments.popleft() for queue in recv]
+        for segment in arrived:
+            if segment.chunk != row.chunk:
+                self._refuse(process, f"receives a segment of chunk {segment.chunk}")
+            clock[:] = map(max, clock, segment.clock)
+        clock[index] += 1
+        now = (index, clock[index])
+        for segment in arrived:
+            segment.consumed = now
+        held = None if row.chunk == TOKEN_ROW else self._result(process, row, arrived, now)
+        source = self._place(process, row.source, row.source_slot) if row.source else None
+        handing = source is not None and not row.recv and row.source != Buffer.SCRATCH
+        known = clock.copy()
+        for queue in send:
+            segment = Segment(row.chunk, held, known)
+            queue.segments.append(segment)
+            if handing and source is not None:
+                source.sends.append((now, segment))
+        if row.target:
+            self._write(process, row, held, now)
+
+    def _result(self, process: Process, row: Row, arrived: list[Segment], now: Epoch) -> Held:
+        operands = [segment.held for segment in arrived]
+        if row.source:
+            operands.insert(row.source_position, self._read(process, row, now))
+        present = [held for held in operands if held is not None]
+        for held in present:
+            if held.value.chunk != row.chunk or held.tile != process.tile:
+                self._refuse(process, f"takes {held.value} of tile {held.tile}")
+        value = present[0].value
+        final = present[0].final
+        for held in present[1:]:
+            try:
+                value = combine(value, held.value, self.trees)
+            except ScheduleError as error:
+                self._refuse(process, str(error))
+        if len(present) > 1 and any(held.final for held in present):
+            self._refuse(process, "combines a value that is final already")
+        everyone = (1 << self.size) - 1
+        complete = len(present) > 1 and self.kind in DIVIDING and value.ranks == everyone
+        if bool(row.flags & FINAL) != complete:
+            state = "is final but" if row.flags & FINAL else "is not final though it"
+            self._refuse(process, f"{state} makes {value} from {len(present)} operands")
+        return Held(value, process.tile, final or complete)
+
+    def _place(self, process: Process, buffer: int, slot: int) -> Place:
+        """Where it is; in place, input and output of a chunk are one place."""
+        tile = 0 if buffer == Buffer.SCRATCH else process.tile
+        if buffer == Buffer.INPUT and self._shared(process.rank, slot):
+            buffer = Buffer.OUTPUT
+        return self.places.setdefault((process.rank, buffer, slot, tile), Place())
+
+    def _shared(self, rank: int, chunk: int) -> bool:
+        block = chunk // self.parts
+        return (
+            self.kind in IN_PLACE
+            and holds_input(self.kind, self.size, self.root, rank, block)
+            and holds_output(self.kind, self.size, self.root, rank, block)
+        )
+
+    def _read(self, process: Process, row: Row, now: Epoch) -> Held:
+        place = self._place(process, row.source, row.source_slot)
+        place.reads[now[0]] = now[1]
+        wrote = [place.written, place.copied if row.source == Buffer.OUTPUT else None]
+        for writer in wrote:
+            if writer is not None and not self._after(process, writer):
+                self._refuse(process, f"reads {_where(row)} while {self._who(writer)} writes it")
+        if row.source == Buffer.INPUT:
+            block = row.source_slot // self.parts
+            if not holds_input(self.kind, self.size, self.root, process.rank, block):
+                self._refuse(process, f"reads input chunk {row.source_slot}, which is not there")
+            if place.written is not None:
+                self._refuse(
+                    process,
+                    f"reads input chunk {row.source_slot}, which in place "
+                    f"{self._who(place.written)} has overwritten",
+                )
+            return Held(initial(row.source_slot, process.rank), process.tile, False)
+        if place.held is None:
+            self._refuse(process, f"reads {_where(row)}, which nothing has written")
+        return place.held
+
+    def _write(self, process: Process, row: Row, held: Held | None, now: Epoch) -> None:
+        place = self._place(process, row.target, row.target_slot)
+        slot = row.target_slot
+        if row.target == Buffer.OUTPUT:
+            if not holds_output(self.kind, self.size, self.root, process.rank, slot // self.parts):
+                self._refuse(process, f"writes output chunk {slot}, which is not there")
+            if slot != row.chunk:
+                self._refuse(process, f"writes output chunk {slot}, which may differ in size")
+        place.held = held
+        stays = row.source == Buffer.INPUT and row.source_slot == slot and not row.recv
+        if row.target == Buffer.OUTPUT and stays and self._shared(process.rank, slot):
+            place.copied = now
+            return  # whoever writes here comes after this row's read; only reads are left to check
+        self._check_write(process, row, place)
+        place.written = now
+        place.reads.clear()
+        place.sends.clear()
+
+    def _check_write(self, process: Process, row: Row, place: Place) -> None:
+        what = f"writes {Buffer(row.target).name.lower()} {row.target_slot}"
+        if place.written is not None and not self._after(process, place.written):
+            self._refuse(process, f"{what} while {self._who(place.written)} writes it too")
+        for reader in place.reads.items():
+            if not self._after(process, reader):
+                self._refuse(process, f"{what} while {self._who(reader)} reads it")
+        for begun, segment in place.sends:
+            ended = segment.consumed is not None and self._after(process, segment.consumed)
+            drained = row.flags & FLUSH and self._after(process, begun)
+            if not ended and not drained:
+                self._refuse(process, f"{what} while it is being sent by {self._who(begun)}")
+
+    def _after(self, process: Process, epoch: Epoch) -> bool:
+        return process.clock[epoch[0]] >= epoch[1]
+
+    def _who(self, epoch: Epoch) -> str:
+        process = self.processes[epoch[0]]
+        return f"rank {process.rank} lane {process.lane}"
+
+    def _refuse(self, process: Process, why: str) -> NoReturn:
+        row = process.rows[process.next]
+        chunk = "token" if row.chunk == TOKEN_ROW else f"chunk {row.chunk}"
+        raise ScheduleError(
+            f"rank {process.rank}, lane {process.lane}, row {process.next} ({chunk}), "
+            f"tile {process.tile}: {why}"
+        )
+
+    def _check_end(self) -> None:
+        stuck = [self._wait_text(p) for p in self.processes if p.rows and p.tile < self.tiles]
+        if stuck:
+            more = f" and {len(stuck) - 4} more" if len(stuck) > 4 else ""
+            raise ScheduleError("deadlock: " + "; ".join(stuck[:4]) + more)
+        for (source, destination, number), queue in self.queues.items():
+            if queue.segments:
+                raise ScheduleError(
+                    f"{len(queue.segments)} segments from rank {source} to rank {destination} on "
+                    f"channel {number} are never received"
+                )
+
+    def _wait_text(self, process: Process) -> str:
+        plan = self.plans[process.rank]
+        row = process.rows[process.next]
+        waits = []
+        for end, queue in zip(row.recv, process.recv[process.next], strict=True):
+            if not queue.segments:
+                waits.append(f"a segment from rank {plan.channels[end].peer}")
+        for end, queue in zip(row.send, process.send[process.next], strict=True):
+            if len(queue.segments) >= self.depth:
+                waits.append(f"room towards rank {plan.channels[end].peer}")
+        return (
+            f"rank {process.rank} lane {process.lane} row {process.next} tile {process.tile} "
+            f"waits for {', '.join(waits)}"
+        )
+
+    def _check_outputs(self) -> None:
+        operation = Schedule(self.kind, self.size, self.parts, (), self.root)
+        for tile in range(self.tiles):
+            values = []
+            for rank in range(self.size):
+                for chunk, ranks in outputs_of(operation, rank):
+                    if tile < self.tiles_of(chunk):
+                        values.append((rank, self._output(rank, chunk, tile, ranks)))
+            check_same_bits(operation, values)
+
+    def _output(self, rank: int, chunk: int, tile: int, ranks: int) -> Value:
+        place = self.places.get((rank, Buffer.OUTPUT, chunk, tile))
+        held = place.held if place is not None else None
+        if held is None:
+            raise ScheduleError(f"rank {rank} never writes output chunk {chunk}, tile {tile}")
+        if (held.value.chunk, held.value.ranks) != (chunk, ranks):
+            raise ScheduleError(
+                f"rank {rank} ends with {held.value} in output chunk {chunk}, "
+                f"tile {tile}; it must hold {ranks_text(ranks)}"
+            )
+        if held.final != (self.kind in DIVIDING and self.size > 1):
+            raise ScheduleError(f"output chunk {chunk} of rank {rank} is never final")
+        return held.value
+
+    def _check_heard(self) -> None:
+        heard = [0] * self.size
+        for process in self.processes:
+            for other, time in zip(self.processes, process.clock, strict=True):
+                if time:
+                    heard[process.rank] |= 1 << other.rank
+        for rank, ranks in enumerate(heard):
+            missing = ((1 << self.size) - 1) & ~(ranks | 1 << rank)
+            if missing:
+                raise ScheduleError(f"rank {rank} leaves without hearing of {ranks_text(missing)}")
+
+
+def _where(row: Row) -> str:
+    return f"{Buffer(row.source).name.lower()} {row.source_slot}"

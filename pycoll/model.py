@@ -1,0 +1,232 @@
+"""How long an algorithm takes: links, loads, and the time of a message in tiles.
+
+A rank's work in a step is latency (alpha), a cost per segment (overhead), bytes moved (beta)
+and bytes combined (gamma). The first tile passes through all steps; each further one comes a
+*period* later, which is what the busiest rank does for one tile, plus a latency for each time
+that it has to wait for an answer to what it sent.
+
+    time = first tile through all steps + (tiles - 1) * period
+
+Loads come from the schedule itself, or from the cost formula where all links are alike and for
+sizes at which drawing whole schedules would take long.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from pycoll.algorithms import Algorithm
+from pycoll.costs import Cost
+from pycoll.schedule import TOKEN, Collective, Schedule
+from pycoll.topology import Topology
+
+#: Bytes of a chunk that travel as one segment.
+SEGMENT_BYTES = 65536
+#: Up to this size schedules are weighed transfer by transfer.
+SCHEDULE_SIZE_MAX = 64
+#: A size at which every algorithm exists and shows how it waits.
+SMALL_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a kind of link costs.
+
+    ``alpha``: s until a message is there; ``beta``: s/byte, of one rank inside a host, of a whole
+    host across hosts; ``gamma``: s/byte to combine; ``overhead``: s of processor per segment.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+    overhead: float
+
+
+#: Orders of magnitude on present machines; `pycoll tune` measures better ones.
+LINKS: dict[str, Link] = {
+    "shm": Link(alpha=0.3e-6, beta=1 / 15e9, gamma=1 / 30e9, overhead=0.08e-6),
+    "tcp": Link(alpha=8e-6, beta=1 / 5e9, gamma=1 / 30e9, overhead=2e-6),
+    "sim": Link(alpha=1e-6, beta=1 / 10e9, gamma=1 / 30e9, overhead=0.1e-6),
+}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The links inside hosts and across them."""
+
+    inside: Link = field(default_factory=lambda: LINKS["shm"])
+    across: Link = field(default_factory=lambda: LINKS["tcp"])
+
+
+DEFAULT = Parameters()
+
+
+@dataclass
+class Load:
+    """Work over one kind of link: latencies waited for, segments, and bytes in units of n."""
+
+    waits: float = 0
+    segments: float = 0
+    moved: float = 0
+    combined: float = 0
+
+    def seconds(self, link: Link, nbytes: float) -> float:
+        """The time for a tile of ``nbytes`` of the message."""
+        handling = self.waits * link.alpha + self.segments * link.overhead
+        return handling + nbytes * (self.moved * link.beta + self.combined * link.gamma)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a tile costs inside and across hosts: the ``first``; a ``period`` per further one."""
+
+    first: tuple[Load, Load]
+    period: tuple[Load, Load]
+    chunks: int
+
+    def tiles(self, nbytes: int) -> int:
+        """Tiles that a message of ``nbytes`` is cut in."""
+        return max(1, -(-nbytes // (self.chunks * SEGMENT_BYTES)))
+
+    def seconds(self, nbytes: int, parameters: Parameters) -> float:
+        """The predicted time of the whole message."""
+        tiles = self.tiles(nbytes)
+        links = (parameters.inside, parameters.across)
+        part = nbytes / tiles
+        first, period = (
+            sum(load.seconds(link, part) for load, link in zip(loads, links, strict=True))
+            for loads in (self.first, self.period)
+        )
+        return first + (tiles - 1) * period
+
+
+@lru_cache(maxsize=1024)
+def profile(algorithm: Algorithm, topology: Topology) -> Profile:
+    """What the algorithm does on this topology, for root 0."""
+    size = topology.size
+    if len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX:
+        return profile_of_schedule(algorithm.build(size, topology=topology), topology)
+    return profile_of_costs(algorithm, topology)
+
+
+def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:
+    """From the formula. Of several hosts, a flat algorithm is taken to cross with every message."""
+    if algorithm.levels is not None:
+        inside, across, sharing = algorithm.levels(topology)
+        loads = (first_of(inside), shared(first_of(across), sharing))
+        return Profile(loads, loads, inside.chunks)
+    cost = algorithm.cost(topology.size)
+    waits = 0 if streams(algorithm) else max(cost.steps - 1, 0)
+    first, period = first_of(cost), period_of(cost, waits)
+    if len(topology.hosts) == 1:
+        return Profile((first, Load()), (period, Load()), cost.chunks)
+    sharing = max(len(members) for members in topology.hosts)
+    return Profile((Load(), shared(first, sharing)), (Load(), shared(period, sharing)), cost.chunks)
+
+
+def period_of(cost: Cost, waits: int) -> Load:
+    """What the busiest rank does for a tile."""
+    busiest = float(max(cost.sent, cost.received))
+    return Load(waits, busiest * cost.chunks, busiest, float(cost.reduced))
+
+
+def first_of(cost: Cost) -> Load:
+    """The way of the first tile: in each step at least one chunk moves somewhere."""
+    load = period_of(cost, cost.steps)
+    moved = max(load.moved, cost.steps / cost.chunks)
+    stretch = moved / load.moved if load.moved else 1.0
+    return Load(cost.steps, load.segments * stretch, moved, load.combined * stretch)
+
+
+def shared(load: Load, ranks: int) -> Load:
+    """The same by so many ranks over one host's link."""
+    return replace(load, moved=load.moved * ranks)
+
+
+@lru_cache(maxsize=256)
+def streams(algorithm: Algorithm) -> bool:
+    """Whether tiles follow each other without waiting for answers, as along a chain or tree."""
+    schedule = algorithm.build(SMALL_SIZE)
+    return max(answers_awaited(schedule).values(), default=0) == 0
+
+
+def answers_awaited(schedule: Schedule) -> dict[tuple[int, int], int]:
+    """Per (rank, lane): steps in which it receives after it has sent in an earlier one."""
+    sent: dict[tuple[int, int], int] = {}
+    received: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for t in schedule.transfers:
+        sent.setdefault((t.source, t.lane), t.step)
+        received[t.destination, t.lane].add(t.step)
+    return {
+        place: sum(step > sent[place] for step in steps)
+        for place, steps in received.items()
+        if place in sent
+    }
+
+
+def profile_of_schedule(schedule: Schedule, topology: Topology) -> Profile:
+    """From the transfers: per step the busiest rank inside, and the busiest host across."""
+    size, host = schedule.size, topology.levels[0]
+    chunks = message_chunks(schedule)
+    steps: dict[tuple[int, bool], _Tally] = defaultdict(_Tally)
+    whole = (_Tally(), _Tally())
+    for t in schedule.transfers:
+        across = host[t.source] != host[t.destination]
+        ends = (host[t.source], host[t.destination]) if across else (t.source, t.destination)
+        for tally in (steps[t.step, across], whole[across]):
+            tally.add(t.source, t.destination, ends, t.chunk != TOKEN, t.reduce)
+    first = (Load(), Load())
+    crossing = {step for step, across in steps if across}
+    for (step, across), tally in steps.items():
+        load = first[across]
+        load.waits += across or step not in crossing
+        load.segments += tally.segments()
+        load.moved += tally.moved() / chunks
+        load.combined += tally.combined() / chunks
+    period = tuple(
+        Load(0, tally.segments(), tally.moved() / chunks, tally.combined() / chunks)
+        for tally in whole
+    )
+    waits = max(answers_awaited(schedule).values(), default=0)
+    share = len(crossing) / max(schedule.steps, 1)
+    period[0].waits, period[1].waits = waits * (1 - share), waits * share
+    return Profile(first, (period[0], period[1]), chunks if size > 1 else 1)
+
+
+def message_chunks(schedule: Schedule) -> int:
+    """Chunks of the message n (see costs)."""
+    if schedule.collective is Collective.BARRIER:
+        return 1
+    alone = schedule.collective is Collective.ALL_TO_ALL
+    return schedule.data_chunks // (schedule.size if alone else 1)
+
+
+class _Tally:
+    """Counts of segments by who handles them."""
+
+    def __init__(self) -> None:
+        self.handled: dict[tuple[int, bool], int] = defaultdict(int)
+        self.carried: dict[tuple[int, bool], int] = defaultdict(int)
+        self.folded: dict[int, int] = defaultdict(int)
+
+    def add(
+        self, source: int, destination: int, ends: tuple[int, int], data: bool, reduce: bool
+    ) -> None:
+        self.handled[source, False] += 1
+        self.handled[destination, True] += 1
+        if data:
+            self.carried[ends[0], False] += 1
+            self.carried[ends[1], True] += 1
+        if reduce:
+            self.folded[destination] += 1
+
+    def segments(self) -> int:
+        return max(self.handled.values(), default=0)
+
+    def moved(self) -> int:
+        return max(self.carried.values(), default=0)
+
+    def combined(self) -> int:
+        return max(self.folded.values(), default=0)

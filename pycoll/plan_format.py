@@ -1,0 +1,254 @@
+"""The bytes of a plan, both ways; csrc/plan/FORMAT.md is their law.
+
+Reading checks everything that one plan can be checked for alone, so a plan that was read is well
+formed: bounds, zero padding, checksum, channels used once and by one lane.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from pycoll.schedule import FAN_MAX, LANES_MAX, Collective, ScheduleError, block_count
+
+MAGIC = b"PCPL"
+VERSION = 1
+#: The chunk of a row that moves no bytes.
+TOKEN_ROW = 0xFFFFFFFF
+NO_CHANNEL = 0xFFFF
+
+#: Segments that every channel holds at least; plans are lowered for and proved with this many. One
+#: would be too few for a ring of rows that receive and send: each keeps the segment it has received
+#: until it has room for the next. Transports have four.
+DEPTH = 2
+
+FINAL = 1
+FLUSH = 2
+
+HEADER = struct.Struct("<4sHBB9I16sI")
+CHANNEL = struct.Struct("<IHBB")
+ROW = struct.Struct("<I8BII6H")
+assert (HEADER.size, CHANNEL.size, ROW.size) == (64, 8, 32)
+
+
+class Buffer(IntEnum):
+    """Where a row's local operand or result lies."""
+
+    NONE = 0
+    INPUT = 1
+    OUTPUT = 2
+    SCRATCH = 3
+
+
+class Channel(NamedTuple):
+    """One end of a channel; ``direction`` is 0 to receive, 1 to send."""
+
+    peer: int
+    number: int
+    direction: int
+
+
+class Row(NamedTuple):
+    """One row; ``recv`` and ``send`` are indices into the channel table."""
+
+    chunk: int
+    lane: int
+    flags: int
+    source: int
+    source_position: int
+    source_slot: int
+    target: int
+    target_slot: int
+    recv: tuple[int, ...]
+    send: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One rank's share of a schedule."""
+
+    collective: Collective
+    size: int
+    rank: int
+    root: int
+    parts: int
+    temporary_count: int
+    scratch_slots: int
+    lane_count: int
+    channels: tuple[Channel, ...]
+    rows: tuple[Row, ...]
+
+
+def pack(plan: Plan) -> bytes:
+    """The plan's bytes. Nothing is checked here beyond the width of the fields."""
+    body = [CHANNEL.pack(*channel, 0) for channel in plan.channels]
+    body.extend(_pack_row(row) for row in plan.rows)
+    rest = b"".join(body)
+    checksum = zlib.crc32(rest, zlib.crc32(_pack_header(plan, 0)))
+    return _pack_header(plan, checksum) + rest
+
+
+def _pack_header(plan: Plan, checksum: int) -> bytes:
+    return HEADER.pack(
+        MAGIC,
+        VERSION,
+        plan.collective,
+        plan.lane_count,
+        plan.size,
+        plan.rank,
+        plan.root,
+        block_count(plan.collective, plan.size),
+        plan.parts,
+        plan.temporary_count,
+        plan.scratch_slots,
+        len(plan.channels),
+        len(plan.rows),
+        b"",
+        checksum,
+    )
+
+
+_FILL = tuple((NO_CHANNEL,) * (FAN_MAX - n) for n in range(FAN_MAX + 1))
+
+
+def _pack_row(row: Row) -> bytes:
+    chunk, lane, flags, source, position, source_slot, target, target_slot, recv, send = row
+    return ROW.pack(
+        chunk,
+        lane,
+        len(recv),
+        len(send),
+        flags,
+        source,
+        position,
+        target,
+        0,
+        source_slot,
+        target_slot,
+        *recv,
+        *_FILL[len(recv)],
+        *send,
+        *_FILL[len(send)],
+    )
+
+
+def unpack(image: bytes) -> Plan:
+    """The plan in ``image``; raises ScheduleError naming the first field that is out of bounds."""
+    if len(image) < HEADER.size:
+        raise ScheduleError(f"a plan has at least {HEADER.size} bytes, not {len(image)}")
+    fields = HEADER.unpack_from(image)
+    magic, version, collective, lane_count, size, rank, root, blocks, parts = fields[:9]
+    temporaries, scratch, channel_count, row_count, reserved, checksum = fields[9:]
+    rows_at = HEADER.size + CHANNEL.size * channel_count
+    _require(magic == MAGIC and version == VERSION, f"magic {magic!r}, version {version}")
+    _require(
+        len(image) == rows_at + ROW.size * row_count,
+        f"{len(image)} bytes for {channel_count} channels and {row_count} rows",
+    )
+    _require(zlib.crc32(image[:60] + bytes(4) + image[64:]) == checksum, "checksum is wrong")
+    _require(collective <= Collective.BARRIER, f"collective {collective}")
+    _require(reserved == bytes(16), "reserved bytes are not zero")
+    _require(size >= 1 and rank < size and root < size, f"size {size}, rank {rank}, root {root}")
+    _require(blocks == block_count(Collective(collective), size), f"block_count {blocks}")
+    _require(parts >= 1, f"parts {parts}")
+    _require(1 <= lane_count <= LANES_MAX, f"lane_count {lane_count}")
+    _require(channel_count < NO_CHANNEL, f"channel_count {channel_count}")
+    channels: list[Channel] = []
+    for peer, number, direction, zero in CHANNEL.iter_unpack(image[HEADER.size : rows_at]):
+        _require(
+            peer < size and peer != rank and number < LANES_MAX and direction <= 1 and zero == 0,
+            f"channel {len(channels)}: peer {peer}, number {number}, direction {direction}",
+        )
+        channels.append(Channel(peer, number, direction))
+    _require(len(set(channels)) == len(channels), "two channels are equal")
+    rows = tuple(_read_row(words, i) for i, words in enumerate(ROW.iter_unpack(image[rows_at:])))
+    plan = Plan(
+        Collective(collective),
+        size,
+        rank,
+        root,
+        parts,
+        temporaries,
+        scratch,
+        lane_count,
+        tuple(channels),
+        rows,
+    )
+    _check_rows(plan, blocks * parts)
+    return plan
+
+
+def _read_row(words: Sequence[int], index: int) -> Row:
+    chunk, lane, recv_count, send_count, flags, source, position, target, zero = words[:9]
+    source_slot, target_slot = words[9:11]
+    _require(
+        recv_count <= FAN_MAX and send_count <= FAN_MAX and zero == 0,
+        f"row {index}: recv_count {recv_count}, send_count {send_count}, reserved {zero}",
+    )
+    recv, send = words[11:14], words[14:17]
+    unused = (*recv[recv_count:], *send[send_count:])
+    _require(all(u == NO_CHANNEL for u in unused), f"row {index}: an unused channel is {unused}")
+    return Row(
+        chunk,
+        lane,
+        flags,
+        source,
+        position,
+        source_slot,
+        target,
+        target_slot,
+        tuple(recv[:recv_count]),
+        tuple(send[:send_count]),
+    )
+
+
+def _check_rows(plan: Plan, data_chunks: int) -> None:
+    lane_of: dict[int, int] = {}
+    lane = 0
+    for index, row in enumerate(plan.rows):
+        where = f"row {index}"
+        _require(lane <= row.lane < plan.lane_count, f"{where}: lane {row.lane} after lane {lane}")
+        lane = row.lane
+        _require(row.flags <= FINAL | FLUSH, f"{where}: flags {row.flags}")
+        for direction, ends in ((0, row.recv), (1, row.send)):
+            for end in ends:
+                _require(
+                    end < len(plan.channels) and plan.channels[end].direction == direction,
+                    f"{where}: channel {end} is not one to {('receive', 'send')[direction]}",
+                )
+                _require(
+                    lane_of.setdefault(end, lane) == lane, f"{where}: channel {end} has two lanes"
+                )
+            _require(len(set(ends)) == len(ends), f"{where}: a channel occurs twice")
+        _check_places(plan, row, where, data_chunks)
+
+
+def _check_places(plan: Plan, row: Row, where: str, data_chunks: int) -> None:
+    places = ((row.source, row.source_slot, "source"), (row.target, row.target_slot, "target"))
+    if row.chunk == TOKEN_ROW:
+        idle = not (row.source or row.target or row.flags or row.source_position)
+        _require(idle, f"{where}: a token row moves data")
+        _require(bool(row.recv or row.send), f"{where}: does nothing")
+        return
+    _require(row.chunk < data_chunks, f"{where}: chunk {row.chunk} of {data_chunks}")
+    for buffer, slot, name in places:
+        bound = {0: 1, Buffer.SCRATCH: plan.scratch_slots}.get(buffer, data_chunks)
+        _require(
+            buffer <= Buffer.SCRATCH and slot < bound, f"{where}: {name} {buffer}, slot {slot}"
+        )
+    _require(row.target != Buffer.INPUT, f"{where}: writes the input")
+    _require(
+        row.source_position <= (len(row.recv) if row.source else 0),
+        f"{where}: source_position {row.source_position}",
+    )
+    _require(bool(row.source or row.recv), f"{where}: has no operand")
+    _require(bool(row.target or row.send or row.recv), f"{where}: does nothing")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ScheduleError(f"malformed plan: {what}")

@@ -1,0 +1,167 @@
+"""From a call to a plan: which algorithm, built once per communicator and kept.
+
+The choice is a function of values that all ranks agree on, so all choose alike.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pycoll import _core
+from pycoll.algorithms import TABLE, Algorithm, lookup
+from pycoll.errors import InvalidArgumentError
+from pycoll.lower import acknowledged, lower
+from pycoll.model import SEGMENT_BYTES
+from pycoll.ops import Reduction
+from pycoll.schedule import REDUCING, Collective
+from pycoll.select import choose
+from pycoll.topology import Topology
+
+
+class Prepared(NamedTuple):
+    """All of a call that does not depend on its arrays. ``user``: the reduction, if a user's."""
+
+    plan: _core.Plan
+    key: int
+    op: int
+    segment_bytes: int
+    reduction: Reduction | None
+    user: Reduction | None
+
+
+class Plans:
+    """The plans of one rank of one communicator. Threads: any."""
+
+    def __init__(self, rank: int, topology: Topology) -> None:
+        self.rank = rank
+        self.topology = topology
+        self._plans: dict[tuple[Collective, str, int], _core.Plan] = {}
+
+    def prepare(
+        self,
+        collective: Collective,
+        dtype: int,
+        reduction: Reduction | None,
+        root: int,
+        nbytes: int,
+        algorithm: str | None,
+        deterministic: bool,
+        shape_key: tuple[int, ...],
+    ) -> Prepared:
+        """What the engine needs; ``nbytes`` is the message, ``shape_key`` what else must agree."""
+        name = self.algorithm_name(
+            collective, dtype, reduction, root, nbytes, algorithm, deterministic
+        )
+        plan = self._plan(collective, name, root)
+        user = reduction if reduction is not None and reduction.function is not None else None
+        word = user.name if user is not None else ""
+        key = _hash(f"{name}/{SEGMENT_BYTES}/{word}/{shape_key}")
+        code = reduction.code if reduction is not None else 0
+        return Prepared(plan, key, code, SEGMENT_BYTES, reduction, user)
+
+    def algorithm_name(
+        self,
+        collective: Collective,
+        dtype: int,
+        reduction: Reduction | None,
+        root: int,
+        nbytes: int,
+        algorithm: str | None,
+        deterministic: bool,
+    ) -> str:
+        """The caller's algorithm, checked, or the selector's."""
+        needs = _Needs.of(dtype, reduction, root, deterministic)
+        size = self.topology.size
+        if algorithm is None:
+            return self._choose(collective, nbytes, needs)
+        if not isinstance(algorithm, str):
+            raise InvalidArgumentError(f"algorithm is {algorithm!r}: expected a name or None")
+        found = lookup(collective, algorithm)
+        if not found.fits(size):
+            raise InvalidArgumentError(
+                f"algorithm {algorithm!r} serves at most {found.largest} ranks, not {size}; "
+                f"there are {', '.join(_names(collective, size, needs))}"
+            )
+        if size > 1 and not needs.met_by(found):
+            raise InvalidArgumentError(
+                f"algorithm {algorithm!r} does not {needs.words}; those that do: "
+                f"{', '.join(_names(collective, size, needs))}"
+            )
+        return algorithm
+
+    def _choose(self, collective: Collective, nbytes: int, needs: _Needs) -> str:
+        names = _names(collective, self.topology.size, needs)
+        return choose(collective, self.topology, nbytes, among=names).name
+
+    def _plan(self, collective: Collective, name: str, root: int) -> _core.Plan:
+        key = (collective, name, root)
+        plan = self._plans.get(key)
+        if plan is None:
+            data = _lowered(collective, name, self.topology, self.rank, root)
+            plan = self._plans[key] = _core.Plan(data)
+        return plan
+
+
+class _Needs(NamedTuple):
+    """What a call asks of an algorithm: one order of folding for all, or operands in rank order."""
+
+    rank_ordered: bool
+    keeps_order: bool
+
+    @classmethod
+    def of(cls, dtype: int, reduction: Reduction | None, root: int, deterministic: bool) -> _Needs:
+        if reduction is None:
+            return cls(False, False)
+        commutes = reduction.commutative
+        strict = (deterministic and reduction.is_rounded(dtype)) or (not commutes and root != 0)
+        return cls(strict, not commutes)
+
+    def met_by(self, algorithm: Algorithm) -> bool:
+        if self.rank_ordered:
+            return algorithm.rank_ordered
+        return algorithm.keeps_order or not self.keeps_order
+
+    @property
+    def words(self) -> str:
+        if self.rank_ordered:
+            return "fold in exact rank order (for deterministic=True, or an op that commutes not)"
+        return "keep the operands in rank order, which an op that does not commute needs"
+
+
+def _names(collective: Collective, size: int, needs: _Needs) -> list[str]:
+    table = TABLE[collective]
+    if collective not in REDUCING:
+        return [name for name, one in table.items() if one.fits(size)]
+    return [n for n, one in table.items() if one.fits(size) and needs.met_by(one)]
+
+
+def plan_bytes(
+    collective: str,
+    size: int,
+    rank: int,
+    nbytes: int,
+    topology: Topology,
+    algorithm: str | None = None,
+    root: int = 0,
+) -> bytes:
+    """The plan that ``rank`` of ``size`` runs for a message of ``nbytes``; for looking at."""
+    kind = Collective[collective.upper()]
+    name = algorithm if algorithm is not None else choose(kind, topology, nbytes).name
+    if not 0 <= rank < size or topology.size != size:
+        raise InvalidArgumentError(
+            f"rank is {rank} of {size}, and the topology has {topology.size} ranks"
+        )
+    return _lowered(kind, name, topology, rank, root)
+
+
+def _lowered(collective: Collective, name: str, topology: Topology, rank: int, root: int) -> bytes:
+    schedule = lookup(collective, name).build(
+        topology.size, root=root, only=rank, topology=topology
+    )
+    return lower(acknowledged(schedule), rank)
+
+
+def _hash(text: str) -> int:
+    from hashlib import blake2b
+
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,229 @@
+"""The collectives that combine values: all_reduce, reduce, reduce_scatter, scan, exscan."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pycoll import _core
+from pycoll.arrays import Framework, framework_of, output_view
+from pycoll.core import Core, finisher, operation
+from pycoll.rows import elements, need_axis, shares, with_rows
+from pycoll.schedule import Collective
+
+
+class Ends(NamedTuple):
+    """Where an operation reads and writes; ``memory`` becomes the result if there is no out."""
+
+    framework: Framework
+    source: _core.BufferView
+    memory: Any
+    target: _core.BufferView
+
+
+def ends_of(x: Any, out: Any) -> Ends:
+    """For a result of the shape and type of ``x``."""
+    framework = framework_of(x)
+    if out is x:
+        both = framework.out(x, "out")
+        if both.contiguous and both.writable:
+            return Ends(framework, both, None, both)
+    source = framework.view(x, "x")
+    if out is None:
+        memory = framework.empty(x, source.shape, source.dtype)
+        return Ends(framework, source, memory, _core.view(memory, "the result"))
+    return Ends(framework, source, None, output_view(out, source.dtype, source.shape, source, True))
+
+
+class Reducing(Core):
+    """Part of Communicator. What its collectives have in common:
+
+    ``x``: see ``pycoll.arrays`` for what may be passed; its count, dtype and the other
+    arguments must be alike on all ranks. ``op``: sum, prod, min, max, avg, band, bor, bxor, or a
+    name from ``register_op``; bitwise ones take integers and bool only, min and max not complex;
+    integers wrap, and avg rounds them towards zero. Types of 16 and 8 bits are combined in float32.
+    ``out``: where the result goes, of its shape and dtype, writable and contiguous; x itself to
+    work in place. ``algorithm``: a name, or None for the selector's choice (``explain`` tells).
+    ``async_op``: return a Work at once. ``deterministic``: the same bits for any algorithm and
+    transport, by folding in rank order; None takes the communicator's setting.
+
+    Raises InvalidArgumentError before any byte moves, and what the world does: MismatchError,
+    PeerLostError, TimeoutError, ClosedError, TransportError.
+    """
+
+    @operation
+    def all_reduce(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> Any:
+        """The combination of all ranks' ``x``, on every rank, with the same bits everywhere.
+
+        Shape and dtype are those of x. Costs about 2 n bytes per rank for long messages, and
+        log2(size) steps for short ones.
+
+        >>> comm.all_reduce(np.ones(3))  # on 4 ranks
+        array([4., 4., 4.])
+        """
+        ends = ends_of(x, out)
+        return self._reduce_alike(
+            Collective.ALL_REDUCE, x, ends, op, 0, out, algorithm, async_op, deterministic
+        )
+
+    @operation
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> Any:
+        """The combination of all ranks' ``x``, on ``root``; the others get None.
+
+        Where another rank passes ``out``, it is checked, left as it is, and returned.
+        """
+        root = self._check_rank(root, "root")
+        if self.rank == root:
+            ends = ends_of(x, out)
+            return self._reduce_alike(
+                Collective.REDUCE, x, ends, op, root, out, algorithm, async_op, deterministic
+            )
+        source = framework_of(x).view(x, "x")
+        if out is not None:
+            output_view(out, source.dtype, source.shape, source, True)
+        prepared = self._prepare(
+            Collective.REDUCE, source.dtype, op, root, source.nbytes, algorithm, deterministic
+        )
+        count = source.count
+        return self._start(
+            prepared, source, None, source.dtype, [count], count, async_op, lambda: out
+        )
+
+    @operation
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> Any:
+        """Combine all ranks' ``x`` and give every rank its rows of it.
+
+        Rows are split along axis 0: rank r gets ``len(x) // size`` of them, low ranks one more
+        where it does not divide. Costs about n bytes per rank.
+
+        >>> comm.reduce_scatter(np.arange(4.0))  # on 2 ranks; this is rank 1
+        array([4., 6.])
+        """
+        framework = framework_of(x)
+        source = framework.view(x, "x")
+        need_axis(source.shape, "reduce_scatter")
+        rows = shares(source.shape[0], self.size)
+        shape = with_rows(source.shape, rows[self.rank])
+        memory, target = self._memory(framework, x, source, shape, source.dtype, out)
+        prepared = self._prepare(
+            Collective.REDUCE_SCATTER,
+            source.dtype,
+            op,
+            0,
+            source.nbytes,
+            algorithm,
+            deterministic,
+            source.shape[1:],
+        )
+        return self._start(
+            prepared,
+            source,
+            target,
+            source.dtype,
+            elements(rows, source.shape),
+            source.count,
+            async_op,
+            finisher(framework, x, memory, out),
+        )
+
+    @operation
+    def scan(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> Any:
+        """The combination of ``x`` of ranks 0 to this one, in rank order ("avg" is not defined).
+
+        >>> comm.scan(1)  # on rank 2
+        3
+        """
+        ends = ends_of(x, out)
+        return self._reduce_alike(
+            Collective.SCAN, x, ends, op, 0, out, algorithm, async_op, deterministic
+        )
+
+    @operation
+    def exscan(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> Any:
+        """The combination of ``x`` of the ranks below this one, in rank order.
+
+        Rank 0 gets what changes nothing under op: 0 for sum, 1 for prod, the type's highest value
+        for min, lowest for max, all bits for band. ("avg" is not defined.)
+
+        >>> comm.exscan(1)  # on rank 2
+        2
+        """
+        ends = ends_of(x, out)
+        return self._reduce_alike(
+            Collective.EXSCAN, x, ends, op, 0, out, algorithm, async_op, deterministic
+        )
+
+    def _reduce_alike(
+        self,
+        collective: Collective,
+        x: Any,
+        ends: Ends,
+        op: Any,
+        root: int,
+        out: Any,
+        algorithm: str | None,
+        async_op: bool,
+        deterministic: bool | None,
+    ) -> Any:
+        """The engine's part where the result has the shape of x."""
+        framework, source, memory, target = ends
+        dtype, count = source.dtype, source.count
+        prepared = self._prepare(
+            collective, dtype, op, root, source.nbytes, algorithm, deterministic
+        )
+        finish = finisher(framework, x, memory, out)
+        if collective is Collective.EXSCAN and prepared.reduction is not None:
+            identity = prepared.reduction.identity_bytes(dtype)
+            if self.rank == 0:
+                given = finish
+
+                def finish() -> Any:
+                    _core.fill(target, identity)
+                    return given()
+
+        return self._start(prepared, source, target, dtype, [count], count, async_op, finish)

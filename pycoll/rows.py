@@ -1,0 +1,112 @@
+"""Rows: how arrays are cut and joined along their first axis, and how ranks compare shapes."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import InvalidArgumentError, MismatchError
+from pycoll.types import DType
+
+Shape = tuple[int, ...]
+
+#: Dimensions that a signature tells in full; more are only compared.
+_SHOWN = 6
+#: Numbers in a signature: dtype, axes, rows, a checksum of the trailing dimensions, these.
+SIGNATURE_LENGTH = 4 + _SHOWN
+#: Numbers in a header: dtype, axes, all dimensions. NumPy has at most 64 axes.
+HEADER_LENGTH = 2 + 64
+
+
+def shares(rows: int, size: int) -> list[int]:
+    """Rows of each rank: they differ by at most one, low ranks take the extra ones."""
+    base, extra = divmod(rows, size)
+    return [base + (rank < extra) for rank in range(size)]
+
+
+def need_axis(shape: Shape, operation: str) -> None:
+    """InvalidArgumentError for a 0-d array where rows are cut."""
+    if not shape:
+        raise InvalidArgumentError(
+            f"x has no axis (shape ()), but {operation} cuts x along its first axis"
+        )
+
+
+def with_rows(shape: Shape, rows: int) -> Shape:
+    """The same trailing dimensions with another number of rows."""
+    return (rows, *shape[1:])
+
+
+def signature(dtype: int, shape: Shape) -> list[int]:
+    """What other ranks must know of an array that is one of several to be joined."""
+    trailing = shape[1:]
+    shown = [*trailing[:_SHOWN], *[-1] * (_SHOWN - len(trailing))]
+    rows = shape[0] if shape else 1
+    return [dtype, len(shape), rows, zlib.crc32(repr(trailing).encode()), *shown]
+
+
+def agreed_rows(signatures: Any, operation: str) -> list[int]:
+    """Rows of each rank. MismatchError naming the ranks whose dtype or dimensions stand out."""
+    keys = [(int(s[0]), int(s[1]), int(s[3])) for s in signatures]
+    if len(set(keys)) > 1:
+        usual = max(keys, key=keys.count)
+        odd = [rank for rank, key in enumerate(keys) if key != usual]
+        first, other = odd[0], keys.index(usual)
+        who = f"rank {first}" if len(odd) == 1 else "ranks " + ", ".join(map(str, odd))
+        raise MismatchError(
+            f"{operation}: {who} passed {_describe(signatures[first])}, rank {other} "
+            f"{_describe(signatures[other])}; dtype and all dimensions but the first must agree",
+            rank=first,
+            ranks=odd,
+            operation=operation,
+        )
+    return [int(s[2]) for s in signatures]
+
+
+def _describe(one: Any) -> str:
+    dtype, axes, rows = (int(number) for number in one[:3])
+    if axes == 0:
+        shape = "()"
+    else:
+        trailing = [str(int(n)) for n in one[4 : 4 + min(axes - 1, _SHOWN)]]
+        more = ["..."] if axes - 1 > _SHOWN else []
+        shape = "(" + ", ".join([str(rows), *trailing, *more]) + ("," if axes == 1 else "") + ")"
+    return f"{DType(dtype).word} of shape {shape}"
+
+
+def header(dtype: int, shape: Shape) -> list[int]:
+    """An array's type and shape in a fixed number of integers, for ranks that know neither."""
+    return [dtype, len(shape), *shape, *[0] * (HEADER_LENGTH - 2 - len(shape))]
+
+
+def read_header(numbers: Any) -> tuple[int, Shape]:
+    """Dtype and shape."""
+    axes = int(numbers[1])
+    return int(numbers[0]), tuple(int(n) for n in numbers[2 : 2 + axes])
+
+
+def check_rows(values: Any, name: str, size: int) -> list[int]:
+    """``values`` as one number of rows per rank. InvalidArgumentError otherwise."""
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray):
+        raise InvalidArgumentError(f"{name} is {values!r}: expected {size} whole numbers")
+    numbers = list(values)
+    if len(numbers) != size:
+        raise InvalidArgumentError(
+            f"{name} has {len(numbers)} entries: expected one for each of the {size} ranks"
+        )
+    for rank, number in enumerate(numbers):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
+            raise InvalidArgumentError(
+                f"{name}[{rank}] is {number!r}: expected a whole number of at least 0"
+            )
+    return [int(number) for number in numbers]
+
+
+def elements(rows: Sequence[int], shape: Shape) -> list[int]:
+    """Elements in each number of rows of arrays with these trailing dimensions."""
+    each = math.prod(shape[1:])
+    return [count * each for count in rows]

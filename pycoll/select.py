@@ -1,0 +1,242 @@
+"""Which algorithm runs: a pure function of values agreed at start-up, so all ranks choose alike.
+
+The model predicts a time for each candidate; the shortest wins, among equals the table's first.
+Measured rows override the model where they apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from pycoll.algorithms import TABLE, Algorithm, lookup
+from pycoll.errors import InvalidArgumentError
+from pycoll.model import DEFAULT, SCHEDULE_SIZE_MAX, SEGMENT_BYTES, Link, Parameters, profile
+from pycoll.schedule import REDUCING, Collective
+from pycoll.topology import Topology
+
+#: Hierarchies that are tried besides the default one.
+HIERARCHIES: dict[Collective, tuple[str, ...]] = {
+    Collective.ALL_REDUCE: (
+        "hierarchical:direct+halving_doubling",
+        "hierarchical:direct+tree",
+        "hierarchical:direct+recursive_multiplying",
+        "hierarchical:direct+direct",
+        "hierarchical:binomial+recursive_multiplying",
+    ),
+    Collective.BROADCAST: ("hierarchical:binomial+tree", "hierarchical:chain+chain"),
+    Collective.REDUCE: ("hierarchical:binomial+tree",),
+    Collective.REDUCE_SCATTER: ("hierarchical:direct+halving_doubling",),
+    Collective.ALL_GATHER: ("hierarchical:direct+bruck",),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row of a tuning table: ``name`` is best for messages up to ``nbytes_max``."""
+
+    collective: Collective
+    size: int
+    nbytes_max: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``alternatives``: the other candidates with their predicted seconds, best first."""
+
+    name: str
+    predicted_s: float
+    reason: str
+    alternatives: tuple[tuple[str, float], ...]
+
+
+@lru_cache(maxsize=256)
+def candidates(
+    collective: Collective,
+    topology: Topology,
+    deterministic: bool = False,
+    commutes: bool = True,
+    among: tuple[str, ...] | None = None,
+) -> tuple[str, ...]:
+    """Names worth a prediction: hierarchies where hosts differ, folds in rank order where needed.
+
+    ``among`` restricts the names, "hierarchical" standing for all hierarchies.
+    """
+    several = len(topology.hosts) > 1
+    names = []
+    for name, one in TABLE[collective].items():
+        if not one.fits(topology.size) or (among is not None and name not in among):
+            continue
+        if collective in REDUCING and not _keeps(one, deterministic, commutes):
+            continue
+        if not one.needs_topology:
+            names.append(name)
+        elif several:
+            names += [name, *HIERARCHIES.get(collective, ())]
+    return tuple(names)
+
+
+def _keeps(algorithm: Algorithm, deterministic: bool, commutes: bool) -> bool:
+    if deterministic:
+        return algorithm.rank_ordered
+    return commutes or algorithm.keeps_order
+
+
+def choose(
+    collective: Collective,
+    topology: Topology,
+    nbytes: int,
+    *,
+    deterministic: bool = False,
+    commutes: bool = True,
+    among: Iterable[str] | None = None,
+    parameters: Parameters = DEFAULT,
+    measured: Sequence[Measured] = (),
+) -> Choice:
+    """The algorithm for a message of ``nbytes`` (see costs for what counts as the message).
+
+    ``deterministic`` asks for the exact fold in rank order, ``commutes=False`` for operands in rank
+    order. The first row of ``measured`` that fits decides without the model. Raises
+    InvalidArgumentError if nbytes is negative or no algorithm is left.
+    """
+    if nbytes < 0:
+        raise InvalidArgumentError(f"nbytes is {nbytes}; it must not be negative")
+    allowed = None if among is None else tuple(among)
+    names = candidates(collective, topology, deterministic, commutes, allowed)
+    if not names:
+        raise InvalidArgumentError(
+            f"no algorithm for {collective.name.lower()} of {topology.size} ranks is left: "
+            f"deterministic={deterministic}, commutes={commutes}, among={allowed}"
+        )
+    return _choose(collective, topology, nbytes, names, parameters, tuple(measured))
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    collective: Collective,
+    topology: Topology,
+    nbytes: int,
+    names: tuple[str, ...],
+    parameters: Parameters,
+    measured: tuple[Measured, ...],
+) -> Choice:
+    times = [(name, predict(collective, name, topology, nbytes, parameters)) for name in names]
+    times.sort(key=lambda pair: pair[1])
+    for row in measured:
+        fits = (row.collective, row.size) == (collective, topology.size)
+        if fits and nbytes <= row.nbytes_max and row.name in names:
+            best, reason = row.name, f"measured best up to {bytes_text(row.nbytes_max)}"
+            break
+    else:
+        best = times[0][0]
+        reason = f"shortest predicted time of {len(times)}" if len(times) > 1 else "the only one"
+    others = tuple(pair for pair in times if pair[0] != best)
+    return Choice(best, dict(times)[best], reason, others)
+
+
+def predict(
+    collective: Collective,
+    name: str,
+    topology: Topology,
+    nbytes: int,
+    parameters: Parameters = DEFAULT,
+) -> float:
+    """Seconds from the common start to the end of the last rank."""
+    moved = 0 if collective is Collective.BARRIER else nbytes
+    return profile(lookup(collective, name), topology).seconds(moved, parameters)
+
+
+def explain_text(
+    collective: Collective,
+    topology: Topology,
+    nbytes: int,
+    *,
+    algorithm: str | None = None,
+    parameters: Parameters = DEFAULT,
+    measured: Sequence[Measured] = (),
+) -> str:
+    """What runs, how long it should take and why, in a few lines."""
+    choice = choose(collective, topology, nbytes, parameters=parameters, measured=measured)
+    name = choice.name if algorithm is None else algorithm
+    one = lookup(collective, name)
+    if not one.fits(topology.size):
+        one.build(topology.size)  # says why not
+    seconds = predict(collective, name, topology, nbytes, parameters)
+    cost = one.cost(topology.size, topology)
+    shape = profile(one, topology)
+    reason = choice.reason if algorithm is None else f"asked for; {choice.name} would be chosen"
+    moved = f"sends {_amount(cost.sent, nbytes)}, receives {_amount(cost.received, nbytes)}"
+    if collective in REDUCING:
+        moved += f", combines {_amount(cost.reduced, nbytes)}"
+    lines = [
+        f"{collective.name.lower()} of {bytes_text(nbytes)} over {_world(topology)}",
+        f"  algorithm  {name}: {one.summary} ({one.source})",
+        f"  predicted  {seconds_text(seconds)}{_bandwidth(nbytes, seconds)}",
+        f"  why        {reason}",
+        f"  steps      {cost.steps}",
+        f"  per rank   {moved}" if collective is not Collective.BARRIER else "",
+        f"  tiles      {shape.tiles(nbytes)} of at most {bytes_text(SEGMENT_BYTES)} in each of "
+        f"{shape.chunks} chunks",
+        *_links(topology, parameters),
+    ]
+    ranked = sorted((*choice.alternatives, (choice.name, choice.predicted_s)), key=lambda p: p[1])
+    others = [(other, s) for other, s in ranked if other != name]
+    for number, (other, other_s) in enumerate(others[:4]):
+        label = "others" if number == 0 else ""
+        ratio = f"{other_s / seconds:.2f}x" if seconds > 0 else ""
+        lines.append(f"  {label:<10} {other}: {seconds_text(other_s)} {ratio}".rstrip())
+    return "\n".join(line for line in lines if line)
+
+
+def _links(topology: Topology, parameters: Parameters) -> list[str]:
+    how = "cost formulas" if topology.size > SCHEDULE_SIZE_MAX else "schedule"
+    kinds = [("inside hosts", parameters.inside)]
+    if len(topology.hosts) > 1:
+        kinds.append(("across hosts", parameters.across))
+    else:
+        how = "cost formulas"
+    return [f"  model      {how}"] + [
+        f"  {'links' if number == 0 else '':<10} {word}: {_link_text(link)}"
+        for number, (word, link) in enumerate(kinds)
+    ]
+
+
+def _link_text(link: Link) -> str:
+    return (
+        f"{seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per segment, "
+        f"{1e-9 / link.beta:.3g} GB/s, combines {1e-9 / link.gamma:.3g} GB/s"
+    )
+
+
+def _world(topology: Topology) -> str:
+    hosts = len(topology.hosts)
+    ranks = "rank" if topology.size == 1 else "ranks"
+    return f"{topology.size} {ranks} on {hosts} {'host' if hosts == 1 else 'hosts'}"
+
+
+def _amount(share: Fraction, nbytes: int) -> str:
+    value = float(share)
+    return f"{bytes_text(round(value * nbytes))} ({value:.3g} n)"
+
+
+def _bandwidth(nbytes: int, seconds: float) -> str:
+    return f" (algbw {nbytes / seconds / 1e9:.3g} GB/s)" if nbytes and seconds > 0 else ""
+
+
+def seconds_text(seconds: float) -> str:
+    """With three digits and a fitting unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def bytes_text(nbytes: int) -> str:
+    """Exact in the largest binary unit that goes in evenly, otherwise with three digits."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes} B"

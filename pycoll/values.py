@@ -1,0 +1,111 @@
+"""The algebra of proofs: whose contributions a value holds, and what each collective demands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pycoll.schedule import REDUCING, Collective, Schedule, ScheduleError, output_blocks
+
+#: Names of combinations: the trees of both operands (the lower first) -> the tree of the result.
+Trees = dict[tuple[int, int], int]
+
+
+class Value(NamedTuple):
+    """What a chunk holds at some moment: the contributions of ``ranks`` to data chunk ``chunk``.
+
+    ``ranks`` is a bit mask. ``first`` and ``last`` are set where the value is exactly the left fold
+    of ranks first, first+1, ... last in this order; otherwise both are -1. ``tree`` names how it
+    was combined: operations commute but do not associate in their last bits, so two values of one
+    chunk have the same bits if their trees are equal. A tree below zero is a rank's contribution.
+    """
+
+    chunk: int
+    ranks: int
+    first: int
+    last: int
+    tree: int
+
+    def __str__(self) -> str:
+        return f"chunk {self.chunk} of {ranks_text(self.ranks)}"
+
+
+def initial(chunk: int, rank: int) -> Value:
+    """A rank's own contribution."""
+    return Value(chunk, 1 << rank, rank, rank, -1 - rank)
+
+
+def combine(left: Value, right: Value, trees: Trees) -> Value:
+    """The value of ``left op right``; raises ScheduleError where no right result can hold it."""
+    if left.chunk != right.chunk:
+        raise ScheduleError(f"combines {left} with {right}")
+    if left.ranks & right.ranks:
+        raise ScheduleError(
+            f"the contribution of {ranks_text(left.ranks & right.ranks)} would count twice: "
+            f"combines {left} with {right}"
+        )
+    low, high = sorted((left.tree, right.tree))
+    tree = trees.setdefault((low, high), len(trees))
+    ranks = left.ranks | right.ranks
+    if left.first >= 0 and right.first == right.last == left.last + 1:
+        return Value(left.chunk, ranks, left.first, right.last, tree)
+    return Value(left.chunk, ranks, -1, -1, tree)
+
+
+def wanted(collective: Collective, size: int, root: int, rank: int, block: int) -> int:
+    """The ranks (a mask) whose contributions ``block`` of the output of ``rank`` must hold.
+
+    Zero where the collective promises nothing (exscan on rank 0).
+    """
+    if collective is Collective.SCAN:
+        return (2 << rank) - 1
+    if collective is Collective.EXSCAN:
+        return (1 << rank) - 1
+    if collective in REDUCING:
+        return (1 << size) - 1
+    if collective in (Collective.BROADCAST, Collective.SCATTER):
+        return 1 << root
+    if collective is Collective.ALL_TO_ALL:
+        return 1 << block // size
+    return 1 << block
+
+
+def outputs_of(schedule: Schedule, rank: int) -> Iterator[tuple[int, int]]:
+    """(chunk, ranks wanted in it) for every output chunk of ``rank`` that is promised anything."""
+    kind, size, root, parts = schedule.collective, schedule.size, schedule.root, schedule.parts
+    for block in output_blocks(kind, size, root, rank):
+        if ranks := wanted(kind, size, root, rank, block):
+            for chunk in range(block * parts, (block + 1) * parts):
+                yield chunk, ranks
+
+
+def ranks_text(ranks: int) -> str:
+    """A mask of ranks in words: "rank 3", "ranks 0-2, 7", "no rank"."""
+    spans: list[list[int]] = []
+    for rank in range(ranks.bit_length()):
+        if ranks >> rank & 1:
+            if spans and spans[-1][1] == rank - 1:
+                spans[-1][1] = rank
+            else:
+                spans.append([rank, rank])
+    if not spans:
+        return "no rank"
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return f"rank {text}" if ranks.bit_count() == 1 else f"ranks {text}"
+
+
+def check_same_bits(schedule: Schedule, values: Iterable[tuple[int, Value]]) -> None:
+    """Raises ScheduleError unless all ranks of an all_reduce combined a chunk in the same way.
+
+    ``values`` are (rank, what it holds in an output chunk).
+    """
+    if schedule.collective is not Collective.ALL_REDUCE:
+        return
+    seen: dict[int, tuple[int, int]] = {}
+    for rank, value in values:
+        other, tree = seen.setdefault(value.chunk, (rank, value.tree))
+        if tree != value.tree:
+            raise ScheduleError(
+                f"ranks {other} and {rank} combine chunk {value.chunk} in different orders, "
+                "so their results may differ in the last bits"
+            )
