@@ -1,0 +1,55 @@
+# `make demo` shows pycoll at work, `make test` proves it. Both set up what they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT := out
+
+.PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python bench-peers clean
+
+help:
+	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
+	@echo "make test         install everything the tests need and run them"
+	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll and compare"
+
+# Debian keeps venv and the headers apart from Python itself.
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); apt-get update -qq && \
+		apt-get install -y -qq python3-venv python3-dev >/dev/null && $(PYTHON) -m venv $(VENV); }
+
+setup-demo: $(BIN)/pip
+	$(BIN)/pip install --quiet '.[demo]'
+
+demo: setup-demo
+	@mkdir -p $(OUT)
+	$(BIN)/pycoll info
+	$(BIN)/pycoll bench all_reduce -n 2 -b 8 -e 64M -f 4 --plot $(OUT)/all_reduce.png
+	$(BIN)/python examples/train_digits.py --ranks 1 --ranks 4
+
+setup-test: $(BIN)/pip
+	bash tests/setup.sh $(BIN)
+
+# In this order, also under make -j: what fails first is found soonest.
+test: setup-test
+	$(MAKE) lint
+	$(MAKE) test-python
+	$(MAKE) test-cpp
+	$(MAKE) test-fuzz
+
+lint:
+	bash tests/lint.sh $(BIN)
+
+test-cpp:
+	bash tests/cpp/run.sh
+
+test-fuzz:
+	bash tests/fuzz/run.sh
+
+test-python:
+	$(BIN)/python -m pytest tests
+
+bench-peers:
+	bash bench/setup_peers.sh
+	$(BIN)/python bench/peers.py
+
+clean:
+	rm -rf build $(OUT) $(VENV)

@@ -1,0 +1,125 @@
+"""The environment variables: parsed once, all in one table, unknown names refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pycoll.config import PREFIX, SETTINGS, Config, describe
+from pycoll.errors import InvalidArgumentError
+
+SECRET = "0123456789abcdef"
+
+GOOD = [
+    ("PYCOLL_RANK", "0", "rank", 0),
+    ("PYCOLL_SIZE", "12", "size", 12),
+    ("PYCOLL_LOCAL_RANK", "3", "local_rank", 3),
+    ("PYCOLL_LOCAL_SIZE", "4", "local_size", 4),
+    ("PYCOLL_ADDRESS", "[::1]:4711", "address", "[::1]:4711"),
+    ("PYCOLL_SECRET", SECRET, "secret", SECRET.encode()),
+    ("PYCOLL_JOB_ID", "night", "job_id", "night"),
+    ("PYCOLL_STORE", "launcher", "store", "launcher"),
+    ("PYCOLL_HOST_ID", "rack 7", "host_id", "rack 7"),
+    ("PYCOLL_TRANSPORTS", "tcp", "transports", ("tcp",)),
+    ("PYCOLL_TRANSPORTS", "tcp, shm", "transports", ("shm", "tcp")),
+    ("PYCOLL_INTERFACES", "eth0,eth1", "interfaces", ("eth0", "eth1")),
+    ("PYCOLL_PORT_RANGE", "4000-4010", "port_range", (4000, 4010)),
+    ("PYCOLL_PORT_RANGE", "4000", "port_range", (4000, 4000)),
+    ("PYCOLL_TCP_SOCKETS", "4", "tcp_sockets", 4),
+    ("PYCOLL_TIMEOUT_S", "0.5", "timeout_s", 0.5),
+    ("PYCOLL_INIT_TIMEOUT_S", "10", "init_timeout_s", 10.0),
+    ("PYCOLL_ISA", "avx2", "isa", "avx2"),
+    ("PYCOLL_DETERMINISTIC", "1", "deterministic", True),
+    ("PYCOLL_DETERMINISTIC", "False", "deterministic", False),
+]
+
+BAD = [
+    ("PYCOLL_RANK", "-1", "whole number of at least 0"),
+    ("PYCOLL_RANK", "one", "whole number of at least 0"),
+    ("PYCOLL_SIZE", "0", "whole number of at least 1"),
+    ("PYCOLL_ADDRESS", "", "not empty"),
+    ("PYCOLL_STORE", "rank1", "rank0, launcher"),
+    ("PYCOLL_TRANSPORTS", "shm,ib", "'ib' is no transport; there are shm, tcp"),
+    ("PYCOLL_TRANSPORTS", ",", "names separated by commas"),
+    ("PYCOLL_PORT_RANGE", "9-8", "first-last"),
+    ("PYCOLL_PORT_RANGE", "0-70000", "first-last"),
+    ("PYCOLL_TCP_SOCKETS", "9", "from 1 to 8"),
+    ("PYCOLL_TIMEOUT_S", "0", "above 0"),
+    ("PYCOLL_TIMEOUT_S", "-3", "above 0"),
+    ("PYCOLL_TIMEOUT_S", "nan", "above 0"),
+    ("PYCOLL_TIMEOUT_S", "inf", "above 0"),
+    ("PYCOLL_INIT_TIMEOUT_S", "soon", "above 0"),
+    ("PYCOLL_ISA", "neon", "reference, portable, avx2, avx512"),
+    ("PYCOLL_DETERMINISTIC", "maybe", "1 or 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "field", "value"), GOOD)
+def test_a_variable_sets_its_field(name: str, text: str, field: str, value: object) -> None:
+    config = Config.read({name: text, "HOME": "/root"})
+    assert getattr(config, field) == value
+    assert dataclasses.replace(config, **{field: getattr(Config(), field)}) == Config()
+
+
+@pytest.mark.parametrize(("name", "text", "wanted"), BAD)
+def test_a_bad_value_names_variable_value_and_bound(name: str, text: str, wanted: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Config.read({name: text})
+    assert f"{name}={text!r}" in str(caught.value)
+    assert wanted in str(caught.value)
+
+
+def test_a_short_secret_is_refused_without_being_shown() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Config.read({"PYCOLL_SECRET": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+    assert "16" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("PYCOLL_TRANSPORT", "PYCOLL_TRANSPORTS"),
+        ("PYCOLL_TIMEOUT", "PYCOLL_TIMEOUT_S"),
+        ("PYCOLL_RNAK", "PYCOLL_RANK"),
+        ("PYCOLL_PORTS_RANGE", "PYCOLL_PORT_RANGE"),
+    ],
+)
+def test_an_unknown_variable_suggests_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{name} .*did you mean {nearest}\\?"):
+        Config.read({name: "1"})
+
+
+def test_an_unknown_variable_near_nothing_lists_all() -> None:
+    with pytest.raises(InvalidArgumentError, match="PYCOLL_XYZZY ") as caught:
+        Config.read({"PYCOLL_XYZZY": "1"})
+    assert all(setting.variable in str(caught.value) for setting in SETTINGS)
+
+
+def test_the_table_covers_every_field_once() -> None:
+    fields = [field.name for field in dataclasses.fields(Config)]
+    assert sorted(setting.field for setting in SETTINGS) == sorted(fields)
+    assert len({setting.variable for setting in SETTINGS}) == len(SETTINGS)
+    assert all(setting.variable.startswith(PREFIX) for setting in SETTINGS)
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert Config.read({}) == Config()
+    assert (Config().timeout_s, Config().init_timeout_s) == (300.0, 60.0)
+    assert Config().transports == ("shm", "tcp")
+
+
+def test_the_description_hides_the_secret_and_reads_back() -> None:
+    config = Config.read({name: text for name, text, _, _ in GOOD})
+    rows = describe(config)
+    assert SECRET not in str(rows)
+    assert SECRET not in repr(config)
+    shown = {row.variable: row.value for row in rows if row.variable != "PYCOLL_SECRET"}
+    assert dataclasses.replace(config, secret=None) == Config.read(shown)
+
+
+def test_an_unset_variable_is_described_by_a_dash() -> None:
+    rows = {row.variable: row for row in describe()}
+    assert rows["PYCOLL_RANK"].value == "-"
+    assert rows["PYCOLL_TIMEOUT_S"].value == rows["PYCOLL_TIMEOUT_S"].default == "300"

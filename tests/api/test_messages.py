@@ -1,0 +1,134 @@
+"""Messages between two ranks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from harness import fresh_world, world_in_threads
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pycoll
+from pycoll import MismatchError
+
+Comm = pycoll.Communicator
+
+
+@given(
+    st.sampled_from(["shm", "tcp"]),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 70_000)), max_size=12),
+    st.booleans(),
+)
+def test_messages_arrive_in_order_of_each_tag(
+    transports: str, messages: list[tuple[int, int]], asynchronous: bool
+) -> None:
+    def payload(index: int, count: int) -> Any:
+        return (np.arange(count) * (index + 1)) % 251
+
+    def sender(comm: Comm) -> None:
+        works = []
+        for index, (tag, count) in enumerate(messages):
+            if asynchronous:
+                works.append(comm.isend(payload(index, count), 1, tag))
+            else:
+                comm.send(payload(index, count), 1, tag)
+        for work in works:
+            assert work.wait() is None
+
+    def receiver(comm: Comm) -> None:
+        works = []
+        for index, (tag, count) in enumerate(messages):
+            out = np.full(count, -1)
+            works.append((index, out, comm.irecv(out, 0, tag)))
+        for index, out, work in works:
+            assert work.wait() is out
+            assert np.array_equal(out, payload(index, len(out))), index
+
+    world_in_threads(2, transports).run(lambda c: sender(c) if c.rank == 0 else receiver(c))
+
+
+def test_messages_between_all_pairs_and_oneself() -> None:
+    def rank(comm: Comm) -> None:
+        inbox = {peer: np.zeros(5) for peer in range(comm.size)}
+        works = [comm.irecv(inbox[peer], peer, tag=peer) for peer in range(comm.size)]
+        works += [
+            comm.isend(np.full(5, 10.0 * comm.rank + peer), peer, tag=comm.rank)
+            for peer in range(comm.size)
+        ]
+        for work in works:
+            work.wait()
+        for peer, data in inbox.items():
+            assert (data == 10 * peer + comm.rank).all()
+
+    world_in_threads(4).run(rank)
+
+
+def test_messages_carry_any_kind_of_array() -> None:
+    def rank(comm: Comm) -> None:
+        if comm.rank == 0:
+            comm.send(torch.arange(3).to(torch.bfloat16), 1)
+            comm.send(b"hello", 1)
+            comm.send(np.arange(10)[::2], 1)
+            comm.send(7, 1)
+        else:
+            t = torch.zeros(3, dtype=torch.bfloat16)
+            assert comm.recv(t, 0) is t and t.tolist() == [0, 1, 2]
+            b = bytearray(5)
+            assert comm.recv(b, 0) == b"hello"
+            assert comm.recv(np.zeros(5, int), 0).tolist() == [0, 2, 4, 6, 8]
+            assert comm.recv(np.zeros(1, int), 0).tolist() == [7]
+
+    world_in_threads(2).run(rank)
+
+
+def test_messages_and_collectives_interleave() -> None:
+    def rank(comm: Comm) -> None:
+        work = comm.irecv(np.zeros(2), 1 - comm.rank, tag=9)
+        assert comm.all_reduce(1) == 2
+        comm.send(np.full(2, float(comm.rank)), 1 - comm.rank, tag=9)
+        assert comm.all_reduce(2) == 4
+        assert (work.wait() == 1 - comm.rank).all()
+
+    world_in_threads(2).run(rank)
+
+
+def test_a_message_of_another_length_is_a_mismatch() -> None:
+    world = fresh_world(2)
+    try:
+        errors = world.outcomes(
+            lambda c: c.send(np.zeros(3), 1) if c.rank == 0 else c.recv(np.zeros(4), 0)
+        )
+        assert isinstance(errors[1], MismatchError), errors
+        assert "24" in str(errors[1]) and "32" in str(errors[1])
+    finally:
+        world.close()
+
+
+def test_threads_may_use_one_communicator_for_messages() -> None:
+    """Each thread has tags of its own."""
+
+    def rank(comm: Comm) -> None:
+        failures: list[BaseException] = []
+
+        def talk(tag: int) -> None:
+            try:
+                for step in range(20):
+                    work = comm.irecv(out := np.zeros(50), 1 - comm.rank, tag)
+                    comm.send(np.full(50, float(step)), 1 - comm.rank, tag)
+                    work.wait()
+                    assert (out == step).all()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=talk, args=(tag,)) for tag in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert not failures
+
+    world_in_threads(2).run(rank)

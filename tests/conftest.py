@@ -1,0 +1,42 @@
+"""For all tests: what it takes to replay a failure is printed, and nothing outside matters.
+
+Hypothesis prints its own; ``--hypothesis-profile=long`` tries more. TEST_SEED shifts the seeds of
+the other random tests. No test may take longer than pytest's timeout; a little before it, all
+threads' stacks are printed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+_COMMON = {
+    "deadline": None,
+    "database": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile("ci", max_examples=60, **_COMMON)
+settings.register_profile("long", max_examples=500, **_COMMON)
+settings.load_profile("ci")
+
+# A job's variables around the tests would make worlds of their own.
+for _name in [name for name in os.environ if name.startswith("PYCOLL_")]:
+    del os.environ[_name]
+
+SEED = os.environ.get("TEST_SEED", "0")
+
+
+def pytest_report_header() -> str:
+    return f"seeds: TEST_SEED={SEED}; {len(os.sched_getaffinity(0))} usable cores"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append(("seed", f"TEST_SEED={SEED}"))
+    return report

@@ -1,0 +1,123 @@
+// Plans and requests of small worlds, for tests of the runtime: all_reduce by a direct exchange of
+// whole arrays (2..4 ranks) and by a ring (2 and more), of 64-bit integers, whose sums are exact.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/prng.h"
+#include "check.h"
+#include "kernels/reduce.h"
+#include "plan/image.h"
+#include "plan_builder.h"
+#include "runtime/request.h"
+
+namespace pycoll::testing {
+
+using Element = std::uint64_t;
+using PlanImage = std::shared_ptr<const plan::Image>;
+
+inline PlanImage load(PlanBuilder& builder) {
+  PlanImage image;
+  PlanBytes bytes = builder.bytes();
+  const Status status = plan::Image::load(bytes.span(), &image);
+  CHECK(status.ok(), "%s", status.message().c_str());
+  return image;
+}
+
+// Every rank sends its whole input to all others and folds in rank order.
+inline PlanImage direct_plan(int size, int rank) {
+  PlanBuilder builder(Collective::kAllReduce, static_cast<std::uint32_t>(size),
+                      static_cast<std::uint32_t>(rank));
+  plan::Row& send = builder.row(0, {}, {});
+  take(send, plan::Buffer::kInput, 0);
+  plan::Row& fold = builder.row(0, {}, {});
+  plan::Row& first = builder.rows.front();
+  take(fold, plan::Buffer::kInput, 0, static_cast<std::uint8_t>(rank));
+  put(fold, plan::Buffer::kOutput, 0);
+  fold.flags = plan::kFlagFinal | plan::kFlagFlush;
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    first.send[first.send_count++] = builder.send(static_cast<std::uint32_t>(peer));
+    fold.recv[fold.recv_count++] = builder.recv(static_cast<std::uint32_t>(peer));
+  }
+  return load(builder);
+}
+
+// Reduce-scatter round the ring, then all-gather round the ring.
+inline PlanImage ring_plan(int size, int rank) {
+  const auto parts = static_cast<std::uint32_t>(size);
+  const auto self = static_cast<std::uint32_t>(rank);
+  PlanBuilder builder(Collective::kAllReduce, parts, self, 0, parts);
+  const std::uint16_t from = builder.recv((self + parts - 1) % parts);
+  const std::uint16_t to = builder.send((self + 1) % parts);
+  take(builder.row(self, {}, {to}), plan::Buffer::kInput, self);
+  for (std::uint32_t step = 1; step < parts; ++step) {
+    const std::uint32_t chunk = (self + parts - step) % parts;
+    plan::Row& row = builder.row(chunk, {from}, {to});
+    take(row, plan::Buffer::kInput, chunk, 1);
+    if (step + 1 < parts) continue;
+    put(row, plan::Buffer::kOutput, chunk);
+    row.flags = plan::kFlagFinal | plan::kFlagFlush;
+  }
+  for (std::uint32_t step = 1; step < parts; ++step) {
+    const std::uint32_t chunk = (self + parts + 1 - step) % parts;
+    plan::Row& row =
+        step + 1 < parts ? builder.row(chunk, {from}, {to}) : builder.row(chunk, {from}, {});
+    put(row, plan::Buffer::kOutput, chunk);
+    row.flags = plan::kFlagFlush;
+  }
+  return load(builder);
+}
+
+// Differs per element, rank and round.
+inline Element element(int rank, int round, std::size_t index) {
+  return Prng((static_cast<std::uint64_t>(rank) << 40) ^ (static_cast<std::uint64_t>(round) << 20) ^
+              index)
+      .next();
+}
+
+inline std::vector<Element> input_of(int rank, int round, std::size_t count) {
+  std::vector<Element> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = element(rank, round, i);
+  return values;
+}
+
+inline std::vector<Element> sum_of(int size, int round, std::size_t count) {
+  std::vector<Element> values(count, 0);
+  for (int rank = 0; rank < size; ++rank) {
+    for (std::size_t i = 0; i < count; ++i) values[i] += element(rank, round, i);
+  }
+  return values;
+}
+
+// `output` may be `input` itself.
+inline runtime::CollectiveRequest all_reduce(PlanImage plan, const std::vector<Element>& input,
+                                             std::vector<Element>& output) {
+  runtime::CollectiveRequest request;
+  request.input = {reinterpret_cast<const std::byte*>(input.data()), input.size() * 8};
+  request.output = {reinterpret_cast<std::byte*>(output.data()), output.size() * 8};
+  request.counts = {input.size()};
+  request.descriptor.count = input.size();
+  request.descriptor.plan_key = plan->header().parts;
+  request.descriptor.collective = Collective::kAllReduce;
+  request.descriptor.dtype = DType::kUInt64;
+  request.descriptor.op = ReduceOp::kSum;
+  request.combine = kernels::combine_for(DType::kUInt64, ReduceOp::kSum);
+  request.plan = std::move(plan);
+  return request;
+}
+
+inline runtime::MessageRequest message(runtime::MessageRequest::Kind kind, int peer,
+                                       std::uint32_t tag, std::vector<Element>& data) {
+  return {kind, peer, tag, {reinterpret_cast<std::byte*>(data.data()), data.size() * 8}};
+}
+inline runtime::MessageRequest send_to(int peer, std::uint32_t tag, std::vector<Element>& data) {
+  return message(runtime::MessageRequest::Kind::kSend, peer, tag, data);
+}
+inline runtime::MessageRequest recv_from(int peer, std::uint32_t tag, std::vector<Element>& data) {
+  return message(runtime::MessageRequest::Kind::kRecv, peer, tag, data);
+}
+
+}  // namespace pycoll::testing

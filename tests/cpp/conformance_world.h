@@ -1,0 +1,233 @@
+// What the cases of the transport conformance suite stand on: a world of linked transports, waiting
+// with a deadline, actors that run on threads or step by step, and contents made from a seed.
+//
+// A Fixture supplies the medium:
+//   static constexpr bool kThreads;          ranks may run on threads of their own and can sleep;
+//                                            false: one thread, a virtual clock, event_fd() is -1
+//   Fixture(int size, std::uint64_t seed);   `size` transports, every pair linked; seed for a
+//                                            simulated medium, others ignore it
+//   transport::Transport& at(int rank);
+//   void idle();                             nothing moved: a virtual clock goes on, others do
+//   nothing void kill(int rank);                     the rank vanishes as if its process had been
+//   killed:
+//                                            no notice, no close(); at(rank) is not used afterwards
+// Its destructor frees everything, whatever was closed or killed before.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/prng.h"
+#include "check.h"
+#include "transport/transport.h"
+
+namespace pycoll::conformance {
+
+using transport::kChannelDepth;
+using transport::kChannelsMax;
+using transport::kSegmentBytesMax;
+using transport::Link;
+using transport::LinkState;
+using transport::Notice;
+using transport::RecvChannel;
+using transport::Segment;
+using transport::SegmentHeader;
+using transport::SendChannel;
+using transport::Transport;
+
+// Far beyond any healthy wait, also under sanitizers on a loaded machine.
+inline constexpr Nanoseconds kPatience = 60'000'000'000;
+// How long a loss may take to be told.
+inline constexpr Nanoseconds kLossBound = 2'000'000'000;
+
+inline Nanoseconds now() {
+  SteadyClock clock;
+  return clock.now();
+}
+
+// PYCOLL_TEST_SEED repeats a failed run; otherwise each case has a seed of its own, the same
+// always.
+inline std::uint64_t seed_of(std::uint64_t case_number) {
+  const char* text = std::getenv("PYCOLL_TEST_SEED");
+  return text != nullptr ? std::strtoull(text, nullptr, 0) : 0x9ec0de00 + case_number;
+}
+
+// --- contents: a function of a key, so that both ends can make them without sharing memory
+
+inline std::uint64_t key_of(std::uint64_t seed, int from, int to, std::uint32_t channel,
+                            std::uint64_t index) {
+  return Prng(seed ^ (static_cast<std::uint64_t>(from) << 56) ^
+              (static_cast<std::uint64_t>(to) << 48) ^ (static_cast<std::uint64_t>(channel) << 40) ^
+              index)
+      .next();
+}
+
+inline void fill(std::byte* room, std::size_t bytes, std::uint64_t key) {
+  Prng prng(key);
+  for (std::size_t at = 0; at < bytes; at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = prng.next();
+    std::memcpy(room + at, &word, std::min(sizeof(word), bytes - at));
+  }
+}
+
+inline bool holds(const std::byte* data, std::size_t bytes, std::uint64_t key) {
+  Prng prng(key);
+  for (std::size_t at = 0; at < bytes; at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = prng.next();
+    if (std::memcmp(data + at, &word, std::min(sizeof(word), bytes - at)) != 0) return false;
+  }
+  return true;
+}
+
+inline SegmentHeader header_for(std::uint64_t key, std::uint64_t index, std::size_t bytes) {
+  return {index + 1, key * 3, static_cast<std::uint32_t>(bytes), static_cast<std::uint32_t>(key)};
+}
+
+// Sizes at every edge that an implementation may have, otherwise anything.
+inline std::size_t random_bytes(Prng& prng) {
+  constexpr std::size_t kEdges[] = {0, 1, 8, 31, 32, 33, 63, 64, 65, 4095, 4096, 65535, 65536};
+  if (prng.chance(1, 2)) return kEdges[prng.below(std::size(kEdges))];
+  return prng.below(prng.chance(1, 8) ? kSegmentBytesMax + 1 : 300);
+}
+
+// Reserves, fills and commits segment `index`; false while the channel is full.
+inline bool try_send(SendChannel& channel, std::uint64_t key, std::uint64_t index,
+                     std::size_t bytes) {
+  std::byte* room = channel.reserve(bytes);
+  if (room == nullptr) return false;
+  CHECK(reinterpret_cast<std::uintptr_t>(room) % (bytes > 32 ? 64 : 16) == 0,
+        "room for %zu bytes at %p", bytes, static_cast<void*>(room));
+  fill(room, bytes, key);
+  channel.commit(header_for(key, index, bytes));
+  return true;
+}
+
+inline void check_segment(const Segment& segment, std::uint64_t key, std::uint64_t index,
+                          std::size_t bytes) {
+  CHECK(segment.header == header_for(key, index, bytes),
+        "segment %llu of %zu bytes: got sequence %llu, %u bytes, tag %u",
+        static_cast<unsigned long long>(index), bytes,
+        static_cast<unsigned long long>(segment.header.sequence), segment.header.bytes,
+        segment.header.tag);
+  CHECK((segment.data == nullptr) == (bytes == 0), "%zu bytes at %p", bytes,
+        static_cast<const void*>(segment.data));
+  CHECK(reinterpret_cast<std::uintptr_t>(segment.data) % (bytes > 32 ? 64 : 16) == 0,
+        "%zu bytes arrived at %p", bytes, static_cast<const void*>(segment.data));
+  CHECK(holds(segment.data, bytes, key), "segment %llu of %zu bytes arrived changed",
+        static_cast<unsigned long long>(index), bytes);
+}
+
+// Takes segment `index` if it is there, and checks it.
+inline bool try_receive(RecvChannel& channel, std::uint64_t key, std::uint64_t index,
+                        std::size_t bytes) {
+  const Segment* segment = channel.peek();
+  if (segment == nullptr) return false;
+  check_segment(*segment, key, index, bytes);
+  channel.release();
+  return true;
+}
+
+// Makes some progress without blocking; true once finished.
+using Actor = std::function<bool()>;
+
+// The fixture's ranks, and which of them still live.
+template <typename Fixture>
+class World {
+ public:
+  World(int size, std::uint64_t seed)
+      : fixture_(size, seed), seed_(seed), alive_(static_cast<std::size_t>(size), true) {}
+
+  Transport& at(int rank) { return fixture_.at(rank); }
+  Link& link(int rank, int peer) {
+    Link* link = at(rank).link(peer);
+    CHECK(link != nullptr && link->peer() == peer, "rank %d has no link to %d", rank, peer);
+    return *link;
+  }
+  SendChannel& send(int rank, int peer, std::uint32_t channel) {
+    return link(rank, peer).send_channel(channel);
+  }
+  RecvChannel& recv(int rank, int peer, std::uint32_t channel) {
+    return link(rank, peer).recv_channel(channel);
+  }
+  std::uint64_t seed() const { return seed_; }
+  int size() const { return static_cast<int>(alive_.size()); }
+
+  void close(int rank) {
+    at(rank).close();
+    alive_[static_cast<std::size_t>(rank)] = false;
+  }
+  void kill(int rank) {
+    fixture_.kill(rank);
+    alive_[static_cast<std::size_t>(rank)] = false;
+  }
+
+  // One round: every living rank polls, then a virtual clock goes on.
+  void step() {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (alive_[static_cast<std::size_t>(rank)]) at(rank).poll();
+    }
+    fixture_.idle();
+  }
+  void steps(int count) {
+    for (int i = 0; i < count; ++i) step();
+  }
+  // Steps until `done()`; `what` names the wait in the failure's text.
+  template <typename Predicate>
+  void settle(const char* what, Predicate done, Nanoseconds patience = kPatience) {
+    const Nanoseconds start = now();
+    while (!done()) {
+      CHECK(now() - start < patience, "seed %#llx: waited in vain for %s",
+            static_cast<unsigned long long>(seed_), what);
+      step();
+      if (Fixture::kThreads) std::this_thread::yield();
+    }
+  }
+
+  // Runs actor r for rank r, each on its own thread or all in turn. An actor polls its transport;
+  // one that has finished is polled on until all have, since peers may wait for bytes it owes.
+  void run(std::vector<Actor> actors) {
+    if constexpr (Fixture::kThreads) {
+      std::atomic<std::size_t> finished{0};
+      std::vector<std::thread> threads;
+      for (std::size_t rank = 0; rank < actors.size(); ++rank) {
+        threads.emplace_back([&, rank] { drive(static_cast<int>(rank), actors, finished); });
+      }
+      for (std::thread& thread : threads) thread.join();
+    } else {
+      std::vector<bool> done(actors.size(), false);
+      settle("all actors to finish", [&] {
+        for (std::size_t i = 0; i < actors.size(); ++i) done[i] = done[i] || actors[i]();
+        return std::find(done.begin(), done.end(), false) == done.end();
+      });
+    }
+  }
+
+ private:
+  void drive(int rank, std::vector<Actor>& actors, std::atomic<std::size_t>& finished) {
+    const Nanoseconds start = now();
+    bool done = false;
+    while (finished.load() < actors.size()) {
+      if (done) {
+        at(rank).poll();
+      } else if ((done = actors[static_cast<std::size_t>(rank)]())) {
+        finished.fetch_add(1);
+      }
+      std::this_thread::yield();
+      CHECK(now() - start < kPatience, "seed %#llx: the actor of rank %d does not finish",
+            static_cast<unsigned long long>(seed_), rank);
+    }
+  }
+
+  Fixture fixture_;
+  std::uint64_t seed_;
+  std::vector<bool> alive_;
+};
+
+}  // namespace pycoll::conformance

@@ -1,0 +1,96 @@
+// Engines of all ranks on a virtual network and a virtual clock, stepped by the test's one thread.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective_plans.h"
+#include "runtime/engine.h"
+#include "transport/sim.h"
+
+namespace pycoll::testing {
+
+using runtime::Engine;
+using runtime::Operation;
+
+inline constexpr Nanoseconds kMillisecond = 1'000'000;
+inline constexpr Nanoseconds kSecond = 1000 * kMillisecond;
+
+// The network is plain: constant delays, no faults but those the test makes.
+class Ranks {
+ public:
+  explicit Ranks(int size) : network_(options(size)) {
+    for (int rank = 0; rank < size; ++rank) {
+      runtime::EngineOptions made;
+      made.rank = rank;
+      made.size = size;
+      made.clock = network_.clock();
+      made.transports.push_back(network_.transport(rank));
+      std::unique_ptr<Engine> engine;
+      CHECK(Engine::create(std::move(made), &engine).ok(), "rank %d", rank);
+      engines_.push_back(std::move(engine));
+    }
+  }
+
+  Engine& at(int rank) { return *engines_[static_cast<std::size_t>(rank)]; }
+  transport::Link& link(int from, int to) { return *network_.transport(from)->link(to); }
+
+  // Steps the engines of all ranks until virtual time `end`.
+  void run_until(Nanoseconds end) {
+    while (network_.clock()->now() < end) {
+      bool moved = false;
+      for (auto& engine : engines_) {
+        moved |= engine->step();
+        moved |= engine->watch();
+      }
+      if (!moved) {
+        const Nanoseconds tick = network_.clock()->now() + kMillisecond;
+        network_.advance_to(std::min({network_.next_event_time(), tick, end}));
+      }
+    }
+  }
+
+ private:
+  static transport::SimOptions options(int size) {
+    transport::SimOptions made;
+    made.size = size;
+    return made;
+  }
+
+  transport::SimNetwork network_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+inline void expect(const Operation& operation, Code code, const std::string& text,
+                   const std::vector<int>& ranks) {
+  CHECK(operation.done(), "not ended, expected: %s", text.c_str());
+  const Status& status = operation.status();
+  CHECK(status.code() == code, "code %u: %s", static_cast<unsigned>(status.code()),
+        status.message().c_str());
+  CHECK(status.message() == text, "\n  found    %s\n  expected %s", status.message().c_str(),
+        text.c_str());
+  CHECK(status.ranks() == ranks, "names other ranks: %s", status.message().c_str());
+}
+
+// Starts ring all_reduces, and keeps their memory.
+struct Sums {
+  explicit Sums(Ranks& all) : ranks(all) {}
+
+  std::shared_ptr<Operation> start(
+      int rank, std::size_t count, Nanoseconds timeout,
+      const std::function<void(runtime::CollectiveRequest&)>& change = nullptr) {
+    const int size = ranks.at(rank).size();
+    data.push_back(std::make_unique<std::vector<Element>>(input_of(rank, 0, count)));
+    auto request = all_reduce(ring_plan(size, rank), *data.back(), *data.back());
+    if (change) change(request);
+    return ranks.at(rank).start(std::move(request), timeout);
+  }
+
+  Ranks& ranks;
+  std::vector<std::unique_ptr<std::vector<Element>>> data;
+};
+
+}  // namespace pycoll::testing

@@ -1,0 +1,287 @@
+// Matching and moving of tagged messages between two mailboxes, over a channel in memory.
+#include "runtime/mailbox.h"
+
+#include <cstring>
+
+#include "base/prng.h"
+#include "check.h"
+
+using namespace pycoll;
+using namespace pycoll::runtime;
+using transport::Segment;
+using transport::SegmentHeader;
+
+namespace {
+
+// A bounded channel that copies; `depth` segments fit. Not drained until told so.
+class Pipe final : public transport::SendChannel, public transport::RecvChannel {
+ public:
+  explicit Pipe(std::size_t depth = transport::kChannelDepth) : depth_(depth) {}
+
+  std::byte* reserve(std::size_t bytes) override {
+    if (segments_.size() == depth_) return nullptr;
+    room_.resize(bytes + 1);
+    return room_.data();
+  }
+  void commit(const SegmentHeader& header) override {
+    segments_.push_back({header, {room_.begin(), room_.begin() + header.bytes}});
+  }
+  bool drained() override { return is_drained; }
+  const Segment* peek() override {
+    if (segments_.empty()) return nullptr;
+    head_ = {segments_.front().header,
+             segments_.front().bytes.empty() ? nullptr : segments_.front().bytes.data()};
+    return &head_;
+  }
+  void release() override { segments_.pop_front(); }
+  std::size_t waiting() const { return segments_.size(); }
+
+  bool is_drained = true;
+
+ private:
+  struct Held {
+    SegmentHeader header;
+    std::vector<std::byte> bytes;
+  };
+  std::size_t depth_;
+  std::vector<std::byte> room_;
+  std::deque<Held> segments_;
+  Segment head_;
+};
+
+using Bytes = std::vector<std::byte>;
+
+Bytes pattern(std::size_t bytes, std::uint64_t seed) {
+  Prng random(seed);
+  Bytes all(bytes);
+  for (std::byte& one : all) one = static_cast<std::byte>(random.next());
+  return all;
+}
+
+MessageRequest request(MessageRequest::Kind kind, std::uint32_t tag, Bytes& data) {
+  return {kind, 1, tag, {data.data(), data.size()}};
+}
+
+std::shared_ptr<Operation> send(Mailbox& box, std::uint32_t tag, Bytes& data) {
+  auto operation = std::make_shared<Operation>();
+  box.post_send(request(MessageRequest::Kind::kSend, tag, data), operation);
+  return operation;
+}
+
+std::shared_ptr<Operation> recv(Mailbox& box, std::uint32_t tag, Bytes& data) {
+  auto operation = std::make_shared<Operation>();
+  box.post_recv(request(MessageRequest::Kind::kRecv, tag, data), operation);
+  return operation;
+}
+
+std::shared_ptr<Operation> send_to_self(Mailbox& box, std::uint32_t tag, Bytes& data) {
+  auto operation = std::make_shared<Operation>();
+  box.send_to_self(request(MessageRequest::Kind::kSend, tag, data), *operation);
+  return operation;
+}
+
+void move_all(Mailbox& from, Mailbox& to, Pipe& pipe) {
+  bool moved = true;
+  while (moved) {
+    moved = from.advance_sends(pipe);
+    moved |= to.advance_recvs(pipe);
+  }
+}
+
+void expect_done(const std::shared_ptr<Operation>& operation, const char* what) {
+  CHECK(operation->done(), "%s has not ended", what);
+  CHECK(operation->status().ok(), "%s: %s", what, operation->status().message().c_str());
+}
+
+constexpr std::size_t kSizes[] = {0, 1, 8, 65'535, 65'536, 65'537, 2 * 65'536, 300'001};
+
+}  // namespace
+
+TEST(messages_of_any_length_arrive_posted_before_or_after) {
+  for (const std::size_t size : kSizes) {
+    for (const bool early : {true, false}) {
+      Mailbox a(1), b(0);
+      Pipe pipe;
+      Bytes data = pattern(size, size), got(size);
+      std::shared_ptr<Operation> received;
+      if (early) received = recv(b, 3, got);
+      const auto sent = send(a, 3, data);
+      CHECK(a.sending(), "a send is open");
+      move_all(a, b, pipe);
+      expect_done(sent, "send");
+      if (!early) {
+        CHECK(!b.receiving(), "nobody receives");
+        received = recv(b, 3, got);
+      }
+      expect_done(received, "recv");
+      CHECK(got == data, "%zu bytes, early %d", size, early);
+      CHECK(!a.sending() && !b.receiving(), "something is left open");
+    }
+  }
+}
+
+TEST(a_receive_may_come_while_its_message_arrives) {
+  Mailbox a(1), b(0);
+  Pipe pipe(1);
+  Bytes data = pattern(200'000, 1), got(200'000);
+  const auto sent = send(a, 3, data);
+  (void)a.advance_sends(pipe);
+  (void)b.advance_recvs(pipe);
+  const auto received = recv(b, 3, got);
+  CHECK(!received->done(), "the message is not whole yet");
+  CHECK(b.receiving(), "the receive is open");
+  move_all(a, b, pipe);
+  expect_done(sent, "send");
+  expect_done(received, "recv");
+  CHECK(got == data, "what arrived differs");
+}
+
+TEST(equal_tags_keep_their_order_and_others_overtake) {
+  Mailbox a(1), b(0);
+  Pipe pipe;
+  Bytes data[4] = {pattern(70'000, 1), pattern(5, 2), pattern(70'000, 3), pattern(5, 4)};
+  const std::uint32_t tags[4] = {1, 2, 1, 2};
+  for (int i = 0; i < 4; ++i) (void)send(a, tags[i], data[i]);
+  Bytes second(5), fourth(5), first(70'000), third(70'000);
+  const auto before = recv(b, 2, second);
+  move_all(a, b, pipe);
+  expect_done(before, "recv");
+  expect_done(recv(b, 2, fourth), "recv");
+  expect_done(recv(b, 1, first), "recv");
+  expect_done(recv(b, 1, third), "recv");
+  CHECK(first == data[0] && second == data[1] && third == data[2] && fourth == data[3],
+        "messages were mixed up");
+}
+
+TEST(receives_of_one_tag_are_served_in_the_order_posted) {
+  Mailbox a(1), b(0);
+  Pipe pipe;
+  Bytes one = pattern(9, 1), two = pattern(9, 2), got_one(9), got_two(9);
+  const auto first = recv(b, 0, got_one), second = recv(b, 0, got_two);
+  (void)send(a, 0, one);
+  move_all(a, b, pipe);
+  expect_done(first, "the first recv");
+  CHECK(!second->done(), "one message ended two receives");
+  (void)send(a, 0, two);
+  move_all(a, b, pipe);
+  expect_done(second, "the second recv");
+  CHECK(got_one == one && got_two == two, "messages were mixed up");
+}
+
+TEST(a_send_ends_only_when_its_memory_is_free) {
+  Mailbox a(1);
+  Pipe pipe;
+  pipe.is_drained = false;
+  Bytes data = pattern(3, 1);
+  const auto sent = send(a, 0, data);
+  CHECK(a.advance_sends(pipe), "the segment went");
+  CHECK(!sent->done(), "its memory is still read");
+  CHECK(!a.advance_sends(pipe), "nothing more to send");
+  CHECK(pipe.waiting() == 1, "%zu segments", pipe.waiting());
+  pipe.is_drained = true;
+  CHECK(a.advance_sends(pipe), "the send ended");
+  expect_done(sent, "send");
+}
+
+TEST(another_length_is_a_mismatch_and_touches_nothing) {
+  for (const std::size_t size : kSizes) {
+    for (const std::size_t room : {std::size_t{0}, std::size_t{7}, size + 1}) {
+      for (const bool early : {true, false}) {
+        if (room == size) continue;
+        Mailbox a(1), b(7);
+        Pipe pipe;
+        Bytes data = pattern(size, 1), got(room), next = pattern(4, 9), got_next(4);
+        std::shared_ptr<Operation> received;
+        if (early) received = recv(b, 3, got);
+        const auto sent = send(a, 3, data);
+        (void)send(a, 3, next);
+        move_all(a, b, pipe);
+        if (!early) received = recv(b, 3, got);
+        expect_done(sent, "send");
+        CHECK(received->done(), "recv has not ended");
+        const std::string text = "recv from rank 7 with tag 3: the message has " +
+                                 std::to_string(size) + " bytes, the array has " +
+                                 std::to_string(room) + " bytes";
+        CHECK(received->status().code() == Code::kMismatch, "no mismatch");
+        CHECK(received->status().message() == text, "%s", received->status().message().c_str());
+        CHECK(received->status().ranks() == std::vector<int>{7}, "names another rank");
+        CHECK(got == Bytes(room), "the array was written to");
+        expect_done(recv(b, 3, got_next), "the next message");
+        CHECK(got_next == next, "the next message differs");
+      }
+    }
+  }
+}
+
+TEST(messages_to_oneself) {
+  for (const std::size_t size : kSizes) {
+    Mailbox box(1);
+    Bytes data = pattern(size, 1), got(size), late(size);
+    const auto received = recv(box, 4, got);
+    expect_done(send_to_self(box, 4, data), "send");
+    expect_done(received, "recv posted before");
+    expect_done(send_to_self(box, 4, data), "send");
+    expect_done(recv(box, 4, late), "recv posted after");
+    CHECK(got == data && late == data, "%zu bytes", size);
+    CHECK(!box.sending() && !box.receiving(), "something is left open");
+  }
+  Mailbox box(1);
+  Bytes data = pattern(3, 1), wrong(2);
+  expect_done(send_to_self(box, 0, data), "send");
+  CHECK(recv(box, 0, wrong)->status().code() == Code::kMismatch, "no mismatch");
+}
+
+TEST(a_failure_ends_everything_once) {
+  Mailbox a(1), b(0);
+  Pipe pipe(1);
+  Bytes data = pattern(200'000, 1), got(200'000), other(1), done_data = pattern(1, 2), done_room(1);
+  const auto done = recv(b, 9, done_room);
+  (void)send(a, 9, done_data);
+  move_all(a, b, pipe);
+  const auto sent = send(a, 3, data), arriving = recv(b, 3, got), unmatched = recv(b, 4, other);
+  (void)a.advance_sends(pipe);
+  (void)b.advance_recvs(pipe);
+  const Status status = Status::error(Code::kPeerLost, "gone", {1});
+  a.fail(status);
+  b.fail(status);
+  for (const auto& operation : {sent, arriving, unmatched}) {
+    CHECK(operation->done() && operation->status().code() == Code::kPeerLost, "not failed");
+  }
+  expect_done(done, "what had ended before");
+  CHECK(!a.sending() && !b.receiving(), "something is left open");
+}
+
+TEST(segments_that_do_not_continue_their_message_break_the_mailbox) {
+  struct Wrong {
+    const char* what;
+    std::vector<SegmentHeader> headers;
+  };
+  const Wrong cases[] = {
+      {"more bytes than the message has", {{1, 8, 16, 3}}},
+      {"no bytes of a message that has some", {{1, 8, 0, 3}}},
+      {"a message that was left out", {{2, 8, 8, 3}}},
+      {"a message twice", {{1, 8, 8, 3}, {1, 8, 8, 3}}},
+      {"more bytes in the second segment", {{1, 8, 4, 3}, {1, 8, 5, 3}}},
+      {"another length", {{1, 8, 4, 3}, {1, 800'000, 4, 3}}},
+      {"another tag", {{1, 8, 4, 3}, {1, 8, 4, 2}}},
+      {"another number", {{1, 8, 4, 3}, {2, 8, 4, 3}}},
+      {"an empty second segment", {{1, 8, 4, 3}, {1, 8, 0, 3}}},
+  };
+  for (const Wrong& wrong : cases) {
+    for (const bool posted : {true, false}) {
+      Mailbox box(0);
+      Pipe pipe;
+      Bytes got(8);  // ASan sees what is written past it
+      if (posted) (void)recv(box, 3, got);
+      for (const SegmentHeader& header : wrong.headers) {
+        std::memset(pipe.reserve(header.bytes), 1, header.bytes);
+        pipe.commit(header);
+      }
+      (void)box.advance_recvs(pipe);
+      CHECK(box.broken(), "%s, posted %d", wrong.what, posted);
+      CHECK(!box.advance_recvs(pipe), "%s: received more", wrong.what);
+    }
+  }
+}
+
+RUN_TESTS()

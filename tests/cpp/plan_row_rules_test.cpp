@@ -1,0 +1,147 @@
+// The rules of FORMAT.md about rows; see plan_rules.h.
+
+#include "plan_rules.h"
+
+namespace pycoll {
+namespace {
+
+using plan::Buffer;
+using plan::kFlagFinal;
+using plan::kToken;
+using testing::Builder;
+using testing::check_rules;
+using testing::put;
+using testing::sample;
+using testing::take;
+
+TEST(row_field_rules) {
+  check_rules(
+      {
+          {"row 0: chunk is 4, must be a token or below the number of data chunks, which is 4",
+           DAMAGE(plan.rows[0].chunk = 4)},
+          {"row 3: lane is 2, must be below lane_count, which is 2", DAMAGE(plan.rows[3].lane = 2)},
+          {"row 1: lane is 0, must be at least 1 as in the row before",
+           DAMAGE(plan.rows[0].lane = 1)},
+          {"row 0: recv_count is 4, must be at most 3", DAMAGE(plan.rows[0].recv_count = 4)},
+          {"row 0: send_count is 4, must be at most 3", DAMAGE(plan.rows[0].send_count = 4)},
+          {"row 0: flags is 4, must be at most 3", DAMAGE(plan.rows[0].flags = 4)},
+          {"row 0: source is 4, must be at most 3", DAMAGE(plan.rows[0].source = 4)},
+          {"row 0: source_position is 3, must be at most 2, the receive channels",
+           DAMAGE(plan.rows[0].source_position = 3)},
+          {"row 3: source_position is 1, must be 0 without a source",
+           DAMAGE(plan.rows[3].source_position = 1)},
+          {"row 0: target is 1, must be 0 (none), 2 (output) or 3 (scratch)",
+           DAMAGE(plan.rows[0].target = 1)},
+          {"row 0: target is 4, must be 0 (none), 2 (output) or 3 (scratch)",
+           DAMAGE(plan.rows[0].target = 4)},
+          {"row 2: reserved is 1, must be 0", DAMAGE(plan.rows[2].reserved = 1)},
+          {"row 0: source_slot is 4, must be below the number of data chunks, which is 4",
+           DAMAGE(plan.rows[0].source_slot = 4)},
+          {"row 1: target_slot is 5, must be below the number of data chunks, which is 4",
+           DAMAGE(plan.rows[1].target_slot = 5)},
+          {"row 3: source_slot is 1, must be 0 without a source",
+           DAMAGE(plan.rows[3].source_slot = 1)},
+          {"row 2: target_slot is 1, must be 0 without a target",
+           DAMAGE(plan.rows[2].target_slot = 1)},
+      },
+      sample);
+}
+
+TEST(row_meaning_rules) {
+  check_rules(
+      {
+          {"row 2: source is 1, must be 0 in a token", DAMAGE(plan.rows[2].source = 1)},
+          {"row 2: target is 2, must be 0 in a token", DAMAGE(plan.rows[2].target = 2)},
+          {"row 2: flags is 2, must be 0 in a token", DAMAGE(plan.rows[2].flags = 2)},
+          {"row 1: recv_count is 0, must be at least 1 without a source",
+           DAMAGE(take(plan.rows[1], Buffer::kNone, 0))},
+          {"row 4: send_count is 0, must be at least 1 without a target and receive channels",
+           DAMAGE(take(plan.row(0, {}, {}, 1), Buffer::kInput, 0))},
+          {"row 4: send_count is 0, must be at least 1 without a target and receive channels",
+           DAMAGE(plan.row(kToken, {}, {}, 1))},
+          {"row 3: flags is 1, must be without final (1), this row of all_reduce combines nothing",
+           DAMAGE(plan.rows[3].flags = kFlagFinal)},
+      },
+      sample);
+  const auto broadcast = [] {
+    Builder plan(Collective::kBroadcast, 3, 1, 2);
+    const auto first = plan.recv(0), second = plan.recv(2);
+    put(plan.row(0, {first}, {}), Buffer::kOutput, 0);
+    plan.row(kToken, {first, second}, {});
+    return plan;
+  };
+  check_rules(
+      {{"row 0: recv_count is 2, must be so that there is one operand, broadcast combines "
+        "nothing",
+        DAMAGE(plan.rows[0].recv_count = 2; plan.rows[0].recv[1] = 1)},
+       {"row 0: flags is 1, must be without final (1), this row of broadcast combines "
+        "nothing",
+        DAMAGE(plan.rows[0].flags = kFlagFinal)},
+       {"row 0: source_slot is 0, must be a chunk in the input of rank 1, which lacks block 0",
+        DAMAGE(plan.rows[0].recv_count = 0; plan.rows[0].recv[0] = plan::kNoChannel;
+               take(plan.rows[0], Buffer::kInput, 0))}},
+      broadcast);
+}
+
+TEST(port_rules) {
+  check_rules(
+      {
+          {"row 0: recv[1] is 5, must be below channel_count, which is 5",
+           DAMAGE(plan.rows[0].recv[1] = 5)},
+          {"row 0: send[0] is 65535, must be below channel_count, which is 5",
+           DAMAGE(plan.rows[0].send[0] = plan::kNoChannel)},
+          {"row 0: recv[0] is 2, must be a receive channel", DAMAGE(plan.rows[0].recv[0] = 2)},
+          {"row 1: send[0] is 0, must be a send channel", DAMAGE(plan.rows[1].send[0] = 0)},
+          {"row 0: recv[1] is 0, must be used once in the row", DAMAGE(plan.rows[0].recv[1] = 0)},
+          {"row 0: send[1] is 2, must be used once in the row", DAMAGE(plan.rows[0].send[1] = 2)},
+          {"row 0: recv[2] is 0, must be 65535 (unused) as recv_count is 2",
+           DAMAGE(plan.rows[0].recv[2] = 0)},
+          {"row 1: send[1] is 3, must be 65535 (unused) as send_count is 1",
+           DAMAGE(plan.rows[1].send[1] = 3)},
+          {"row 3: recv[0] is 1, must be used by one lane only; lanes 0 and 1 do",
+           DAMAGE(plan.rows[3].recv[0] = 1)},
+      },
+      sample);
+}
+
+TEST(scratch_rules) {
+  check_rules(
+      {
+          {"row 0: target_slot is 2, must be below scratch_slots, which is 2",
+           DAMAGE(plan.rows[0].target_slot = 2)},
+          {"row 1: source_slot is 2, must be below scratch_slots, which is 2",
+           DAMAGE(plan.rows[1].source_slot = 2)},
+          {"row 1: source_slot is 0, must be a scratch slot that an earlier row of lane 0 wrote",
+           DAMAGE(plan.rows[1].source_slot = 0)},
+          // What lane 0 wrote may belong to another tile already.
+          {"row 4: source_slot is 1, must be a scratch slot that an earlier row of lane 1 wrote",
+           DAMAGE(plan::Row& row = plan.row(0, {}, {}, 1); take(row, Buffer::kScratch, 1);
+                  put(row, Buffer::kOutput, 0))},
+          // A row reads before it writes.
+          {"row 1: source_slot is 0, must be a scratch slot that an earlier row of lane 0 wrote",
+           DAMAGE(take(plan.rows[1], Buffer::kScratch, 0); put(plan.rows[1], Buffer::kScratch, 0))},
+      },
+      sample);
+}
+
+TEST(only_held_blocks_may_be_named) {
+  const auto all_to_all = [] {
+    Builder plan(Collective::kAllToAll, 3, 1, 0, 2);
+    plan::Row& row = plan.row(8, {}, {});
+    take(row, Buffer::kInput, 8);
+    put(row, Buffer::kOutput, 9);
+    return plan;
+  };
+  check_rules({{"row 0: source_slot is 12, must be a chunk in the input of rank 1, which lacks "
+                "block 6",
+                DAMAGE(plan.rows[0].source_slot = 12)},
+               {"row 0: target_slot is 10, must be a chunk in the output of rank 1, which lacks "
+                "block 5",
+                DAMAGE(plan.rows[0].target_slot = 10)}},
+              all_to_all);
+}
+
+}  // namespace
+}  // namespace pycoll
+
+RUN_TESTS()

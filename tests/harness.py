@@ -1,0 +1,184 @@
+"""Worlds for tests: ranks that are threads of this process, or processes of their own.
+
+Worlds of threads are kept and used again, since joining takes longer than most tests; one that a
+test broke is replaced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pycoll
+
+T = TypeVar("T")
+
+#: Longer than any operation of a healthy test, shorter than anybody's patience.
+TIMEOUT_S = 30.0
+HANG_S = 120.0
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class RanksFailedError(AssertionError):
+    """Some ranks raised; the text lists all."""
+
+
+class ThreadWorld:
+    """``size`` communicators, each with a thread that calls it."""
+
+    def __init__(self, size: int, transports: str, hosts: tuple[int, ...] | None) -> None:
+        self.communicators = pycoll.local_world(
+            size,
+            transports=transports,
+            hosts=None if hosts is None else list(hosts),
+            timeout_s=TIMEOUT_S,
+        )
+        self.size = size
+        self._pool = ThreadPoolExecutor(size)
+
+    def outcomes(self, function: Callable[[pycoll.Communicator], T]) -> list[T | BaseException]:
+        """What ``function`` gave or raised on each rank."""
+        return each(self._pool, function, self.communicators)
+
+    def run(self, function: Callable[[pycoll.Communicator], T]) -> list[T]:
+        """What ``function`` gave on each rank; RanksFailedError if any raised."""
+        return succeeded(self.outcomes(function))
+
+    def is_usable(self) -> bool:
+        return all(comm.failure is None for comm in self.communicators)
+
+    def close(self) -> None:
+        for comm in self.communicators:
+            comm.close()
+        self._pool.shutdown()
+
+
+def each(
+    pool: ThreadPoolExecutor, function: Callable[[Any], T], items: Sequence[Any]
+) -> list[T | BaseException]:
+    """Results and errors of ``function`` on all items at once; never hangs."""
+    futures = [pool.submit(function, item) for item in items]
+    _, late = wait(futures, HANG_S)
+    if late:
+        ranks = [rank for rank, future in enumerate(futures) if future in late]
+        raise RanksFailedError(f"ranks {ranks} did not come back within {HANG_S} s")
+    return [future.exception() or future.result() for future in futures]
+
+
+def succeeded(outcomes: Sequence[Any]) -> list[Any]:
+    failed = {rank: one for rank, one in enumerate(outcomes) if isinstance(one, BaseException)}
+    if failed:
+        first = next(iter(failed.values()))
+        raise RanksFailedError(
+            "; ".join(f"rank {rank}: {error!r}" for rank, error in failed.items())
+        ) from first
+    return list(outcomes)
+
+
+_worlds: dict[tuple[Any, ...], ThreadWorld] = {}
+
+
+def world_in_threads(
+    size: int, transports: str = "shm", hosts: tuple[int, ...] | None = None
+) -> ThreadWorld:
+    """A world that works; shared with other tests, so do not close or break it knowingly."""
+    key = (size, transports, hosts)
+    found = _worlds.get(key)
+    if found is None or not found.is_usable():
+        if found is not None:
+            found.close()
+        found = _worlds[key] = ThreadWorld(size, transports, hosts)
+    return found
+
+
+def fresh_world(size: int, transports: str = "shm") -> ThreadWorld:
+    """A world of one's own; the caller closes it."""
+    return ThreadWorld(size, transports, None)
+
+
+@atexit.register
+def _close_worlds() -> None:
+    for world in _worlds.values():
+        world.close()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class ProcessWorld:
+    """``size`` processes that call ``module:function`` with a communicator and ``args``.
+
+    The function lives in a module of the tests and takes what pickle can carry.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        function: Callable[..., Any],
+        *args: Any,
+        transports: str = "shm",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        base = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
+        paths = [
+            str(ROOT),
+            str(ROOT / "tests"),
+            str(Path(sys.modules[function.__module__].__file__ or "").parent),
+        ]
+        base["PYTHONPATH"] = os.pathsep.join([*paths, base.get("PYTHONPATH", "")])
+        base["OMP_NUM_THREADS"] = "1"
+        common = {
+            "PYCOLL_SIZE": str(size),
+            "PYCOLL_ADDRESS": f"127.0.0.1:{free_port()}",
+            "PYCOLL_SECRET": secrets.token_hex(16),
+            "PYCOLL_TRANSPORTS": transports,
+            "PYCOLL_TIMEOUT_S": str(timeout_s),
+        }
+        self.paths = [Path(self._folder.name) / f"{rank}.pickle" for rank in range(size)]
+        task = pickle.dumps((function.__module__, function.__name__, args)).hex()
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "worker", task, str(path)],
+                env={**base, **common, "PYCOLL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, path in enumerate(self.paths)
+        ]
+
+    def outcomes(self) -> list[Any]:
+        """What each rank gave or raised; an AssertionError with its output if it died."""
+        found: list[Any] = []
+        for process, path in zip(self.processes, self.paths, strict=True):
+            try:
+                output, _ = process.communicate(timeout=HANG_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, _ = process.communicate()
+            if path.exists():
+                found.append(pickle.loads(path.read_bytes()))
+            else:
+                found.append(AssertionError(f"status {process.returncode}: {output.decode()}"))
+        self._folder.cleanup()
+        return found
+
+
+def world_in_processes(
+    size: int, function: Callable[..., Any], *args: Any, transports: str = "shm"
+) -> list[Any]:
+    """What ``function(comm, *args)`` gave on each rank; RanksFailedError if any raised."""
+    return succeeded(ProcessWorld(size, function, *args, transports=transports).outcomes())

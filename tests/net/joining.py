@@ -1,0 +1,188 @@
+"""Helpers for the tests of joining: transports that only hold descriptors, worlds of threads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pycoll.bootstrap.connect import connect
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.exchange import MemoryExchange
+from pycoll.bootstrap.world import Joined, join
+from pycoll.config import Config
+
+T = TypeVar("T")
+
+SECRET = "correct horse battery staple"
+
+#: Threads get this long; every test that would hang fails by it.
+HANG_S = 60.0
+
+
+class FakeShm:
+    """A segment that holds its owner's rank, and a doorbell; keeps what peers hand over."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self._segment = os.memfd_create("fake")
+        os.write(self._segment, struct.pack("<i", rank))
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.peers: dict[int, tuple[int, int, int, int]] = {}
+
+    def segment_fd(self) -> int:
+        return self._segment
+
+    def doorbell_fd(self) -> int:
+        return self._doorbell
+
+    def attach(self, peer: int, segment: int, doorbell: int, liveness: int, pid: int) -> None:
+        assert peer not in self.peers
+        self.peers[peer] = (segment, doorbell, liveness, pid)
+
+    def close(self) -> None:
+        for fd in [self._segment, self._doorbell, *(f for p in self.peers.values() for f in p[:3])]:
+            if fd >= 0:
+                os.close(fd)
+        self.peers.clear()
+        self._segment = self._doorbell = -1
+
+    def check(self) -> None:
+        """Each peer's segment says its owner; ring everyone's bell."""
+        for peer, (segment, doorbell, _, _) in self.peers.items():
+            assert os.pread(segment, 4, 0) == struct.pack("<i", peer)
+            os.eventfd_write(doorbell, 1)
+
+
+class FakeTcp:
+    """Keeps the sockets."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.peers: dict[int, list[socket.socket]] = {}
+        self.addresses: dict[int, str] = {}
+
+    def attach(self, peer: int, fds: list[int], address: str) -> None:
+        assert peer not in self.peers
+        self.peers[peer] = [socket.socket(fileno=fd) for fd in fds]
+        self.addresses[peer] = address
+
+    def close(self) -> None:
+        for sockets in self.peers.values():
+            for sock in sockets:
+                sock.close()
+        self.peers.clear()
+
+    def send(self) -> None:
+        for peer, sockets in self.peers.items():
+            for index, sock in enumerate(sockets):
+                sock.settimeout(5)
+                sock.sendall(struct.pack("<iii", self.rank, peer, index))
+
+    def check(self) -> None:
+        """What arrives on socket i came from the peer's socket i, and nothing before it."""
+        for peer, sockets in self.peers.items():
+            for index, sock in enumerate(sockets):
+                assert sock.recv(12) == struct.pack("<iii", peer, self.rank, index)
+
+
+class World:
+    """Fake transports that close themselves; ``factories`` is what ``connect`` wants."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeShm | FakeTcp] = []
+        self._lock = threading.Lock()
+        self.factories: dict[str, Callable[[int, int], Any]] = {"shm": self._shm, "tcp": self._tcp}
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for transport in self.made:
+            transport.close()
+
+    def _shm(self, rank: int, size: int) -> FakeShm:
+        made = FakeShm(rank, size)
+        with self._lock:
+            self.made.append(made)
+        return made
+
+    def _tcp(self, rank: int, size: int) -> FakeTcp:
+        made = FakeTcp(rank, size)
+        with self._lock:
+            self.made.append(made)
+        return made
+
+    def check(self) -> None:
+        """Every descriptor that was handed over leads to the right peer."""
+        for transport in self.made:
+            if isinstance(transport, FakeTcp):
+                transport.send()
+        for transport in self.made:
+            transport.check()
+
+
+def run_all(jobs: Sequence[Callable[[], T]]) -> list[T | BaseException]:
+    """Each job in a thread of its own; results or exceptions, in order."""
+    results: list[Any] = [AssertionError("still running")] * len(jobs)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = jobs[index]()
+        except BaseException as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+        assert not thread.is_alive(), "a rank hangs"
+    return results
+
+
+def all_well(results: Sequence[T | BaseException]) -> list[T]:
+    """The results; raises the first exception among them."""
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+def footprint() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def connect_all(configs: list[Config], world: World) -> list[Any]:
+    exchanges = MemoryExchange.make(len(configs), Deadline(configs[0].init_timeout_s))
+    return run_all(
+        [
+            functools.partial(connect, exchange, config, factories=world.factories)
+            for exchange, config in zip(exchanges, configs, strict=True)
+        ]
+    )
+
+
+def join_all(worlds: World, ranks: int, **arguments: Any) -> list[Joined | BaseException]:
+    transports = arguments.pop("transports", ("shm", "tcp"))
+    config = Config(init_timeout_s=arguments.pop("timeout", 10.0), transports=transports)
+    return run_all(
+        [
+            functools.partial(
+                join, config, rank=rank, size=ranks, factories=worlds.factories, **arguments
+            )
+            for rank in range(ranks)
+        ]
+    )

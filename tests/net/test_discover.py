@@ -1,0 +1,315 @@
+"""Finding one's place: from launchers' variables, from arguments, and refusing what contradicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from joining import SECRET, free_port
+
+from pycoll import errors
+from pycoll.bootstrap import discover as discover_module
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.dial import Candidate, UnreachableError, dial, order_candidates
+from pycoll.bootstrap.discover import Placement, discover, inside_job
+from pycoll.bootstrap.host import machine_identity, process_token
+from pycoll.bootstrap.identity import Identity, choose_transport, session_key, socket_count
+from pycoll.bootstrap.network import Interface, listen_at, listen_tcp, parse_address
+from pycoll.config import Config
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "prterun-node-17@1",
+}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3", "PMI_FD": "9"}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NNODES": "1",
+}
+TORCHRUN = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "node",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "abc",
+    "TORCHELASTIC_RESTART_COUNT": "1",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+PYCOLL_RUN = {
+    "PYCOLL_RANK": "1",
+    "PYCOLL_SIZE": "2",
+    "PYCOLL_ADDRESS": "127.0.0.1:4711",
+    "PYCOLL_SECRET": SECRET,
+    "PYCOLL_JOB_ID": "run-1",
+    "PYCOLL_STORE": "launcher",
+}
+
+
+def find(env: dict[str, str], **arguments: Any) -> Placement:
+    return discover(Config.read(env), env, **arguments)
+
+
+@pytest.fixture(autouse=True)
+def hydra_s_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discover_module, "_ancestor", lambda names: "4711@99")
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, Placement(0, 1, "nothing found", "solo")),
+        (OPEN_MPI, Placement(1, 4, "Open MPI", "unix", "ompi prterun-node-17@1")),
+        (HYDRA, Placement(2, 3, "MPICH", "unix", "hydra 4711@99")),
+        (SLURM, Placement(5, 8, "srun", "unix", "slurm 77.0")),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "6"}, Placement(5, 6, "srun", "unix", "slurm 77.0")),
+        (TORCHRUN, Placement(0, 2, "torchrun", "torch", "abc/1", "node:29500", launcher=True)),
+        (
+            PYCOLL_RUN,
+            Placement(
+                1, 2, "pycoll run", "store", "run-1", "127.0.0.1:4711", SECRET.encode(), True
+            ),
+        ),
+    ],
+)
+def test_each_launcher_s_variables_give_a_place(env: dict[str, str], expected: Placement) -> None:
+    assert find(env) == expected
+    assert inside_job(env) == (env != {})
+
+
+@pytest.mark.parametrize(
+    ("env", "source"),
+    [
+        (SLURM | OPEN_MPI, "Open MPI"),
+        (SLURM | HYDRA, "MPICH"),
+        (SLURM | TORCHRUN, "torchrun"),
+        (OPEN_MPI | TORCHRUN, "torchrun"),
+        (OPEN_MPI | SLURM | TORCHRUN | PYCOLL_RUN, "pycoll run"),
+    ],
+)
+def test_the_inner_launcher_wins(env: dict[str, str], source: str) -> None:
+    assert find(env).source == source
+
+
+def test_slurm_s_own_pmi_is_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discover_module, "_ancestor", lambda names: None)
+    assert find(SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8"}).source == "srun"
+
+
+def test_a_batch_script_is_no_rank() -> None:
+    # Slurm sets rank and size there too; the step number says that nobody else runs.
+    assert find(SLURM | {"SLURM_STEP_ID": str(0xFFFFFFFB)}).way == "solo"
+    without_step = {k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"}
+    assert find(without_step).way == "solo"
+    assert not inside_job(without_step)
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher"),
+    [
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI"),
+        (HYDRA | {"MPI_LOCALNRANKS": "1"}, "MPICH"),
+        (SLURM | {"SLURM_NNODES": "2"}, "srun"),
+    ],
+)
+def test_several_hosts_need_an_address_and_a_secret(env: dict[str, str], launcher: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="PYCOLL_ADDRESS") as caught:
+        find(env)
+    assert launcher in str(caught.value)
+    assert "PYCOLL_SECRET" in str(caught.value)
+    assert ("mpi4py" in str(caught.value)) == (launcher != "srun")
+    placement = find(env | {"PYCOLL_ADDRESS": "node:4711", "PYCOLL_SECRET": SECRET})
+    assert (placement.way, placement.address, placement.launcher) == ("store", "node:4711", False)
+    assert (placement.rank, placement.source) == (find(env | SAME_HOST[launcher]).rank, launcher)
+
+
+SAME_HOST = {
+    "Open MPI": {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+    "MPICH": {"MPI_LOCALNRANKS": "3"},
+    "srun": {"SLURM_NNODES": "1"},
+}
+
+
+def test_explicit_arguments_win_over_a_launcher() -> None:
+    placement = find(PYCOLL_RUN, rank=0, size=3, address="node:1", secret="s" * 16)
+    assert placement == Placement(
+        0, 3, "arguments", "store", "run-1", "node:1", b"s" * 16, launcher=False
+    )
+    assert find(OPEN_MPI, rank=0, size=1).way == "solo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"size": 2}, "size=2 is given without rank"),
+        ({"rank": 0}, "rank=0 is given without size"),
+        ({"rank": 2, "size": 2}, "rank=2 is out of range: size=2 allows 0 to 1"),
+        ({"rank": -1, "size": 2}, "rank=-1 is out of range"),
+        ({"rank": 0, "size": 0}, "size=0: expected at least 1"),
+        ({"rank": "0", "size": 2}, "rank='0': expected a whole number"),
+        ({"rank": 0, "size": 2.0}, "size=2.0: expected a whole number"),
+        ({"rank": 0, "size": 2}, "without an address"),
+        ({"rank": 0, "size": 2, "address": "node:1"}, "without a secret"),
+        ({"rank": 0, "size": 2, "address": "node:1", "secret": "short"}, "at least 16"),
+        ({"rank": 0, "size": 2, "address": "node:1", "secret": 7}, "secret is a int"),
+        ({"address": "node:1"}, "without rank and size"),
+        ({"comm": object()}, "comm is a object: expected a communicator of mpi4py"),
+        ({"comm": object(), "rank": 1}, "comm= already says"),
+    ],
+)
+def test_bad_arguments_are_named_with_their_values(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        find({}, **arguments)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ({"PYCOLL_SIZE": "2"}, "PYCOLL_SIZE=2 is given without PYCOLL_RANK"),
+        ({"PYCOLL_RANK": "2", "PYCOLL_SIZE": "2"}, "PYCOLL_RANK=2 is out of range"),
+        ({"PYCOLL_RANK": "0", "PYCOLL_SIZE": "2"}, "without an address"),
+        ({"PYCOLL_ADDRESS": "node:1"}, "without rank and size"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "rank of Open MPI=4 is out of range"),
+    ],
+)
+def test_bad_variables_are_named_with_their_values(env: dict[str, str], text: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        find(env)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("node:1", ("node", 1)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("[fd00::2]:80", ("fd00::2", 80)),
+    ],
+)
+def test_addresses_parse(text: str, pair: tuple[str, int]) -> None:
+    assert parse_address(text) == pair
+
+
+@pytest.mark.parametrize(
+    "text", ["node", "node:", ":80", "node:0", "node:65536", "node:http", "fd00::2:80", "node:-1"]
+)
+def test_malformed_addresses_are_shown(text: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        parse_address(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_a_name_is_listened_for_on_all_addresses() -> None:
+    # On Debian a host's own name means 127.0.1.1, where no other host could connect.
+    with listen_at("this-host", free_port()) as sock:
+        assert sock.getsockname()[0] in ("::", "0.0.0.0")
+    with listen_at("localhost", free_port()) as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+    # An address that another machine translates for this one.
+    with listen_at("198.51.100.7", free_port()) as sock:
+        assert sock.getsockname()[0] in ("::", "0.0.0.0")
+
+
+MINE = [
+    Interface("lo", "127.0.0.1", "127.0.0.0/8"),
+    Interface("eth0", "10.1.0.5", "10.1.0.0/16"),
+    Interface("docker0", "172.17.0.1", "172.17.0.0/16"),
+]
+LOOPBACK = Candidate("127.0.0.1", "127.0.0.0/8", 1)
+BRIDGE = Candidate("172.17.0.1", "172.17.0.0/16", 1)
+FAR = Candidate("192.168.7.9", "192.168.7.0/24", 1)
+NEAR = Candidate("10.1.0.6", "10.1.0.0/16", 1)
+V6 = Candidate("fd00::6", "fd00::/64", 1)
+
+
+def test_between_machines_shared_and_loopback_addresses_are_left_out() -> None:
+    assert order_candidates(MINE, [LOOPBACK, BRIDGE, FAR, V6, NEAR], False) == [NEAR, FAR, V6]
+
+
+def test_on_one_machine_loopback_comes_first() -> None:
+    assert order_candidates(MINE, [NEAR, BRIDGE, LOOPBACK], True) == [LOOPBACK, NEAR, BRIDGE]
+
+
+def test_a_silent_address_does_not_hold_up_one_that_answers() -> None:
+    with listen_tcp("127.0.0.1") as listener, listen_tcp("127.0.0.1") as full:
+        # A listener whose queue is full drops what comes: to a client it is a black hole.
+        import socket
+
+        full.listen(0)
+        fillers = []
+        for _ in range(4):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+            fillers.append(sock)
+        hole = Candidate("127.0.0.1", "127.0.0.0/8", full.getsockname()[1])
+        good = Candidate("127.0.0.1", "127.0.0.0/8", listener.getsockname()[1])
+        deadline = Deadline(10)
+        sock, candidate = dial([hole, good], lambda sock, limit: None, deadline)
+        assert candidate == good
+        assert deadline.remaining() > 8
+        for other in [sock, *fillers]:
+            other.close()
+
+
+def test_failed_candidates_are_listed_with_their_reasons() -> None:
+    candidates = [Candidate("127.0.0.1", "127.0.0.0/8", free_port()) for _ in range(2)]
+    deadline = Deadline(10)
+    with pytest.raises(UnreachableError) as caught:
+        dial(candidates, lambda sock, limit: None, deadline)
+    for candidate in candidates:
+        assert f"127.0.0.1:{candidate.port} (Connection refused)" in str(caught.value)
+    assert deadline.remaining() > 8, "a refusal is an answer, not a reason to wait"
+
+
+def test_the_choice_of_a_pair_is_symmetric() -> None:
+    configs = [
+        Config(transports=transports, host_id=host, tcp_sockets=sockets)
+        for transports in (("shm",), ("tcp",), ("shm", "tcp"))
+        for host in (None, "a")
+        for sockets in (1, 3)
+    ]
+    identities = [Identity.mine(config) for config in configs]
+    kinds = set()
+    for a in identities:
+        assert Identity.from_bytes(a.to_bytes()) == a
+        for b in identities:
+            kinds.add(choose_transport(a, b))
+            assert choose_transport(a, b) == choose_transport(b, a)
+            assert socket_count(a, b) == socket_count(b, a) == min(a.tcp_sockets, b.tcp_sockets)
+    assert kinds == {"shm", "tcp", None}
+
+
+def test_every_rank_s_nonce_the_secret_and_the_name_change_the_key() -> None:
+    ranks = [Identity.mine(Config()) for _ in range(3)]
+    other = [ranks[0], ranks[1], Identity.mine(Config())]
+    keys = {
+        session_key(b"secret", "world", ranks),
+        session_key(b"Secret", "world", ranks),
+        session_key(b"secret", "world/1", ranks),
+        session_key(b"secret", "world", other),
+        session_key(b"secret", "world", ranks[::-1]),
+    }
+    assert len(keys) == 5
+    assert session_key(b"secret", "world", ranks) in keys
+
+
+def test_a_fork_is_another_process_on_the_same_machine() -> None:
+    import os
+
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, f"{process_token()} {machine_identity()}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    token, machine = os.read(reader, 1000).decode().split()
+    os.close(reader)
+    os.close(writer)
+    assert token != process_token() == process_token()
+    assert machine == machine_identity()

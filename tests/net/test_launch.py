@@ -1,0 +1,396 @@
+"""pycoll run: starts, watches and ends ranks; and the launchers of others."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from joining import footprint, free_port
+
+from pycoll.errors import InvalidArgumentError
+from pycoll.launch import LaunchOptions, launch, resolve_command
+from pycoll.rank_output import LINE_BYTES_MAX, LinePrefixer
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+RUN = """
+import json, sys
+sys.path.insert(0, {root!r})
+from pycoll.launch import LaunchOptions, launch
+options = json.loads(sys.argv[1])
+sys.exit(launch(LaunchOptions(**options)))
+"""
+
+
+def start(ranks: int, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
+    """A launcher in a process of its own, as the command line would have it."""
+    arguments = json.dumps({"ranks": ranks, "command": list(command), **options})
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN.format(root=str(ROOT)), arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "60"},
+    )
+
+
+def run(ranks: int, command: Sequence[str], **options: object) -> tuple[int, str, str]:
+    process = start(ranks, command, **options)
+    try:
+        out, err = process.communicate(timeout=60)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process.returncode, out, err
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
+
+
+def await_end(pids: Sequence[int]) -> None:
+    until = time.monotonic() + 10
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < until, f"still alive: {[p for p in pids if alive(p)]}"
+        time.sleep(0.02)
+
+
+def read_pids(process: subprocess.Popen[str], count: int) -> list[int]:
+    assert process.stdout is not None
+    return [int(process.stdout.readline()) for _ in range(count)]
+
+
+RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
+SAY_AND_SLEEP = python("import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
+
+
+def test_all_ranks_run_and_get_their_variables(tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "rank = os.environ['PYCOLL_RANK']\n"
+        f"with open({str(tmp_path)!r} + '/' + rank, 'w') as f:\n"
+        "    json.dump([sys.argv[1:], sys.executable, dict(os.environ)], f)\n"
+    )
+    environment = {"SOMETHING": "else", "PYCOLL_TCP_SOCKETS": "3"}
+    status, out, err = run(
+        3, [str(script), "-x", "--", "y z"], environment=environment, timeout_s=7.5
+    )
+    assert (status, out, err) == (0, "", "")
+    shared = set()
+    for rank in range(3):
+        arguments, executable, env = json.loads((tmp_path / str(rank)).read_text())
+        assert arguments == ["-x", "--", "y z"]
+        assert executable == sys.executable
+        assert (env["PYCOLL_RANK"], env["PYCOLL_SIZE"]) == (str(rank), "3")
+        assert (env["PYCOLL_LOCAL_RANK"], env["PYCOLL_LOCAL_SIZE"]) == (str(rank), "3")
+        assert (env["PYCOLL_TIMEOUT_S"], env["PYCOLL_TCP_SOCKETS"]) == ("7.5", "3")
+        assert (env["SOMETHING"], env["PYCOLL_STORE"]) == ("else", "launcher")
+        assert env.get("OMP_NUM_THREADS") == os.environ.get("OMP_NUM_THREADS")
+        assert re.fullmatch(r"[0-9a-f]{64}", env["PYCOLL_SECRET"])
+        shared.add((env["PYCOLL_SECRET"], env["PYCOLL_ADDRESS"], env["PYCOLL_JOB_ID"]))
+    assert len(shared) == 1
+
+
+def test_the_secret_is_on_no_command_line() -> None:
+    process = start(1, python(RANK + "print(os.environ['PYCOLL_SECRET'], flush=True); input()"))
+    assert process.stdout is not None
+    secret = process.stdout.readline().strip()
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_bytes())
+    process.communicate("\n", timeout=30)
+    assert len(secret) == 64
+    assert not any(secret.encode() in line for line in lines)
+
+
+def test_any_program_can_be_run_and_only_rank_0_reads_our_input() -> None:
+    process = start(2, ["sh", "-c", "read line; echo $PYCOLL_RANK:$line"])
+    out, _ = process.communicate("hello\n", timeout=30)
+    assert process.returncode == 0
+    assert sorted(out.split()) == ["0:hello", "1:"]
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_the_first_failing_rank_is_named_and_its_status_returned(failing: int) -> None:
+    code = RANK + f"import time; time.sleep(60 * (r != {failing})); os._exit(7)"
+    started = time.monotonic()
+    status, _, err = run(3, python(code))
+    assert status == 7
+    assert re.search(rf"rank {failing} \(pid \d+\) failed with exit\s+status 7", err)
+    others = [r for r in range(3) if r != failing]
+    assert f"ranks {others[0]} and {others[1]} still ran and had to" in err
+    assert 2 < time.monotonic() - started < 10
+    assert all(len(line) <= 60 for line in err.splitlines())
+
+
+def test_a_killed_rank_gives_128_and_the_signal() -> None:
+    code = RANK + "import time; os.kill(os.getpid(), 9) if r == 1 else time.sleep(60)"
+    status, _, err = run(2, python(code))
+    assert status == 137
+    assert re.search(r"rank 1 \(pid \d+\) was killed by signal 9\s+\(SIGKILL\)", err)
+
+
+def test_the_others_have_time_to_say_so_themselves() -> None:
+    code = RANK + (
+        "import time; time.sleep(0.3 if r else 0)\n"
+        "os.write(1, b'noticed %d\\n' % r); os._exit(3 + r)"
+    )
+    status, out, err = run(3, python(code))
+    assert status == 3
+    assert "noticed 1" in out
+    assert "noticed 2" in out
+    assert "then ranks 1 and 2 failed too" in err
+    assert "had to be stopped" not in err
+
+
+def test_a_rank_that_ignores_term_is_killed() -> None:
+    code = RANK + (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); "
+        "os.write(1, b'%d\\n' % os.getpid()); "
+        "time.sleep(60) if r else (time.sleep(0.5), os._exit(1))"
+    )
+    process = start(2, python(code))
+    pids = read_pids(process, 2)
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+    await_end(pids)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_each_rank_once(signum: signal.Signals) -> None:
+    code = (
+        "import os, signal, sys, time\n"
+        "seen = []\n"
+        f"signal.signal({int(signum)}, lambda *a: seen.append(1))\n"
+        "os.write(1, b'%d\\n' % os.getpid())\n"
+        "until = time.monotonic() + 30\n"
+        "while not seen and time.monotonic() < until: time.sleep(0.01)\n"
+        "time.sleep(0.3)\n"
+        "os.write(1, b'seen %d\\n' % len(seen))\n"
+    )
+    process = start(3, python(code))
+    pids = read_pids(process, 3)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=30)
+    assert out.splitlines() == ["seen 1"] * 3
+    assert process.returncode == 128 + signum
+    assert signum.name in err
+    await_end(pids)
+
+
+def test_a_second_ctrl_c_kills_at_once() -> None:
+    code = "import signal, os, time; signal.signal(2, signal.SIG_IGN); "
+    process = start(2, python(code + "os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)"))
+    pids = read_pids(process, 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert time.monotonic() - started < 2
+    assert process.returncode == 130
+    await_end(pids)
+
+
+def test_nothing_outlives_a_killed_launcher() -> None:
+    # Not even what the ranks themselves have started.
+    script = "sleep 60 & echo $!; echo $$; wait"
+    process = start(3, ["sh", "-c", script])
+    pids = read_pids(process, 6)
+    assert all(alive(pid) for pid in pids)
+    process.kill()
+    await_end(pids)
+    process.communicate(timeout=30)
+
+
+def test_what_a_rank_left_running_ends_with_it() -> None:
+    process = start(2, ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"])
+    pids = read_pids(process, 2)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    await_end(pids)
+
+
+def test_prefixed_lines_are_whole_and_in_each_rank_s_order() -> None:
+    code = RANK + (
+        "import sys\n"
+        "for i in range(300):\n"
+        "    for piece in ('line ', str(i), ' of ', str(r) * 50, '\\n'):\n"
+        "        sys.stdout.write(piece); sys.stdout.flush()\n"
+        "print('to stderr', r, file=sys.stderr)\n"
+        "sys.stdout.write('no newline'); sys.stdout.flush()\n"
+    )
+    status, out, err = run(3, python(code), prefix=True)
+    assert status == 0
+    lines: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    for line in out.splitlines():
+        found = re.fullmatch(r"\[([012])\] (.*)", line)
+        assert found, line
+        lines[int(found[1])].append(found[2])
+    for rank, seen in lines.items():
+        expected = [f"line {i} of {str(rank) * 50}" for i in range(300)]
+        assert seen == [*expected, "no newline"]
+    assert sorted(err.splitlines()) == [f"[{r}] to stderr {r}" for r in range(3)]
+
+
+def test_prefixes_are_as_wide_as_the_largest_rank() -> None:
+    status, out, _ = run(11, ["sh", "-c", "echo x"], prefix=True)
+    assert status == 0
+    assert sorted(out.splitlines()) == sorted(f"[{r:>2}] x" for r in range(11))
+
+
+def test_a_reader_that_leaves_ends_the_job() -> None:
+    process = start(2, ["sh", "-c", "while echo x; do sleep 0.01; done"], prefix=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    _, err = process.communicate(timeout=30) if process.stdout is None else (None, "")
+    assert process.wait(30) == 128 + signal.SIGPIPE
+    assert err == ""
+    for stream in (process.stdin, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def test_lines_are_cut_only_when_they_are_enormous() -> None:
+    prefixer = LinePrefixer(b"[0] ")
+    assert prefixer.take(b"a") == b""
+    assert prefixer.take(b"b\r\nc\rd\n\ne") == b"[0] ab\r\n[0] c\rd\n[0] \n"
+    assert prefixer.finish() == b"[0] e\n"
+    assert prefixer.finish() == b""
+    long = b"z" * LINE_BYTES_MAX
+    assert prefixer.take(long) == b"[0] " + long + b"\n"
+
+
+def test_quiet_says_nothing() -> None:
+    assert run(2, ["sh", "-c", "exit 4"], quiet=True) == (4, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (LaunchOptions(1, []), "command is empty"),
+        (LaunchOptions(1, ["no-such-program-here"]), "'no-such-program-here' is no program"),
+        (LaunchOptions(1, ["missing.py"]), "there is no file 'missing.py'"),
+        (LaunchOptions(0, ["true"]), "ranks=0: expected 1 to"),
+        (LaunchOptions(1, ["true"], timeout_s=-1), "PYCOLL_TIMEOUT_S='-1'"),
+        (LaunchOptions(1, ["true"], environment={"PYCOLL_RNK": "1"}), "did you mean PYCOLL_RANK"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: LaunchOptions, text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        launch(options)
+    assert text in str(caught.value)
+
+
+def test_a_module_runs_with_this_python() -> None:
+    assert resolve_command(["-m", "timeit"]) == [sys.executable, "-m", "timeit"]
+
+
+def test_launch_leaves_handlers_and_descriptors_as_they_were() -> None:
+    gc.collect()
+    before = [signal.getsignal(s) for s in (2, 15, 1)], footprint()
+    assert launch(LaunchOptions(2, ["true"])) == 0
+    gc.collect()
+    assert ([signal.getsignal(s) for s in (2, 15, 1)], footprint()) == before
+
+
+JOIN = """
+import os
+import sys
+sys.path[:0] = [{here!r}, {root!r}]
+from joining import World
+from pycoll.bootstrap import join
+from pycoll.config import Config
+{prepare}
+with World() as world:
+    for _ in range(2):
+        joined = join(Config.read(), factories=world.factories{arguments})
+    world.made[-1].check()
+    line = f"{{joined.rank}} {{joined.size}} {{joined.source}} {{sorted(world.made[-1].peers)}}\\n"
+    os.write(1, line.encode())
+"""
+
+
+def join_script(folder: Path, prepare: str = "", arguments: str = "") -> str:
+    path = folder / "join.py"
+    path.write_text(
+        JOIN.format(here=str(HERE), root=str(ROOT), prepare=prepare, arguments=arguments)
+    )
+    return str(path)
+
+
+def program(name: str) -> str:
+    """Beside this Python, or on PATH; skipped with the reason if there is none."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed: pip install -r tests/requirements.txt has it")
+    return found
+
+
+def expect_joined(command: Sequence[str], size: int, source: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line for line in done.stdout.splitlines() if source in line)
+    peers = [[p for p in range(size) if p != r] for r in range(size)]
+    assert lines == [f"{r} {size} {source} {peers[r]}" for r in range(size)], done.stdout
+
+
+def test_ranks_of_pycoll_run_join(tmp_path: Path) -> None:
+    status, out, err = run(4, [join_script(tmp_path)])
+    assert (status, err) == (0, "")
+    assert len(out.splitlines()) == 4
+    assert "0 4 pycoll run [1, 2, 3]" in out
+
+
+def test_ranks_of_mpich_join(tmp_path: Path) -> None:
+    mpiexec = program("mpiexec.hydra")
+    expect_joined([mpiexec, "-n", "3", sys.executable, join_script(tmp_path)], 3, "MPICH")
+    # A shell between launcher and rank changes nothing.
+    line = f"{sys.executable} {join_script(tmp_path)}; true"
+    expect_joined([mpiexec, "-n", "2", "sh", "-c", line], 2, "MPICH")
+
+
+def test_ranks_of_open_mpi_join(tmp_path: Path) -> None:
+    command = [program("prterun"), "--personality", "ompi", "--map-by", ":OVERSUBSCRIBE"]
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    expect_joined([*command, "-n", "3", sys.executable, join_script(tmp_path)], 3, "Open MPI")
+
+
+def test_ranks_of_torchrun_join(tmp_path: Path) -> None:
+    command = [program("torchrun"), "--nproc-per-node", "2", "--master-port", str(free_port())]
+    expect_joined([*command, join_script(tmp_path)], 2, "torchrun")
+
+
+def test_ranks_of_an_mpi4py_communicator_join(tmp_path: Path) -> None:
+    mpiexec = program("mpiexec.hydra")
+    script = join_script(tmp_path, "from mpi4py import MPI", ", comm=MPI.COMM_WORLD")
+    expect_joined([mpiexec, "-n", "3", sys.executable, script], 3, "mpi4py")

@@ -1,0 +1,124 @@
+"""Two network namespaces stand for two hosts, with addresses that mislead."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from joining import SECRET
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SCRIPT = f"""
+import os, sys
+sys.path[:0] = [{str(HERE)!r}, {str(ROOT)!r}]
+from joining import World
+from pycoll.bootstrap import join
+from pycoll.config import Config
+with World() as world:
+    joined = join(Config.read(), factories=world.factories)
+    world.check()
+    ways = [f"{{type(t).__name__}}{{sorted(t.peers)}}" for t in joined.transports]
+    os.write(1, f"{{joined.rank}} {{joined.hosts}} {{' '.join(ways)}}\\n".encode())
+"""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[str]]:
+    """Two namespaces joined by a cable; ranks 0 and 1 go to the first, 2 and 3 to the second."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and the ip command to make network namespaces")
+    names = [f"pycoll{os.getpid()}{side}" for side in "ab"]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"cannot make network namespaces: {error.stderr.decode().strip()}")
+        ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable",
+           "netns", names[1])  # fmt: skip
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
+            ip("-n", name, "addr", "add", f"fd77::{number}/64", "dev", "cable", "nodad")
+            # Both believe to be in one network here, but no cable connects them.
+            ip("-n", name, "link", "add", "aaa", "type", "veth", "peer", "name", "end")
+            ip("-n", name, "addr", "add", f"10.66.0.{number}/24", "dev", "aaa")
+            # Like a container bridge: the same address on every host.
+            ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "aaa")
+            for device in ("lo", "cable", "aaa", "end"):
+                ip("-n", name, "link", "set", device, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def run(hosts: list[str], address: str, **variables: str) -> tuple[list[str], list[str], float]:
+    """Sorted outputs, error texts and seconds of four ranks."""
+    started = time.monotonic()
+    processes = []
+    for rank in range(4):
+        environment = os.environ | {
+            "PYCOLL_RANK": str(rank),
+            "PYCOLL_SIZE": "4",
+            "PYCOLL_ADDRESS": address,
+            "PYCOLL_SECRET": SECRET,
+            "PYCOLL_INIT_TIMEOUT_S": "20",
+        }
+        processes.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", hosts[rank // 2], sys.executable, "-c", SCRIPT],
+                env=environment | variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    ended = [process.communicate(timeout=60) for process in processes]
+    outputs = sorted(out for out, _ in ended)
+    return outputs, [err for _, err in ended], time.monotonic() - started
+
+
+@pytest.mark.parametrize("address", ["10.77.0.1:4711", "[fd77::1]:4712"])
+def test_ranks_of_two_hosts_find_the_cable(hosts: list[str], address: str) -> None:
+    outputs, texts, seconds = run(hosts, address)
+    assert outputs == [
+        "0 [0, 0, 1, 1] FakeShm[1] FakeTcp[2, 3]\n",
+        "1 [0, 0, 1, 1] FakeShm[0] FakeTcp[2, 3]\n",
+        "2 [0, 0, 1, 1] FakeShm[3] FakeTcp[0, 1]\n",
+        "3 [0, 0, 1, 1] FakeShm[2] FakeTcp[0, 1]\n",
+    ], texts
+    # The dead network is tried first, and costs a quarter of a second for each connection.
+    assert seconds < 10
+
+
+def test_a_dead_network_alone_is_reported_with_each_address(hosts: list[str]) -> None:
+    outputs, texts, seconds = run(
+        hosts, "10.77.0.1:4713", PYCOLL_INTERFACES="aaa", PYCOLL_INIT_TIMEOUT_S="6"
+    )
+    assert outputs == [""] * 4
+    assert seconds < 15
+    for text in texts:
+        last = text.strip().splitlines()[-1]
+        assert "TransportError: rank " in last
+        assert "cannot reach rank 0 (" in last or "in vain" in last
+    assert any("10.66.0.1:" in text for text in texts), texts
+
+
+def test_loopback_alone_leads_nowhere(hosts: list[str]) -> None:
+    outputs, texts, seconds = run(hosts, "10.77.0.1:4714", PYCOLL_INTERFACES="lo")
+    assert outputs == [""] * 4
+    assert seconds < 10, "told at once, not at the deadline"
+    for text in texts:
+        assert "over tcp: it offers 127.0.0.1:" in text
+        assert "which leads nowhere from another host" in text

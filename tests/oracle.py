@@ -1,0 +1,150 @@
+"""What each collective means, in NumPy; and inputs whose results are exact.
+
+Inputs differ per element and rank as far as the type can tell, and every partial result of every
+order of folding is a number that the type holds exactly, so results are compared bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pycoll.rows import shares
+from pycoll.types import DType, is_defined, numpy_dtype
+
+Array = npt.NDArray[Any]
+
+DTYPES = [dtype.word for dtype in DType]
+OPS = ["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
+
+#: The largest whole number up to which every whole number is exact, and the largest sum of
+#: exponents of two that products may reach.
+_WHOLE = {"float16": 2048, "bfloat16": 256, "float8_e4m3": 16, "float8_e5m2": 8}
+_EXPONENT = {"float8_e4m3": 5, "float8_e5m2": 12}
+
+
+def np_dtype(word: str) -> np.dtype[Any]:
+    return numpy_dtype(DType[word.upper()])
+
+
+def ops_for(dtype: str) -> list[str]:
+    from pycoll.types import OPS as CODES
+
+    return [op for op in OPS if is_defined(DType[dtype.upper()], CODES[op])]
+
+
+def inputs(dtype: str, op: str, size: int, count: int, seed: int) -> Array:
+    """One row per rank."""
+    rng = np.random.default_rng([seed, size, count])
+    target = np_dtype(dtype)
+    shape = (size, count)
+    if target.kind in "iu":
+        whole = np.iinfo(target)
+        if op == "avg":
+            return _budgeted(rng, shape, int(whole.max), whole.min < 0).astype(target)
+        bits = rng.integers(0, 256, (size, count * target.itemsize), np.uint8)
+        return np.ascontiguousarray(bits).view(target)
+    if target.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if target.kind == "c":
+        if op == "prod":
+            return np.array([1, -1, 1j, -1j], target)[rng.integers(0, 4, shape)]
+        parts = [_budgeted(rng, shape, 1 << 20, True) for _ in range(2)]
+        return (parts[0] + 1j * parts[1]).astype(target)
+    if op == "prod":
+        exponents = _budgeted(rng, shape, _EXPONENT.get(dtype, 14), True)
+        signs = rng.choice([-1.0, 1.0], shape)
+        return (signs * np.exp2(exponents)).astype(target)
+    limit = _WHOLE.get(dtype, 1 << 22)
+    if op in ("min", "max"):
+        return rng.integers(-limit, limit + 1, shape).astype(np.float64).astype(target)
+    return _budgeted(rng, shape, limit, True).astype(np.float64).astype(target)
+
+
+def _budgeted(rng: Any, shape: tuple[int, int], limit: int, signed: bool) -> Array:
+    """Whole numbers whose absolute values add up to ``limit`` at most in each column."""
+    size, count = shape
+    left = np.full(count, float(limit))
+    rows = np.zeros(shape, np.int64)
+    for rank in rng.permutation(size):
+        take = np.floor(rng.random(count) * (left + 1) * min(1.0, 2.0 / size))
+        take = np.minimum(take, left)
+        left -= take
+        rows[rank] = take * (rng.choice([-1, 1], count) if signed else 1)
+    return rows
+
+
+_FOLDS: dict[str, Any] = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+_BOOL = {"sum": "bor", "avg": "bor", "max": "bor", "prod": "band", "min": "band"}
+
+
+def fold(rows: Array, op: str) -> Array:
+    """The combination of the rows, in their type."""
+    target = rows.dtype
+    if target.kind == "b":
+        op = _BOOL.get(op, op)
+    narrow = target.itemsize < 4 and target.kind not in "iub"
+    wide = rows.astype(np.float64) if narrow else rows
+    total = wide[0].copy()
+    for row in wide[1:]:
+        total = _FOLDS[op](total, row)
+    if op == "avg":
+        size = len(rows)
+        if target.kind in "iu":
+            # Towards zero, as C divides; NumPy's // rounds down.
+            return (np.sign(total) * (np.abs(total.astype(object)) // size)).astype(target)
+        if narrow:
+            return (total.astype(np.float32) / np.float32(size)).astype(target)
+        if target.kind == "c":
+            part = np.float32 if target.itemsize == 8 else np.float64
+            real, imag = total.real / part(size), total.imag / part(size)
+            return (real + 1j * imag).astype(target)
+        return (total / target.type(size)).astype(target)
+    return total.astype(target)
+
+
+def identity(dtype: str, op: str) -> Any:
+    """What exscan gives to rank 0."""
+    target = np_dtype(dtype)
+    if op in ("sum", "bor", "bxor"):
+        return target.type(0)
+    if op == "prod":
+        return target.type(1)
+    if op == "band":
+        return ~target.type(0)
+    highest = op == "min"
+    if target.kind == "b":
+        return np.bool_(highest)
+    if target.kind in "iu":
+        return target.type(np.iinfo(target).max if highest else np.iinfo(target).min)
+    limits = ml_dtypes.finfo(target)
+    if dtype == "float8_e4m3":
+        return limits.max if highest else limits.min
+    return target.type(np.inf if highest else -np.inf)
+
+
+def bounds(rows: int, size: int) -> list[int]:
+    """Where the rows of each rank begin, and the end."""
+    return [0, *(int(end) for end in np.cumsum(shares(rows, size)))]
+
+
+def same_bits(found: Any, expected: Any) -> bool:
+    """Equal type, shape and bytes; for complex products zeros of both signs are equal."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return False
+    if found.dtype.kind == "c":
+        return bool(np.array_equal(found, expected))
+    return found.tobytes() == expected.tobytes()

@@ -1,0 +1,292 @@
+"""Numbers instead of proofs: schedules and plans run with integers, in random order.
+
+Written against the documents alone (schedule.py's docstring, FORMAT.md) and sharing no code with
+the proof but the reader of plan bytes. Contributions are random residues, so a wrong set of
+contributions gives a wrong sum. A result that is final is multiplied by `FINAL_FACTOR` in place of
+the division that `avg` does. Memory that a row may hand over is read as late as allowed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from itertools import groupby
+
+from pycoll.plan_format import unpack
+from pycoll.schedule import TOKEN, Collective, Schedule
+
+PRIME = (1 << 61) - 1
+FINAL_FACTOR = 1_000_003
+DIVIDED = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
+IN_PLACE = (
+    Collective.ALL_REDUCE,
+    Collective.REDUCE,
+    Collective.BROADCAST,
+    Collective.SCAN,
+    Collective.EXSCAN,
+)
+Operation = Callable[[int, int], int]
+
+
+class WrongRunError(Exception):
+    """The run deadlocked, read what is not there, or ended with wrong values."""
+
+
+def add(a: int, b: int) -> int:
+    return (a + b) % PRIME
+
+
+def in_order(a: int, b: int) -> int:
+    """Neither commutative nor associative, so it tells every order of a fold from every other."""
+    return (3 * a + 5 * b + a * b % PRIME * 7 + 11) % PRIME
+
+
+def contribution(rank: int, chunk: int, tile: int = 0) -> int:
+    return random.Random(f"{rank} {chunk} {tile}").randrange(PRIME)
+
+
+def has_input(schedule: Schedule, rank: int, block: int) -> bool:
+    kind, size, root = schedule.collective, schedule.size, schedule.root
+    if kind in (Collective.ALL_GATHER, Collective.GATHER):
+        return block == rank
+    if kind in (Collective.BROADCAST, Collective.SCATTER):
+        return rank == root
+    return kind is not Collective.ALL_TO_ALL or block // size == rank
+
+
+def sources(schedule: Schedule, rank: int, block: int) -> list[int]:
+    """The ranks whose contributions belong in a block of the rank's output; none: anything may."""
+    kind, size, root = schedule.collective, schedule.size, schedule.root
+    everyone = list(range(size))
+    if kind in (Collective.REDUCE, Collective.GATHER) and rank != root:
+        return []
+    if kind in (Collective.REDUCE_SCATTER, Collective.SCATTER) and rank != block:
+        return []
+    if kind is Collective.ALL_TO_ALL:
+        return [block // size] if block % size == rank else []
+    if kind is Collective.SCAN:
+        return everyone[: rank + 1]
+    if kind is Collective.EXSCAN:
+        return everyone[:rank]
+    if kind in (Collective.BROADCAST, Collective.SCATTER):
+        return [root]
+    if kind in (Collective.ALL_GATHER, Collective.GATHER):
+        return [block]
+    return everyone
+
+
+def expected(schedule: Schedule, tile: int = 0, factor: int = 1) -> dict[tuple[int, int], int]:
+    """(rank, chunk) -> the sum that must be in the output."""
+    wanted = {}
+    for rank in range(schedule.size):
+        for chunk in range(schedule.data_chunks):
+            if ranks := sources(schedule, rank, chunk // schedule.parts):
+                total = sum(contribution(r, chunk, tile) for r in ranks)
+                wanted[rank, chunk] = total * factor % PRIME
+    return wanted
+
+
+def run_schedule(schedule: Schedule, op: Operation) -> list[dict[int, int]]:
+    """Rank -> chunk -> value at the end, by the definition of a step."""
+    held: list[dict[int, int]] = [{} for _ in range(schedule.size)]
+    for rank in range(schedule.size):
+        for chunk in range(schedule.data_chunks):
+            if has_input(schedule, rank, chunk // schedule.parts):
+                held[rank][chunk] = contribution(rank, chunk)
+    for _, group in groupby(schedule.transfers, key=lambda t: t.step):
+        before = [dict(chunks) for chunks in held]
+        landing: dict[tuple[int, int], list[tuple[bool, bool, int]]] = {}
+        for t in group:
+            if t.chunk == TOKEN:
+                continue
+            if t.chunk not in before[t.source]:
+                raise WrongRunError(f"rank {t.source} reads chunk {t.chunk}")
+            value = before[t.source][t.chunk]
+            landing.setdefault((t.destination, t.target), []).append((t.reduce, t.before, value))
+        for (rank, chunk), values in landing.items():
+            if not values[0][0]:
+                held[rank][chunk] = values[-1][2]
+                continue
+            if chunk not in before[rank]:
+                raise WrongRunError(f"rank {rank} combines into chunk {chunk}")
+            held[rank][chunk] = fold(before[rank][chunk], values, op)
+    return held
+
+
+def fold(own: int, values: list[tuple[bool, bool, int]], op: Operation) -> int:
+    """In threes from the chunk's own value outwards; each three is a fold from the left."""
+    front = [value for _, before, value in values if before]
+    behind = [value for _, before, value in values if not before]
+    while front or behind:
+        near = front[-3:]
+        front = front[:-3]
+        after = behind[: 3 - len(near)]
+        behind = behind[3 - len(near) :]
+        operands = [*near, own, *after]
+        own = operands[0]
+        for value in operands[1:]:
+            own = op(own, value)
+    return own
+
+
+def schedule_is_right(schedule: Schedule) -> bool:
+    """Whether a run gives the right sums."""
+    try:
+        held = run_schedule(schedule, add)
+    except WrongRunError:
+        return False
+    return all(
+        held[rank].get(chunk) == value for (rank, chunk), value in expected(schedule).items()
+    )
+
+
+class World:
+    """All ranks' plans, their memory and channels; lanes are stepped in random order."""
+
+    def __init__(
+        self,
+        plans: list[bytes],
+        rng: random.Random,
+        op: Operation = add,
+        factor: int = FINAL_FACTOR,
+        tiles: int = 2,
+        depth: int = 2,
+        in_place: bool = False,
+        lazy: bool = True,
+    ) -> None:
+        self.plans = [unpack(image) for image in plans]
+        first = self.plans[0]
+        self.schedule = Schedule(first.collective, first.size, first.parts, (), first.root)
+        self.rng, self.op, self.factor, self.tiles, self.depth = rng, op, factor, tiles, depth
+        self.lazy = lazy
+        shared = in_place and first.collective in IN_PLACE
+        self.inputs: list[dict[tuple[int, int], int]] = []
+        self.outputs: list[dict[tuple[int, int], int]] = []
+        for rank in range(first.size):
+            memory = {
+                (chunk, tile): contribution(rank, chunk, tile)
+                for chunk in range(self.schedule.data_chunks)
+                for tile in range(tiles)
+                if has_input(self.schedule, rank, chunk // first.parts)
+            }
+            self.inputs.append(memory)
+            self.outputs.append(memory if shared else {})
+        self.scratch: list[dict[int, int]] = [{} for _ in self.plans]
+        self.channels: dict[tuple[int, int, int], deque[list]] = {}
+        self.lanes = [
+            [rank, [row for row in plan.rows if row.lane == lane], 0, 0, 1 << rank]
+            for rank, plan in enumerate(self.plans)
+            for lane in range(plan.lane_count)
+        ]
+
+    def run(self) -> None:
+        """To the end; raises WrongRunError on deadlock."""
+        waiting = [lane for lane in self.lanes if lane[1]]
+        self.rng.shuffle(waiting)
+        steady = self.rng.random() < 0.5  # some lanes always before others: great skew
+        while waiting:
+            if not steady:
+                self.rng.shuffle(waiting)
+            for lane in waiting:
+                if self.step(lane):
+                    if lane[3] == self.tiles:
+                        waiting.remove(lane)
+                    break
+            else:
+                raise WrongRunError("deadlock")
+        if any(self.channels.values()):
+            raise WrongRunError("segments are left over")
+
+    def queue(self, rank: int, end: int) -> deque[list]:
+        peer, number, sends = self.plans[rank].channels[end]
+        key = (rank, peer, number) if sends else (peer, rank, number)
+        return self.channels.setdefault(key, deque())
+
+    def step(self, lane: list) -> bool:
+        rank, rows, index, tile, _ = lane
+        row = rows[index]
+        token = row.chunk == 0xFFFFFFFF
+        if not token or tile == self.tiles - 1:
+            recv = [self.queue(rank, end) for end in row.recv]
+            send = [self.queue(rank, end) for end in row.send]
+            if not all(recv) or any(len(queue) >= self.depth for queue in send):
+                return False
+            self.execute(lane, row, [queue.popleft() for queue in recv], send, token)
+        lane[2] = (index + 1) % len(rows)
+        lane[3] = tile + (index + 1 == len(rows))
+        return True
+
+    def execute(self, lane: list, row, arrived: list[list], send: list[deque], token: bool) -> None:
+        rank, tile = lane[0], lane[3]
+        for segment in arrived:
+            lane[4] |= segment[3]
+            if segment[0] != row.chunk:
+                raise WrongRunError("a segment of another chunk")
+        memory, key, value = None, None, 0
+        if not token:
+            operands = [self.load(segment) for segment in arrived]
+            if row.source:
+                memory, key = self.place(rank, row.source, row.source_slot, tile)
+                if key not in memory:
+                    raise WrongRunError("reads what is not there")
+                operands.insert(row.source_position, memory[key])
+            value = operands[0]
+            for operand in operands[1:]:
+                value = self.op(value, operand)
+            if row.flags & 1:
+                value = value * self.factor % PRIME
+        late = self.lazy and memory is not None and not row.recv and row.source != 3
+        for queue in send:
+            source = (memory, key) if late else None
+            queue.append([row.chunk, value, source, lane[4], rank])
+        if row.target:
+            self.store(rank, row, tile, value)
+
+    def store(self, rank: int, row, tile: int, value: int) -> None:
+        if row.flags & 2:
+            for queue in self.channels.values():
+                for segment in queue:
+                    if segment[4] == rank:
+                        segment[1], segment[2] = self.load(segment), None
+        if row.target == 2 and row.target_slot != row.chunk:
+            raise WrongRunError("writes a chunk of another size")
+        memory, key = self.place(rank, row.target, row.target_slot, tile)
+        memory[key] = value
+
+    @staticmethod
+    def load(segment: list) -> int:
+        return segment[2][0][segment[2][1]] if segment[2] is not None else segment[1]
+
+    def place(self, rank: int, buffer: int, slot: int, tile: int) -> tuple[dict, object]:
+        if buffer == 3:
+            return self.scratch[rank], slot
+        return (self.inputs if buffer == 1 else self.outputs)[rank], (slot, tile)
+
+    def check(self, everyone_heard: bool) -> None:
+        """The sums are right in every tile, and everyone heard where this is promised."""
+        size, kind = self.schedule.size, self.schedule.collective
+        factor = self.factor if kind in DIVIDED and size > 1 else 1
+        for tile in range(self.tiles):
+            for (rank, chunk), value in expected(self.schedule, tile, factor).items():
+                if self.outputs[rank].get((chunk, tile)) != value:
+                    raise WrongRunError(f"rank {rank}, chunk {chunk}, tile {tile} is wrong")
+        if everyone_heard or kind is Collective.BARRIER:
+            heard = [1 << rank for rank in range(size)]
+            for lane in self.lanes:
+                heard[lane[0]] |= lane[4]
+            if any(mask != (1 << size) - 1 for mask in heard):
+                raise WrongRunError("a rank leaves early")
+
+
+def plans_are_right(plans: list[bytes], seed: int, runs: int, everyone_heard: bool = False) -> bool:
+    """Whether random runs, in place and not, give the right sums."""
+    for run in range(runs):
+        rng = random.Random(seed * 1000 + run)
+        world = World(plans, rng, in_place=bool(run % 2), lazy=run % 3 != 2, depth=2 + run % 2)
+        try:
+            world.run()
+            world.check(everyone_heard)
+        except WrongRunError:
+            return False
+    return True

@@ -1,0 +1,396 @@
+"""Lowering: bytes, which transfers share a row, where values live; and the proof of all plans."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+import zlib
+from dataclasses import replace
+
+import pytest
+from samples import (
+    all_samples,
+    barrier,
+    binomial,
+    binomial_reduce,
+    chain,
+    direct_reduce,
+    doubling,
+    exscan,
+    make,
+    one_shot,
+    pairwise,
+    ring,
+    star,
+    tree,
+)
+from simulate import PRIME, World, in_order, plans_are_right, run_schedule, sources
+
+from pycoll.lower import acknowledged, lower, lower_all
+from pycoll.plan_format import FINAL, FLUSH, TOKEN_ROW, Buffer, Plan, Row, pack, unpack
+from pycoll.plan_text import plan_text, schedule_text
+from pycoll.schedule import REDUCE, Collective, Schedule, ScheduleError, Transfer
+from pycoll.verify import hears_all, verify_plans
+
+SAMPLES = [pair for size in (1, 2, 3, 4, 5, 8, 13) for pair in all_samples(size)]
+each_sample = pytest.mark.parametrize("name, schedule", SAMPLES, ids=[name for name, _ in SAMPLES])
+
+
+@each_sample
+def test_plans_are_proved_and_right(name: str, schedule: Schedule) -> None:
+    plans = lower_all(schedule)
+    verify_plans(plans)
+    assert plans_are_right(plans, seed=1, runs=4), name
+
+
+@each_sample
+def test_plans_are_proved_with_uneven_chunks(name: str, schedule: Schedule) -> None:
+    plans = lower_all(schedule)
+    for seed in range(3):
+        rng = random.Random(seed)
+        tiles = [rng.randint(1, 3) for _ in range(schedule.data_chunks)]
+        verify_plans(plans, tiles_of=tiles.__getitem__)
+
+
+@each_sample
+def test_plans_fold_in_the_order_of_the_schedule(name: str, schedule: Schedule) -> None:
+    held = run_schedule(schedule, in_order)
+    world = World(lower_all(schedule), random.Random(2), in_order, factor=1, tiles=1)
+    world.run()
+    for rank in range(schedule.size):
+        for chunk in range(schedule.data_chunks):
+            if sources(schedule, rank, chunk // schedule.parts):
+                assert world.outputs[rank][chunk, 0] == held[rank][chunk], (name, rank, chunk)
+
+
+@each_sample
+def test_a_rank_lowers_alike_from_the_whole_and_from_its_part(
+    name: str, schedule: Schedule
+) -> None:
+    whole = acknowledged(schedule)
+    plans = lower_all(whole)
+    for rank, plan in enumerate(plans):
+        assert lower(whole, rank) == plan, name
+        assert lower(acknowledged(schedule.part_of(rank)), rank) == plan, name
+
+
+@each_sample
+def test_acknowledged_lets_nobody_leave_early(name: str, schedule: Schedule) -> None:
+    whole = acknowledged(schedule)
+    assert hears_all(whole), name
+    assert (whole is schedule) or not hears_all(schedule) or schedule.size == 1 or "scan" in name
+    plans = lower_all(whole)
+    verify_plans(plans, everyone_heard=True)
+    assert plans_are_right(plans, seed=3, runs=3, everyone_heard=True)
+
+
+def test_the_bytes_are_those_of_the_format() -> None:
+    image = lower(ring(2), 1)
+    assert image[:8] == b"PCPL\x01\x00\x00\x01"
+    words = struct.unpack_from("<9I", image, 8)
+    assert words == (2, 1, 0, 1, 2, 0, 0, 2, 3)
+    assert image[44:60] == bytes(16)
+    checksum = int.from_bytes(image[60:64], "little")
+    assert checksum == zlib.crc32(image[:60] + bytes(4) + image[64:])
+    assert image[64:80] == struct.pack("<IHBBIHBB", 0, 0, 1, 0, 0, 0, 0, 0)
+    none = 0xFFFF
+    rows = [struct.unpack_from("<I8BII6H", image, 80 + 32 * i) for i in range(3)]
+    assert len(image) == 80 + 32 * 3
+    # chunk, lane, recvs, sends, flags, source, position, target, 0, slots, recv channels, send
+    assert rows[0] == (1, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, none, none, none, 0, none, none)
+    assert rows[1] == (0, 0, 1, 1, 1, 1, 1, 2, 0, 0, 0, 1, none, none, 0, none, none)
+    assert rows[2] == (1, 0, 1, 0, 2, 0, 0, 2, 0, 0, 1, 1, none, none, none, none, none)
+
+
+def test_packing_what_was_read_gives_the_same_bytes() -> None:
+    for _, schedule in SAMPLES:
+        for image in lower_all(schedule):
+            assert pack(unpack(image)) == image
+
+
+def test_every_damaged_byte_is_noticed() -> None:
+    image = lower(tree(5), 1)
+    for place in range(len(image)):
+        damaged = bytearray(image)
+        damaged[place] ^= 0x40
+        with pytest.raises(ScheduleError, match="malformed plan"):
+            unpack(bytes(damaged))
+    with pytest.raises(ScheduleError, match="at least 64 bytes"):
+        unpack(image[:63])
+
+
+def rows_of(schedule: Schedule, rank: int) -> tuple[Row, ...]:
+    return unpack(lower(schedule, rank)).rows
+
+
+def test_receive_reduce_send_is_one_row_and_sums_on_the_way_stay_nowhere() -> None:
+    rows = rows_of(ring(5), 2)
+    assert len(rows) == 2 * 5 - 1
+    for row in rows[1:4]:
+        assert (row.source, row.target, len(row.recv), len(row.send)) == (Buffer.INPUT, 0, 1, 1)
+    assert rows[4].flags == FINAL and rows[4].target == Buffer.OUTPUT and len(rows[4].send) == 1
+    for row in rows[5:]:
+        assert (row.source, row.target, len(row.recv)) == (Buffer.NONE, Buffer.OUTPUT, 1)
+    assert unpack(lower(ring(5), 2)).scratch_slots == 0
+
+
+def test_children_of_one_step_arrive_in_one_row() -> None:
+    plan = unpack(lower(tree(7), 0))
+    assert len(plan.rows) == 1, "the root turns around in one row"
+    row = plan.rows[0]
+    assert (len(row.recv), len(row.send), row.flags, row.target) == (2, 2, FINAL, Buffer.OUTPUT)
+    assert plan.lane_count == 1, "lanes that exchange values are one"
+    middle = unpack(lower(tree(7), 1))
+    assert middle.lane_count == 2
+    up, down = middle.rows
+    assert (up.target, len(up.recv), len(up.send), up.flags) == (Buffer.NONE, 2, 1, 0)
+    assert (down.target, len(down.recv), len(down.send)) == (Buffer.OUTPUT, 1, 2)
+
+
+def test_lanes_without_common_values_stay_apart() -> None:
+    two = [*tree(7).transfers, *(replace(t, chunk=1) for t in tree(7, lane=2).transfers)]
+    both = make(Collective.ALL_REDUCE, 7, two, parts=2)
+    plan = unpack(lower(both, 1))
+    assert plan.lane_count == 4
+    assert {channel.number for channel in plan.channels} == {0, 1, 2, 3}
+    verify_plans(lower_all(both))
+
+
+def test_more_than_three_values_take_more_rows_and_scratch_where_the_output_lacks_the_chunk() -> (
+    None
+):
+    rows = rows_of(direct_reduce(8, 0), 0)
+    assert [len(row.recv) for row in rows] == [3, 3, 1]
+    assert [row.flags for row in rows] == [0, 0, FINAL]
+    assert {row.target for row in rows} == {Buffer.OUTPUT}
+    five = make(
+        Collective.REDUCE,
+        6,
+        [
+            *(Transfer(0, 0, r, 1, REDUCE, before=False) for r in range(2, 6)),
+            Transfer(1, 0, 1, 0, REDUCE),
+        ],
+    )
+    plan = unpack(lower(five, 1))
+    assert plan.scratch_slots == 1
+    assert [row.target for row in plan.rows] == [Buffer.SCRATCH, Buffer.NONE]
+    assert plan.rows[1].source == Buffer.SCRATCH
+    verify_plans(lower_all(five))
+
+
+def test_scratch_slots_are_used_again() -> None:
+    plan = unpack(lower(binomial_reduce(16, 0, parts=2), 8))
+    assert [row.target for row in plan.rows] == [Buffer.SCRATCH] * 4 + [Buffer.NONE] * 2
+    assert plan.scratch_slots == 2, "a sum takes the place of the one that it continues"
+    plan = unpack(lower(binomial_reduce(16, 0, parts=2), 0))
+    assert plan.scratch_slots == 0, "the root has an output to keep them in"
+
+
+def test_own_blocks_are_copied_by_the_row_that_sends_them() -> None:
+    gather = make(
+        Collective.ALL_GATHER,
+        2,
+        [Transfer(0, 0, 0, 1), Transfer(0, 1, 1, 0)],
+    )
+    row = rows_of(gather, 0)[0]
+    assert (row.source, row.target, row.target_slot, len(row.send)) == (1, 2, 0, 1)
+    lonely = rows_of(make(Collective.ALL_REDUCE, 1, (), parts=2), 0)
+    assert [(row.source, row.target, row.source_slot, row.flags) for row in lonely] == [
+        (1, 2, 0, 0),
+        (1, 2, 1, 0),
+    ]
+
+
+def test_one_value_to_several_peers_is_one_row() -> None:
+    rows = rows_of(star(Collective.SCATTER, 4, 0), 0)
+    assert [len(row.send) for row in rows] == [1, 1, 1, 0], "different blocks, different rows"
+    flat = make(Collective.BROADCAST, 6, [Transfer(0, 0, 0, r) for r in range(1, 6)])
+    assert [len(row.send) for row in rows_of(flat, 0)] == [3, 2]
+    assert len(rows_of(binomial(8, 0), 1)) == 1, "received and passed on"
+
+
+def test_tokens_share_rows_step_by_step() -> None:
+    plan = unpack(lower(barrier(8), 3))
+    assert [(len(row.recv), len(row.send)) for row in plan.rows] == [(0, 1), (1, 1), (1, 1), (1, 0)]
+    assert all(row.chunk == TOKEN_ROW for row in plan.rows)
+
+
+def test_in_place_writes_wait_for_memory_that_was_sent() -> None:
+    rows = rows_of(ring(4), 0)
+    flushed = [row for row in rows if row.flags & FLUSH]
+    assert [row.target_slot for row in flushed] == [0], "the chunk that rank 0 sent first"
+    assert not any(row.flags & FLUSH for row in rows_of(pairwise(4), 0))
+
+
+def test_final_is_where_a_sum_is_complete() -> None:
+    for rank in range(8):
+        flags = [row.flags & FINAL for row in rows_of(doubling(8), rank) if len(row.recv)]
+        assert flags == [0, 0, FINAL]
+    assert not any(row.flags & FINAL for rank in range(5) for row in rows_of(exscan(5), rank))
+
+
+def test_exscan_leaves_rank_0_alone() -> None:
+    assert all(row.target == Buffer.NONE for row in rows_of(exscan(4), 0))
+
+
+def test_a_value_that_outlives_its_place_moves_to_scratch() -> None:
+    """Rank 1 keeps its input in a temporary while the output gets something else for a while."""
+    kept = make(
+        Collective.ALL_REDUCE,
+        2,
+        [
+            Transfer(0, 0, 1, 1, into=1),
+            Transfer(1, 0, 0, 1),
+            Transfer(2, 0, 1, 1, into=2),
+            Transfer(3, 1, 1, 0, into=1),
+            Transfer(4, 1, 0, 1, REDUCE, into=2, before=False),
+            Transfer(5, 2, 1, 1, into=0),
+            Transfer(6, 0, 1, 0),
+        ],
+        temporaries=(0, 0),
+    )
+    plans = lower_all(kept)
+    verify_plans(plans)
+    assert plans_are_right(plans, seed=5, runs=6)
+    first = unpack(plans[1]).rows[0]
+    assert first.target != Buffer.OUTPUT, "in place, the input is still needed there"
+
+
+def test_what_rows_cannot_say_is_refused() -> None:
+    steps = [Transfer(0, 0, 0, 1, into=1), Transfer(1, 1, 1, 1, REDUCE, into=0)]
+    local = make(Collective.SCAN, 2, steps, temporaries=(0,))
+    with pytest.raises(ScheduleError, match="rank 1 combines its chunks 1 and 0"):
+        lower(local, 1)
+    crossed = make(
+        Collective.ALL_REDUCE,
+        3,
+        [
+            Transfer(0, 0, 0, 2, REDUCE),
+            Transfer(0, 1, 1, 2, REDUCE),
+            Transfer(0, 1, 0, 2, REDUCE),
+            Transfer(0, 0, 1, 2, REDUCE),
+        ],
+        parts=2,
+    )
+    with pytest.raises(ScheduleError, match="use another step"):
+        lower(crossed, 2)
+    with pytest.raises(ScheduleError, match="only rank 1's part"):
+        lower(ring(3).part_of(1), 2)
+    with pytest.raises(ScheduleError, match="not below size"):
+        lower(ring(3), 3)
+    with pytest.raises(ScheduleError, match="holds nothing in chunk 0"):
+        lower(make(Collective.BROADCAST, 2, [Transfer(0, 0, 1, 0)]), 1)
+
+
+def test_one_rank_of_1024_lowers_in_a_fraction_of_100_ms() -> None:
+    size, rank = 1024, 7
+    before, after = (rank - 1) % size, (rank + 1) % size
+    best = float("inf")
+    for _ in range(3):
+        start = time.thread_time()
+        transfers = []
+        for s in range(size - 1):
+            transfers.append(Transfer(s, (rank - s) % size, rank, after, REDUCE))
+            transfers.append(Transfer(s, (before - s) % size, before, rank, REDUCE))
+        for s in range(size - 1):
+            transfers.append(Transfer(size - 1 + s, (rank + 1 - s) % size, rank, after))
+            transfers.append(Transfer(size - 1 + s, (before + 1 - s) % size, before, rank))
+        schedule = Schedule(Collective.ALL_REDUCE, size, size, tuple(transfers), only=rank)
+        image = lower(schedule, rank)
+        best = min(best, time.thread_time() - start)
+    assert len(unpack(image).rows) == 2 * size - 1
+    assert best < 0.1, f"{best * 1000:.1f} ms"
+    star_root = make(Collective.GATHER, size, [Transfer(0, r, r, 0) for r in range(1, size)])
+    best = float("inf")
+    for _ in range(3):
+        start = time.thread_time()
+        lower(star_root, 0)
+        best = min(best, time.thread_time() - start)
+    assert best < 0.1, f"{best * 1000:.1f} ms"
+
+
+def test_one_shot_of_four_is_one_row_of_four_operands() -> None:
+    for rank in range(4):
+        send, fold = rows_of(one_shot(4), rank)
+        assert len(send.send) == 3 and len(fold.recv) == 3
+        assert fold.source_position == rank
+
+
+def random_schedule(rng: random.Random, size: int) -> Schedule:
+    """Valid steps without any purpose: copies and folds between ranks, chunks and temporaries."""
+    chunks = 4  # two parts, and a temporary of each one's size
+    held = [{0, 1} for _ in range(size)]
+    transfers = []
+    for step in range(rng.randint(1, 8)):
+        landed: dict[tuple[int, int], list[Transfer]] = {}
+        for _ in range(rng.randint(1, 10)):
+            source, destination = rng.randrange(size), rng.randrange(size)
+            chunk = rng.choice(sorted(held[source]))
+            into = rng.choice([c for c in range(chunks) if c % 2 == chunk % 2])
+            reduce = source != destination and into in held[destination] and rng.random() < 0.5
+            if source == destination and chunk == into:
+                continue
+            before = landed.get((destination, into), [])
+            alone = not reduce or not all(t.reduce for t in before)
+            if before and (alone or source in [t.source for t in before]):
+                continue
+            t = Transfer(step, chunk, source, destination, reduce, into, rng.random() < 0.5)
+            landed.setdefault((destination, into), []).append(t)
+            transfers.append(t)
+        for rank, chunk in landed:
+            held[rank].add(chunk)
+    return make(Collective.SCAN, size, transfers, parts=2, temporaries=(0, 1))
+
+
+def test_random_schedules_mean_the_same_when_lowered() -> None:
+    """No deadlock with two segments; outputs are folded as the schedule says, in place too."""
+    lowered = 0
+    for seed in range(400):
+        rng = random.Random(seed)
+        schedule = random_schedule(rng, rng.randint(2, 5))
+        held = run_schedule(schedule, in_order)
+        try:
+            plans = lower_all(schedule)
+        except ScheduleError as error:
+            assert "use another step" in str(error)
+            continue
+        lowered += 1
+        for in_place in (False, True):
+            world = World(plans, rng, in_order, factor=1, tiles=1, in_place=in_place)
+            world.run()
+            for rank in range(schedule.size):
+                for chunk in (0, 1):
+                    got = world.outputs[rank][chunk, 0]
+                    assert got == held[rank][chunk], (
+                        f"seed {seed}, rank {rank}, chunk {chunk}, in place {in_place}\n"
+                        f"{schedule_text(schedule)}\n{plan_text(plans[rank])}"
+                    )
+    assert lowered >= 300
+
+
+def test_text_shows_routes_and_rows() -> None:
+    text = schedule_text(acknowledged(binomial(2, 0)))
+    assert text.splitlines() == [
+        "broadcast of 2 ranks, 1 chunks, 2 steps",
+        "step 0",
+        "  0 -> 1  copy 0",
+        "step 1",
+        "  0 -> 1  token",
+        "  1 -> 0  token",
+    ]
+    assert "  1 -> 0  copy 0  lane 1" in schedule_text(chain(2).part_of(0)).splitlines()
+    assert plan_text(lower(ring(2), 1)).splitlines() == [
+        "all_reduce of 2 ranks, rank 1: 3 rows, 0 scratch slots",
+        "lane 0",
+        "  chunk 1: input 1 -> rank 0",
+        "  chunk 0: rank 0 + input 0 -> output 0, rank 0 final",
+        "  chunk 1: rank 0 -> output 1 flush",
+    ]
+
+
+def test_a_contribution_is_told_from_every_other() -> None:
+    assert in_order(1, 2) != in_order(2, 1)
+    assert in_order(in_order(1, 2), 3) != in_order(1, in_order(2, 3))
+    assert PRIME == 2**61 - 1
+    assert isinstance(unpack(lower(ring(2), 0)), Plan)

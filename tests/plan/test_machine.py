@@ -1,0 +1,126 @@
+"""The proof of plans: what it refuses, and with which words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from samples import binomial, chain, doubling, make, ring
+
+from pycoll.lower import acknowledged, lower_all
+from pycoll.plan_format import FINAL, FLUSH, Buffer, pack, unpack
+from pycoll.schedule import Collective, ScheduleError, Transfer
+from pycoll.verify import verify_plans
+
+
+def edit(plans: list[bytes], rank: int, index: int, **fields: object) -> list[bytes]:
+    plan = unpack(plans[rank])
+    rows = list(plan.rows)
+    rows[index] = rows[index]._replace(**fields)
+    edited = list(plans)
+    edited[rank] = pack(replace(plan, rows=tuple(rows)))
+    return edited
+
+
+def refused(plans: list[bytes], **options: object) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        verify_plans(plans, **options)
+    return str(caught.value)
+
+
+def test_a_deadlock_names_who_waits_for_what() -> None:
+    plans = lower_all(chain(3))
+    plan = unpack(plans[0])
+    plans[0] = pack(replace(plan, rows=plan.rows[1:]))
+    text = refused(plans)
+    assert text.startswith("deadlock: rank 0 lane 1 row 0 tile 0 waits for a segment from rank 1; ")
+    assert "deadlock" in refused(lower_all(ring(3)), depth=1)
+
+
+def test_left_over_segments_are_found() -> None:
+    plans = lower_all(binomial(2, 0))
+    plan = unpack(plans[1])
+    plans[1] = pack(replace(plan, rows=()))
+    assert refused(plans).startswith("deadlock: rank 0 lane 0 row 0 tile 2 waits for room")
+    assert "1 segments from rank 0 to rank 1 on channel 0 are never received" in refused(
+        plans, tiles=1
+    )
+
+
+def test_a_missing_flush_is_a_race_only_where_memory_is_shared() -> None:
+    plans = lower_all(doubling(2))
+    assert unpack(plans[0]).rows[1].flags == FINAL | FLUSH
+    text = refused(edit(plans, 0, 1, flags=FINAL))
+    assert text == (
+        "rank 0, lane 0, row 1 (chunk 0), tile 0: "
+        "writes output 0 while it is being sent by rank 0 lane 0"
+    )
+    ring_plans = lower_all(ring(4))
+    index = next(i for i, row in enumerate(unpack(ring_plans[0]).rows) if row.flags & FLUSH)
+    verify_plans(edit(ring_plans, 0, index, flags=0))
+
+
+def test_final_in_the_wrong_place_is_refused() -> None:
+    plans = lower_all(ring(3))
+    rows = unpack(plans[0]).rows
+    final = next(i for i, row in enumerate(rows) if row.flags & FINAL)
+    assert "is not final though it makes chunk 1 of ranks 0-2" in refused(
+        edit(plans, 0, final, flags=0)
+    )
+    assert "is final but makes" in refused(edit(plans, 0, final - 1, flags=FINAL))
+
+
+def test_lanes_that_share_memory_without_an_order_are_a_race() -> None:
+    plans = lower_all(chain(3))
+    split = unpack(plans[2])
+    assert split.lane_count == 1
+    row = split.rows[0]
+    stored = row._replace(send=())
+    sent = row._replace(lane=1, recv=(), source=2, source_position=0, target=0, flags=0)
+    plans[2] = pack(replace(split, lane_count=2, rows=(stored, sent)))
+    assert "output 0, which nothing has written" in refused(plans) or "while" in refused(plans)
+
+
+def test_a_copy_from_the_input_is_a_write_unless_in_place() -> None:
+    plans = lower_all(binomial(2, 0))
+    plan = unpack(plans[0])
+    (both,) = plan.rows
+    copied = both._replace(send=())
+    sent = both._replace(lane=1, source=Buffer.OUTPUT, target=Buffer.NONE, target_slot=0)
+    verify_plans([pack(replace(plan, rows=(copied, sent._replace(lane=0)))), plans[1]])
+    text = refused([pack(replace(plan, rows=(copied, sent), lane_count=2)), plans[1]])
+    assert text == (
+        "rank 0, lane 1, row 0 (chunk 0), tile 0: reads output 0 while rank 0 lane 0 writes it"
+    )
+
+
+def test_plans_of_different_operations_are_refused() -> None:
+    assert "not one operation" in refused([*lower_all(ring(3))[:2], lower_all(chain(3))[2]])
+    assert "2 plans were given for size 3" in refused(lower_all(ring(3))[:2])
+
+
+def test_a_rank_that_leaves_early_is_found() -> None:
+    plans = lower_all(binomial(3, 0))
+    verify_plans(plans)
+    assert "leaves without hearing of" in refused(plans, everyone_heard=True)
+    verify_plans(lower_all(acknowledged(binomial(3, 0))), everyone_heard=True)
+
+
+def test_an_order_that_only_a_shorter_chunk_gives_is_no_order() -> None:
+    """Rank 1 may overwrite chunk 0 on lane 1 when chunk 1 has come round after it."""
+    transfers = [
+        Transfer(0, 0, 0, 1),
+        Transfer(0, 1, 0, 1),
+        Transfer(1, 1, 1, 2),
+        Transfer(2, 0, 1, 2),
+        Transfer(3, 1, 1, 2, into=2),
+        Transfer(4, 2, 2, 0),
+        Transfer(5, 2, 0, 1, into=1, lane=1),
+        Transfer(6, 0, 0, 1, lane=1),
+    ]
+    schedule = make(Collective.BROADCAST, 3, transfers, parts=2, temporaries=(1,))
+    plans = lower_all(schedule)
+    verify_plans(plans)
+    verify_plans(plans, tiles_of=lambda chunk: 1 + 2 * chunk)
+    text = refused(plans, tiles_of=lambda chunk: 3 - 2 * chunk)
+    assert text.startswith("rank 1, lane 1, row 1 (chunk 0), tile 1: writes output 0 while ")

@@ -1,0 +1,237 @@
+"""The choice of algorithm: a pure function, cheap, and right where the answer is known."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pycoll import model
+from pycoll.algorithms import TABLE, Algorithm
+from pycoll.errors import InvalidArgumentError
+from pycoll.model import (
+    DEFAULT,
+    Link,
+    Parameters,
+    profile_of_costs,
+    profile_of_schedule,
+)
+from pycoll.schedule import REDUCING, Collective
+from pycoll.select import (
+    Measured,
+    bytes_text,
+    candidates,
+    choose,
+    explain_text,
+    predict,
+    seconds_text,
+)
+from pycoll.topology import Topology, single_host, topology_of
+
+ALL_REDUCE = Collective.ALL_REDUCE
+MESSAGES = (0, 8, 1024, 65_536, 1 << 20, 1 << 28)
+
+
+def word(one: object) -> str:
+    return one.name.lower() if isinstance(one, Collective) else str(one)
+
+
+@pytest.mark.parametrize("kind", Collective, ids=word)
+@pytest.mark.parametrize(("size", "hosts"), [(1, 1), (2, 1), (5, 1), (8, 2), (9, 9), (16, 3)])
+def test_the_choice_is_the_fastest_prediction_among_the_candidates(
+    kind: Collective, size: int, hosts: int
+) -> None:
+    topology = Topology.even(size, hosts)
+    for nbytes in MESSAGES:
+        choice = choose(kind, topology, nbytes)
+        names = candidates(kind, topology)
+        assert {choice.name, *(name for name, _ in choice.alternatives)} == set(names)
+        assert choice.predicted_s == predict(kind, choice.name, topology, nbytes)
+        times = [seconds for _, seconds in choice.alternatives]
+        assert times == sorted(times)
+        assert all(choice.predicted_s <= seconds for seconds in times)
+
+
+def test_equal_arguments_give_equal_choices_whatever_was_asked_before() -> None:
+    first = [choose(ALL_REDUCE, Topology.even(8, 2), n) for n in MESSAGES]
+    model.profile.cache_clear()
+    choose(ALL_REDUCE, single_host(3), 77)
+    assert [choose(ALL_REDUCE, topology_of("xxxxyyyy"), n) for n in MESSAGES] == first
+
+
+@pytest.mark.parametrize("kind", Collective, ids=word)
+def test_a_cold_choice_on_one_host_takes_less_than_2_ms_up_to_16_ranks(kind: Collective) -> None:
+    model.streams.cache_clear()
+    for size in (2, 3, 8, 13, 16):
+        took = []
+        for attempt in range(5):
+            model.profile.cache_clear()
+            start = time.perf_counter()
+            choose(kind, single_host(size), 1_000_003 * size + attempt)
+            took.append(time.perf_counter() - start)
+        assert min(took) < 2e-3, (size, took)
+
+
+@pytest.mark.parametrize("kind", Collective, ids=word)
+def test_a_further_choice_between_hosts_takes_less_than_2_ms(kind: Collective) -> None:
+    topology = Topology.even(16, 2)
+    choose(kind, topology, 1)
+    took = []
+    for nbytes in range(1_000_000, 1_000_005):
+        start = time.perf_counter()
+        choose(kind, topology, nbytes)
+        took.append(time.perf_counter() - start)
+    assert min(took) < 2e-3, took
+
+
+def test_short_messages_take_few_steps_and_long_ones_few_bytes() -> None:
+    topology = single_host(16)
+    short = TABLE[ALL_REDUCE][choose(ALL_REDUCE, topology, 8).name].cost(16)
+    long = TABLE[ALL_REDUCE][choose(ALL_REDUCE, topology, 1 << 28).name].cost(16)
+    assert short.steps <= 4
+    assert long.sent == min(one.cost(16).sent for one in TABLE[ALL_REDUCE].values() if flat(one))
+
+
+def flat(algorithm: Algorithm) -> bool:
+    return not algorithm.needs_topology and algorithm.fits(16)
+
+
+def test_long_messages_between_hosts_choose_a_hierarchy() -> None:
+    choice = choose(ALL_REDUCE, topology_of("ab" * 8), 1 << 26)
+    assert choice.name.startswith("hierarchical")
+    flat_times = [s for name, s in choice.alternatives if not name.startswith("hierarchical")]
+    assert choice.predicted_s < 0.7 * min(flat_times)
+
+
+def test_where_steps_are_free_only_bytes_count() -> None:
+    free_steps = Link(alpha=0.0, beta=1e-9, gamma=0.0, overhead=0.0)
+    times = {
+        name: predict(ALL_REDUCE, name, single_host(8), 1 << 20, Parameters(inside=free_steps))
+        for name in ("ring", "halving_doubling", "recursive_doubling")
+    }
+    assert times["ring"] == pytest.approx(2 * 7 / 8 * (1 << 20) * 1e-9)
+    assert times["halving_doubling"] == pytest.approx(times["ring"])
+    assert times["recursive_doubling"] == pytest.approx(3 * (1 << 20) * 1e-9)
+
+
+def test_a_chain_pipelines_its_tiles() -> None:
+    link = Parameters(inside=Link(alpha=0.0, beta=1e-9, gamma=0.0, overhead=0.0))
+    tiles, segment = 64, model.SEGMENT_BYTES
+    found = predict(Collective.BROADCAST, "chain", single_host(9), tiles * segment, link)
+    assert found == pytest.approx((8 + tiles - 1) * segment * 1e-9)
+
+
+@pytest.mark.parametrize("kind", Collective, ids=word)
+def test_formula_and_schedule_predict_alike_on_one_host(kind: Collective) -> None:
+    for algorithm in TABLE[kind].values():
+        if algorithm.needs_topology or kind is Collective.BARRIER:
+            continue
+        for size in filter(algorithm.fits, (2, 3, 4, 7, 8, 16)):
+            topology = single_host(size)
+            formula = profile_of_costs(algorithm, topology)
+            schedule = profile_of_schedule(algorithm.build(size), topology)
+            for nbytes in (8, 65_536, 1 << 24):
+                ratio = formula.seconds(nbytes, DEFAULT) / schedule.seconds(nbytes, DEFAULT)
+                assert 0.5 < ratio < 2, (algorithm.name, size, nbytes, ratio)
+
+
+@pytest.mark.parametrize("kind", sorted(REDUCING), ids=word)
+def test_deterministic_and_ordered_requests_get_algorithms_that_promise_it(
+    kind: Collective,
+) -> None:
+    for size, hosts in ((2, 1), (8, 2), (33, 3)):
+        topology = Topology.even(size, hosts)
+        for nbytes in MESSAGES:
+            exact = choose(kind, topology, nbytes, deterministic=True)
+            assert TABLE[kind][exact.name].rank_ordered
+            ordered = choose(kind, topology, nbytes, commutes=False)
+            assert TABLE[kind][ordered.name].keeps_order
+
+
+def test_among_restricts_and_hierarchical_stands_for_all_hierarchies() -> None:
+    topology = Topology.even(8, 2)
+    assert choose(ALL_REDUCE, topology, 8, among=["chain"]).name == "chain"
+    names = candidates(ALL_REDUCE, topology, among=("hierarchical", "ring"))
+    assert names[0] == "ring"
+    assert len(names) > 2
+    assert all(name.startswith("hierarchical") for name in names[1:])
+    assert candidates(ALL_REDUCE, single_host(8), among=("hierarchical", "ring")) == ("ring",)
+
+
+def test_measured_rows_override_the_model_up_to_their_bound() -> None:
+    topology = single_host(8)
+    rows = [
+        Measured(ALL_REDUCE, 4, 1 << 30, "one_shot"),
+        Measured(ALL_REDUCE, 8, 4096, "chain"),
+        Measured(ALL_REDUCE, 8, 1 << 20, "ring"),
+    ]
+    at = {n: choose(ALL_REDUCE, topology, n, measured=rows) for n in (8, 4096, 4097, 1 << 21)}
+    assert [at[8].name, at[4096].name, at[4097].name] == ["chain", "chain", "ring"]
+    assert "measured best up to 4 KiB" in at[8].reason
+    assert at[1 << 21] == choose(ALL_REDUCE, topology, 1 << 21)
+
+
+def test_a_measured_name_that_the_request_excludes_is_passed_over() -> None:
+    rows = [Measured(ALL_REDUCE, 8, 1 << 30, "ring")]
+    choice = choose(ALL_REDUCE, single_host(8), 64, deterministic=True, measured=rows)
+    assert choice == choose(ALL_REDUCE, single_host(8), 64, deterministic=True)
+
+
+def test_nothing_left_and_negative_bytes_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"no algorithm for all_reduce of 8 ranks"):
+        choose(ALL_REDUCE, single_host(8), 8, among=["one_shot"])
+    with pytest.raises(InvalidArgumentError, match="nbytes is -1"):
+        choose(ALL_REDUCE, single_host(8), -1)
+
+
+@pytest.mark.parametrize("kind", Collective, ids=word)
+@pytest.mark.parametrize(("size", "hosts"), [(1, 1), (8, 1), (12, 3), (128, 16)])
+def test_the_explanation_names_choice_time_and_reason(
+    kind: Collective, size: int, hosts: int
+) -> None:
+    topology = Topology.even(size, hosts)
+    text = explain_text(kind, topology, 1 << 20)
+    choice = choose(kind, topology, 1 << 20)
+    lines = text.splitlines()
+    assert lines[0].startswith(f"{kind.name.lower()} of 1 MiB over {size} rank")
+    assert f"algorithm  {choice.name}: " in lines[1]
+    assert seconds_text(choice.predicted_s) in lines[2]
+    assert choice.reason in lines[3]
+    for name, seconds in choice.alternatives[:4]:
+        assert f"{name}: {seconds_text(seconds)}" in text
+
+
+def test_the_explanation_of_an_algorithm_that_was_asked_for_names_the_choice_too() -> None:
+    topology = single_host(8)
+    best = choose(ALL_REDUCE, topology, 4096).name
+    text = explain_text(ALL_REDUCE, topology, 4096, algorithm="ring")
+    assert "algorithm  ring: " in text
+    assert f"asked for; {best} would be chosen" in text
+    assert "sends 7 KiB (1.75 n)" in text
+    with pytest.raises(InvalidArgumentError, match="'ringg' does not exist"):
+        explain_text(ALL_REDUCE, topology, 4096, algorithm="ringg")
+    with pytest.raises(InvalidArgumentError, match="at most 4 ranks"):
+        explain_text(ALL_REDUCE, topology, 4096, algorithm="one_shot")
+
+
+def test_a_thousand_ranks_are_predicted_from_formulas_in_seconds() -> None:
+    topology = Topology.even(1024, 128)
+    start = time.perf_counter()
+    for kind in Collective:
+        assert choose(kind, topology, 1 << 20).predicted_s > 0
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1 << 30, "1 GiB")],
+)
+def test_bytes_are_written_in_binary_units(value: int, text: str) -> None:
+    assert bytes_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2.5, "2.5 s"), (0.0031, "3.1 ms"), (8e-6, "8 us"), (3e-7, "300 ns")]
+)
+def test_seconds_are_written_in_the_unit_that_fits(value: float, text: str) -> None:
+    assert seconds_text(value) == text

@@ -1,0 +1,175 @@
+"""The documents do what they say: examples run, commands, options, variables, files exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycoll.cli import main
+from pycoll.config import SETTINGS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = {
+    path: path.read_text()
+    for pattern in ("*.md", "bench/*.md", "csrc/*/*.md")
+    for path in ROOT.glob(pattern)
+}
+PYCOLL = (sys.executable, "-m", "pycoll")
+
+
+def run(*words: str, cwd: Path | None = None) -> str:
+    """What the command prints; it must end well."""
+    env = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=200, env=env, cwd=cwd, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+# README
+
+
+def test_first_example_on_four_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "hello.py"
+    program.write_text(blocks("python")[0])
+    said = run(*PYCOLL, "run", "-n", "4", str(program), cwd=tmp_path)
+    assert said.startswith("4 ranks, all_reduce of 3.81 MiB over 4 ranks on 1 host")
+
+
+def test_first_example_alone(tmp_path: Path) -> None:
+    program = tmp_path / "hello.py"
+    program.write_text(blocks("python")[0])
+    assert run(sys.executable, str(program), cwd=tmp_path).startswith("1 ranks, ")
+
+
+def test_second_example_with_threads(tmp_path: Path) -> None:
+    program = tmp_path / "threads.py"
+    program.write_text(blocks("python")[1])
+    lines = run(sys.executable, str(program), cwd=tmp_path).splitlines()
+    assert sorted(lines) == ["0 [1 3 5]", "1 [1 3 5]"]
+
+
+def test_all_examples_are_run_here() -> None:
+    assert len(blocks("python")) == 2
+    assert blocks("sh") == [block for block in blocks("sh") if block.startswith("make demo")]
+
+
+def told_commands() -> list[str]:
+    rows = [line for line in README.splitlines() if line.startswith("| `pycoll")]
+    return [quoted(row)[0] for row in rows]
+
+
+def test_every_command_is_in_the_table() -> None:
+    assert {line.split()[1] for line in told_commands()} == set(main.commands)
+    overview = run(*PYCOLL, "--help")
+    for name in main.commands:
+        assert re.search(rf"^  {name}  ", overview, re.M), overview
+
+
+def test_commands_of_the_table_run(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import pycoll\npycoll.init().barrier()\n")
+    for line in told_commands():
+        words = shlex.split(line.replace("64M", "4K"))
+        said = run(*PYCOLL, *words[1:], cwd=tmp_path)
+        assert said or words[1] == "run", line
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_help_fits_a_terminal(name: str) -> None:
+    text = run(*PYCOLL, name, "--help")
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for parameter in main.commands[name].params:
+        for flag in parameter.opts if parameter.param_type_name == "option" else []:
+            assert flag in text
+            assert getattr(parameter, "help", "") or flag in ("--version",), flag
+
+
+def test_explain_and_info() -> None:
+    said = run(*PYCOLL, "explain", "all_reduce", "--size", "8", "--hosts", "2", "--rank", "3")
+    assert "all_reduce of 1 MiB over 8 ranks on 2 hosts" in said
+    assert "all_reduce, rank 3 of 8" in said
+    told = run(*PYCOLL, "info")
+    assert "transport shm" in told
+    for setting in SETTINGS:
+        assert setting.variable in told
+
+
+def test_the_job_of_the_demo() -> None:
+    said = run(
+        sys.executable, str(ROOT / "examples/train_digits.py"), "--ranks", "1", "--ranks", "4"
+    )
+    worst = re.search(r"largest relative difference between the loss curves: (\S+)", said)
+    assert worst is not None
+    assert float(worst[1]) < 1e-4
+    assert "4 rank(s):" in said
+
+
+# All documents
+
+
+def test_links_lead_somewhere() -> None:
+    for path, text in DOCUMENTS.items():
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_variables_exist() -> None:
+    known = {setting.variable for setting in SETTINGS}
+    options = set(re.findall(r"PYCOLL_\w+", (ROOT / "CMakeLists.txt").read_text()))
+    for path, text in DOCUMENTS.items():
+        named = set(re.findall(r"PYCOLL_[A-Z_]*[A-Z]", text))
+        assert named <= known | options, f"{path.name}: {named - known - options}"
+
+
+def test_targets_of_make_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for path, text in DOCUMENTS.items():
+        shown = "\n".join([*quoted(text), *re.findall(r"```sh\n(.*?)```", text, re.S)])
+        for target in re.findall(r"^(?:[A-Z_]+=\d+ )?make ([a-z-]+)", shown, re.M):
+            assert re.search(rf"^{target}:", makefile, re.M), f"{path.name}: make {target}"
+
+
+def test_files_that_are_named_exist() -> None:
+    folders = "csrc|bindings|pycoll|tests|bench|examples"
+    for path, text in DOCUMENTS.items():
+        for word in quoted(text):
+            if re.fullmatch(rf"({folders})(/[\w.]+)+/?", word):
+                assert (ROOT / word).exists() or (ROOT / f"{word}.py").exists(), (path.name, word)
+
+
+# The import
+
+
+def test_import_is_quick() -> None:
+    """Under 60 ms beyond NumPy's own on an idle machine; twice that under the load of tests."""
+    code = (
+        "import numpy, time; begin = time.perf_counter(); import pycoll; "
+        "pycoll.all_reduce, pycoll.Communicator; print(time.perf_counter() - begin)"
+    )
+    times = [float(run(sys.executable, "-c", code)) for _ in range(7)]
+    assert statistics.median(times) < 0.120, times
+
+
+def test_import_takes_along_nothing_heavy() -> None:
+    code = "import pycoll, sys; pycoll.init().barrier(); print(*sys.modules)"
+    loaded = set(run(sys.executable, "-c", code).split())
+    assert loaded.isdisjoint({"torch", "jax", "mpi4py", "matplotlib", "click", "rich", "asyncio"})

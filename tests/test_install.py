@@ -1,0 +1,116 @@
+"""What ``pip install .`` puts down: complete, small, and right also beside the sources."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from email.parser import Parser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+#: The build of the editable install, so that nothing is compiled again.
+PIP = (
+    *("-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps"),
+    *(
+        "--config-settings=build-dir=build/python",
+        "--config-settings=cmake.define.PYCOLL_WERROR=ON",
+    ),
+)
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed package."""
+    folder = tmp_path_factory.mktemp("installed") / "site"
+    done = subprocess.run(
+        [sys.executable, *PIP, "--target", str(folder), "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs Python in an environment that has this installation and no other."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    packages = Path(np.__file__).parents[
+        1
+    ]  # as a path: its .pth files, the editable one, are inert
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYCOLL_")}
+    env["PYTHONPATH"] = os.pathsep.join([str(site), str(packages)])
+
+    def run(*words: str, cwd: Path) -> str:
+        done = subprocess.run(
+            [str(folder / "bin" / "python"), *words],
+            env=env,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_installed_package_is_complete(site: Path) -> None:
+    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "pycoll").rglob("*.py")}
+    found = {str(p.relative_to(site)) for p in site.rglob("*") if p.is_file()}
+    assert sources <= found
+    assert {"pycoll/py.typed", "pycoll/_core.pyi", "bin/pycoll"} <= found
+    assert [name for name in found if name.startswith("pycoll/_core.") and name.endswith(".so")]
+    assert {Path(name).parts[0] for name in found} == {
+        "bin",
+        "pycoll",
+        "pycoll_comm-0.1.0.dist-info",
+    }
+    assert [name for name in found if name.endswith((".cpp", ".h", ".a"))] == []
+
+
+def test_it_needs_no_more_than_it_says(site: Path) -> None:
+    text = next(site.glob("*.dist-info/METADATA")).read_text()
+    told = Parser().parsestr(text)
+    needs = [line for line in told.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert told["Name"] == "pycoll-comm"
+    assert told["Requires-Python"] == ">=3.10"
+    assert {line.split(">")[0] for line in needs} == {"numpy", "click", "rich"}
+
+
+def test_it_runs_from_the_folder_of_the_sources(site: Path, run: Run, tmp_path: Path) -> None:
+    """As ``make demo`` does; ranks of the benchmark once took the sources beside them."""
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import pycoll\npycoll.init()\nprint(pycoll.all_reduce(1), pycoll.__file__)\n"
+    )
+    command = str(site / "bin" / "pycoll")
+    # With prefixes the launcher keeps the ranks' lines whole.
+    said = run(command, "run", "--prefix", "-n", "2", str(script), cwd=ROOT)
+    where = f"{site}/pycoll/__init__.py"
+    assert sorted(said.splitlines()) == [f"[{rank}] 2 {where}" for rank in (0, 1)]
+    assert "0 OK" in run(command, "bench", "broadcast", "-n", "2", "-e", "8", cwd=ROOT)
+    assert "transport shm" in run(command, "info", cwd=ROOT)
+
+
+def test_it_works_without_what_is_optional(run: Run, tmp_path: Path) -> None:
+    """ml_dtypes, matplotlib, torch, jax and mpi4py are not there; the rest does not mind."""
+    missing = ("ml_dtypes", "matplotlib", "torch", "jax", "mpi4py", "sklearn")
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); " + (
+        "import numpy as np, pycoll; comm = pycoll.init(); x = np.arange(3.0); "
+        "assert (comm.all_reduce(x) == x).all() and comm.all_gather(x).shape == (3,); "
+        "from pycoll.information import print_information; print_information()"
+    )
+    assert "PYCOLL_TIMEOUT_S" in run("-c", code, cwd=tmp_path)

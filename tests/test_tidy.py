@@ -1,0 +1,301 @@
+"""The house's rules as tests: sizes, layers, words, comments, and documents that name what exists.
+
+Every check is a function from a text to findings, and is itself shown a text that it must refuse.
+Formatters, linters and clang-tidy run apart, by ``make lint``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pycoll
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("csrc", "bindings", "pycoll", "tests", "bench", "examples")
+CODE = (".h", ".cpp", ".py")
+FILE_LINES = 400
+FUNCTION_LINES = 60
+COLUMNS = 100
+#: Longer files that are waiting to be split. Entries may only go.
+LONG_FILES: tuple[str, ...] = ()
+#: Comment lines among the lines of a header of csrc, on the average; headers are contracts.
+COMMENT_SHARE = 0.25
+
+
+def files(*endings: str) -> list[Path]:
+    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    return sorted(path for path in found if path.suffix in endings and path.is_file())
+
+
+def documents() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *files(".md")])
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def is_mine(path: Path) -> bool:
+    return path == Path(__file__).resolve()
+
+
+def all_findings(check: object, paths: list[Path]) -> list[str]:
+    assert callable(check)
+    assert len(paths) > 3, "the files were not found"
+    return [f"{name_of(p)}: {one}" for p in paths for one in check(p.read_text())]
+
+
+# Sizes
+
+
+def long_lines(text: str) -> list[str]:
+    return [f"line {n}" for n, line in enumerate(text.splitlines(), 1) if len(line) > COLUMNS]
+
+
+def test_lines_fit_100_columns() -> None:
+    assert long_lines("x" * 100 + "\n" + "x" * 101) == ["line 2"]
+    paths = [*files(*CODE, ".sh", ".txt", ".pyi"), ROOT / "Makefile", ROOT / "CMakeLists.txt"]
+    assert all_findings(long_lines, paths) == []
+
+
+def test_files_fit_400_lines() -> None:
+    lengths = {name_of(p): len(p.read_text().splitlines()) for p in files(*CODE)}
+    long = {name for name, lines in lengths.items() if lines > FILE_LINES}
+    assert long == set(LONG_FILES), "split by concept; take names that are short again off the list"
+
+
+def long_python_functions(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        lines = (node.end_lineno or 0) - node.lineno + 1
+        if ast.get_docstring(node):
+            told = node.body[0]
+            lines -= (told.end_lineno or 0) - told.lineno + 1
+        if lines > FUNCTION_LINES:
+            yield f"{node.name} has {lines} lines"
+
+
+#: In clang-format's layout a function outside classes begins and ends in the first column.
+_CPP_BLOCK = re.compile(r"^(?!namespace|extern)[A-Za-z~].*\{$")
+_CPP_DATA = re.compile(r"^(class|struct|enum|union)\b|=\s*\{+$|\{\{$")
+
+
+def long_cpp_functions(text: str) -> Iterator[str]:
+    first, head = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if _CPP_BLOCK.match(line) or (head == "" and line.endswith(") {") and line[0] == " "):
+            first, head = number, line
+        elif line.startswith("}"):
+            lines = number - first + 1
+            if head and lines > FUNCTION_LINES and not _CPP_DATA.search(head):
+                yield f"{head} has {lines} lines"
+            first, head = 0, ""
+
+
+def test_functions_fit_on_a_screen() -> None:
+    body = "    pass\n" * 60
+    assert list(long_python_functions("def f():\n" + body)) == ["f has 61 lines"]
+    assert list(long_python_functions('def f():\n    """Say."""\n' + body[9:])) == []
+    assert list(long_cpp_functions("int f() {\n" + "  g();\n" * 59 + "}\n"))
+    assert list(long_cpp_functions("int f() {\n" + "  g();\n" * 58 + "}\n")) == []
+    assert list(long_cpp_functions("int f(int a,\n      int b) {\n" + "  g();\n" * 60 + "}\n"))
+    assert all_findings(long_python_functions, files(".py")) == []
+    assert all_findings(long_cpp_functions, files(".h", ".cpp")) == []
+
+
+# Layers
+
+#: What each layer of C++ may include, beside itself.
+BELOW = {
+    "base": (),
+    "plan": ("base",),
+    "transport": ("base",),
+    "kernels": ("base",),
+    "runtime": ("base", "plan", "transport", "kernels"),
+    "bindings": ("base", "plan", "transport", "kernels", "runtime"),
+}
+
+
+def forbidden_includes(layer: str, text: str) -> list[str]:
+    allowed = {layer, *BELOW[layer]}
+    return [
+        f"includes {target}"
+        for target in re.findall(r'#include "([^"]+)"', text)
+        if target.partition("/")[0] not in allowed and "/" in target
+    ]
+
+
+def layer_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[1] if parts[0] == "csrc" else parts[0]
+
+
+def test_layers_include_only_what_is_below() -> None:
+    assert forbidden_includes("plan", '#include "transport/shm.h"\n#include "base/types.h"')
+    sources = [p for p in files(".h", ".cpp") if layer_of(p) in BELOW]
+    assert {layer_of(path) for path in sources} == set(BELOW)
+    found = [
+        (name_of(p), one) for p in sources for one in forbidden_includes(layer_of(p), p.read_text())
+    ]
+    assert found == []
+
+
+def imported(text: str) -> set[str]:
+    """Modules that are imported, at the top or inside functions; type checking's apart."""
+    names: set[str] = set()
+    tree = ast.parse(text)
+    skipped = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
+    return {name for name in names if name.startswith("pycoll")}
+
+
+def strangers(text: str, allowed: set[str]) -> set[str]:
+    """What is imported of pycoll beyond the allowed modules and names in them."""
+    names = imported(text) - {"pycoll", "pycoll.algorithms"}
+    return {n for n in names if n not in allowed and n.rpartition(".")[0] not in allowed}
+
+
+ALGORITHMS_MAY_IMPORT = {"schedule", "topology", "costs", "errors", "draft"}
+#: Schedules, their proof and their plans work without native code and without arrays.
+PURE = {
+    *ALGORITHMS_MAY_IMPORT,
+    *("verify", "lower", "machine", "values", "select", "model", "plan_format", "plan_text"),
+}
+
+
+def test_algorithms_know_no_transport_and_no_bytes() -> None:
+    folder = ROOT / "pycoll" / "algorithms"
+    own = {f"pycoll.algorithms.{path.stem}" for path in folder.glob("*.py")}
+    allowed = own | {f"pycoll.{name}" for name in ALGORITHMS_MAY_IMPORT}
+    assert strangers("from pycoll.arrays import empty", allowed)
+    assert strangers("from pycoll import _core", allowed)
+    assert {p.name: strangers(p.read_text(), allowed) for p in folder.glob("*.py")} == {
+        p.name: set() for p in folder.glob("*.py")
+    }
+
+
+def test_schedules_and_proofs_need_no_native_code() -> None:
+    allowed = {f"pycoll.{name}" for name in PURE}
+    algorithms = {f"pycoll.algorithms.{p.stem}" for p in (ROOT / "pycoll/algorithms").glob("*.py")}
+    for name in sorted(PURE):
+        text = (ROOT / "pycoll" / f"{name}.py").read_text()
+        assert strangers(text, allowed | algorithms | {"pycoll.algorithms"}) == set(), name
+        assert "import numpy" not in text, name
+
+
+# Words
+
+LEFTOVERS = re.compile(
+    r"\b(TODO|FIXME|XXX|HACK|NotImplemented(Error)?|breakpoint|set_trace)\b|not implemented|"
+    r"\bimport pdb\b|std::cerr|std::cout"
+)
+#: What would switch a sanitizer or a checker off. Lines that explain why are part of the entry.
+SILENCERS = re.compile(r"suppressions?=|no_sanitize|NOLINT|__tsan_ignore|detect_leaks=0|\.supp\b")
+SILENCED = {
+    # The counter stands in for malloc itself, before the sanitizers' runtimes are up.
+    "tests/cpp/allocations.h": "no_sanitize",
+}
+#: The name belongs to somebody else there.
+FOREIGN_INSTALL = re.compile(r"pip3? install (-\S+ )*['\"]?pycoll(?!-comm)\b")
+
+
+def words_found(pattern: re.Pattern[str], text: str) -> list[str]:
+    return [match[0] for match in pattern.finditer(text)]
+
+
+def test_nothing_unfinished_is_left() -> None:
+    assert words_found(LEFTOVERS, "x = 1  # TODO: more")
+    paths = [path for path in files(*CODE, ".sh", ".md") if not is_mine(path)]
+    assert all_findings(lambda text: words_found(LEFTOVERS, text), paths) == []
+
+
+def test_no_sanitizer_is_switched_off() -> None:
+    assert words_found(SILENCERS, "TSAN_OPTIONS=suppressions=tsan.supp")
+    paths = [p for p in files(*CODE, ".sh", ".txt") if not is_mine(p)] + [ROOT / "CMakeLists.txt"]
+    found = {name_of(p): set(words_found(SILENCERS, p.read_text())) for p in paths}
+    assert {name: words for name, words in found.items() if words} == {
+        name: {word} for name, word in SILENCED.items()
+    }
+    assert files(".supp") == []
+
+
+def test_nobody_is_sent_to_the_index() -> None:
+    for text in ("pip install pycoll", "pip install -U 'pycoll[demo]'"):
+        assert words_found(FOREIGN_INSTALL, text)
+    assert not words_found(FOREIGN_INSTALL, "pip install pycoll-comm")
+    paths = [p for p in [*files(*CODE, ".sh"), *documents()] if not is_mine(p)]
+    assert all_findings(lambda text: words_found(FOREIGN_INSTALL, text), paths) == []
+
+
+# Comments and docstrings
+
+
+def comment_share(text: str) -> float:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return sum("//" in line for line in lines) / len(lines)
+
+
+def test_headers_are_contracts() -> None:
+    headers = [path for path in files(".h") if path.relative_to(ROOT).parts[0] == "csrc"]
+    shares = {name_of(path): comment_share(path.read_text()) for path in headers}
+    assert sum(shares.values()) / len(shares) >= COMMENT_SHARE
+    assert [name for name in shares if "#pragma once" not in (ROOT / name).read_text()] == []
+    silent = [p for p in headers if not re.match(r"// .|#pragma once\n\n// ", p.read_text())]
+    assert silent == [], "a header begins by saying what it is for"
+
+
+@pytest.mark.parametrize("name", pycoll.__all__)
+def test_public_names_are_explained(name: str) -> None:
+    thing = getattr(pycoll, name)
+    assert (thing.__doc__ or "").strip(), name
+    if isinstance(thing, type):
+        for word, member in vars(thing).items():
+            if callable(member) and not word.startswith("_"):
+                assert (member.__doc__ or "").strip(), f"{name}.{word}"
+
+
+# Files that serve something
+
+
+def test_headers_are_included_and_helpers_imported() -> None:
+    texts = {path: path.read_text() for path in files(*CODE)}
+    included = {t.split("/")[-1] for s in texts.values() for t in re.findall(r'include "(.+)"', s)}
+    assert [name_of(p) for p in texts if p.suffix == ".h" and p.name not in included] == []
+    words = "\n".join(texts.values())
+    helpers = [
+        path
+        for path in texts
+        if name_of(path).startswith("tests/") and path.suffix == ".py"
+        if not path.name.startswith(("test_", "conftest", "make_"))
+    ]
+    unused = [
+        name_of(path)
+        for path in helpers
+        if not re.search(rf'(import|from) {path.stem}\b|"{path.stem}"', words)
+    ]
+    assert unused == []
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """They are imported by their bare names, since the folders of tests are no packages."""
+    stems = [p.stem for p in files(".py") if name_of(p).startswith("tests/")]
+    twice = {stem for stem in stems if stems.count(stem) > 1}
+    assert twice <= {"conftest"}
+    assert not list((ROOT / "tests").rglob("__init__.py"))
