@@ -1,0 +1,158 @@
+"""One rank of one library under comparison; obeys the controller in bench/peers.py.
+
+    python peer_worker.py LIBRARY SOCKET
+
+connects to the controller's unix socket, says who it is, then times what it is told to time.
+Between orders it waits in the kernel, so that an idle library does not disturb the measured one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Operation = Callable[[], Any]
+
+
+class Pycoll:
+    def __init__(self) -> None:
+        import pycoll
+
+        pycoll.init()
+        self.comm = pycoll.world()
+        self.rank, self.size = self.comm.rank, self.comm.size
+
+    def barrier(self) -> None:
+        self.comm.barrier()
+
+    def operation(self, collective: str, x: np.ndarray, out: np.ndarray) -> Operation:
+        comm = self.comm
+        if collective == "all_reduce":
+            return lambda: comm.all_reduce(x, out=x)
+        if collective == "broadcast":
+            return lambda: comm.broadcast(x, root=0, out=x)
+        if collective == "all_gather":
+            return lambda: comm.all_gather(x, out=out)
+        return lambda: comm.reduce_scatter(x, out=out)
+
+
+class Mpi:
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.comm = MPI.COMM_WORLD
+        self.rank, self.size = self.comm.rank, self.comm.size
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def operation(self, collective: str, x: np.ndarray, out: np.ndarray) -> Operation:
+        comm, mpi = self.comm, self.mpi
+        if collective == "all_reduce":
+            return lambda: comm.Allreduce(mpi.IN_PLACE, x)
+        if collective == "broadcast":
+            return lambda: comm.Bcast(x, 0)
+        if collective == "all_gather":
+            return lambda: comm.Allgather(x, out)
+        return lambda: comm.Reduce_scatter_block(x, out)
+
+
+class Gloo:
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self.torch, self.dist = torch, dist
+        dist.init_process_group("gloo")
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def barrier(self) -> None:
+        self.dist.barrier()
+
+    def operation(self, collective: str, x: np.ndarray, out: np.ndarray) -> Operation:
+        dist = self.dist
+        source, target = self.torch.from_numpy(x), self.torch.from_numpy(out)
+        if collective == "all_reduce":
+            return lambda: dist.all_reduce(source)
+        if collective == "broadcast":
+            return lambda: dist.broadcast(source, 0)
+        if collective == "all_gather":
+            return lambda: dist.all_gather_into_tensor(target, source)
+        return lambda: dist.reduce_scatter_tensor(target, source)
+
+
+LIBRARIES = {"pycoll": Pycoll, "openmpi": Mpi, "mpich": Mpi, "gloo": Gloo}
+
+
+def arrays(collective: str, nbytes: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    count = max(size, nbytes // 4 // size * size) if size > 1 else max(1, nbytes // 4)
+    total = ((np.arange(count) % 97) + rank).astype(np.float32)
+    share = total[: count // size].copy()
+    if collective == "all_gather":
+        return share, np.zeros(count, np.float32)
+    return total, np.zeros(count // size, np.float32)
+
+
+def check(library: Any, collective: str, nbytes: int) -> bool:
+    """Whether one operation gives the exact result."""
+    x, out = arrays(collective, nbytes, library.rank, library.size)
+    peers = [arrays(collective, nbytes, rank, library.size)[0] for rank in range(library.size)]
+    library.barrier()
+    library.operation(collective, x, out)()
+    if collective == "all_reduce":
+        return bool(np.array_equal(x, sum(peers)))
+    if collective == "broadcast":
+        return bool(np.array_equal(x, peers[0]))
+    if collective == "all_gather":
+        return bool(np.array_equal(out, np.concatenate(peers)))
+    share = len(out) * library.rank
+    return bool(np.array_equal(out, sum(peers)[share : share + len(out)]))
+
+
+def serve(library: Any, controller: socket.socket) -> None:
+    orders = controller.makefile("r")
+    cases: dict[tuple[str, int], Operation] = {}
+
+    def answer(value: Any) -> None:
+        controller.sendall((json.dumps(value) + "\n").encode())
+
+    answer({"rank": library.rank, "size": library.size})
+    for line in orders:
+        order = json.loads(line)
+        key = (order["collective"], order["bytes"])
+        if order["what"] == "check":
+            cases.clear()
+            answer(check(library, *key))
+        else:
+            if key not in cases:
+                cases[key] = library.operation(key[0], *arrays(*key, library.rank, library.size))
+            operation = cases[key]
+            library.barrier()
+            operation()
+            library.barrier()
+            begin = time.perf_counter()
+            for _ in range(order["batch"]):
+                operation()
+            answer((time.perf_counter() - begin) / order["batch"])
+
+
+def main() -> None:
+    name, path = sys.argv[1:]
+    library = LIBRARIES[name]()
+    with socket.socket(socket.AF_UNIX) as controller:
+        controller.connect(path)
+        serve(library, controller)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
