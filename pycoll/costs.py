@@ -88,22 +88,6 @@ def direct_all_reduce(p: int) -> Cost:
     return cost(2 * one_hop(p), 2 * share(p), 2 * share(p), share(p), p)
 
 
-def ordered_reduce_scatter(p: int) -> Cost:
-    """4 a; beyond four ranks rank 0 folds its own chunk and helps with the last, 2n (b + c)."""
-    if p <= 4:
-        return direct_reduce_scatter(p)
-    most = Fraction(2 * p - 3, p)
-    return cost(4, Fraction(p if p > 5 else p - 1, p), most, most, p)
-
-
-def ordered_all_reduce(p: int) -> Cost:
-    """Reduce_scatter in order, then all_gather."""
-    fold = ordered_reduce_scatter(p)
-    return cost(
-        fold.steps + one_hop(p), fold.sent + share(p), fold.received + share(p), fold.reduced, p
-    )
-
-
 def one_shot(p: int) -> Cost:
     """A + n(p-1) (b + c)."""
     return cost(one_hop(p), p - 1, p - 1, p - 1)

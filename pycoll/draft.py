@@ -26,7 +26,7 @@ from pycoll.schedule import (
     Schedule,
     ScheduleError,
     Transfer,
-    fold_groups,
+    fold_rows,
     input_blocks,
     output_blocks,
 )
@@ -42,6 +42,7 @@ class Held:
     """Something a rank holds: an input chunk as it came (``row`` is -1) or the result of a row."""
 
     __slots__ = (
+        "carried",
         "chunk",
         "combined",
         "home",
@@ -58,6 +59,7 @@ class Held:
         self.row = row
         self.sent = False
         self.combined = False  # here or where it was sent to
+        self.carried = False  # only to the next row of its fold
         self.last_read = -1  # the last row that reads it from memory; -1: none does
         self.sender = (-1, -1)  # (step, row): the last row that only sends it
         self.output = -1  # the output chunk that it is in the end
@@ -69,6 +71,7 @@ class Draft:
     """A row before its values have homes. Channels are (peer, lane, direction)."""
 
     __slots__ = (
+        "carry",
         "chunk",
         "copies_out",
         "label",
@@ -85,6 +88,7 @@ class Draft:
         self.lane = lane
         self.label = label
         self.own = own
+        self.carry: Held | None = None
         self.position = 0
         self.recv: list[Channel] = []
         self.send: list[Channel] = []
@@ -93,11 +97,16 @@ class Draft:
 
 
 class Arrival(NamedTuple):
-    """What one row of a step receives; ``position`` is that of the chunk's own value."""
+    """What one row of a step receives.
+
+    ``position`` is that of the chunk's own value among it, -1 if that is no operand; a row that
+    ``carries`` begins with what the row before has come to.
+    """
 
     target: int
     place: int
     position: int
+    carries: bool
     places: list[int]
     transfers: list[Transfer]
 
@@ -108,16 +117,15 @@ def _arrivals(target: int, landing: list[tuple[int, Transfer]]) -> Iterator[Arri
         for at in range(0, len(landing), FAN_MAX):
             some = landing[at : at + FAN_MAX]
             places, transfers = [place for place, _ in some], [t for _, t in some]
-            position = 1 if transfers[0].reduce and transfers[0].before else 0
-            yield Arrival(target, max(places), position, places, transfers)
+            position = int(transfers[0].before) if transfers[0].reduce else -1
+            yield Arrival(target, max(places), position, False, places, transfers)
         return
     place_of = {id(t): place for place, t in landing}
     latest = 0
-    for front, behind in fold_groups([t for _, t in landing]):
-        transfers = [*front, *behind]
-        places = [place_of[id(t)] for t in transfers]
+    for number, row in enumerate(fold_rows([t for _, t in landing])):
+        places = [place_of[id(t)] for t in row.arriving]
         latest = max(latest, *places)
-        yield Arrival(target, latest, len(front), places, transfers)
+        yield Arrival(target, latest, row.own, number > 0, places, row.arriving)
 
 
 class Drafting:
@@ -135,6 +143,7 @@ class Drafting:
         self.made: set[int] = set()  # chunks that ever changed
         self.sends: dict[Channel, list[tuple[int, Label]]] = {}  # (row, label) of each segment
         self.joined = list(range(LANES_MAX))  # union-find over the schedule's lanes
+        self.token_lane = -1  # tokens tell of all before them, so one lane has them all
 
     def run(self) -> None:
         """Drafts all rows; raises ScheduleError for what rows cannot say."""
@@ -226,6 +235,7 @@ class Drafting:
     def _send(self, t: Transfer, label: Label) -> None:
         channel = Channel(t.destination, t.lane, 1)
         if t.chunk == TOKEN:
+            self._join_tokens(t.lane)
             maker = len(self.rows) - 1
             if not (maker >= 0 and self.rows[maker].chunk == TOKEN):
                 maker = -1
@@ -234,7 +244,7 @@ class Drafting:
         else:
             value = self._value(t.chunk)
             value.sent = True
-            value.combined |= t.reduce
+            value.combined |= t.reduce or t.partial
             maker = value.row
             if maker < 0 or not self._may_send(maker, channel):
                 step, maker = value.sender
@@ -244,6 +254,11 @@ class Drafting:
         self.rows[maker].send.append(channel)
         self._join(self.rows[maker].lane, t.lane)
         self.sends.setdefault(channel, []).append((maker, label))
+
+    def _join_tokens(self, lane: int) -> None:
+        if self.token_lane < 0:
+            self.token_lane = lane
+        self._join(self.token_lane, lane)
 
     def _may_send(self, maker: int, channel: Channel) -> bool:
         """Whether row ``maker`` can send on the channel as its next segment, without a deadlock."""
@@ -264,12 +279,16 @@ class Drafting:
     ) -> None:
         target, first = arrival.target, arrival.transfers[0]
         own = None
-        if first.reduce:
-            own = folded[target] if target in folded else self._value(target)
+        if arrival.position >= 0:
+            own = self._value(target)
             own.combined = True
         index = self._draft(target, first.lane, label, own)
         draft = self.rows[index]
-        draft.position = arrival.position
+        draft.position = max(arrival.position, 0)
+        if arrival.carries:
+            draft.carry = folded[target]
+            draft.carry.carried = draft.carry.combined = True
+            draft.carry.last_read = index
         for place, t in zip(arrival.places, arrival.transfers, strict=True):
             channel = Channel(t.source, t.lane, 0)
             if taken.get(channel, 0) != place:
@@ -280,7 +299,9 @@ class Drafting:
             taken[channel] = place + 1
             draft.recv.append(channel)
             self._join(draft.lane, t.lane)
-        if target != TOKEN:
+        if target == TOKEN:
+            self._join_tokens(draft.lane)
+        else:
             draft.result = folded[target] = Held(target, index)
 
     def _finish(self) -> None:

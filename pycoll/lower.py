@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pycoll import plan_format
 from pycoll.draft import FOREVER, Draft, Drafting
-from pycoll.plan_format import FINAL, FLUSH, TOKEN_ROW, Buffer, Channel, Plan, Row
+from pycoll.plan_format import FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Channel, Plan, Row
 from pycoll.schedule import (
     LANES_MAX,
     ROOTED,
@@ -143,6 +143,9 @@ class _Placing:
                 draft.own.home, draft.own.slot = Buffer.INPUT, draft.own.chunk
             if value is None or (value.last_read < 0 and value.output < 0):
                 continue
+            if value.carried:
+                value.home = Buffer.SCRATCH
+                continue
             place = value.output if value.output >= 0 else value.chunk
             mine = place < self.drafting.data_chunks and (
                 place // self.schedule.parts in self.drafting.outputs
@@ -165,9 +168,10 @@ class _Placing:
         for drafts in by_lane:
             free: list[int] = []
             for index, draft in drafts:
-                own, value = draft.own, draft.result
-                if own is not None and own.home is Buffer.SCRATCH and own.last_read == index:
-                    free.append(own.slot)
+                value = draft.result
+                for read in (draft.own, draft.carry):
+                    if read is not None and read.home is Buffer.SCRATCH and read.last_read == index:
+                        free.append(read.slot)
                 if value is None or value.home is not Buffer.SCRATCH:
                     continue
                 if not free:
@@ -216,6 +220,7 @@ class _Placing:
             target_slot,
             tuple([channels.setdefault(channel, len(channels)) for channel in draft.recv]),
             tuple([channels.setdefault(channel, len(channels)) for channel in draft.send]),
+            draft.carry.slot if draft.carry is not None else NO_CARRY,
         )
 
     def _needs_flush(self, draft: Draft, lane: int, index: int, chunk: int) -> bool:
@@ -227,8 +232,12 @@ class _Placing:
         return any(other != lane or at < index for other, at in first.items())
 
     def _is_final(self, draft: Draft) -> bool:
-        """Decided locally: combined here and nowhere afterwards. The proof shows it complete."""
+        """Combined here and, by what the rank's own transfers tell, nowhere afterwards.
+
+        The proof shows it complete.
+        """
         value = draft.result
-        if self.schedule.collective not in DIVIDING or value is None or draft.own is None:
+        operands = len(draft.recv) + (draft.own is not None) + (draft.carry is not None)
+        if self.schedule.collective not in DIVIDING or value is None or operands < 2:
             return False
         return not value.combined and (value.sent or value.output >= 0)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from pycoll.lower import DIVIDING, IN_PLACE
-from pycoll.plan_format import DEPTH, FINAL, FLUSH, TOKEN_ROW, Buffer, Plan, Row, unpack
+from pycoll.plan_format import DEPTH, FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Plan, Row, unpack
 from pycoll.schedule import Collective, Schedule, ScheduleError, holds_input, holds_output
 from pycoll.values import Trees, Value, check_same_bits, combine, initial, outputs_of, ranks_text
 
@@ -209,7 +209,10 @@ class _Machine:
     def _result(self, process: Process, row: Row, arrived: list[Segment], now: Epoch) -> Held:
         operands = [segment.held for segment in arrived]
         if row.source:
-            operands.insert(row.source_position, self._read(process, row, now))
+            own = self._read(process, row.source, row.source_slot, now)
+            operands.insert(row.source_position, own)
+        if row.carry != NO_CARRY:
+            operands.insert(0, self._read(process, Buffer.SCRATCH, row.carry, now))
         present = [held for held in operands if held is not None]
         for held in present:
             if held.value.chunk != row.chunk or held.tile != process.tile:
@@ -245,26 +248,26 @@ class _Machine:
             and holds_output(self.kind, self.size, self.root, rank, block)
         )
 
-    def _read(self, process: Process, row: Row, now: Epoch) -> Held:
-        place = self._place(process, row.source, row.source_slot)
+    def _read(self, process: Process, buffer: int, slot: int, now: Epoch) -> Held:
+        place = self._place(process, buffer, slot)
+        where = f"{Buffer(buffer).name.lower()} {slot}"
         place.reads[now[0]] = now[1]
-        wrote = [place.written, place.copied if row.source == Buffer.OUTPUT else None]
+        wrote = [place.written, place.copied if buffer == Buffer.OUTPUT else None]
         for writer in wrote:
             if writer is not None and not self._after(process, writer):
-                self._refuse(process, f"reads {_where(row)} while {self._who(writer)} writes it")
-        if row.source == Buffer.INPUT:
-            block = row.source_slot // self.parts
-            if not holds_input(self.kind, self.size, self.root, process.rank, block):
-                self._refuse(process, f"reads input chunk {row.source_slot}, which is not there")
+                self._refuse(process, f"reads {where} while {self._who(writer)} writes it")
+        if buffer == Buffer.INPUT:
+            if not holds_input(self.kind, self.size, self.root, process.rank, slot // self.parts):
+                self._refuse(process, f"reads input chunk {slot}, which is not there")
             if place.written is not None:
                 self._refuse(
                     process,
-                    f"reads input chunk {row.source_slot}, which in place "
+                    f"reads input chunk {slot}, which in place "
                     f"{self._who(place.written)} has overwritten",
                 )
-            return Held(initial(row.source_slot, process.rank), process.tile, False)
+            return Held(initial(slot, process.rank), process.tile, False)
         if place.held is None:
-            self._refuse(process, f"reads {_where(row)}, which nothing has written")
+            self._refuse(process, f"reads {where}, which nothing has written")
         return place.held
 
     def _write(self, process: Process, row: Row, held: Held | None, now: Epoch) -> None:
@@ -374,7 +377,3 @@ class _Machine:
             missing = ((1 << self.size) - 1) & ~(ranks | 1 << rank)
             if missing:
                 raise ScheduleError(f"rank {rank} leaves without hearing of {ranks_text(missing)}")
-
-
-def _where(row: Row) -> str:
-    return f"{Buffer(row.source).name.lower()} {row.source_slot}"

@@ -13,13 +13,23 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from pycoll.schedule import FAN_MAX, LANES_MAX, Collective, ScheduleError, block_count
+from pycoll.schedule import (
+    FAN_MAX,
+    LANES_MAX,
+    OPERANDS_MAX,
+    Collective,
+    ScheduleError,
+    block_count,
+)
 
 MAGIC = b"PCPL"
 VERSION = 1
 #: The chunk of a row that moves no bytes.
 TOKEN_ROW = 0xFFFFFFFF
 NO_CHANNEL = 0xFFFF
+#: The scratch slot that a row without a carry names, and the highest that one can have.
+NO_CARRY = -1
+CARRY_MAX = 254
 
 #: Segments that every channel holds at least; plans are lowered for and proved with this many. One
 #: would be too few for a ring of rows that receive and send: each keeps the segment it has received
@@ -65,6 +75,12 @@ class Row(NamedTuple):
     target_slot: int
     recv: tuple[int, ...]
     send: tuple[int, ...]
+    carry: int = NO_CARRY
+
+    @property
+    def operands(self) -> int:
+        """How many values it combines, or copies if it is one."""
+        return len(self.recv) + bool(self.source) + (self.carry != NO_CARRY)
 
 
 @dataclass(frozen=True)
@@ -116,7 +132,11 @@ _FILL = tuple((NO_CHANNEL,) * (FAN_MAX - n) for n in range(FAN_MAX + 1))
 
 
 def _pack_row(row: Row) -> bytes:
-    chunk, lane, flags, source, position, source_slot, target, target_slot, recv, send = row
+    chunk, lane, flags, source, position, source_slot, target, target_slot, recv, send, carry = row
+    if carry > CARRY_MAX:
+        raise ScheduleError(
+            f"a fold is carried in scratch slot {carry}; at most {CARRY_MAX} can be"
+        )
     return ROW.pack(
         chunk,
         lane,
@@ -126,7 +146,7 @@ def _pack_row(row: Row) -> bytes:
         source,
         position,
         target,
-        0,
+        carry + 1,
         source_slot,
         target_slot,
         *recv,
@@ -183,11 +203,11 @@ def unpack(image: bytes) -> Plan:
 
 
 def _read_row(words: Sequence[int], index: int) -> Row:
-    chunk, lane, recv_count, send_count, flags, source, position, target, zero = words[:9]
+    chunk, lane, recv_count, send_count, flags, source, position, target, carry = words[:9]
     source_slot, target_slot = words[9:11]
     _require(
-        recv_count <= FAN_MAX and send_count <= FAN_MAX and zero == 0,
-        f"row {index}: recv_count {recv_count}, send_count {send_count}, reserved {zero}",
+        recv_count <= FAN_MAX and send_count <= FAN_MAX,
+        f"row {index}: recv_count {recv_count}, send_count {send_count}",
     )
     recv, send = words[11:14], words[14:17]
     unused = (*recv[recv_count:], *send[send_count:])
@@ -203,6 +223,7 @@ def _read_row(words: Sequence[int], index: int) -> Row:
         target_slot,
         tuple(recv[:recv_count]),
         tuple(send[:send_count]),
+        carry - 1,
     )
 
 
@@ -231,6 +252,7 @@ def _check_places(plan: Plan, row: Row, where: str, data_chunks: int) -> None:
     places = ((row.source, row.source_slot, "source"), (row.target, row.target_slot, "target"))
     if row.chunk == TOKEN_ROW:
         idle = not (row.source or row.target or row.flags or row.source_position)
+        idle = idle and row.carry == NO_CARRY
         _require(idle, f"{where}: a token row moves data")
         _require(bool(row.recv or row.send), f"{where}: does nothing")
         return
@@ -245,7 +267,9 @@ def _check_places(plan: Plan, row: Row, where: str, data_chunks: int) -> None:
         row.source_position <= (len(row.recv) if row.source else 0),
         f"{where}: source_position {row.source_position}",
     )
-    _require(bool(row.source or row.recv), f"{where}: has no operand")
+    _require(row.carry < plan.scratch_slots, f"{where}: carry {row.carry}")
+    _require(row.carry == NO_CARRY or bool(row.recv), f"{where}: carries but receives nothing")
+    _require(1 <= row.operands <= OPERANDS_MAX, f"{where}: has {row.operands} operands")
     _require(bool(row.target or row.send or row.recv), f"{where}: does nothing")
 
 

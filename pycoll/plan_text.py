@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from pycoll.plan_format import FINAL, FLUSH, TOKEN_ROW, Buffer, Plan, Row, unpack
+from pycoll.plan_format import FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Plan, Row, unpack
 from pycoll.schedule import TOKEN, Schedule, Transfer
 
 
@@ -36,6 +36,8 @@ def _transfer_text(t: Transfer) -> str:
         return f"{route}  token{lane}"
     into = "" if t.target == t.chunk else f" into {t.target}"
     how = "copy" if not t.reduce else "reduce in front" if t.before else "reduce behind"
+    if t.partial:
+        how += " partial"
     return f"{route}  {how} {t.chunk}{into}{lane}"
 
 
@@ -56,6 +58,8 @@ def _row_text(plan: Plan, row: Row) -> str:
     operands = [f"rank {plan.channels[end].peer}" for end in row.recv]
     if row.source:
         operands.insert(row.source_position, _place_text(row.source, row.source_slot))
+    if row.carry != NO_CARRY:
+        operands.insert(0, _place_text(Buffer.SCRATCH, row.carry))
     results = [f"rank {plan.channels[end].peer}" for end in row.send]
     if row.target:
         results.insert(0, _place_text(row.target, row.target_slot))

@@ -71,26 +71,20 @@ class Plans:
     ) -> str:
         """The caller's algorithm, checked, or the selector's."""
         needs = _Needs.of(dtype, reduction, root, deterministic)
-        size = self.topology.size
         if algorithm is None:
             return self._choose(collective, nbytes, needs)
         if not isinstance(algorithm, str):
             raise InvalidArgumentError(f"algorithm is {algorithm!r}: expected a name or None")
         found = lookup(collective, algorithm)
-        if not found.fits(size):
-            raise InvalidArgumentError(
-                f"algorithm {algorithm!r} serves at most {found.largest} ranks, not {size}; "
-                f"there are {', '.join(_names(collective, size, needs))}"
-            )
-        if size > 1 and not needs.met_by(found):
+        if self.topology.size > 1 and not needs.met_by(found):
             raise InvalidArgumentError(
                 f"algorithm {algorithm!r} does not {needs.words}; those that do: "
-                f"{', '.join(_names(collective, size, needs))}"
+                f"{', '.join(_names(collective, needs))}"
             )
         return algorithm
 
     def _choose(self, collective: Collective, nbytes: int, needs: _Needs) -> str:
-        names = _names(collective, self.topology.size, needs)
+        names = _names(collective, needs)
         return choose(collective, self.topology, nbytes, among=names).name
 
     def _plan(self, collective: Collective, name: str, root: int) -> _core.Plan:
@@ -128,11 +122,11 @@ class _Needs(NamedTuple):
         return "keep the operands in rank order, which an op that does not commute needs"
 
 
-def _names(collective: Collective, size: int, needs: _Needs) -> list[str]:
+def _names(collective: Collective, needs: _Needs) -> list[str]:
     table = TABLE[collective]
     if collective not in REDUCING:
-        return [name for name, one in table.items() if one.fits(size)]
-    return [n for n, one in table.items() if one.fits(size) and needs.met_by(one)]
+        return list(table)
+    return [name for name, one in table.items() if needs.met_by(one)]
 
 
 def plan_bytes(

@@ -11,8 +11,7 @@ Any rank may hold any data chunk on its way, also one that its input and output 
 
 Several REDUCE transfers of one step into one chunk are one fold: the values that stand in front in
 listed order, then the chunk's own value, then those that stand behind in listed order, combined
-from the left. A row takes three arriving values at most, so a longer list is folded from the
-chunk's own value outwards in threes (`fold_groups`).
+from the left. It takes several rows if more values arrive than a row takes in (`fold_rows`).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Collective(IntEnum):
@@ -57,6 +57,8 @@ TOKEN = -1
 LANES_MAX = 7
 #: Values that one row takes in, and peers that it sends to.
 FAN_MAX = 3
+#: Operands of one row: what it takes in, what the rank has, what earlier rows came to.
+OPERANDS_MAX = 4
 
 
 class ScheduleError(ValueError):
@@ -68,8 +70,9 @@ class Transfer:
     """``chunk`` of ``source`` goes to ``destination``, landing in ``into``.
 
     ``before`` says on which side the arriving value stands in a REDUCE: True puts it in front of
-    the destination's own value (lower ranks' contributions first). ``lane`` numbers the
-    independent row list that carries it; both ends use the same lane.
+    the destination's own value (lower ranks' contributions first). ``partial`` marks a COPY of a
+    sum that its receiver will combine further. ``lane`` numbers the independent row list that
+    carries it; both ends use the same lane.
     """
 
     step: int
@@ -80,6 +83,7 @@ class Transfer:
     into: int = -2
     before: bool = True
     lane: int = 0
+    partial: bool = False
 
     @property
     def target(self) -> int:
@@ -87,23 +91,38 @@ class Transfer:
         return self.chunk if self.into == -2 else self.into
 
 
-def fold_groups(
-    arriving: Sequence[Transfer],
-) -> list[tuple[list[Transfer], list[Transfer]]]:
-    """How the REDUCE transfers of one step into one chunk are folded: (in front, behind) per row.
+class FoldRow(NamedTuple):
+    """One row of a fold: what arrives, and before which of it the chunk's own value stands.
 
-    The first group stands around the chunk's own value, each later one around the result so far.
+    ``own`` is -1 where the own value belongs to another row. Every row but the first begins with
+    what the one before has come to.
     """
-    front = [t for t in arriving if t.before]
-    behind = [t for t in arriving if not t.before]
-    groups = []
-    while front or behind:
-        near = front[-FAN_MAX:]
-        del front[-FAN_MAX:]
-        room = FAN_MAX - len(near)
-        groups.append((near, behind[:room]))
-        del behind[:room]
-    return groups
+
+    arriving: list[Transfer]
+    own: int
+
+
+def fold_rows(arriving: Sequence[Transfer]) -> list[FoldRow]:
+    """How the REDUCE transfers of one step into one chunk are cut into rows, from the left.
+
+    Something arrives in every row.
+    """
+    front: list[Transfer | None] = [t for t in arriving if t.before]
+    operands = [*front, None, *(t for t in arriving if not t.before)]
+    rows: list[FoldRow] = []
+    taken: list[Transfer] = []
+    own = -1
+    for operand in operands:
+        held = len(taken) + (own >= 0) + bool(rows)
+        if held == OPERANDS_MAX or (operand is not None and len(taken) == FAN_MAX):
+            kept = 1 if operand is None else 0  # the own value shall not be alone
+            rows.append(FoldRow(taken[: len(taken) - kept], own))
+            taken, own = taken[len(taken) - kept :], -1
+        if operand is None:
+            own = len(taken)
+        else:
+            taken.append(operand)
+    return [*rows, FoldRow(taken, own)]
 
 
 def block_count(collective: Collective, size: int) -> int:

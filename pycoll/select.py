@@ -68,7 +68,7 @@ def candidates(
     several = len(topology.hosts) > 1
     names = []
     for name, one in TABLE[collective].items():
-        if not one.fits(topology.size) or (among is not None and name not in among):
+        if among is not None and name not in among:
             continue
         if collective in REDUCING and not _keeps(one, deterministic, commutes):
             continue
@@ -162,8 +162,6 @@ def explain_text(
     choice = choose(collective, topology, nbytes, parameters=parameters, measured=measured)
     name = choice.name if algorithm is None else algorithm
     one = lookup(collective, name)
-    if not one.fits(topology.size):
-        one.build(topology.size)  # says why not
     seconds = predict(collective, name, topology, nbytes, parameters)
     cost = one.cost(topology.size, topology)
     shape = profile(one, topology)

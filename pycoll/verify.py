@@ -9,6 +9,7 @@ the plans that a schedule is lowered to is `verify_plans`, in `machine`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import groupby
 from typing import NoReturn
 
@@ -23,7 +24,6 @@ from pycoll.schedule import (
     ScheduleError,
     Transfer,
     block_count,
-    fold_groups,
     input_blocks,
 )
 from pycoll.values import Trees, Value, check_same_bits, combine, initial, outputs_of, ranks_text
@@ -146,14 +146,11 @@ def _arrive(
     if own is None:
         _refuse(index, t, f"rank {t.destination} holds nothing in chunk {t.target} to combine with")
     try:
-        for front, behind in fold_groups([t for _, t in landing]):
-            operands = [values[f] for f in front] + [own] + [values[b] for b in behind]
-            own = operands[0]
-            for value in operands[1:]:
-                own = combine(own, value, trees)
+        front = [values[t] for _, t in landing if t.before]
+        behind = [values[t] for _, t in landing if not t.before]
+        return reduce(lambda left, right: combine(left, right, trees), [*front, own, *behind])
     except ScheduleError as error:
         _refuse(index, t, str(error))
-    return own
 
 
 def _check_landing(landing: Sequence[tuple[int, Transfer]]) -> None:

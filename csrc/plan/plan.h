@@ -17,6 +17,8 @@ inline constexpr std::uint16_t kVersion = 1;
 
 inline constexpr int kRecvMax = 3;
 inline constexpr int kSendMax = 3;
+// Of one row: the carry, the local operand and received segments together.
+inline constexpr int kOperandsMax = 4;
 inline constexpr std::uint32_t kLanesMax = 7;
 // A row with this chunk moves no bytes: it only waits and tells (barriers, acknowledgements).
 inline constexpr std::uint32_t kToken = 0xffffffff;
@@ -65,13 +67,17 @@ struct Row {
   std::uint8_t source;           // Buffer of the local operand, kNone if there is none
   std::uint8_t source_position;  // its place in the fold, 0..recv_count
   std::uint8_t target;           // Buffer of the local result: kNone, kOutput or kScratch
-  std::uint8_t reserved;         // zero
+  std::uint8_t carry;            // scratch slot of the first operand + 1, 0 if there is none
   std::uint32_t source_slot;     // chunk in input/output, slot in scratch
   std::uint32_t target_slot;
   std::uint16_t recv[kRecvMax];  // indices into the channel table, in fold order; 0xffff if unused
   std::uint16_t send[kSendMax];
 };
 static_assert(sizeof(Row) == 32 && std::has_unique_object_representations_v<Row>);
+
+constexpr int operand_count(const Row& row) {
+  return row.recv_count + (row.source != 0 ? 1 : 0) + (row.carry != 0 ? 1 : 0);
+}
 
 inline constexpr std::uint16_t kNoChannel = 0xffff;
 

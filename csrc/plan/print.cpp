@@ -44,6 +44,9 @@ void append(std::string* list, const std::string& item, const char* separator) {
 
 std::string operands(const Plan& plan, const Row& row) {
   std::string list;
+  if (row.carry != 0) {
+    append(&list, place(static_cast<std::uint8_t>(Buffer::kScratch), row.carry - 1u), " + ");
+  }
   for (int i = 0; i <= row.recv_count; ++i) {
     if (row.source != 0 && row.source_position == i) {
       append(&list, place(row.source, row.source_slot), " + ");

@@ -196,6 +196,8 @@ class RowChecker {
   Status check_ports(const Row& row, std::string_view field, const std::uint16_t (&ports)[3],
                      std::uint8_t used, Direction direction);
   Status check_source(const Row& row) const;
+  Status check_carry(const Row& row) const;
+  Status check_written(std::string_view field, std::uint32_t slot, const Row& row) const;
   Status check_target(const Row& row);
   Status check_place(std::string_view field, std::uint32_t chunk, Buffer buffer) const;
 
@@ -215,6 +217,7 @@ Status RowChecker::check(const Row& row, std::size_t index) {
   if (status.ok()) status = check_ports(row, "recv", row.recv, row.recv_count, Direction::kRecv);
   if (status.ok()) status = check_ports(row, "send", row.send, row.send_count, Direction::kSend);
   if (status.ok()) status = check_source(row);
+  if (status.ok()) status = check_carry(row);
   if (status.ok()) status = check_target(row);
   lane_ = row.lane;
   return status;
@@ -252,7 +255,9 @@ Status RowChecker::check_scalars(const Row& row) const {
       row.target == static_cast<std::uint8_t>(Buffer::kInput)) {
     return violation(place(), "target", row.target, "0 (none), 2 (output) or 3 (scratch)");
   }
-  if (row.reserved != 0) return violation(place(), "reserved", row.reserved, "0");
+  if (row.carry != 0 && row.recv_count == 0) {
+    return violation(place(), "carry", row.carry, "0 without receive channels");
+  }
   return Status();
 }
 
@@ -261,12 +266,17 @@ Status RowChecker::check_meaning(const Row& row) const {
   const bool token = row.chunk == kToken;
   const bool reducing = reduces(static_cast<Collective>(header_.collective));
   const auto name = std::string(name_of(static_cast<Collective>(header_.collective)));
-  const int operands = row.recv_count + (row.source != 0);
+  const int operands = operand_count(row);
   if (token && row.source != 0) return violation(place(), "source", row.source, "0 in a token");
+  if (token && row.carry != 0) return violation(place(), "carry", row.carry, "0 in a token");
   if (token && row.target != 0) return violation(place(), "target", row.target, "0 in a token");
   if (token && row.flags != 0) return violation(place(), "flags", row.flags, "0 in a token");
   if (!token && operands == 0) {
     return violation(place(), "recv_count", row.recv_count, "at least 1 without a source");
+  }
+  if (!token && operands > kOperandsMax) {
+    return violation(place(), "recv_count", row.recv_count,
+                     at_most(kOperandsMax) + " together with source and carry");
   }
   if (row.target == 0 && row.send_count == 0 && row.recv_count == 0) {
     return violation(place(), "send_count", row.send_count,
@@ -337,12 +347,20 @@ Status RowChecker::check_source(const Row& row) const {
     return slot == 0 ? Status() : violation(place(), "source_slot", slot, "0 without a source");
   }
   if (buffer != Buffer::kScratch) return check_place("source_slot", slot, buffer);
+  return check_written("source_slot", slot, row);
+}
+
+Status RowChecker::check_carry(const Row& row) const {
+  return row.carry == 0 ? Status() : check_written("carry - 1", row.carry - 1u, row);
+}
+
+Status RowChecker::check_written(std::string_view field, std::uint32_t slot, const Row& row) const {
   if (slot >= header_.scratch_slots) {
-    return violation(place(), "source_slot", slot, below("scratch_slots", header_.scratch_slots));
+    return violation(place(), field, slot, below("scratch_slots", header_.scratch_slots));
   }
   if (slot_lane_[slot] != row.lane) {
     return violation(
-        place(), "source_slot", slot,
+        place(), field, slot,
         "a scratch slot that an earlier row of lane " + std::to_string(row.lane) + " wrote");
   }
   return Status();

@@ -104,9 +104,8 @@ Status BoundPlan::bind(const CollectiveRequest& request) {
 Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) {
   const plan::Header& header = request.plan->header();
   const plan::Row& row = request.plan->plan().rows[index];
-  BoundRow bound{&row, nullptr, nullptr, 0};
-  const bool local = static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone;
-  if (row.chunk != plan::kToken && row.recv_count + local > 1 && !request.combine) {
+  BoundRow bound{.row = &row};
+  if (row.chunk != plan::kToken && plan::operand_count(row) > 1 && !request.combine) {
     return invalid("row " + std::to_string(index) + " of the plan combines, but op " +
                    std::string(name_of(request.descriptor.op)) + " means nothing for " +
                    std::string(name_of(request.descriptor.dtype)));
@@ -122,6 +121,7 @@ Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) 
     }
     bound.length = chunk.length;
     bound.source = address(row.source, row.source_slot, source, request);
+    if (row.carry != 0) bound.carry = scratch(row.carry - 1u);
     bound.target = address(row.target, row.target_slot, target, request);
   }
   rows_[index] = bound;

@@ -15,6 +15,7 @@ struct BoundRow {
   const plan::Row* row = nullptr;
   std::byte* source =
       nullptr;  // element 0 of the chunk, or the scratch slot; never written through
+  const std::byte* carry = nullptr;  // the scratch slot
   std::byte* target = nullptr;
   std::uint64_t length = 0;  // elements of the chunk
 };

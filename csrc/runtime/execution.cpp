@@ -14,14 +14,13 @@ namespace {
 // next destination: 8 KiB times four operands and a target fits a 48 KiB L1.
 constexpr std::size_t kPieceBytes = 8 * 1024;
 
-constexpr int kOperandsMax = plan::kRecvMax + 1;
 constexpr int kDestinationsMax = plan::kSendMax + 1;
 
 }  // namespace
 
 // Everything that one row needs once its channels are ready.
 struct Execution::Gathered {
-  const std::byte* operands[kOperandsMax] = {};
+  const std::byte* operands[plan::kOperandsMax] = {};
   int operand_count = 0;
   std::byte* destinations[kDestinationsMax] = {};
   int destination_count = 0;
@@ -164,6 +163,7 @@ Progress Execution::run_row(Lane& lane) {
   const bool direct = stable && row.recv_count == 0 && row.send_count > 0;
 
   Gathered all;
+  if (row.carry != 0) all.operands[all.operand_count++] = bound.carry;
   for (int i = 0; i <= row.recv_count; ++i) {
     if (local && i == row.source_position) {
       all.operands[all.operand_count++] = at(bound.source, row.source);
@@ -212,7 +212,7 @@ void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t
   for (std::uint64_t done = 0; done < length; done += piece) {
     const std::uint64_t count = std::min(piece, length - done);
     const std::size_t skip = done * item;
-    const void* operands[kOperandsMax];
+    const void* operands[plan::kOperandsMax];
     for (int i = 0; i < all.operand_count; ++i) operands[i] = all.operands[i] + skip;
     std::byte* result = all.destinations[0] + skip;
     request_.combine.function(result, operands, all.operand_count, count, request_.combine.context);

@@ -28,8 +28,7 @@ class Algorithm:
     cost; a test counts it against the schedules. ``rank_ordered``: every result is exactly the left
     fold ((x0 op x1) op x2) ..., whatever the size and root. ``keeps_order``: operands stand in rank
     order, however bracketed, if the root is 0, so that the operation need not commute.
-    ``largest``: the size up to which it exists, None if there is no bound. ``levels``: the cost
-    inside hosts and across them, of algorithms that tell hosts apart.
+    ``levels``: the cost inside hosts and across them, of algorithms that tell hosts apart.
     """
 
     collective: Collective
@@ -40,17 +39,12 @@ class Algorithm:
     source: str
     rank_ordered: bool = False
     keeps_order: bool = False
-    largest: int | None = None
     levels: Callable[[Topology], Levels] | None = None
 
     @property
     def needs_topology(self) -> bool:
         """Whether it tells hosts apart."""
         return self.levels is not None
-
-    def fits(self, size: int) -> bool:
-        """Whether it can be built for this many ranks."""
-        return self.largest is None or size <= self.largest
 
     def build(
         self,
@@ -67,11 +61,6 @@ class Algorithm:
         """
         if size < 1:
             raise InvalidArgumentError(f"size is {size}; it must be at least 1")
-        if not self.fits(size):
-            raise InvalidArgumentError(
-                f"algorithm {self.name!r} of {self.collective.name.lower()} serves at most "
-                f"{self.largest} ranks, not {size}; choose another or none"
-            )
         for name, rank in (("root", root), ("only", only)):
             if rank is not None and not 0 <= rank < size:
                 raise InvalidArgumentError(f"{name} is {rank}; it must be a rank below {size}")

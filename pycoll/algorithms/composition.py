@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from pycoll.algorithms.algorithm import Algorithm, Levels
 from pycoll.costs import Cost
-from pycoll.schedule import TOKEN, Schedule, Transfer
+from pycoll.schedule import REDUCING, TOKEN, Schedule, Transfer
 from pycoll.topology import Topology
 
 
@@ -46,9 +46,16 @@ class Composition:
 
 
 def embed(
-    schedule: Schedule, members: Sequence[int], blocks: Sequence[Sequence[int]], start: int
+    schedule: Schedule,
+    members: Sequence[int],
+    blocks: Sequence[Sequence[int]],
+    start: int,
+    partial: bool,
 ) -> Iterator[Transfer]:
-    """The schedule as a phase of a larger one: other ranks, other chunks, later."""
+    """The schedule as a phase of a larger one: other ranks, other chunks, later.
+
+    ``partial``: a later phase combines what this one comes to.
+    """
     parts = schedule.parts
     chunks = [
         block[part * len(block) // parts : (part + 1) * len(block) // parts]
@@ -59,13 +66,17 @@ def embed(
         source, destination = members[t.source], members[t.destination]
         for chunk in chunks[t.chunk] if t.chunk != TOKEN else (TOKEN,):
             reduce = t.reduce and chunk != TOKEN
-            yield Transfer(start + t.step, chunk, source, destination, reduce, -2, t.before, t.lane)
+            unfinished = (partial or t.partial) and not reduce and chunk != TOKEN
+            yield Transfer(
+                start + t.step, chunk, source, destination, reduce, -2, t.before, t.lane, unfinished
+            )
 
 
 def run(phases: Sequence[Phase], only: int | None) -> Iterator[Transfer]:
     """The transfers of all phases, one behind the other."""
     start = 0
-    for phase in phases:
+    last = max((i for i, phase in enumerate(phases) if combines(phase)), default=-1)
+    for number, phase in enumerate(phases):
         for group in phase.groups:
             if only is not None and only not in group.members:
                 continue
@@ -75,8 +86,13 @@ def run(phases: Sequence[Phase], only: int | None) -> Iterator[Transfer]:
                 only=None if only is None else group.members.index(only),
                 topology=phase.topology,
             )
-            yield from embed(schedule, group.members, group.blocks, start)
+            yield from embed(schedule, group.members, group.blocks, start, number < last)
         start += phase.steps
+
+
+def combines(phase: Phase) -> bool:
+    """Whether what the phase comes to depends on what it combines."""
+    return phase.algorithm.collective in REDUCING
 
 
 def levels(composition: Composition, size: int) -> Levels:

@@ -4,10 +4,8 @@
     two-shot:  everybody sends chunk d to rank d; d folds it and sends it to all  2 steps, 2n(p-1)/p
 
 Best on full-mesh media (shared memory, NVSwitch), where the number of peers costs nothing. A value
-is folded where it arrives. A row folds three arriving values around the rank's own, so
-
-* one-shot serves at most four ranks (with more, no order of folding is common to all of them);
-* a sum in exact rank order needs help once more than three ranks stand in front: `in_order`.
+is folded where it arrives, always as the left fold in rank order: all ranks get the same bits, and
+the same as from a chain.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 IJHPCA 19 (2005).
@@ -19,7 +17,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from pycoll.algorithms.pattern import all_pairs, finish, from_all, to_all
-from pycoll.schedule import FAN_MAX, REDUCE, TOKEN, Collective, Schedule, Transfer
+from pycoll.schedule import REDUCE, TOKEN, Collective, Schedule, Transfer
 
 
 def scattering(size: int, only: int | None) -> Iterator[Transfer]:
@@ -51,63 +49,12 @@ def all_reduce(size: int, *, only: int | None = None) -> Schedule:
 
 
 def one_shot(size: int, *, only: int | None = None) -> Schedule:
-    """All_reduce in 1 step, n(p-1) bytes, p <= 4; every rank does the same fold in rank order."""
+    """All_reduce in 1 step, n(p-1) bytes; every rank does the same fold in rank order."""
     exchange = (
         Transfer(0, 0, source, destination, REDUCE, before=source < destination)
         for source, destination in all_pairs(size, only)
     )
     return finish(Collective.ALL_REDUCE, size, exchange, only=only)
-
-
-def helper_of(chunk: int, size: int) -> int:
-    """Who folds the contributions in front of rank ``chunk``'s own: itself where one row can.
-
-    Otherwise somebody whose own value is not among them, or who is first among them.
-    """
-    return chunk if chunk <= FAN_MAX else (chunk + 1) % size
-
-
-def temporary_of(chunk: int, size: int) -> int:
-    """Where the helper keeps the fold; rank 0 begins with its own value, so it is there."""
-    return chunk if helper_of(chunk, size) == 0 else size + chunk - FAN_MAX - 1
-
-
-def in_order(size: int, only: int | None) -> Iterator[Transfer]:
-    """Four steps: a helper folds chunk c up to rank c-1 (copies the first value, then combines);
-    rank c puts that in front of its own value, then adds the higher ranks' values behind.
-    """
-    for chunk in range(size):
-        helper, place = helper_of(chunk, size), temporary_of(chunk, size)
-        near = only is None or only in (chunk, helper)
-        if near and helper != chunk:
-            yield Transfer(2, place, helper, chunk, REDUCE, into=chunk)
-        for source in range(size) if near or only is None else (only,):
-            if source < chunk != helper and source != helper:
-                first = source == 0
-                step = int(not first)
-                yield Transfer(step, chunk, source, helper, not first, place, before=False)
-            elif source != chunk and (source > chunk or helper == chunk):
-                yield Transfer(3, chunk, source, chunk, REDUCE, before=source < chunk)
-
-
-def reduce_scatter_in_order(size: int, *, only: int | None = None) -> Schedule:
-    """Every block is the exact left fold in rank order: 4 steps beyond four ranks, else 1."""
-    ordered, spare, _ = fold_in_order(size, only)
-    return finish(Collective.REDUCE_SCATTER, size, ordered, temporaries=spare, only=only)
-
-
-def all_reduce_in_order(size: int, *, only: int | None = None) -> Schedule:
-    """The exact left fold in rank order: reduce_scatter in order, then all_gather."""
-    ordered, spare, steps = fold_in_order(size, only)
-    both = chain(ordered, gathering(size, only, start=steps))
-    return finish(Collective.ALL_REDUCE, size, both, parts=size, temporaries=spare, only=only)
-
-
-def fold_in_order(size: int, only: int | None) -> tuple[Iterator[Transfer], range, int]:
-    """(transfers, what their temporaries are sized by, steps)."""
-    if size <= FAN_MAX + 1:
-        return scattering(size, only), range(0), 1
-    return in_order(size, only), range(FAN_MAX + 1, size - 1), 4
 
 
 def all_to_all(size: int, *, only: int | None = None) -> Schedule:

@@ -26,13 +26,8 @@ from pycoll.topology import Topology
 
 Table = Mapping[Collective, Mapping[str, Algorithm]]
 
-#: Not for use inside hosts: they hand on a partial result as a copy, which the lowering, seeing one
-#: rank only, takes for the end of the reduction.
-NOT_INSIDE = frozenset(
-    {(Collective.REDUCE, "chain"), (Collective.REDUCE_SCATTER, "halving_doubling")}
-)
-#: Not for use in a hierarchy at all: the order of its folds would be lost, its temporaries wasted.
-ALONE = "direct_ordered"
+#: The all_gather that undoes a reduce_scatter, where it goes by another name.
+BACK = {"halving_doubling": "recursive_doubling"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,8 @@ class Parts:
 
     def inside(self, collective: Collective) -> Algorithm:
         """The algorithm inside hosts."""
-        return self.table[collective][self.inner]
+        names = self.table[collective]
+        return names[self.inner if self.inner in names else BACK[self.inner]]
 
     def across(self, collective: Collective, groups: Sequence[Group]) -> Phase:
         """The phase across hosts: a hierarchy again if there are levels above."""
@@ -255,8 +251,7 @@ def compose(table: Table, collective: Collective, inner: str, outer: str) -> Alg
     else:
         needed.append((collective, inner))
     for kind, name in needed:
-        partial = name == inner and (kind, name) in NOT_INSIDE
-        if name not in table[kind] or name == ALONE or partial:
+        if name not in table[kind]:
             raise KeyError(name)
 
     def build(size: int, *, topology: Topology, root: int = 0, only: int | None = None) -> Schedule:

@@ -90,8 +90,7 @@ class SweepOptions:
         if self.algorithms == ["all"]:
             return list(candidates(kind, topology, Config.read().deterministic))
         for name in self.algorithms:
-            if not lookup(kind, name).fits(topology.size):
-                lookup(kind, name).build(topology.size)  # says why not
+            lookup(kind, name)  # says what is wrong with it
         return list(self.algorithms)
 
 

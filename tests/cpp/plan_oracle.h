@@ -143,7 +143,12 @@ class PlanOracle {
     if (flags > 3 || source > 3 || target > 3 || target == 1) return harm("an enum", index);
     if (u8(at + 9) > (source == 0 ? 0 : recvs)) harm("source_position", index);
     if (chunk == kToken && (source != 0 || target != 0)) harm("token with data", index);
-    const std::uint64_t operands = recvs + (source != 0);
+    const std::uint64_t carry = u8(at + 11);
+    if (carry != 0 && (chunk == kToken || recvs == 0)) harm("carry", index);
+    const std::uint64_t operands = recvs + (source != 0) + (carry != 0);
+    if (operands > 4) harm("more than four operands", index);
+    if (carry != 0) look_at_slot(3, carry - 1, index);
+    if (carry != 0 && written_.count({lane, carry - 1}) == 0) harm("carries no value", index);
     if (chunk != kToken && operands == 0) harm("row without operand", index);
     const bool reducing = collective_ <= 1 || collective_ == 3 || collective_ >= 8;
     if (chunk != kToken && operands > 1 && !reducing) harm("needless combination", index);

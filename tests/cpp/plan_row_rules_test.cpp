@@ -34,7 +34,9 @@ TEST(row_field_rules) {
            DAMAGE(plan.rows[0].target = 1)},
           {"row 0: target is 4, must be 0 (none), 2 (output) or 3 (scratch)",
            DAMAGE(plan.rows[0].target = 4)},
-          {"row 2: reserved is 1, must be 0", DAMAGE(plan.rows[2].reserved = 1)},
+          {"row 4: carry is 1, must be 0 without receive channels",
+           DAMAGE(plan::Row& row = plan.row(0, {}, {}, 1); row.carry = 1;
+                  put(row, Buffer::kOutput, 0))},
           {"row 0: source_slot is 4, must be below the number of data chunks, which is 4",
            DAMAGE(plan.rows[0].source_slot = 4)},
           {"row 1: target_slot is 5, must be below the number of data chunks, which is 4",
@@ -51,6 +53,7 @@ TEST(row_meaning_rules) {
   check_rules(
       {
           {"row 2: source is 1, must be 0 in a token", DAMAGE(plan.rows[2].source = 1)},
+          {"row 2: carry is 1, must be 0 in a token", DAMAGE(plan.rows[2].carry = 1)},
           {"row 2: target is 2, must be 0 in a token", DAMAGE(plan.rows[2].target = 2)},
           {"row 2: flags is 2, must be 0 in a token", DAMAGE(plan.rows[2].flags = 2)},
           {"row 1: recv_count is 0, must be at least 1 without a source",
@@ -113,6 +116,10 @@ TEST(scratch_rules) {
            DAMAGE(plan.rows[1].source_slot = 2)},
           {"row 1: source_slot is 0, must be a scratch slot that an earlier row of lane 0 wrote",
            DAMAGE(plan.rows[1].source_slot = 0)},
+          {"row 1: carry - 1 is 2, must be below scratch_slots, which is 2",
+           DAMAGE(plan.rows[1].recv_count = 1; plan.rows[1].recv[0] = 0; plan.rows[1].carry = 3)},
+          {"row 1: carry - 1 is 0, must be a scratch slot that an earlier row of lane 0 wrote",
+           DAMAGE(plan.rows[1].recv_count = 1; plan.rows[1].recv[0] = 0; plan.rows[1].carry = 1)},
           // What lane 0 wrote may belong to another tile already.
           {"row 4: source_slot is 1, must be a scratch slot that an earlier row of lane 1 wrote",
            DAMAGE(plan::Row& row = plan.row(0, {}, {}, 1); take(row, Buffer::kScratch, 1);

@@ -53,13 +53,14 @@ class Plan:
         position: int = 0,
         flags: int = 0,
         lane: int = 0,
+        carry: int = 0,
     ) -> None:
         """Appends a row; recv and send name peers, on the channel with the lane's number."""
         recvs = [self.channel(peer, RECV, lane) for peer in recv]
         sends = [self.channel(peer, SEND, lane) for peer in send]
         ports = [*recvs, *[0xFFFF] * (3 - len(recvs)), *sends, *[0xFFFF] * (3 - len(sends))]
         head = struct.pack(
-            "<I8B", chunk, lane, len(recv), len(send), flags, source[0], position, target[0], 0
+            "<I8B", chunk, lane, len(recv), len(send), flags, source[0], position, target[0], carry
         )
         self.rows.append(head + struct.pack("<II6H", source[1], target[1], *ports))
 
@@ -193,12 +194,27 @@ def alone() -> Plan:
     return plan
 
 
+def one_shot(size: int, rank: int) -> Plan:
+    """A left fold in two rows: the second carries what the first has come to."""
+    plan = Plan(ALL_REDUCE, size, rank, scratch=1)
+    others = tuple(peer for peer in range(size) if peer != rank)
+    plan.row(0, send=others[:3], source=(INPUT, 0))
+    plan.row(0, send=others[3:], source=(INPUT, 0))
+    own = {"source": (INPUT, 0), "position": min(rank, 3) if rank < 4 else rank - 3}
+    first, second = (own, {}) if rank < 4 else ({}, own)
+    plan.row(0, others[:3], target=(SCRATCH, 0), **first)
+    plan.row(0, others[3:], target=(OUTPUT, 0), flags=FINAL, carry=1, **second)
+    return plan
+
+
 def corpus() -> dict[str, Plan]:
     plans = {
         "all_reduce_ring_2": ring_all_reduce(2, 1),
         "all_reduce_ring_4": ring_all_reduce(4, 2),
         "all_reduce_tree": tree_all_reduce(),
         "all_reduce_alone": alone(),
+        "all_reduce_one_shot_low": one_shot(5, 2),
+        "all_reduce_one_shot_high": one_shot(6, 4),
         "all_to_all_direct": direct_all_to_all(3, 1),
         "all_gather_ring": ring_all_gather(),
         "reduce_scatter_ring": ring_reduce_scatter(),

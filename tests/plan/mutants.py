@@ -229,6 +229,7 @@ PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
     "source": lambda rng, plan, i: change_row(i, plan, source=rng.randrange(4)),
     "target": lambda rng, plan, i: change_row(i, plan, target=rng.choice((0, 2, 3))),
     "chunk": lambda rng, plan, i: change_row(i, plan, chunk=rng.randrange(4)),
+    "carry": lambda rng, plan, i: change_row(i, plan, carry=rng.randrange(-1, 3)),
     "position": lambda rng, plan, i: change_row(i, plan, source_position=rng.randrange(3)),
     "turn receives": lambda rng, plan, i: change_row(i, plan, recv=plan.rows[i].recv[::-1]),
     "drop send": lambda rng, plan, i: change_row(i, plan, send=plan.rows[i].send[1:]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import reduce
 from itertools import groupby
 
 from pycoll.plan_format import unpack
@@ -115,19 +116,10 @@ def run_schedule(schedule: Schedule, op: Operation) -> list[dict[int, int]]:
 
 
 def fold(own: int, values: list[tuple[bool, bool, int]], op: Operation) -> int:
-    """In threes from the chunk's own value outwards; each three is a fold from the left."""
+    """From the left: what stands in front, the chunk's own value, what stands behind."""
     front = [value for _, before, value in values if before]
     behind = [value for _, before, value in values if not before]
-    while front or behind:
-        near = front[-3:]
-        front = front[:-3]
-        after = behind[: 3 - len(near)]
-        behind = behind[3 - len(near) :]
-        operands = [*near, own, *after]
-        own = operands[0]
-        for value in operands[1:]:
-            own = op(own, value)
-    return own
+    return reduce(op, [*front, own, *behind])
 
 
 def schedule_is_right(schedule: Schedule) -> bool:
@@ -231,6 +223,10 @@ class World:
                 if key not in memory:
                     raise WrongRunError("reads what is not there")
                 operands.insert(row.source_position, memory[key])
+            if row.carry >= 0:
+                if row.carry not in self.scratch[rank]:
+                    raise WrongRunError("carries what is not there")
+                operands.insert(0, self.scratch[rank][row.carry])
             value = operands[0]
             for operand in operands[1:]:
                 value = self.op(value, operand)

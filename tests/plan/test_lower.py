@@ -157,13 +157,12 @@ def test_lanes_without_common_values_stay_apart() -> None:
     verify_plans(lower_all(both))
 
 
-def test_more_than_three_values_take_more_rows_and_scratch_where_the_output_lacks_the_chunk() -> (
-    None
-):
+def test_more_than_three_values_take_more_rows_and_scratch_between_them() -> None:
     rows = rows_of(direct_reduce(8, 0), 0)
     assert [len(row.recv) for row in rows] == [3, 3, 1]
     assert [row.flags for row in rows] == [0, 0, FINAL]
-    assert {row.target for row in rows} == {Buffer.OUTPUT}
+    assert [row.target for row in rows] == [Buffer.SCRATCH, Buffer.SCRATCH, Buffer.OUTPUT]
+    assert [row.carry for row in rows] == [-1, 0, 0]
     five = make(
         Collective.REDUCE,
         6,
@@ -175,7 +174,7 @@ def test_more_than_three_values_take_more_rows_and_scratch_where_the_output_lack
     plan = unpack(lower(five, 1))
     assert plan.scratch_slots == 1
     assert [row.target for row in plan.rows] == [Buffer.SCRATCH, Buffer.NONE]
-    assert plan.rows[1].source == Buffer.SCRATCH
+    assert (plan.rows[1].source, plan.rows[1].carry) == (Buffer.NONE, 0)
     verify_plans(lower_all(five))
 
 
@@ -315,6 +314,17 @@ def test_one_shot_of_four_is_one_row_of_four_operands() -> None:
         send, fold = rows_of(one_shot(4), rank)
         assert len(send.send) == 3 and len(fold.recv) == 3
         assert fold.source_position == rank
+
+
+def test_one_shot_of_many_folds_from_the_left_and_carries() -> None:
+    for rank in range(9):
+        folds = [row for row in rows_of(one_shot(9), rank) if row.recv]
+        assert [row.carry >= 0 for row in folds] == [False] + [True] * (len(folds) - 1)
+        assert sum(len(row.recv) for row in folds) == 8
+        assert sum(row.source != Buffer.NONE for row in folds) == 1
+        assert all(row.operands <= 4 for row in folds)
+        assert [row.target for row in folds[:-1]] == [Buffer.SCRATCH] * (len(folds) - 1)
+        assert folds[-1].target == Buffer.OUTPUT and folds[-1].flags & FINAL
 
 
 def random_schedule(rng: random.Random, size: int) -> Schedule:

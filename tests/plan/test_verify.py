@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from samples import all_samples, chain, direct_reduce, doubling, make, one_shot, ring
+from samples import all_samples, chain, direct_reduce, doubling, make, one_shot, ring, tree
 from simulate import schedule_is_right
 
 from pycoll.schedule import REDUCE, TOKEN, Collective, Schedule, Transfer
@@ -125,16 +125,18 @@ def test_a_barrier_is_left_only_after_everyone_came() -> None:
 
 
 def test_ranks_that_fold_in_different_orders_are_refused() -> None:
-    verify_schedule(one_shot(4))
-    text = refused(one_shot(5))
-    assert "ranks 0 and 4 combine chunk 0 in different orders" in text
+    verify_schedule(one_shot(5))
+    others_behind = [replace(t, before=False) for t in one_shot(3).transfers]
+    text = refused(make(Collective.ALL_REDUCE, 3, others_behind))
+    assert "ranks 0 and 2 combine chunk 0 in different orders" in text
 
 
 def test_fold_order_tells_the_left_fold_from_the_rest() -> None:
     assert fold_order(chain(5)) == "rank"
-    assert fold_order(one_shot(4)) == "rank"
+    assert fold_order(one_shot(9)) == "rank"
     assert fold_order(direct_reduce(6, 0)) == "rank"
-    assert fold_order(direct_reduce(6, 5)) == "other"
+    assert fold_order(direct_reduce(6, 5)) == "rank"
+    assert fold_order(tree(5)) == "other"
     assert fold_order(ring(3)) == "other"
     assert fold_order(doubling(4)) == "other"
     assert fold_order(make(Collective.BROADCAST, 2, [Transfer(0, 0, 0, 1)])) == "rank"
