@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pycoll.schedule import (
     FAN_MAX,
@@ -41,8 +40,8 @@ FLUSH = 2
 
 HEADER = struct.Struct("<4sHBB9I16sI")
 CHANNEL = struct.Struct("<IHBB")
-ROW = struct.Struct("<I8BII6H")
-assert (HEADER.size, CHANNEL.size, ROW.size) == (64, 8, 32)
+ROW = struct.Struct("<I8BII16H12s")
+assert (HEADER.size, CHANNEL.size, ROW.size) == (64, 8, 64)
 
 
 class Buffer(IntEnum):
@@ -153,6 +152,7 @@ def _pack_row(row: Row) -> bytes:
         *_FILL[len(recv)],
         *send,
         *_FILL[len(send)],
+        b"",
     )
 
 
@@ -202,14 +202,15 @@ def unpack(image: bytes) -> Plan:
     return plan
 
 
-def _read_row(words: Sequence[int], index: int) -> Row:
+def _read_row(words: tuple[Any, ...], index: int) -> Row:
     chunk, lane, recv_count, send_count, flags, source, position, target, carry = words[:9]
     source_slot, target_slot = words[9:11]
     _require(
         recv_count <= FAN_MAX and send_count <= FAN_MAX,
         f"row {index}: recv_count {recv_count}, send_count {send_count}",
     )
-    recv, send = words[11:14], words[14:17]
+    recv, send, reserved = words[11:19], words[19:27], words[27]
+    _require(reserved == bytes(12), f"row {index}: reserved bytes are not zero")
     unused = (*recv[recv_count:], *send[send_count:])
     _require(all(u == NO_CHANNEL for u in unused), f"row {index}: an unused channel is {unused}")
     return Row(

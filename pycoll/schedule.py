@@ -56,9 +56,9 @@ TOKEN = -1
 #: Lanes of a schedule are 0..LANES_MAX-1; the transport's last channel carries tagged messages.
 LANES_MAX = 7
 #: Values that one row takes in, and peers that it sends to.
-FAN_MAX = 3
+FAN_MAX = 8
 #: Operands of one row: what it takes in, what the rank has, what earlier rows came to.
-OPERANDS_MAX = 4
+OPERANDS_MAX = 9
 
 
 class ScheduleError(ValueError):

@@ -15,10 +15,10 @@ namespace pycoll::plan {
 inline constexpr std::uint32_t kMagic = 0x4c504350;  // "PCPL"
 inline constexpr std::uint16_t kVersion = 1;
 
-inline constexpr int kRecvMax = 3;
-inline constexpr int kSendMax = 3;
+inline constexpr int kRecvMax = 8;
+inline constexpr int kSendMax = 8;
 // Of one row: the carry, the local operand and received segments together.
-inline constexpr int kOperandsMax = 4;
+inline constexpr int kOperandsMax = 9;
 inline constexpr std::uint32_t kLanesMax = 7;
 // A row with this chunk moves no bytes: it only waits and tells (barriers, acknowledgements).
 inline constexpr std::uint32_t kToken = 0xffffffff;
@@ -72,8 +72,9 @@ struct Row {
   std::uint32_t target_slot;
   std::uint16_t recv[kRecvMax];  // indices into the channel table, in fold order; 0xffff if unused
   std::uint16_t send[kSendMax];
+  std::uint32_t reserved[3];  // zero
 };
-static_assert(sizeof(Row) == 32 && std::has_unique_object_representations_v<Row>);
+static_assert(sizeof(Row) == 64 && std::has_unique_object_representations_v<Row>);
 
 constexpr int operand_count(const Row& row) {
   return row.recv_count + (row.source != 0 ? 1 : 0) + (row.carry != 0 ? 1 : 0);

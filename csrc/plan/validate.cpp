@@ -193,7 +193,7 @@ class RowChecker {
   std::string place() const { return "row " + std::to_string(index_); }
   Status check_scalars(const Row& row) const;
   Status check_meaning(const Row& row) const;
-  Status check_ports(const Row& row, std::string_view field, const std::uint16_t (&ports)[3],
+  Status check_ports(const Row& row, std::string_view field, std::span<const std::uint16_t> ports,
                      std::uint8_t used, Direction direction);
   Status check_source(const Row& row) const;
   Status check_carry(const Row& row) const;
@@ -255,6 +255,11 @@ Status RowChecker::check_scalars(const Row& row) const {
       row.target == static_cast<std::uint8_t>(Buffer::kInput)) {
     return violation(place(), "target", row.target, "0 (none), 2 (output) or 3 (scratch)");
   }
+  for (std::size_t i = 0; i < std::size(row.reserved); ++i) {
+    if (row.reserved[i] != 0) {
+      return violation(place(), entry("reserved", i), row.reserved[i], "0");
+    }
+  }
   if (row.carry != 0 && row.recv_count == 0) {
     return violation(place(), "carry", row.carry, "0 without receive channels");
   }
@@ -294,9 +299,9 @@ Status RowChecker::check_meaning(const Row& row) const {
 }
 
 Status RowChecker::check_ports(const Row& row, std::string_view field,
-                               const std::uint16_t (&ports)[3], std::uint8_t used,
+                               std::span<const std::uint16_t> ports, std::uint8_t used,
                                Direction direction) {
-  for (std::size_t i = 0; i < std::size(ports); ++i) {
+  for (std::size_t i = 0; i < ports.size(); ++i) {
     const std::uint16_t port = ports[i];
     if (i >= used) {
       if (port == kNoChannel) continue;
@@ -311,7 +316,8 @@ Status RowChecker::check_ports(const Row& row, std::string_view field,
       return violation(place(), entry(field, i), port,
                        direction == Direction::kRecv ? "a receive channel" : "a send channel");
     }
-    if (std::find(ports, ports + i, port) != ports + i) {
+    const auto before = ports.first(i);
+    if (std::find(before.begin(), before.end(), port) != before.end()) {
       return violation(place(), entry(field, i), port, "used once in the row");
     }
     std::uint8_t& lane = channel_lane_[port];

@@ -10,8 +10,8 @@
 namespace pycoll::runtime {
 namespace {
 
-// Combined in pieces of this many bytes, so that a result is still in L1 when it is copied to the
-// next destination: 8 KiB times four operands and a target fits a 48 KiB L1.
+// Combined in pieces of this many bytes, so that a result is still in L1 when it is combined with
+// further operands and copied to further destinations.
 constexpr std::size_t kPieceBytes = 8 * 1024;
 
 constexpr int kDestinationsMax = plan::kSendMax + 1;
@@ -124,13 +124,28 @@ bool Execution::hand_over(Lane& lane, const plan::Row& row, const std::byte* dat
   for (int i = 0; i < row.send_count; ++i) {
     const std::uint32_t bit = 1u << i;
     if ((lane.handed_over & bit) != 0) continue;
-    if (ports_[row.send[i]].send->hand_over(header_, data)) {
+    transport::SendChannel& channel = *ports_[row.send[i]].send;
+    const bool sent = repeats(row, i) ? (lane.handed_over & 1) != 0 && repeat(row, channel)
+                                      : channel.hand_over(header_, data);
+    if (sent) {
       lane.handed_over |= bit;
     } else {
       all = false;
     }
   }
   return all;
+}
+
+// Whether the row's send number `i` needs no copy of its own, because its peer can read what is
+// sent to the first.
+bool Execution::repeats(const plan::Row& row, int i) const {
+  if (i == 0) return false;
+  const void* memory = ports_[row.send[i]].send->memory();
+  return memory != nullptr && memory == ports_[row.send[0]].send->memory();
+}
+
+bool Execution::repeat(const plan::Row& row, transport::SendChannel& channel) const {
+  return channel.repeat(header_, *ports_[row.send[0]].send);
 }
 
 bool Execution::flushed() const {
@@ -178,7 +193,7 @@ Progress Execution::run_row(Lane& lane) {
     for (int i = 0; i < row.send_count; ++i) {
       std::byte* room = ports_[row.send[i]].send->reserve(bytes);
       if (room == nullptr) return Progress::kBlocked;
-      all.destinations[all.destination_count++] = room;
+      if (!repeats(row, i)) all.destinations[all.destination_count++] = room;
     }
   } else if (!hand_over(lane, row, all.operands[0])) {
     return Progress::kBlocked;
@@ -186,7 +201,15 @@ Progress Execution::run_row(Lane& lane) {
   if (length != 0) combine(row, all, length);
   if (spoiled()) return Progress::kSpoiled;
   if (!direct) {
-    for (int i = 0; i < row.send_count; ++i) ports_[row.send[i]].send->commit(header_);
+    for (int i = 0; i < row.send_count; ++i) {
+      transport::SendChannel& channel = *ports_[row.send[i]].send;
+      if (repeats(row, i)) {
+        const bool sent = repeat(row, channel);
+        PYCOLL_ASSERT(sent, "channel to rank %d lost its room", ports_[row.send[i]].peer);
+      } else {
+        channel.commit(header_);
+      }
+    }
   }
   for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();
   return Progress::kMoved;
@@ -195,6 +218,21 @@ Progress Execution::run_row(Lane& lane) {
 bool Execution::spoiled() const {
   return request_.reduction_failed != nullptr &&
          request_.reduction_failed->load(std::memory_order_relaxed);
+}
+
+// From the left, as many operands at once as a kernel takes. `result` may be one of the operands,
+// so only the last call writes there.
+void Execution::fold(void* result, const void** operands, int operand_count,
+                     std::uint64_t count) const {
+  const kernels::Combine& combine = request_.combine;
+  alignas(64) std::byte partial[kPieceBytes];
+  while (operand_count > kernels::kSourcesMax) {
+    combine.function(partial, operands, kernels::kSourcesMax, count, combine.context);
+    operands += kernels::kSourcesMax - 1;
+    operand_count -= kernels::kSourcesMax - 1;
+    operands[0] = partial;
+  }
+  combine.function(result, operands, operand_count, count, combine.context);
 }
 
 void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const {
@@ -215,7 +253,7 @@ void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t
     const void* operands[plan::kOperandsMax];
     for (int i = 0; i < all.operand_count; ++i) operands[i] = all.operands[i] + skip;
     std::byte* result = all.destinations[0] + skip;
-    request_.combine.function(result, operands, all.operand_count, count, request_.combine.context);
+    fold(result, operands, all.operand_count, count);
     if (scaled) request_.scale(result, count, scale_divisor_);
     for (int i = 1; i < all.destination_count; ++i) {
       std::memcpy(all.destinations[i] + skip, result, count * item);

@@ -78,7 +78,10 @@ class Execution {
                   std::uint64_t* length) const;
   Progress collect(const plan::Row& row, std::size_t bytes, const std::byte** received);
   bool hand_over(Lane& lane, const plan::Row& row, const std::byte* data);
+  bool repeats(const plan::Row& row, int i) const;
+  bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
   void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
+  void fold(void* result, const void** operands, int operand_count, std::uint64_t count) const;
   bool spoiled() const;
   bool flushed() const;
 

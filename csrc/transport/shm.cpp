@@ -76,7 +76,7 @@ Status ShmTransport::create(int rank, int size, std::unique_ptr<ShmTransport>* m
 Status ShmTransport::open() {
   Status status = shm::create_segment(shm::segment_file_bytes(size_), &segment_);
   if (!status.ok()) return status;
-  status = shm::Mapping::map(segment_.get(), 0, shm::control_bytes(size_), true, &control_);
+  status = shm::Mapping::map(segment_.get(), 0, shm::segment_file_bytes(size_), true, &whole_);
   if (!status.ok()) return status;
   control().identity = {shm::kMagic, shm::segment_file_bytes(size_), rank_, size_, barriers_, 0};
   writer_ = std::make_unique<shm::NoticeWriter>(&control());
@@ -113,39 +113,33 @@ Status ShmTransport::attach(int peer, UniqueFd segment, UniqueFd doorbell, Uniqu
   shm::LinkMemory memory;
   status = map_link(peer, segment.get(), &memory);
   if (!status.ok()) return status;
-  const auto& identity = reinterpret_cast<const Control*>(memory.peer_control.data())->identity;
+  const auto& identity = reinterpret_cast<const Control*>(memory.peer.data())->identity;
   const bool fenced = !barriers_ || identity.barriers_when_arming == 0;
   if (liveness.valid() &&
       !watch(events_.get(), liveness.get(), EPOLLRDHUP, static_cast<std::uint32_t>(peer))) {
     return failed("cannot watch the process of rank " + std::to_string(peer), {peer});
   }
   auto& link = links_[static_cast<std::size_t>(peer)];
-  link = std::make_unique<ShmLink>(shm::LinkOptions{rank_, peer, pid, fenced}, std::move(memory),
-                                   std::move(doorbell), std::move(liveness), writer_.get(),
-                                   own_bell_.get());
+  link = std::make_unique<ShmLink>(shm::LinkOptions{rank_, size_, peer, pid, fenced},
+                                   std::move(memory), std::move(doorbell), std::move(liveness),
+                                   writer_.get(), own_bell_.get());
   attached_.push_back(link.get());
   return {};
 }
 
-// Maps only what the pair uses, so address space grows with local ranks, not with all ranks
-// squared.
+// Maps all of the peer's segment, since payloads for several peers lie in the lane of one. What is
+// not used costs address space only: about 2 MiB per rank of the communicator and local peer.
 Status ShmTransport::map_link(int peer, int segment, shm::LinkMemory* memory) {
   Status status = shm::check_segment(segment, shm::segment_file_bytes(size_), peer);
   if (!status.ok()) return status;
-  const std::size_t control = shm::control_bytes(size_);
-  status = shm::Mapping::map(segment, 0, control, false, &memory->peer_control);
+  status = shm::Mapping::map(segment, 0, shm::segment_file_bytes(size_), false, &memory->peer);
   if (!status.ok()) return status;
-  const std::byte* peer_control = memory->peer_control.data();
-  status = check_identity(reinterpret_cast<const Control*>(peer_control)->identity, peer, size_);
+  const std::byte* whole = memory->peer.data();
+  status = check_identity(reinterpret_cast<const Control*>(whole)->identity, peer, size_);
   if (!status.ok()) return status;
-  status = shm::Mapping::map(segment, shm::lane_offset(size_, rank_), shm::kLaneBytes, false,
-                             &memory->peer_lane);
-  if (!status.ok()) return status;
-  status = shm::Mapping::map(segment_.get(), shm::lane_offset(size_, peer), shm::kLaneBytes, true,
-                             &memory->own_lane);
-  if (!status.ok()) return status;
-  memory->own_acks = reinterpret_cast<AckLine*>(control_.data() + sizeof(Control)) + peer;
-  memory->peer_acks = reinterpret_cast<const AckLine*>(peer_control + sizeof(Control)) + rank_;
+  memory->own = {whole_.data(), shm::segment_file_bytes(size_)};
+  memory->own_acks = reinterpret_cast<AckLine*>(whole_.data() + sizeof(Control)) + peer;
+  memory->peer_acks = reinterpret_cast<const AckLine*>(whole + sizeof(Control)) + rank_;
   return {};
 }
 
@@ -219,7 +213,7 @@ void ShmTransport::close() {
   }
   attached_.clear();
   links_.clear();
-  control_ = {};
+  whole_ = {};
   events_.reset();
   doorbell_.reset();
   segment_.reset();

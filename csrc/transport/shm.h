@@ -59,14 +59,14 @@ class ShmTransport final : public Transport {
   bool liveness_due();
   bool check_liveness();
   void forget_liveness(shm::ShmLink& link);
-  shm::Control& control() { return *reinterpret_cast<shm::Control*>(control_.data()); }
+  shm::Control& control() { return *reinterpret_cast<shm::Control*>(whole_.data()); }
 
   const int rank_;
   const int size_;
   UniqueFd segment_;
   UniqueFd doorbell_;
-  UniqueFd events_;  // epoll over the doorbell and all liveness sockets
-  shm::Mapping control_;
+  UniqueFd events_;     // epoll over the doorbell and all liveness sockets
+  shm::Mapping whole_;  // of this rank's segment
   std::unique_ptr<shm::NoticeWriter> writer_;
   std::unique_ptr<shm::Bell> own_bell_;
   std::vector<std::unique_ptr<shm::ShmLink>> links_;  // by rank; empty where there is none

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
+#include <utility>
 
 #include "base/assert.h"
 #include "transport/shm_layout.h"
@@ -69,11 +71,11 @@ class Bell {
   bool fenced_;
 };
 
-// Where one channel's slots lie: this rank's own when it sends, the peer's when it receives.
-template <typename Line, typename Byte>
-struct Slots {
-  Line* lines;
-  Byte* payloads;
+// The whole of one rank's shared segment.
+template <typename Byte>
+struct Whole {
+  Byte* base;
+  std::size_t bytes;
 };
 
 // What a channel stands on besides its slots; all of it outlives the channel.
@@ -84,31 +86,57 @@ struct Wiring {
   Bell* own_bell;  // wakes this rank itself, if it is armed
 };
 
+// A ring of slots. Every slot owns room for a payload; a segment that repeats another channel's
+// leaves its own room idle and names the other's. Room is free once all who read it have released
+// it. Its owner does not wait for readers on other channels: it exchanges rooms with one of them,
+// whose own is idle. So how far channels run ahead of each other stays their receivers' business.
 class ShmSendChannel final : public SendChannel {
  public:
-  ShmSendChannel(std::uint32_t number, Slots<SlotLine, std::byte> slots, const Wiring& wiring)
-      : lines_(slots.lines),
-        payloads_(slots.payloads),
+  // `lines` and `payloads` (kPayloadStride apart) are the channel's part of `segment`.
+  ShmSendChannel(std::uint32_t number, Whole<std::byte> segment, SlotLine* lines,
+                 std::byte* payloads, const Wiring& wiring)
+      : segment_(segment.base),
+        lines_(lines),
         released_(&wiring.peer_acks->released[number]),
         starved_word_(&wiring.own_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
         bell_(wiring.bell),
-        own_bell_(wiring.own_bell) {}
+        own_bell_(wiring.own_bell) {
+    for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
+      rooms_[slot].data = payloads + slot * kPayloadStride;
+      owned_[slot] = &rooms_[slot];
+    }
+  }
+  ShmSendChannel(const ShmSendChannel&) = delete;  // rooms and readers are known by address
+  ShmSendChannel& operator=(const ShmSendChannel&) = delete;
 
   std::byte* reserve(std::size_t bytes) override {
     PYCOLL_ASSERT(bytes <= kSegmentBytesMax, "%zu bytes in one segment", bytes);
-    if (has_room() == starved_) set_starved(!starved_);
-    if (starved_) return nullptr;
+    if (!find_room()) return nullptr;
     const std::uint64_t slot = next_ % kChannelDepth;
-    return bytes <= kInlineBytes ? lines_[slot].payload : payloads_ + slot * kPayloadStride;
+    return bytes <= kInlineBytes ? lines_[slot].payload : owned_[slot]->data;
   }
 
   void commit(const SegmentHeader& header) override {
     PYCOLL_ASSERT(next_ - known_released_ < kChannelDepth, "segment %llu committed without room",
                   static_cast<unsigned long long>(next_));
-    SlotLine& line = lines_[next_ % kChannelDepth];
-    line.header = header;
-    bell_->publish(line.stamp, ++next_);
+    const std::uint64_t slot = next_ % kChannelDepth;
+    publish(header, lines_[slot].payload, owned_[slot]);
+  }
+
+  const void* memory() const override { return segment_; }
+
+  bool repeat(const SegmentHeader& header, SendChannel& other) override {
+    if (!find_room()) return false;
+    const auto& lender = static_cast<const ShmSendChannel&>(other);
+    const std::uint64_t last = (lender.next_ - 1) % kChannelDepth;
+    Room* room = lender.owned_[last];
+    if (header.bytes > kInlineBytes) {
+      PYCOLL_ASSERT(room->reader_count < kReadersMax, "%zu peers read a payload", kReadersMax);
+      room->readers[room->reader_count++] = {this, next_ + 1};
+    }
+    publish(header, lender.lines_[last].payload, room);
+    return true;
   }
 
   // True once for room that came after a reserve() in vain.
@@ -119,14 +147,69 @@ class ShmSendChannel final : public SendChannel {
   }
 
  private:
-  // The peer's line is read only when its count, as known, leaves no room. A count beyond what was
-  // sent, which only a broken peer writes, wraps and counts as full.
+  static constexpr std::size_t kReadersMax = 8;
+  // A segment of another channel whose payload lies here.
+  struct Reader {
+    ShmSendChannel* channel;
+    std::uint64_t segments;  // released so many, the channel's receiver has released this one
+  };
+  struct Room {
+    std::byte* data = nullptr;
+    std::size_t reader_count = 0;
+    Reader readers[kReadersMax] = {};
+  };
+
+  bool find_room() {
+    if (has_room() == starved_) set_starved(!starved_);
+    if (starved_) return false;
+    const std::uint64_t slot = next_ % kChannelDepth;
+    if (owned_[slot]->reader_count != 0) vacate(slot);
+    return true;
+  }
+
+  // Gives the slot room that nobody reads.
+  void vacate(std::uint64_t slot) {
+    Room& room = *owned_[slot];
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < room.reader_count; ++i) {
+      const Reader reader = room.readers[i];
+      if (!reader.channel->has_released(reader.segments)) room.readers[kept++] = reader;
+    }
+    room.reader_count = kept;
+    if (kept == 0) return;
+    const Reader& reader = room.readers[0];
+    std::swap(owned_[slot], reader.channel->owned_[(reader.segments - 1) % kChannelDepth]);
+  }
+
+  bool has_released(std::uint64_t segments) {
+    if (known_released_ < segments) note_released();
+    return known_released_ >= segments;
+  }
+
+  // `inlined` is the payload if it is short, otherwise it lies in `room`.
+  void publish(const SegmentHeader& header, const std::byte* inlined, const Room* room) {
+    SlotLine& line = lines_[next_ % kChannelDepth];
+    line.header = header;
+    if (header.bytes > kInlineBytes) {
+      const auto offset = static_cast<std::uint64_t>(room->data - segment_);
+      std::memcpy(line.payload, &offset, sizeof(offset));
+    } else if (inlined != line.payload) {
+      std::memcpy(line.payload, inlined, kInlineBytes);
+    }
+    bell_->publish(line.stamp, ++next_);
+  }
+
+  // The peer's line is read only when its count, as known, leaves no room.
   bool has_room() {
     if (next_ - known_released_ < kChannelDepth) return true;
+    note_released();
+    return next_ - known_released_ < kChannelDepth;
+  }
+
+  // A count beyond what was sent, which only a broken peer writes, counts for nothing.
+  void note_released() {
     const std::uint64_t released = load_ordered(*released_);
-    if (next_ - released >= kChannelDepth) return false;
-    known_released_ = released;
-    return true;
+    if (next_ - released <= next_ - known_released_) known_released_ = released;
   }
 
   // This rank alone writes the word, so plain reading back is enough. Peers heed only what was set
@@ -138,8 +221,10 @@ class ShmSendChannel final : public SendChannel {
     if (starved) own_bell_->ring();
   }
 
+  const std::byte* segment_;
   SlotLine* lines_;
-  std::byte* payloads_;
+  Room rooms_[kChannelDepth];
+  Room* owned_[kChannelDepth];  // by slot; rooms of this channel and of those it exchanged with
   const std::uint64_t* released_;
   std::uint64_t* starved_word_;
   std::uint64_t starved_bit_;
@@ -154,15 +239,17 @@ class ShmSendChannel final : public SendChannel {
 struct Fault {
   bool found = false;
   std::uint32_t claimed_bytes = 0;
+  std::uint64_t claimed_offset = 0;  // of the payload, where bytes are possible
 };
 
 class ShmRecvChannel final : public RecvChannel {
  public:
   // Once there is a fault, no channel of the link receives any more; `fault` outlives the channel.
-  ShmRecvChannel(std::uint32_t number, Slots<const SlotLine, const std::byte> slots,
+  // `lines` are the channel's part of the peer's `segment`.
+  ShmRecvChannel(std::uint32_t number, Whole<const std::byte> segment, const SlotLine* lines,
                  const Wiring& wiring, Fault* fault)
-      : lines_(slots.lines),
-        payloads_(slots.payloads),
+      : segment_(segment),
+        lines_(lines),
         released_(&wiring.own_acks->released[number]),
         peer_starved_(&wiring.peer_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
@@ -170,7 +257,7 @@ class ShmRecvChannel final : public RecvChannel {
         fault_(fault) {}
 
   const Segment* peek() override {
-    if (peeked_) return &segment_;
+    if (peeked_) return &arrived_;
     const SlotLine& line = lines_[head_ % kChannelDepth];
     if (load_acquire(line.stamp) != head_ + 1 || fault_->found) return nullptr;
     return take(line);
@@ -194,22 +281,24 @@ class ShmRecvChannel final : public RecvChannel {
  private:
   // Copies the header before looking at it, since the peer could still change the original.
   const Segment* take(const SlotLine& line) {
-    std::memcpy(&segment_.header, &line.header, sizeof(segment_.header));
-    const std::uint32_t bytes = segment_.header.bytes;
-    if (bytes > kSegmentBytesMax) {
-      *fault_ = {true, bytes};
+    std::memcpy(&arrived_.header, &line.header, sizeof(arrived_.header));
+    const std::uint32_t bytes = arrived_.header.bytes;
+    std::uint64_t offset = 0;
+    if (bytes > kInlineBytes) std::memcpy(&offset, line.payload, sizeof(offset));
+    if (bytes > kSegmentBytesMax || offset > segment_.bytes - bytes) {
+      *fault_ = {true, bytes, offset};
       return nullptr;
     }
-    segment_.data = bytes == 0              ? nullptr
+    arrived_.data = bytes == 0              ? nullptr
                     : bytes <= kInlineBytes ? line.payload
-                                            : payloads_ + head_ % kChannelDepth * kPayloadStride;
+                                            : segment_.base + offset;
     told_ = head_ + 1;
     peeked_ = true;
-    return &segment_;
+    return &arrived_;
   }
 
+  Whole<const std::byte> segment_;
   const SlotLine* lines_;
-  const std::byte* payloads_;
   std::uint64_t* released_;
   const std::uint64_t* peer_starved_;
   std::uint64_t starved_bit_;
@@ -217,7 +306,7 @@ class ShmRecvChannel final : public RecvChannel {
   Fault* fault_;
   std::uint64_t head_ = 0;  // segments released
   std::uint64_t told_ = 0;  // segments that the owner of this end knows of
-  Segment segment_;
+  Segment arrived_;
   bool peeked_ = false;
 };
 

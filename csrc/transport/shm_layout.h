@@ -3,7 +3,11 @@
 //
 //   control page   who the owner is; whether it sleeps; its notices; whether it has closed
 //   ack lines      one per peer: how many segments the owner has released, where it waits for room
-//   lanes          one block per peer: the segments that the owner sends to it, all channels
+//   lanes          one block per peer: headers of the segments that the owner sends to it, all
+//                  channels, and room for their payloads
+//
+// A header tells where in the owner's segment its payload lies: in the lane's own room, or in
+// another's if several peers are to read the same payload.
 //
 // The file is sparse: a lane that carries nothing costs address space, no memory. Words that change
 // hands are 64 bits wide, only ever grow, and are read and written through the functions below.
@@ -18,7 +22,7 @@ namespace pycoll::transport::shm {
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kLinePair = 128;
 
-inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700001;  // "pycoll", layout version 1
+inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700002;  // "pycoll", layout version 2
 
 // Notices go round over this many places, so that a reader has the time of several posts to copy
 // one.
@@ -62,6 +66,7 @@ struct alignas(kLinePair) AckLine {
 };
 
 // A segment's header, and its payload if that is small: one line carries both from core to core.
+// Otherwise the payload's offset from the start of the owner's segment stands there, 8 bytes.
 struct alignas(kLinePair) SlotLine {
   std::uint64_t stamp;  // this slot holds segment number stamp - 1 of the channel
   SegmentHeader header;

@@ -62,7 +62,7 @@ ShmLink::ShmLink(const LinkOptions& options, LinkMemory memory, UniqueFd doorbel
       own_bell_(own_bell) {}
 
 const Control& ShmLink::peer_control() const {
-  return *reinterpret_cast<const Control*>(memory_.peer_control.data());
+  return *reinterpret_cast<const Control*>(memory_.peer.data());
 }
 
 Wiring ShmLink::wiring() { return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_}; }
@@ -70,11 +70,11 @@ Wiring ShmLink::wiring() { return {memory_.own_acks, memory_.peer_acks, &bell_, 
 SendChannel& ShmLink::send_channel(std::uint32_t number) {
   PYCOLL_ASSERT(number < kChannelsMax, "channel %u", number);
   if (sends_[number] == nullptr) {
-    std::byte* lane = memory_.own_lane.data() + lane_skew(options_.rank);
-    const Slots<SlotLine, std::byte> slots{
-        reinterpret_cast<SlotLine*>(lane + slot_line_offset(number)),
-        lane + payload_offset(number)};
-    sends_[number] = std::make_unique<ShmSendChannel>(number, slots, wiring());
+    std::byte* lane =
+        memory_.own.base + lane_offset(options_.size, options_.peer) + lane_skew(options_.rank);
+    sends_[number] = std::make_unique<ShmSendChannel>(
+        number, memory_.own, reinterpret_cast<SlotLine*>(lane + slot_line_offset(number)),
+        lane + payload_offset(number), wiring());
   }
   return *sends_[number];
 }
@@ -82,11 +82,12 @@ SendChannel& ShmLink::send_channel(std::uint32_t number) {
 RecvChannel& ShmLink::recv_channel(std::uint32_t number) {
   PYCOLL_ASSERT(number < kChannelsMax, "channel %u", number);
   if (recvs_[number] == nullptr) {
-    const std::byte* lane = memory_.peer_lane.data() + lane_skew(options_.peer);
-    const Slots<const SlotLine, const std::byte> slots{
-        reinterpret_cast<const SlotLine*>(lane + slot_line_offset(number)),
-        lane + payload_offset(number)};
-    recvs_[number] = std::make_unique<ShmRecvChannel>(number, slots, wiring(), &fault_);
+    const Whole<const std::byte> whole{memory_.peer.data(), segment_file_bytes(options_.size)};
+    const std::byte* lane =
+        whole.base + lane_offset(options_.size, options_.rank) + lane_skew(options_.peer);
+    recvs_[number] = std::make_unique<ShmRecvChannel>(
+        number, whole, reinterpret_cast<const SlotLine*>(lane + slot_line_offset(number)), wiring(),
+        &fault_);
   }
   return *recvs_[number];
 }
@@ -101,9 +102,12 @@ bool ShmLink::refresh() {
   const bool closed = reader_.closed();
   if (fault_.found && state_ != LinkState::kLost) {
     state_ = LinkState::kLost;
-    reason_ = "process " + std::to_string(options_.pid) + " sent a malformed segment of " +
-              std::to_string(fault_.claimed_bytes) + " bytes, more than " +
-              std::to_string(kSegmentBytesMax);
+    reason_ = "process " + std::to_string(options_.pid) + " sent a malformed segment: " +
+              (fault_.claimed_bytes > kSegmentBytesMax
+                   ? std::to_string(fault_.claimed_bytes) + " bytes, more than " +
+                         std::to_string(kSegmentBytesMax)
+                   : "its payload at " + std::to_string(fault_.claimed_offset) +
+                         " lies outside its memory");
     return true;
   }
   if (posted == seen_notices_ && closed == seen_closed_) return false;

@@ -47,17 +47,17 @@ class NoticeReader {
   std::uint64_t last_number_ = 0;
 };
 
-// What a link needs of the two segments; the mappings are its own.
+// What a link needs of the two segments.
 struct LinkMemory {
-  Mapping own_lane;      // this rank's lane to the peer, writable
-  Mapping peer_control;  // the peer's control page and ack lines
-  Mapping peer_lane;     // the peer's lane to this rank
+  Whole<std::byte> own{};  // this rank's segment, writable; the transport's
+  Mapping peer;            // the peer's segment
   AckLine* own_acks = nullptr;
   const AckLine* peer_acks = nullptr;
 };
 
 struct LinkOptions {
   int rank = 0;
+  int size = 0;
   int peer = 0;
   int pid = 0;  // of the peer's process, for texts
   bool fenced = false;

@@ -103,6 +103,18 @@ class SendChannel {
 
   // True when no memory that was handed over is still being read.
   virtual bool drained() { return true; }
+
+  // Names the memory that payloads are published in, if several peers read it in place: channels
+  // with the same one can repeat each other's segments. nullptr where each peer gets its own copy.
+  virtual const void* memory() const { return nullptr; }
+
+  // Sends what was committed last on `other`, as this channel's next segment, without copying the
+  // payload; false while the channel is full. The two peers read and release independently.
+  // Requires: memory() is not null and that of `other`, whose last header was this one.
+  virtual bool repeat(const SegmentHeader& header, SendChannel& other) {
+    (void)header, (void)other;
+    return false;
+  }
 };
 
 struct Segment {

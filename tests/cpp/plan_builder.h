@@ -70,7 +70,8 @@ struct PlanBuilder {
     one.lane = lane;
     one.recv_count = static_cast<std::uint8_t>(recvs.size());
     one.send_count = static_cast<std::uint8_t>(sends.size());
-    for (int i = 0; i < 3; ++i) one.recv[i] = one.send[i] = plan::kNoChannel;
+    std::fill(std::begin(one.recv), std::end(one.recv), plan::kNoChannel);
+    std::fill(std::begin(one.send), std::end(one.send), plan::kNoChannel);
     std::copy(recvs.begin(), recvs.end(), one.recv);
     std::copy(sends.begin(), sends.end(), one.send);
     return rows.emplace_back(one);
@@ -86,7 +87,7 @@ struct PlanBuilder {
     cursor += sizeof header;
     if (!channels.empty()) std::memcpy(cursor, channels.data(), channels.size() * 8);
     cursor += channels.size() * sizeof channels[0];
-    if (!rows.empty()) std::memcpy(cursor, rows.data(), rows.size() * 32);
+    if (!rows.empty()) std::memcpy(cursor, rows.data(), rows.size() * sizeof rows[0]);
     repair_checksum(all.span());
     return all;
   }

@@ -28,7 +28,7 @@ class PlanOracle {
     size_ = u32(8), rank_ = u32(12), root_ = u32(16);
     blocks_ = u32(20), parts_ = u32(24), scratch_ = u32(32);
     channels_ = u32(36), rows_ = u32(40);
-    if (bytes_.size() != 64 + 8 * channels_ + 32 * rows_) return "tables and length differ";
+    if (bytes_.size() != 64 + 8 * channels_ + 64 * rows_) return "tables and length differ";
     if (collective_ > 10 || rank_ >= size_ || root_ >= size_ || parts_ == 0) return "header";
     for (std::uint64_t i = 0; i < channels_ && harm_.empty(); ++i) look_at_channel(i);
     if (harm_.empty()) lay_out();
@@ -133,27 +133,27 @@ class PlanOracle {
   }
 
   void look_at_row(std::uint64_t index) {
-    const std::size_t at = 64 + 8 * channels_ + 32 * index;
+    const std::size_t at = 64 + 8 * channels_ + 64 * index;
     const std::uint64_t chunk = u32(at), lane = u8(at + 4), recvs = u8(at + 5), sends = u8(at + 6);
     const std::uint64_t flags = u8(at + 7), source = u8(at + 8), target = u8(at + 10);
     if (chunk != kToken && chunk >= blocks_ * parts_) harm("row of no chunk", index);
     if (lane >= lanes_ || lane < last_lane_) harm("lane", index);
     last_lane_ = lane;
-    if (recvs > 3 || sends > 3) return harm("more than three channels", index);
+    if (recvs > 8 || sends > 8) return harm("more than eight channels", index);
     if (flags > 3 || source > 3 || target > 3 || target == 1) return harm("an enum", index);
     if (u8(at + 9) > (source == 0 ? 0 : recvs)) harm("source_position", index);
     if (chunk == kToken && (source != 0 || target != 0)) harm("token with data", index);
     const std::uint64_t carry = u8(at + 11);
     if (carry != 0 && (chunk == kToken || recvs == 0)) harm("carry", index);
     const std::uint64_t operands = recvs + (source != 0) + (carry != 0);
-    if (operands > 4) harm("more than four operands", index);
+    if (operands > 9) harm("more than nine operands", index);
     if (carry != 0) look_at_slot(3, carry - 1, index);
     if (carry != 0 && written_.count({lane, carry - 1}) == 0) harm("carries no value", index);
     if (chunk != kToken && operands == 0) harm("row without operand", index);
     const bool reducing = collective_ <= 1 || collective_ == 3 || collective_ >= 8;
     if (chunk != kToken && operands > 1 && !reducing) harm("needless combination", index);
     look_at_ports(at + 20, recvs, 0, lane, index);
-    look_at_ports(at + 26, sends, 1, lane, index);
+    look_at_ports(at + 36, sends, 1, lane, index);
     if (source != 0) look_at_slot(source, u32(at + 12), index);
     if (source == 3 && written_.count({lane, u32(at + 12)}) == 0) harm("reads no value", index);
     if (target != 0) look_at_slot(target, u32(at + 16), index);

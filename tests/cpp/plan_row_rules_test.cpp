@@ -22,8 +22,8 @@ TEST(row_field_rules) {
           {"row 3: lane is 2, must be below lane_count, which is 2", DAMAGE(plan.rows[3].lane = 2)},
           {"row 1: lane is 0, must be at least 1 as in the row before",
            DAMAGE(plan.rows[0].lane = 1)},
-          {"row 0: recv_count is 4, must be at most 3", DAMAGE(plan.rows[0].recv_count = 4)},
-          {"row 0: send_count is 4, must be at most 3", DAMAGE(plan.rows[0].send_count = 4)},
+          {"row 0: recv_count is 9, must be at most 8", DAMAGE(plan.rows[0].recv_count = 9)},
+          {"row 0: send_count is 9, must be at most 8", DAMAGE(plan.rows[0].send_count = 9)},
           {"row 0: flags is 4, must be at most 3", DAMAGE(plan.rows[0].flags = 4)},
           {"row 0: source is 4, must be at most 3", DAMAGE(plan.rows[0].source = 4)},
           {"row 0: source_position is 3, must be at most 2, the receive channels",
@@ -34,6 +34,7 @@ TEST(row_field_rules) {
            DAMAGE(plan.rows[0].target = 1)},
           {"row 0: target is 4, must be 0 (none), 2 (output) or 3 (scratch)",
            DAMAGE(plan.rows[0].target = 4)},
+          {"row 2: reserved[1] is 7, must be 0", DAMAGE(plan.rows[2].reserved[1] = 7)},
           {"row 4: carry is 1, must be 0 without receive channels",
            DAMAGE(plan::Row& row = plan.row(0, {}, {}, 1); row.carry = 1;
                   put(row, Buffer::kOutput, 0))},

@@ -58,11 +58,11 @@ class Plan:
         """Appends a row; recv and send name peers, on the channel with the lane's number."""
         recvs = [self.channel(peer, RECV, lane) for peer in recv]
         sends = [self.channel(peer, SEND, lane) for peer in send]
-        ports = [*recvs, *[0xFFFF] * (3 - len(recvs)), *sends, *[0xFFFF] * (3 - len(sends))]
+        ports = [*recvs, *[0xFFFF] * (8 - len(recvs)), *sends, *[0xFFFF] * (8 - len(sends))]
         head = struct.pack(
             "<I8B", chunk, lane, len(recv), len(send), flags, source[0], position, target[0], carry
         )
-        self.rows.append(head + struct.pack("<II6H", source[1], target[1], *ports))
+        self.rows.append(head + struct.pack("<II16H12x", source[1], target[1], *ports))
 
     def encode(self) -> bytes:
         head = struct.pack("<4sHBB", b"PCPL", 1, self.collective, self.lanes)

@@ -94,13 +94,13 @@ def test_the_bytes_are_those_of_the_format() -> None:
     checksum = int.from_bytes(image[60:64], "little")
     assert checksum == zlib.crc32(image[:60] + bytes(4) + image[64:])
     assert image[64:80] == struct.pack("<IHBBIHBB", 0, 0, 1, 0, 0, 0, 0, 0)
-    none = 0xFFFF
-    rows = [struct.unpack_from("<I8BII6H", image, 80 + 32 * i) for i in range(3)]
-    assert len(image) == 80 + 32 * 3
-    # chunk, lane, recvs, sends, flags, source, position, target, 0, slots, recv channels, send
-    assert rows[0] == (1, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, none, none, none, 0, none, none)
-    assert rows[1] == (0, 0, 1, 1, 1, 1, 1, 2, 0, 0, 0, 1, none, none, 0, none, none)
-    assert rows[2] == (1, 0, 1, 0, 2, 0, 0, 2, 0, 0, 1, 1, none, none, none, none, none)
+    none = (0xFFFF,)
+    rows = [struct.unpack_from("<I8BII16H12x", image, 80 + 64 * i) for i in range(3)]
+    assert len(image) == 80 + 64 * 3
+    # chunk, lane, recvs, sends, flags, source, position, target, carry, slots, recv, send
+    assert rows[0] == (1, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, *none * 8, 0, *none * 7)
+    assert rows[1] == (0, 0, 1, 1, 1, 1, 1, 2, 0, 0, 0, 1, *none * 7, 0, *none * 7)
+    assert rows[2] == (1, 0, 1, 0, 2, 0, 0, 2, 0, 0, 1, 1, *none * 15)
 
 
 def test_packing_what_was_read_gives_the_same_bytes() -> None:
@@ -157,25 +157,25 @@ def test_lanes_without_common_values_stay_apart() -> None:
     verify_plans(lower_all(both))
 
 
-def test_more_than_three_values_take_more_rows_and_scratch_between_them() -> None:
-    rows = rows_of(direct_reduce(8, 0), 0)
-    assert [len(row.recv) for row in rows] == [3, 3, 1]
+def test_more_values_than_a_row_takes_take_more_rows_and_scratch_between_them() -> None:
+    rows = rows_of(direct_reduce(20, 0), 0)
+    assert [len(row.recv) for row in rows] == [8, 8, 3]
     assert [row.flags for row in rows] == [0, 0, FINAL]
     assert [row.target for row in rows] == [Buffer.SCRATCH, Buffer.SCRATCH, Buffer.OUTPUT]
     assert [row.carry for row in rows] == [-1, 0, 0]
-    five = make(
+    ten = make(
         Collective.REDUCE,
-        6,
+        12,
         [
-            *(Transfer(0, 0, r, 1, REDUCE, before=False) for r in range(2, 6)),
+            *(Transfer(0, 0, r, 1, REDUCE, before=False) for r in range(2, 12)),
             Transfer(1, 0, 1, 0, REDUCE),
         ],
     )
-    plan = unpack(lower(five, 1))
+    plan = unpack(lower(ten, 1))
     assert plan.scratch_slots == 1
     assert [row.target for row in plan.rows] == [Buffer.SCRATCH, Buffer.NONE]
     assert (plan.rows[1].source, plan.rows[1].carry) == (Buffer.NONE, 0)
-    verify_plans(lower_all(five))
+    verify_plans(lower_all(ten))
 
 
 def test_scratch_slots_are_used_again() -> None:
@@ -204,8 +204,8 @@ def test_own_blocks_are_copied_by_the_row_that_sends_them() -> None:
 def test_one_value_to_several_peers_is_one_row() -> None:
     rows = rows_of(star(Collective.SCATTER, 4, 0), 0)
     assert [len(row.send) for row in rows] == [1, 1, 1, 0], "different blocks, different rows"
-    flat = make(Collective.BROADCAST, 6, [Transfer(0, 0, 0, r) for r in range(1, 6)])
-    assert [len(row.send) for row in rows_of(flat, 0)] == [3, 2]
+    flat = make(Collective.BROADCAST, 12, [Transfer(0, 0, 0, r) for r in range(1, 12)])
+    assert [len(row.send) for row in rows_of(flat, 0)] == [8, 3]
     assert len(rows_of(binomial(8, 0), 1)) == 1, "received and passed on"
 
 
@@ -317,12 +317,12 @@ def test_one_shot_of_four_is_one_row_of_four_operands() -> None:
 
 
 def test_one_shot_of_many_folds_from_the_left_and_carries() -> None:
-    for rank in range(9):
-        folds = [row for row in rows_of(one_shot(9), rank) if row.recv]
+    for rank in range(20):
+        folds = [row for row in rows_of(one_shot(20), rank) if row.recv]
         assert [row.carry >= 0 for row in folds] == [False] + [True] * (len(folds) - 1)
-        assert sum(len(row.recv) for row in folds) == 8
+        assert sum(len(row.recv) for row in folds) == 19
         assert sum(row.source != Buffer.NONE for row in folds) == 1
-        assert all(row.operands <= 4 for row in folds)
+        assert all(row.operands <= 9 for row in folds)
         assert [row.target for row in folds[:-1]] == [Buffer.SCRATCH] * (len(folds) - 1)
         assert folds[-1].target == Buffer.OUTPUT and folds[-1].flags & FINAL
 
