@@ -213,9 +213,12 @@ class Vandal {
     const auto channel = static_cast<std::uint32_t>(prng.below(kChannelsMax));
     auto* slot = &line(channel) + prng.below(kChannelDepth);
     const std::uint64_t value = prng.chance(1, 2) ? prng.below(20) : prng.next();
-    switch (prng.below(5)) {
+    switch (prng.below(6)) {
       case 0:
         return shm::store_release(slot->stamp, value);
+      case 5:
+        std::memcpy(slot->payload, &value, sizeof(value));
+        return;
       case 1:
         slot->header.bytes = static_cast<std::uint32_t>(value);
         return;
@@ -247,9 +250,28 @@ TEST(a_malformed_segment_ends_the_link) {
   CHECK(recv.peek() == nullptr, "70000 bytes in one segment");
   CHECK(rank_0->poll() && rank_0->link(1)->state() == LinkState::kLost, "nothing was noticed");
   const std::string reason = rank_0->link(1)->reason();
-  CHECK(reason.find("malformed segment of 70000 bytes") != std::string::npos, "%s", reason.c_str());
+  CHECK(reason.find("malformed segment: 70000 bytes") != std::string::npos, "%s", reason.c_str());
   vandal.line(4).header.bytes = 7;
   CHECK(recv.peek() == nullptr, "a broken link went on");
+}
+
+TEST(a_payload_outside_the_segment_ends_the_link) {
+  const std::uint64_t whole = shm::segment_file_bytes(2);
+  for (const std::uint64_t offset :
+       {whole - 99, whole, ~std::uint64_t{0}, ~std::uint64_t{0} - 99}) {
+    auto rank_0 = make_shm(0, 2);
+    auto rank_1 = make_shm(1, 2);
+    attach_shm(*rank_0, *rank_1, 1, UniqueFd());
+    Vandal vandal(*rank_1);
+    vandal.line(4).header.bytes = 100;
+    std::memcpy(vandal.line(4).payload, &offset, sizeof(offset));
+    shm::store_release(vandal.line(4).stamp, 1);
+    RecvChannel& recv = rank_0->link(1)->recv_channel(4);
+    CHECK(recv.peek() == nullptr, "100 bytes at %llu", static_cast<unsigned long long>(offset));
+    CHECK(rank_0->poll() && rank_0->link(1)->state() == LinkState::kLost, "nothing was noticed");
+    const std::string reason = rank_0->link(1)->reason();
+    CHECK(reason.find("lies outside its memory") != std::string::npos, "%s", reason.c_str());
+  }
 }
 
 TEST(nonsense_from_a_peer_is_survived) {

@@ -26,6 +26,7 @@ bool register_cases() {
   PYCOLL_CASE(peeked_segments_stay_until_release);
   PYCOLL_CASE(handed_over_memory_is_free_once_drained);
   PYCOLL_CASE(random_traffic_follows_the_model);
+  PYCOLL_CASE(repeated_payloads_reach_every_peer);
   PYCOLL_CASE(traffic_both_ways_on_all_channels);
   PYCOLL_CASE(the_newest_notice_is_seen);
   PYCOLL_CASE(an_idle_poll_says_that_nothing_changed);
