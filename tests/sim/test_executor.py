@@ -44,17 +44,26 @@ def all_reduce(size: int, count: int, algorithm: str = "ring", **words: object) 
     return case
 
 
+def check_swarm(case: Case, seed: int) -> None:
+    simulation = _core.Simulation(case.size, seed, "swarm")
+    operations = [case.add_to(simulation, rank) for rank in range(case.size)]
+    where = f"seed {seed}: {case} over {simulation}"
+    assert simulation.run(HORIZON_S), f"{where}: it hangs"
+    for rank, operation in enumerate(operations):
+        simulation.check(operation)
+        assert case.wrong_at(rank) is None, f"{where}: {case.wrong_at(rank)}"
+
+
 @pytest.mark.parametrize("block", range(20))
 def test_every_collective_is_exact_whatever_the_network_does(block: int) -> None:
     for seed in seeds(400)[block * 20 : block * 20 + 20]:
-        case = random_case(seed)
-        simulation = _core.Simulation(case.size, seed, "swarm")
-        operations = [case.add_to(simulation, rank) for rank in range(case.size)]
-        where = f"seed {seed}: {case} over {simulation}"
-        assert simulation.run(HORIZON_S), f"{where}: it hangs"
-        for rank, operation in enumerate(operations):
-            simulation.check(operation)
-            assert case.wrong_at(rank) is None, f"{where}: {case.wrong_at(rank)}"
+        check_swarm(random_case(seed), seed)
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "direct"])
+def test_folds_longer_than_a_row_are_exact(algorithm: str) -> None:
+    for seed in seeds(12):
+        check_swarm(all_reduce(10 + seed % 11, 3000, algorithm), seed)
 
 
 @pytest.mark.parametrize("block", range(15))
