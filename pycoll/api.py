@@ -7,12 +7,10 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pycoll.arrays import empty
 from pycoll.communicator import Communicator
-from pycoll.config import TRANSPORTS, Config
 from pycoll.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -24,6 +22,9 @@ from pycoll.errors import (
 )
 from pycoll.ops import register_op
 from pycoll.work import Work, check_timeout
+
+if TYPE_CHECKING:
+    from pycoll.config import Config
 
 __all__ = [
     "ClosedError",
@@ -125,7 +126,6 @@ def init(
     from pycoll.bootstrap import join
 
     config = _settings(
-        Config.read(),
         transports=transports,
         timeout_s=timeout_s,
         init_timeout_s=init_timeout_s,
@@ -143,8 +143,12 @@ def init(
         return _world.communicator
 
 
-def _settings(config: Config, **given: Any) -> Config:
-    """``config`` with the arguments that are not None, checked."""
+def _settings(**given: Any) -> Config:
+    """The environment's settings, and over them the arguments that are not None, checked."""
+    from dataclasses import replace
+
+    from pycoll.config import TRANSPORTS, Config
+
     values = {name: value for name, value in given.items() if value is not None}
     for name in ("timeout_s", "init_timeout_s"):
         if name in values:
@@ -158,7 +162,7 @@ def _settings(config: Config, **given: Any) -> Config:
                 f"transports is {names!r}; there are {', '.join(TRANSPORTS)}"
             )
         values["transports"] = tuple(word for word in TRANSPORTS if word in words)
-    return replace(config, **values)
+    return replace(Config.read(), **values)
 
 
 def is_initialized() -> bool:
@@ -245,15 +249,15 @@ def local_world(
     >>> [work.wait() for work in works]
     [3, 3]
     """
+    from dataclasses import replace
+
     from pycoll.bootstrap import join_threads
 
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidArgumentError(f"count is {count!r}: expected a whole number of at least 1")
     if hosts is not None and len(hosts) != count:
         raise InvalidArgumentError(f"hosts has {len(hosts)} entries for {count} ranks")
-    config = _settings(
-        Config.read(), transports=transports, timeout_s=timeout_s, deterministic=deterministic
-    )
+    config = _settings(transports=transports, timeout_s=timeout_s, deterministic=deterministic)
     configs = [
         config if hosts is None else replace(config, host_id=str(hosts[number]))
         for number in range(count)

@@ -172,7 +172,7 @@ def strangers(text: str, allowed: set[str]) -> set[str]:
     return {n for n in names if n not in allowed and n.rpartition(".")[0] not in allowed}
 
 
-ALGORITHMS_MAY_IMPORT = {"schedule", "topology", "costs", "errors", "draft"}
+ALGORITHMS_MAY_IMPORT = {"collective", "schedule", "topology", "costs", "errors", "draft"}
 #: Schedules, their proof and their plans work without native code and without arrays.
 PURE = {
     *ALGORITHMS_MAY_IMPORT,

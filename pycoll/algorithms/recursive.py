@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from pycoll.algorithms.pattern import Pair, finish, log2_ceil, onward
-from pycoll.schedule import REDUCE, TOKEN, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
 
 
 @dataclass(frozen=True)

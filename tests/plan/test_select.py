@@ -8,6 +8,7 @@ import pytest
 
 from pycoll import model
 from pycoll.algorithms import TABLE, Algorithm
+from pycoll.collective import REDUCING, Collective
 from pycoll.errors import InvalidArgumentError
 from pycoll.model import (
     DEFAULT,
@@ -16,7 +17,6 @@ from pycoll.model import (
     profile_of_costs,
     profile_of_schedule,
 )
-from pycoll.schedule import REDUCING, Collective
 from pycoll.select import (
     Measured,
     bytes_text,
