@@ -7,7 +7,8 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pycoll.arrays import empty
 from pycoll.communicator import Communicator
@@ -69,7 +70,8 @@ __all__ = [
     "world",
 ]
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class _World:
@@ -220,14 +222,16 @@ def cross_size() -> int:
     return _world.get().cross_size
 
 
-def _on_world(method: _Method) -> _Method:
-    """The method, called on the world's communicator."""
+def _on_world(
+    method: Callable[Concatenate[Any, _Arguments], _Result],
+) -> Callable[_Arguments, _Result]:
+    """The method, called on the world's communicator; its signature, too, has no self."""
 
-    @functools.wraps(method)
-    def call(*args: Any, **words: Any) -> Any:
+    @functools.wraps(MethodType(method, _world))
+    def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:
         return method(_world.get(), *args, **words)
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 def local_world(

@@ -70,6 +70,26 @@ def test_all_examples_are_run_here() -> None:
     assert blocks("sh") == [block for block in blocks("sh") if block.startswith("make demo")]
 
 
+def test_typed_programs_may_call_what_the_examples_call(tmp_path: Path) -> None:
+    """The first example, and its calls as functions of the module, under mypy --strict."""
+    method = blocks("python")[0]
+    assert "comm.all_reduce(x)" in method
+    (tmp_path / "method.py").write_text(method)
+    (tmp_path / "function.py").write_text(re.sub(r"comm\.(\w+\()", r"pycoll.\1", method))
+    (tmp_path / "wrong.py").write_text("import pycoll\npycoll.all_reduce(1, opp='max')\n")
+    env = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "method.py", "function.py", "wrong.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert re.fullmatch(r'wrong.py:2: error: .*"opp".*\nFound 1 error .*\n', done.stdout)
+
+
 def told_commands() -> list[str]:
     rows = [line for line in README.splitlines() if line.startswith("| `pycoll")]
     return [quoted(row)[0] for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -331,6 +332,13 @@ def test_the_package_offers_what_it_lists() -> None:
     assert set(pycoll.__all__) < set(dir(pycoll))
     with pytest.raises(AttributeError, match="no attribute 'all_redice'"):
         pycoll.all_redice  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "send", "split", "barrier"])
+def test_functions_of_the_module_have_the_parameters_of_methods_without_self(name: str) -> None:
+    method = inspect.signature(getattr(Comm, name))
+    function = inspect.signature(getattr(pycoll, name))
+    assert [*function.parameters.values()] == [*method.parameters.values()][1:]
 
 
 def test_explain_names_the_choice() -> None:
