@@ -191,6 +191,14 @@ def test_algorithms_know_no_transport_and_no_bytes() -> None:
     }
 
 
+def test_bootstrap_knows_settings_and_errors_alone() -> None:
+    folder = ROOT / "pycoll" / "bootstrap"
+    own = {"pycoll.bootstrap", *(f"pycoll.bootstrap.{path.stem}" for path in folder.glob("*.py"))}
+    allowed = {"pycoll.config", "pycoll.errors", *own}
+    found = {p.name: strangers(p.read_text(), allowed) for p in folder.glob("*.py")}
+    assert found == {name: set() for name in found}
+
+
 def test_schedules_and_proofs_need_no_native_code() -> None:
     allowed = {f"pycoll.{name}" for name in PURE}
     algorithms = {f"pycoll.algorithms.{p.stem}" for p in (ROOT / "pycoll/algorithms").glob("*.py")}
