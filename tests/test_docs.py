@@ -13,6 +13,8 @@ import pytest
 
 from pycoll.cli import main
 from pycoll.config import SETTINGS
+from pycoll.plan_format import ROW
+from pycoll.schedule import FAN_MAX
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -157,6 +159,15 @@ def test_variables_exist() -> None:
     for path, text in DOCUMENTS.items():
         named = set(re.findall(r"PYCOLL_[A-Z_]*[A-Z]", text))
         assert named <= known | options, f"{path.name}: {named - known - options}"
+
+
+def test_rows_are_as_the_format_has_them() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    told = re.search(
+        r"A row is (\d+) bytes.*?up to (\d+) peers.*?send to up\s+to (\d+)", text, re.S
+    )
+    assert told is not None
+    assert [int(number) for number in told.groups()] == [ROW.size, FAN_MAX, FAN_MAX]
 
 
 def test_targets_of_make_exist() -> None:

@@ -110,7 +110,7 @@ def all_reduce(size: int, *, only: int | None = None) -> Schedule:
 def multiplying(size: int, *, only: int | None = None) -> Schedule:
     """All_reduce with radix 4: half the steps of doubling, three messages in each.
 
-    A row takes three arriving values, so a step costs one row; if k is odd, the last step doubles.
+    One row takes in all three, so a step costs one row; if k is odd, the last step doubles.
     """
     cores = Cores(size, only)
     steps = [
