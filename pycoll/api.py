@@ -7,12 +7,11 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pycoll.arrays import empty
 from pycoll.communicator import Communicator
-from pycoll.config import TRANSPORTS, Config
 from pycoll.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -24,6 +23,9 @@ from pycoll.errors import (
 )
 from pycoll.ops import register_op
 from pycoll.work import Work, check_timeout
+
+if TYPE_CHECKING:
+    from pycoll.config import Config
 
 __all__ = [
     "ClosedError",
@@ -68,7 +70,8 @@ __all__ = [
     "world",
 ]
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class _World:
@@ -125,7 +128,6 @@ def init(
     from pycoll.bootstrap import join
 
     config = _settings(
-        Config.read(),
         transports=transports,
         timeout_s=timeout_s,
         init_timeout_s=init_timeout_s,
@@ -143,8 +145,12 @@ def init(
         return _world.communicator
 
 
-def _settings(config: Config, **given: Any) -> Config:
-    """``config`` with the arguments that are not None, checked."""
+def _settings(**given: Any) -> Config:
+    """The environment's settings, and over them the arguments that are not None, checked."""
+    from dataclasses import replace
+
+    from pycoll.config import TRANSPORTS, Config
+
     values = {name: value for name, value in given.items() if value is not None}
     for name in ("timeout_s", "init_timeout_s"):
         if name in values:
@@ -158,7 +164,7 @@ def _settings(config: Config, **given: Any) -> Config:
                 f"transports is {names!r}; there are {', '.join(TRANSPORTS)}"
             )
         values["transports"] = tuple(word for word in TRANSPORTS if word in words)
-    return replace(config, **values)
+    return replace(Config.read(), **values)
 
 
 def is_initialized() -> bool:
@@ -216,14 +222,16 @@ def cross_size() -> int:
     return _world.get().cross_size
 
 
-def _on_world(method: _Method) -> _Method:
-    """The method, called on the world's communicator."""
+def _on_world(
+    method: Callable[Concatenate[Any, _Arguments], _Result],
+) -> Callable[_Arguments, _Result]:
+    """The method, called on the world's communicator; its signature, too, has no self."""
 
-    @functools.wraps(method)
-    def call(*args: Any, **words: Any) -> Any:
+    @functools.wraps(MethodType(method, _world))
+    def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:
         return method(_world.get(), *args, **words)
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 def local_world(
@@ -245,15 +253,15 @@ def local_world(
     >>> [work.wait() for work in works]
     [3, 3]
     """
+    from dataclasses import replace
+
     from pycoll.bootstrap import join_threads
 
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidArgumentError(f"count is {count!r}: expected a whole number of at least 1")
     if hosts is not None and len(hosts) != count:
         raise InvalidArgumentError(f"hosts has {len(hosts)} entries for {count} ranks")
-    config = _settings(
-        Config.read(), transports=transports, timeout_s=timeout_s, deterministic=deterministic
-    )
+    config = _settings(transports=transports, timeout_s=timeout_s, deterministic=deterministic)
     configs = [
         config if hosts is None else replace(config, host_id=str(hosts[number]))
         for number in range(count)

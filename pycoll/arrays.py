@@ -17,7 +17,6 @@ here, only found where the caller's object comes from them.
 
 from __future__ import annotations
 
-import array
 import math
 import operator
 import sys
@@ -141,7 +140,7 @@ class _PythonArray(_NumPy):
         code = next((one for one in codes if np.dtype(one) == target), None)
         if code is None or len(shape) != 1:
             return super().empty(like, shape, dtype)
-        return array.array(code, bytes(shape[0] * target.itemsize))
+        return sys.modules["array"].array(code, bytes(shape[0] * target.itemsize))
 
 
 class _Torch:
@@ -254,10 +253,10 @@ _TABLE: dict[type, Framework] = {
     bytes: _Bytes(),
     bytearray: _ByteArray(),
     memoryview: _MemoryView(),
-    array.array: _PythonArray(),
 }
 #: By the top-level module and name of a class; made when the first object of that kind is met.
 _FOREIGN: dict[tuple[str, str], Callable[[], Framework]] = {
+    ("array", "array"): _PythonArray,
     ("numpy", "MaskedArray"): _MaskedNumPy,
     ("torch", "Tensor"): _Torch,
     ("jaxlib", "ArrayImpl"): _Jax,

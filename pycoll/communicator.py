@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import operator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
-from pycoll.config import Config
+from pycoll.collective import Collective
 from pycoll.core import Core
 from pycoll.errors import InvalidArgumentError
-from pycoll.grouping import FusionBuffer, Group, group
 from pycoll.messages import Messages
 from pycoll.moving import Moving
 from pycoll.reducing import Reducing
-from pycoll.schedule import Collective
 from pycoll.types import DType
 from pycoll.work import check_timeout
 
 if TYPE_CHECKING:
     from pycoll.bootstrap import Joined
+    from pycoll.config import Config
+    from pycoll.grouping import Group
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -41,6 +40,8 @@ class Communicator(Reducing, Moving, Messages):
     """
 
     def __init__(self, joined: Joined, config: Config, name: str) -> None:
+        from pycoll.grouping import FusionBuffer
+
         Core.__init__(
             self,
             joined.rank,
@@ -143,6 +144,8 @@ class Communicator(Reducing, Moving, Messages):
         ...     loss, hits = comm.all_reduce(loss), comm.all_reduce(hits)
         >>> loss, hits = loss.wait(), hits.wait()
         """
+        from pycoll.grouping import group
+
         return group(self)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
@@ -151,6 +154,8 @@ class Communicator(Reducing, Moving, Messages):
         Every rank calls; one that passes None is in no group and gets None. Each group has its own
         connections, made here within the init timeout. Raises what joining raises.
         """
+        from dataclasses import replace
+
         from pycoll.bootstrap import join_group, sit_out
 
         if self._group is not None:
@@ -182,8 +187,8 @@ class Communicator(Reducing, Moving, Messages):
         return self._fusion.view(nbytes, dtype)
 
     def _choice(self, collective: str, nbytes: int, dtype: str, op: str) -> str:
+        from pycoll.collective import REDUCING
         from pycoll.ops import find_reduction
-        from pycoll.schedule import REDUCING
 
         kind = _collective(collective)
         words = {one.word: one for one in DType}

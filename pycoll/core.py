@@ -12,22 +12,22 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.arrays import Framework, Shape, output_view
+from pycoll.collective import Collective
 from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError, PycollError
 from pycoll.ops import Reduction, find_reduction
-from pycoll.schedule import Collective
-from pycoll.topology import Topology, topology_of
 from pycoll.types import DType
 from pycoll.work import Work
 
 if TYPE_CHECKING:
     from pycoll.grouping import Group
     from pycoll.plans import Prepared
+    from pycoll.topology import Topology
 
 _Arguments = ParamSpec("_Arguments")
 _Self = TypeVar("_Self", bound="Core")
 
 #: How exchanges of our own look in the texts of engines, and what users should know of them.
-_EXCHANGES = re.compile(r"(all_gather|broadcast) of \d+ int64")
+_EXCHANGES = r"(all_gather|broadcast) of \d+ int64"
 _EXCHANGE_NOTE = (
     "all_gather, gather, and all_to_all with splits begin with an all_gather of int64 shapes, "
     "scatter with a broadcast of one"
@@ -70,6 +70,7 @@ class Core:
     ) -> None:
         # Algorithms and proofs are two thirds of the package; importing it need not wait for them.
         from pycoll.plans import Plans
+        from pycoll.topology import topology_of
 
         self.rank = rank
         self.size = size
@@ -90,7 +91,7 @@ class Core:
         if isinstance(error, PeerLostError) and error.how is None:
             # "rank 1 (host:pid) was lost during operation 2 (all_reduce ...): how"
             error.how = str(error).partition("): ")[2] or None
-        if isinstance(error, MismatchError) and _EXCHANGES.search(str(error)):
+        if isinstance(error, MismatchError) and re.search(_EXCHANGES, str(error)):
             error.args = (f"{error} ({_EXCHANGE_NOTE})",)
 
     def _check_rank(self, value: Any, name: str) -> int:

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pycoll.collective import Collective
 from pycoll.plan_format import DEPTH, Buffer, Channel
 from pycoll.schedule import (
     FAN_MAX,
     LANES_MAX,
     TOKEN,
-    Collective,
     Schedule,
     ScheduleError,
     Transfer,

@@ -19,10 +19,10 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.arrays import empty
+from pycoll.collective import Collective
 from pycoll.core import nothing
 from pycoll.errors import InvalidArgumentError
 from pycoll.reducing import Ends, ends_of
-from pycoll.schedule import Collective
 from pycoll.types import ITEM_BYTES
 from pycoll.work import GroupWork
 

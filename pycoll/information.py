@@ -78,7 +78,7 @@ def explanation(
     collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None, rank: int | None
 ) -> str:
     """Choice, prediction and, for ``rank``, the rows it will run."""
-    from pycoll.schedule import Collective
+    from pycoll.collective import Collective
     from pycoll.select import explain_text
     from pycoll.topology import Topology
 

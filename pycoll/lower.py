@@ -11,17 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pycoll import plan_format
+from pycoll.collective import ROOTED, Collective
 from pycoll.draft import FOREVER, Draft, Drafting
 from pycoll.plan_format import FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Channel, Plan, Row
-from pycoll.schedule import (
-    LANES_MAX,
-    ROOTED,
-    TOKEN,
-    Collective,
-    Schedule,
-    ScheduleError,
-    Transfer,
-)
+from pycoll.schedule import LANES_MAX, TOKEN, Schedule, ScheduleError, Transfer
 
 #: Collectives whose result for ``avg`` is divided; a row that completes a value is flagged final.
 DIVIDING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
+from pycoll.collective import Collective
 from pycoll.lower import DIVIDING, IN_PLACE
 from pycoll.plan_format import DEPTH, FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Plan, Row, unpack
-from pycoll.schedule import Collective, Schedule, ScheduleError, holds_input, holds_output
+from pycoll.schedule import Schedule, ScheduleError, holds_input, holds_output
 from pycoll.values import Trees, Value, check_same_bits, combine, initial, outputs_of, ranks_text
 
 #: (process, its time): the process ran its time-th row.

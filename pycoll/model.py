@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from pycoll.algorithms import Algorithm
+from pycoll.collective import Collective
 from pycoll.costs import Cost
-from pycoll.schedule import TOKEN, Collective, Schedule
+from pycoll.schedule import TOKEN, Schedule
 from pycoll.topology import Topology
 
 #: Bytes of a chunk that travel as one segment.

@@ -7,6 +7,7 @@ from typing import Any
 
 from pycoll import _core
 from pycoll.arrays import NUMPY, Framework, framework_of
+from pycoll.collective import Collective
 from pycoll.core import Core, finisher, nothing, operation
 from pycoll.errors import InvalidArgumentError
 from pycoll.reducing import ends_of
@@ -23,7 +24,6 @@ from pycoll.rows import (
     signature,
     with_rows,
 )
-from pycoll.schedule import Collective
 from pycoll.types import ITEM_BYTES, DType
 
 

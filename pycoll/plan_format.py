@@ -12,14 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from pycoll.schedule import (
-    FAN_MAX,
-    LANES_MAX,
-    OPERANDS_MAX,
-    Collective,
-    ScheduleError,
-    block_count,
-)
+from pycoll.collective import Collective
+from pycoll.schedule import FAN_MAX, LANES_MAX, OPERANDS_MAX, ScheduleError, block_count
 
 MAGIC = b"PCPL"
 VERSION = 1

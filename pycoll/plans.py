@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from pycoll import _core
 from pycoll.algorithms import TABLE, Algorithm, lookup
+from pycoll.collective import REDUCING, Collective
 from pycoll.errors import InvalidArgumentError
 from pycoll.lower import acknowledged, lower
 from pycoll.model import SEGMENT_BYTES
 from pycoll.ops import Reduction
-from pycoll.schedule import REDUCING, Collective
 from pycoll.select import choose
 from pycoll.topology import Topology
 

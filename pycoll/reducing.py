@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from pycoll import _core
 from pycoll.arrays import Framework, framework_of, output_view
+from pycoll.collective import Collective
 from pycoll.core import Core, finisher, operation
 from pycoll.rows import elements, need_axis, shares, with_rows
-from pycoll.schedule import Collective
 
 
 class Ends(NamedTuple):

@@ -18,36 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import NamedTuple
 
-
-class Collective(IntEnum):
-    """The collectives; the values are those of the plan format."""
-
-    ALL_REDUCE = 0
-    REDUCE = 1
-    BROADCAST = 2
-    REDUCE_SCATTER = 3
-    ALL_GATHER = 4
-    GATHER = 5
-    SCATTER = 6
-    ALL_TO_ALL = 7
-    SCAN = 8
-    EXSCAN = 9
-    BARRIER = 10
-
-
-REDUCING = frozenset(
-    {
-        Collective.ALL_REDUCE,
-        Collective.REDUCE,
-        Collective.REDUCE_SCATTER,
-        Collective.SCAN,
-        Collective.EXSCAN,
-    }
-)
-ROOTED = frozenset({Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER})
+from pycoll.collective import Collective
 
 COPY = False
 REDUCE = True

@@ -12,9 +12,9 @@ from fractions import Fraction
 from functools import lru_cache
 
 from pycoll.algorithms import TABLE, Algorithm, lookup
+from pycoll.collective import REDUCING, Collective
 from pycoll.errors import InvalidArgumentError
 from pycoll.model import DEFAULT, SCHEDULE_SIZE_MAX, SEGMENT_BYTES, Link, Parameters, profile
-from pycoll.schedule import REDUCING, Collective
 from pycoll.topology import Topology
 
 #: Hierarchies that are tried besides the default one.

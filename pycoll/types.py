@@ -1,6 +1,6 @@
 """Element types and reductions, with the numbers that plans and engines know them by.
 
-Mirrors csrc/base/types.h; a test compares both. Collectives are in ``pycoll.schedule``.
+Mirrors csrc/base/types.h; a test compares both. Collectives are in ``pycoll.collective``.
 """
 
 from __future__ import annotations

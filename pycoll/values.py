@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pycoll.schedule import REDUCING, Collective, Schedule, ScheduleError, output_blocks
+from pycoll.collective import REDUCING, Collective
+from pycoll.schedule import Schedule, ScheduleError, output_blocks
 
 #: Names of combinations: the trees of both operands (the lower first) -> the tree of the result.
 Trees = dict[tuple[int, int], int]

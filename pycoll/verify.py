@@ -13,13 +13,11 @@ from functools import reduce
 from itertools import groupby
 from typing import NoReturn
 
+from pycoll.collective import REDUCING, ROOTED, Collective
 from pycoll.machine import verify_plans
 from pycoll.schedule import (
     LANES_MAX,
-    REDUCING,
-    ROOTED,
     TOKEN,
-    Collective,
     Schedule,
     ScheduleError,
     Transfer,

@@ -8,6 +8,7 @@ threads' stacks are printed.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -26,6 +27,12 @@ settings.load_profile("ci")
 # A job's variables around the tests would make worlds of their own.
 for _name in [name for name in os.environ if name.startswith("PYCOLL_")]:
     del os.environ[_name]
+
+# Background jobs of a shell ignore SIGINT, and those of nohup SIGHUP, as would the processes that
+# tests start and interrupt. What has a handler here has the default again after exec.
+for _signum in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_signum) == signal.SIG_IGN:
+        signal.signal(_signum, lambda *_: None)
 
 SEED = os.environ.get("TEST_SEED", "0")
 

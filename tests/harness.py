@@ -63,6 +63,22 @@ class ThreadWorld:
         self._pool.shutdown()
 
 
+def python(code: str, **environ: str) -> str:
+    """The output of a fresh interpreter without settings of ours."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
+    clean["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**clean, **environ},
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def each(
     pool: ThreadPoolExecutor, function: Callable[[Any], T], items: Sequence[Any]
 ) -> list[T | BaseException]:

@@ -65,15 +65,18 @@ def inputs(dtype: str, op: str, size: int, count: int, seed: int) -> Array:
 
 
 def _budgeted(rng: Any, shape: tuple[int, int], limit: int, signed: bool) -> Array:
-    """Whole numbers whose absolute values add up to ``limit`` at most in each column."""
+    """Whole numbers whose absolute values add up to ``limit`` at most in each column.
+
+    In integers throughout: floats would round the largest limits up, and overflow in the cast.
+    """
     size, count = shape
-    left = np.full(count, float(limit))
-    rows = np.zeros(shape, np.int64)
+    left = np.full(count, limit, np.uint64)
+    rows = np.zeros(shape, np.int64 if signed else np.uint64)
     for rank in rng.permutation(size):
-        take = np.floor(rng.random(count) * (left + 1) * min(1.0, 2.0 / size))
-        take = np.minimum(take, left)
+        most = np.maximum(left // np.uint64((size + 1) // 2), np.minimum(left, np.uint64(1)))
+        take = rng.integers(0, most, dtype=np.uint64, endpoint=True)
         left -= take
-        rows[rank] = take * (rng.choice([-1, 1], count) if signed else 1)
+        rows[rank] = take.astype(rows.dtype) * (rng.choice([-1, 1], count) if signed else 1)
     return rows
 
 

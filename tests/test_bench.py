@@ -23,7 +23,7 @@ from pycoll.bench.command import Follower, Wishes
 from pycoll.bench.metrics import Measurement, bus_factor, percentile
 from pycoll.bench.sweep import SweepOptions
 from pycoll.cli import COLLECTIVES, main
-from pycoll.schedule import REDUCING, Collective
+from pycoll.collective import REDUCING, Collective
 from pycoll.topology import Topology, single_host
 
 REDUCED = [name for name in COLLECTIVES if Collective[name.upper()] in REDUCING]

@@ -45,9 +45,8 @@ def run(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs Python in an environment that has this installation and no other."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
-    packages = Path(np.__file__).parents[
-        1
-    ]  # as a path: its .pth files, the editable one, are inert
+    # On the search path its .pth files, the editable install's among them, are inert.
+    packages = Path(np.__file__).parents[1]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYCOLL_")}
     env["PYTHONPATH"] = os.pathsep.join([str(site), str(packages)])
 

@@ -172,7 +172,7 @@ def strangers(text: str, allowed: set[str]) -> set[str]:
     return {n for n in names if n not in allowed and n.rpartition(".")[0] not in allowed}
 
 
-ALGORITHMS_MAY_IMPORT = {"schedule", "topology", "costs", "errors", "draft"}
+ALGORITHMS_MAY_IMPORT = {"collective", "schedule", "topology", "costs", "errors", "draft"}
 #: Schedules, their proof and their plans work without native code and without arrays.
 PURE = {
     *ALGORITHMS_MAY_IMPORT,
@@ -189,6 +189,14 @@ def test_algorithms_know_no_transport_and_no_bytes() -> None:
     assert {p.name: strangers(p.read_text(), allowed) for p in folder.glob("*.py")} == {
         p.name: set() for p in folder.glob("*.py")
     }
+
+
+def test_bootstrap_knows_settings_and_errors_alone() -> None:
+    folder = ROOT / "pycoll" / "bootstrap"
+    own = {"pycoll.bootstrap", *(f"pycoll.bootstrap.{path.stem}" for path in folder.glob("*.py"))}
+    allowed = {"pycoll.config", "pycoll.errors", *own}
+    found = {p.name: strangers(p.read_text(), allowed) for p in folder.glob("*.py")}
+    assert found == {name: set() for name in found}
 
 
 def test_schedules_and_proofs_need_no_native_code() -> None:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pycoll.algorithms import hierarchical
 from pycoll.algorithms.algorithm import Algorithm
 from pycoll.algorithms.table import ENTRIES
+from pycoll.collective import Collective
 from pycoll.errors import InvalidArgumentError
-from pycoll.schedule import Collective
 
 __all__ = ["HIERARCHIES", "TABLE", "Algorithm", "lookup"]
 

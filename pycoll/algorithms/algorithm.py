@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pycoll.collective import ROOTED, Collective
 from pycoll.costs import Cost
 from pycoll.errors import InvalidArgumentError
-from pycoll.schedule import ROOTED, Collective, Schedule
+from pycoll.schedule import Schedule
 from pycoll.topology import Topology
 
 

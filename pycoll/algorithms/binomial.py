@@ -14,7 +14,8 @@ from itertools import chain
 
 from pycoll.algorithms import ring
 from pycoll.algorithms.pattern import binomial_edges, finish, log2_ceil
-from pycoll.schedule import REDUCE, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, Schedule, Transfer
 
 
 def broadcast(size: int, *, root: int = 0, only: int | None = None) -> Schedule:

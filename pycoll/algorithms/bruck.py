@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pycoll.algorithms.pattern import finish, log2_ceil, shifted
-from pycoll.schedule import TOKEN, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import TOKEN, Schedule, Transfer
 
 
 def all_gather(size: int, *, only: int | None = None) -> Schedule:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from pycoll.algorithms.pattern import finish, onward
-from pycoll.schedule import REDUCE, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, Schedule, Transfer
 
 
 def folding(size: int, only: int | None, start: int = 0, first: int = 0) -> Iterator[Transfer]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from pycoll.algorithms.algorithm import Algorithm, Levels
+from pycoll.collective import REDUCING
 from pycoll.costs import Cost
-from pycoll.schedule import REDUCING, TOKEN, Schedule, Transfer
+from pycoll.schedule import TOKEN, Schedule, Transfer
 from pycoll.topology import Topology
 
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from pycoll.algorithms.pattern import all_pairs, finish, from_all, to_all
-from pycoll.schedule import REDUCE, TOKEN, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
 
 
 def scattering(size: int, only: int | None) -> Iterator[Transfer]:

@@ -20,7 +20,8 @@ from itertools import chain
 
 from pycoll.algorithms.pattern import finish
 from pycoll.algorithms.recursive import Cores, folding, unfolding
-from pycoll.schedule import REDUCE, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, Schedule, Transfer
 
 #: The chunks that a core ends with in halving and starts from in doubling.
 Owned = Callable[[int], range]

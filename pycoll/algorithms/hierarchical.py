@@ -20,8 +20,9 @@ from math import lcm
 from pycoll.algorithms.algorithm import Algorithm, Levels
 from pycoll.algorithms.composition import Composition, Group, Phase, levels, run, total
 from pycoll.algorithms.pattern import finish
+from pycoll.collective import Collective
 from pycoll.costs import Cost
-from pycoll.schedule import TOKEN, Collective, Schedule
+from pycoll.schedule import TOKEN, Schedule
 from pycoll.topology import Topology
 
 Table = Mapping[Collective, Mapping[str, Algorithm]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from pycoll.schedule import Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import Schedule, Transfer
 
 Pair = tuple[int, int]
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from pycoll.algorithms.pattern import Pair, finish, log2_ceil, onward
-from pycoll.schedule import REDUCE, TOKEN, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def all_reduce(size: int, *, only: int | None = None) -> Schedule:
 def multiplying(size: int, *, only: int | None = None) -> Schedule:
     """All_reduce with radix 4: half the steps of doubling, three messages in each.
 
-    A row takes three arriving values, so a step costs one row; if k is odd, the last step doubles.
+    One row takes in all three, so a step costs one row; if k is odd, the last step doubles.
     """
     cores = Cores(size, only)
     steps = [

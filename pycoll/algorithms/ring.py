@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from pycoll.algorithms.pattern import finish, shifted
-from pycoll.schedule import REDUCE, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, Schedule, Transfer
 
 
 def scattering(size: int, only: int | None) -> Iterator[Transfer]:

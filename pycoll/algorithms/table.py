@@ -5,7 +5,7 @@ from __future__ import annotations
 from pycoll import costs
 from pycoll.algorithms import binomial, bruck, chain, direct, halving, recursive, ring, tree
 from pycoll.algorithms.algorithm import Algorithm
-from pycoll.schedule import Collective
+from pycoll.collective import Collective
 
 PATARASU = "Patarasu, Yuan, JPDC 69 (2009)"
 SANDERS = "Sanders, Speck, Träff, Parallel Computing 35 (2009)"

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pycoll.algorithms.pattern import finish, log2_ceil
-from pycoll.schedule import REDUCE, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, Schedule, Transfer
 
 
 class Edge(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycoll.bench import inputs
-from pycoll.schedule import REDUCING, ROOTED, Collective
+from pycoll.collective import REDUCING, ROOTED, Collective
 from pycoll.types import OPS, DType, identity_bytes
 
 if TYPE_CHECKING:

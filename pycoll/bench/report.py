@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pycoll.bench.metrics import Measurement
-from pycoll.schedule import REDUCING, ROOTED, Collective
+from pycoll.collective import REDUCING, ROOTED, Collective
 
 if TYPE_CHECKING:
     from pycoll.bench.sweep import SweepOptions

@@ -20,8 +20,8 @@ import numpy as np
 from pycoll.bench.case import Case, elements
 from pycoll.bench.inputs import array_type
 from pycoll.bench.metrics import Measurement, percentile
+from pycoll.collective import REDUCING, ROOTED, Collective
 from pycoll.errors import InvalidArgumentError, PycollError
-from pycoll.schedule import REDUCING, ROOTED, Collective
 
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator

@@ -47,7 +47,7 @@ def test_arrays_of_dropped_works_live_until_the_operation_ended_and_no_longer() 
     x = ref()
     assert x is not None, "the engine still needs it"
     assert second.all_reduce(np.full(1000, 2.0)).tolist() == [3.0] * 1000
-    await_true((x == 3).all, "the operation ended")
+    await_true(lambda: bool(np.all(ref() == 3)), "the operation ended")
     del x
     works = [comm.barrier(async_op=True) for comm in (first, second)]
     for work in works:

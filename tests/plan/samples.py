@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pycoll.schedule import REDUCE, TOKEN, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
 
 
 def make(

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from functools import reduce
 from itertools import groupby
 
+from pycoll.collective import Collective
 from pycoll.plan_format import unpack
-from pycoll.schedule import TOKEN, Collective, Schedule
+from pycoll.schedule import TOKEN, Schedule
 
 PRIME = (1 << 61) - 1
 FINAL_FACTOR = 1_000_003

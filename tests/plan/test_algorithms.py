@@ -10,10 +10,11 @@ from fractions import Fraction
 import pytest
 
 from pycoll.algorithms import HIERARCHIES, TABLE, Algorithm, lookup, tree
+from pycoll.collective import REDUCING, ROOTED, Collective
 from pycoll.costs import Cost
 from pycoll.errors import InvalidArgumentError
 from pycoll.lower import acknowledged, lower, lower_all
-from pycoll.schedule import FAN_MAX, REDUCING, ROOTED, Collective, Schedule
+from pycoll.schedule import FAN_MAX, Schedule
 from pycoll.topology import Topology, single_host, topology_of
 from pycoll.verify import fold_order, hears_all, verify_plans, verify_schedule
 

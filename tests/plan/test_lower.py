@@ -27,10 +27,11 @@ from samples import (
 )
 from simulate import PRIME, World, in_order, plans_are_right, run_schedule, sources
 
+from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower, lower_all
 from pycoll.plan_format import FINAL, FLUSH, TOKEN_ROW, Buffer, Plan, Row, pack, unpack
 from pycoll.plan_text import plan_text, schedule_text
-from pycoll.schedule import REDUCE, Collective, Schedule, ScheduleError, Transfer
+from pycoll.schedule import REDUCE, Schedule, ScheduleError, Transfer
 from pycoll.verify import hears_all, verify_plans
 
 SAMPLES = [pair for size in (1, 2, 3, 4, 5, 8, 13) for pair in all_samples(size)]

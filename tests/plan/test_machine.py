@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from samples import binomial, chain, doubling, make, ring
 
+from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower_all
 from pycoll.plan_format import FINAL, FLUSH, Buffer, pack, unpack
-from pycoll.schedule import Collective, ScheduleError, Transfer
+from pycoll.schedule import ScheduleError, Transfer
 from pycoll.verify import verify_plans
 
 

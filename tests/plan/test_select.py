@@ -8,6 +8,7 @@ import pytest
 
 from pycoll import model
 from pycoll.algorithms import TABLE, Algorithm
+from pycoll.collective import REDUCING, Collective
 from pycoll.errors import InvalidArgumentError
 from pycoll.model import (
     DEFAULT,
@@ -16,7 +17,6 @@ from pycoll.model import (
     profile_of_costs,
     profile_of_schedule,
 )
-from pycoll.schedule import REDUCING, Collective
 from pycoll.select import (
     Measured,
     bytes_text,
@@ -214,10 +214,10 @@ def test_the_explanation_of_an_algorithm_that_was_asked_for_names_the_choice_too
 
 def test_a_thousand_ranks_are_predicted_from_formulas_in_seconds() -> None:
     topology = Topology.even(1024, 128)
-    start = time.perf_counter()
+    start = time.process_time()  # not the clock: others may compute beside the tests
     for kind in Collective:
         assert choose(kind, topology, 1 << 20).predicted_s > 0
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

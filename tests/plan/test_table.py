@@ -10,8 +10,9 @@ from mutants import judge_plans, judge_schedules
 from simulate import plans_are_right
 
 from pycoll.algorithms import TABLE, Algorithm
+from pycoll.collective import ROOTED
 from pycoll.lower import acknowledged, lower, lower_all
-from pycoll.schedule import ROOTED, Schedule
+from pycoll.schedule import Schedule
 from pycoll.topology import Topology
 from pycoll.verify import hears_all, verify_plans, verify_schedule
 

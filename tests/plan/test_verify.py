@@ -8,7 +8,8 @@ import pytest
 from samples import all_samples, chain, direct_reduce, doubling, make, one_shot, ring, tree
 from simulate import schedule_is_right
 
-from pycoll.schedule import REDUCE, TOKEN, Collective, Schedule, Transfer
+from pycoll.collective import Collective
+from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
 from pycoll.values import ranks_text
 from pycoll.verify import ScheduleError, fold_order, hears_all, verify_schedule
 

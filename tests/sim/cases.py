@@ -10,8 +10,8 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.algorithms import TABLE
+from pycoll.collective import ROOTED, Collective
 from pycoll.lower import acknowledged, lower
-from pycoll.schedule import ROOTED, Collective
 from pycoll.topology import Topology
 
 FLOAT32, INT32 = 11, 3

@@ -13,6 +13,7 @@ import pytest
 from cases import Case, random_case
 
 from pycoll import _core
+from pycoll.collective import Collective
 from pycoll.errors import (
     ClosedError,
     MismatchError,
@@ -20,7 +21,6 @@ from pycoll.errors import (
     PycollError,
     TimeoutError,
 )
-from pycoll.schedule import Collective
 
 BASE = int(os.environ.get("TEST_SEED", "0"))
 HORIZON_S = 60.0
