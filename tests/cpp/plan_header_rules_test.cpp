@@ -64,7 +64,7 @@ TEST(counts_match_the_length) {
     return refusal(std::move(bytes)).message();
   };
   const std::string rows = with([](plan::Header& header) { header.row_count = 1U << 24; });
-  CHECK(rows.find("length is 232, must be 536871016 for 5 channels and 16777216 rows") !=
+  CHECK(rows.find("length is 360, must be 1073741928 for 5 channels and 16777216 rows") !=
             std::string::npos,
         "%s", rows.c_str());
   const std::string many = with([](plan::Header& header) { header.row_count = 0xffffffff; });

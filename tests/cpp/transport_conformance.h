@@ -9,6 +9,7 @@
 #pragma once
 
 #include "conformance_links.h"
+#include "conformance_repeats.h"
 #include "conformance_segments.h"
 #include "conformance_sleep.h"
 #include "conformance_world.h"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pycoll.collective import Collective
+from pycoll.lower import lower
+from pycoll.plan_format import Row, unpack
 from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
 
 
@@ -207,3 +209,8 @@ def all_samples(size: int) -> list[tuple[str, Schedule]]:
     if size <= 4:
         samples["one_shot"] = one_shot(size)
     return [(f"{name} of {size}", schedule) for name, schedule in samples.items()]
+
+
+def rows_of(schedule: Schedule, rank: int) -> tuple[Row, ...]:
+    """The rows of the rank's plan."""
+    return unpack(lower(schedule, rank)).rows

@@ -15,13 +15,12 @@ from samples import (
     binomial,
     binomial_reduce,
     chain,
-    direct_reduce,
     doubling,
     exscan,
     make,
-    one_shot,
     pairwise,
     ring,
+    rows_of,
     star,
     tree,
 )
@@ -29,7 +28,7 @@ from simulate import PRIME, World, in_order, plans_are_right, run_schedule, sour
 
 from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower, lower_all
-from pycoll.plan_format import FINAL, FLUSH, TOKEN_ROW, Buffer, Plan, Row, pack, unpack
+from pycoll.plan_format import FINAL, FLUSH, TOKEN_ROW, Buffer, Plan, pack, unpack
 from pycoll.plan_text import plan_text, schedule_text
 from pycoll.schedule import REDUCE, Schedule, ScheduleError, Transfer
 from pycoll.verify import hears_all, verify_plans
@@ -121,10 +120,6 @@ def test_every_damaged_byte_is_noticed() -> None:
         unpack(image[:63])
 
 
-def rows_of(schedule: Schedule, rank: int) -> tuple[Row, ...]:
-    return unpack(lower(schedule, rank)).rows
-
-
 def test_receive_reduce_send_is_one_row_and_sums_on_the_way_stay_nowhere() -> None:
     rows = rows_of(ring(5), 2)
     assert len(rows) == 2 * 5 - 1
@@ -136,19 +131,6 @@ def test_receive_reduce_send_is_one_row_and_sums_on_the_way_stay_nowhere() -> No
     assert unpack(lower(ring(5), 2)).scratch_slots == 0
 
 
-def test_children_of_one_step_arrive_in_one_row() -> None:
-    plan = unpack(lower(tree(7), 0))
-    assert len(plan.rows) == 1, "the root turns around in one row"
-    row = plan.rows[0]
-    assert (len(row.recv), len(row.send), row.flags, row.target) == (2, 2, FINAL, Buffer.OUTPUT)
-    assert plan.lane_count == 1, "lanes that exchange values are one"
-    middle = unpack(lower(tree(7), 1))
-    assert middle.lane_count == 2
-    up, down = middle.rows
-    assert (up.target, len(up.recv), len(up.send), up.flags) == (Buffer.NONE, 2, 1, 0)
-    assert (down.target, len(down.recv), len(down.send)) == (Buffer.OUTPUT, 1, 2)
-
-
 def test_lanes_without_common_values_stay_apart() -> None:
     two = [*tree(7).transfers, *(replace(t, chunk=1) for t in tree(7, lane=2).transfers)]
     both = make(Collective.ALL_REDUCE, 7, two, parts=2)
@@ -156,27 +138,6 @@ def test_lanes_without_common_values_stay_apart() -> None:
     assert plan.lane_count == 4
     assert {channel.number for channel in plan.channels} == {0, 1, 2, 3}
     verify_plans(lower_all(both))
-
-
-def test_more_values_than_a_row_takes_take_more_rows_and_scratch_between_them() -> None:
-    rows = rows_of(direct_reduce(20, 0), 0)
-    assert [len(row.recv) for row in rows] == [8, 8, 3]
-    assert [row.flags for row in rows] == [0, 0, FINAL]
-    assert [row.target for row in rows] == [Buffer.SCRATCH, Buffer.SCRATCH, Buffer.OUTPUT]
-    assert [row.carry for row in rows] == [-1, 0, 0]
-    ten = make(
-        Collective.REDUCE,
-        12,
-        [
-            *(Transfer(0, 0, r, 1, REDUCE, before=False) for r in range(2, 12)),
-            Transfer(1, 0, 1, 0, REDUCE),
-        ],
-    )
-    plan = unpack(lower(ten, 1))
-    assert plan.scratch_slots == 1
-    assert [row.target for row in plan.rows] == [Buffer.SCRATCH, Buffer.NONE]
-    assert (plan.rows[1].source, plan.rows[1].carry) == (Buffer.NONE, 0)
-    verify_plans(lower_all(ten))
 
 
 def test_scratch_slots_are_used_again() -> None:
@@ -308,24 +269,6 @@ def test_one_rank_of_1024_lowers_in_a_fraction_of_100_ms() -> None:
         lower(star_root, 0)
         best = min(best, time.thread_time() - start)
     assert best < 0.1, f"{best * 1000:.1f} ms"
-
-
-def test_one_shot_of_four_is_one_row_of_four_operands() -> None:
-    for rank in range(4):
-        send, fold = rows_of(one_shot(4), rank)
-        assert len(send.send) == 3 and len(fold.recv) == 3
-        assert fold.source_position == rank
-
-
-def test_one_shot_of_many_folds_from_the_left_and_carries() -> None:
-    for rank in range(20):
-        folds = [row for row in rows_of(one_shot(20), rank) if row.recv]
-        assert [row.carry >= 0 for row in folds] == [False] + [True] * (len(folds) - 1)
-        assert sum(len(row.recv) for row in folds) == 19
-        assert sum(row.source != Buffer.NONE for row in folds) == 1
-        assert all(row.operands <= 9 for row in folds)
-        assert [row.target for row in folds[:-1]] == [Buffer.SCRATCH] * (len(folds) - 1)
-        assert folds[-1].target == Buffer.OUTPUT and folds[-1].flags & FINAL
 
 
 def random_schedule(rng: random.Random, size: int) -> Schedule:

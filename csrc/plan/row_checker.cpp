@@ -1,0 +1,186 @@
+#include "plan/row_checker.h"
+
+#include <algorithm>
+
+#include "plan/layout.h"
+#include "plan/violation.h"
+
+namespace pycoll::plan {
+
+Status RowChecker::check(const Row& row, std::size_t index) {
+  index_ = index;
+  Status status = check_scalars(row);
+  if (status.ok()) status = check_meaning(row);
+  if (status.ok()) status = check_ports(row, "recv", row.recv, row.recv_count, Direction::kRecv);
+  if (status.ok()) status = check_ports(row, "send", row.send, row.send_count, Direction::kSend);
+  if (status.ok()) status = check_source(row);
+  if (status.ok()) status = check_carry(row);
+  if (status.ok()) status = check_target(row);
+  lane_ = row.lane;
+  return status;
+}
+
+Status RowChecker::check_scalars(const Row& row) const {
+  if (row.chunk != kToken && row.chunk >= data_chunks_) {
+    return violation(place(), "chunk", row.chunk,
+                     "a token or " + below("the number of data chunks", data_chunks_));
+  }
+  if (row.lane >= header_.lane_count) {
+    return violation(place(), "lane", row.lane, below("lane_count", header_.lane_count));
+  }
+  if (row.lane < lane_) {
+    return violation(place(), "lane", row.lane,
+                     "at least " + std::to_string(lane_) + " as in the row before");
+  }
+  if (row.recv_count > kRecvMax) {
+    return violation(place(), "recv_count", row.recv_count, at_most(kRecvMax));
+  }
+  if (row.send_count > kSendMax) {
+    return violation(place(), "send_count", row.send_count, at_most(kSendMax));
+  }
+  if (row.flags > kFlagsAll) return violation(place(), "flags", row.flags, at_most(kFlagsAll));
+  if (row.source > static_cast<std::uint8_t>(Buffer::kScratch)) {
+    return violation(place(), "source", row.source, at_most(3));
+  }
+  const bool has_source = row.source != static_cast<std::uint8_t>(Buffer::kNone);
+  if (row.source_position > (has_source ? row.recv_count : 0)) {
+    return violation(
+        place(), "source_position", row.source_position,
+        has_source ? at_most(row.recv_count) + ", the receive channels" : "0 without a source");
+  }
+  if (row.target > static_cast<std::uint8_t>(Buffer::kScratch) ||
+      row.target == static_cast<std::uint8_t>(Buffer::kInput)) {
+    return violation(place(), "target", row.target, "0 (none), 2 (output) or 3 (scratch)");
+  }
+  for (std::size_t i = 0; i < std::size(row.reserved); ++i) {
+    if (row.reserved[i] != 0) {
+      return violation(place(), entry("reserved", i), row.reserved[i], "0");
+    }
+  }
+  if (row.carry != 0 && row.recv_count == 0) {
+    return violation(place(), "carry", row.carry, "0 without receive channels");
+  }
+  return Status();
+}
+
+// Which combinations of operands, results and flags make sense at all.
+Status RowChecker::check_meaning(const Row& row) const {
+  const bool token = row.chunk == kToken;
+  const bool reducing = reduces(static_cast<Collective>(header_.collective));
+  const auto name = std::string(name_of(static_cast<Collective>(header_.collective)));
+  const int operands = operand_count(row);
+  if (token && row.source != 0) return violation(place(), "source", row.source, "0 in a token");
+  if (token && row.carry != 0) return violation(place(), "carry", row.carry, "0 in a token");
+  if (token && row.target != 0) return violation(place(), "target", row.target, "0 in a token");
+  if (token && row.flags != 0) return violation(place(), "flags", row.flags, "0 in a token");
+  if (!token && operands == 0) {
+    return violation(place(), "recv_count", row.recv_count, "at least 1 without a source");
+  }
+  if (!token && operands > kOperandsMax) {
+    return violation(place(), "recv_count", row.recv_count,
+                     at_most(kOperandsMax) + " together with source and carry");
+  }
+  if (row.target == 0 && row.send_count == 0 && row.recv_count == 0) {
+    return violation(place(), "send_count", row.send_count,
+                     "at least 1 without a target and receive channels");
+  }
+  if (!token && operands > 1 && !reducing) {
+    return violation(place(), "recv_count", row.recv_count,
+                     "so that there is one operand, " + name + " combines nothing");
+  }
+  if ((row.flags & kFlagFinal) != 0 && (operands < 2 || !reducing)) {
+    return violation(place(), "flags", row.flags,
+                     "without final (1), this row of " + name + " combines nothing");
+  }
+  return Status();
+}
+
+Status RowChecker::check_ports(const Row& row, std::string_view field,
+                               std::span<const std::uint16_t> ports, std::uint8_t used,
+                               Direction direction) {
+  for (std::size_t i = 0; i < ports.size(); ++i) {
+    const std::uint16_t port = ports[i];
+    if (i >= used) {
+      if (port == kNoChannel) continue;
+      return violation(
+          place(), entry(field, i), port,
+          "65535 (unused) as " + std::string(field) + "_count is " + std::to_string(used));
+    }
+    if (port >= channels_.size()) {
+      return violation(place(), entry(field, i), port, below("channel_count", channels_.size()));
+    }
+    if (channels_[port].direction != static_cast<std::uint8_t>(direction)) {
+      return violation(place(), entry(field, i), port,
+                       direction == Direction::kRecv ? "a receive channel" : "a send channel");
+    }
+    const auto before = ports.first(i);
+    if (std::find(before.begin(), before.end(), port) != before.end()) {
+      return violation(place(), entry(field, i), port, "used once in the row");
+    }
+    std::uint8_t& lane = channel_lane_[port];
+    if (lane != kUnused && lane != row.lane) {
+      return violation(place(), entry(field, i), port,
+                       "used by one lane only; lanes " + std::to_string(lane) + " and " +
+                           std::to_string(row.lane) + " do");
+    }
+    lane = row.lane;
+  }
+  return Status();
+}
+
+Status RowChecker::check_place(std::string_view field, std::uint32_t chunk, Buffer buffer) const {
+  if (chunk >= data_chunks_) {
+    return violation(place(), field, chunk, below("the number of data chunks", data_chunks_));
+  }
+  const std::uint32_t block = chunk / header_.parts;
+  const bool input = buffer == Buffer::kInput;
+  if (!(input ? holds_input(header_, block) : holds_output(header_, block))) {
+    return violation(place(), field, chunk,
+                     std::string("a chunk in the ") + (input ? "input" : "output") + " of rank " +
+                         std::to_string(header_.rank) + ", which lacks block " +
+                         std::to_string(block));
+  }
+  return Status();
+}
+
+Status RowChecker::check_source(const Row& row) const {
+  const auto buffer = static_cast<Buffer>(row.source);
+  const std::uint32_t slot = row.source_slot;
+  if (buffer == Buffer::kNone) {
+    return slot == 0 ? Status() : violation(place(), "source_slot", slot, "0 without a source");
+  }
+  if (buffer != Buffer::kScratch) return check_place("source_slot", slot, buffer);
+  return check_written("source_slot", slot, row);
+}
+
+Status RowChecker::check_carry(const Row& row) const {
+  return row.carry == 0 ? Status() : check_written("carry - 1", row.carry - 1u, row);
+}
+
+Status RowChecker::check_written(std::string_view field, std::uint32_t slot, const Row& row) const {
+  if (slot >= header_.scratch_slots) {
+    return violation(place(), field, slot, below("scratch_slots", header_.scratch_slots));
+  }
+  if (slot_lane_[slot] != row.lane) {
+    return violation(
+        place(), field, slot,
+        "a scratch slot that an earlier row of lane " + std::to_string(row.lane) + " wrote");
+  }
+  return Status();
+}
+
+Status RowChecker::check_target(const Row& row) {
+  const auto buffer = static_cast<Buffer>(row.target);
+  const std::uint32_t slot = row.target_slot;
+  if (buffer == Buffer::kNone) {
+    return slot == 0 ? Status() : violation(place(), "target_slot", slot, "0 without a target");
+  }
+  if (buffer != Buffer::kScratch) return check_place("target_slot", slot, buffer);
+  if (slot >= header_.scratch_slots) {
+    return violation(place(), "target_slot", slot, below("scratch_slots", header_.scratch_slots));
+  }
+  slot_lane_[slot] = row.lane;
+  return Status();
+}
+
+}  // namespace pycoll::plan
