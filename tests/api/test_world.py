@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,30 @@ def die_in_the_middle(comm: Comm, victim: int) -> Any:
     return None
 
 
+def named_things() -> set[str]:
+    """What a crash could leave behind that has a name: shared memory, files, bound sockets."""
+    folders = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    files = {str(one) for folder in folders for one in folder.iterdir()}
+    sockets = Path("/proc/net/unix").read_text().splitlines()[1:]
+    paths = {words[7] for line in sockets if len(words := line.split()) > 7}
+    return {one for one in files | paths if "pycoll" in one.lower()}
+
+
+def left_behind(before: set[str]) -> set[str]:
+    """What is new and stays; other worlds on this machine come and go."""
+    new = named_things() - before
+    end = time.monotonic() + 10
+    while new and time.monotonic() < end:
+        time.sleep(0.2)
+        new &= named_things()
+    return new
+
+
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
 def test_survivors_name_the_rank_that_was_killed(transports: str) -> None:
+    before = named_things()
     outcomes = ProcessWorld(3, die_in_the_middle, 1, transports=transports).outcomes()
+    assert not left_behind(before)
     assert isinstance(outcomes[1], AssertionError) and "status -9" in str(outcomes[1])
     for rank in (0, 2):
         culprit, ranks, host, operation, text, waited = outcomes[rank]
