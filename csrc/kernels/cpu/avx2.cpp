@@ -8,6 +8,7 @@ namespace {
 
 struct Avx2 : Machine<Avx2, 32> {
   static constexpr bool kConvertsHalf = true;
+  static constexpr bool kBlends = true;
 
   PYCOLL_LANES Float low_half_to_float(Words halves) {
     return (Float)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)halves));
@@ -17,10 +18,42 @@ struct Avx2 : Machine<Avx2, 32> {
     return (Float)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)halves, 1));
   }
 
+  PYCOLL_LANES Float load_half_to_float(const char* from) {
+    return (Float)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+
+  PYCOLL_LANES void store_float_to_half(char* to, Float value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+  }
+
   PYCOLL_LANES Words floats_to_half(Float low, Float high) {
     return (Words)_mm256_set_m128i(_mm256_cvtps_ph((__m256)high, _MM_FROUND_TO_NEAREST_INT),
                                    _mm256_cvtps_ph((__m256)low, _MM_FROUND_TO_NEAREST_INT));
   }
+
+  PYCOLL_LANES Words lower_upper_halves(Words lower, Words upper) {
+    return (Words)_mm256_blend_epi16((__m256i)lower, (__m256i)upper, 0xaa);
+  }
+
+  PYCOLL_LANES Halves even_odd_bytes(Halves even, Halves odd) {
+    const __m256i upper = _mm256_set1_epi16(static_cast<short>(0xff00));
+    return (Halves)_mm256_blendv_epi8((__m256i)even, (__m256i)odd, upper);
+  }
+
+  PYCOLL_LANES bool any_unordered(Float a, Float b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
+  }
+
+  PYCOLL_LANES Bytes subtract_to_zero(Bytes a, Bytes b) {
+    return (Bytes)_mm256_subs_epu8((__m256i)a, (__m256i)b);
+  }
+
+  PYCOLL_LANES Halves subtract_to_zero(Halves a, Halves b) {
+    return (Halves)_mm256_subs_epu16((__m256i)a, (__m256i)b);
+  }
+
+  PYCOLL_LANES bool any_top_bit(Bytes bytes) { return _mm256_movemask_epi8((__m256i)bytes) != 0; }
 };
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace {
 
 struct Avx512 : Machine<Avx512, 64> {
   static constexpr bool kConvertsHalf = true;
+  static constexpr bool kBlends = true;
 
   PYCOLL_LANES Float low_half_to_float(Words halves) {
     const auto all = (Full<std::int64_t>)halves;
@@ -20,9 +21,39 @@ struct Avx512 : Machine<Avx512, 64> {
     return widen((__m256i)__builtin_shufflevector(all, all, 4, 5, 6, 7));
   }
 
+  PYCOLL_LANES Float load_half_to_float(const char* from) {
+    return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+
+  PYCOLL_LANES void store_float_to_half(char* to, Float value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(value));
+  }
+
   PYCOLL_LANES Words floats_to_half(Float low, Float high) {
     return (Words)__builtin_shufflevector(narrow(low), narrow(high), 0, 1, 2, 3, 4, 5, 6, 7);
   }
+
+  PYCOLL_LANES Words lower_upper_halves(Words lower, Words upper) {
+    return (Words)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)lower, (__m512i)upper);
+  }
+
+  PYCOLL_LANES Halves even_odd_bytes(Halves even, Halves odd) {
+    return (Halves)_mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, (__m512i)even, (__m512i)odd);
+  }
+
+  PYCOLL_LANES bool any_unordered(Float a, Float b) {
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
+  }
+
+  PYCOLL_LANES Bytes subtract_to_zero(Bytes a, Bytes b) {
+    return (Bytes)_mm512_subs_epu8((__m512i)a, (__m512i)b);
+  }
+
+  PYCOLL_LANES Halves subtract_to_zero(Halves a, Halves b) {
+    return (Halves)_mm512_subs_epu16((__m512i)a, (__m512i)b);
+  }
+
+  PYCOLL_LANES bool any_top_bit(Bytes bytes) { return _mm512_movepi8_mask((__m512i)bytes) != 0; }
 
   template <typename V>
   PYCOLL_LANES V load_tail(const char* from, std::size_t bytes) {

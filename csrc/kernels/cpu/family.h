@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "kernels/cpu/byte_sums.h"
 #include "kernels/cpu/fold.h"
 #include "kernels/cpu/half_formats.h"
 #include "kernels/table.h"
@@ -37,13 +38,10 @@ struct Family {
   template <DType dtype, ReduceOp op>
   static void combine(void* target, const void* const* sources, int source_count, std::size_t count,
                       void* /*context*/) {
-    using Format = decltype(format_of<dtype, op>());
-    using Step = decltype(step_of<dtype, op>());
     const std::size_t bytes = count * kItemBytes[static_cast<int>(dtype)];
     auto* to = static_cast<char*>(target);
-    if (source_count == 2) return Fold<M, Format, Step, 2>::run(to, sources, bytes);
-    if (source_count == 3) return Fold<M, Format, Step, 3>::run(to, sources, bytes);
-    return Fold<M, Format, Step, 4>::run(to, sources, bytes);
+    if (source_count == 2) return LoopOf<dtype, op, 2>::run(to, sources, 2, bytes);
+    return LoopOf<dtype, op, 0>::run(to, sources, source_count, bytes);
   }
 
   template <DType dtype>
@@ -58,7 +56,19 @@ struct Family {
   }
 
  private:
-  static_assert(kSourcesMax == 4);
+  template <DType dtype, ReduceOp op, int sources>
+  static constexpr auto loop() {
+    using Format = decltype(format_of<dtype, op>());
+    if constexpr (op == ReduceOp::kSum && dtype == DType::kFloat8E4M3) {
+      return ByteSum<M, 3, 0x7f, Format, sources>{};
+    } else if constexpr (op == ReduceOp::kSum && dtype == DType::kFloat8E5M2) {
+      return ByteSum<M, 2, 0x7c, Format, sources>{};
+    } else {
+      return Fold<M, Format, decltype(step_of<dtype, op>()), sources>{};
+    }
+  }
+  template <DType dtype, ReduceOp op, int sources>
+  using LoopOf = decltype(loop<dtype, op, sources>());
 
   // Division is scalar: averages of integers are rare.
   template <typename T>

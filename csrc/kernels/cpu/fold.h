@@ -3,58 +3,73 @@
 
 #include "kernels/cpu/formats.h"
 #include "kernels/cpu/steps.h"
+#include "kernels/reduce.h"
 
 namespace pycoll::kernels {
 
-// combine() of reduce.h for `count` sources; sizes in bytes.
-template <typename M, typename Format, typename Step, int count>
+// combine() of reduce.h; sizes in bytes. `fixed`: the number of sources, or zero for any number,
+// which is as fast where memory or the steps themselves are the limit, and half the code.
+template <typename M, typename Format, typename Step, int fixed>
 struct Fold {
   using Narrow = typename Format::Narrow;
   using Wide = typename Format::Wide;
   static constexpr std::size_t kBytes = sizeof(Narrow);
 
   // Not inlined: several types share one instance.
-  [[gnu::noinline]] static void run(char* target, const void* const* sources, std::size_t bytes) {
-    const char* from[count];
+  [[gnu::noinline]] static void run(char* target, const void* const* sources, int source_count,
+                                    std::size_t bytes) {
+    const int count = fixed != 0 ? fixed : source_count;
+    const char* from[kSourcesMax];
     for (int k = 0; k < count; ++k) from[k] = static_cast<const char*>(sources[k]);
     std::size_t at = 0;
     if constexpr (constexpr int n = Format::kUnroll; n > 1) {
-      for (; at + n * kBytes <= bytes; at += n * kBytes) block<n>(target, from, at);
+      for (; at + n * kBytes <= bytes; at += n * kBytes) block<n>(target, from, count, at);
     }
-    for (; at + kBytes <= bytes; at += kBytes) block<1>(target, from, at);
-    if (at < bytes) tail(target, from, at, bytes - at);
+    for (; at + kBytes <= bytes; at += kBytes) block<1>(target, from, count, at);
+    if (at < bytes) tail(target, from, count, at, bytes - at);
   }
 
  private:
   // All loads of a block come before its stores: the target may be one of the sources.
   template <int vectors>
-  PYCOLL_LANES void block(char* target, const char* const* from, std::size_t at) {
+  PYCOLL_LANES void block(char* target, const char* const* from, int count, std::size_t at) {
     Wide sum[vectors];
     for (int v = 0; v < vectors; ++v) sum[v] = get(from[0] + at + v * kBytes);
-    for (int k = 1; k < count; ++k) {
+    for (int k = 1; k < count - 1; ++k) {
       for (int v = 0; v < vectors; ++v) {
-        sum[v] = step(sum[v], get(from[k] + at + v * kBytes), k == count - 1);
+        sum[v] = settled(Step::apply(sum[v], get(from[k] + at + v * kBytes)));
       }
     }
-    for (int v = 0; v < vectors; ++v) M::store(target + at + v * kBytes, Format::encode(sum[v]));
+    for (int v = 0; v < vectors; ++v) {
+      sum[v] = Step::apply(sum[v], get(from[count - 1] + at + v * kBytes));
+    }
+    for (int v = 0; v < vectors; ++v) put(target + at + v * kBytes, sum[v]);
   }
 
-  PYCOLL_LANES void tail(char* target, const char* const* from, std::size_t at, std::size_t bytes) {
+  PYCOLL_LANES void tail(char* target, const char* const* from, int count, std::size_t at,
+                         std::size_t bytes) {
     Wide sum = Format::decode(M::template load_tail<Narrow>(from[0] + at, bytes));
     for (int k = 1; k < count; ++k) {
-      const Narrow next = M::template load_tail<Narrow>(from[k] + at, bytes);
-      sum = step(sum, Format::decode(next), k == count - 1);
+      if (k > 1) sum = settled(sum);
+      sum = Step::apply(sum, Format::decode(M::template load_tail<Narrow>(from[k] + at, bytes)));
     }
     M::store_tail(target + at, Format::encode(sum), bytes);
   }
 
-  PYCOLL_LANES Wide get(const char* from) { return Format::decode(M::template load<Narrow>(from)); }
+  PYCOLL_LANES Wide get(const char* from) {
+    if constexpr (requires { Format::load(from); }) return Format::load(from);
+    return Format::decode(M::template load<Narrow>(from));
+  }
 
-  // The last result is rounded by encode().
-  PYCOLL_LANES Wide step(Wide sum, Wide next, bool last) {
-    const Wide result = Step::apply(sum, next);
-    if constexpr (Step::kRounds) return last ? result : Format::settle(result);
-    return result;
+  PYCOLL_LANES void put(char* to, Wide sum) {
+    if constexpr (requires { Format::store(to, sum); }) return Format::store(to, sum);
+    M::store(to, Format::encode(sum));
+  }
+
+  // Between steps; the last result is rounded by encode().
+  PYCOLL_LANES Wide settled(Wide sum) {
+    if constexpr (Step::kRounds) return Format::settle(sum);
+    return sum;
   }
 };
 

@@ -2,6 +2,7 @@
 //   decode(Narrow) -> Wide   exact
 //   encode(Wide) -> Narrow   rounds to the type, NaN becomes the canonical one
 //   settle(Wide) -> Wide     rounds to the type and stays wide; NaN stays NaN
+//   load(from), store(to, Wide)  decode and encode from and to memory, where that is faster
 // kUnroll: vectors per turn of a loop, fewer where the steps themselves are long.
 #pragma once
 
@@ -77,24 +78,39 @@ struct BFloat16Format {
   }
 
   // A NaN made of bfloat16 operands has zeros in its low half, so that rounding cannot carry.
-  PYCOLL_LANES Wide settle(Wide value) {
-    return {
-        {(Float)(round(value.part[0]) & 0xffff0000u), (Float)(round(value.part[1]) & 0xffff0000u)}};
-  }
+  PYCOLL_LANES Wide settle(Wide value) { return decode(nearest(value)); }
 
   PYCOLL_LANES Narrow encode(Wide value) {
-    return number(value.part[0]) >> 16 | (number(value.part[1]) & 0xffff0000u);
+    return nearest({{canonical(value.part[0]), canonical(value.part[1])}});
+  }
+
+  // One question for all: NaN is rare.
+  PYCOLL_LANES void store(char* to, Wide value) {
+    if (M::any_unordered(value.part[0], value.part[1])) [[unlikely]] {
+      M::store(to, encode(value));
+    } else {
+      M::store(to, nearest(value));
+    }
   }
 
  private:
-  // The upper half is the result.
-  PYCOLL_LANES Words round(Float value) {
-    const Words words = (Words)value;
-    return words + 0x7fffu + (words >> 16 & 1u);
+  using Halves = typename M::Halves;
+  using Signed = typename M::template Full<std::int16_t>;
+
+  PYCOLL_LANES Narrow nearest(Wide value) {
+    const Words low = (Words)value.part[0];
+    const Words high = (Words)value.part[1];
+    if constexpr (!M::kBlends) return round(low) >> 16 | (round(high) & 0xffff0000u);
+    const auto whole = (Halves)M::lower_upper_halves(low >> 16, high);
+    const auto fraction = (Halves)M::lower_upper_halves(low, high << 16);
+    return (Narrow)rounded<M, Signed>(whole, fraction);
   }
 
-  PYCOLL_LANES Words number(Float value) {
-    return value == value ? round(value) : Words{} + 0x7fc00000u;
+  // The upper half is the result.
+  PYCOLL_LANES Words round(Words value) { return value + 0x7fffu + (value >> 16 & 1u); }
+
+  PYCOLL_LANES Float canonical(Float value) {
+    return value == value ? value : (Float)(Words{} + 0x7fc00000u);
   }
 };
 

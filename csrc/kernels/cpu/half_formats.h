@@ -24,6 +24,20 @@ struct NativeHalfFormat {
     const auto halves = (Halves)M::floats_to_half(value.part[0], value.part[1]);
     return (Narrow)((halves & 0x7fff) > 0x7c00 ? Halves{} + 0x7e00 : halves);
   }
+
+  // The instructions convert from and to memory, half a vector at a time.
+  PYCOLL_LANES Wide load(const char* from) {
+    return {{M::load_half_to_float(from), M::load_half_to_float(from + sizeof(Narrow) / 2)}};
+  }
+  // One question for all: NaN is rare.
+  PYCOLL_LANES void store(char* to, Wide value) {
+    if (M::any_unordered(value.part[0], value.part[1])) [[unlikely]] {
+      M::store(to, encode(value));
+    } else {
+      M::store_float_to_half(to, value.part[0]);
+      M::store_float_to_half(to + sizeof(Narrow) / 2, value.part[1]);
+    }
+  }
 };
 
 // 8-bit floats by way of float16, in 16-bit lanes: the odd bytes and the even ones. Rounding twice,

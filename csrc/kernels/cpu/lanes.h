@@ -30,12 +30,46 @@ struct Machine {
   using Full = Vector<T, vector_bytes>;
   using Bits = Full<std::int32_t>;
   using Words = Full<std::uint32_t>;
+  using Halves = Full<std::uint16_t>;
+  using Bytes = Full<std::uint8_t>;
   using Float = Full<float>;
 
   // Whether it has low_half_to_float, high_half_to_float (from the 16-bit floats in one half of a
-  // vector) and floats_to_half (two vectors to one), all rounding to nearest even and keeping
-  // subnormals.
+  // vector), load_half_to_float, floats_to_half (two vectors to one) and store_float_to_half, all
+  // rounding to nearest even and keeping subnormals.
   static constexpr bool kConvertsHalf = false;
+
+  // Whether lower_upper_halves and subtract_to_zero are one instruction each.
+  static constexpr bool kBlends = false;
+
+  // The lower half of each word of one, the upper half of each word of the other.
+  PYCOLL_LANES Words lower_upper_halves(Words lower, Words upper) {
+    return (lower & 0xffffu) | (upper & 0xffff0000u);
+  }
+
+  // The lower byte of each half of one, the upper byte of each half of the other.
+  PYCOLL_LANES Halves even_odd_bytes(Halves even, Halves odd) {
+    return (even & 0xff) | (odd & 0xff00);
+  }
+
+  // Whether either has a NaN.
+  PYCOLL_LANES bool any_unordered(Float a, Float b) {
+    return Self::any_top_bit((Bytes) ~((a == a) & (b == b)));
+  }
+
+  // a - b, or zero where b is greater.
+  template <typename V>
+  PYCOLL_LANES V subtract_to_zero(V a, V b) {
+    return (a > b ? a : b) - b;
+  }
+
+  // Whether the top bit of any byte is set.
+  PYCOLL_LANES bool any_top_bit(Bytes bytes) {
+    const auto words = (Full<std::uint64_t>)bytes;
+    std::uint64_t all = 0;
+    for (std::size_t i = 0; i < sizeof(words) / sizeof(all); ++i) all |= words[i];
+    return (all & 0x8080808080808080u) != 0;
+  }
 
   template <typename V>
   PYCOLL_LANES V load(const char* from) {
@@ -74,6 +108,14 @@ struct Machine {
     if constexpr (piece > 1) copy_tail<piece / 2>(to, from, bytes);
   }
 };
+
+// To nearest even: `fraction` is in units of 2^-8 (bytes) or 2^-16 (halves).
+template <typename M, typename Signed, typename V>
+PYCOLL_LANES V rounded(V whole, V fraction) {
+  // The top bit: above one half, or at one half and odd.
+  const V up = M::subtract_to_zero(fraction, ~whole & 1);
+  return whole - (V)((Signed)up < 0);
+}
 
 // Several vectors that are computed as one: the numbers of one vector of small ones, made wide and
 // multiplied by 2^exponent, which must be exact.
