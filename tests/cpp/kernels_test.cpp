@@ -41,6 +41,10 @@ class Guarded {
   std::size_t offset_;
 };
 
+// Which patterns the operands may have: all, or those without one bit of the exponent, the highest
+// (small numbers) or the lowest (no infinity and no NaN), but for one in some hundreds.
+enum class Patterns : std::uint8_t { kAll, kSmall, kFinite };
+
 struct Call {
   DType dtype;
   ReduceOp op;
@@ -49,7 +53,22 @@ struct Call {
   std::size_t count;
   int alias;  // the source that is also the target; -1: none
   std::uint64_t seed;
+  Patterns patterns = Patterns::kAll;
 };
+
+// Requires: a float type of one or two bytes, little-endian.
+void restrict_patterns(Prng& prng, const Call& call, unsigned char* data) {
+  const int mantissa_bits = testing::layout_of(call.dtype).mantissa_bits;
+  const std::size_t item = item_bytes(call.dtype);
+  const int bit =
+      call.patterns == Patterns::kSmall ? static_cast<int>(8 * item) - 2 : mantissa_bits;
+  for (std::size_t i = 0; i < call.count; ++i) {
+    unsigned word = 0;
+    std::memcpy(&word, data + i * item, item);
+    if (!prng.chance(1, 300)) word &= ~(1u << bit);
+    std::memcpy(data + i * item, &word, item);
+  }
+}
 
 std::string describe(const Call& call) {
   return std::string(name_of(call.dtype)) + " " + std::string(name_of(call.op)) + " on " +
@@ -79,6 +98,7 @@ void check_combine(const Call& call) {
   for (int k = 0; k < call.source_count; ++k) {
     sources.emplace_back(bytes, prng.below(64));
     testing::fill_random(prng, call.dtype, sources.back().data(), call.count);
+    if (call.patterns != Patterns::kAll) restrict_patterns(prng, call, sources.back().data());
     operands.emplace_back(sources.back().data(), sources.back().data() + bytes);
   }
   std::vector<const void*> from;
@@ -133,6 +153,25 @@ TEST(combine_gives_the_bits_of_the_reference_on_long_arrays) {
         if (op == ReduceOp::kUser || !kernels::defined(dtype, op)) continue;
         check_combine({dtype, op, isa, 2, 20011, -1, kSeed});
         check_combine({dtype, op, isa, 4, 5003, 0, kSeed + 1});
+      }
+    }
+  }
+}
+
+// Kernels may leave infinities and NaN to slower code: most vectors must get by without, for the
+// fast code to be met, and some must not, for the change from one to the other.
+TEST(small_floats_with_few_specials_give_the_bits_of_the_reference) {
+  for (const Isa isa : testing::fast_isas()) {
+    for (const DType dtype :
+         {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin, ReduceOp::kMax}) {
+        for (const Patterns patterns : {Patterns::kSmall, Patterns::kFinite}) {
+          for (int sources = 2; sources <= kernels::kSourcesMax; ++sources) {
+            for (int alias = -1; alias < sources; ++alias) {
+              check_combine({dtype, op, isa, sources, 20011, alias, kSeed + 2, patterns});
+            }
+          }
+        }
       }
     }
   }

@@ -2,17 +2,18 @@
 //
 // A byte moved to the sign, the low exponent bits and the first mantissa bits of a float32 is its
 // number times a fixed power of two, subnormals included: they become subnormals of float32. So
-// decoding is a shift and a mask. The sum is exact but for places that cannot matter, and its bits
-// are the result's: the magnitude of the type, then a fraction of the last place to round by.
+// decoding is a shift and a mask, and the bits of the float32 sum are those of the result: the
+// magnitude of the type, then a fraction of its last place to round by.
 //
-// Eight bits of that fraction are enough. Let q be the last place of the result. The larger operand
-// is a multiple of q/2, or the smaller one is so large that both end far above q/256. So the
-// fraction comes near 1/2 only where the smaller operand does come near a multiple of q/2: it is
-// at least q/4, its own last place at least q/32, and all of it is in the eight bits. (The tests
-// try all pairs.)
+// Eight bits of that fraction are enough. Let q be the last place of the result. Where the last
+// place of the smaller operand is q/256 or more, the sum is a multiple of q/256. Otherwise that
+// operand, of at most four bits, is below q/32; the larger one, so near to the sum, is a multiple
+// of q; the fraction is within 1/32 of 0 or 1 and does not ask for bits further down, which float32
+// itself may have rounded. (The tests try all pairs.)
 //
 // Infinities, NaN and overflow do not fit into this picture. They are noticed, never missed, and
-// the vectors around them are computed by the format that knows them.
+// the vectors around them are computed by the format that knows them. Prod stays there altogether:
+// some processors take a hundred cycles to multiply by a subnormal, none to add one.
 #pragma once
 
 #include "kernels/cpu/fold.h"
