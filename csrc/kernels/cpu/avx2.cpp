@@ -22,6 +22,10 @@ struct Avx2 : Machine<Avx2, 32> {
     return (Float)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
 
+  PYCOLL_LANES Float round_to_half(Float value) {
+    return (Float)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+  }
+
   PYCOLL_LANES void store_float_to_half(char* to, Float value) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                      _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));

@@ -25,6 +25,8 @@ struct Avx512 : Machine<Avx512, 64> {
     return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
 
+  PYCOLL_LANES Float round_to_half(Float value) { return widen(narrow(value)); }
+
   PYCOLL_LANES void store_float_to_half(char* to, Float value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(value));
   }

@@ -17,7 +17,7 @@ struct NativeHalfFormat {
     return {{M::low_half_to_float(value), M::high_half_to_float(value)}};
   }
   PYCOLL_LANES Wide settle(Wide value) {
-    return decode(M::floats_to_half(value.part[0], value.part[1]));
+    return {{M::round_to_half(value.part[0]), M::round_to_half(value.part[1])}};
   }
   PYCOLL_LANES Narrow encode(Wide value) {
     using Halves = typename M::template Full<std::int16_t>;

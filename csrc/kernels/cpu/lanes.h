@@ -35,8 +35,8 @@ struct Machine {
   using Float = Full<float>;
 
   // Whether it has low_half_to_float, high_half_to_float (from the 16-bit floats in one half of a
-  // vector), load_half_to_float, floats_to_half (two vectors to one) and store_float_to_half, all
-  // rounding to nearest even and keeping subnormals.
+  // vector), load_half_to_float, floats_to_half (two vectors to one), store_float_to_half and
+  // round_to_half (there and back), all rounding to nearest even and keeping subnormals.
   static constexpr bool kConvertsHalf = false;
 
   // Whether lower_upper_halves and subtract_to_zero are one instruction each.
