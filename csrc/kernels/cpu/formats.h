@@ -78,7 +78,10 @@ struct BFloat16Format {
   }
 
   // A NaN made of bfloat16 operands has zeros in its low half, so that rounding cannot carry.
-  PYCOLL_LANES Wide settle(Wide value) { return decode(nearest(value)); }
+  PYCOLL_LANES Wide settle(Wide value) {
+    return {{(Float)(round((Words)value.part[0]) & 0xffff0000u),
+             (Float)(round((Words)value.part[1]) & 0xffff0000u)}};
+  }
 
   PYCOLL_LANES Narrow encode(Wide value) {
     return nearest({{canonical(value.part[0]), canonical(value.part[1])}});
