@@ -17,7 +17,13 @@ from typing import Any, NamedTuple, Protocol
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.exchange import Exchange
-from pycoll.bootstrap.identity import Identity, choose_all, host_numbers, session_key
+from pycoll.bootstrap.identity import (
+    Identity,
+    choose_all,
+    host_numbers,
+    session_key,
+    transport_inside,
+)
 from pycoll.bootstrap.links import Links
 from pycoll.config import Config
 
@@ -40,11 +46,14 @@ Factory = Callable[[int, int], Any]
 
 class Connected(NamedTuple):
     """``transports`` in order of preference; ``names[r]`` is "host:pid" of rank r; ``hosts[r]`` its
-    host's number, counted from 0 in order of ranks."""
+    host's number, counted from 0 in order of ranks; ``inside`` the medium of one host's ranks;
+    ``tuning`` what rank 0 told of its links (see pycoll/tuning.py)."""
 
     transports: list[Any]
     names: list[str]
     hosts: list[int]
+    inside: str
+    tuning: str
 
 
 def native_factories() -> dict[str, Factory]:
@@ -60,8 +69,11 @@ def connect(
     communicator_id: str = "world",
     deadline: Deadline | None = None,
     factories: Mapping[str, Factory] | None = None,
+    tuning: str | None = None,
 ) -> Connected:
     """Connect this rank to all others that ``exchange`` reaches.
+
+    ``tuning`` is what the ranks have agreed about links; None lets rank 0 bring its own.
 
     Does not close ``exchange``. Afterwards nothing listens any more and no thread is left, also on
     failure. Raises TransportError naming every pair that could not be connected and why (on all
@@ -69,14 +81,16 @@ def connect(
     raises.
     """
     limit = deadline or Deadline(config.init_timeout_s)
-    mine = Identity.mine(config)
+    brought, failure = _tuning(exchange.rank, config, tuning)
+    mine = Identity.mine(config, brought)
     identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
     key = session_key(exchange.secret, communicator_id, identities)
     with contextlib.ExitStack() as cleanup:
-        failure: errors.PycollError | None = None
         transports: list[Any] = []
         links: Links | None = None
         try:
+            if failure is not None:
+                raise failure
             kinds = choose_all(exchange.rank, identities)
             makers = native_factories() if factories is None and kinds else factories or {}
             links = Links(exchange.rank, identities, kinds, config, key, communicator_id, makers)
@@ -101,7 +115,25 @@ def connect(
         if failure is not None or any("error" in outcome for outcome in outcomes):
             transports.clear()
     _judge(outcomes, failure)
-    return Connected(transports, [i.name for i in identities], host_numbers(identities))
+    return Connected(
+        transports,
+        [i.name for i in identities],
+        host_numbers(identities),
+        transport_inside(identities),
+        identities[0].tuning,
+    )
+
+
+def _tuning(rank: int, config: Config, agreed: str | None) -> tuple[str, errors.PycollError | None]:
+    """What this rank says about links, and why it must not join, if so."""
+    from pycoll.tuning import find
+
+    if rank != 0 or agreed is not None:
+        return agreed or "", None
+    try:
+        return find(config).to_text(), None
+    except errors.PycollError as error:
+        return "", error
 
 
 def sit_out(all_gather: Callable[[bytes], Sequence[bytes]]) -> None:

@@ -21,7 +21,8 @@ class Joined:
     """A rank that is connected to all others.
 
     ``transports`` go into ``_core.Communicator``, the first with a link to a peer wins. ``names``
-    are "host:pid" by rank, ``hosts`` the host's number by rank. ``source`` says who told the rank.
+    are "host:pid" by rank, ``hosts`` the host's number by rank. ``inside`` is the medium between
+    ranks of one host, ``tuning`` rank 0's text about links. ``source`` says who told the rank.
     """
 
     rank: int
@@ -29,6 +30,8 @@ class Joined:
     transports: list[Any]
     names: list[str]
     hosts: list[int]
+    inside: str
+    tuning: str
     source: str
 
     @property
@@ -86,14 +89,17 @@ def join_group(
     communicator_id: str,
     config: Config,
     factories: Mapping[str, Factory] | None = None,
+    tuning: str = "",
 ) -> Joined:
-    """Some ranks of a communicator form a new one; see ParentExchange.
+    """Some ranks of a communicator form a new one; see ParentExchange. ``tuning`` is the parent's.
 
     Every rank of the parent must take part at the same time, by ``join_group`` with its own
     group or by ``connect.sit_out``.
     """
     exchange = ParentExchange(parent_gather, members, rank)
-    connected = connect(exchange, config, communicator_id=communicator_id, factories=factories)
+    connected = connect(
+        exchange, config, communicator_id=communicator_id, factories=factories, tuning=tuning
+    )
     return _joined(exchange, connected, "split")
 
 
