@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,31 +105,43 @@ class MemoryRate:
 
     def __init__(self, nbytes: int) -> None:
         self._cores = sorted(os.sched_getaffinity(0))
-        self._pairs = [
-            (np.ones(nbytes // 4, np.float32), np.ones(nbytes // 4, np.float32))
-            for _ in self._cores
-        ]
+        self._pairs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._bytes = 3 * nbytes * len(self._cores)
         self.samples: list[float] = []
 
-    def sample(self) -> None:
-        """Add a sample: all bytes divided by the time of the slowest core."""
-        gate = threading.Barrier(len(self._cores))
-        spent = [0.0] * len(self._cores)
+        def make(core: int) -> None:
+            # Written here first, so that the memory lies near the core that will use it.
+            self._pairs[core] = (
+                np.ones(nbytes // 4, np.float32),
+                np.ones(nbytes // 4, np.float32),
+            )
 
-        def add(index: int) -> None:
-            os.sched_setaffinity(0, {self._cores[index]})
-            a, b = self._pairs[index]
-            gate.wait()
-            begin = time.perf_counter()
-            np.add(a, b, out=a)
-            spent[index] = time.perf_counter() - begin
+        self._on_every_core(make)
 
-        threads = [threading.Thread(target=add, args=(i,)) for i in range(len(self._cores))]
+    def _on_every_core(self, work: Callable[[int], None]) -> None:
+        def run(core: int) -> None:
+            os.sched_setaffinity(0, {core})
+            work(core)
+
+        threads = [threading.Thread(target=run, args=(core,)) for core in self._cores]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+
+    def sample(self) -> None:
+        """Add a sample: all bytes divided by the time of the slowest core."""
+        gate = threading.Barrier(len(self._cores))
+        spent: list[float] = []
+
+        def add(core: int) -> None:
+            a, b = self._pairs[core]
+            gate.wait()
+            begin = time.perf_counter()
+            np.add(a, b, out=a)
+            spent.append(time.perf_counter() - begin)
+
+        self._on_every_core(add)
         self.samples.append(self._bytes / max(spent))
 
     @property

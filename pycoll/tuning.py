@@ -19,7 +19,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,19 @@ class Tuning:
     origin: str = _BUILT_IN
 
     def parameters(self, inside: str = "shm", several_hosts: bool = False) -> Parameters:
-        """For a communicator whose ranks on one host talk over ``inside``."""
-        near, far = self.media[inside], self.media["tcp"]
+        """For a communicator whose ranks on one host talk over ``inside``.
+
+        tcp was measured on one machine. A network between hosts is taken to be no faster than that,
+        and no faster than the built-in values.
+        """
+        near, far, known = self.media[inside], self.media["tcp"], LINKS["tcp"]
+        across = replace(
+            far.link,
+            alpha=max(far.link.alpha, known.alpha),
+            beta=max(far.link.beta, known.beta),
+        )
         segment_bytes = far.segment_bytes if several_hosts else near.segment_bytes
-        return Parameters(near.link, far.link, segment_bytes, self.origin)
+        return Parameters(near.link, across, segment_bytes, self.origin)
 
     def to_text(self) -> str:
         """For the other ranks; empty for the built-in values."""

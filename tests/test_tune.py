@@ -256,6 +256,15 @@ def test_segments_follow_the_medium_that_is_used() -> None:
     assert values.parameters("shm", several_hosts=True).segment_bytes == 32768
 
 
+def test_a_network_is_not_taken_to_be_faster_than_this_machine_or_the_built_in_one() -> None:
+    known = LINKS["tcp"]
+    for alpha, beta in ((known.alpha / 4, known.beta * 3), (known.alpha * 2, known.beta / 3)):
+        link = replace(known, alpha=alpha, beta=beta)
+        found = Tuning({**MINE.media, "tcp": Medium(link)}, "test").parameters()
+        assert found.across.alpha == max(alpha, known.alpha)
+        assert found.across.beta == max(beta, known.beta)
+
+
 def test_children_of_a_split_keep_the_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
