@@ -33,6 +33,17 @@ def _interfaces() -> str:
         return f"unknown ({error.strerror})"
 
 
+def _tuning() -> str:
+    from pycoll.config import Config
+    from pycoll.errors import InvalidArgumentError
+    from pycoll.tuning import find
+
+    try:
+        return find(Config.read()).origin
+    except InvalidArgumentError as error:
+        return str(error)
+
+
 def facts() -> list[tuple[str, str]]:
     """Name and value of everything worth telling about this installation."""
     from pycoll import _core
@@ -43,6 +54,7 @@ def facts() -> list[tuple[str, str]]:
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("machine", f"{platform.machine()}, {cores} usable cores, {platform.release()}"),
         ("reduction kernels", _core.isa()),
+        ("costs of links", _tuning()),
         ("transport shm", "built"),
         ("transport tcp", f"built; interfaces {_interfaces()}"),
         ("transport verbs", "not part of this build"),

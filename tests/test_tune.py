@@ -24,6 +24,7 @@ from pycoll.collective import Collective
 from pycoll.communicator import Communicator
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.information import facts
 from pycoll.model import LINKS, SEGMENT_BYTES, Link, profile
 from pycoll.topology import single_host
 from pycoll.tuning import BUILT_IN, Medium, Tuning
@@ -300,6 +301,7 @@ def test_tune_stores_what_explain_then_uses(
     after = CliRunner().invoke(main, arguments)
     assert after.exit_code == 0, after.output
     assert f"values: {path}" in after.output
+    assert dict(facts())["costs of links"].startswith(str(path))
     rows = re.findall(r"^ +(\d+) +[\d.]+ \w+ +[\d.]+ \w+ +[\d.]+  \w+$", after.output, re.M)
     assert [int(row) for row in rows] == [64, 256, 1024, 4096, 16384, 65536]
 
