@@ -76,6 +76,7 @@ class Job:
         quiet = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore::FutureWarning",
             "PATH": f"{binaries_of(name)}:{os.environ['PATH']}",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         }

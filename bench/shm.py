@@ -195,7 +195,7 @@ def ratio_text(found: float | None, target: float) -> str:
     if found is None:
         return "-"
     verdict = "reached" if found >= target else "missed"
-    return f"{found:.3g} of {target:g}, {verdict}"
+    return f"{found:.2f} of {target:g}, {verdict}"
 
 
 def cells(result: Result, names: Sequence[str]) -> list[str]:
