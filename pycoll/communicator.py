@@ -185,7 +185,7 @@ class Communicator(Reducing, Moving, Messages):
             members.index(self.rank),
             name,
             self._config,
-            tuning=self._tuning,
+            bring=lambda _: self._tuning,
         )
         return Communicator(joined, replace(self._config, timeout_s=self.timeout_s), name)
 

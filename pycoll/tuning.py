@@ -146,6 +146,11 @@ def find(config: Config) -> Tuning:
         return BUILT_IN
 
 
+def text_of(config: Config) -> str:
+    """What rank 0 tells when it joins. Raises as ``find`` does."""
+    return find(config).to_text()
+
+
 # The file
 
 

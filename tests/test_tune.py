@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from harness import ProcessWorld
 
 import pycoll
 from pycoll import tuning
@@ -221,9 +223,10 @@ def other(path: Path) -> Path:
 def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
     first, second = stored(tmp_path / "a.json"), other(tmp_path / "b.json")
     configs = [Config(tuning=name) for name in (str(first), str(second), "off", "/no/file")]
+    joined_all = join_threads(4, configs, bring=tuning.text_of)
     comms = [
         Communicator(joined, config, "test")
-        for joined, config in zip(join_threads(4, configs), configs, strict=True)
+        for joined, config in zip(joined_all, configs, strict=True)
     ]
     try:
         for comm in comms:
@@ -240,10 +243,24 @@ def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
             comm.close()
 
 
+def chosen(comm: pycoll.Communicator) -> tuple[list[str], float]:
+    """What a rank chooses for some sizes, and the sum of all ranks' numbers."""
+    sizes = (8, 1 << 14, 1 << 20)
+    x = np.full(1 << 18, comm.rank + 1.0, np.float32)
+    return [comm.choice("all_reduce", n) for n in sizes], float(comm.all_reduce(x)[-1])
+
+
+def test_processes_with_different_files_choose_alike(tmp_path: Path) -> None:
+    files = [str(stored(tmp_path / "a.json")), str(other(tmp_path / "b.json"))]
+    first, second = ProcessWorld(2, chosen, tuning=files).outcomes()
+    assert first == second
+    assert first[1] == 3.0
+
+
 def test_a_file_of_rank_0_that_is_of_no_use_stops_all_ranks(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.json", schema=9)
     with pytest.raises(PycollError, match="its schema is 9, expected 1"):
-        join_threads(3, [Config(tuning=str(path)), Config(), Config()])
+        join_threads(3, [Config(tuning=str(path)), Config(), Config()], bring=tuning.text_of)
 
 
 def test_what_rank_0_tells_is_checked() -> None:

@@ -40,6 +40,8 @@ class Transport(Protocol):
         """Take over a peer's descriptors."""
 
 
+#: Makes the text that rank 0 tells all others when they join; raises PycollError.
+Bring = Callable[[Config], str]
 #: Makes this rank's end of one medium: (rank, size) -> transport.
 Factory = Callable[[int, int], Any]
 
@@ -47,7 +49,7 @@ Factory = Callable[[int, int], Any]
 class Connected(NamedTuple):
     """``transports`` in order of preference; ``names[r]`` is "host:pid" of rank r; ``hosts[r]`` its
     host's number, counted from 0 in order of ranks; ``inside`` the medium of one host's ranks;
-    ``tuning`` what rank 0 told of its links (see pycoll/tuning.py)."""
+    ``tuning`` what rank 0 brought for all."""
 
     transports: list[Any]
     names: list[str]
@@ -69,11 +71,11 @@ def connect(
     communicator_id: str = "world",
     deadline: Deadline | None = None,
     factories: Mapping[str, Factory] | None = None,
-    tuning: str | None = None,
+    bring: Bring | None = None,
 ) -> Connected:
     """Connect this rank to all others that ``exchange`` reaches.
 
-    ``tuning`` is what the ranks have agreed about links; None lets rank 0 bring its own.
+    ``bring`` is called on rank 0; what it gives, all ranks get, and what it raises stops them all.
 
     Does not close ``exchange``. Afterwards nothing listens any more and no thread is left, also on
     failure. Raises TransportError naming every pair that could not be connected and why (on all
@@ -81,7 +83,7 @@ def connect(
     raises.
     """
     limit = deadline or Deadline(config.init_timeout_s)
-    brought, failure = _tuning(exchange.rank, config, tuning)
+    brought, failure = _brought(exchange.rank, config, bring)
     mine = Identity.mine(config, brought)
     identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
     key = session_key(exchange.secret, communicator_id, identities)
@@ -124,14 +126,14 @@ def connect(
     )
 
 
-def _tuning(rank: int, config: Config, agreed: str | None) -> tuple[str, errors.PycollError | None]:
-    """What this rank says about links, and why it must not join, if so."""
-    from pycoll.tuning import find
-
-    if rank != 0 or agreed is not None:
-        return agreed or "", None
+def _brought(
+    rank: int, config: Config, bring: Bring | None
+) -> tuple[str, errors.PycollError | None]:
+    """What this rank has to tell, and why it must not join, if so."""
+    if rank != 0 or bring is None:
+        return "", None
     try:
-        return find(config).to_text(), None
+        return bring(config), None
     except errors.PycollError as error:
         return "", error
 

@@ -21,8 +21,7 @@ from pycoll.errors import InvalidArgumentError
 class Identity:
     """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
 
-    ``tuning`` is rank 0's, as text that the model understands; empty for built-in values and from
-    the others.
+    ``tuning`` is what rank 0 brings for all; empty from the others.
     """
 
     name: str
