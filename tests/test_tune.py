@@ -316,6 +316,8 @@ def test_tune_stores_what_explain_then_uses(
     assert path is not None
     assert f"stored in {path}" in done.output
     assert re.search(r"shm +[\d.]+ \w+ latency, .* per segment of \d+ KiB", done.output)
+    for collective in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
+        assert re.search(rf"{collective}: half of \d+ predictions .* within \d+%", done.output)
     assert tuning.load(path).media["tcp"] == BUILT_IN.media["tcp"]
     arguments = ["explain", "all_reduce", "--size", "2", "--bytes", "64K", "--measured"]
     after = CliRunner().invoke(main, arguments)

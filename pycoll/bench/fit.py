@@ -51,15 +51,6 @@ class Fit:
     link: Link
     errors: tuple[float, ...]
 
-    def error_above(self, observations: Sequence[Observation], nbytes: int) -> float:
-        """The middle of the absolute errors of messages from ``nbytes`` on; 0 without any."""
-        found = [
-            abs(error)
-            for error, one in zip(self.errors, observations, strict=True)
-            if one.nbytes >= nbytes
-        ]
-        return float(np.median(found)) if found else 0.0
-
 
 def fit(observations: Sequence[Observation], start: Link) -> Fit:
     """The link that explains the observations best. ValueError without any."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 import datetime
 import math
 import os
+import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,10 +132,13 @@ class Tuner:
             for transport in self._options.transports:
                 times: _Times = {}
                 segment_bytes = self._best_segment(transport, times)
-                observations = self._observations(transport, segment_bytes, times)
-                found = fit(observations, LINKS[transport])
+                self._measure_links(transport, segment_bytes, times)
+                found = fit([case.observed(s) for case, s in times.items()], LINKS[transport])
                 self._media[transport] = Medium(found.link, segment_bytes)
-                self._report(transport, found, observations)
+                for line in describe(transport, self._media[transport]):
+                    self._say(line)
+                for line in accuracy(list(times), found):
+                    self._say(line)
         return Tuning(self._media, "measured just now")
 
     def _total(self) -> int:
@@ -178,11 +182,10 @@ class Tuner:
                 sweep = self._options.sweep(collective, names, 32, end)
                 yield _Job(transport, ranks, sweep, values)
 
-    def _observations(self, transport: str, segment_bytes: int, times: _Times) -> list[Observation]:
+    def _measure_links(self, transport: str, segment_bytes: int, times: _Times) -> None:
         for _ in range(self._options.passes):
             for job in self._link_jobs(transport, segment_bytes):
                 self._measure(job, times)
-        return [case.observed(seconds) for case, seconds in times.items()]
 
     def _measure(self, job: _Job, times: _Times) -> None:
         """Run the job; keep the better time of each case."""
@@ -207,15 +210,6 @@ class Tuner:
                 + (f"gave {wrong} wrong elements" if wrong else f"ended with status {status}")
                 + "; nothing was stored"
             )
-
-    def _report(self, transport: str, found: Fit, observations: list[Observation]) -> None:
-        for line in describe(transport, self._media[transport]):
-            self._say(line)
-        error = found.error_above(observations, ACCURATE_BYTES)
-        self._say(
-            f"  {'':10} {len(observations)} cases; from {bytes_text(ACCURATE_BYTES)} on, half of "
-            f"the predictions are within {error:.0%}"
-        )
 
 
 def _mean(times: _Times, segment_bytes: int) -> float:
@@ -246,6 +240,27 @@ def describe(transport: str, medium: Medium) -> list[str]:
         f"segment of {bytes_text(medium.segment_bytes)}",
         f"  {'':10} {1e-9 / link.beta:.3g} GB/s{far}, combines {1e-9 / link.gamma:.3g} GB/s",
     ]
+
+
+def accuracy(cases: Sequence[_Case], found: Fit) -> Iterator[str]:
+    """For each collective how far predictions are off, in the middle, where they should hold."""
+    for collective in dict.fromkeys(case.collective for case in cases):
+        errors = [
+            error
+            for case, error in zip(cases, found.errors, strict=True)
+            if case.collective == collective and case.nbytes >= ACCURATE_BYTES
+        ]
+        if errors:
+            middle = statistics.median(errors)
+            yield (
+                f"  {'':10} {collective}: half of {len(errors)} predictions from "
+                f"{bytes_text(ACCURATE_BYTES)} on are within {_half_within(errors):.0%}, "
+                f"the middle one is {middle:+.0%} off"
+            )
+
+
+def _half_within(errors: Sequence[float]) -> float:
+    return statistics.median(map(abs, errors))
 
 
 def run_tune(options: TuneOptions, say: Callable[[str], None]) -> Path:
