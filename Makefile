@@ -9,7 +9,8 @@ OUT := out
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
 	@echo "make test         install everything the tests need and run them"
-	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll and compare"
+	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll, compare, and measure"
+	@echo "                  kernels and call costs; tables and picture go to bench/"
 
 # Debian keeps venv and the headers apart from Python itself.
 $(BIN)/pip:
@@ -49,7 +50,10 @@ test-python:
 
 bench-peers:
 	bash bench/setup_peers.sh
-	$(BIN)/python bench/peers.py
+	$(BIN)/python bench/shm.py --markdown bench/RESULTS.md --plot bench/shm.svg
+	$(BIN)/python bench/peers.py --markdown bench/RESULTS.md
+	$(BIN)/python bench/kernels.py --markdown bench/RESULTS.md
+	$(BIN)/python bench/overhead.py --markdown bench/RESULTS.md
 
 clean:
 	rm -rf build $(OUT) $(VENV)

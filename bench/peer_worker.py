@@ -1,4 +1,4 @@
-"""One rank of one library under comparison; obeys the controller in bench/peers.py.
+"""One rank of one library under comparison; obeys the controller in bench/jobs.py.
 
     python peer_worker.py LIBRARY SOCKET
 
@@ -8,6 +8,7 @@ Between orders it waits in the kernel, so that an idle library does not disturb 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -102,9 +103,26 @@ def arrays(collective: str, nbytes: int, rank: int, size: int) -> tuple[np.ndarr
     return total, np.zeros(count // size, np.float32)
 
 
-def check(library: Any, collective: str, nbytes: int) -> bool:
-    """Whether one operation gives the exact result."""
+def reachable(array: np.ndarray) -> np.ndarray:
+    """A copy in memory from pycoll.empty."""
+    import pycoll
+
+    copy = pycoll.empty(array.shape, array.dtype)
+    copy[:] = array
+    return copy
+
+
+def prepared(
+    library: Any, collective: str, nbytes: int, memory: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's arrays; ``memory`` is "numpy" or, for pycoll, "empty"."""
     x, out = arrays(collective, nbytes, library.rank, library.size)
+    return (reachable(x), reachable(out)) if memory == "empty" else (x, out)
+
+
+def check(library: Any, collective: str, nbytes: int, memory: str) -> bool:
+    """Whether one operation gives the exact result."""
+    x, out = prepared(library, collective, nbytes, memory)
     peers = [arrays(collective, nbytes, rank, library.size)[0] for rank in range(library.size)]
     library.barrier()
     library.operation(collective, x, out)()
@@ -118,9 +136,27 @@ def check(library: Any, collective: str, nbytes: int) -> bool:
     return bool(np.array_equal(out, sum(peers)[share : share + len(out)]))
 
 
+def time_batch(operation: Operation, batch: int) -> float:
+    """Mean seconds of operations back to back."""
+    begin = time.perf_counter()
+    for _ in range(batch):
+        operation()
+    return (time.perf_counter() - begin) / batch
+
+
+def time_each(operation: Operation, batch: int) -> list[float]:
+    """Seconds of every operation, the clock's own included."""
+    clock = time.perf_counter
+    marks = [clock()]
+    for _ in range(batch):
+        operation()
+        marks.append(clock())
+    return [end - begin for begin, end in itertools.pairwise(marks)]
+
+
 def serve(library: Any, controller: socket.socket) -> None:
     orders = controller.makefile("r")
-    cases: dict[tuple[str, int], Operation] = {}
+    cases: dict[tuple[str, int, str], Operation] = {}
 
     def answer(value: Any) -> None:
         controller.sendall((json.dumps(value) + "\n").encode())
@@ -128,21 +164,21 @@ def serve(library: Any, controller: socket.socket) -> None:
     answer({"rank": library.rank, "size": library.size})
     for line in orders:
         order = json.loads(line)
-        key = (order["collective"], order["bytes"])
+        key = (order["collective"], order["bytes"], order.get("memory", "numpy"))
         if order["what"] == "check":
-            cases.clear()
+            # One case at a time, with each kind of memory that it is measured in.
+            for old in [old for old in cases if old[:2] != key[:2]]:
+                del cases[old]
             answer(check(library, *key))
-        else:
-            if key not in cases:
-                cases[key] = library.operation(key[0], *arrays(*key, library.rank, library.size))
-            operation = cases[key]
-            library.barrier()
-            operation()
-            library.barrier()
-            begin = time.perf_counter()
-            for _ in range(order["batch"]):
-                operation()
-            answer((time.perf_counter() - begin) / order["batch"])
+            continue
+        if key not in cases:
+            cases[key] = library.operation(key[0], *prepared(library, *key))
+        operation = cases[key]
+        library.barrier()
+        operation()
+        library.barrier()
+        measure = time_each if order["what"] == "each" else time_batch
+        answer(measure(operation, order["batch"]))
 
 
 def main() -> None:

@@ -125,6 +125,7 @@ def init(
     >>> pycoll.init(rank=0, size=1).size
     1
     """
+    from pycoll import tuning
     from pycoll.bootstrap import join
 
     config = _settings(
@@ -139,7 +140,15 @@ def init(
                 "pycoll.init() was called twice: use pycoll.world(), or call pycoll.finalize() "
                 "before joining again"
             )
-        joined = join(config, rank=rank, size=size, address=address, secret=secret, comm=comm)
+        joined = join(
+            config,
+            rank=rank,
+            size=size,
+            address=address,
+            secret=secret,
+            comm=comm,
+            bring=tuning.text_of,
+        )
         _world.communicator = Communicator(joined, config, "world")
         _world.pid = os.getpid()
         return _world.communicator
@@ -255,6 +264,7 @@ def local_world(
     """
     from dataclasses import replace
 
+    from pycoll import tuning
     from pycoll.bootstrap import join_threads
 
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -266,7 +276,7 @@ def local_world(
         config if hosts is None else replace(config, host_id=str(hosts[number]))
         for number in range(count)
     ]
-    joined = join_threads(count, configs)
+    joined = join_threads(count, configs, bring=tuning.text_of)
     return [Communicator(one, configs[number], "local_world") for number, one in enumerate(joined)]
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``pycoll run``, ``bench``, ``info`` and ``explain``."""
+"""The command line: ``pycoll run``, ``bench``, ``tune``, ``info`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -151,6 +151,38 @@ def bench(
 
 
 @main.command()
+@click.option(
+    "--transport",
+    "transports",
+    type=click.Choice(("shm", "tcp")),
+    multiple=True,
+    help="Only this one; the other keeps its values.  [default: both]",
+)
+@click.option(
+    "-n", "--ranks", type=click.IntRange(min=2), help="Largest job.  [default: a rank per core]"
+)
+@click.option("--quick", is_flag=True, help="A rough look in a few seconds.")
+@click.option(
+    "--output", "path", type=click.Path(path_type=Path), help="Store there.  [default: the cache]"
+)
+def tune(transports: tuple[str, ...], ranks: int | None, quick: bool, path: Path | None) -> None:
+    """Measure this machine, so that algorithms are chosen by its own figures.
+
+    Latency, bandwidth, cost of combining and of segments, and the best segment length, for shared
+    memory and for tcp on this machine. Takes about two minutes; nothing else should run. Later jobs
+    whose rank 0 is on this machine use the result; PYCOLL_TUNING=off makes them use the built-in
+    values, and PYCOLL_TUNING=FILE another file.
+    """
+    from pycoll.bench.tune import TuneOptions, run_tune
+    from pycoll.config import TRANSPORTS
+
+    try:
+        run_tune(TuneOptions(transports or TRANSPORTS, ranks, quick, path), click.echo)
+    except PycollError as error:
+        raise _fail(error) from error
+
+
+@main.command()
 def info() -> None:
     """Tell what is built, what was found, and every setting."""
     from pycoll.information import print_information
@@ -169,17 +201,27 @@ def info() -> None:
     "--algorithm", metavar="NAME", help="Explain this one instead of the selector's choice."
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Also list the plan of this rank.")
+@click.option("--measured", is_flag=True, help="Also run it here, on sizes up to --bytes.")
 def explain(
-    collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None, rank: int | None
+    collective: str,
+    size: int,
+    nbytes: int,
+    hosts: int,
+    algorithm: str | None,
+    rank: int | None,
+    measured: bool,
 ) -> None:
     """Say which algorithm runs, why, and what it is expected to cost.
 
     COLLECTIVE is all_reduce, reduce, broadcast, reduce_scatter, all_gather, gather, scatter,
     all_to_all, scan, exscan or barrier.
     """
-    from pycoll.information import explanation
+    from pycoll.information import comparison, explanation
 
     try:
         click.echo(explanation(collective, size, nbytes, hosts, algorithm, rank))
+        if measured:
+            for line in comparison(collective, size, nbytes, hosts, algorithm):
+                click.echo(line)
     except PycollError as error:
         raise _fail(error) from error

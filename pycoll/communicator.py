@@ -51,9 +51,12 @@ class Communicator(Reducing, Moving, Messages):
             joined.hosts,
             config.timeout_s,
             config.deterministic,
+            joined.inside,
+            joined.tuning,
         )
         self.name = name
         self._config = config
+        self._tuning = joined.tuning
         self._splits = 0
         self._fusion = FusionBuffer()
 
@@ -128,7 +131,12 @@ class Communicator(Reducing, Moving, Messages):
         """Which algorithm runs for a message of ``nbytes``, its predicted time, and why."""
         from pycoll.select import explain_text
 
-        return explain_text(_collective(collective), self._topology, _whole("nbytes", nbytes))
+        return explain_text(
+            _collective(collective),
+            self._topology,
+            _whole("nbytes", nbytes),
+            parameters=self._plans.parameters,
+        )
 
     def group(self) -> AbstractContextManager[Group]:
         """Several operations as one: ``with comm.group(): ...``.
@@ -172,7 +180,12 @@ class Communicator(Reducing, Moving, Messages):
         members = sorted(same, key=lambda rank: (int(told[rank][2]), rank))
         name = f"{self.name}/{self._splits}.{color}"
         joined = join_group(
-            self._gather_blobs, members, members.index(self.rank), name, self._config
+            self._gather_blobs,
+            members,
+            members.index(self.rank),
+            name,
+            self._config,
+            bring=lambda _: self._tuning,
         )
         return Communicator(joined, replace(self._config, timeout_s=self.timeout_s), name)
 

@@ -122,6 +122,7 @@ class Config:
     init_timeout_s: float = 60.0
     isa: str | None = None
     deterministic: bool = False
+    tuning: str | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -213,6 +214,12 @@ SETTINGS: tuple[Setting, ...] = (
         "deterministic",
         _boolean,
         "1: the same bits for any algorithm, tile size and transport",
+    ),
+    Setting(
+        "PYCOLL_TUNING",
+        "tuning",
+        _text,
+        "file of pycoll tune whose values rank 0 brings, or off; this machine's if unset",
     ),
 )
 

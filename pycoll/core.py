@@ -67,17 +67,22 @@ class Core:
         hosts: Sequence[int],
         timeout_s: float,
         deterministic: bool,
+        inside: str,
+        tuning: str,
     ) -> None:
         # Algorithms and proofs are two thirds of the package; importing it need not wait for them.
         from pycoll.plans import Plans
         from pycoll.topology import topology_of
+        from pycoll.tuning import from_text
 
         self.rank = rank
         self.size = size
         self._names = names
         self._topology: Topology = topology_of(hosts)
         self._native = _core.Communicator(rank, size, transports, timeout_s, names)
-        self._plans = Plans(rank, self._topology)
+        several = len(self._topology.hosts) > 1
+        parameters = from_text(tuning).parameters(inside, several)
+        self._plans = Plans(rank, self._topology, parameters)
         #: By collective; an enum's member as part of a key would cost a call in Python.
         self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]
         self._deterministic = deterministic

@@ -9,6 +9,7 @@ import platform
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +33,17 @@ def _interfaces() -> str:
         return f"unknown ({error.strerror})"
 
 
+def _tuning() -> str:
+    from pycoll.config import Config
+    from pycoll.errors import InvalidArgumentError
+    from pycoll.tuning import find
+
+    try:
+        return find(Config.read()).origin
+    except InvalidArgumentError as error:
+        return str(error)
+
+
 def facts() -> list[tuple[str, str]]:
     """Name and value of everything worth telling about this installation."""
     from pycoll import _core
@@ -42,6 +54,7 @@ def facts() -> list[tuple[str, str]]:
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("machine", f"{platform.machine()}, {cores} usable cores, {platform.release()}"),
         ("reduction kernels", _core.isa()),
+        ("costs of links", _tuning()),
         ("transport shm", "built"),
         ("transport tcp", f"built; interfaces {_interfaces()}"),
         ("transport verbs", "not part of this build"),
@@ -79,20 +92,37 @@ def explanation(
 ) -> str:
     """Choice, prediction and, for ``rank``, the rows it will run."""
     from pycoll.collective import Collective
-    from pycoll.select import explain_text
+    from pycoll.config import Config
+    from pycoll.select import choose, explain_text
     from pycoll.topology import Topology
+    from pycoll.tuning import local_parameters
 
     kind = Collective[collective.upper()]
     topology = Topology.even(size, hosts)
     nbytes = 0 if kind is Collective.BARRIER else nbytes
-    text = explain_text(kind, topology, nbytes, algorithm=algorithm)
+    parameters = local_parameters(Config.read(), hosts > 1)
+    text = explain_text(kind, topology, nbytes, algorithm=algorithm, parameters=parameters)
     if rank is None:
         return text
-    return text + "\n\n" + _plan_text(collective, size, nbytes, hosts, algorithm, rank)
+    name = algorithm or choose(kind, topology, nbytes, parameters=parameters).name
+    return text + "\n\n" + _plan_text(collective, size, nbytes, hosts, name, rank)
+
+
+def comparison(
+    collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None
+) -> Iterator[str]:
+    """Predicted and measured times on this machine, line by line."""
+    from pycoll.bench.tune import predicted_and_measured
+    from pycoll.config import Config
+    from pycoll.errors import InvalidArgumentError
+
+    if hosts != 1 or collective == "barrier":
+        raise InvalidArgumentError("--measured needs a collective with a message, on one host")
+    yield from predicted_and_measured(collective, size, nbytes, algorithm, Config.read())
 
 
 def _plan_text(
-    collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None, rank: int
+    collective: str, size: int, nbytes: int, hosts: int, algorithm: str, rank: int
 ) -> str:
     from pycoll import _core
     from pycoll.errors import InvalidArgumentError

@@ -7,8 +7,9 @@ that it has to wait for an answer to what it sent.
 
     time = first tile through all steps + (tiles - 1) * period
 
-Loads come from the schedule itself, or from the cost formula where all links are alike and for
-sizes at which drawing whole schedules would take long.
+Messages that are too long for the caches move slower; by how much is the link's *spill*. Loads
+come from the schedule itself, or from the cost formula where all links are alike and for sizes at
+which drawing whole schedules would take long.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import log2
+from typing import NamedTuple
 
 from pycoll.algorithms import Algorithm
 from pycoll.collective import Collective
@@ -23,12 +26,21 @@ from pycoll.costs import Cost
 from pycoll.schedule import TOKEN, Schedule
 from pycoll.topology import Topology
 
-#: Bytes of a chunk that travel as one segment.
+#: Most bytes of a chunk that travel as one segment; what transports have room for.
 SEGMENT_BYTES = 65536
 #: Up to this size schedules are weighed transfer by transfer.
 SCHEDULE_SIZE_MAX = 64
 #: A size at which every algorithm exists and shows how it waits.
 SMALL_SIZE = 4
+
+
+class Terms(NamedTuple):
+    """What a message costs over one kind of link: counts, and bytes. Times are linear in these."""
+
+    waits: float
+    segments: float
+    moved: float
+    combined: float
 
 
 @dataclass(frozen=True)
@@ -37,12 +49,26 @@ class Link:
 
     ``alpha``: s until a message is there; ``beta``: s/byte, of one rank inside a host, of a whole
     host across hosts; ``gamma``: s/byte to combine; ``overhead``: s of processor per segment.
+    ``spill``: further s/byte to move a message that is far longer than ``cache_bytes``.
     """
 
     alpha: float
     beta: float
     gamma: float
     overhead: float
+    spill: float = 0.0
+    cache_bytes: int = 1 << 22
+
+    def seconds(self, terms: Terms, nbytes: int) -> float:
+        """The time of a message of ``nbytes`` that costs ``terms``."""
+        per_byte = self.beta + self.spill * spilled(nbytes, self.cache_bytes)
+        handling = terms.waits * self.alpha + terms.segments * self.overhead
+        return handling + terms.moved * per_byte + terms.combined * self.gamma
+
+
+def spilled(nbytes: int, cache_bytes: int) -> float:
+    """The share of a message's bytes that miss the caches: 0 if it fits, 1 from 4 times that on."""
+    return min(1.0, max(0.0, log2(max(nbytes, 1) / cache_bytes) / 2))
 
 
 #: Orders of magnitude on present machines; `pycoll tune` measures better ones.
@@ -55,10 +81,15 @@ LINKS: dict[str, Link] = {
 
 @dataclass(frozen=True)
 class Parameters:
-    """The links inside hosts and across them."""
+    """The links inside hosts and across them, and how long segments are.
+
+    ``origin`` says in words where the values come from.
+    """
 
     inside: Link = field(default_factory=lambda: LINKS["shm"])
     across: Link = field(default_factory=lambda: LINKS["tcp"])
+    segment_bytes: int = SEGMENT_BYTES
+    origin: str = field(default="built in", compare=False)
 
 
 DEFAULT = Parameters()
@@ -73,11 +104,6 @@ class Load:
     moved: float = 0
     combined: float = 0
 
-    def seconds(self, link: Link, nbytes: float) -> float:
-        """The time for a tile of ``nbytes`` of the message."""
-        handling = self.waits * link.alpha + self.segments * link.overhead
-        return handling + nbytes * (self.moved * link.beta + self.combined * link.gamma)
-
 
 @dataclass(frozen=True)
 class Profile:
@@ -87,20 +113,33 @@ class Profile:
     period: tuple[Load, Load]
     chunks: int
 
-    def tiles(self, nbytes: int) -> int:
+    def tiles(self, nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> int:
         """Tiles that a message of ``nbytes`` is cut in."""
-        return max(1, -(-nbytes // (self.chunks * SEGMENT_BYTES)))
+        return max(1, -(-nbytes // (self.chunks * segment_bytes)))
+
+    def terms(self, nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> tuple[Terms, Terms]:
+        """What the whole message costs inside and across hosts."""
+        tiles = self.tiles(nbytes, segment_bytes)
+        part = nbytes / tiles
+        return (
+            _terms(self.first[0], self.period[0], tiles - 1, part),
+            _terms(self.first[1], self.period[1], tiles - 1, part),
+        )
 
     def seconds(self, nbytes: int, parameters: Parameters) -> float:
         """The predicted time of the whole message."""
-        tiles = self.tiles(nbytes)
-        links = (parameters.inside, parameters.across)
-        part = nbytes / tiles
-        first, period = (
-            sum(load.seconds(link, part) for load, link in zip(loads, links, strict=True))
-            for loads in (self.first, self.period)
-        )
-        return first + (tiles - 1) * period
+        inside, across = self.terms(nbytes, parameters.segment_bytes)
+        within = parameters.inside.seconds(inside, nbytes)
+        return within + parameters.across.seconds(across, nbytes)
+
+
+def _terms(first: Load, period: Load, further: int, part: float) -> Terms:
+    return Terms(
+        first.waits + further * period.waits,
+        first.segments + further * period.segments,
+        part * (first.moved + further * period.moved),
+        part * (first.combined + further * period.combined),
+    )
 
 
 @lru_cache(maxsize=1024)

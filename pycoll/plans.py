@@ -12,7 +12,7 @@ from pycoll.algorithms import TABLE, Algorithm, lookup
 from pycoll.collective import REDUCING, Collective
 from pycoll.errors import InvalidArgumentError
 from pycoll.lower import acknowledged, lower
-from pycoll.model import SEGMENT_BYTES
+from pycoll.model import DEFAULT, Parameters
 from pycoll.ops import Reduction
 from pycoll.select import choose
 from pycoll.topology import Topology
@@ -30,11 +30,15 @@ class Prepared(NamedTuple):
 
 
 class Plans:
-    """The plans of one rank of one communicator. Threads: any."""
+    """The plans of one rank of one communicator. Threads: any.
 
-    def __init__(self, rank: int, topology: Topology) -> None:
+    ``parameters`` are agreed: they decide about algorithms and segments, alike on all ranks.
+    """
+
+    def __init__(self, rank: int, topology: Topology, parameters: Parameters = DEFAULT) -> None:
         self.rank = rank
         self.topology = topology
+        self.parameters = parameters
         self._plans: dict[tuple[Collective, str, int], _core.Plan] = {}
 
     def prepare(
@@ -55,9 +59,10 @@ class Plans:
         plan = self._plan(collective, name, root)
         user = reduction if reduction is not None and reduction.function is not None else None
         word = user.name if user is not None else ""
-        key = _hash(f"{name}/{SEGMENT_BYTES}/{word}/{shape_key}")
+        segment_bytes = self.parameters.segment_bytes
+        key = _hash(f"{name}/{segment_bytes}/{word}/{shape_key}")
         code = reduction.code if reduction is not None else 0
-        return Prepared(plan, key, code, SEGMENT_BYTES, reduction, user)
+        return Prepared(plan, key, code, segment_bytes, reduction, user)
 
     def algorithm_name(
         self,
@@ -85,7 +90,8 @@ class Plans:
 
     def _choose(self, collective: Collective, nbytes: int, needs: _Needs) -> str:
         names = _names(collective, needs)
-        return choose(collective, self.topology, nbytes, among=names).name
+        choice = choose(collective, self.topology, nbytes, among=names, parameters=self.parameters)
+        return choice.name
 
     def _plan(self, collective: Collective, name: str, root: int) -> _core.Plan:
         key = (collective, name, root)

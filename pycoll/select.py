@@ -14,7 +14,7 @@ from functools import lru_cache
 from pycoll.algorithms import TABLE, Algorithm, lookup
 from pycoll.collective import REDUCING, Collective
 from pycoll.errors import InvalidArgumentError
-from pycoll.model import DEFAULT, SCHEDULE_SIZE_MAX, SEGMENT_BYTES, Link, Parameters, profile
+from pycoll.model import DEFAULT, SCHEDULE_SIZE_MAX, Link, Parameters, Profile, profile
 from pycoll.topology import Topology
 
 #: Hierarchies that are tried besides the default one.
@@ -176,8 +176,7 @@ def explain_text(
         f"  why        {reason}",
         f"  steps      {cost.steps}",
         f"  per rank   {moved}" if collective is not Collective.BARRIER else "",
-        f"  tiles      {shape.tiles(nbytes)} of at most {bytes_text(SEGMENT_BYTES)} in each of "
-        f"{shape.chunks} chunks",
+        _tiles(shape, nbytes, parameters.segment_bytes),
         *_links(topology, parameters),
     ]
     ranked = sorted((*choice.alternatives, (choice.name, choice.predicted_s)), key=lambda p: p[1])
@@ -189,6 +188,11 @@ def explain_text(
     return "\n".join(line for line in lines if line)
 
 
+def _tiles(shape: Profile, nbytes: int, segment_bytes: int) -> str:
+    tiles, length = shape.tiles(nbytes, segment_bytes), bytes_text(segment_bytes)
+    return f"  tiles      {tiles} of at most {length} in each of {shape.chunks} chunks"
+
+
 def _links(topology: Topology, parameters: Parameters) -> list[str]:
     how = "cost formulas" if topology.size > SCHEDULE_SIZE_MAX else "schedule"
     kinds = [("inside hosts", parameters.inside)]
@@ -196,7 +200,7 @@ def _links(topology: Topology, parameters: Parameters) -> list[str]:
         kinds.append(("across hosts", parameters.across))
     else:
         how = "cost formulas"
-    return [f"  model      {how}"] + [
+    return [f"  model      {how}; values: {parameters.origin}"] + [
         f"  {'links' if number == 0 else '':<10} {word}: {_link_text(link)}"
         for number, (word, link) in enumerate(kinds)
     ]
@@ -205,8 +209,14 @@ def _links(topology: Topology, parameters: Parameters) -> list[str]:
 def _link_text(link: Link) -> str:
     return (
         f"{seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per segment, "
-        f"{1e-9 / link.beta:.3g} GB/s, combines {1e-9 / link.gamma:.3g} GB/s"
+        f"{1e-9 / link.beta:.3g} GB/s{_far(link)}, combines {1e-9 / link.gamma:.3g} GB/s"
     )
+
+
+def _far(link: Link) -> str:
+    if link.spill == 0:
+        return ""
+    return f" (above {bytes_text(link.cache_bytes)} down to {1e-9 / (link.beta + link.spill):.3g})"
 
 
 def _world(topology: Topology) -> str:

@@ -137,7 +137,8 @@ def free_port() -> int:
 class ProcessWorld:
     """``size`` processes that call ``module:function`` with a communicator and ``args``.
 
-    The function lives in a module of the tests and takes what pickle can carry.
+    The function lives in a module of the tests and takes what pickle can carry. ``tuning`` is
+    PYCOLL_TUNING of each rank; without it all use the built-in values.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class ProcessWorld:
         *args: Any,
         transports: str = "shm",
         timeout_s: float = TIMEOUT_S,
+        tuning: Sequence[str] = (),
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         base = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
@@ -169,7 +171,12 @@ class ProcessWorld:
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "worker", task, str(path)],
-                env={**base, **common, "PYCOLL_RANK": str(rank)},
+                env={
+                    **base,
+                    **common,
+                    "PYCOLL_RANK": str(rank),
+                    "PYCOLL_TUNING": tuning[rank] if tuning else "off",
+                },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )

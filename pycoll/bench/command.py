@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,6 +70,20 @@ def run_bench(options: SweepOptions, wishes: Wishes) -> int:
     return _started(options, wishes, wishes.ranks or 2)
 
 
+def progress_bar() -> Progress:
+    """A bar that is shown only where someone watches, and leaves nothing behind."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not (sys.stderr.isatty() and sys.stdout.isatty()),
+        redirect_stdout=True,
+    )
+
+
 class Follower:
     """Prints rows as they come, below a progress bar when someone watches."""
 
@@ -78,16 +92,7 @@ class Follower:
         self._options = options
         self._several = len(names) > 1
         total = len(options.sizes(size)) * max(1, len(names))
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not (sys.stderr.isatty() and sys.stdout.isatty()),
-            redirect_stdout=True,
-        )
+        self._progress = progress_bar()
         self._task = self._progress.add_task("measuring", total=total)
 
     def start(self) -> None:
@@ -129,12 +134,26 @@ def _started(options: SweepOptions, wishes: Wishes, size: int) -> int:
 
     options.validate(size)
     follower = Follower(options, options.names(single_host(size)), size)
-    status = _launch(options, size, wishes.transports, follower)
+    words = {} if wishes.transports is None else {"PYCOLL_TRANSPORTS": wishes.transports}
+    try:
+        status = launch_sweep(options, size, words, follower.take, follower.start)
+    finally:
+        follower.stop()
     return status or follower.finish(wishes)
 
 
-def _launch(options: SweepOptions, ranks: int, transports: str | None, follower: Follower) -> int:
-    """Start ``ranks`` processes that sweep; feed the follower; give the exit status."""
+def launch_sweep(
+    options: SweepOptions,
+    ranks: int,
+    environment: Mapping[str, str],
+    take: Callable[[Measurement], None],
+    started: Callable[[], None] = lambda: None,
+) -> int:
+    """Start ``ranks`` processes that sweep; the exit status.
+
+    ``take`` gets each measurement when it is there, in a thread of its own; ``started`` is called
+    when the ranks run. ``environment`` is added to that of the ranks.
+    """
     from pycoll.launch import LaunchOptions, launch
 
     with tempfile.TemporaryDirectory(prefix="pycoll-bench-") as folder:
@@ -144,21 +163,21 @@ def _launch(options: SweepOptions, ranks: int, transports: str | None, follower:
         # does not leave the reader hanging.
         pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         stop = threading.Event()
-        reader = threading.Thread(target=_read_lines, args=(pipe, stop, follower.take))
+        reader = threading.Thread(target=_read_lines, args=(pipe, stop, take))
         command = [sys.executable, "-c", _RANK, json.dumps(asdict(options)), path]
-        environment = {} if transports is None else {"PYCOLL_TRANSPORTS": transports}
 
         def watch() -> None:
-            follower.start()
+            started()
             reader.start()
 
         try:
-            return launch(LaunchOptions(ranks, command, environment=environment, started=watch))
+            return launch(
+                LaunchOptions(ranks, command, environment=dict(environment), started=watch)
+            )
         finally:
             stop.set()
             if reader.ident is not None:
                 reader.join()
-            follower.stop()
             os.close(pipe)
 
 

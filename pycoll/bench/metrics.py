@@ -50,6 +50,8 @@ class Measurement:
     p99_s: float
     wrong: int | None
     iterations: int
+    #: The lower quartile, which other work on the machine hardly touches.
+    quartile_s: float = 0.0
 
     @property
     def algbw(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,16 +56,17 @@ def row(line: Measurement, several: bool) -> str:
         line.dtype,
         line.op if kind in REDUCING else "none",
         line.root if kind in ROOTED else -1,
-        _four_digits(line.median_s * 1e6),
-        _four_digits(line.p99_s * 1e6),
-        _four_digits(line.algbw),
-        _four_digits(line.busbw),
+        four_digits(line.median_s * 1e6),
+        four_digits(line.p99_s * 1e6),
+        four_digits(line.algbw),
+        four_digits(line.busbw),
         _number_wrong(line.wrong),
     )
     return _line(cells, line.dtype) + (f" {line.algorithm}" if several else "")
 
 
-def _four_digits(value: float) -> str:
+def four_digits(value: float) -> str:
+    """About four digits, without an exponent as long as that is readable."""
     for limit, style in ((100, ".2f"), (1000, ".1f"), (1e7, ".0f")):
         if value < limit:
             return f"{value:{style}}"
@@ -98,14 +99,22 @@ def write_json(path: Path, lines: Sequence[Measurement], config: dict[str, Any])
 
 def plot(path: Path, lines: Sequence[Measurement], options: SweepOptions) -> None:
     """Draw time and bus bandwidth against message size, one curve per algorithm."""
+    # Left to the selector, the algorithm may change along the one curve.
+    chosen = not options.algorithms
+    names = ["chosen"] if chosen else list(dict.fromkeys(line.algorithm for line in lines))
+    curves = {name: [line for line in lines if chosen or line.algorithm == name] for name in names}
+    first = lines[0]
+    title = f"{first.collective}, {first.ranks} ranks, {first.dtype}, {first.transport}; median"
+    draw(path, curves, title)
+
+
+def draw(path: Path, curves: Mapping[str, Sequence[Measurement]], title: str) -> None:
+    """A picture with time and bus bandwidth of each curve, both axes logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # Left to the selector, the algorithm may change along the one curve.
-    chosen = not options.algorithms
-    names = ["chosen"] if chosen else list(dict.fromkeys(line.algorithm for line in lines))
     style: Any = {
         "font.size": 9,
         "axes.spines.top": False,
@@ -118,20 +127,15 @@ def plot(path: Path, lines: Sequence[Measurement], options: SweepOptions) -> Non
     }
     with pyplot.rc_context(style):
         figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-        for index, name in enumerate(names):
-            mine = [line for line in lines if chosen or line.algorithm == name]
+        for index, (name, mine) in enumerate(curves.items()):
             _curve(left, mine, [line.median_s * 1e6 for line in mine], index, name)
             _curve(right, mine, [line.busbw for line in mine], index, name)
-        sizes = [line.bytes for line in lines]
+        sizes = [line.bytes for lines in curves.values() for line in lines]
         _axes(left, sizes, "time (µs)")
         _axes(right, sizes, "bus bandwidth (GB/s)")
-        if len(names) > 1:
+        if len(curves) > 1:
             figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
-        first = lines[0]
-        figure.suptitle(
-            f"{first.collective}, {first.ranks} ranks, {first.dtype}, {first.transport}; median",
-            fontsize=10,
-        )
+        figure.suptitle(title, fontsize=10)
         figure.savefig(path, dpi=200)
         pyplot.close(figure)
 
@@ -165,7 +169,7 @@ def _axes(axes: Any, sizes: Sequence[int], label: str) -> None:
     axes.set_ylabel(label)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     first, last = min(sizes).bit_length() - 1, max(sizes).bit_length() - 1
-    step = max(1, -(-(last - first) // 7))
+    step = max(1, -(-(last - first) // 5))
     ticks = [1 << power for power in range(first, last + 1, step)]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())

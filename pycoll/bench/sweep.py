@@ -153,6 +153,7 @@ def measure(
             p99_s=percentile(samples, 0.99),
             wrong=wrong[index],
             iterations=len(samples) * batches[index],
+            quartile_s=percentile(samples, 0.25),
         )
 
 

@@ -17,7 +17,13 @@ from typing import Any, NamedTuple, Protocol
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.exchange import Exchange
-from pycoll.bootstrap.identity import Identity, choose_all, host_numbers, session_key
+from pycoll.bootstrap.identity import (
+    Identity,
+    choose_all,
+    host_numbers,
+    session_key,
+    transport_inside,
+)
 from pycoll.bootstrap.links import Links
 from pycoll.config import Config
 
@@ -34,17 +40,22 @@ class Transport(Protocol):
         """Take over a peer's descriptors."""
 
 
+#: Makes the text that rank 0 tells all others when they join; raises PycollError.
+Bring = Callable[[Config], str]
 #: Makes this rank's end of one medium: (rank, size) -> transport.
 Factory = Callable[[int, int], Any]
 
 
 class Connected(NamedTuple):
     """``transports`` in order of preference; ``names[r]`` is "host:pid" of rank r; ``hosts[r]`` its
-    host's number, counted from 0 in order of ranks."""
+    host's number, counted from 0 in order of ranks; ``inside`` the medium of one host's ranks;
+    ``tuning`` what rank 0 brought for all."""
 
     transports: list[Any]
     names: list[str]
     hosts: list[int]
+    inside: str
+    tuning: str
 
 
 def native_factories() -> dict[str, Factory]:
@@ -60,8 +71,11 @@ def connect(
     communicator_id: str = "world",
     deadline: Deadline | None = None,
     factories: Mapping[str, Factory] | None = None,
+    bring: Bring | None = None,
 ) -> Connected:
     """Connect this rank to all others that ``exchange`` reaches.
+
+    ``bring`` is called on rank 0; what it gives, all ranks get, and what it raises stops them all.
 
     Does not close ``exchange``. Afterwards nothing listens any more and no thread is left, also on
     failure. Raises TransportError naming every pair that could not be connected and why (on all
@@ -69,14 +83,16 @@ def connect(
     raises.
     """
     limit = deadline or Deadline(config.init_timeout_s)
-    mine = Identity.mine(config)
+    brought, failure = _brought(exchange.rank, config, bring)
+    mine = Identity.mine(config, brought)
     identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
     key = session_key(exchange.secret, communicator_id, identities)
     with contextlib.ExitStack() as cleanup:
-        failure: errors.PycollError | None = None
         transports: list[Any] = []
         links: Links | None = None
         try:
+            if failure is not None:
+                raise failure
             kinds = choose_all(exchange.rank, identities)
             makers = native_factories() if factories is None and kinds else factories or {}
             links = Links(exchange.rank, identities, kinds, config, key, communicator_id, makers)
@@ -101,7 +117,25 @@ def connect(
         if failure is not None or any("error" in outcome for outcome in outcomes):
             transports.clear()
     _judge(outcomes, failure)
-    return Connected(transports, [i.name for i in identities], host_numbers(identities))
+    return Connected(
+        transports,
+        [i.name for i in identities],
+        host_numbers(identities),
+        transport_inside(identities),
+        identities[0].tuning,
+    )
+
+
+def _brought(
+    rank: int, config: Config, bring: Bring | None
+) -> tuple[str, errors.PycollError | None]:
+    """What this rank has to tell, and why it must not join, if so."""
+    if rank != 0 or bring is None:
+        return "", None
+    try:
+        return bring(config), None
+    except errors.PycollError as error:
+        return "", error
 
 
 def sit_out(all_gather: Callable[[bytes], Sequence[bytes]]) -> None:

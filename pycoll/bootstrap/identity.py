@@ -19,7 +19,10 @@ from pycoll.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Identity:
-    """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key."""
+    """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
+
+    ``tuning`` is what rank 0 brings for all; empty from the others.
+    """
 
     name: str
     pid: int
@@ -29,9 +32,10 @@ class Identity:
     transports: tuple[str, ...]
     tcp_sockets: int
     nonce: str
+    tuning: str = ""
 
     @classmethod
-    def mine(cls, config: Config) -> Identity:
+    def mine(cls, config: Config, tuning: str = "") -> Identity:
         """This process's, with a fresh nonce."""
         return cls(
             name=process_name(),
@@ -42,6 +46,7 @@ class Identity:
             transports=config.transports,
             tcp_sockets=config.tcp_sockets,
             nonce=os.urandom(32).hex(),
+            tuning=tuning,
         )
 
     def to_bytes(self) -> bytes:
@@ -91,6 +96,11 @@ def choose_all(rank: int, identities: Sequence[Identity]) -> dict[int, str]:
             )
         chosen[peer] = kind
     return chosen
+
+
+def transport_inside(identities: Sequence[Identity]) -> str:
+    """What ranks of one host use: shm if every rank allows it, else tcp."""
+    return "shm" if all("shm" in identity.transports for identity in identities) else "tcp"
 
 
 def host_numbers(identities: Sequence[Identity]) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll.bootstrap.connect import Connected, Factory, connect
+from pycoll.bootstrap.connect import Bring, Connected, Factory, connect
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discover import discover, open_exchange
 from pycoll.bootstrap.exchange import Exchange, MemoryExchange, ParentExchange
@@ -21,7 +21,8 @@ class Joined:
     """A rank that is connected to all others.
 
     ``transports`` go into ``_core.Communicator``, the first with a link to a peer wins. ``names``
-    are "host:pid" by rank, ``hosts`` the host's number by rank. ``source`` says who told the rank.
+    are "host:pid" by rank, ``hosts`` the host's number by rank. ``inside`` is the medium between
+    ranks of one host, ``tuning`` what rank 0 brought. ``source`` says who told the rank.
     """
 
     rank: int
@@ -29,6 +30,8 @@ class Joined:
     transports: list[Any]
     names: list[str]
     hosts: list[int]
+    inside: str
+    tuning: str
     source: str
 
     @property
@@ -46,6 +49,7 @@ def join(
     secret: str | bytes | None = None,
     comm: Any = None,
     factories: Mapping[str, Factory] | None = None,
+    bring: Bring | None = None,
 ) -> Joined:
     """Join the world that arguments, ``config`` or a launcher's variables describe.
 
@@ -55,7 +59,7 @@ def join(
     deadline = Deadline(config.init_timeout_s)
     placement = discover(config, rank=rank, size=size, address=address, secret=secret, comm=comm)
     exchange = open_exchange(placement, deadline)
-    connected = _connect_and_close(exchange, config, "world", deadline, factories)
+    connected = _connect_and_close(exchange, config, "world", deadline, factories, bring)
     return _joined(exchange, connected, placement.source)
 
 
@@ -63,6 +67,7 @@ def join_threads(
     size: int,
     config: Config | Sequence[Config],
     factories: Mapping[str, Factory] | None = None,
+    bring: Bring | None = None,
 ) -> list[Joined]:
     """``size`` ranks that are threads of this process, connected by real transports.
 
@@ -73,7 +78,7 @@ def join_threads(
 
     def one(exchange: Exchange) -> Joined:
         config = configs[exchange.rank]
-        connected = _connect_and_close(exchange, config, "threads", None, factories)
+        connected = _connect_and_close(exchange, config, "threads", None, factories, bring)
         return _joined(exchange, connected, "local_world")
 
     return _run_all([functools.partial(one, exchange) for exchange in exchanges])
@@ -86,6 +91,7 @@ def join_group(
     communicator_id: str,
     config: Config,
     factories: Mapping[str, Factory] | None = None,
+    bring: Bring | None = None,
 ) -> Joined:
     """Some ranks of a communicator form a new one; see ParentExchange.
 
@@ -93,7 +99,9 @@ def join_group(
     group or by ``connect.sit_out``.
     """
     exchange = ParentExchange(parent_gather, members, rank)
-    connected = connect(exchange, config, communicator_id=communicator_id, factories=factories)
+    connected = connect(
+        exchange, config, communicator_id=communicator_id, factories=factories, bring=bring
+    )
     return _joined(exchange, connected, "split")
 
 
@@ -103,6 +111,7 @@ def _connect_and_close(
     communicator_id: str,
     deadline: Deadline | None,
     factories: Mapping[str, Factory] | None,
+    bring: Bring | None,
 ) -> Connected:
     try:
         connected = connect(
@@ -111,6 +120,7 @@ def _connect_and_close(
             communicator_id=communicator_id,
             deadline=deadline,
             factories=factories,
+            bring=bring,
         )
     except BaseException:
         with contextlib.suppress(Exception):

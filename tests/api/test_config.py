@@ -32,6 +32,7 @@ GOOD = [
     ("PYCOLL_ISA", "avx2", "isa", "avx2"),
     ("PYCOLL_DETERMINISTIC", "1", "deterministic", True),
     ("PYCOLL_DETERMINISTIC", "False", "deterministic", False),
+    ("PYCOLL_TUNING", "/a/b.json", "tuning", "/a/b.json"),
 ]
 
 BAD = [
@@ -52,6 +53,7 @@ BAD = [
     ("PYCOLL_INIT_TIMEOUT_S", "soon", "above 0"),
     ("PYCOLL_ISA", "neon", "reference, portable, avx2, avx512"),
     ("PYCOLL_DETERMINISTIC", "maybe", "1 or 0"),
+    ("PYCOLL_TUNING", "", "not empty"),
 ]
 
 

@@ -1,0 +1,237 @@
+"""Libraries under comparison as running jobs, and how samples of them are taken in turns.
+
+Every library runs as a job of its own that stays up; for each case the jobs take turns, so that
+they meet the same noise. In a round each job gives one *batch*, back-to-back operations whose mean
+counts, and some operations timed singly. The time of either is that of the slowest rank. Medians
+and ratios come from batches (a clock read costs as much as a small operation), the 99th percentile
+from single operations.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKER = str(ROOT / "bench" / "peer_worker.py")
+LIBRARIES = ("pycoll", "openmpi", "mpich", "gloo")
+MPIS = ("openmpi", "mpich")
+#: The command `pycoll run` of this Python, which may have no script of that name beside it.
+RUN_PYCOLL = (
+    sys.executable,
+    "-c",
+    "import sys; sys.path.pop(0); from pycoll.cli import main; main()",
+    "run",
+)
+#: Longest wait for a job to start, and for an answer to one order.
+_START_S, _ANSWER_S = 90, 120
+#: A batch lasts about this long, unless it has too many operations.
+_BATCH_S, _BATCH_MAX = 2e-3, 500
+_SINGLES_MAX = 100
+_ROUNDS_MIN = 3
+
+
+def binaries_of(name: str) -> Path:
+    """The folder of the library's programs; pycoll is the one that this Python has."""
+    return Path(sys.executable).parent if name == "pycoll" else ROOT / f".peers/{name}" / "bin"
+
+
+def command(name: str, ranks: int, path: str) -> list[str] | None:
+    """How to start the job, or None when the library is not installed."""
+    binaries = binaries_of(name)
+    python = str(binaries / "python")
+    if not os.path.exists(python):
+        return None
+    worker = [python, WORKER, name, path]
+    if name == "pycoll":
+        return [*RUN_PYCOLL, "-n", str(ranks), "--", *worker]
+    if name == "gloo":
+        return [
+            *(python, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(ranks), WORKER, name, path),
+        ]
+    launcher = [str(binaries / "mpiexec"), "-n", str(ranks)]
+    if name == "openmpi":
+        launcher += ["--oversubscribe", "--allow-run-as-root"]
+    return [*launcher, *worker]
+
+
+class Job:
+    """A running library: its processes and a connection to each rank."""
+
+    def __init__(self, name: str, ranks: int, folder: str) -> None:
+        self.name = name
+        path = os.path.join(folder, f"{name}-{ranks}")
+        line = command(name, ranks, path)
+        assert line is not None
+        quiet = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore::FutureWarning",
+            "PATH": f"{binaries_of(name)}:{os.environ['PATH']}",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        }
+        self.ranks: list[socket.socket] = []
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(ranks)
+            self.process = subprocess.Popen(line, env=quiet, stdout=subprocess.DEVNULL)
+            try:
+                self._accept(listener, ranks)
+                self.readers = [rank.makefile("r") for rank in self.ranks]
+                for reader in self.readers:
+                    json.loads(reader.readline())
+            except BaseException:
+                self.close()
+                raise
+
+    def _accept(self, listener: socket.socket, ranks: int) -> None:
+        listener.settimeout(1)
+        limit = time.monotonic() + _START_S
+        while len(self.ranks) < ranks:
+            try:
+                rank = listener.accept()[0]
+            except TimeoutError:
+                if self.process.poll() is not None:
+                    raise OSError(f"ended with status {self.process.returncode}") from None
+                if time.monotonic() > limit:
+                    raise OSError(f"not ready after {_START_S} s") from None
+                continue
+            rank.settimeout(_ANSWER_S)
+            self.ranks.append(rank)
+
+    def order(self, **words: Any) -> list[Any]:
+        """Every rank's answer. OSError naming the library if one gives none in time."""
+        line = (json.dumps(words) + "\n").encode()
+        try:
+            for rank in self.ranks:
+                rank.sendall(line)
+            return [json.loads(reader.readline()) for reader in self.readers]
+        except (OSError, ValueError) as error:
+            raise OSError(f"{self.name} gave no answer to {words}: {error}") from error
+
+    def close(self) -> None:
+        """End its processes."""
+        for rank in self.ranks:
+            rank.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start_jobs(ranks: int, folder: str, names: Sequence[str] = LIBRARIES) -> list[Job]:
+    """The jobs of all libraries that are there; says on stderr which are not."""
+    jobs = []
+    for name in names:
+        if command(name, ranks, "") is None:
+            print(f"# {name}: not installed, left out (bench/setup_peers.sh)", file=sys.stderr)
+            continue
+        try:
+            jobs.append(Job(name, ranks, folder))
+        except (OSError, ValueError) as error:
+            if name == "pycoll":
+                raise SystemExit(f"pycoll did not start: {error}") from error
+            print(f"# {name}: did not start ({error}), left out", file=sys.stderr)
+    return jobs
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One column of a comparison: a job, and the words that go with each of its orders."""
+
+    name: str
+    job: Job
+    words: tuple[tuple[str, Any], ...] = ()
+
+    def order(self, **words: Any) -> list[Any]:
+        """The job's answers."""
+        return self.job.order(**dict(self.words), **words)
+
+
+@dataclass
+class Times:
+    """Seconds per operation: the mean of each round's batch, and operations on their own."""
+
+    batches: list[float] = field(default_factory=list)
+    singles: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Over rounds."""
+        return statistics.median(self.batches)
+
+    @property
+    def p99(self) -> float:
+        """Over single operations."""
+        ordered = sorted(self.singles)
+        return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a case is measured: at most so many rounds, and so long unless rounds are few."""
+
+    rounds: int = 15
+    budget_s: float = 8.0
+
+
+def compare(
+    entrants: Sequence[Entrant],
+    collective: str,
+    nbytes: int,
+    effort: Effort,
+    between: Callable[[], None] | None = None,
+) -> dict[str, Times]:
+    """Check every entrant, then measure all in turns; ``between`` runs once in each round too."""
+    case = {"collective": collective, "bytes": nbytes}
+    batches = {}
+    for entrant in entrants:
+        if not all(entrant.order(what="check", **case)):
+            raise SystemExit(f"{entrant.name}: a wrong {collective} of {nbytes} bytes")
+        once = max(entrant.order(what="time", batch=2, **case))
+        batches[entrant.name] = max(1, min(_BATCH_MAX, int(_BATCH_S / max(once, 1e-7))))
+    times = {entrant.name: Times() for entrant in entrants}
+    begin = time.monotonic()
+    for done in range(effort.rounds):
+        if done >= _ROUNDS_MIN and time.monotonic() - begin > effort.budget_s:
+            break
+        for entrant in entrants:
+            _sample(entrant, case, batches[entrant.name], times[entrant.name])
+        if between is not None:
+            between()
+    return times
+
+
+def _sample(entrant: Entrant, case: dict[str, Any], batch: int, times: Times) -> None:
+    mean = max(entrant.order(what="time", batch=batch, **case))
+    times.batches.append(mean)
+    if batch == 1:
+        times.singles.append(mean)
+        return
+    ranks = entrant.order(what="each", batch=min(batch, _SINGLES_MAX), **case)
+    times.singles += [max(line) for line in zip(*ranks, strict=True)]
+
+
+def ratio(times: dict[str, Times], peer: str, own: str = "pycoll") -> float | None:
+    """Median over rounds of the peer's time divided by ours; None without the peer."""
+    if peer not in times:
+        return None
+    pairs = zip(times[peer].batches, times[own].batches, strict=True)
+    return statistics.median(theirs / ours for theirs, ours in pairs)
+
+
+def mpi_ratio(times: dict[str, Times]) -> float | None:
+    """The ratio to the MPI that is fastest in this case; None without any."""
+    ratios = [ratio(times, name) for name in MPIS]
+    return min((one for one in ratios if one is not None), default=None)

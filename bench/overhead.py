@@ -1,0 +1,246 @@
+"""What a call costs before any byte moves, and what a communicator costs before any call.
+
+    .venv/bin/python bench/overhead.py --markdown bench/RESULTS.md
+
+Calls on a world of one rank show what Python, argument checks and the engine's entry take; 2 ranks
+show what asynchronous calls and groups save; 8 ranks show joining, splitting and memory. Times are
+medians in microseconds unless a line says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import page
+from jobs import RUN_PYCOLL
+
+import pycoll
+
+TITLE = "Costs of calls and communicators"
+MANY = 64
+#: What, and how much with its unit.
+Figure = tuple[str, str]
+
+
+def per_call(call: Callable[[], Any], rounds: int, batch: int = 2000) -> float:
+    """Median over rounds of the mean microseconds of a call."""
+    call()
+    means = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        for _ in range(batch):
+            call()
+        means.append((time.perf_counter() - begin) / batch * 1e6)
+    return statistics.median(means)
+
+
+def us(value: float) -> str:
+    return f"{value:.3g} us"
+
+
+# One rank
+
+
+def calls_alone(rounds: int) -> list[Figure]:
+    """Calls on a world of one rank: no peer, no wait."""
+    (comm,) = pycoll.local_world(1)
+    with comm:
+        x = np.zeros(2, np.float32)
+        rows = [
+            ("np.add(x, x, out=x), for comparison", lambda: np.add(x, x, out=x)),
+            ("all_reduce(x, out=x), NumPy", lambda: comm.all_reduce(x, out=x)),
+            *_bound("all_reduce.bind(x, out=x)(), NumPy", comm, x),
+            ("all_reduce(x, out=x, async_op=True).wait()", lambda: _through_work(comm, x)),
+        ]
+        if importlib.util.find_spec("torch") is not None:
+            import torch
+
+            t = torch.zeros(2)
+            rows.append(("all_reduce(x, out=x), torch", lambda: comm.all_reduce(t, out=t)))
+            rows += _bound("all_reduce.bind(x, out=x)(), torch", comm, t)
+        return [(f"1 rank, 8 B: {name}", us(per_call(call, rounds))) for name, call in rows]
+
+
+def _bound(name: str, comm: Any, x: Any) -> list[tuple[str, Callable[[], Any]]]:
+    bind = getattr(comm.all_reduce, "bind", None)
+    return [] if bind is None else [(name, bind(x, out=x))]
+
+
+def _through_work(comm: Any, x: Any) -> None:
+    comm.all_reduce(x, out=x, async_op=True).wait()
+
+
+def imports(rounds: int) -> list[Figure]:
+    """What importing takes in a fresh interpreter, beyond the interpreter's own start."""
+
+    def start(code: str) -> float:
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - begin
+
+    codes = ("pass", "import numpy", "import pycoll", "import pycoll; pycoll.Communicator")
+    turns = [[start(code) for code in codes] for _ in range(rounds)]
+    bare, *others = map(statistics.median, zip(*turns, strict=True))
+    names = ("import numpy, for comparison", "import pycoll", "import pycoll, and first use")
+    return [
+        (name, f"{(seconds - bare) * 1e3:.3g} ms")
+        for name, seconds in zip(names, others, strict=True)
+    ]
+
+
+# Several ranks, as processes
+
+
+def staging_bytes() -> int:
+    """Bytes of this process's mappings that share memory with other ranks."""
+    total = 0
+    shared = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            shared = "/memfd:pycoll" in line
+        elif shared and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+def mapped_bytes() -> int:
+    """The same as addresses reserved, whether touched or not."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/memfd:pycoll" in line:
+            first, last = (int(end, 16) for end in line.split()[0].split("-"))
+            total += last - first
+    return total
+
+
+def on_each_rank(rounds: int) -> dict[str, float]:
+    """What a rank measures of itself, in seconds and bytes."""
+    begin = time.perf_counter()
+    comm = pycoll.init()
+    found = {"ready_s": time.perf_counter() - begin}
+    x = [np.zeros(256, np.float32) for _ in range(MANY)]
+    comm.all_reduce(x[0], out=x[0])
+    found |= {"mapped_bytes": mapped_bytes(), "small_bytes": staging_bytes()}
+    long = np.zeros(1 << 20, np.float32)
+    comm.all_reduce(long, out=long)
+    found["long_bytes"] = staging_bytes()
+
+    def blocking() -> None:
+        for one in x:
+            comm.all_reduce(one, out=one)
+
+    def started() -> None:
+        for work in [comm.all_reduce(one, out=one, async_op=True) for one in x]:
+            work.wait()
+
+    def grouped() -> None:
+        with comm.group():
+            works = [comm.all_reduce(one, out=one) for one in x]
+        for work in works:
+            work.wait()
+
+    def one() -> None:
+        comm.all_reduce(x[0], out=x[0])
+
+    def split() -> None:
+        child = comm.split(0)
+        assert child is not None
+        child.close()
+
+    for name, call in (("blocking", blocking), ("async", started), ("group", grouped)):
+        found[f"{name}_s"] = _together(comm, call, rounds)
+    found["one_s"] = _together(comm, one, rounds)
+    found["split_s"] = _together(comm, split, min(rounds, 5))
+    pycoll.finalize()
+    return found
+
+
+def _together(comm: Any, call: Callable[[], None], rounds: int) -> float:
+    call()
+    spent = []
+    for _ in range(rounds):
+        comm.barrier()
+        begin = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - begin)
+    return statistics.median(spent)
+
+
+def job(ranks: int, rounds: int) -> dict[str, float]:
+    """The slowest or largest of all ranks, for each figure."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = [sys.executable, str(Path(__file__).resolve())]
+        line = [*RUN_PYCOLL, "-n", str(ranks), "--", *script]
+        line += ["--rank-into", folder, "--rounds", str(rounds)]
+        begin = time.perf_counter()
+        subprocess.run(line, check=True)
+        whole = time.perf_counter() - begin
+        found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    assert len(found) == ranks
+    worst = {name: max(one[name] for one in found) for name in found[0]}
+    return {**worst, "job_s": whole}
+
+
+def jobs_of_two_and_eight(rounds: int) -> list[Figure]:
+    """Asynchronous calls and groups on 2 ranks, joining and memory on 8."""
+    two, eight = job(2, rounds), job(8, rounds)
+    bytes_mapped = eight["mapped_bytes"]
+    calls = [(f"{MANY} blocking", "blocking"), (f"{MANY} async", "async")]
+    calls += [(f"a group of {MANY}", "group"), ("one", "one")]
+    return [
+        *((f"2 ranks, 1 KiB: {name}", us(two[f"{key}_s"] * 1e6)) for name, key in calls),
+        ("2 ranks: split and close", us(two["split_s"] * 1e6)),
+        ("8 ranks: init(), of the rank that waits longest", f"{eight['ready_s'] * 1e3:.3g} ms"),
+        ("8 ranks: split and close", f"{eight['split_s'] * 1e3:.3g} ms"),
+        ("8 ranks: staging mapped per communicator and rank", mib(bytes_mapped)),
+        ("8 ranks: staging mapped per peer", mib(bytes_mapped / 7)),
+        ("8 ranks: staging resident after an all_reduce of 1 KiB", mib(eight["small_bytes"])),
+        ("8 ranks: staging resident after one of 4 MiB", mib(eight["long_bytes"])),
+    ]
+
+
+def mib(count: float) -> str:
+    return f"{count / (1 << 20):.3g} MiB"
+
+
+def show(figures: Sequence[Figure]) -> None:
+    for name, value in figures:
+        print(f"{name:60}{value:>16}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--markdown", type=Path, help="put the table on this page")
+    parser.add_argument("--rank-into", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_into is not None:
+        path = options.rank_into / f"{os.getpid()}.json"
+        path.write_text(json.dumps(on_each_rank(options.rounds)))
+        return 0
+    figures: list[Figure] = []
+    for part in (calls_alone, imports, jobs_of_two_and_eight):
+        found = part(options.rounds)
+        show(found)
+        figures += found
+    if options.markdown is not None:
+        lines = [page.origin(), "", *page.table(["what", "cost"], figures)]
+        page.write_section(options.markdown, TITLE, lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The page of results: each command owns a section there and replaces nothing else."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    return [
+        "| " + " | ".join(head) + " |",
+        "|---" * len(head) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+
+
+def machine() -> str:
+    """Processor, cores and kernel, in words."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(": ")[2]
+            break
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
+
+
+def commit() -> str:
+    """The commit that is checked out, or "unknown" outside a checkout."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def origin() -> str:
+    """Machine, date and commit: what a section begins with."""
+    load = os.getloadavg()[0]
+    return f"{machine()}; {datetime.date.today()}, commit {commit()}, load {load:.1f} at the end."
+
+
+def write_section(path: Path, title: str, lines: Sequence[str]) -> None:
+    """Put the section ``## title`` on the page, in the place of an older one of that title."""
+    text = path.read_text() if path.exists() else "# Results\n"
+    head = f"## {title}"
+    parts = ("\n" + text).split("\n## ")
+    kept = [part.strip("\n") for part in parts if part.partition("\n")[0] != title]
+    places = [number for number, part in enumerate(parts) if part.partition("\n")[0] == title]
+    place = places[0] if places else len(kept)
+    section = "\n".join([head, "", *lines])
+    pieces = [kept[0], *("## " + part for part in kept[1:])]
+    pieces.insert(place, section)
+    path.write_text("\n\n".join(pieces) + "\n")

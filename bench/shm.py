@@ -1,0 +1,327 @@
+"""Ranks that share memory, against the peers and against the hardware: one command, one table.
+
+    .venv/bin/python bench/shm.py --markdown bench/RESULTS.md --plot bench/shm.svg
+
+float32 sum, in place where the collective can be, NumPy arrays through the public API, processes;
+libraries in turns (bench/jobs.py). The ratio to a peer is the median over rounds of its time
+divided by pycoll's of the same round; of the MPIs the faster one counts.
+
+The limit of a long all_reduce is 2 n p / B: each of p ranks reads its n bytes once and writes them
+once. B is the rate at which memory moves bytes when every core runs `a += b` at once, on arrays of
+its own that fit in no cache, as threads of one process, in the same run: three bytes are counted
+for each byte of `a`, which is read and written while `b` is read. B is the median over rounds, and
+the share is limit / time. Two shares are shown: for ordinary NumPy arrays and for arrays from
+pycoll.empty, which peers on the same host may reach without a copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import page
+from jobs import LIBRARIES, Effort, Entrant, Job, Times, compare, mpi_ratio, ratio, start_jobs
+
+from pycoll.bench import report
+from pycoll.bench.metrics import Measurement
+
+TITLE = "Shared memory, against the peers and the hardware"
+KIB, MIB = 1 << 10, 1 << 20
+#: pycoll once more, with memory from pycoll.empty.
+EMPTY = "pycoll.empty"
+#: Bytes of `a` per core when measuring B; with `b` twice that, more than any cache per core.
+RATE_BYTES = 64 * MIB
+#: Shares of the limit to be reached, by kind of memory.
+SHARES = {"pycoll": 0.70, EMPTY: 0.85}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Message sizes with one pair of targets: at least so many times as fast as MPI and Gloo."""
+
+    collective: str
+    ranks: int
+    sizes: tuple[int, ...]
+    mpi: float
+    gloo: float
+    limit: bool = False
+
+
+def _moving(collective: str) -> Row:
+    sizes = (64, KIB, 16 * KIB, 64 * KIB, MIB, 4 * MIB, 32 * MIB)
+    return Row(collective, 2, sizes, 1.1, 10)
+
+
+ROWS = (
+    Row("all_reduce", 2, (8, 64, 256, KIB), 1.5, 50),
+    Row("all_reduce", 2, (4 * KIB, 8 * KIB, 16 * KIB), 1.5, 40),
+    Row("all_reduce", 2, (64 * KIB, 256 * KIB, MIB, 4 * MIB), 2, 10),
+    Row("all_reduce", 2, (32 * MIB,), 3, 6),
+    Row("all_reduce", 2, (256 * MIB,), 4, 8, limit=True),
+    *map(_moving, ("broadcast", "all_gather", "reduce_scatter")),
+    # More ranks than cores: they run on two cores, whatever the machine has.
+    Row("all_reduce", 8, (64, KIB, 16 * KIB), 3, 5),
+    Row("all_reduce", 8, (MIB, 4 * MIB, 16 * MIB), 2, 2),
+)
+#: The same shape at sizes that a test can wait for.
+QUICK = (
+    Row("all_reduce", 2, (64, 16 * KIB), 1.5, 50),
+    Row("all_reduce", 2, (MIB,), 4, 8, limit=True),
+    Row("all_gather", 2, (16 * KIB,), 1.1, 10),
+    Row("all_reduce", 4, (KIB,), 3, 5),
+)
+CROWDED_CORES = 2
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured size. ``rate``: B in bytes per second, measured where there is a limit."""
+
+    row: Row
+    nbytes: int
+    times: dict[str, Times]
+    rate: float | None
+
+    def share(self, name: str) -> float | None:
+        """Of the limit; None where there is none."""
+        if self.rate is None or name not in self.times:
+            return None
+        limit = 2 * self.nbytes * self.row.ranks / self.rate
+        return limit / self.times[name].median
+
+
+class MemoryRate:
+    """Samples of B: `a += b` on all cores at once."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._pairs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._bytes = 3 * nbytes * len(self._cores)
+        self.samples: list[float] = []
+
+        def make(core: int) -> None:
+            # Written here first, so that the memory lies near the core that will use it.
+            self._pairs[core] = (
+                np.ones(nbytes // 4, np.float32),
+                np.ones(nbytes // 4, np.float32),
+            )
+
+        self._on_every_core(make)
+
+    def _on_every_core(self, work: Callable[[int], None]) -> None:
+        def run(core: int) -> None:
+            os.sched_setaffinity(0, {core})
+            work(core)
+
+        threads = [threading.Thread(target=run, args=(core,)) for core in self._cores]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def sample(self) -> None:
+        """Add a sample: all bytes divided by the time of the slowest core."""
+        gate = threading.Barrier(len(self._cores))
+        spent: list[float] = []
+
+        def add(core: int) -> None:
+            a, b = self._pairs[core]
+            gate.wait()
+            begin = time.perf_counter()
+            np.add(a, b, out=a)
+            spent.append(time.perf_counter() - begin)
+
+        self._on_every_core(add)
+        self.samples.append(self._bytes / max(spent))
+
+    @property
+    def median(self) -> float:
+        """Bytes per second."""
+        return statistics.median(self.samples)
+
+
+@contextlib.contextmanager
+def cores_for(ranks: int) -> Iterator[None]:
+    """What starts inside may use all cores, or two where ranks are meant to be crowded."""
+    every = os.sched_getaffinity(0)
+    if ranks > 2:
+        os.sched_setaffinity(0, sorted(every)[:CROWDED_CORES])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+def measure(rows: Sequence[Row], effort: Effort, libraries: Sequence[str]) -> Iterator[Result]:
+    """All rows, those of one number of ranks together."""
+    for ranks in dict.fromkeys(row.ranks for row in rows):
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as cleanup:
+            with cores_for(ranks):
+                jobs = start_jobs(ranks, folder, libraries)
+            for job in jobs:
+                cleanup.callback(job.close)
+            for row in rows:
+                if row.ranks == ranks:
+                    yield from _measure_row(row, jobs, effort)
+
+
+def _measure_row(row: Row, jobs: Sequence[Job], effort: Effort) -> Iterator[Result]:
+    entrants = [Entrant(job.name, job) for job in jobs]
+    rate = None
+    if row.limit:
+        entrants.insert(1, Entrant(EMPTY, jobs[0], (("memory", "empty"),)))
+        rate = MemoryRate(min(RATE_BYTES, max(row.sizes)))
+    for nbytes in row.sizes:
+        sample = None if rate is None else rate.sample
+        times = compare(entrants, row.collective, nbytes, effort, sample)
+        yield Result(row, nbytes, times, None if rate is None else rate.median)
+
+
+# What is shown
+
+
+def ratio_text(found: float | None, target: float) -> str:
+    """ "2.13 of 1.5, reached", or a dash without that peer."""
+    if found is None:
+        return "-"
+    verdict = "reached" if found >= target else "missed"
+    return f"{found:.2f} of {target:g}, {verdict}"
+
+
+def cells(result: Result, names: Sequence[str]) -> list[str]:
+    """A table's row: what, times of each library, ratios with their targets."""
+    row, times = result.row, result.times
+    shown = []
+    for name in names:
+        one = times.get(name)
+        shown.append("-" if one is None else " / ".join(map(_us, (one.median, one.p99))))
+    return [
+        *(row.collective, str(row.ranks), str(result.nbytes), *shown),
+        ratio_text(mpi_ratio(times), row.mpi),
+        ratio_text(ratio(times, "gloo"), row.gloo),
+    ]
+
+
+def _us(seconds: float) -> str:
+    return report.four_digits(seconds * 1e6)
+
+
+def head(names: Sequence[str]) -> list[str]:
+    """The titles above ``cells``."""
+    return ["collective", "ranks", "bytes", *names, "best MPI / pycoll", "Gloo / pycoll"]
+
+
+def limit_lines(results: Sequence[Result]) -> list[str]:
+    """How near the longest all_reduce comes to the memory's rate."""
+    lines = []
+    for result in results:
+        for name, target in SHARES.items():
+            share = result.share(name)
+            if share is None or result.rate is None:
+                continue
+            kind = "arrays from pycoll.empty" if name == EMPTY else "ordinary NumPy arrays"
+            verdict = "reached" if share >= target else "missed"
+            lines.append(
+                f"{result.row.collective} of {result.nbytes} bytes on {result.row.ranks} ranks, "
+                f"{kind}: {share:.0%} of 2np/B, target {target:.0%}, {verdict} "
+                f"(B = {result.rate / 1e9:.3g} GB/s: a += b on all cores, 3 bytes per byte of a)"
+            )
+    return lines
+
+
+def names_of(results: Sequence[Result]) -> list[str]:
+    """The libraries that were measured, pycoll first."""
+    known = (LIBRARIES[0], EMPTY, *LIBRARIES[1:])
+    return [name for name in known if any(name in result.times for result in results)]
+
+
+def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) -> None:
+    """Replace this command's section of the page."""
+    names = names_of(results)
+    lines = [
+        page.origin(),
+        "",
+        "float32 sum, in place, NumPy arrays, processes, libraries in turns; microseconds of the "
+        "slowest rank, median / p99; ratios are medians over rounds (bench/shm.py says how).",
+        "",
+        *page.table(head(names), [cells(result, names) for result in results]),
+    ]
+    for line in limit_lines(results):
+        lines += ["", line + "."]
+    if picture is not None:
+        place = os.path.relpath(picture, path.parent)
+        lines += ["", f"![time and bus bandwidth against message size]({place})"]
+    page.write_section(path, TITLE, lines)
+
+
+def draw(path: Path, results: Sequence[Result]) -> None:
+    """Time and bus bandwidth of the all_reduce of 2 ranks, a curve for each library."""
+    mine = [result for result in results if (result.row.collective, result.row.ranks) == _DRAWN]
+    curves = {
+        name: [_point(result, name) for result in mine if name in result.times]
+        for name in names_of(mine)
+    }
+    report.draw(path, curves, "all_reduce in place, 2 ranks, float32, shared memory; median")
+
+
+_DRAWN = ("all_reduce", 2)
+
+
+def _point(result: Result, name: str) -> Measurement:
+    times, row = result.times[name], result.row
+    return Measurement(
+        collective=row.collective,
+        algorithm=name,
+        transport="shm",
+        ranks=row.ranks,
+        bytes=result.nbytes,
+        count=result.nbytes // 4,
+        dtype="float32",
+        op="sum",
+        root=-1,
+        median_s=times.median,
+        p99_s=times.p99,
+        wrong=0,
+        iterations=len(times.batches),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few sizes and rounds")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--budget-s", type=float, default=8.0, help="longest time for one size")
+    parser.add_argument("--library", choices=LIBRARIES[1:], action="append", help="only these")
+    parser.add_argument("--markdown", type=Path, help="put the table on this page")
+    parser.add_argument("--plot", type=Path, help="draw a .png, .pdf or .svg")
+    options = parser.parse_args()
+    effort = Effort(4, 0.5) if options.quick else Effort(options.rounds, options.budget_s)
+    libraries = ("pycoll", *(options.library or LIBRARIES[1:]))
+    print("# us of the slowest rank, median / p99; ratio of target")
+    results = []
+    for result in measure(QUICK if options.quick else ROWS, effort, libraries):
+        names = list(result.times)
+        line = [f"{t}: {c}" for t, c in zip(head(names), cells(result, names), strict=True)]
+        print(line[0].partition(": ")[2] + "  " + "  ".join(line[1:]), flush=True)
+        results.append(result)
+    for text in limit_lines(results):
+        print(f"# {text}")
+    if options.plot is not None:
+        draw(options.plot, results)
+    if options.markdown is not None:
+        write_markdown(options.markdown, results, options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

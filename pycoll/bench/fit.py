@@ -1,0 +1,118 @@
+"""From measured times to a link's figures: least squares on relative errors.
+
+The model's times are linear in alpha, overhead, beta, gamma and spill once it is known from which
+size on a message spills (see pycoll/model.py). So each power of two is tried for that size, and for
+each the figures that make the squares of (predicted - measured) / measured smallest, none of them
+below a floor. What the measurements do not tell apart, a faint pull towards the starting values
+decides. Measurements that lie far off after that count less in a further round, and so on: other
+work on the machine makes some times several times too long.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pycoll.model import Link, Terms, spilled
+
+#: Sizes tried for the beginning of spilling.
+_CACHE_BYTES = tuple(1 << power for power in range(17, 28))
+#: Weight of a starting value beside one measurement: one that is right by its order of magnitude
+#: costs less than a percent of error in one measurement.
+_PULL = 1e-3
+#: Figures in the order of Link.seconds, and their floors as shares of the starting values: links
+#: are not fifty times better than present machines have them.
+_FLOORS = {"alpha": 0.02, "overhead": 0.02, "beta": 0.02, "gamma": 0.02, "spill": 0.0}
+#: Rounds of weighing, and how many times the middle error is far off.
+_ROUNDS = 5
+_FAR = 2.0
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A message of ``nbytes`` whose plan costs ``terms`` took ``seconds``."""
+
+    terms: Terms
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``errors``: predicted / measured - 1 of each observation, in order."""
+
+    link: Link
+    errors: tuple[float, ...]
+
+
+def fit(observations: Sequence[Observation], start: Link) -> Fit:
+    """The link that explains the observations best. ValueError without any."""
+    if not observations:
+        raise ValueError("there is nothing to fit")
+    weights = np.ones(len(observations))
+    for _ in range(_ROUNDS):
+        _, link = min(
+            (_fit_at(observations, weights, start, cache) for cache in _CACHE_BYTES),
+            key=lambda pair: pair[0],
+        )
+        errors = np.array([link.seconds(o.terms, o.nbytes) / o.seconds - 1 for o in observations])
+        far = max(_FAR * float(np.median(np.abs(errors))), 1e-6)
+        weights = np.minimum(1.0, far / np.maximum(np.abs(errors), 1e-12))
+    return Fit(link, tuple(map(float, errors)))
+
+
+def _fit_at(
+    observations: Sequence[Observation], weights: Array, start: Link, cache_bytes: int
+) -> tuple[float, Link]:
+    """Sum of squares and link, if messages spill from ``cache_bytes`` on."""
+    origin = np.array([getattr(start, name) for name in _FLOORS])
+    floors = origin * np.array(list(_FLOORS.values()))
+    # Where the start has no spill, that of beta says how large it may reasonably be.
+    scale = np.where(origin > 0, origin, start.beta)
+    roots = np.sqrt(weights)
+    data = roots[:, None] * np.array([_row(one, cache_bytes) for one in observations])
+    matrix = np.vstack([data, np.diag(_PULL / scale)])
+    wanted = np.concatenate([roots, _PULL * origin / scale])
+    values = floors + _not_negative(matrix, wanted - matrix @ floors, scale)
+    residual = data @ values - roots
+    figures = dict(zip(_FLOORS, map(float, values), strict=True))
+    return float(residual @ residual), Link(**figures, cache_bytes=cache_bytes)
+
+
+def _row(one: Observation, cache_bytes: int) -> tuple[float, ...]:
+    """Coefficients of the figures, in the order of _FLOORS, relative to the time."""
+    terms = one.terms
+    spill = terms.moved * spilled(one.nbytes, cache_bytes)
+    costs = (terms.waits, terms.segments, terms.moved, terms.combined, spill)
+    return tuple(cost / one.seconds for cost in costs)
+
+
+def _not_negative(matrix: Array, wanted: Array, scale: Array) -> Array:
+    """The x >= 0 for which ``matrix @ x`` is nearest to ``wanted``.
+
+    At the solution some entries are 0 and the others solve the unbounded problem of their columns;
+    five entries make 31 cases, few enough to try them all.
+    """
+    count = matrix.shape[1]
+    scaled = matrix * scale
+    best: tuple[float, Any] = (float(wanted @ wanted), np.zeros(count))
+    for length in range(1, count + 1):
+        for used in itertools.combinations(range(count), length):
+            part, *_ = np.linalg.lstsq(scaled[:, used], wanted, rcond=None)
+            if (part < 0).any():
+                continue
+            x = np.zeros(count)
+            x[list(used)] = part
+            residual = scaled @ x - wanted
+            square = float(residual @ residual)
+            if square < best[0]:
+                best = (square, x)
+    found: Array = best[1] * scale
+    return found

@@ -1,0 +1,334 @@
+"""``pycoll tune``: measures this machine's links and keeps what it found for later jobs.
+
+For each transport first the length of segments: all_reduces of messages that are cut in many, with
+each candidate in turns; the shortest time wins, the longest segment among nearly equals. Then plans
+whose costs are known, over message sizes from a few bytes to more than the caches hold. What
+explains all these times best is the link (see fit); different lengths of segments are what tells
+the cost of a segment from that of its bytes. Two passes, of which the better time of each case
+counts, and of each pass the lower quartile: what disturbs only adds.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pycoll import tuning
+from pycoll.algorithms import lookup
+from pycoll.bench.command import launch_sweep, progress_bar
+from pycoll.bench.fit import Fit, Observation, fit
+from pycoll.bench.metrics import Measurement
+from pycoll.bench.sweep import SweepOptions
+from pycoll.collective import Collective
+from pycoll.config import TRANSPORTS, Config
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.model import LINKS, SEGMENT_BYTES, profile
+from pycoll.select import bytes_text, candidates, seconds_text
+from pycoll.topology import single_host
+from pycoll.tuning import Medium, Tuning
+
+#: Collectives whose plans show moving apart from combining.
+_COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+_SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
+#: A shorter segment must be so much faster to be taken; less is noise.
+_GAIN = 0.97
+_RANKS_MAX = 8
+#: Predictions are meant to hold from this size on.
+ACCURATE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What to measure. ``ranks``: in the largest job, by default one per core, 2 to 8."""
+
+    transports: tuple[str, ...] = TRANSPORTS
+    ranks: int | None = None
+    quick: bool = False
+    path: Path | None = None
+
+    @property
+    def worlds(self) -> tuple[int, ...]:
+        """Numbers of ranks measured."""
+        cores = len(os.sched_getaffinity(0))
+        most = self.ranks or max(2, min(_RANKS_MAX, cores))
+        return tuple(sorted({min(2, most), most}))
+
+    @property
+    def passes(self) -> int:
+        """How often each case is measured."""
+        return 1 if self.quick else 2
+
+    def end_bytes(self, transport: str) -> int:
+        """The longest message."""
+        if self.quick:
+            return 1 << 19
+        return 1 << 25 if transport == "shm" else 1 << 23
+
+    def sweep(self, collective: str, names: list[str], begin: int, end: int) -> SweepOptions:
+        """A short sweep of these algorithms, or of the selector's without names."""
+        return SweepOptions(
+            collective=collective,
+            begin_bytes=begin,
+            end_bytes=end,
+            algorithms=names,
+            samples=5 if self.quick else 15,
+            budget_s=0.02 if self.quick else 0.25,
+        )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One sweep to run, with the values that its ranks use meanwhile."""
+
+    transport: str
+    ranks: int
+    sweep: SweepOptions
+    values: Tuning
+
+    @property
+    def measurements(self) -> int:
+        return len(self.sweep.sizes(self.ranks)) * max(1, len(self.sweep.algorithms))
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What a time belongs to."""
+
+    collective: str
+    algorithm: str
+    ranks: int
+    nbytes: int
+    segment_bytes: int
+
+    def observed(self, seconds: float) -> Observation:
+        """The time with what the model says it consists of."""
+        algorithm = lookup(Collective[self.collective.upper()], self.algorithm)
+        shape = profile(algorithm, single_host(self.ranks))
+        return Observation(shape.terms(self.nbytes, self.segment_bytes)[0], self.nbytes, seconds)
+
+
+_Times = dict[_Case, float]
+
+
+class Tuner:
+    """Runs the jobs of one ``pycoll tune``. ``say`` prints a line of its report."""
+
+    def __init__(self, options: TuneOptions, start: Tuning, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._media = dict(start.media)
+        self._say = say
+        self._progress = progress_bar()
+        self._task = self._progress.add_task("measuring", total=self._total())
+
+    def run(self) -> Tuning:
+        """Measure all transports. PycollError if a job failed or gave a wrong result."""
+        with self._progress:
+            for transport in self._options.transports:
+                times: _Times = {}
+                segment_bytes = self._best_segment(transport, times)
+                self._measure_links(transport, segment_bytes, times)
+                found = fit([case.observed(s) for case, s in times.items()], LINKS[transport])
+                self._media[transport] = Medium(found.link, segment_bytes)
+                for line in describe(transport, self._media[transport]):
+                    self._say(line)
+                for line in accuracy(list(times), found):
+                    self._say(line)
+        return Tuning(self._media, "measured just now")
+
+    def _total(self) -> int:
+        jobs = [
+            job
+            for transport in self._options.transports
+            for job in (
+                *(j for bytes_ in _SEGMENTS for j in self._segment_jobs(transport, bytes_)),
+                *self._link_jobs(transport, SEGMENT_BYTES),
+            )
+        ]
+        return self._options.passes * sum(job.measurements for job in jobs)
+
+    def _values(self, transport: str, segment_bytes: int) -> Tuning:
+        """The present values, but for this transport's segments."""
+        changed = Medium(self._media[transport].link, segment_bytes)
+        return Tuning({**self._media, transport: changed}, "being measured")
+
+    def _segment_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
+        end = min(1 << 22, self._options.end_bytes(transport))
+        for ranks in self._options.worlds:
+            names = distinct_algorithms("all_reduce", ranks)
+            sweep = self._options.sweep("all_reduce", names, 1 << 18, end)
+            yield _Job(transport, ranks, sweep, self._values(transport, segment_bytes))
+
+    def _best_segment(self, transport: str, times: _Times) -> int:
+        for _ in range(self._options.passes):
+            for segment_bytes in _SEGMENTS:
+                for job in self._segment_jobs(transport, segment_bytes):
+                    self._measure(job, times)
+        means = {segment_bytes: _mean(times, segment_bytes) for segment_bytes in _SEGMENTS}
+        best = min(means, key=lambda segment_bytes: means[segment_bytes])
+        return best if means[best] < _GAIN * means[SEGMENT_BYTES] else SEGMENT_BYTES
+
+    def _link_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
+        values = self._values(transport, segment_bytes)
+        for ranks in self._options.worlds:
+            for collective in _COLLECTIVES:
+                names = distinct_algorithms(collective, ranks)
+                end = self._options.end_bytes(transport)
+                sweep = self._options.sweep(collective, names, 32, end)
+                yield _Job(transport, ranks, sweep, values)
+
+    def _measure_links(self, transport: str, segment_bytes: int, times: _Times) -> None:
+        for _ in range(self._options.passes):
+            for job in self._link_jobs(transport, segment_bytes):
+                self._measure(job, times)
+
+    def _measure(self, job: _Job, times: _Times) -> None:
+        """Run the job; keep the better time of each case."""
+        wrong = 0
+        segment_bytes = job.values.media[job.transport].segment_bytes
+
+        def take(line: Measurement) -> None:
+            nonlocal wrong
+            wrong += line.wrong or 0
+            case = _Case(line.collective, line.algorithm, line.ranks, line.bytes, segment_bytes)
+            times[case] = min(line.quartile_s, times.get(case, math.inf))
+            self._progress.advance(self._task)
+
+        with tempfile.TemporaryDirectory(prefix="pycoll-tune-") as folder:
+            path = Path(folder) / "tuning.json"
+            tuning.store(job.values, path, "now")
+            words = {"PYCOLL_TRANSPORTS": job.transport, "PYCOLL_TUNING": str(path)}
+            status = launch_sweep(job.sweep, job.ranks, words, take)
+        if status != 0 or wrong:
+            raise PycollError(
+                f"measuring {job.sweep.collective} over {job.transport} on {job.ranks} ranks "
+                + (f"gave {wrong} wrong elements" if wrong else f"ended with status {status}")
+                + "; nothing was stored"
+            )
+
+
+def _mean(times: _Times, segment_bytes: int) -> float:
+    """The geometric mean of the times with segments of that length."""
+    logs = [math.log(s) for case, s in times.items() if case.segment_bytes == segment_bytes]
+    return math.exp(sum(logs) / len(logs))
+
+
+def distinct_algorithms(collective: str, ranks: int) -> list[str]:
+    """Algorithms that cost differently on so many ranks; of those that cost the same the first."""
+    kind, topology = Collective[collective.upper()], single_host(ranks)
+    first: dict[str, str] = {}
+    for name in candidates(kind, topology):
+        first.setdefault(repr(profile(lookup(kind, name), topology)), name)
+    return list(first.values())
+
+
+def describe(transport: str, medium: Medium) -> list[str]:
+    """A link's figures in words."""
+    link = medium.link
+    far = ""
+    if link.spill > 0:
+        far = (
+            f", {1e-9 / (link.beta + link.spill):.3g} GB/s far above {bytes_text(link.cache_bytes)}"
+        )
+    return [
+        f"  {transport:10} {seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per "
+        f"segment of {bytes_text(medium.segment_bytes)}",
+        f"  {'':10} {1e-9 / link.beta:.3g} GB/s{far}, combines {1e-9 / link.gamma:.3g} GB/s",
+    ]
+
+
+def accuracy(cases: Sequence[_Case], found: Fit) -> Iterator[str]:
+    """For each collective how far predictions are off, in the middle, where they should hold."""
+    for collective in dict.fromkeys(case.collective for case in cases):
+        errors = [
+            error
+            for case, error in zip(cases, found.errors, strict=True)
+            if case.collective == collective and case.nbytes >= ACCURATE_BYTES
+        ]
+        if errors:
+            middle = statistics.median(errors)
+            yield (
+                f"  {'':10} {collective}: half of {len(errors)} predictions from "
+                f"{bytes_text(ACCURATE_BYTES)} on are within {_half_within(errors):.0%}, "
+                f"the middle one is {middle:+.0%} off"
+            )
+
+
+def _half_within(errors: Sequence[float]) -> float:
+    return statistics.median(map(abs, errors))
+
+
+def run_tune(options: TuneOptions, say: Callable[[str], None]) -> Path:
+    """Measure, store, and say what was found; the file's path.
+
+    Starts from the values in use, so that transports that are not measured keep theirs; a present
+    file that cannot be read does not matter. InvalidArgumentError before anything is measured if
+    the result could not be stored.
+    """
+    path = options.path or tuning.default_path()
+    if path is None:
+        raise InvalidArgumentError("no home folder is known to store in: give --output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot make {str(path.parent)!r}: {error.strerror}") from None
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InvalidArgumentError(f"{str(path)!r} is no file that can be written")
+    worlds = " and ".join(map(str, options.worlds))
+    say(f"measuring {', '.join(options.transports)} on {worlds} ranks of this machine")
+    found = Tuner(options, _present(path), say).run()
+    tuning.store(found, path, datetime.date.today().isoformat())
+    say(f"stored in {path}")
+    return path
+
+
+def _present(path: Path) -> Tuning:
+    try:
+        return tuning.load(path) if path.exists() else tuning.BUILT_IN
+    except InvalidArgumentError:
+        return tuning.BUILT_IN
+
+
+# Predicted against measured
+
+
+def predicted_and_measured(
+    collective: str, ranks: int, nbytes: int, algorithm: str | None, config: Config
+) -> Iterator[str]:
+    """Lines of a table: what the model says of sizes up to ``nbytes`` and what they take here.
+
+    PycollError if the job failed; InvalidArgumentError for what cannot be measured.
+    """
+    parameters = tuning.local_parameters(config)
+    names = [] if algorithm is None else [algorithm]
+    options = SweepOptions(
+        collective=collective,
+        begin_bytes=min(nbytes, 64),
+        end_bytes=nbytes,
+        algorithms=names,
+        samples=15,
+        budget_s=0.5,
+    )
+    options.validate(ranks)
+    options.names(single_host(ranks))
+    lines: list[Measurement] = []
+    status = launch_sweep(options, ranks, _surroundings(config), lines.append)
+    if status != 0 or any(line.wrong for line in lines):
+        raise PycollError(f"measuring {collective} on {ranks} ranks ended with status {status}")
+    yield f"  {'bytes':>10} {'predicted':>12} {'measured':>12} {'pred./meas.':>11}  algorithm"
+    for line in lines:
+        shape = profile(lookup(Collective[collective.upper()], line.algorithm), single_host(ranks))
+        predicted = shape.seconds(line.bytes, parameters)
+        yield (
+            f"  {line.bytes:10d} {seconds_text(predicted):>12} {seconds_text(line.median_s):>12} "
+            f"{predicted / line.median_s:11.2f}  {line.algorithm}"
+        )
+
+
+def _surroundings(config: Config) -> Mapping[str, str]:
+    return {"PYCOLL_TRANSPORTS": ",".join(config.transports)}

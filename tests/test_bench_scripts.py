@@ -1,0 +1,110 @@
+"""The commands in bench/: each runs small, says what it promises, and keeps to its section."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import ROOT
+
+from pycoll import _core
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import OPS
+
+BENCH = ROOT / "bench"
+
+
+def run(script: str, *arguments: str) -> str:
+    line = [sys.executable, str(BENCH / script), *arguments]
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=280, check=False, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A page of results on which other sections stand already."""
+    path = tmp_path / "RESULTS.md"
+    path.write_text("# Results\n\nIntroduction.\n\n## One\n\nfirst\n\n## Two\n\nsecond\n")
+    return path
+
+
+def kept(page: Path) -> bool:
+    text = page.read_text()
+    return "Introduction." in text and "## One\n\nfirst\n" in text and "## Two\n\nsecond\n" in text
+
+
+def test_shared_memory_is_compared_with_targets_and_with_the_limit(
+    page: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "shm.svg"
+    text = run("shm.py", "--quick", "--markdown", str(page), "--plot", str(picture))
+    rows = [line for line in text.splitlines() if line.startswith(("all_reduce", "all_gather"))]
+    assert len(rows) == 5
+    assert all(re.search(r"pycoll: [\d.]+ / [\d.]+", row) for row in rows)
+    assert all("best MPI / pycoll: " in row and "Gloo / pycoll: " in row for row in rows)
+    for kind, target in (("ordinary NumPy arrays", 70), ("arrays from pycoll.empty", 85)):
+        assert re.search(rf"# .*{kind}: \d+% of 2np/B, target {target}%", text)
+    section = page.read_text().partition("## Shared memory")[2]
+    assert section.count("\n| all_") == 5
+    assert "shm.svg" in section
+    assert "bus bandwidth" in picture.read_text()
+    assert kept(page)
+
+
+def test_a_section_is_replaced_where_it_stands(page: Path) -> None:
+    arguments = ("--dtype", "float32", "--op", "sum", "--rounds", "3", "--markdown", str(page))
+    for _ in range(2):
+        text = run("kernels.py", *arguments)
+    for isa in _core.isas():
+        assert re.search(rf"dtype .*\b{isa}\b", text)
+    assert re.search(r"float32 +sum( +[\d.]+){2,}", text)
+    whole = page.read_text()
+    assert whole.count("## Reduction kernels") == 1
+    assert whole.count("| float32 | sum |") == 1
+    assert kept(page)
+
+
+def test_costs_of_calls_and_communicators_are_told(page: Path) -> None:
+    text = run("overhead.py", "--rounds", "2", "--markdown", str(page))
+    for what in ("all_reduce(x, out=x), NumPy", "64 blocking", "64 async", "a group of 64"):
+        assert re.search(rf"{re.escape(what)} +[\d.e+]+ us\n", text), what
+    staging = re.search(r"staging mapped per peer +([\d.]+) MiB", text)
+    assert staging is not None
+    assert float(staging[1]) > 0
+    assert re.search(r"init\(\), of the rank that waits longest +[\d.e+]+ ms", text)
+    assert "## Costs of calls" in page.read_text()
+    assert kept(page)
+
+
+def test_kernels_of_every_instruction_set_can_be_run_by_hand() -> None:
+    sources = [np.arange(100, dtype=np.int32) + k for k in range(3)]
+    for isa in _core.isas():
+        target = np.zeros(100, np.int32)
+        _core.combine(_core.view(target), [_core.view(s) for s in sources], OPS["sum"], isa)
+        assert (target == sum(sources)).all(), isa
+        again = [_core.view(target), _core.view(sources[0])]
+        _core.combine(_core.view(target), again, OPS["sum"], isa, times=2)
+        assert (target == sum(sources) + 2 * sources[0]).all(), isa
+
+
+def test_kernels_refuse_what_they_cannot_combine() -> None:
+    x, y, z = np.zeros(8, np.float32), np.zeros(8, np.float32), np.zeros(9, np.float32)
+    view = _core.view
+    both = [view(x), view(y)]
+    for target, sources, op, isa, text in (
+        (x, [view(x)], "sum", "reference", "sources are 1, expected 2 to 4"),
+        (x, [view(x), view(z)], "sum", "reference", "dtype and count, which is 8"),
+        (x, both, "bxor", "reference", "no kernel for this dtype"),
+        (x, both, "sum", "neon", "isa is 'neon': not available here"),
+        (z[1:], [view(z[:8]), view(y)], "sum", "reference", "overlaps the target partly"),
+        (z[::2], [view(z[::2]), view(z[::2])], "sum", "reference", "must be contiguous"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=re.escape(text)):
+            _core.combine(view(target), sources, OPS[op], isa)

@@ -1,0 +1,339 @@
+"""``pycoll tune``: the fit finds what is known, files are checked, and ranks agree on rank 0's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from harness import ProcessWorld
+
+import pycoll
+from pycoll import tuning
+from pycoll.algorithms import lookup
+from pycoll.bench.fit import Observation, fit
+from pycoll.bench.tune import distinct_algorithms
+from pycoll.bootstrap import join_threads
+from pycoll.cli import main
+from pycoll.collective import Collective
+from pycoll.communicator import Communicator
+from pycoll.config import Config
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.information import facts
+from pycoll.model import LINKS, SEGMENT_BYTES, Link, profile
+from pycoll.topology import single_host
+from pycoll.tuning import BUILT_IN, Medium, Tuning
+
+KNOWN = Link(
+    alpha=0.7e-6, beta=1 / 9e9, gamma=1 / 22e9, overhead=0.2e-6, spill=1 / 6e9, cache_bytes=1 << 23
+)
+SIZES = [32 * 4**power for power in range(11)]
+RANDOM = int(os.environ.get("TEST_SEED", "0"))
+
+
+def observations(
+    link: Link,
+    collectives: tuple[str, ...] = ("all_reduce", "broadcast", "all_gather"),
+    worlds: tuple[int, ...] = (2, 4),
+) -> list[Observation]:
+    """Exact times of the plans that tune would run on so many ranks."""
+    found = []
+    for ranks in worlds:
+        for word in collectives:
+            for name in distinct_algorithms(word, ranks):
+                shape = profile(lookup(Collective[word.upper()], name), single_host(ranks))
+                for segment_bytes in (SEGMENT_BYTES, SEGMENT_BYTES // 4):
+                    for nbytes in SIZES:
+                        terms = shape.terms(nbytes, segment_bytes)[0]
+                        found.append(Observation(terms, nbytes, link.seconds(terms, nbytes)))
+    return found
+
+
+# The fit
+
+
+@pytest.mark.parametrize("worlds", [(2,), (2, 4)])
+def test_exact_times_give_the_link_back(worlds: tuple[int, ...]) -> None:
+    found = fit(observations(KNOWN, worlds=worlds), LINKS["shm"])
+    assert found.link.cache_bytes == KNOWN.cache_bytes
+    for name in ("alpha", "beta", "gamma", "overhead", "spill"):
+        assert getattr(found.link, name) == pytest.approx(getattr(KNOWN, name), rel=0.02), name
+    assert max(map(abs, found.errors)) < 0.01
+
+
+@pytest.mark.parametrize("seed", range(RANDOM, RANDOM + 5))
+def test_noise_and_stalls_spoil_predictions_little(seed: int) -> None:
+    generator = random.Random(seed)
+    exact = observations(KNOWN)
+    noisy = [
+        replace(
+            one,
+            seconds=one.seconds
+            * generator.uniform(0.95, 1.1)
+            * (generator.uniform(2, 20) if generator.random() < 0.05 else 1),
+        )
+        for one in exact
+    ]
+    link = fit(noisy, LINKS["shm"]).link
+    for one in exact:
+        assert link.seconds(one.terms, one.nbytes) == pytest.approx(one.seconds, rel=0.3)
+
+
+def test_a_figure_that_nothing_shows_keeps_its_starting_value() -> None:
+    start = LINKS["shm"]
+    found = fit(observations(KNOWN, ("broadcast",)), start).link
+    assert found.gamma == pytest.approx(start.gamma, rel=1e-3)
+    assert found.beta == pytest.approx(KNOWN.beta, rel=0.02)
+
+
+def test_no_figure_falls_to_nothing() -> None:
+    flat = [replace(one, seconds=1e-6) for one in observations(KNOWN)]
+    found, start = fit(flat, LINKS["shm"]).link, LINKS["shm"]
+    assert found.beta > 0.01 * start.beta
+    assert found.alpha > 0.01 * start.alpha
+
+
+def test_nothing_cannot_be_fitted() -> None:
+    with pytest.raises(ValueError, match="nothing to fit"):
+        fit([], LINKS["shm"])
+
+
+# The file
+
+MINE = Tuning({"shm": Medium(KNOWN, 16384), "tcp": Medium(LINKS["tcp"])}, "test")
+
+
+def stored(path: Path, values: Tuning = MINE, **changes: Any) -> Path:
+    tuning.store(values, path, "2026-01-01")
+    told = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(told))
+    return path
+
+
+def changed_medium(**values: Any) -> dict[str, Any]:
+    """The media of a file whose shm is changed; None takes an entry away."""
+    media = tuning._media_as_json(MINE)
+    shm = media["shm"] | values
+    return {**media, "shm": {name: value for name, value in shm.items() if value is not None}}
+
+
+def test_a_file_gives_back_what_was_stored(tmp_path: Path) -> None:
+    found = tuning.load(stored(tmp_path / "deep" / "tuning.json"))
+    assert found.media == MINE.media
+    assert "2026-01-01" in found.origin
+    assert tuning.from_text(found.to_text()) == found
+    assert BUILT_IN.to_text() == ""
+    assert tuning.from_text("") is BUILT_IN
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"schema": 2}, "its schema is 2, expected 1"),
+        ({"schema": None}, "its schema is None"),
+        ({"machine": "somewhere"}, "made on machine 'somewhere', and this is"),
+        ({"media": None}, "media must be shm, tcp"),
+        ({"media": {"shm": {}}}, "media must be shm, tcp"),
+        ({"media": changed_medium(alpha=None)}, "shm must have alpha, beta"),
+        ({"media": changed_medium(more=1)}, "shm must have alpha, beta"),
+        ({"media": changed_medium(alpha=-1.0)}, "shm.alpha is -1.0: expected 1e-10 to 10"),
+        ({"media": changed_medium(beta="fast")}, "shm.beta is 'fast': expected a number"),
+        ({"media": changed_medium(beta=True)}, "shm.beta is True: expected a number"),
+        ({"media": changed_medium(gamma=float("nan"))}, "shm.gamma is nan"),
+        ({"media": changed_medium(segment_bytes=5000)}, "shm.segment_bytes is 5000: expected a"),
+        ({"media": changed_medium(segment_bytes=1 << 17)}, "from 4096 to 65536"),
+        ({"media": changed_medium(segment_bytes=4096.0)}, "expected a whole number"),
+        ({"media": changed_medium(cache_bytes=0)}, "shm.cache_bytes is 0"),
+    ],
+)
+def test_a_file_that_is_not_right_is_refused_with_the_reason(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    path = stored(tmp_path / "tuning.json", **changes)
+    with pytest.raises(InvalidArgumentError, match=re.escape(why)) as caught:
+        tuning.find(Config(tuning=str(path)))
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"{}" + b" " * 70000])
+def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tuning.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match=r"cannot be used: .*run pycoll tune"):
+        tuning.find(Config(tuning=str(path)))
+    with pytest.raises(InvalidArgumentError, match="No such file"):
+        tuning.find(Config(tuning=str(tmp_path / "other.json")))
+
+
+def test_the_machines_own_file_is_found_and_a_broken_one_only_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tuning.find(Config()) is BUILT_IN
+    path = tuning.default_path()
+    assert path == tmp_path / "pycoll" / f"{tuning.fingerprint()}.json"
+    stored(path)
+    assert tuning.find(Config()).media == MINE.media
+    assert tuning.find(Config(tuning="off")) is BUILT_IN
+    path.write_text("{")
+    with pytest.warns(UserWarning, match=r"cannot be used.*built-in values are used"):
+        assert tuning.find(Config()) is BUILT_IN
+
+
+def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", "/somewhere")
+    path = tuning.default_path()
+    assert path is not None
+    assert path.parent == Path("/somewhere/.cache/pycoll")
+
+
+def test_storing_that_fails_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "tuning.json")
+    before = path.read_bytes()
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        tuning.store(BUILT_IN, path, "later")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Agreement
+
+
+def other(path: Path) -> Path:
+    """A file whose values choose differently."""
+    slow = replace(KNOWN, alpha=1e-3, beta=1e-12)
+    return stored(path, Tuning({**MINE.media, "shm": Medium(slow, 4096)}, "other"))
+
+
+def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
+    first, second = stored(tmp_path / "a.json"), other(tmp_path / "b.json")
+    configs = [Config(tuning=name) for name in (str(first), str(second), "off", "/no/file")]
+    joined_all = join_threads(4, configs, bring=tuning.text_of)
+    comms = [
+        Communicator(joined, config, "test")
+        for joined, config in zip(joined_all, configs, strict=True)
+    ]
+    try:
+        for comm in comms:
+            parameters = comm._plans.parameters
+            assert parameters.inside == KNOWN
+            assert parameters.segment_bytes == 16384
+            assert str(first) in comm.explain("all_reduce", 1 << 20)
+        for nbytes in (8, 1 << 14, 1 << 22):
+            assert len({comm.choice("all_reduce", nbytes) for comm in comms}) == 1
+        works = [comm.all_reduce(float(comm.rank), async_op=True) for comm in comms]
+        assert [work.wait() for work in works] == [6.0] * 4
+    finally:
+        for comm in comms:
+            comm.close()
+
+
+def chosen(comm: pycoll.Communicator) -> tuple[list[str], float]:
+    """What a rank chooses for some sizes, and the sum of all ranks' numbers."""
+    sizes = (8, 1 << 14, 1 << 20)
+    x = np.full(1 << 18, comm.rank + 1.0, np.float32)
+    return [comm.choice("all_reduce", n) for n in sizes], float(comm.all_reduce(x)[-1])
+
+
+def test_processes_with_different_files_choose_alike(tmp_path: Path) -> None:
+    files = [str(stored(tmp_path / "a.json")), str(other(tmp_path / "b.json"))]
+    first, second = ProcessWorld(2, chosen, tuning=files).outcomes()
+    assert first == second
+    assert first[1] == 3.0
+
+
+def test_a_file_of_rank_0_that_is_of_no_use_stops_all_ranks(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.json", schema=9)
+    with pytest.raises(PycollError, match="its schema is 9, expected 1"):
+        join_threads(3, [Config(tuning=str(path)), Config(), Config()], bring=tuning.text_of)
+
+
+def test_what_rank_0_tells_is_checked() -> None:
+    for text in ("{", "[]", '{"media": {}, "origin": ""}', '{"origin": ""}'):
+        with pytest.raises(InvalidArgumentError, match="rank 0 told a tuning"):
+            tuning.from_text(text)
+
+
+def test_segments_follow_the_medium_that_is_used() -> None:
+    values = Tuning({"shm": Medium(KNOWN, 16384), "tcp": Medium(LINKS["tcp"], 32768)}, "test")
+    assert values.parameters("shm").segment_bytes == 16384
+    assert values.parameters("tcp").segment_bytes == 32768
+    assert values.parameters("tcp").inside == LINKS["tcp"]
+    assert values.parameters("shm", several_hosts=True).segment_bytes == 32768
+
+
+def test_a_network_is_not_taken_to_be_faster_than_this_machine_or_the_built_in_one() -> None:
+    known = LINKS["tcp"]
+    for alpha, beta in ((known.alpha / 4, known.beta * 3), (known.alpha * 2, known.beta / 3)):
+        link = replace(known, alpha=alpha, beta=beta)
+        found = Tuning({**MINE.media, "tcp": Medium(link)}, "test").parameters()
+        assert found.across.alpha == max(alpha, known.alpha)
+        assert found.across.beta == max(beta, known.beta)
+
+
+def test_children_of_a_split_keep_the_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYCOLL_TUNING", str(stored(tmp_path / "a.json")))
+    (comm,) = pycoll.local_world(1)
+    monkeypatch.setenv("PYCOLL_TUNING", "off")
+    with comm:
+        child = comm.split(0)
+        assert child is not None
+        with child:
+            assert child._plans.parameters == comm._plans.parameters
+            assert child._plans.parameters.inside == KNOWN
+
+
+# The command
+
+
+def test_tune_stores_what_explain_then_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYCOLL_TUNING")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = CliRunner().invoke(main, ["explain", "all_reduce", "--size", "2"])
+    assert "values: built in" in before.output
+    done = CliRunner().invoke(main, ["tune", "--quick", "--transport", "shm"])
+    assert done.exit_code == 0, done.output
+    path = tuning.default_path()
+    assert path is not None
+    assert f"stored in {path}" in done.output
+    assert re.search(r"shm +[\d.]+ \w+ latency, .* per segment of \d+ KiB", done.output)
+    for collective in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
+        assert re.search(rf"{collective}: half of \d+ predictions .* within \d+%", done.output)
+    assert tuning.load(path).media["tcp"] == BUILT_IN.media["tcp"]
+    arguments = ["explain", "all_reduce", "--size", "2", "--bytes", "64K", "--measured"]
+    after = CliRunner().invoke(main, arguments)
+    assert after.exit_code == 0, after.output
+    assert f"values: {path}" in after.output
+    assert dict(facts())["costs of links"].startswith(str(path))
+    rows = re.findall(r"^ +(\d+) +[\d.]+ \w+ +[\d.]+ \w+ +[\d.]+  \w+$", after.output, re.M)
+    assert [int(row) for row in rows] == [64, 256, 1024, 4096, 16384, 65536]
+
+
+def test_tune_says_what_it_cannot_do(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["tune", "--output", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "is no file that can be written" in done.output
+    done = CliRunner().invoke(main, ["tune", "--transport", "ib"])
+    assert done.exit_code == 2
+    done = CliRunner().invoke(main, ["explain", "all_reduce", "--hosts", "2", "--measured"])
+    assert done.exit_code == 1
+    assert "--measured needs" in done.output
