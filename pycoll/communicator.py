@@ -52,6 +52,7 @@ class Communicator(Reducing, Moving, Messages):
             config.timeout_s,
             config.deterministic,
             joined.inside,
+            joined.crowding,
             joined.tuning,
         )
         self.name = name

@@ -68,6 +68,7 @@ class Core:
         timeout_s: float,
         deterministic: bool,
         inside: str,
+        crowding: float,
         tuning: str,
     ) -> None:
         # Algorithms and proofs are two thirds of the package; importing it need not wait for them.
@@ -81,7 +82,7 @@ class Core:
         self._topology: Topology = topology_of(hosts)
         self._native = _core.Communicator(rank, size, transports, timeout_s, names)
         several = len(self._topology.hosts) > 1
-        parameters = from_text(tuning).parameters(inside, several)
+        parameters = from_text(tuning).parameters(inside, several).crowded(crowding)
         self._plans = Plans(rank, self._topology, parameters)
         #: By collective; an enum's member as part of a key would cost a call in Python.
         self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]

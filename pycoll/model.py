@@ -66,6 +66,10 @@ class Link:
         return handling + terms.moved * per_byte + terms.combined * self.gamma
 
 
+#: s until a core that several ranks share has gone from one that waits to the next.
+TURN_S = 1.5e-6
+
+
 def spilled(nbytes: int, cache_bytes: int) -> float:
     """The share of a message's bytes that miss the caches: 0 if it fits, 1 from 4 times that on."""
     return min(1.0, max(0.0, log2(max(nbytes, 1) / cache_bytes) / 2))
@@ -90,6 +94,22 @@ class Parameters:
     across: Link = field(default_factory=lambda: LINKS["tcp"])
     segment_bytes: int = SEGMENT_BYTES
     origin: str = field(default="built in", compare=False)
+
+    def crowded(self, ranks_per_core: float) -> Parameters:
+        """The same where ranks share cores: they work in turns, and so does whoever is awaited."""
+        if ranks_per_core <= 1:
+            return self
+        inside = replace(
+            self.inside,
+            alpha=self.inside.alpha + ranks_per_core * TURN_S,
+            beta=self.inside.beta * ranks_per_core,
+            gamma=self.inside.gamma * ranks_per_core,
+            overhead=self.inside.overhead * ranks_per_core,
+            spill=self.inside.spill * ranks_per_core,
+        )
+        return replace(
+            self, inside=inside, origin=f"{self.origin}, {ranks_per_core:.3g} ranks per core"
+        )
 
 
 DEFAULT = Parameters()

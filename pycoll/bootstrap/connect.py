@@ -21,6 +21,7 @@ from pycoll.bootstrap.identity import (
     Identity,
     choose_all,
     host_numbers,
+    ranks_per_core,
     session_key,
     transport_inside,
 )
@@ -49,12 +50,14 @@ Factory = Callable[[int, int], Any]
 class Connected(NamedTuple):
     """``transports`` in order of preference; ``names[r]`` is "host:pid" of rank r; ``hosts[r]`` its
     host's number, counted from 0 in order of ranks; ``inside`` the medium of one host's ranks;
-    ``tuning`` what rank 0 brought for all."""
+    ``crowding`` the ranks per core of the most crowded host; ``tuning`` what rank 0 brought for
+    all."""
 
     transports: list[Any]
     names: list[str]
     hosts: list[int]
     inside: str
+    crowding: float
     tuning: str
 
 
@@ -122,6 +125,7 @@ def connect(
         [i.name for i in identities],
         host_numbers(identities),
         transport_inside(identities),
+        ranks_per_core(identities),
         identities[0].tuning,
     )
 

@@ -21,7 +21,8 @@ from pycoll.errors import InvalidArgumentError
 class Identity:
     """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
 
-    ``tuning`` is what rank 0 brings for all; empty from the others.
+    ``cores`` is how many it may run on. ``tuning`` is what rank 0 brings for all; empty from the
+    others.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Identity:
     transports: tuple[str, ...]
     tcp_sockets: int
     nonce: str
+    cores: int = 1
     tuning: str = ""
 
     @classmethod
@@ -46,6 +48,7 @@ class Identity:
             transports=config.transports,
             tcp_sockets=config.tcp_sockets,
             nonce=os.urandom(32).hex(),
+            cores=len(os.sched_getaffinity(0)),
             tuning=tuning,
         )
 
@@ -115,3 +118,13 @@ def session_key(secret: bytes, communicator_id: str, identities: Sequence[Identi
     return hmac.digest(
         hashlib.sha256(secret).digest(), b"pycoll session\0" + text.encode(), "sha256"
     )
+
+
+def ranks_per_core(identities: Sequence[Identity]) -> float:
+    """On the most crowded host, at least 1."""
+    ranks: dict[int, int] = {}
+    cores: dict[int, int] = {}
+    for host, identity in zip(host_numbers(identities), identities, strict=True):
+        ranks[host] = ranks.get(host, 0) + 1
+        cores[host] = max(cores.get(host, 1), identity.cores)
+    return max(1.0, *(ranks[host] / cores[host] for host in ranks))

@@ -22,7 +22,8 @@ class Joined:
 
     ``transports`` go into ``_core.Communicator``, the first with a link to a peer wins. ``names``
     are "host:pid" by rank, ``hosts`` the host's number by rank. ``inside`` is the medium between
-    ranks of one host, ``tuning`` what rank 0 brought. ``source`` says who told the rank.
+    ranks of one host, ``crowding`` the ranks per core of the most crowded one, ``tuning`` what rank
+    0 brought. ``source`` says who told the rank.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class Joined:
     names: list[str]
     hosts: list[int]
     inside: str
+    crowding: float
     tuning: str
     source: str
 

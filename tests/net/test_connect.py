@@ -58,6 +58,16 @@ def test_threads_are_connected_pair_by_pair(size: int, transports: tuple[str, ..
         world.check()
 
 
+def test_all_ranks_know_how_crowded_the_fullest_host_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = [0, 1, 1, 1, 1, 1]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    configs = [Config(host_id=f"host {h}", init_timeout_s=30) for h in hosts]
+    with World() as world:
+        results = all_well(connect_all(configs, world))
+        assert [result.crowding for result in results] == [2.5] * 6
+        assert [j.crowding for j in join_threads(1, Config(), world.factories)] == [1.0]
+
+
 @pytest.mark.parametrize("size", [2, 3, 5, 9])
 @pytest.mark.usefixtures("as_processes")
 def test_processes_of_one_host_pass_descriptors_and_keep_a_liveness_socket(size: int) -> None:

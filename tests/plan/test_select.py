@@ -233,3 +233,14 @@ def test_bytes_are_written_in_binary_units(value: int, text: str) -> None:
 )
 def test_seconds_are_written_in_the_unit_that_fits(value: float, text: str) -> None:
     assert seconds_text(value) == text
+
+
+def test_ranks_that_share_cores_prefer_fewer_steps() -> None:
+    alone, crowded = Parameters(), Parameters().crowded(4)
+    assert Parameters().crowded(1) == Parameters().crowded(0.5) == alone
+    assert crowded.inside.alpha > 4 * alone.inside.alpha and crowded.across == alone.across
+    assert "4 ranks per core" in crowded.origin
+    topology = single_host(8)
+    for nbytes in (8, 1024):
+        assert choose(ALL_REDUCE, topology, nbytes, parameters=crowded).name == "one_shot", nbytes
+    assert choose(ALL_REDUCE, topology, 1 << 20, parameters=crowded).name == "direct"
