@@ -61,6 +61,8 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
     if (plan::holds_output(header, block)) output_length_ += count;
   }
   tiles_ = std::max<std::uint64_t>(1, div_ceil(longest, segment_length_));
+  // No segment is longer than the longest chunk; the slots of a short operation lie close together.
+  slot_bytes_ = round_up(std::min<std::size_t>(kSlotBytes, longest * item_bytes_), kSlotAlignment);
   return Status();
 }
 
@@ -74,7 +76,7 @@ BoundPlan::Place BoundPlan::locate(const plan::Header& header, std::uint32_t chu
 std::byte* BoundPlan::scratch(std::uint32_t slot) {
   const auto address = reinterpret_cast<std::uintptr_t>(scratch_.data());
   const std::size_t skipped = round_up(address, kSlotAlignment) - address;
-  return scratch_.data() + skipped + slot * kSlotBytes;
+  return scratch_.data() + skipped + slot * slot_bytes_;
 }
 
 Status BoundPlan::bind(const CollectiveRequest& request) {
@@ -90,15 +92,43 @@ Status BoundPlan::bind(const CollectiveRequest& request) {
                    std::to_string(output_length_ * item_bytes_) + " were expected");
   }
   if (header.scratch_slots != 0) {
-    const std::size_t needed = header.scratch_slots * kSlotBytes + kSlotAlignment;
+    const std::size_t needed = header.scratch_slots * slot_bytes_ + kSlotAlignment;
     if (scratch_.size() < needed) scratch_.resize(needed);
   }
+  input_ = request.input.data;
+  output_ = request.output.data;
   rows_.resize(request.plan->plan().rows.size());
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     status = bind_row(request, index);
     if (!status.ok()) return status;
   }
   return Status();
+}
+
+// Scratch stays where it is.
+std::byte* BoundPlan::moved(std::byte* place, std::uint8_t buffer, const std::byte* input,
+                            std::byte* output) const {
+  switch (static_cast<plan::Buffer>(buffer)) {
+    case plan::Buffer::kInput:
+      return const_cast<std::byte*>(input) + (place - input_);
+    case plan::Buffer::kOutput:
+      return output + (place - output_);
+    case plan::Buffer::kNone:
+    case plan::Buffer::kScratch:
+      break;
+  }
+  return place;
+}
+
+void BoundPlan::move_to(const std::byte* input, std::byte* output) {
+  if (input == input_ && output == output_) return;
+  for (BoundRow& bound : rows_) {
+    if (bound.row->chunk == plan::kToken) continue;
+    bound.source = moved(bound.source, bound.row->source, input, output);
+    bound.target = moved(bound.target, bound.row->target, input, output);
+  }
+  input_ = input;
+  output_ = output;
 }
 
 Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) {

@@ -28,6 +28,9 @@ class BoundPlan {
   // resolves every row. Keeps pointers into `request`'s memory and plan; they must outlive its use.
   Status bind(const CollectiveRequest& request);
 
+  // The same plan with other memory of the same lengths. Requires: bind() succeeded.
+  void move_to(const std::byte* input, std::byte* output);
+
   const std::vector<BoundRow>& rows() const { return rows_; }
   std::uint64_t tiles() const { return tiles_; }
   std::uint64_t segment_length() const { return segment_length_; }  // elements
@@ -47,12 +50,17 @@ class BoundPlan {
   std::byte* address(std::uint8_t buffer, std::uint32_t slot, const Place& place,
                      const CollectiveRequest& request);
   std::byte* scratch(std::uint32_t slot);
+  std::byte* moved(std::byte* place, std::uint8_t buffer, const std::byte* input,
+                   std::byte* output) const;
 
   std::vector<BoundRow> rows_;
   std::vector<std::uint64_t> input_offsets_;  // elements before each block in this rank's input
   std::vector<std::uint64_t> output_offsets_;
   std::vector<std::uint64_t> counts_;
   std::vector<std::byte> scratch_;
+  std::size_t slot_bytes_ = 0;  // from one scratch slot to the next
+  const std::byte* input_ = nullptr;
+  std::byte* output_ = nullptr;
   std::uint64_t input_length_ = 0;
   std::uint64_t output_length_ = 0;
   std::uint64_t tiles_ = 1;

@@ -20,6 +20,10 @@ constexpr int kSleepMilliseconds = 20;
 constexpr std::chrono::milliseconds kSleep{kSleepMilliseconds};
 constexpr Nanoseconds kSignalCheckEvery = 20'000'000;
 
+// Who starts short operations one after the other drives them on the way; waking the progress
+// thread for each would cost more than all of it. It looks after them when nobody came for so long.
+constexpr std::chrono::microseconds kNap{200};
+
 std::atomic<long> fork_generation{0};
 
 void count_fork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
@@ -314,8 +318,14 @@ void Communicator::run_progress_thread() {
   while (!stopping_) {
     if (gate_.wanted()) {
       gate_.give_way();
+    } else if (visited_) {
+      visited_ = false;
+      changed_.wait_for(lock, kNap);
+      pace.reset();
     } else if (driver() != nullptr || !engine_->active()) {
+      resting_ = true;
       changed_.wait(lock);
+      resting_ = false;
       pace.reset();
     } else if (look(pace) == Look::kQuiet) {
       rest(lock, pace);

@@ -65,6 +65,26 @@ class Communicator {
     return operation;
   }
 
+  // For callers that hold a lock which others take inside ours (Python's GIL): these never wait for
+  // another thread, and spin for `patience` at most. Only short calls and what runs beside them are
+  // touched: no reduction of a user runs, and none has to be waited for.
+  //
+  // Enters the call; false, with nothing started, if that would take longer. `operation`, which may
+  // be the caller's own, lives until it is done. If it is not on return, the caller drives it, or
+  // with `leave` may leave it to the progress thread, which looks after it within a millisecond.
+  bool try_start(const std::shared_ptr<Call>& call, const std::byte* input, std::byte* output,
+                 const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
+                 Nanoseconds patience, bool leave);
+  // Drives towards the end of `operation`, as far as that is quick.
+  void try_drive(const Operation& operation, Nanoseconds patience);
+
+  // start() and run() for calls, with whatever else is to be waited for.
+  void start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
+             const std::shared_ptr<Operation>& operation, Nanoseconds timeout);
+  Status run(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
+             const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
+             const Interrupted& interrupted);
+
   // Drives until `operation` is done, then gives its status. kTimeout, with the operation still
   // running, if `patience` ends first.
   Status drive(const Operation& operation, Nanoseconds patience, const Interrupted& interrupted);
@@ -93,6 +113,8 @@ class Communicator {
   void ask(std::unique_lock<Gate>& lock, Waiter& waiter, const Interrupted& interrupted);
   Waiter* driver() const;
   Look look(Pace& pace);
+  bool enter_alone(std::unique_lock<Gate>& lock);
+  void spin(const Operation& operation, Nanoseconds patience);
   void tell_ended();
   void pass_on();
   void rest(std::unique_lock<Gate>& lock, Pace& pace);
@@ -112,6 +134,8 @@ class Communicator {
   Waiter* waiters_ = nullptr;  // threads inside drive_locked(), the newest first
   bool sleeping_ = false;      // a thread sleeps on the media; nobody else may
   bool stopping_ = false;
+  bool resting_ = false;  // the progress thread sleeps until it is called
+  bool visited_ = false;  // by try_start() or try_drive() since the progress thread last looked
   bool oversubscribed_ = false;
   long birth_ = 0;  // fork generation that made this object
   Communicator* next_forgotten_ = nullptr;

@@ -54,56 +54,100 @@ std::string_view Engine::transport_of(int peer) const {
 }
 
 bool Engine::active() const {
-  return !queue_.empty() ||
-         std::any_of(mailboxes_.begin(), mailboxes_.end(), [](const auto& mailbox) {
+  return running_ || std::any_of(mailboxes_.begin(), mailboxes_.end(), [](const auto& mailbox) {
            return mailbox != nullptr && (mailbox->sending() || mailbox->receiving());
          });
+}
+
+Status Engine::fits(const CollectiveRequest& request) const {
+  const plan::Header& header = request.plan->header();
+  if (header.size == static_cast<std::uint32_t>(size()) &&
+      header.rank == static_cast<std::uint32_t>(rank())) {
+    return Status();
+  }
+  return Status::error(Code::kInvalidArgument,
+                       "the plan is for rank " + std::to_string(header.rank) + " of " +
+                           std::to_string(header.size) + ", this is rank " +
+                           std::to_string(rank()) + " of " + std::to_string(size()));
 }
 
 std::shared_ptr<Operation> Engine::start(CollectiveRequest request, Nanoseconds timeout) {
   auto operation = std::make_shared<Operation>();
   if (!failure_.ok()) {
     operation->finish(failure_);
-    return operation;
+  } else if (Status status = fits(request); !status.ok()) {
+    operation->finish(std::move(status));
+  } else if (running_) {
+    queue_.push_back({{nullptr, nullptr, nullptr, operation, timeout, 0}, std::move(request)});
+  } else {
+    begin({nullptr, nullptr, nullptr, operation, timeout, 0}, &request);
   }
-  const plan::Header& header = request.plan->header();
-  if (header.size != static_cast<std::uint32_t>(size()) ||
-      header.rank != static_cast<std::uint32_t>(rank())) {
-    operation->finish(Status::error(Code::kInvalidArgument,
-                                    "the plan is for rank " + std::to_string(header.rank) + " of " +
-                                        std::to_string(header.size) + ", this is rank " +
-                                        std::to_string(rank()) + " of " + std::to_string(size())));
-    return operation;
-  }
-  queue_.push_back({std::move(request), operation, timeout, 0});
-  if (queue_.size() == 1) begin_next();
   return operation;
 }
 
-// Starts the first of the queue; wrong requests end at once and use up no sequence number.
-void Engine::begin_next() {
-  while (!queue_.empty()) {
-    Pending& next = queue_.front();
-    const transport::Descriptor descriptor = next.request.descriptor;
-    Status status = execution_.start(std::move(next.request), sequence_ + 1, *this);
-    if (status.ok()) {
-      ++sequence_;
-      descriptor_ = descriptor;
-      running_ = true;
-      announced_ = false;
-      began_ = next.deadline = 0;  // the clock is read only if it comes to waiting
-      return;
-    }
-    next.operation->finish(std::move(status));
-    queue_.pop_front();
+void Engine::start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
+                   std::shared_ptr<Operation> operation, Nanoseconds timeout) {
+  if (!failure_.ok()) {
+    operation->finish(failure_);
+    return;
+  }
+  Pending pending{std::move(call), input, output, std::move(operation), timeout, 0};
+  if (running_) {
+    queue_.push_back({std::move(pending), {}});
+  } else {
+    begin(std::move(pending), nullptr);
   }
 }
 
+// Makes it what runs; a wrong request ends at once and uses up no sequence number.
+bool Engine::begin(Pending pending, CollectiveRequest* request) {
+  Status status = enter(pending, request);
+  if (!status.ok()) {
+    pending.operation->finish(std::move(status));
+    return false;
+  }
+  ++sequence_;
+  descriptor_ = execution_->request().descriptor;
+  current_ = std::move(pending);
+  running_ = true;
+  announced_ = false;
+  began_ = 0;  // the clock is read only if it comes to waiting
+  return true;
+}
+
+Status Engine::enter(Pending& pending, CollectiveRequest* request) {
+  if (pending.call == nullptr) {
+    execution_ = &own_execution_;
+    return own_execution_.start(std::move(*request), sequence_ + 1, *this);
+  }
+  Call& call = *pending.call;
+  execution_ = &call.execution_;
+  if (!call.bound_) {
+    if (Status status = fits(call.request()); !status.ok()) return status;
+    CollectiveRequest bound = call.request();
+    bound.input.data = pending.input;
+    bound.output.data = pending.output;
+    if (Status status = call.execution_.bind(std::move(bound), *this); !status.ok()) return status;
+    call.bound_ = true;
+  }
+  call.execution_.begin(sequence_ + 1, pending.input, pending.output);
+  return Status();
+}
+
+void Engine::begin_next() {
+  while (!queue_.empty()) {
+    Queued next = std::move(queue_.front());
+    queue_.pop_front();
+    if (begin(std::move(next.pending), &next.request)) return;
+  }
+}
+
+// The operation is told last: it may belong to a caller who lets go of everything then.
 void Engine::finish_current(Status status) {
   running_ = false;
-  queue_.front().operation->finish(std::move(status));
-  queue_.pop_front();
-  if (!queue_.empty()) begin_next();
+  const Pending ended = std::move(current_);
+  ended.operation->finish(std::move(status));
+  begin_next();
 }
 
 std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseconds timeout) {
@@ -140,7 +184,7 @@ std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseco
 bool Engine::step() {
   Progress progress = Progress::kBlocked;
   if (running_ && disputed_ == 0) {
-    progress = execution_.advance();
+    progress = execution_->advance();
     if (progress == Progress::kDone) {
       finish_current(Status());
     } else if (progress == Progress::kDisagree) {
@@ -191,9 +235,11 @@ void Engine::drop_ended_messages() {
 
 void Engine::end_all(const Status& status) {
   for (const auto& medium : options_.transports) medium->let_go();
+  if (running_) current_.operation->finish(status);
   running_ = false;
+  current_ = {};
   disputed_ = 0;
-  for (Pending& pending : queue_) pending.operation->finish(status);
+  for (Queued& queued : queue_) queued.pending.operation->finish(status);
   queue_.clear();
   for (auto& mailbox : mailboxes_) {
     if (mailbox != nullptr) mailbox->fail(status);

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "runtime/call.h"
 #include "runtime/execution.h"
 #include "runtime/mailbox.h"
 #include "runtime/operation.h"
@@ -49,6 +50,15 @@ class Engine final : public ChannelSource {
   // kForever is none.
   std::shared_ptr<Operation> start(CollectiveRequest request, Nanoseconds timeout);
   std::shared_ptr<Operation> start(const MessageRequest& request, Nanoseconds timeout);
+  // The same for a call, with this memory of the lengths that its request has. Behind another
+  // collective it waits like any; at its turn it allocates nothing and binds only the first time.
+  // `operation` may belong to the caller if it outlives the run.
+  void start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
+             std::shared_ptr<Operation> operation, Nanoseconds timeout);
+  // Whether no collective runs or waits.
+  bool idle() const { return !running_; }
+  // Whether the collective that runs is a short call.
+  bool runs_short() const { return running_ && current_.call != nullptr; }
 
   // A bounded piece of work; true if anything moved. Returns when a collective ends, even if more
   // could move.
@@ -76,11 +86,18 @@ class Engine final : public ChannelSource {
   transport::RecvChannel& recv_channel(int peer, std::uint32_t number) override;
 
  private:
+  // A collective that runs or waits for its turn.
   struct Pending {
-    CollectiveRequest request;
+    std::shared_ptr<Call> call;  // nullptr: `request` says what to do
+    const std::byte* input = nullptr;
+    std::byte* output = nullptr;
     std::shared_ptr<Operation> operation;
     Nanoseconds timeout = 0;
     Nanoseconds deadline = 0;
+  };
+  struct Queued {
+    Pending pending;
+    CollectiveRequest request;
   };
   // An open message.
   struct Deadline {
@@ -93,6 +110,9 @@ class Engine final : public ChannelSource {
 
   explicit Engine(EngineOptions options);
   void begin_next();
+  Status fits(const CollectiveRequest& request) const;
+  bool begin(Pending pending, CollectiveRequest* request);
+  Status enter(Pending& pending, CollectiveRequest* request);
   void finish_current(Status status);
   bool step_messages();
   void drop_ended_messages();
@@ -119,8 +139,10 @@ class Engine final : public ChannelSource {
   std::vector<transport::Link*> links_;              // by peer; nullptr for this rank
   std::vector<std::string_view> media_;              // by peer
   std::vector<std::unique_ptr<Mailbox>> mailboxes_;  // by peer, made on first use
-  std::deque<Pending> queue_;                        // the first one runs
-  Execution execution_;
+  Pending current_;                                  // what runs
+  std::deque<Queued> queue_;                         // what waits for its end, in order
+  Execution own_execution_;                          // of requests; calls bring theirs
+  Execution* execution_ = &own_execution_;           // of what runs
   bool running_ = false;
   bool announced_ = false;
   Nanoseconds began_ = 0;

@@ -87,7 +87,7 @@ bool Engine::watch() {
   if (running_) {
     if (began_ == 0) {
       began_ = now;
-      queue_.front().deadline = later(now, queue_.front().timeout);
+      current_.deadline = later(now, current_.timeout);
     }
     if (!announced_ && now - began_ >= kAnnounceAfter) announce();
   }
@@ -148,7 +148,7 @@ void Engine::hear_loss(int peer, const Notice& notice) {
 
 bool Engine::awaits(int peer) const {
   bool awaited = false;
-  if (running_) execution_.visit_awaited([&](int other) { awaited |= other == peer; });
+  if (running_) execution_->visit_awaited([&](int other) { awaited |= other == peer; });
   for (const Deadline& deadline : message_deadlines_) awaited |= deadline.peer == peer;
   return awaited;
 }
@@ -174,12 +174,12 @@ bool Engine::look_at_links(bool moved) {
 }
 
 void Engine::look_at_deadlines(Nanoseconds now) {
-  if (running_ && now >= queue_.front().deadline) {
-    Overdue overdue{seconds(queue_.front().timeout), false, absent(), ""};
+  if (running_ && now >= current_.deadline) {
+    Overdue overdue{seconds(current_.timeout), false, absent(), ""};
     if (overdue.ranks.empty()) {
       overdue.entered = true;
       std::set<int> awaited;
-      execution_.visit_awaited([&](int peer) { awaited.insert(peer); });
+      execution_->visit_awaited([&](int peer) { awaited.insert(peer); });
       overdue.ranks.assign(awaited.begin(), awaited.end());
     }
     expire(overdue);
@@ -215,7 +215,7 @@ void Engine::disagree(std::uint64_t sequence) {
 // said so, and nothing of it has come from them.
 std::vector<int> Engine::absent() {
   std::vector<bool> heard(links_.size(), false);
-  execution_.visit_heard([&](int peer) { heard[static_cast<std::size_t>(peer)] = true; });
+  execution_->visit_heard([&](int peer) { heard[static_cast<std::size_t>(peer)] = true; });
   std::vector<int> missing;
   for (const Standing& standing : standings()) {
     if (standing.rank == rank() || heard[static_cast<std::size_t>(standing.rank)]) continue;

@@ -28,13 +28,18 @@ struct Execution::Gathered {
 
 Status Execution::start(CollectiveRequest request, std::uint64_t sequence,
                         ChannelSource& channels) {
+  Status status = bind(std::move(request), channels);
+  if (status.ok()) begin(sequence, request_.input.data, request_.output.data);
+  return status;
+}
+
+Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   request_ = std::move(request);
   Status status = bound_.bind(request_);
   if (!status.ok()) return status;
   const plan::Plan& plan = request_.plan->plan();
-  header_ = {sequence, hash_bytes(&request_.descriptor, sizeof(request_.descriptor)), 0, 0};
+  header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
   scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
-  odd_peer_ = -1;
 
   ports_.clear();
   for (const plan::Channel& channel : plan.channels) {
@@ -53,6 +58,17 @@ Status Execution::start(CollectiveRequest request, std::uint64_t sequence,
     lanes_[lane].end = index;
   }
   return Status();
+}
+
+void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte* output) {
+  bound_.move_to(input, output);
+  header_.sequence = sequence;
+  odd_peer_ = -1;
+  for (Lane& lane : lanes_) {
+    lane.next = lane.begin;
+    lane.handed_over = 0;
+    lane.tile = 0;
+  }
 }
 
 Progress Execution::advance() {

@@ -39,6 +39,12 @@ class Execution {
   // Binds and resolves. The request (moved in) is held until the next start.
   Status start(CollectiveRequest request, std::uint64_t sequence, ChannelSource& channels);
 
+  // The two halves of start(), for what is run again and again: bind() does all that need not be
+  // done anew; begin() enters the bound collective with other memory of the same lengths, and
+  // allocates nothing. Requires of begin(): bind() succeeded, and no earlier run is under way.
+  Status bind(CollectiveRequest request, ChannelSource& channels);
+  void begin(std::uint64_t sequence, const std::byte* input, std::byte* output);
+
   // At most kRowsPerAdvance rows of each lane, so that whoever drives can look up in between.
   Progress advance();
   static constexpr int kRowsPerAdvance = 64;

@@ -187,7 +187,9 @@ TEST(items_of_every_size_cut_into_whole_items) {
   }
 }
 
-TEST(scratch_slots_are_apart_and_lie_on_cache_lines) {
+namespace {
+
+void check_scratch(std::size_t count, std::size_t slot_bytes) {
   PlanBuilder builder(Collective::kAllReduce, 1, 0);
   builder.header.scratch_slots = 2;
   for (std::uint32_t slot = 0; slot < 2; ++slot) {
@@ -198,15 +200,43 @@ TEST(scratch_slots_are_apart_and_lie_on_cache_lines) {
   plan::Row& last = builder.row(0, {}, {});
   take(last, plan::Buffer::kScratch, 1);
   put(last, plan::Buffer::kOutput, 0);
-  std::vector<Element> data(3), result(3);
+  std::vector<Element> data(count), result(count);
   const CollectiveRequest request = all_reduce(load(builder), data, result);
   BoundPlan bound;
   CHECK(bound.bind(request).ok(), "refused");
   const auto& rows = bound.rows();
   CHECK(reinterpret_cast<std::uintptr_t>(rows[0].target) % 64 == 0, "not on a cache line");
-  CHECK(rows[1].target == rows[0].target + transport::kSegmentBytesMax, "slots overlap");
+  CHECK(rows[1].target == rows[0].target + slot_bytes, "slots of %zu elements", count);
   CHECK(rows[2].source == rows[1].target, "slot 1 has two places");
-  std::memset(rows[0].target, 1, 2 * transport::kSegmentBytesMax);  // ASan: all of it is there
+  std::memset(rows[0].target, 1, 2 * slot_bytes);  // ASan: all of it is there
+}
+
+}  // namespace
+
+TEST(scratch_slots_are_apart_and_lie_on_cache_lines) {
+  check_scratch(3, 64);
+  check_scratch(9, 128);
+  check_scratch(100'000, transport::kSegmentBytesMax);
+}
+
+TEST(other_memory_moves_every_row) {
+  std::vector<Element> data(50), result(50), other(50), other_result(50);
+  for (const int size : {2, 4}) {
+    const PlanImage plan = ring_plan(size, 0);
+    BoundPlan moved, anew;
+    CHECK(moved.bind(all_reduce(plan, data, result)).ok(), "refused");
+    const CollectiveRequest request = all_reduce(plan, other, other_result);
+    moved.move_to(request.input.data, request.output.data);
+    CHECK(anew.bind(request).ok(), "refused");
+    for (std::size_t index = 0; index < anew.rows().size(); ++index) {
+      const plan::Row& row = *anew.rows()[index].row;
+      const auto scratch = static_cast<std::uint8_t>(plan::Buffer::kScratch);
+      CHECK(row.source == scratch || moved.rows()[index].source == anew.rows()[index].source,
+            "size %d, source of row %zu", size, index);
+      CHECK(row.target == scratch || moved.rows()[index].target == anew.rows()[index].target,
+            "size %d, target of row %zu", size, index);
+    }
+  }
 }
 
 TEST(binding_again_starts_afresh) {

@@ -1,0 +1,72 @@
+// Short operations that are called again and again: the ways into a communicator that wait for
+// nobody, and the same ways for when somebody is to be waited for.
+#include <utility>
+
+#include "runtime/communicator.h"
+
+namespace pycoll::runtime {
+
+// Locks if nobody else has the lock, waits or sleeps, so that nobody needs to be told anything.
+bool Communicator::enter_alone(std::unique_lock<Gate>& lock) {
+  return foreign().ok() && lock.try_lock() && waiters_ == nullptr && !sleeping_ && !stopping_;
+}
+
+void Communicator::spin(const Operation& operation, Nanoseconds patience) {
+  if (patience == 0) {
+    while (!operation.done() && engine_->runs_short() && engine_->step()) continue;
+    return;
+  }
+  constexpr int kLooksPerTime = 8;
+  Pace pace(oversubscribed_);
+  Nanoseconds begin = 0;
+  for (int looks = 1; !operation.done() && engine_->runs_short() && !gate_.wanted(); ++looks) {
+    if (look(pace) != Look::kBusy) return;
+    if (looks % kLooksPerTime != 0) continue;
+    const Nanoseconds now = clock_->now();
+    if (begin == 0) begin = now;
+    if (now - begin >= patience) return;
+  }
+}
+
+bool Communicator::try_start(const std::shared_ptr<Call>& call, const std::byte* input,
+                             std::byte* output, const std::shared_ptr<Operation>& operation,
+                             Nanoseconds timeout, Nanoseconds patience, bool leave) {
+  std::unique_lock<Gate> lock(gate_, std::defer_lock);
+  if (!enter_alone(lock)) return false;
+  if (!engine_->idle() && !engine_->runs_short()) return false;
+  if (leave && !start_progress_thread().ok()) return false;
+  engine_->start(call, input, output, operation, timeout);
+  spin(*operation, patience);
+  visited_ |= leave;
+  if (leave && resting_ && !operation->done()) changed_.notify_all();
+  return true;
+}
+
+void Communicator::try_drive(const Operation& operation, Nanoseconds patience) {
+  std::unique_lock<Gate> lock(gate_, std::defer_lock);
+  if (!enter_alone(lock)) return;
+  spin(operation, patience);
+  visited_ = true;
+}
+
+void Communicator::start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
+                         const std::shared_ptr<Operation>& operation, Nanoseconds timeout) {
+  Status status = foreign();
+  if (!status.ok()) return operation->finish(std::move(status));
+  const std::lock_guard<Gate> lock(gate_);
+  status = start_progress_thread();
+  if (!status.ok()) return operation->finish(std::move(status));
+  engine_->start(std::move(call), input, output, operation, timeout);
+  if (!operation->done()) call_driver();
+}
+
+Status Communicator::run(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
+                         const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
+                         const Interrupted& interrupted) {
+  if (Status status = foreign(); !status.ok()) return status;
+  std::unique_lock<Gate> lock(gate_);
+  engine_->start(std::move(call), input, output, operation, timeout);
+  return drive_locked(lock, *operation, kForever, interrupted);
+}
+
+}  // namespace pycoll::runtime

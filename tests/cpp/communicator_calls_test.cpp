@@ -1,0 +1,167 @@
+// Calls: collectives that are run again and again, by the ways that wait for nobody and those that
+// wait.
+#include <atomic>
+
+#include "allocations.h"
+#include "communicator_world.h"
+
+using namespace pycoll;
+using namespace pycoll::testing;
+using runtime::Call;
+using runtime::Communicator;
+using runtime::Operation;
+
+namespace {
+
+// An all_reduce of one rank that may be called with other memory.
+struct Sum {
+  Sum(Communicator& rank, std::size_t count, bool ring) : mine(rank), input(count), output(count) {
+    const auto plan =
+        ring ? ring_plan(rank.size(), rank.rank()) : direct_plan(rank.size(), rank.rank());
+    call = std::make_shared<Call>(all_reduce(plan, input, output));
+  }
+
+  const std::byte* from() const { return reinterpret_cast<const std::byte*>(input.data()); }
+  std::byte* to() { return reinterpret_cast<std::byte*>(output.data()); }
+
+  // On the stack of the caller, as the bindings do; true if it was quick.
+  bool run(Nanoseconds patience) {
+    Operation operation;
+    const std::shared_ptr<Operation> handle(std::shared_ptr<Operation>(), &operation);
+    Status status;
+    const bool quick = mine.try_start(call, from(), to(), handle, kPatience, patience, false);
+    if (!quick) {
+      status = mine.run(call, from(), to(), handle, kPatience, nullptr);
+    } else if (operation.done()) {
+      status = operation.status();
+    } else {
+      status = mine.drive(operation, kForever, nullptr);
+    }
+    expect_ok(status, "call");
+    return quick;
+  }
+
+  Communicator& mine;
+  std::vector<Element> input, output;
+  std::shared_ptr<Call> call;
+};
+
+}  // namespace
+
+TEST(calls_give_the_sums_of_their_memory_again_and_again) {
+  for (const Fabric fabric : kFabrics) {
+    CommunicatorWorld world(3, fabric);
+    on_threads(ranks_below(3), [&](int rank) {
+      Sum first(world.at(rank), 100, true), second(world.at(rank), 7, false);
+      for (int round = 0; round < 200; ++round) {
+        Sum& sum = round % 3 == 0 ? second : first;
+        const std::size_t count = sum.input.size();
+        sum.input = input_of(rank, round, count);
+        sum.output.assign(count, 0);
+        sum.run(round % 2 == 0 ? 2000 : 0);
+        CHECK(sum.output == sum_of(3, round, count), "rank %d, round %d", rank, round);
+      }
+    });
+  }
+}
+
+TEST(a_call_that_is_bound_allocates_nothing) {
+  CommunicatorWorld world(2, Fabric::kShm);
+  std::atomic<int> ready{0};
+  std::atomic<std::uint64_t> before{0};
+  on_threads({0, 1}, [&](int rank) {
+    Sum sum(world.at(rank), 16, false);
+    for (int round = 0; round < 400; ++round) {
+      if (round == 100) {
+        ready.fetch_add(1);
+        while (ready.load() < 2) std::this_thread::yield();
+        if (rank == 0) before = allocations();
+        ready.fetch_add(1);
+        while (ready.load() < 4) std::this_thread::yield();
+      }
+      sum.run(2000);
+    }
+    ready.fetch_add(1);
+    while (ready.load() < 6) std::this_thread::yield();
+    const std::uint64_t made = allocations() - before.load();
+    ready.fetch_add(1);
+    while (ready.load() < 8) std::this_thread::yield();
+    CHECK(made == 0, "%llu allocations in 300 rounds", static_cast<unsigned long long>(made));
+  });
+}
+
+TEST(calls_that_nobody_waits_for_end_in_order_behind_requests) {
+  for (const Fabric fabric : kFabrics) {
+    CommunicatorWorld world(2, fabric);
+    on_threads({0, 1}, [&](int rank) {
+      Communicator& mine = world.at(rank);
+      constexpr std::size_t kRounds = 60;
+      std::vector<std::unique_ptr<Sum>> sums;
+      std::vector<std::shared_ptr<Operation>> operations;
+      Sum shared(mine, 20, true);  // one call, many times in the queue
+      std::vector<std::vector<Element>> inputs(kRounds), outputs(kRounds);
+      std::vector<Element> large(50'000), large_sum(50'000);
+      for (std::size_t round = 0; round < kRounds; ++round) {
+        if (round % 20 == 7) {
+          const auto plan = ring_plan(2, rank);
+          (void)mine.start(all_reduce(plan, large, large_sum), kPatience);
+        }
+        inputs[round] = input_of(rank, static_cast<int>(round), 20);
+        outputs[round].resize(20);
+        const auto* from = reinterpret_cast<const std::byte*>(inputs[round].data());
+        auto* to = reinterpret_cast<std::byte*>(outputs[round].data());
+        operations.push_back(std::make_shared<Operation>());
+        if (!mine.try_start(shared.call, from, to, operations.back(), kPatience, 0, true)) {
+          mine.start(shared.call, from, to, operations.back(), kPatience);
+        }
+      }
+      for (std::size_t round = kRounds; round-- > 0;) {
+        mine.try_drive(*operations[round], 1000);
+        expect_ok(mine.drive(*operations[round], kForever, nullptr), "call");
+        CHECK(outputs[round] == sum_of(2, static_cast<int>(round), 20), "rank %d, round %zu", rank,
+              round);
+      }
+    });
+  }
+}
+
+TEST(a_call_that_was_left_ends_without_any_help) {
+  CommunicatorWorld world(2, Fabric::kShm);
+  Sum first(world.at(0), 5, false), second(world.at(1), 5, false);
+  for (int round = 0; round < 20; ++round) {
+    const auto one = std::make_shared<Operation>(), other = std::make_shared<Operation>();
+    CHECK(world.at(0).try_start(first.call, first.from(), first.to(), one, kPatience, 0, true),
+          "busy");
+    CHECK(!one->done(), "over before its peer came");
+    CHECK(world.at(1).try_start(second.call, second.from(), second.to(), other, kPatience, 0, true),
+          "busy");
+    while (!one->done() || !other->done()) std::this_thread::yield();
+    expect_ok(one->status(), "first");
+    expect_ok(other->status(), "second");
+  }
+}
+
+TEST(calls_of_failed_and_closed_communicators_say_so) {
+  CommunicatorWorld world(2, Fabric::kShm);
+  Sum sum(world.at(0), 5, false);
+  const auto open = std::make_shared<Operation>(), late = std::make_shared<Operation>();
+  CHECK(world.at(0).try_start(sum.call, sum.from(), sum.to(), open, kPatience, 0, true), "busy");
+  world.at(0).close();
+  CHECK(open->done() && open->status().code() == Code::kClosed, "still open");
+  CHECK(!world.at(0).try_start(sum.call, sum.from(), sum.to(), late, kPatience, 0, true),
+        "started after the end");
+  const Status status = world.at(0).run(sum.call, sum.from(), sum.to(), late, kPatience, nullptr);
+  CHECK(status.code() == Code::kClosed, "%s", status.message().c_str());
+}
+
+TEST(a_call_for_another_rank_is_refused) {
+  CommunicatorWorld world(2, Fabric::kShm);
+  Sum sum(world.at(0), 5, false);
+  const auto operation = std::make_shared<Operation>();
+  const Status status =
+      world.at(1).run(sum.call, sum.from(), sum.to(), operation, kPatience, nullptr);
+  CHECK(status.code() == Code::kInvalidArgument, "%s", status.message().c_str());
+  expect_ok(world.at(1).failure(), "failure");
+}
+
+RUN_TESTS()
