@@ -27,6 +27,7 @@ void bind_buffer(py::module_& module);
 void bind_plan(py::module_& module);
 void bind_transports(py::module_& module);
 void bind_communicator(py::module_& module);
+void bind_native_calls(py::module_& module);
 void bind_kernels(py::module_& module);
 void bind_simulation(py::module_& module);
 

@@ -10,6 +10,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/exporters.h"
+#include "bindings/flat.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -143,6 +144,7 @@ DType numpy_dtype(const py::dtype& dtype, std::string_view name) {
   }
   if (!found) refuse_dtype(name, text_of(dtype));
   if (dtype.byteorder() == '>') refuse_byte_order(name, text_of(dtype));
+  learn_number(dtype.num(), *found);
   return *found;
 }
 

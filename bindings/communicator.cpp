@@ -1,134 +1,44 @@
-// Communicator, Work and UserOp. Every call releases the GIL before it takes the communicator's
-// lock: a user's reduction may want the GIL while that lock is held.
+// Communicator. Every call releases the GIL before it waits for the communicator's lock: a user's
+// reduction may want the GIL while that lock is held.
 #include "runtime/communicator.h"
 
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <exception>
-#include <iterator>
 #include <optional>
 #include <string>
-#include <thread>
+#include <string_view>
 #include <utility>
 
 #include "bindings/bind.h"
+#include "bindings/handle.h"
 #include "bindings/request.h"
+#include "bindings/work.h"
 
 namespace pycoll::bindings {
 namespace {
 
 using runtime::Operation;
+using Shared = SharedHandle;
 
-// No time at all for what is negative or not a number.
-Nanoseconds nanoseconds(double seconds) {
-  if (!(seconds > 0)) return 0;
-  return seconds >= 9e9 ? kForever : static_cast<Nanoseconds>(seconds * 1e9);
+// Of "host:pid".
+std::string_view pid_of(std::string_view name) { return name.substr(name.rfind(':') + 1); }
+
+// Whether no other rank has this rank's process number: a stranger's may be equal by chance, which
+// costs a little time only.
+bool is_alone(const std::vector<std::string>& names, std::size_t rank) {
+  return std::count_if(names.begin(), names.end(), [&](const std::string& name) {
+           return pid_of(name) == pid_of(names[rank]);
+         }) == 1;
 }
-
-// A reduction runs under the communicator's lock, possibly on the progress thread.
-void refuse_inside_reduction(std::string_view what) {
-  if (!UserOp::running()) return;
-  raise_if_failed(Status::error(Code::kInvalidArgument,
-                                std::string(what) + " was called by a user's reduction: a "
-                                                    "reduction may only combine its two arrays"),
-                  what);
-}
-
-// True with a Python error set when a signal's handler raised (Ctrl-C).
-bool signal_raised() {
-  const py::gil_scoped_acquire gil;
-  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
-}
-
-struct CommunicatorHandle {
-  runtime::Communicator::Handle native;
-  double timeout_s = 0;
-  // Arrays and user operations of non-blocking operations, whether or not somebody holds their
-  // Work: kept alive until these are done. Guarded by the GIL.
-  struct Kept {
-    std::shared_ptr<Operation> operation;
-    py::tuple objects;
-  };
-  std::vector<Kept> kept;
-
-  ~CommunicatorHandle() {
-    try {
-      discard();
-    } catch (const std::exception&) {
-      // No thread or memory to be had: the process's end must do.
-      [[maybe_unused]] auto* left_behind = native.release();
-    }
-  }
-  CommunicatorHandle() = default;
-  CommunicatorHandle(const CommunicatorHandle&) = delete;
-  CommunicatorHandle& operator=(const CommunicatorHandle&) = delete;
-
-  // A reduction's garbage collection may find this, inside the lock that closing needs.
-  void discard() {
-    if (UserOp::running()) {
-      std::thread([native = std::move(native), kept = std::move(kept)]() mutable {
-        native.reset();
-        const py::gil_scoped_acquire gil;
-        kept.clear();
-      }).detach();
-      return;
-    }
-    close();
-    const py::gil_scoped_release release;
-    native.reset();
-  }
-
-  void close() {
-    if (native == nullptr) return;
-    {
-      const py::gil_scoped_release release;
-      native->close();
-    }
-    drop_done();
-  }
-
-  void keep(std::shared_ptr<Operation> operation, py::tuple objects) {
-    if (!operation->done()) kept.push_back({std::move(operation), std::move(objects)});
-  }
-
-  // What goes may run any Python code, which may come back here.
-  void drop_done() {
-    if (kept.empty()) return;
-    const auto done = std::stable_partition(kept.begin(), kept.end(),
-                                            [](const Kept& one) { return !one.operation->done(); });
-    const std::vector<Kept> going(std::make_move_iterator(done),
-                                  std::make_move_iterator(kept.end()));
-    kept.erase(done, kept.end());
-  }
-  Nanoseconds timeout(const std::optional<double>& given) const {
-    return nanoseconds(given.value_or(timeout_s));
-  }
-};
-using Shared = std::shared_ptr<CommunicatorHandle>;
-
-struct Work {
-  Shared communicator;
-  std::shared_ptr<Operation> operation;
-  std::string name;
-  std::shared_ptr<UserOp> user_op;
-
-  void wait(const std::optional<double>& timeout_s) {
-    refuse_inside_reduction("wait");
-    Status status;
-    {
-      const py::gil_scoped_release release;
-      status = communicator->native->drive(
-          *operation, timeout_s ? nanoseconds(*timeout_s) : kForever, signal_raised);
-    }
-    communicator->drop_done();
-    if (user_op != nullptr) user_op->rethrow();
-    raise_if_failed(status, name);
-  }
-};
 
 Shared make(int rank, int size, const std::vector<py::object>& transports, double timeout_s,
             std::vector<std::string> names) {
+  auto handle = std::make_shared<CommunicatorHandle>();
+  handle->timeout_s = timeout_s;
+  if (rank >= 0 && static_cast<std::size_t>(rank) < names.size()) {
+    handle->alone = is_alone(names, static_cast<std::size_t>(rank));
+  }
   runtime::EngineOptions options;
   options.rank = rank;
   options.size = size;
@@ -137,28 +47,35 @@ Shared make(int rank, int size, const std::vector<py::object>& transports, doubl
   for (const py::object& one : transports) {
     options.transports.push_back(one.cast<TransportHandle&>().transport);
   }
-  auto handle = std::make_shared<CommunicatorHandle>();
-  handle->timeout_s = timeout_s;
   raise_if_failed(runtime::Communicator::create(std::move(options), &handle->native), "init");
   return handle;
 }
 
-// Runs or starts a request; gives a Work for the latter.
+// How an operation is to be run, and what a Work of it gives.
+struct Manner {
+  bool asynchronous = false;
+  std::optional<double> timeout_s;
+  py::object result;
+  py::object finish;
+};
+
+// Runs or starts a request; gives a Work for the latter, otherwise None.
 template <typename Request>
-std::optional<Work> submit(const Shared& communicator, Request request, std::string name,
-                           bool asynchronous, const std::optional<double>& timeout_s,
-                           py::tuple objects, std::shared_ptr<UserOp> user_op) {
+py::object submit(const Shared& communicator, Request request, std::string_view name, Manner manner,
+                  py::tuple objects, std::shared_ptr<UserOp> user_op) {
   refuse_inside_reduction(name);
   communicator->drop_done();
-  const Nanoseconds timeout = communicator->timeout(timeout_s);
-  if (asynchronous) {
+  const Nanoseconds timeout =
+      manner.timeout_s ? nanoseconds(*manner.timeout_s) : communicator->timeout();
+  if (manner.asynchronous) {
     std::shared_ptr<Operation> operation;
     {
       const py::gil_scoped_release release;
       operation = communicator->native->start(std::move(request), timeout);
     }
     communicator->keep(operation, std::move(objects));
-    return Work{communicator, std::move(operation), std::move(name), std::move(user_op)};
+    return make_work({communicator, std::move(operation), std::move(user_op), name},
+                     std::move(manner.result), std::move(manner.finish));
   }
   Status status;
   {
@@ -167,40 +84,32 @@ std::optional<Work> submit(const Shared& communicator, Request request, std::str
   }
   if (user_op != nullptr) user_op->rethrow();
   raise_if_failed(status, name);
-  return std::nullopt;
+  return py::none();
 }
 
-std::optional<Work> run(const Shared& communicator, const PlanHandle& plan, const BufferView* input,
-                        BufferView* output, int dtype, int op, std::vector<std::uint64_t> counts,
-                        std::uint64_t plan_key, std::uint64_t count, std::uint32_t segment_bytes,
-                        const std::shared_ptr<UserOp>& user_op, bool asynchronous,
-                        const std::optional<double>& timeout_s) {
+py::object run(const Shared& communicator, const PlanHandle& plan, const BufferView* input,
+               BufferView* output, int dtype, int op, std::vector<std::uint64_t> counts,
+               std::uint64_t plan_key, std::uint64_t count, std::uint32_t segment_bytes,
+               const std::shared_ptr<UserOp>& user_op, bool asynchronous, py::object finish,
+               const std::optional<double>& timeout_s) {
   runtime::CollectiveRequest request = make_request(
       plan, input, output, {dtype, op, std::move(counts), plan_key, count, segment_bytes}, user_op);
-  std::string name(name_of(request.descriptor.collective));
+  const std::string_view name = name_of(request.descriptor.collective);
   py::tuple objects =
       py::make_tuple(py::cast(input, py::return_value_policy::reference),
                      py::cast(output, py::return_value_policy::reference), py::cast(user_op));
-  return submit(communicator, std::move(request), std::move(name), asynchronous, timeout_s,
-                std::move(objects), user_op);
+  return submit(communicator, std::move(request), name,
+                {asynchronous, timeout_s, py::none(), std::move(finish)}, std::move(objects),
+                user_op);
 }
 
-std::optional<Work> message(const Shared& communicator, runtime::MessageRequest::Kind kind,
-                            BufferView& data, int peer, std::uint32_t tag, bool asynchronous,
-                            const std::optional<double>& timeout_s) {
+py::object message(const Shared& communicator, runtime::MessageRequest::Kind kind, BufferView& data,
+                   int peer, std::uint32_t tag, Manner manner) {
   const bool sending = kind == runtime::MessageRequest::Kind::kSend;
   const runtime::MessageRequest request{
       kind, peer, tag, {data.data, data.count * item_bytes(data.dtype)}};
-  return submit(communicator, request, sending ? "send" : "recv", asynchronous, timeout_s,
+  return submit(communicator, request, sending ? "send" : "recv", std::move(manner),
                 py::make_tuple(py::cast(data, py::return_value_policy::reference)), nullptr);
-}
-
-void bind_work(py::module_& module) {
-  py::class_<Work>(module, "Work", "An operation that may still run.")
-      .def("done", [](const Work& work) { return work.operation->done(); })
-      .def("wait", &Work::wait, py::arg("timeout_s") = py::none(),
-           "Block until done; raises what the operation raised, or TimeoutError if it is still "
-           "running after `timeout_s` seconds.");
 }
 
 }  // namespace
@@ -208,7 +117,6 @@ void bind_work(py::module_& module) {
 void bind_communicator(py::module_& module) {
   using Kind = runtime::MessageRequest::Kind;
   bind_user_op(module);
-  bind_work(module);
   py::class_<CommunicatorHandle, Shared>(module, "Communicator",
                                          "One rank's operations over its transports.")
       .def(py::init(&make), py::arg("rank"), py::arg("size"), py::arg("transports"),
@@ -220,23 +128,25 @@ void bind_communicator(py::module_& module) {
            py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
            py::arg("count"), py::arg("segment_bytes") = transport::kSegmentBytesMax,
            py::arg("user_op") = py::none(), py::arg("asynchronous") = false,
-           py::arg("timeout_s") = py::none())
+           py::arg("finish") = py::none(), py::arg("timeout_s") = py::none())
       .def(
           "send",
           [](const Shared& self, BufferView& data, int dest, std::uint32_t tag, bool asynchronous,
              std::optional<double> timeout_s) {
-            return message(self, Kind::kSend, data, dest, tag, asynchronous, timeout_s);
+            return message(self, Kind::kSend, data, dest, tag,
+                           {asynchronous, timeout_s, py::none(), py::none()});
           },
           py::arg("data"), py::arg("dest"), py::arg("tag"), py::arg("asynchronous") = false,
           py::arg("timeout_s") = py::none())
       .def(
           "recv",
           [](const Shared& self, BufferView& data, int source, std::uint32_t tag, bool asynchronous,
-             std::optional<double> timeout_s) {
-            return message(self, Kind::kRecv, data, source, tag, asynchronous, timeout_s);
+             py::object result, std::optional<double> timeout_s) {
+            return message(self, Kind::kRecv, data, source, tag,
+                           {asynchronous, timeout_s, std::move(result), py::none()});
           },
           py::arg("data"), py::arg("source"), py::arg("tag"), py::arg("asynchronous") = false,
-          py::arg("timeout_s") = py::none())
+          py::arg("result") = py::none(), py::arg("timeout_s") = py::none())
       .def(
           "failure",
           [](const Shared& self) -> std::optional<std::string> {

@@ -15,37 +15,7 @@ std::string dlpack_text(const dlpack::DataType& dtype) {
 }
 
 DType dlpack_dtype(const dlpack::DataType& dtype, std::string_view name) {
-  using dlpack::TypeCode;
-  const std::size_t item = dtype.bits / 8;
-  std::optional<DType> found;
-  if (dtype.lanes == 1 && dtype.bits % 8 == 0) {
-    switch (static_cast<TypeCode>(dtype.code)) {
-      case TypeCode::kInt:
-        found = find_dtype(Kind::kSigned, item);
-        break;
-      case TypeCode::kUInt:
-        found = find_dtype(Kind::kUnsigned, item);
-        break;
-      case TypeCode::kFloat:
-        found = find_dtype(Kind::kFloat, item);
-        break;
-      case TypeCode::kBFloat:
-        if (item == 2) found = DType::kBFloat16;
-        break;
-      case TypeCode::kComplex:
-        found = find_dtype(Kind::kComplex, item);
-        break;
-      case TypeCode::kBool:
-        found = find_dtype(Kind::kBool, item);
-        break;
-      case TypeCode::kFloat8E4M3FN:
-        if (item == 1) found = DType::kFloat8E4M3;
-        break;
-      case TypeCode::kFloat8E5M2:
-        if (item == 1) found = DType::kFloat8E5M2;
-        break;
-    }
-  }
+  const std::optional<DType> found = find_dtype(dtype);
   if (!found) refuse_dtype(name, dlpack_text(dtype));
   return *found;
 }
@@ -119,6 +89,34 @@ py::object make_capsule(py::handle x, std::string_view name) {
 }
 
 }  // namespace
+
+std::optional<DType> find_dtype(const dlpack::DataType& dtype) {
+  using dlpack::TypeCode;
+  if (dtype.lanes != 1 || dtype.bits % 8 != 0) return std::nullopt;
+  const std::size_t item = dtype.bits / 8;
+  switch (static_cast<TypeCode>(dtype.code)) {
+    case TypeCode::kInt:
+      return find_dtype(Kind::kSigned, item);
+    case TypeCode::kUInt:
+      return find_dtype(Kind::kUnsigned, item);
+    case TypeCode::kFloat:
+      return find_dtype(Kind::kFloat, item);
+    case TypeCode::kBFloat:
+      if (item == 2) return DType::kBFloat16;
+      break;
+    case TypeCode::kComplex:
+      return find_dtype(Kind::kComplex, item);
+    case TypeCode::kBool:
+      return find_dtype(Kind::kBool, item);
+    case TypeCode::kFloat8E4M3FN:
+      if (item == 1) return DType::kFloat8E4M3;
+      break;
+    case TypeCode::kFloat8E5M2:
+      if (item == 1) return DType::kFloat8E5M2;
+      break;
+  }
+  return std::nullopt;
+}
 
 BufferView from_capsule(py::handle capsule, std::string_view name) {
   BufferView view;

@@ -72,6 +72,24 @@ struct ManagedTensorVersioned {
   Tensor tensor;
 };
 
+// What a class publishes as __dlpack_c_exchange_api__, in a capsule of this name: functions that
+// neither make capsules nor call Python. They give 0, or -1 with a Python error set.
+inline constexpr const char* kExchangeName = "dlpack_exchange_api";
+
+struct Exchange {
+  Version version;
+  Exchange* older;  // of an earlier major version, or null
+  // A new tensor of the prototype's dtype, shape and device.
+  int (*allocate)(Tensor* prototype, ManagedTensorVersioned** made, void* context,
+                  void (*set_error)(void* context, const char* kind, const char* message));
+  int (*export_tensor)(void* object, ManagedTensorVersioned** exported);
+  // Turns a managed tensor, which is spent, into an object of the class: a new reference.
+  int (*give)(ManagedTensorVersioned* managed, void** object);
+  // Borrows: shape, strides and data stay the object's own. May be null.
+  int (*view)(void* object, Tensor* tensor);
+  int (*current_work_stream)(std::int32_t device_type, std::int32_t device_id, void** stream);
+};
+
 static_assert(sizeof(DataType) == 4 && sizeof(Device) == 8 && sizeof(Tensor) == 48);
 static_assert(offsetof(ManagedTensorVersioned, tensor) == 32);
 

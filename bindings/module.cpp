@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_plan(module);
   bindings::bind_transports(module);
   bindings::bind_communicator(module);
+  bindings::bind_native_calls(module);
   bindings::bind_kernels(module);
   bindings::bind_simulation(module);
 }

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import threading
-from collections.abc import Callable
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec
 
+from pycoll import _core
 from pycoll.arrays import empty
 from pycoll.communicator import Communicator
 from pycoll.errors import (
@@ -25,7 +23,10 @@ from pycoll.ops import register_op
 from pycoll.work import Work, check_timeout
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from pycoll.config import Config
+    from pycoll.grouping import Group
 
 __all__ = [
     "ClosedError",
@@ -71,7 +72,6 @@ __all__ = [
 ]
 
 _Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 
 class _World:
@@ -81,6 +81,12 @@ class _World:
         self.lock = threading.Lock()
         self.communicator: Communicator | None = None
         self.pid = 0
+
+    def set(self, communicator: Communicator | None) -> None:
+        """From here on module functions mean this one."""
+        self.communicator = communicator
+        self.pid = os.getpid()
+        _core.set_world(communicator)
 
     def get(self) -> Communicator:
         found = self.communicator
@@ -95,6 +101,8 @@ class _World:
 
 
 _world = _World()
+# A child asks get(), which tells it what is wrong.
+os.register_at_fork(after_in_child=lambda: _core.set_world(None))
 
 
 def init(
@@ -149,9 +157,9 @@ def init(
             comm=comm,
             bring=tuning.text_of,
         )
-        _world.communicator = Communicator(joined, config, "world")
-        _world.pid = os.getpid()
-        return _world.communicator
+        communicator = Communicator(joined, config, "world")
+        _world.set(communicator)
+        return communicator
 
 
 def _settings(**given: Any) -> Config:
@@ -188,8 +196,9 @@ def finalize() -> None:
     be called again.
     """
     with _world.lock:
-        communicator, _world.communicator = _world.communicator, None
-        if communicator is not None and _world.pid == os.getpid():
+        communicator, pid = _world.communicator, _world.pid
+        _world.set(None)
+        if communicator is not None and pid == os.getpid():
             communicator.close()
 
 
@@ -231,16 +240,9 @@ def cross_size() -> int:
     return _world.get().cross_size
 
 
-def _on_world(
-    method: Callable[Concatenate[Any, _Arguments], _Result],
-) -> Callable[_Arguments, _Result]:
-    """The method, called on the world's communicator; its signature, too, has no self."""
-
-    @functools.wraps(MethodType(method, _world))
-    def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:
-        return method(_world.get(), *args, **words)
-
-    return call
+def _on_world(method: _core.Method[Any, _Arguments]) -> _core.BoundMethod[_Arguments]:
+    """The method, called on the world's communicator."""
+    return _core.world_function(method, _world.get)
 
 
 def local_world(
@@ -295,6 +297,22 @@ send = _on_world(Communicator.send)
 recv = _on_world(Communicator.recv)
 isend = _on_world(Communicator.isend)
 irecv = _on_world(Communicator.irecv)
-split = _on_world(Communicator.split)
-group = _on_world(Communicator.group)
-explain = _on_world(Communicator.explain)
+
+
+def split(color: int | None, key: int = 0) -> Communicator | None:
+    """``split`` of the world's communicator."""
+    return _world.get().split(color, key)
+
+
+def group() -> AbstractContextManager[Group]:
+    """``group`` of the world's communicator."""
+    return _world.get().group()
+
+
+def explain(collective: str, nbytes: int) -> str:
+    """``explain`` of the world's communicator."""
+    return _world.get().explain(collective, nbytes)
+
+
+for _function in (split, group, explain):
+    _function.__doc__ = getattr(Communicator, _function.__name__).__doc__

@@ -153,6 +153,8 @@ class _Torch:
         self.dtypes = {int(dtype): one for dtype, one in found.items() if one is not None}
         self.known = frozenset(self.dtypes.values())
         self.capsule = torch.utils.dlpack.to_dlpack
+        for kind in (torch.Tensor, torch.nn.Parameter):
+            _core.learn_tensor(kind)
 
     def view(self, x: Any, name: str) -> _core.BufferView:
         view = self._export(x.resolve_conj().resolve_neg() if self._lazy(x) else x, name)

@@ -36,6 +36,9 @@ class Communicator(Reducing, Moving, Messages):
     TransportError) is final: every later call raises it again; see ``failure``. A child made by
     fork gets ClosedError.
 
+    ``comm.all_reduce.bind(x, out=x)`` gives that call as a function without arguments, to be called
+    again and again; so for every operation. Each time it reads the arrays as they are then.
+
     As a context manager it closes at the end.
     """
 

@@ -6,7 +6,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from pycoll.collective import Collective
 from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError, PycollError
 from pycoll.ops import Reduction, find_reduction
 from pycoll.types import DType
-from pycoll.work import Work
 
 if TYPE_CHECKING:
-    from pycoll.grouping import Group
     from pycoll.plans import Prepared
     from pycoll.topology import Topology
 
@@ -38,8 +36,12 @@ _PREPARED_MAX = 4096
 
 def operation(
     function: Callable[Concatenate[_Self, _Arguments], Any],
-) -> Callable[Concatenate[_Self, _Arguments], Any]:
-    """A public method that groups defer, and whose errors say which operation it was."""
+) -> _core.Method[_Self, _Arguments]:
+    """A public method that groups defer, and whose errors say which operation it was.
+
+    Common calls are read and run by native code, which finds what ``_prepare`` has noted; the
+    function defines what all of them do, and does the rest.
+    """
     name = function.__name__
 
     @functools.wraps(function)
@@ -52,10 +54,10 @@ def operation(
             self._complete(error, name)
             raise
 
-    return cast(Callable[Concatenate[_Self, _Arguments], Any], call)
+    return _core.method(call, function)
 
 
-class Core:
+class Core(_core.Calls):
     """State of a communicator and the common path of its operations. See ``Communicator``."""
 
     def __init__(
@@ -87,7 +89,6 @@ class Core:
         #: By collective; an enum's member as part of a key would cost a call in Python.
         self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]
         self._deterministic = deterministic
-        self._group: Group | None = None
 
     def _complete(self, error: PycollError, name: str) -> None:
         """Add what is known here to an error from below."""
@@ -148,6 +149,8 @@ class Core:
         if len(known) >= _PREPARED_MAX:
             known.clear()
         known[key] = found
+        if found.user is None:
+            _core.note(self, collective, key, found.plan, found.key, found.op, found.segment_bytes)
         return found
 
     def _start(
@@ -175,8 +178,9 @@ class Core:
             segment_bytes=prepared.segment_bytes,
             user_op=user.native(dtype) if user is not None else None,
             asynchronous=async_op,
+            finish=finish if async_op else None,
         )
-        return finish() if work is None else Work(work, finish)
+        return finish() if work is None else work
 
     def _memory(
         self,

@@ -11,8 +11,8 @@ The members are independent of each other: none may read what another writes.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +20,11 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays import empty
 from pycoll.collective import Collective
-from pycoll.core import nothing
+from pycoll.core import finisher, nothing
 from pycoll.errors import InvalidArgumentError
 from pycoll.reducing import Ends, ends_of
 from pycoll.types import ITEM_BYTES
-from pycoll.work import GroupWork
+from pycoll.work import Work
 
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator
@@ -34,37 +34,24 @@ FUSED_BYTES_MAX = 1 << 20
 #: A message of several arrays grows to this at most.
 MESSAGE_BYTES_MAX = 1 << 24
 
+_Finish = Callable[[], Any]
 _MESSAGES = {"send": "isend", "isend": "isend", "recv": "irecv", "irecv": "irecv"}
 #: The engine only wants the size of an element, so any type of that size names the memory.
 _BY_ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
-class _Reduction:
-    """An all_reduce that waits for the end of the group."""
+class _UserReduction:
+    """An all_reduce with a user's reduction, which waits for the end of the group."""
 
-    def __init__(self, x: Any, words: dict[str, Any], work: GroupWork) -> None:
-        self.x = x
-        self.out = words.get("out")
-        self.op = words.get("op", "sum")
-        self.algorithm = words.get("algorithm")
-        self.deterministic = words.get("deterministic")
+    def __init__(self, key: tuple[Any, ...], ends: Ends, work: Work, finish: _Finish) -> None:
+        self.key = key
+        self.ends = ends
         self.work = work
-        self.ends: Ends = ends_of(x, self.out)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Reductions with equal keys may share a message."""
-        return (self.ends.source.dtype, self.op, self.algorithm, self.deterministic)
-
-    def finish(self) -> None:
-        """The target holds the result."""
-        framework, _, memory, _ = self.ends
-        out = self.out
-        self.work.fill(out if out is not None else framework.finish(self.x, memory))
+        self.finish = finish
 
 
-class Fusion(list["_Reduction"]):
-    """all_reduces that share a message."""
+class _UserFusion(list["_UserReduction"]):
+    """Those that share a message."""
 
     @property
     def nbytes(self) -> int:
@@ -73,18 +60,23 @@ class Fusion(list["_Reduction"]):
 
 
 class Group:
-    """The operations called inside one group, in order."""
+    """The operations called inside one group, in order.
+
+    Native calls of all_reduce come into ``fusions`` by themselves.
+    """
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._messages: list[tuple[str, tuple[Any, ...], dict[str, Any], GroupWork]] = []
-        self._others: list[tuple[str, tuple[Any, ...], dict[str, Any], GroupWork] | Fusion] = []
-        self._open: dict[tuple[Any, ...], Fusion] = {}
-        self._works: list[GroupWork] = []
+        self._messages: list[tuple[str, tuple[Any, ...], dict[str, Any], Work]] = []
+        self._others: list[tuple[str, tuple[Any, ...], dict[str, Any], Work] | _UserFusion | int]
+        self._others = []
+        self.fusions = _core.Fusions(self._others, FUSED_BYTES_MAX, MESSAGE_BYTES_MAX)
+        self._open: dict[tuple[Any, ...], _UserFusion] = {}
+        self._works: list[Work] = []
 
-    def add(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> GroupWork:
+    def add(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Work:
         """Note a call; its result is in the Work once the group has ended."""
-        work = GroupWork()
+        work = _core.open_work()
         words = {word: value for word, value in words.items() if word != "async_op"}
         if name in _MESSAGES:
             self._messages.append((_MESSAGES[name], args, words, work))
@@ -95,27 +87,38 @@ class Group:
         self._works.append(work)
         return work
 
-    def _add_reduction(self, work: GroupWork, x: Any, op: Any = "sum", **words: Any) -> None:
-        one = _Reduction(x, {**words, "op": op}, work)
-        source = one.ends.source
+    def _add_reduction(
+        self,
+        work: Work,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        deterministic: bool | None = None,
+    ) -> None:
+        ends = ends_of(x, out)
+        finish = finisher(ends.framework, x, ends.memory, out)
+        dtype, nbytes = ends.source.dtype, ends.source.nbytes
         # Wrong arguments are found where they are written, not at the end of the block.
-        self._communicator._prepare(
-            Collective.ALL_REDUCE,
-            source.dtype,
-            op,
-            0,
-            source.nbytes,
-            one.algorithm,
-            one.deterministic,
+        prepared = self._communicator._prepare(
+            Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
-        fusion = self._open.get(one.key)
-        fits = fusion is not None and fusion.nbytes + source.nbytes <= MESSAGE_BYTES_MAX
-        if source.nbytes > FUSED_BYTES_MAX:
-            self._others.append(Fusion([one]))
-        elif fusion is not None and fits:
+        word = prepared.reduction.name if prepared.reduction is not None else "sum"
+        name = None if algorithm is None else str(algorithm)
+        strict = None if deterministic is None else bool(deterministic)
+        key = (dtype, word, 0, -1, name, strict, ())
+        if prepared.user is None:
+            self.fusions.add(work, key, ends.source, ends.target, finish, (x, ends, out))
+            return
+        one = _UserReduction(key, ends, work, finish)
+        fusion = self._open.get(key)
+        if nbytes > FUSED_BYTES_MAX:
+            self._others.append(_UserFusion([one]))
+        elif fusion is not None and fusion.nbytes + nbytes <= MESSAGE_BYTES_MAX:
             fusion.append(one)
         else:
-            fusion = self._open[one.key] = Fusion([one])
+            fusion = self._open[key] = _UserFusion([one])
             self._others.append(fusion)
 
     def run(self) -> None:
@@ -126,45 +129,53 @@ class Group:
             for name, args, words, work in self._messages:
                 pending.append((work, getattr(communicator, name)(*args, **words)))
             for entry in self._others:
-                if isinstance(entry, Fusion):
+                if isinstance(entry, int):
                     self._run_fusion(entry)
+                elif isinstance(entry, _UserFusion):
+                    self._run_user_fusion(entry)
                 else:
                     name, args, words, work = entry
-                    work.fill(getattr(communicator, name)(*args, **words))
+                    _core.fill_work(work, getattr(communicator, name)(*args, **words))
             for work, started in pending:
-                work.fill(started.wait())
+                _core.fill_work(work, started.wait())
         except BaseException as error:
             self.abandon(error)
             raise
 
     def abandon(self, error: BaseException) -> None:
         """Tell every member that has no result yet why it will get none."""
+        self.fusions.abandon(error)
         for work in self._works:
             if not work.done():
-                work.fail(error)
+                _core.fail_work(work, error)
 
-    def _run_fusion(self, fusion: Fusion) -> None:
+    def _run_fusion(self, number: int) -> None:
+        communicator = self._communicator
+        if not self.fusions.run(communicator, number):
+            dtype, op, root, _, algorithm, deterministic, _ = self.fusions.key(number)
+            nbytes = self.fusions.nbytes(number)
+            communicator._prepare(
+                Collective.ALL_REDUCE, dtype, op, root, nbytes, algorithm, deterministic
+            )
+            self.fusions.run(communicator, number)
+
+    def _run_user_fusion(self, fusion: _UserFusion) -> None:
         communicator, first = self._communicator, fusion[0]
         if len(fusion) == 1:
             source, target = first.ends.source, first.ends.target
         else:
             source = target = communicator._fusion_view(fusion.nbytes, first.ends.source.dtype)
             _core.pack([one.ends.source for one in fusion], source)
-        dtype, count = first.ends.source.dtype, source.count
+        dtype, op, _, _, algorithm, deterministic, _ = first.key
         prepared = communicator._prepare(
-            Collective.ALL_REDUCE,
-            dtype,
-            first.op,
-            0,
-            source.nbytes,
-            first.algorithm,
-            first.deterministic,
+            Collective.ALL_REDUCE, dtype, op, 0, source.nbytes, algorithm, deterministic
         )
+        count = source.count
         communicator._start(prepared, source, target, dtype, [count], count, False, nothing)
         if len(fusion) > 1:
             _core.unpack(target, [one.ends.target for one in fusion])
         for one in fusion:
-            one.finish()
+            _core.fill_work(one.work, one.finish())
 
 
 class FusionBuffer:
@@ -180,20 +191,34 @@ class FusionBuffer:
         return _core.view(self._memory[:nbytes].view(_BY_ITEM[ITEM_BYTES[dtype]]))
 
 
-@contextlib.contextmanager
-def group(communicator: Communicator) -> Iterator[Group]:
+class group:  # noqa: N801  # read as the with statement that it is made for
     """See Communicator.group."""
-    outer = communicator._group
-    if outer is not None:
-        yield outer
-        return
-    members = Group(communicator)
-    communicator._group = members
-    try:
-        yield members
-    except BaseException:
-        members.abandon(InvalidArgumentError("the group was left by an exception; nothing ran"))
-        raise
-    finally:
-        communicator._group = None
-    members.run()
+
+    __slots__ = ("_communicator", "_members")
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._members: Group | None = None
+
+    def __enter__(self) -> Group:
+        outer: Group | None = self._communicator._group
+        if outer is not None:
+            return outer
+        members = self._members = self._communicator._group = Group(self._communicator)
+        return members
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        members = self._members
+        if members is None:
+            return
+        self._communicator._group = self._members = None
+        if error is None:
+            members.run()
+        else:
+            reason = "the group was left by an exception; nothing ran"
+            members.abandon(InvalidArgumentError(reason))

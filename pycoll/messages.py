@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 from pycoll.arrays import framework_of
 from pycoll.core import Core, operation
 from pycoll.errors import InvalidArgumentError
-from pycoll.work import Work
 
 TAG_MAX = 2**31 - 1
 
@@ -51,8 +49,7 @@ class Messages(Core):
     def _send(self, x: Any, dest: int, tag: int, asynchronous: bool) -> Any:
         dest, tag = self._check_rank(dest, "dest"), _check_tag(tag)
         view = framework_of(x).view(x, "x")
-        work = self._native.send(view, dest, tag, asynchronous)
-        return None if work is None else Work(work, _giver(None))
+        return self._native.send(view, dest, tag, asynchronous)
 
     def _recv(self, out: Any, source: int, tag: int, asynchronous: bool) -> Any:
         source, tag = self._check_rank(source, "source"), _check_tag(tag)
@@ -63,12 +60,8 @@ class Messages(Core):
             raise InvalidArgumentError(
                 f"out of shape {view.shape} is not contiguous in C order: receive into one that is"
             )
-        work = self._native.recv(view, source, tag, asynchronous)
-        return out if work is None else Work(work, _giver(out))
-
-
-def _giver(result: Any) -> Callable[[], Any]:
-    return lambda: result
+        work = self._native.recv(view, source, tag, asynchronous, out)
+        return out if work is None else work
 
 
 def _check_tag(tag: Any) -> int:

@@ -1,0 +1,281 @@
+#include "bindings/calls.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <utility>
+
+#include "bindings/fusions.h"
+#include "bindings/plan.h"
+#include "bindings/raw.h"
+#include "bindings/request.h"
+
+namespace pycoll::bindings {
+namespace {
+
+bool same_text(PyObject* one, PyObject* other) {
+  if (one == other) return true;
+  return one != nullptr && other != nullptr && PyUnicode_Compare(one, other) == 0;
+}
+
+void mix(std::size_t& hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+  hash ^= hash >> 29;
+}
+
+std::uint64_t total_of(std::span<const std::uint64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+}
+
+}  // namespace
+
+bool Choice::operator==(const Choice& other) const {
+  return collective == other.collective && dtype == other.dtype && op == other.op &&
+         deterministic == other.deterministic && root == other.root && bucket == other.bucket &&
+         trailing_count == other.trailing_count &&
+         std::equal(trailing.begin(), trailing.begin() + trailing_count, other.trailing.begin()) &&
+         same_text(algorithm, other.algorithm);
+}
+
+// Without the algorithm, whose text would have to be read.
+std::size_t Choice::hash() const {
+  std::size_t hash = 0;
+  mix(hash, static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 8 |
+                static_cast<std::uint64_t>(static_cast<std::uint8_t>(op)) << 16 |
+                static_cast<std::uint64_t>(static_cast<std::uint8_t>(deterministic)) << 24 |
+                static_cast<std::uint64_t>(static_cast<std::uint32_t>(bucket)) << 32);
+  mix(hash, static_cast<std::uint64_t>(root) | static_cast<std::uint64_t>(trailing_count) << 32);
+  for (std::uint32_t axis = 0; axis < trailing_count; ++axis) {
+    mix(hash, static_cast<std::uint64_t>(trailing[axis]));
+  }
+  return hash;
+}
+
+// As Core._prepare counts: up to the next power of two.
+void Choice::set_bytes(std::uint64_t bytes) {
+  bucket = bytes == 0 ? -1 : static_cast<std::int32_t>(std::bit_width(bytes - 1));
+}
+
+const Prepared* CallTable::find(const Choice& choice) {
+  const Prepared*& newest = newest_[static_cast<std::size_t>(choice.collective)];
+  if (newest != nullptr && newest->choice == choice) return newest;
+  const auto [first, last] = prepared_.equal_range(choice.hash());
+  for (auto one = first; one != last; ++one) {
+    if (one->second->choice == choice) return newest = one->second.get();
+  }
+  return nullptr;
+}
+
+void CallTable::add(Prepared prepared) {
+  if (find(prepared.choice) != nullptr) return;
+  if (prepared_.size() >= kPreparedMax) {
+    newest_.fill(nullptr);
+    slots_.fill(Slot{});
+    prepared_.clear();
+  }
+  const std::size_t hash = prepared.choice.hash();
+  prepared_.emplace(hash, std::make_unique<Prepared>(std::move(prepared)));
+}
+
+std::byte* CallTable::fusion_memory(std::uint64_t bytes) {
+  constexpr std::size_t kLine = 64;
+  if (fusion_memory_.size() < bytes + kLine) fusion_memory_.resize(std::bit_ceil(bytes) + kLine);
+  const auto address = reinterpret_cast<std::uintptr_t>(fusion_memory_.data());
+  return fusion_memory_.data() + (kLine - address % kLine) % kLine;
+}
+
+runtime::CollectiveRequest request_of(const Prepared& prepared,
+                                      std::span<const std::uint64_t> counts,
+                                      std::uint64_t input_bytes, std::uint64_t output_bytes) {
+  runtime::CollectiveRequest request = prepared.request;
+  request.counts.assign(counts.begin(), counts.end());
+  request.descriptor.count = total_of(counts);
+  request.input.bytes = input_bytes;
+  request.output.bytes = output_bytes;
+  return request;
+}
+
+const std::shared_ptr<runtime::Call>* CallTable::call(const Prepared& prepared,
+                                                      std::span<const std::uint64_t> counts,
+                                                      std::uint64_t input_bytes,
+                                                      std::uint64_t output_bytes) {
+  if (std::max(input_bytes, output_bytes) > runtime::Call::kShortBytes) return nullptr;
+  std::size_t hash = reinterpret_cast<std::uintptr_t>(&prepared);
+  mix(hash, counts.empty() ? 0 : counts.front());
+  Slot& slot = slots_[hash % kCallsMax];
+  if (slot.prepared == &prepared) {
+    const runtime::CollectiveRequest& known = slot.call->request();
+    if (known.input.bytes == input_bytes && known.output.bytes == output_bytes &&
+        std::equal(counts.begin(), counts.end(), known.counts.begin(), known.counts.end())) {
+      return &slot.call;
+    }
+  }
+  slot = {&prepared,
+          std::make_shared<runtime::Call>(request_of(prepared, counts, input_bytes, output_bytes))};
+  return &slot.call;
+}
+
+// ---- The type
+
+namespace {
+
+PyTypeObject* calls_type = nullptr;
+
+CallsObject* cast(PyObject* object) { return reinterpret_cast<CallsObject*>(object); }
+
+PyObject* make(PyTypeObject* type, PyObject* /*arguments*/, PyObject* /*names*/) {
+  PyObject* object = type->tp_alloc(type, 0);
+  if (object != nullptr) cast(object)->group = Py_NewRef(Py_None);
+  return object;
+}
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(cast(object)->native);
+  Py_VISIT(cast(object)->group);
+  return 0;
+}
+
+int clear(PyObject* object) {
+  delete std::exchange(cast(object)->table, nullptr);
+  Py_CLEAR(cast(object)->native);
+  Py_CLEAR(cast(object)->group);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  clear(object);
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyObject* get_native(PyObject* object, void* /*unused*/) {
+  PyObject* native = cast(object)->native;
+  if (native == nullptr) {
+    PyErr_SetString(PyExc_AttributeError, "_native");
+    return nullptr;
+  }
+  return Py_NewRef(native);
+}
+
+int set_native(PyObject* object, PyObject* value, void* /*unused*/) {
+  PyObject* done = guarded([&] {
+    auto shared = py::handle(value == nullptr ? Py_None : value).cast<SharedHandle>();
+    if (shared == nullptr) throw py::type_error("_native must be a _core.Communicator");
+    delete std::exchange(cast(object)->table, new CallTable(std::move(shared)));
+    Py_XSETREF(cast(object)->native, Py_NewRef(value));
+    return Py_None;
+  });
+  return done == nullptr ? -1 : 0;
+}
+
+PyObject* get_group(PyObject* object, void* /*unused*/) { return Py_NewRef(cast(object)->group); }
+
+int set_group(PyObject* object, PyObject* value, void* /*unused*/) {
+  PyObject* done = guarded([&] {
+    const py::handle group = value == nullptr ? Py_None : value;
+    cast(object)->fusions = group.is_none() ? nullptr : group.attr("fusions").cast<Fusions*>();
+    Py_XSETREF(cast(object)->group, Py_NewRef(group.ptr()));
+    return Py_None;
+  });
+  return done == nullptr ? -1 : 0;
+}
+
+void note(const py::object& self, int collective, const py::tuple& key, const PlanHandle& plan,
+          std::uint64_t plan_key, int op, std::uint32_t segment_bytes) {
+  CallsObject* calls = as_calls(self.ptr());
+  Prepared prepared;
+  if (calls == nullptr || calls->table == nullptr ||
+      !read_choice(collective, key, prepared.choice)) {
+    return;
+  }
+  prepared.algorithm = key[4];
+  const auto dtype = static_cast<int>(prepared.choice.dtype);
+  prepared.request =
+      make_request(plan, nullptr, nullptr, {dtype, op, {}, plan_key, 0, segment_bytes}, nullptr);
+  calls->table->add(std::move(prepared));
+}
+
+PyGetSetDef members[] = {
+    {"_native", &get_native, &set_native, "The engine.", nullptr},
+    {"_group", &get_group, &set_group, "The group in progress, or None.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+}  // namespace
+
+bool read_choice(int collective, const py::tuple& key, Choice& choice) {
+  choice.collective = static_cast<Collective>(collective);
+  choice.dtype = static_cast<DType>(key[0].cast<int>());
+  choice.root = key[2].cast<int>();
+  choice.bucket = key[3].cast<int>();
+  if (!key[1].is_none()) {
+    choice.op = static_cast<std::int8_t>(find_op(py::object(key[1]).ptr()));
+    if (choice.op < 0) return false;
+  }
+  const py::object algorithm = key[4];
+  const py::object deterministic = key[5];
+  if (!algorithm.is_none()) {
+    if (!PyUnicode_CheckExact(algorithm.ptr())) return false;
+    choice.algorithm = algorithm.ptr();
+  }
+  if (!deterministic.is_none()) {
+    if (!PyBool_Check(deterministic.ptr())) return false;
+    choice.deterministic = deterministic.ptr() == Py_True ? 1 : 0;
+  }
+  const auto trailing = key[6].cast<py::tuple>();
+  if (trailing.size() > Choice::kTrailingMax) return false;
+  for (const py::handle length : trailing) {
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(length.ptr(), &overflow);
+    if (overflow != 0 || value < 0) return false;
+    choice.trailing[choice.trailing_count++] = value;
+  }
+  return true;
+}
+
+CallsObject* as_calls(PyObject* object) {
+  return PyObject_TypeCheck(object, calls_type) != 0 ? cast(object) : nullptr;
+}
+
+int find_op(PyObject* word) {
+  static const std::array<PyObject*, kReduceOpCount> words = [] {
+    std::array<PyObject*, kReduceOpCount> made{};
+    for (int op = 0; op < kReduceOpCount; ++op) {
+      const std::string name(name_of(static_cast<ReduceOp>(op)));
+      made[static_cast<std::size_t>(op)] = PyUnicode_InternFromString(name.c_str());
+    }
+    return made;
+  }();
+  constexpr int kBuiltin = static_cast<int>(ReduceOp::kUser);
+  for (int op = 0; op < kBuiltin; ++op) {
+    if (words[static_cast<std::size_t>(op)] == word) return op;
+  }
+  if (!PyUnicode_CheckExact(word)) return -1;
+  for (int op = 0; op < kBuiltin; ++op) {
+    if (PyUnicode_Compare(words[static_cast<std::size_t>(op)], word) == 0) return op;
+  }
+  return -1;
+}
+
+void bind_calls(py::module_& module) {
+  PyType_Slot slots[] = {{Py_tp_new, slot(&make)},
+                         {Py_tp_dealloc, slot(&dealloc)},
+                         {Py_tp_traverse, slot(&traverse)},
+                         {Py_tp_clear, slot(&clear)},
+                         {Py_tp_getset, members},
+                         {Py_tp_doc, text("What the native calls of a communicator know.")},
+                         {0, nullptr}};
+  PyType_Spec spec = {"pycoll._core.Calls", sizeof(CallsObject), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+  calls_type = add_type(module, "Calls", spec);
+  module.def("note", &note, py::arg("calls"), py::arg("collective"), py::arg("key"),
+             py::arg("plan"), py::arg("plan_key"), py::arg("op"), py::arg("segment_bytes"),
+             "Let native calls find what was prepared for Core._prepare's key. Choices that they "
+             "cannot name, such as reductions of users, are left out.");
+}
+
+}  // namespace pycoll::bindings

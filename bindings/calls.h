@@ -1,0 +1,109 @@
+// What the native calls of a communicator know: its engine, the group in progress, and the calls
+// that were prepared before. The Python methods are the definition of every operation; they fill
+// this table, and what it cannot answer goes to them. Requires everywhere: the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "bindings/handle.h"
+#include "runtime/call.h"
+#include "runtime/request.h"
+
+namespace pycoll::bindings {
+
+class Fusions;
+
+// What a preparation depends on, alike on all ranks (pycoll.core.Core._prepare).
+struct Choice {
+  static constexpr std::size_t kTrailingMax = 6;
+
+  Collective collective = Collective::kBarrier;
+  DType dtype = DType::kUInt8;
+  std::int8_t op = -1;             // ReduceOp; -1: nothing is reduced
+  std::int8_t deterministic = -1;  // -1: as the communicator is set
+  std::int32_t root = 0;
+  std::int32_t bucket = -1;  // bytes up to 2^bucket; -1: none
+  std::uint32_t trailing_count = 0;
+  std::array<std::int64_t, kTrailingMax> trailing{};  // dimensions that ranks must share
+  PyObject* algorithm = nullptr;                      // a str, or nullptr: the selector's
+
+  bool operator==(const Choice& other) const;
+  std::size_t hash() const;
+  void set_bytes(std::uint64_t bytes);
+};
+
+// A preparation: what it makes, without memory and counts.
+struct Prepared {
+  Choice choice;
+  runtime::CollectiveRequest request;
+  pybind11::object algorithm;  // keeps the choice's
+};
+
+class CallTable {
+ public:
+  explicit CallTable(SharedHandle shared) : handle_(std::move(shared)) {}
+
+  CommunicatorHandle& handle() const { return *handle_; }
+  const SharedHandle& shared() const { return handle_; }
+
+  const Prepared* find(const Choice& choice);
+  // Memory for fused messages; grows and is kept, since its pages are warm.
+  std::byte* fusion_memory(std::uint64_t bytes);
+  void add(Prepared prepared);
+
+  // The call of these lengths, made if there is none. `counts` are elements by block, as many as
+  // the plan has; nullptr if the communicator had better take a request.
+  const std::shared_ptr<runtime::Call>* call(const Prepared& prepared,
+                                             std::span<const std::uint64_t> counts,
+                                             std::uint64_t input_bytes, std::uint64_t output_bytes);
+
+ private:
+  // Bound calls keep memory of their own, so there are not many; a newer one takes the place.
+  static constexpr std::size_t kCallsMax = 64;
+  static constexpr std::size_t kPreparedMax = 4096;
+  struct Slot {
+    const Prepared* prepared = nullptr;
+    std::shared_ptr<runtime::Call> call;
+  };
+
+  SharedHandle handle_;
+  std::unordered_multimap<std::size_t, std::unique_ptr<Prepared>> prepared_;
+  std::array<const Prepared*, kCollectiveCount> newest_{};  // found last, by collective
+  std::array<Slot, kCallsMax> slots_;
+  std::vector<std::byte> fusion_memory_;
+};
+
+// The request of a preparation with counts and the lengths of memory.
+runtime::CollectiveRequest request_of(const Prepared& prepared,
+                                      std::span<const std::uint64_t> counts,
+                                      std::uint64_t input_bytes, std::uint64_t output_bytes);
+
+// _core.Calls, the base of pycoll.core.Core.
+struct CallsObject {
+  PyObject head;
+  PyObject* native;  // _core.Communicator, or nullptr
+  PyObject* group;   // the group in progress, or None
+  Fusions* fusions;  // of that group, or nullptr
+  CallTable* table;  // nullptr without `native`
+};
+
+// nullptr unless `object` is one.
+CallsObject* as_calls(PyObject* object);
+
+// The choice that a key of Core._prepare is. False where it has no native name; Python prepares it
+// each time.
+bool read_choice(int collective, const pybind11::tuple& key, Choice& choice);
+
+// The code of a builtin reduction by the word that users write, or -1.
+int find_op(PyObject* word);
+
+void bind_calls(pybind11::module_& module);
+
+}  // namespace pycoll::bindings

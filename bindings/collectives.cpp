@@ -1,0 +1,235 @@
+#include "bindings/collectives.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "bindings/bind.h"
+
+namespace pycoll::bindings {
+namespace {
+
+PyObject* at(const Arguments& arguments, Parameter parameter) {
+  return arguments[static_cast<std::size_t>(parameter)];
+}
+
+bool absent(PyObject* argument) { return argument == nullptr || argument == Py_None; }
+
+bool read_flag(PyObject* argument, bool* flag) {
+  *flag = argument == Py_True;
+  return argument == nullptr || PyBool_Check(argument);
+}
+
+bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
+         collective == Collective::kReduceScatter || collective == Collective::kScan;
+}
+
+bool read_op(PyObject* op, Choice& choice) {
+  choice.op = op == nullptr ? static_cast<std::int8_t>(ReduceOp::kSum)
+                            : static_cast<std::int8_t>(find_op(op));
+  return choice.op >= 0;
+}
+
+bool read_root(PyObject* root, int size, Choice& choice) {
+  if (root == nullptr) return true;
+  if (!PyLong_CheckExact(root)) return false;
+  int overflow = 0;
+  const long value = PyLong_AsLongAndOverflow(root, &overflow);
+  choice.root = static_cast<std::int32_t>(value);
+  return overflow == 0 && value >= 0 && value < size;
+}
+
+bool read_choice(Collective collective, const Arguments& arguments, int size, Reading& reading) {
+  Choice& choice = reading.choice;
+  choice.collective = collective;
+  if (reduces(collective) && !read_op(at(arguments, Parameter::kOp), choice)) return false;
+  if (!read_root(at(arguments, Parameter::kRoot), size, choice)) return false;
+  PyObject* algorithm = at(arguments, Parameter::kAlgorithm);
+  if (!absent(algorithm)) {
+    if (!PyUnicode_CheckExact(algorithm)) return false;
+    choice.algorithm = algorithm;
+  }
+  PyObject* deterministic = at(arguments, Parameter::kDeterministic);
+  if (!absent(deterministic)) {
+    if (!PyBool_Check(deterministic)) return false;
+    choice.deterministic = deterministic == Py_True ? 1 : 0;
+  }
+  return read_flag(at(arguments, Parameter::kAsync), &reading.async);
+}
+
+bool set_trailing(Choice& choice, const Flat& flat) {
+  const int axes = std::max(0, flat.ndim - 1);
+  if (axes > static_cast<int>(Choice::kTrailingMax)) return false;
+  choice.trailing_count = static_cast<std::uint32_t>(axes);
+  std::copy(flat.shape + 1, flat.shape + 1 + axes, choice.trailing.begin());
+  return true;
+}
+
+// Whether memory can be written that lies apart from the source's, or is exactly it.
+bool lies_well(const Flat& target, const Flat& source, bool in_place) {
+  const std::uint64_t there = target.bytes();
+  const std::uint64_t here = source.bytes();
+  if (there == 0 || here == 0) return true;
+  if (target.data + there <= source.data || source.data + here <= target.data) return true;
+  return in_place && target.data == source.data && there == here;
+}
+
+// The caller's `out`, or a new array.
+bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape, bool in_place,
+                 Reading& reading) {
+  PyObject* out = at(arguments, Parameter::kOut);
+  if (absent(out)) {
+    reading.result = py::reinterpret_steal<py::object>(
+        make_flat(reading.x, reading.source.dtype, ndim, shape, &reading.target));
+    return static_cast<bool>(reading.result);
+  }
+  if (out == reading.x) {
+    reading.target = reading.source;
+  } else if (!flatten(out, &reading.target)) {
+    return false;
+  }
+  const Flat& target = reading.target;
+  reading.result = py::reinterpret_borrow<py::object>(out);
+  return target.writable && target.dtype == reading.source.dtype &&
+         same_shape(target, ndim, shape) && lies_well(target, reading.source, in_place);
+}
+
+// all_reduce, reduce, broadcast and scan: one block, and a result like x.
+bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
+  const Flat& source = reading.source;
+  const bool at_root = reading.choice.root == rank;
+  reading.choice.set_bytes(source.bytes());
+  reading.count_count = 1;
+  reading.counts[0] = source.count;
+  if (reading.choice.collective == Collective::kBroadcast) reading.reads = at_root;
+  if (reading.choice.collective == Collective::kReduce && !at_root) {
+    reading.writes = false;
+    reading.result = py::none();
+    return absent(at(arguments, Parameter::kOut));
+  }
+  return read_target(arguments, source.ndim, source.shape, true, reading);
+}
+
+std::uint64_t elements_per_row(const Flat& flat) {
+  std::uint64_t each = 1;
+  for (int axis = 1; axis < flat.ndim; ++axis) each *= static_cast<std::uint64_t>(flat.shape[axis]);
+  return each;
+}
+
+// The result's shape is x's with other rows.
+bool read_rows_target(const Arguments& arguments, std::uint64_t rows, Reading& reading) {
+  const Flat& source = reading.source;
+  const int ndim = std::max(1, source.ndim);
+  if (ndim > Reading::kAxesMax) return false;
+  py::ssize_t shape[Reading::kAxesMax];
+  std::copy(source.shape, source.shape + source.ndim, shape);
+  shape[0] = static_cast<py::ssize_t>(rows);
+  const bool read = read_target(arguments, ndim, shape, false, reading);
+  reading.target.shape = nullptr;  // was this function's
+  return read;
+}
+
+// As pycoll.rows.shares: low ranks take the rows that are left over.
+bool read_shares(int rank, int size, const Arguments& arguments, Reading& reading) {
+  const Flat& source = reading.source;
+  const auto ranks = static_cast<std::uint64_t>(size);
+  if (source.ndim == 0 || ranks > Reading::kCountsMax || !set_trailing(reading.choice, source)) {
+    return false;
+  }
+  reading.choice.set_bytes(source.bytes());
+  const auto rows = static_cast<std::uint64_t>(source.shape[0]);
+  const std::uint64_t each = elements_per_row(source);
+  const auto share = [&](std::uint64_t one) { return rows / ranks + (one < rows % ranks ? 1 : 0); };
+  reading.count_count = ranks;
+  for (std::uint64_t one = 0; one < ranks; ++one) reading.counts[one] = share(one) * each;
+  return read_rows_target(arguments, share(static_cast<std::uint64_t>(rank)), reading);
+}
+
+// A list or tuple of whole numbers, one per rank.
+bool read_lengths(PyObject* lengths, int size, Reading& reading) {
+  if (lengths == nullptr || (!PyList_CheckExact(lengths) && !PyTuple_CheckExact(lengths)) ||
+      PySequence_Fast_GET_SIZE(lengths) != size ||
+      static_cast<std::size_t>(size) > Reading::kCountsMax) {
+    return false;
+  }
+  PyObject** items = PySequence_Fast_ITEMS(lengths);
+  for (int rank = 0; rank < size; ++rank) {
+    if (!PyLong_CheckExact(items[rank])) return false;
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(items[rank], &overflow);
+    if (overflow != 0 || value < 0 || value > (1ll << 40)) return false;
+    reading.counts[static_cast<std::size_t>(rank)] = static_cast<std::uint64_t>(value);
+  }
+  reading.count_count = static_cast<std::size_t>(size);
+  return true;
+}
+
+bool read_gathered(int rank, int size, const Arguments& arguments, Reading& reading) {
+  const Flat& source = reading.source;
+  if (!read_lengths(at(arguments, Parameter::kLengths), size, reading) ||
+      !set_trailing(reading.choice, source)) {
+    return false;
+  }
+  const std::uint64_t mine = source.ndim == 0 ? 1 : static_cast<std::uint64_t>(source.shape[0]);
+  if (reading.counts[static_cast<std::size_t>(rank)] != mine) return false;
+  const std::uint64_t each = elements_per_row(source);
+  std::uint64_t rows = 0;
+  for (std::size_t one = 0; one < reading.count_count; ++one) {
+    rows += reading.counts[one];
+    reading.counts[one] *= each;
+  }
+  reading.choice.set_bytes(rows * each * item_bytes(source.dtype));
+  return read_rows_target(arguments, rows, reading);
+}
+
+}  // namespace
+
+std::optional<Parameter> find_parameter(std::string_view name) {
+  constexpr std::string_view kNames[kParameterCount] = {
+      "x", "op", "root", "out", "algorithm", "async_op", "deterministic", "lengths"};
+  const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
+  if (found == std::end(kNames)) return std::nullopt;
+  return static_cast<Parameter>(found - std::begin(kNames));
+}
+
+bool has_native_calls(Collective collective) {
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+    case Collective::kBroadcast:
+    case Collective::kReduceScatter:
+    case Collective::kAllGather:
+    case Collective::kScan:
+    case Collective::kBarrier:
+      return true;
+    case Collective::kGather:
+    case Collective::kScatter:
+    case Collective::kAllToAll:
+    case Collective::kExscan:
+      break;
+  }
+  return false;
+}
+
+bool read_call(const CallsObject& self, Collective collective, const Arguments& arguments,
+               Reading* reading) {
+  const runtime::Communicator& native = *self.table->handle().native;
+  if (!read_choice(collective, arguments, native.size(), *reading)) return false;
+  reading->x = at(arguments, Parameter::kX);
+  if (collective == Collective::kBarrier) {
+    reading->reads = reading->writes = false;
+    reading->result = py::none();
+    return true;
+  }
+  if (reading->x == nullptr || !flatten(reading->x, &reading->source)) return false;
+  reading->choice.dtype = reading->source.dtype;
+  if (collective == Collective::kReduceScatter) {
+    return read_shares(native.rank(), native.size(), arguments, *reading);
+  }
+  if (collective == Collective::kAllGather) {
+    return read_gathered(native.rank(), native.size(), arguments, *reading);
+  }
+  return read_alike(native.rank(), arguments, *reading);
+}
+
+}  // namespace pycoll::bindings

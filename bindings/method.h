@@ -1,0 +1,48 @@
+// Methods of pycoll.Communicator that try the native way first. Written with CPython's own
+// interface: a call costs no dictionary of arguments and no bound method.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <optional>
+
+#include "bindings/collectives.h"
+
+namespace pycoll::bindings {
+
+// _core.Method: a descriptor in a class, as functions are.
+struct MethodObject {
+  static constexpr std::size_t kNamesMax = 12;
+
+  PyObject head;
+  vectorcallfunc vectorcall;
+  PyObject* function;  // the definition: what it gives and raises is what a call gives and raises
+  PyObject* wrapped;   // whose signature and documentation it has
+  std::optional<Collective> collective;  // of the native way; none: there is no such way
+  // The definition's parameters behind self, in order.
+  std::size_t name_count;
+  std::size_t positional_count;
+  std::array<PyObject*, kNamesMax> names;  // interned
+  std::array<Parameter, kNamesMax> parameters;
+};
+
+// Sorts arguments, self apart, by parameter; false for what only the definition can judge.
+bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std::size_t count,
+                    PyObject* names, Arguments* sorted);
+
+// method(self, ...) without the native way: arguments[-1] is room of the caller's if `count` has
+// PY_VECTORCALL_ARGUMENTS_OFFSET.
+PyObject* call_definition(const MethodObject& method, PyObject* self, PyObject* const* arguments,
+                          std::size_t count, PyObject* names);
+
+MethodObject* as_method(PyObject* object);  // nullptr unless it is one
+
+// method.__get__(self): `self.name`, and `self.name.bind`; without self the world's. A new
+// reference, or nullptr with an error set.
+PyObject* bind_method(MethodObject* method, PyObject* self);
+
+void bind_methods(pybind11::module_& module);
+void bind_bound_methods(pybind11::module_& module);
+
+}  // namespace pycoll::bindings

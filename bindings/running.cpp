@@ -1,0 +1,150 @@
+// How a call that was read is run.
+#include <memory>
+#include <utility>
+
+#include "bindings/bind.h"
+#include "bindings/collectives.h"
+#include "bindings/fusions.h"
+#include "bindings/raw.h"
+#include "bindings/user_op.h"
+#include "bindings/work.h"
+
+namespace pycoll::bindings {
+namespace {
+
+using runtime::Operation;
+
+// How long a call keeps the GIL while it waits: about what giving it away and taking it again costs
+// where another thread wants it. Nobody waits for the GIL where all ranks but this are processes.
+constexpr Nanoseconds kSpin = 2'000;
+
+// Throws what `status` says, completed as Python's way would.
+[[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view name) {
+  try {
+    raise_if_failed(status, name);
+  } catch (py::error_already_set& error) {
+    const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
+    const py::object& value = error.value();
+    if (py::isinstance(value, kind)) {
+      py::handle(reinterpret_cast<PyObject*>(self)).attr("_complete")(value, py::str(name));
+    }
+    throw;
+  }
+  throw py::error_already_set();
+}
+
+// Of this function's caller, who waits for its end.
+std::shared_ptr<Operation> borrowed(Operation& operation) {
+  return {std::shared_ptr<Operation>(), &operation};
+}
+
+Status run_call(CommunicatorHandle& handle, const std::shared_ptr<runtime::Call>& call,
+                const Reading& reading) {
+  runtime::Communicator& native = *handle.native;
+  const Nanoseconds timeout = handle.timeout();
+  Operation operation;
+  const bool started =
+      native.try_start(call, reading.input(), reading.output(), borrowed(operation), timeout,
+                       handle.alone ? kSpin : 0, false);
+  if (started && operation.done()) return operation.status();
+  std::shared_ptr<runtime::Call> held = call;  // others may let go of it meanwhile
+  const py::gil_scoped_release release;
+  if (started) return native.drive(operation, kForever, signal_raised);
+  return native.run(std::move(held), reading.input(), reading.output(), borrowed(operation),
+                    timeout, signal_raised);
+}
+
+std::shared_ptr<Operation> start_call(CommunicatorHandle& handle,
+                                      const std::shared_ptr<runtime::Call>& call,
+                                      const Reading& reading) {
+  runtime::Communicator& native = *handle.native;
+  const Nanoseconds timeout = handle.timeout();
+  auto operation = std::make_shared<Operation>();
+  if (native.try_start(call, reading.input(), reading.output(), operation, timeout, 0, true)) {
+    return operation;
+  }
+  std::shared_ptr<runtime::Call> held = call;
+  const py::gil_scoped_release release;
+  native.start(std::move(held), reading.input(), reading.output(), operation, timeout);
+  return operation;
+}
+
+runtime::CollectiveRequest make_request(const Prepared& prepared, const Reading& reading) {
+  runtime::CollectiveRequest request =
+      request_of(prepared, reading.blocks(), reading.input_bytes(), reading.output_bytes());
+  request.input.data = reading.input();
+  request.output.data = reading.output();
+  return request;
+}
+
+Status run_request(CommunicatorHandle& handle, runtime::CollectiveRequest request) {
+  const Nanoseconds timeout = handle.timeout();
+  const py::gil_scoped_release release;
+  return handle.native->run(std::move(request), timeout, signal_raised);
+}
+
+std::shared_ptr<Operation> start_request(CommunicatorHandle& handle,
+                                         runtime::CollectiveRequest request) {
+  const Nanoseconds timeout = handle.timeout();
+  const py::gil_scoped_release release;
+  return handle.native->start(std::move(request), timeout);
+}
+
+}  // namespace
+
+PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading) {
+  CallTable& table = *self->table;
+  CommunicatorHandle& handle = table.handle();
+  const auto* call =
+      table.call(prepared, reading.blocks(), reading.input_bytes(), reading.output_bytes());
+  const std::string_view name = name_of(reading.choice.collective);
+  if (!reading.async) {
+    const Status status = call != nullptr ? run_call(handle, *call, reading)
+                                          : run_request(handle, make_request(prepared, reading));
+    if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name);
+    return reading.result.release().ptr();
+  }
+  const SharedHandle shared = table.shared();
+  std::shared_ptr<Operation> operation =
+      call != nullptr ? start_call(handle, *call, reading)
+                      : start_request(handle, make_request(prepared, reading));
+  if (!operation->done()) {
+    const py::handle x = reading.x == nullptr ? Py_None : reading.x;
+    shared->keep(operation, py::make_tuple(x, reading.result));
+  }
+  return make_work({shared, std::move(operation), nullptr, name}, std::move(reading.result), {})
+      .release()
+      .ptr();
+}
+
+namespace {
+
+std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
+                                      const Arguments& arguments) {
+  const bool grouped = self->group != Py_None;
+  if (self->table == nullptr || UserOp::running()) return std::nullopt;
+  if (grouped && (self->fusions == nullptr || collective != Collective::kAllReduce)) {
+    return std::nullopt;
+  }
+  self->table->handle().drop_done();
+  Reading reading;
+  if (!read_call(*self, collective, arguments, &reading)) return std::nullopt;
+  if (grouped) return defer_natively(self, reading);
+  const Prepared* prepared = self->table->find(reading.choice);
+  if (prepared == nullptr) return std::nullopt;
+  return run_reading(self, *prepared, reading);
+}
+
+}  // namespace
+
+std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
+                                       const Arguments& arguments) {
+  std::optional<PyObject*> result = nullptr;
+  PyObject* done = guarded([&] {
+    result = read_and_run(self, collective, arguments);
+    return Py_None;
+  });
+  return done != nullptr ? result : nullptr;
+}
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,218 @@
+#include "bindings/work.h"
+
+#include <mutex>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "bindings/bind.h"
+#include "bindings/raw.h"
+
+namespace pycoll::bindings {
+namespace {
+
+// How long wait() spins before it releases the GIL.
+constexpr Nanoseconds kSpin = 2'000;
+
+enum class Stage : std::uint8_t {
+  kOpen,     // a member of a group that has not ended
+  kRunning,  // `running` says what runs
+  kGiven,    // `value` is the result
+  kFailed,   // `value` is the exception
+};
+
+struct WorkObject {
+  PyObject head;
+  Running running;
+  PyObject* value;        // the result, an exception, or nullptr
+  PyObject* finish;       // gives the result once the operation is done; nullptr: `value` is it
+  std::mutex* finishing;  // with `finish`: several threads may wait, and it runs once
+  Stage stage;
+};
+
+PyTypeObject* work_type = nullptr;
+
+WorkObject* as_work(PyObject* object) { return reinterpret_cast<WorkObject*>(object); }
+
+WorkObject* allocate(Stage stage) {
+  auto* work = as_work(work_type->tp_alloc(work_type, 0));
+  if (work == nullptr) return nullptr;
+  new (&work->running) Running();
+  work->stage = stage;
+  return work;
+}
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(as_work(object)->value);
+  Py_VISIT(as_work(object)->finish);
+  return 0;
+}
+
+int clear(PyObject* object) {
+  Py_CLEAR(as_work(object)->value);
+  Py_CLEAR(as_work(object)->finish);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  clear(object);
+  WorkObject* work = as_work(object);
+  delete work->finishing;
+  work->running.~Running();
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyObject* done(PyObject* object, PyObject* /*unused*/) {
+  const WorkObject* work = as_work(object);
+  const bool over = work->stage == Stage::kRunning ? work->running.operation->done()
+                                                   : work->stage != Stage::kOpen;
+  return py::bool_(over).release().ptr();
+}
+
+// nullopt: no limit. Throws what pycoll.work.check_timeout raises.
+std::optional<double> read_timeout(PyObject* timeout) {
+  if (timeout == nullptr || timeout == Py_None) return std::nullopt;
+  return py::module_::import("pycoll.work")
+      .attr("check_timeout")(py::handle(timeout))
+      .cast<double>();
+}
+
+// Returns when the operation has ended well; throws otherwise.
+void await(const Running& running, const std::optional<double>& limit) {
+  refuse_inside_reduction("wait");
+  CommunicatorHandle& communicator = *running.communicator;
+  const runtime::Operation& operation = *running.operation;
+  if (!operation.done() && communicator.alone) communicator.native->try_drive(operation, kSpin);
+  Status status;
+  if (operation.done()) {
+    status = operation.status();
+  } else {
+    const py::gil_scoped_release release;
+    status = communicator.native->drive(operation, limit ? nanoseconds(*limit) : kForever,
+                                        signal_raised);
+  }
+  communicator.drop_done();
+  if (running.user_op != nullptr) running.user_op->rethrow();
+  if (!status.ok() || PyErr_Occurred() != nullptr) raise_if_failed(status, running.name);
+}
+
+// The operation is done: what the blocking call would have returned.
+PyObject* result_of(WorkObject* work) {
+  if (work->finishing == nullptr) return Py_NewRef(work->value);
+  std::unique_lock<std::mutex> lock(*work->finishing, std::defer_lock);
+  {
+    const py::gil_scoped_release release;
+    lock.lock();
+  }
+  if (work->finish != nullptr) {
+    PyObject* result = PyObject_CallNoArgs(work->finish);
+    if (result == nullptr) throw py::error_already_set();
+    Py_XSETREF(work->value, result);
+    Py_CLEAR(work->finish);
+  }
+  return Py_NewRef(work->value);
+}
+
+PyObject* wait(WorkObject* work, PyObject* timeout) {
+  const std::optional<double> limit = read_timeout(timeout);
+  switch (work->stage) {
+    case Stage::kOpen:
+      raise_if_failed(Status::error(Code::kInvalidArgument,
+                                    "wait() inside the group: its operations start when the with "
+                                    "block ends"),
+                      "wait");
+      break;
+    case Stage::kFailed:
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(work->value)), work->value);
+      return nullptr;
+    case Stage::kRunning:
+      await(work->running, limit);
+      break;
+    case Stage::kGiven:
+      break;
+  }
+  return result_of(work);
+}
+
+PyObject* wait_entry(PyObject* object, PyObject* const* arguments, Py_ssize_t count,
+                     PyObject* names) {
+  PyObject* timeout = count > 0 ? arguments[0] : nullptr;
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (named == 1 && count == 0 &&
+      PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "timeout") == 0) {
+    timeout = arguments[0];
+  } else if (named != 0 || count > 1) {
+    PyErr_SetString(PyExc_TypeError, "wait() takes one argument, timeout");
+    return nullptr;
+  }
+  return guarded([&] { return wait(as_work(object), timeout); });
+}
+
+PyMethodDef methods[] = {
+    {"done", &done, METH_NOARGS,
+     "done($self, /)\n--\n\nWhether ``wait`` would return or raise at once."},
+    {"wait", as_c_function(&wait_entry), METH_FASTCALL | METH_KEYWORDS,
+     "wait($self, timeout=None)\n--\n\n"
+     "Block until the operation is done, and return what the blocking call would.\n\n"
+     "Raises what the operation raised. With ``timeout`` (seconds) raises TimeoutError if it is\n"
+     "still running then; it goes on, and one may wait again. None waits for the operation's own\n"
+     "deadline, the communicator's ``timeout_s``. Inside a group it raises InvalidArgumentError:\n"
+     "nothing has started yet."},
+    {nullptr, nullptr, 0, nullptr}};
+
+constexpr const char* kDocumentation =
+    "An operation started with ``async_op=True``, by isend or irecv, or inside a group.\n\n"
+    "Arrays that it reads or writes must be left alone until it is done; they are kept alive. It\n"
+    "runs on whether or not anyone waits. Threads: any.";
+
+}  // namespace
+
+py::object make_work(Running running, py::object result, py::object finish) {
+  WorkObject* work = allocate(Stage::kRunning);
+  if (work == nullptr) throw py::error_already_set();
+  work->running = std::move(running);
+  work->value = result.release().ptr();
+  if (finish && !finish.is_none()) {
+    work->finish = finish.release().ptr();
+    work->finishing = new std::mutex();
+  }
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(work));
+}
+
+PyObject* make_open_work() { return reinterpret_cast<PyObject*>(allocate(Stage::kOpen)); }
+
+void fill_work(PyObject* work, PyObject* result) {
+  as_work(work)->stage = Stage::kGiven;
+  Py_XSETREF(as_work(work)->value, Py_NewRef(result));
+}
+
+void fail_work(PyObject* work, PyObject* error) {
+  as_work(work)->stage = Stage::kFailed;
+  Py_XSETREF(as_work(work)->value, Py_NewRef(error));
+}
+
+void bind_work(py::module_& module) {
+  PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc)},   {Py_tp_traverse, slot(&traverse)},
+                         {Py_tp_clear, slot(&clear)},       {Py_tp_methods, methods},
+                         {Py_tp_doc, text(kDocumentation)}, {0, nullptr}};
+  PyType_Spec spec = {"pycoll.Work", sizeof(WorkObject), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | kNotMadeByCalling, slots};
+  work_type = add_type(module, "Work", spec);
+  module.def(
+      "open_work", [] { return py::reinterpret_steal<py::object>(make_open_work()); },
+      "A Work of a group that has not ended.");
+  module.def(
+      "fill_work",
+      [](const py::object& work, const py::object& result) { fill_work(work.ptr(), result.ptr()); },
+      py::arg("work"), py::arg("result"), "The group has ended, and this came out.");
+  module.def(
+      "fail_work",
+      [](const py::object& work, const py::object& error) { fail_work(work.ptr(), error.ptr()); },
+      py::arg("work"), py::arg("error"), "The group has ended without this operation.");
+}
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,35 @@
+// pycoll.Work: the handle of an operation that may still run, in Python. Written with CPython's own
+// interface, since one is made for every non-blocking call. Requires everywhere: the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string_view>
+
+#include "bindings/handle.h"
+#include "bindings/user_op.h"
+
+namespace pycoll::bindings {
+
+// What a Work waits for. `name` has static storage duration.
+struct Running {
+  SharedHandle communicator;
+  std::shared_ptr<runtime::Operation> operation;
+  std::shared_ptr<UserOp> user_op;
+  std::string_view name;
+};
+
+// A Work for a started operation. Its wait() gives `result`, or what `finish()` gives if that is
+// not None. A new reference; throws when there is no memory.
+pybind11::object make_work(Running running, pybind11::object result, pybind11::object finish);
+
+// A Work of a group that has not ended; fill_work() and fail_work() say what came of it.
+// nullptr with a Python error set when there is no memory.
+PyObject* make_open_work();
+void fill_work(PyObject* work, PyObject* result);
+void fail_work(PyObject* work, PyObject* error);
+
+void bind_work(pybind11::module_& module);
+
+}  // namespace pycoll::bindings
