@@ -219,7 +219,7 @@ Communicator::Look Communicator::look(Pace& pace) {
     relax();
   } else {
     pace.looked();
-    if (!engine_->watch()) return Look::kQuiet;
+    if (!(pace.hurried() ? engine_->poll() : engine_->watch())) return Look::kQuiet;
     pace.reset();
     tell_ended();
   }

@@ -22,7 +22,12 @@ class Pace {
     *poll = ++spins_ % kSpinsPerPoll == 0;
     return true;
   }
+  // True while giving the core to others is worth it.
   bool yield() { return yields_ < yields_max_ && ++yields_ > 0; }
+  // Between two yields a look at the media will do, most of the time: others want the core.
+  bool hurried() const {
+    return yields_ != 0 && yields_ < yields_max_ && yields_ % kYieldsPerWatch != 0;
+  }
 
   // Something has moved so often since the last looked() that deadlines, peers and signals must not
   // wait any longer.
@@ -33,8 +38,9 @@ class Pace {
   // With a core per rank a thread spins for about the time that a futex or eventfd hand-off costs
   // (26-45 us), so waiting never costs more than twice what it must.
   static constexpr int kSpinsAlone = 2000;
-  static constexpr int kSpinsCrowded = 20;
-  static constexpr int kYields = 100;
+  static constexpr int kSpinsCrowded = 4;
+  static constexpr int kYields = 200;
+  static constexpr int kYieldsPerWatch = 16;
   static constexpr int kSpinsPerPoll = 8;
   // One move is a few MiB at most (Execution::kRowsPerAdvance), about a millisecond.
   static constexpr int kMovesMax = 64;
