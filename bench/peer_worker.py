@@ -40,7 +40,8 @@ class Pycoll:
         if collective == "broadcast":
             return lambda: comm.broadcast(x, root=0, out=x)
         if collective == "all_gather":
-            return lambda: comm.all_gather(x, out=out)
+            lengths = [len(x)] * self.size  # the peers' calls take them for granted
+            return lambda: comm.all_gather(x, lengths=lengths, out=out)
         return lambda: comm.reduce_scatter(x, out=out)
 
 
