@@ -164,7 +164,8 @@ PyObject* get_native(PyObject* object, void* /*unused*/) {
 
 int set_native(PyObject* object, PyObject* value, void* /*unused*/) {
   PyObject* done = guarded([&] {
-    auto shared = py::handle(value == nullptr ? Py_None : value).cast<SharedHandle>();
+    if (value == nullptr) throw py::type_error("_native cannot be deleted");
+    auto shared = py::handle(value).cast<SharedHandle>();
     if (shared == nullptr) throw py::type_error("_native must be a _core.Communicator");
     delete std::exchange(cast(object)->table, new CallTable(std::move(shared)));
     Py_XSETREF(cast(object)->native, Py_NewRef(value));

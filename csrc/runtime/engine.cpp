@@ -117,6 +117,8 @@ bool Engine::begin(Pending pending, CollectiveRequest* request) {
 
 Status Engine::enter(Pending& pending, CollectiveRequest* request) {
   if (pending.call == nullptr) {
+    PYCOLL_ASSERT(request != nullptr, "operation %llu is neither a call nor a request",
+                  static_cast<unsigned long long>(sequence_ + 1));
     execution_ = &own_execution_;
     return own_execution_.start(std::move(*request), sequence_ + 1, *this);
   }
