@@ -89,7 +89,9 @@ def test_typed_programs_may_call_what_the_examples_call(tmp_path: Path) -> None:
         timeout=200,
         check=False,
     )
-    assert re.fullmatch(r'wrong.py:2: error: .*"opp".*\n(wrong.py:2: note: .*\n)?Found 1 error .*\n', done.stdout)
+    assert re.fullmatch(
+        r'wrong.py:2: error: .*"opp".*\n(wrong.py:2: note: .*\n)?Found 1 error .*\n', done.stdout
+    )
 
 
 def told_commands() -> list[str]:
