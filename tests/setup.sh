@@ -29,6 +29,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 "$bin/pip" install --quiet -r tests/requirements.txt
-# lint.sh takes the compile commands from this build.
+# lint.sh takes the compile commands from this build, cpp/run.sh its libraries.
 "$bin/pip" install --quiet --no-build-isolation --editable . \
-  --config-settings=build-dir=build/python --config-settings=cmake.define.PYCOLL_WERROR=ON
+  --config-settings=build-dir=build/python --config-settings=cmake.define.PYCOLL_WERROR=ON \
+  --config-settings=cmake.define.PYCOLL_TESTS=ON

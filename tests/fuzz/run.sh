@@ -3,12 +3,11 @@
 set -euo pipefail
 seconds=${FUZZ_SECONDS:-10}
 log=build/fuzz.log
-mkdir -p build
-cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DPYCOLL_BINDINGS=OFF \
-  -DPYCOLL_FUZZ=ON -DPYCOLL_WERROR=ON -DCMAKE_CXX_FLAGS_RELEASE=-O1 >"$log"
-cmake --build build/fuzz --target fuzz >>"$log" || { cat "$log" && exit 1; }
+bash "$(dirname "$0")/../cpp/configure.sh" build/asan
+mkdir -p build/fuzz
+cmake --build build/asan --target fuzz >"$log" || { cat "$log" && exit 1; }
 
-for target in build/fuzz/tests/fuzz/fuzz_*; do
+for target in build/asan/tests/fuzz/fuzz_*; do
   [ -x "$target" ] && [ -f "$target" ] || continue
   name=$(basename "$target")
   if [ "$name" = fuzz_canary ]; then
