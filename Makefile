@@ -27,14 +27,11 @@ demo: setup-demo
 	$(BIN)/python examples/train_digits.py --ranks 1 --ranks 4
 
 setup-test: $(BIN)/pip
+	bash tests/packages.sh $(BIN)/python
 	bash tests/setup.sh $(BIN)
 
-# In this order, also under make -j: what fails first is found soonest.
-test: setup-test
-	$(MAKE) lint
-	$(MAKE) test-python
-	$(MAKE) test-cpp
-	$(MAKE) test-fuzz
+test: $(BIN)/pip
+	bash tests/all.sh $(BIN)
 
 lint:
 	bash tests/lint.sh $(BIN)
