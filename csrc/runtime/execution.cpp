@@ -14,16 +14,19 @@ namespace {
 // further operands and copied to further destinations.
 constexpr std::size_t kPieceBytes = 8 * 1024;
 
-constexpr int kDestinationsMax = plan::kSendMax + 1;
-
 }  // namespace
 
 // Everything that one row needs once its channels are ready.
 struct Execution::Gathered {
   const std::byte* operands[plan::kOperandsMax] = {};
   int operand_count = 0;
-  std::byte* destinations[kDestinationsMax] = {};
-  int destination_count = 0;
+  std::byte* target = nullptr;
+  struct Room {
+    transport::SendChannel* channel;
+    std::byte* data;
+  };
+  Room rooms[plan::kSendMax] = {};
+  int room_count = 0;
 };
 
 Status Execution::start(CollectiveRequest request, std::uint64_t sequence,
@@ -203,13 +206,14 @@ Progress Execution::run_row(Lane& lane) {
   }
   if (static_cast<plan::Buffer>(row.target) != plan::Buffer::kNone) {
     if ((row.flags & plan::kFlagFlush) != 0 && !flushed()) return Progress::kBlocked;
-    all.destinations[all.destination_count++] = at(bound.target, row.target);
+    all.target = at(bound.target, row.target);
   }
   if (!direct) {
     for (int i = 0; i < row.send_count; ++i) {
-      std::byte* room = ports_[row.send[i]].send->reserve(bytes);
+      transport::SendChannel* channel = ports_[row.send[i]].send;
+      std::byte* room = channel->reserve(bytes);
       if (room == nullptr) return Progress::kBlocked;
-      if (!repeats(row, i)) all.destinations[all.destination_count++] = room;
+      if (!repeats(row, i)) all.rooms[all.room_count++] = {channel, room};
     }
   } else if (!hand_over(lane, row, all.operands[0])) {
     return Progress::kBlocked;
@@ -251,28 +255,34 @@ void Execution::fold(void* result, const void** operands, int operand_count,
   combine.function(result, operands, operand_count, count, combine.context);
 }
 
+void Execution::copy(const Gathered& all, std::size_t bytes) const {
+  const std::byte* from = all.operands[0];
+  // In place it is there already.
+  if (all.target != nullptr && all.target != from) std::memcpy(all.target, from, bytes);
+  for (int i = 0; i < all.room_count; ++i)
+    all.rooms[i].channel->fill(all.rooms[i].data, from, bytes);
+}
+
 void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const {
   const std::size_t item = bound_.item_bytes();
-  if (all.operand_count == 1) {
-    for (int i = 0; i < all.destination_count; ++i) {
-      if (all.destinations[i] == all.operands[0]) continue;  // in place: already there
-      std::memcpy(all.destinations[i], all.operands[0], length * item);
-    }
-    return;
-  }
-  if (all.destination_count == 0 || all.operand_count == 0) return;
+  if (all.operand_count == 1) return copy(all, length * item);
+  if (all.operand_count == 0 || (all.target == nullptr && all.room_count == 0)) return;
   const bool scaled = scale_divisor_ != 0 && (row.flags & plan::kFlagFinal) != 0;
+  const bool into_room = all.target == nullptr && !all.rooms[0].channel->wants_fill();
+  alignas(64) std::byte made[kPieceBytes];
   const std::uint64_t piece = kPieceBytes / item;
   for (std::uint64_t done = 0; done < length; done += piece) {
     const std::uint64_t count = std::min(piece, length - done);
     const std::size_t skip = done * item;
     const void* operands[plan::kOperandsMax];
     for (int i = 0; i < all.operand_count; ++i) operands[i] = all.operands[i] + skip;
-    std::byte* result = all.destinations[0] + skip;
+    std::byte* result = all.target != nullptr ? all.target + skip
+                        : into_room           ? all.rooms[0].data + skip
+                                              : made;
     fold(result, operands, all.operand_count, count);
     if (scaled) request_.scale(result, count, scale_divisor_);
-    for (int i = 1; i < all.destination_count; ++i) {
-      std::memcpy(all.destinations[i] + skip, result, count * item);
+    for (int i = into_room ? 1 : 0; i < all.room_count; ++i) {
+      all.rooms[i].channel->fill(all.rooms[i].data + skip, result, count * item);
     }
   }
 }

@@ -55,19 +55,22 @@ Status check_identity(const Identity& found, int peer, int size) {
 
 }  // namespace
 
-ShmTransport::ShmTransport(int rank, int size, bool barriers)
-    : rank_(rank), size_(size), barriers_(barriers && shm::register_barriers()) {}
+ShmTransport::ShmTransport(int rank, int size, const ShmOptions& options)
+    : rank_(rank),
+      size_(size),
+      streaming_(options.streaming),
+      barriers_(options.barriers && shm::register_barriers()) {}
 
 ShmTransport::~ShmTransport() { close(); }
 
 Status ShmTransport::create(int rank, int size, std::unique_ptr<ShmTransport>* made,
-                            bool barriers) {
+                            const ShmOptions& options) {
   if (size < 1 || rank < 0 || rank >= size) {
     return Status::error(Code::kInvalidArgument, "shared memory: rank " + std::to_string(rank) +
                                                      " is not in [0, size) for size " +
                                                      std::to_string(size));
   }
-  std::unique_ptr<ShmTransport> transport(new ShmTransport(rank, size, barriers));
+  std::unique_ptr<ShmTransport> transport(new ShmTransport(rank, size, options));
   Status status = transport->open();
   if (status.ok()) *made = std::move(transport);
   return status;
@@ -120,7 +123,7 @@ Status ShmTransport::attach(int peer, UniqueFd segment, UniqueFd doorbell, Uniqu
     return failed("cannot watch the process of rank " + std::to_string(peer), {peer});
   }
   auto& link = links_[static_cast<std::size_t>(peer)];
-  link = std::make_unique<ShmLink>(shm::LinkOptions{rank_, size_, peer, pid, fenced},
+  link = std::make_unique<ShmLink>(shm::LinkOptions{rank_, size_, peer, pid, fenced, streaming_},
                                    std::move(memory), std::move(doorbell), std::move(liveness),
                                    writer_.get(), own_bell_.get());
   attached_.push_back(link.get());

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -18,15 +19,22 @@
 
 namespace pycoll::transport {
 
+struct ShmOptions {
+  // False does without membarrier(2), as happens by itself where the kernel has none: correct, but
+  // each commit and release then costs a fence.
+  bool barriers = true;
+  // How payloads are stored; by itself it finds out what is faster (shm_stores.h).
+  std::optional<bool> streaming = std::nullopt;
+};
+
 // Threads: as in transport.h. Costs two descriptors per rank and peer, and three of its own; memory
 // is used only where segments have passed.
 class ShmTransport final : public Transport {
  public:
   // Makes this rank's segment and doorbell. kInvalidArgument for a rank outside [0, size);
-  // kTransport when the system refuses. `barriers` = false does without membarrier(2), as happens
-  // by itself where the kernel has none: correct, but each commit and release then costs a fence.
+  // kTransport when the system refuses.
   static Status create(int rank, int size, std::unique_ptr<ShmTransport>* made,
-                       bool barriers = true);
+                       const ShmOptions& options = {});
   ~ShmTransport() override;
 
   // Borrowed, valid until close(): to be passed to each peer (SCM_RIGHTS, or dup within a process),
@@ -51,7 +59,7 @@ class ShmTransport final : public Transport {
   void close() override;
 
  private:
-  ShmTransport(int rank, int size, bool barriers);
+  ShmTransport(int rank, int size, const ShmOptions& options);
 
   Status open();
   Status check_attach(int peer) const;
@@ -71,6 +79,7 @@ class ShmTransport final : public Transport {
   std::unique_ptr<shm::Bell> own_bell_;
   std::vector<std::unique_ptr<shm::ShmLink>> links_;  // by rank; empty where there is none
   std::vector<shm::ShmLink*> attached_;
+  const std::optional<bool> streaming_;
   const bool barriers_;  // this process takes part in shm::barrier_everywhere
   std::uint64_t epoch_ = 0;
   std::uint32_t polls_ = 0;

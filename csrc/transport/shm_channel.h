@@ -10,6 +10,7 @@
 
 #include "base/assert.h"
 #include "transport/shm_layout.h"
+#include "transport/shm_stores.h"
 
 namespace pycoll::transport::shm {
 
@@ -82,8 +83,9 @@ struct Whole {
 struct Wiring {
   AckLine* own_acks;
   const AckLine* peer_acks;
-  Bell* bell;      // wakes the peer
-  Bell* own_bell;  // wakes this rank itself, if it is armed
+  Bell* bell;                     // wakes the peer
+  Bell* own_bell;                 // wakes this rank itself, if it is armed
+  std::optional<bool> streaming;  // see Stores
 };
 
 // A ring of slots. Every slot owns room for a payload; a segment that repeats another channel's
@@ -101,7 +103,8 @@ class ShmSendChannel final : public SendChannel {
         starved_word_(&wiring.own_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
         bell_(wiring.bell),
-        own_bell_(wiring.own_bell) {
+        own_bell_(wiring.own_bell),
+        stores_(wiring.streaming) {
     for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
       rooms_[slot].data = payloads + slot * kPayloadStride;
       owned_[slot] = &rooms_[slot];
@@ -112,15 +115,23 @@ class ShmSendChannel final : public SendChannel {
 
   std::byte* reserve(std::size_t bytes) override {
     PYCOLL_ASSERT(bytes <= kSegmentBytesMax, "%zu bytes in one segment", bytes);
+    stores_.look(bytes, *released_, known_released_);
     if (!find_room()) return nullptr;
     const std::uint64_t slot = next_ % kChannelDepth;
-    return bytes <= kInlineBytes ? lines_[slot].payload : owned_[slot]->data;
+    if (bytes <= kInlineBytes) return lines_[slot].payload;
+    return owned_[slot]->data;
   }
+
+  void fill(std::byte* room, const std::byte* from, std::size_t bytes) override {
+    streamed_ |= stores_.fill(room, from, bytes);
+  }
+  bool wants_fill() const override { return stores_.streaming(); }
 
   void commit(const SegmentHeader& header) override {
     PYCOLL_ASSERT(next_ - known_released_ < kChannelDepth, "segment %llu committed without room",
                   static_cast<unsigned long long>(next_));
     const std::uint64_t slot = next_ % kChannelDepth;
+    if (std::exchange(streamed_, false)) stream_fence();
     publish(header, lines_[slot].payload, owned_[slot]);
   }
 
@@ -230,6 +241,8 @@ class ShmSendChannel final : public SendChannel {
   std::uint64_t starved_bit_;
   Bell* bell_;
   Bell* own_bell_;
+  Stores stores_;
+  bool streamed_ = false;   // into the room that is reserved
   std::uint64_t next_ = 0;  // segments committed
   std::uint64_t known_released_ = 0;
   bool starved_ = false;

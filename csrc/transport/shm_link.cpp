@@ -65,7 +65,9 @@ const Control& ShmLink::peer_control() const {
   return *reinterpret_cast<const Control*>(memory_.peer.data());
 }
 
-Wiring ShmLink::wiring() { return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_}; }
+Wiring ShmLink::wiring() {
+  return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_, options_.streaming};
+}
 
 SendChannel& ShmLink::send_channel(std::uint32_t number) {
   PYCOLL_ASSERT(number < kChannelsMax, "channel %u", number);

@@ -61,6 +61,7 @@ struct LinkOptions {
   int peer = 0;
   int pid = 0;  // of the peer's process, for texts
   bool fenced = false;
+  std::optional<bool> streaming;  // see Stores
 };
 
 class ShmLink final : public Link {

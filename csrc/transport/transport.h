@@ -88,6 +88,14 @@ class SendChannel {
   // Requires: bytes <= kSegmentBytesMax.
   virtual std::byte* reserve(std::size_t bytes) = 0;
 
+  // Copies into reserved room, or a part of it, with the stores that suit the medium.
+  virtual void fill(std::byte* room, const std::byte* from, std::size_t bytes) {
+    std::memcpy(room, from, bytes);
+  }
+  // True while ordinary stores into rooms are slow: results had better be made elsewhere and then
+  // copied by fill(). As of the last reserve().
+  virtual bool wants_fill() const { return false; }
+
   // Publishes the reserved room as the next segment. Requires: reserve(header.bytes) gave room.
   virtual void commit(const SegmentHeader& header) = 0;
 
@@ -96,7 +104,7 @@ class SendChannel {
   virtual bool hand_over(const SegmentHeader& header, const std::byte* data) {
     std::byte* room = reserve(header.bytes);
     if (room == nullptr) return false;
-    if (header.bytes != 0) std::memcpy(room, data, header.bytes);
+    if (header.bytes != 0) fill(room, data, header.bytes);
     commit(header);
     return true;
   }

@@ -1,6 +1,6 @@
 #include "shm_fixture.h"
 #include "transport_conformance.h"
 
-using WithBarriers = pycoll::testing::ShmFixture<true>;
+using WithBarriers = pycoll::testing::ShmFixture<true, false>;
 TRANSPORT_CONFORMANCE(WithBarriers)
 RUN_TESTS()

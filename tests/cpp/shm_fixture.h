@@ -26,9 +26,10 @@ inline std::pair<UniqueFd, UniqueFd> socket_pair() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-inline std::unique_ptr<transport::ShmTransport> make_shm(int rank, int size, bool barriers = true) {
+inline std::unique_ptr<transport::ShmTransport> make_shm(
+    int rank, int size, const transport::ShmOptions& options = {}) {
   std::unique_ptr<transport::ShmTransport> made;
-  const Status status = transport::ShmTransport::create(rank, size, &made, barriers);
+  const Status status = transport::ShmTransport::create(rank, size, &made, options);
   CHECK(status.ok(), "%s", status.message().c_str());
   return made;
 }
@@ -40,14 +41,15 @@ inline void attach_shm(transport::ShmTransport& to, transport::ShmTransport& pee
   CHECK(status.ok(), "%s", status.message().c_str());
 }
 
-// A conformance fixture. kBarriers: as ShmTransport::create.
-template <bool kBarriers>
+// A conformance fixture. The parameters are ShmOptions.
+template <bool kBarriers, bool kStreaming>
 class ShmFixture {
  public:
   static constexpr bool kThreads = true;
 
   ShmFixture(int size, std::uint64_t) : sockets_(static_cast<std::size_t>(size)) {
-    for (int rank = 0; rank < size; ++rank) ranks_.push_back(make_shm(rank, size, kBarriers));
+    for (int rank = 0; rank < size; ++rank)
+      ranks_.push_back(make_shm(rank, size, {kBarriers, kStreaming}));
     for (int a = 0; a < size; ++a) {
       for (int b = a + 1; b < size; ++b) {
         auto [end_a, end_b] = socket_pair();
