@@ -35,7 +35,7 @@ RUN_PYCOLL = (
 #: Longest wait for a job to start, and for an answer to one order.
 _START_S, _ANSWER_S = 90, 120
 #: A batch lasts about this long, unless it has too many operations.
-_BATCH_S, _BATCH_MAX = 2e-3, 500
+_BATCH_S, _BATCH_MAX = 10e-3, 1000
 _SINGLES_MAX = 100
 _ROUNDS_MIN = 3
 

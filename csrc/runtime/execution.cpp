@@ -6,6 +6,7 @@
 
 #include "base/assert.h"
 #include "base/bytes.h"
+#include "base/copy.h"
 
 namespace pycoll::runtime {
 namespace {
@@ -258,7 +259,7 @@ void Execution::fold(void* result, const void** operands, int operand_count,
 void Execution::copy(const Gathered& all, std::size_t bytes) const {
   const std::byte* from = all.operands[0];
   // In place it is there already.
-  if (all.target != nullptr && all.target != from) std::memcpy(all.target, from, bytes);
+  if (all.target != nullptr && all.target != from) copy_bytes(all.target, from, bytes);
   for (int i = 0; i < all.room_count; ++i)
     all.rooms[i].channel->fill(all.rooms[i].data, from, bytes);
 }
@@ -268,7 +269,12 @@ void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t
   if (all.operand_count == 1) return copy(all, length * item);
   if (all.operand_count == 0 || (all.target == nullptr && all.room_count == 0)) return;
   const bool scaled = scale_divisor_ != 0 && (row.flags & plan::kFlagFinal) != 0;
+  // Made in place where that is quick, else beside and copied.
   const bool into_room = all.target == nullptr && !all.rooms[0].channel->wants_fill();
+  const bool into_target =
+      all.target != nullptr &&
+      std::none_of(all.operands, all.operands + all.operand_count,
+                   [&](const std::byte* operand) { return misleads(all.target, operand); });
   alignas(64) std::byte made[kPieceBytes];
   const std::uint64_t piece = kPieceBytes / item;
   for (std::uint64_t done = 0; done < length; done += piece) {
@@ -276,11 +282,12 @@ void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t
     const std::size_t skip = done * item;
     const void* operands[plan::kOperandsMax];
     for (int i = 0; i < all.operand_count; ++i) operands[i] = all.operands[i] + skip;
-    std::byte* result = all.target != nullptr ? all.target + skip
-                        : into_room           ? all.rooms[0].data + skip
-                                              : made;
+    std::byte* result = into_target ? all.target + skip
+                        : into_room ? all.rooms[0].data + skip
+                                    : made;
     fold(result, operands, all.operand_count, count);
     if (scaled) request_.scale(result, count, scale_divisor_);
+    if (all.target != nullptr && !into_target) copy_bytes(all.target + skip, result, count * item);
     for (int i = into_room ? 1 : 0; i < all.room_count; ++i) {
       all.rooms[i].channel->fill(all.rooms[i].data + skip, result, count * item);
     }

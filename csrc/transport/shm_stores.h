@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "base/clock.h"
-#include "base/stream_copy.h"
+#include "base/copy.h"
 #include "transport/shm_layout.h"
 
 namespace pycoll::transport::shm {
@@ -49,7 +49,7 @@ class Stores {
       stream_copy(room, from, bytes);
       return true;
     }
-    std::memcpy(room, from, bytes);
+    copy_bytes(room, from, bytes);
     return false;
   }
 

@@ -13,12 +13,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/status.h"
 #include "base/types.h"
 
@@ -90,7 +90,7 @@ class SendChannel {
 
   // Copies into reserved room, or a part of it, with the stores that suit the medium.
   virtual void fill(std::byte* room, const std::byte* from, std::size_t bytes) {
-    std::memcpy(room, from, bytes);
+    copy_bytes(room, from, bytes);
   }
   // True while ordinary stores into rooms are slow: results had better be made elsewhere and then
   // copied by fill(). As of the last reserve().

@@ -21,6 +21,24 @@ std::vector<std::byte> noise(std::size_t bytes, std::uint64_t seed) {
 
 }  // namespace
 
+TEST(copies_that_mislead_the_processor_copy_the_same) {
+  constexpr std::size_t kPage = 4096;
+  std::vector<std::byte> memory(6 * kPage);
+  const auto source = noise(2 * kPage, 6);
+  for (std::size_t apart = 0; apart < 200; ++apart) {
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, kPage - 1, kPage + 77}) {
+      std::fill(memory.begin(), memory.end(), kUntouched);
+      std::byte* from = memory.data() + 5;
+      std::byte* to = from + 3 * kPage + apart;
+      CHECK(misleads(to, from) == (apart > 0 && apart < 64), "%zu bytes apart", apart);
+      std::copy_n(source.begin(), bytes, from);
+      copy_bytes(to, from, bytes);
+      CHECK(std::equal(to, to + bytes, source.begin()), "%zu bytes, %zu apart", bytes, apart);
+      CHECK(to[-1] == kUntouched && to[bytes] == kUntouched, "%zu bytes: beyond", bytes);
+    }
+  }
+}
+
 TEST(stream_copy_copies_any_length_from_and_to_any_place) {
   const auto source = noise(1024, 7);
   for (std::size_t to = 0; to < 65; ++to) {
