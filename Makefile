@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 
-.PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python bench-peers bench-net clean
+.PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python bench-peers \
+        bench-net clean
 
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"

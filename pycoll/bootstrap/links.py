@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ from pycoll.config import Config
 _FD_BYTE = b"F"
 #: How often a rank that waits for peers asks whether another one has failed.
 _CHECK_S = 0.1
+#: After so many peers that a network was silent for, while another one answered, it is not probed.
+_SILENT_MAX = 2
 
 
 class Links:
@@ -77,6 +80,8 @@ class Links:
         #: (peer, index) -> socket; index 0 of a shm peer is its only one.
         self._sockets: dict[tuple[int, int], socket.socket] = {}
         self._own_interfaces: list[Interface] = []
+        #: Peers that did not answer, by way; far below zero once one has.
+        self._silence: Counter[tuple[str, str]] = Counter()
         self._loop: Loop | None = None
         self._doorkeeper: Doorkeeper | None = None
 
@@ -240,8 +245,7 @@ class Links:
         if not candidates:
             named = ", ".join(str(candidate) for candidate in offered) or "nothing"
             raise UnreachableError(f"it offers {named}, which leads nowhere from another host")
-        several = len(routes) > 1 and not same_machine
-        rails = rails_of(probe(routes)) if several else []
+        rails = [] if same_machine else rails_of(self._open(routes))
         for index in range(self._count(peer)):
             claim = Claim(Purpose.TCP, self._rank, peer, index)
             # The sockets of a pair take its rails in turns; a rail on which somebody else answers
@@ -255,6 +259,20 @@ class Links:
                 rails = [route]
             elif route != first and len(rails) > 1:
                 rails.remove(first)
+
+    def _open(self, routes: Sequence[Route]) -> list[Route]:
+        """The routes on which somebody answers, or the only one that is worth trying."""
+        # To wait for a network that was silent for one peer after the other would add up.
+        hopeful = [route for route in routes if self._silence[_network_of(route)] < _SILENT_MAX]
+        if len(hopeful) < 2:
+            return hopeful
+        answered = probe(hopeful)
+        for route in hopeful:
+            if route in answered:
+                self._silence[_network_of(route)] = -len(self._identities)
+            elif answered:
+                self._silence[_network_of(route)] += 1
+        return answered
 
     def _await_higher(self, deadline: Deadline, check: Callable[[], None]) -> None:
         higher = [p for p in self._shm_peers + self._tcp_peers if p > self._rank]
@@ -317,6 +335,10 @@ class Links:
             sock.setblocking(False)
         if self._tcp is not None:
             self._tcp.attach(peer, [sock.detach() for sock in sockets], address)
+
+
+def _network_of(route: Route) -> tuple[str, str]:
+    return "" if route.source is None else route.source.name, route.target.network
 
 
 def _candidate(interface: Interface, port: int) -> Candidate:
