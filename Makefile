@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 
-.PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python bench-peers clean
+.PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python bench-peers \
+        bench-net clean
 
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
 	@echo "make test         install everything the tests need and run them"
 	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll, compare, and measure"
 	@echo "                  kernels and call costs; tables and picture go to bench/"
+	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
 
 # Debian keeps venv and the headers apart from Python itself.
 $(BIN)/pip:
@@ -51,6 +53,10 @@ bench-peers:
 	$(BIN)/python bench/peers.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/kernels.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/overhead.py --markdown bench/RESULTS.md
+
+bench-net:
+	bash bench/setup_peers.sh
+	$(BIN)/python bench/net.py --markdown bench/RESULTS.md --plot bench/net.svg
 
 clean:
 	rm -rf build $(OUT) $(VENV)

@@ -16,10 +16,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = str(ROOT / "bench" / "peer_worker.py")
@@ -45,34 +45,40 @@ def binaries_of(name: str) -> Path:
     return Path(sys.executable).parent if name == "pycoll" else ROOT / f".peers/{name}" / "bin"
 
 
-def command(name: str, ranks: int, path: str) -> list[str] | None:
-    """How to start the job, or None when the library is not installed."""
+@dataclass(frozen=True)
+class Start:
+    """A process to start: its command line, and what is added to the environment."""
+
+    line: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+#: What starts a library: its name, the number of ranks, the controller's path.
+Starts = Callable[[str, int, str], Sequence[Start]]
+
+
+def starts_here(name: str, ranks: int, path: str) -> list[Start]:
+    """All ranks on this host."""
     binaries = binaries_of(name)
     python = str(binaries / "python")
-    if not os.path.exists(python):
-        return None
     worker = [python, WORKER, name, path]
     if name == "pycoll":
-        return [*RUN_PYCOLL, "-n", str(ranks), "--", *worker]
+        return [Start([*RUN_PYCOLL, "-n", str(ranks), "--", *worker])]
     if name == "gloo":
-        return [
-            *(python, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), WORKER, name, path),
-        ]
+        line = [python, "-m", "torch.distributed.run", "--standalone"]
+        return [Start([*line, "--nproc-per-node", str(ranks), WORKER, name, path])]
     launcher = [str(binaries / "mpiexec"), "-n", str(ranks)]
     if name == "openmpi":
         launcher += ["--oversubscribe", "--allow-run-as-root"]
-    return [*launcher, *worker]
+    return [Start([*launcher, *worker])]
 
 
 class Job:
     """A running library: its processes and a connection to each rank."""
 
-    def __init__(self, name: str, ranks: int, folder: str) -> None:
+    def __init__(self, name: str, ranks: int, folder: str, starts: Starts = starts_here) -> None:
         self.name = name
         path = os.path.join(folder, f"{name}-{ranks}")
-        line = command(name, ranks, path)
-        assert line is not None
         quiet = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -81,11 +87,17 @@ class Job:
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         }
         self.ranks: list[socket.socket] = []
+        self.readers: list[TextIO] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(ranks)
-            self.process = subprocess.Popen(line, env=quiet, stdout=subprocess.DEVNULL)
             try:
+                for start in starts(name, ranks, path):
+                    environment = {**quiet, **start.environment}
+                    self.processes.append(
+                        subprocess.Popen(start.line, env=environment, stdout=subprocess.DEVNULL)
+                    )
                 self._accept(listener, ranks)
                 self.readers = [rank.makefile("r") for rank in self.ranks]
                 for reader in self.readers:
@@ -101,8 +113,9 @@ class Job:
             try:
                 rank = listener.accept()[0]
             except TimeoutError:
-                if self.process.poll() is not None:
-                    raise OSError(f"ended with status {self.process.returncode}") from None
+                for process in self.processes:
+                    if process.poll() is not None:
+                        raise OSError(f"ended with status {process.returncode}") from None
                 if time.monotonic() > limit:
                     raise OSError(f"not ready after {_START_S} s") from None
                 continue
@@ -121,24 +134,27 @@ class Job:
 
     def close(self) -> None:
         """End its processes."""
-        for rank in self.ranks:
-            rank.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        for end in (*self.readers, *self.ranks):
+            end.close()
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def start_jobs(ranks: int, folder: str, names: Sequence[str] = LIBRARIES) -> list[Job]:
+def start_jobs(
+    ranks: int, folder: str, names: Sequence[str] = LIBRARIES, starts: Starts = starts_here
+) -> list[Job]:
     """The jobs of all libraries that are there; says on stderr which are not."""
     jobs = []
     for name in names:
-        if command(name, ranks, "") is None:
+        if not (binaries_of(name) / "python").exists():
             print(f"# {name}: not installed, left out (bench/setup_peers.sh)", file=sys.stderr)
             continue
         try:
-            jobs.append(Job(name, ranks, folder))
+            jobs.append(Job(name, ranks, folder, starts))
         except (OSError, ValueError) as error:
             if name == "pycoll":
                 raise SystemExit(f"pycoll did not start: {error}") from error

@@ -29,13 +29,17 @@ class Pycoll:
         pycoll.init()
         self.comm = pycoll.world()
         self.rank, self.size = self.comm.rank, self.comm.size
+        #: Of all_reduce; None leaves the choice to pycoll.
+        self.algorithm: str | None = None
 
     def barrier(self) -> None:
         self.comm.barrier()
 
     def operation(self, collective: str, x: np.ndarray, out: np.ndarray) -> Operation:
-        comm = self.comm
+        comm, algorithm = self.comm, self.algorithm
         if collective == "all_reduce":
+            if algorithm is not None:
+                return lambda: comm.all_reduce(x, out=x, algorithm=algorithm)
             return lambda: comm.all_reduce(x, out=x)
         if collective == "broadcast":
             return lambda: comm.broadcast(x, root=0, out=x)
@@ -65,6 +69,10 @@ class Mpi:
         if collective == "all_gather":
             return lambda: comm.Allgather(x, out)
         return lambda: comm.Reduce_scatter_block(x, out)
+
+    def leave(self) -> None:
+        """Else the launcher takes the end for a crash."""
+        self.mpi.Finalize()
 
 
 class Gloo:
@@ -157,7 +165,7 @@ def time_each(operation: Operation, batch: int) -> list[float]:
 
 def serve(library: Any, controller: socket.socket) -> None:
     orders = controller.makefile("r")
-    cases: dict[tuple[str, int, str], Operation] = {}
+    cases: dict[tuple[str, int, str, str | None], Operation] = {}
 
     def answer(value: Any) -> None:
         controller.sendall((json.dumps(value) + "\n").encode())
@@ -165,15 +173,17 @@ def serve(library: Any, controller: socket.socket) -> None:
     answer({"rank": library.rank, "size": library.size})
     for line in orders:
         order = json.loads(line)
-        key = (order["collective"], order["bytes"], order.get("memory", "numpy"))
+        case = (order["collective"], order["bytes"], order.get("memory", "numpy"))
+        key = (*case, order.get("algorithm"))
+        library.algorithm = key[-1]
         if order["what"] == "check":
             # One case at a time, with each kind of memory that it is measured in.
             for old in [old for old in cases if old[:2] != key[:2]]:
                 del cases[old]
-            answer(check(library, *key))
+            answer(check(library, *case))
             continue
         if key not in cases:
-            cases[key] = library.operation(key[0], *prepared(library, *key))
+            cases[key] = library.operation(key[0], *prepared(library, *case))
         operation = cases[key]
         library.barrier()
         operation()
@@ -188,6 +198,8 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as controller:
         controller.connect(path)
         serve(library, controller)
+    if isinstance(library, Mpi):
+        library.leave()
     os._exit(0)
 
 

@@ -1,7 +1,8 @@
 """From an exchange to transports: every pair of ranks gets one medium, connected and proven.
 
-Three rounds: who we are; where we listen; whether all is connected. Every rank takes part in every
-round whatever happened to it before, so a failure is told to all and nobody is left waiting.
+Four rounds: who we are; where we listen; who could reach whom; whether all is connected. Every rank
+takes part in every round whatever happened to it before, so a failure is told to all and nobody is
+left waiting.
 
 In each pair the higher rank connects and the lower one accepts.
 """
@@ -26,10 +27,11 @@ from pycoll.bootstrap.identity import (
     transport_inside,
 )
 from pycoll.bootstrap.links import Links
+from pycoll.bootstrap.reach import unreachable
 from pycoll.config import Config
 
 #: How many rounds ``connect`` and ``sit_out`` take; one is for the verdict.
-ROUNDS = 3
+ROUNDS = 4
 #: Of the time that is left, linking may use this much; the rest is for telling how it went.
 _LINK_SHARE = 0.8
 
@@ -91,7 +93,6 @@ def connect(
     identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
     key = session_key(exchange.secret, communicator_id, identities)
     with contextlib.ExitStack() as cleanup:
-        transports: list[Any] = []
         links: Links | None = None
         try:
             if failure is not None:
@@ -105,29 +106,59 @@ def connect(
             failure = _as_error(error)
             endpoint = {}
         endpoints = _gather(exchange, endpoint, failure)
-        if links is not None and not any("error" in other for other in endpoints):
-            try:
-                share = limit.within(_LINK_SHARE * limit.remaining())
-                transports = links.connect(endpoints, share, exchange.check)
-            except (errors.PycollError, OSError) as error:
-                failure = _as_error(error)
-                exchange.alarm(_with_rank(exchange.rank, str(failure)))
-        try:
-            outcomes = _gather(exchange, {}, failure)
-        except errors.PycollError as error:
-            # An alarm has ended the meeting for all; our own reason says more.
-            raise failure or error from None
-        if failure is not None or any("error" in outcome for outcome in outcomes):
-            transports.clear()
+        names = [identity.name for identity in identities]
+        share = limit.within(_LINK_SHARE * limit.remaining())
+        transports, outcomes, failure = _link(exchange, links, names, endpoints, share, failure)
     _judge(outcomes, failure)
     return Connected(
         transports,
-        [i.name for i in identities],
+        names,
         host_numbers(identities),
         transport_inside(identities),
         ranks_per_core(identities),
         identities[0].tuning,
     )
+
+
+def _link(
+    exchange: Exchange,
+    links: Links | None,
+    names: Sequence[str],
+    endpoints: Sequence[Mapping[str, Any]],
+    deadline: Deadline,
+    failure: errors.PycollError | None,
+) -> tuple[list[Any], list[dict[str, Any]], errors.PycollError | None]:
+    """The last two rounds: transports, what every rank told in the end, why this one failed."""
+    transports: list[Any] = []
+    unreached: dict[int, str] = {}
+    if any("error" in other for other in endpoints):
+        links = None
+    if links is not None:
+        try:
+            unreached = links.dial(endpoints, deadline, exchange.check)
+        except (errors.PycollError, OSError) as error:
+            failure = _alarmed(exchange, error)
+    try:
+        rows = _unreached(_gather(exchange, {"unreached": unreached}, failure))
+        if any(rows):
+            failure = failure or unreachable(names, rows)
+        if links is not None and failure is None:
+            try:
+                transports = links.finish(endpoints, deadline, exchange.check)
+            except (errors.PycollError, OSError) as error:
+                failure = _alarmed(exchange, error)
+        outcomes = _gather(exchange, {}, failure)
+    except errors.PycollError as error:
+        # An alarm has ended the meeting for all; our own reason says more.
+        raise failure or error from None
+    if failure is not None or any("error" in outcome for outcome in outcomes):
+        transports = []
+    return transports, outcomes, failure
+
+
+def _unreached(told: Sequence[Mapping[str, Any]]) -> list[dict[int, str]]:
+    rows = (outcome.get("unreached", {}) for outcome in told)
+    return [{int(peer): str(why) for peer, why in row.items()} for row in rows]
 
 
 def _brought(
@@ -153,6 +184,13 @@ def _gather(
 ) -> list[dict[str, Any]]:
     told = {"error": str(failure)} if failure is not None else facts
     return [json.loads(data) for data in exchange.all_gather(json.dumps(told).encode())]
+
+
+def _alarmed(exchange: Exchange, error: errors.PycollError | OSError) -> errors.PycollError:
+    """Tell the others at once, who may be waiting for this rank."""
+    failure = _as_error(error)
+    exchange.alarm(_with_rank(exchange.rank, str(failure)))
+    return failure
 
 
 def _with_rank(rank: int, text: str) -> str:

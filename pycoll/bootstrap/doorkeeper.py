@@ -130,6 +130,9 @@ class Doorkeeper:
             return
         except OSError:
             piece = b""
+        if not piece and not stranger.data:
+            self._drop(stranger)  # it only looked whether somebody answers
+            return
         if not piece:
             self._refuse(stranger, "left before its proof")
             return

@@ -11,12 +11,23 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.dial import Candidate, UnreachableError, dial, dial_unix, order_candidates
+from pycoll.bootstrap.dial import (
+    Candidate,
+    Route,
+    UnreachableError,
+    dial,
+    dial_unix,
+    order_candidates,
+    probe,
+    rails_of,
+    routes_to,
+)
 from pycoll.bootstrap.doorkeeper import Doorkeeper, Loop, describe_origin
 from pycoll.bootstrap.frames import list_ranks
 from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, ask, scope_of
@@ -34,6 +45,8 @@ from pycoll.config import Config
 _FD_BYTE = b"F"
 #: How often a rank that waits for peers asks whether another one has failed.
 _CHECK_S = 0.1
+#: After so many peers that a network was silent for, while another one answered, it is not probed.
+_SILENT_MAX = 2
 
 
 class Links:
@@ -67,6 +80,8 @@ class Links:
         #: (peer, index) -> socket; index 0 of a shm peer is its only one.
         self._sockets: dict[tuple[int, int], socket.socket] = {}
         self._own_interfaces: list[Interface] = []
+        #: Peers that did not answer, by way; far below zero once one has.
+        self._silence: Counter[tuple[str, str]] = Counter()
         self._loop: Loop | None = None
         self._doorkeeper: Doorkeeper | None = None
 
@@ -108,7 +123,7 @@ class Links:
             port = listener.getsockname()[1]
             families = (4, 6) if listener.family == socket.AF_INET6 else (4,)
             return [
-                Candidate(i.address, i.network, port)
+                _candidate(i, port)
                 for i in self._own_interfaces
                 if ipaddress.ip_address(i.address).version in families
             ]
@@ -117,33 +132,49 @@ class Links:
             listener = listen_in_range(interface.address, ports)
             doorkeeper.listen(listener, Purpose.TCP)
             port = listener.getsockname()[1]
-            candidates.append(Candidate(interface.address, interface.network, port))
+            candidates.append(_candidate(interface, port))
         return candidates
 
-    def connect(
+    def dial(
         self,
         endpoints: Sequence[Mapping[str, Any]],
         deadline: Deadline,
         check: Callable[[], None],
-    ) -> list[Any]:
-        """Dial the lower peers, wait for the higher ones, hand everything to the transports.
+    ) -> dict[int, str]:
+        """Dial the lower peers; returns why for those that cannot be reached.
 
-        ``check`` is called while waiting and raises when waiting has become pointless.
+        ``check`` raises when going on has become pointless.
         """
+        unreached: dict[int, str] = {}
         for peer in sorted(self._shm_peers + self._tcp_peers):
             if peer > self._rank:
                 break
+            # A peer that does not answer leaves time for the others.
+            limit = deadline.within(deadline.remaining() / 2)
             try:
                 if peer in self._shm_peers:
-                    self._dial_unix(peer, str(endpoints[peer]["unix"]), deadline)
+                    self._dial_unix(peer, str(endpoints[peer]["unix"]), limit)
                 else:
-                    self._dial_tcp(peer, endpoints[peer]["tcp"], deadline)
+                    self._dial_tcp(peer, endpoints[peer]["tcp"], limit)
             except UnreachableError as error:
                 # Perhaps the peer listens no more because joining has failed elsewhere: then that
                 # is the news. The word of it may be a moment behind.
                 time.sleep(_CHECK_S)
                 check()
-                raise self._unreachable(peer, error) from None
+                kind = "tcp" if peer in self._tcp_peers else "shm"
+                unreached[peer] = f"over {kind}: {error}"
+        return unreached
+
+    def finish(
+        self,
+        endpoints: Sequence[Mapping[str, Any]],
+        deadline: Deadline,
+        check: Callable[[], None],
+    ) -> list[Any]:
+        """Wait for the higher peers, hand everything to the transports.
+
+        ``check`` is called while waiting.
+        """
         self._await_higher(deadline, check)
         for peer in self._shared_peers:
             segment, doorbell = (os.dup(int(fd)) for fd in endpoints[peer]["descriptors"])
@@ -207,29 +238,41 @@ class Links:
         offered = [Candidate(*facts) for facts in endpoint]
         same_machine = self._identities[peer].machine == self._mine.machine
         candidates = order_candidates(self._own_interfaces, offered, same_machine)
+        if same_machine:
+            routes = [Route(candidate) for candidate in candidates]
+        else:
+            routes = routes_to(candidates, self._own_interfaces)
         if not candidates:
             named = ", ".join(str(candidate) for candidate in offered) or "nothing"
             raise UnreachableError(f"it offers {named}, which leads nowhere from another host")
+        rails = [] if same_machine else rails_of(self._open(routes))
         for index in range(self._count(peer)):
             claim = Claim(Purpose.TCP, self._rank, peer, index)
-            sock, candidate = dial(candidates, self._talk(claim), deadline)
+            # The sockets of a pair take its rails in turns; a rail on which somebody else answers
+            # falls back on the others.
+            first = rails[index % len(rails)] if rails else routes[0]
+            tried = [first, *(route for route in routes if route != first)]
+            sock, route = dial(tried, self._talk(claim), deadline)
             with self._arrived:
                 self._sockets[peer, index] = sock
-            # All sockets of a pair take the way that was found first.
-            candidates = [candidate]
+            if not rails:
+                rails = [route]
+            elif route != first and len(rails) > 1:
+                rails.remove(first)
 
-    def _unreachable(self, peer: int, error: Exception) -> errors.TransportError:
-        kind = "tcp" if peer in self._tcp_peers else "shm"
-        advice = (
-            "; PYCOLL_INTERFACES chooses networks, PYCOLL_PORT_RANGE ports to open in a firewall"
-        )
-        return errors.TransportError(
-            f"rank {self._rank} ({self._mine.name}) cannot reach rank {peer} "
-            f"({self._identities[peer].name}) over {kind}: {error}"
-            + (advice if kind == "tcp" else ""),
-            rank=peer,
-            operation="init",
-        )
+    def _open(self, routes: Sequence[Route]) -> list[Route]:
+        """The routes on which somebody answers, or the only one that is worth trying."""
+        # To wait for a network that was silent for one peer after the other would add up.
+        hopeful = [route for route in routes if self._silence[_network_of(route)] < _SILENT_MAX]
+        if len(hopeful) < 2:
+            return hopeful
+        answered = probe(hopeful)
+        for route in hopeful:
+            if route in answered:
+                self._silence[_network_of(route)] = -len(self._identities)
+            elif answered:
+                self._silence[_network_of(route)] += 1
+        return answered
 
     def _await_higher(self, deadline: Deadline, check: Callable[[], None]) -> None:
         higher = [p for p in self._shm_peers + self._tcp_peers if p > self._rank]
@@ -292,3 +335,11 @@ class Links:
             sock.setblocking(False)
         if self._tcp is not None:
             self._tcp.attach(peer, [sock.detach() for sock in sockets], address)
+
+
+def _network_of(route: Route) -> tuple[str, str]:
+    return "" if route.source is None else route.source.name, route.target.network
+
+
+def _candidate(interface: Interface, port: int) -> Candidate:
+    return Candidate(interface.address, interface.network, port, interface.name, interface.speed)

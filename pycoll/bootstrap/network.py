@@ -23,11 +23,12 @@ _SCOPE_GLOBAL = 0
 
 
 class Interface(NamedTuple):
-    """One usable address of this machine, with the network it is in."""
+    """One usable address of this machine, the network it is in, and Mbit/s (0: not known)."""
 
     name: str
     address: str
     network: str
+    speed: int = 0
 
     @property
     def loopback(self) -> bool:
@@ -96,8 +97,15 @@ def _ipv4() -> list[Interface]:
             mask = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFNETMASK, request)[20:24])
             network = ipaddress.ip_network(f"{address}/{mask}", strict=False)
             name = raw_name.decode(errors="replace").split(":")[0]
-            found.append(Interface(name, address, str(network)))
+            found.append(Interface(name, address, str(network), _speed(name)))
     return found
+
+
+def _speed(name: str) -> int:
+    try:
+        return max(0, int(Path(f"/sys/class/net/{name}/speed").read_text()))
+    except (OSError, ValueError):
+        return 0
 
 
 def _flags(sock: socket.socket, name: bytes) -> int:
@@ -117,7 +125,7 @@ def _ipv6() -> list[Interface]:
         if int(scope, 16) != _SCOPE_GLOBAL and not address.is_loopback:
             continue
         network = ipaddress.ip_network((address, int(prefix, 16)), strict=False)
-        found.append(Interface(name, str(address), str(network)))
+        found.append(Interface(name, str(address), str(network), _speed(name)))
     return found
 
 

@@ -33,6 +33,7 @@ from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.exchange import MemoryExchange, ParentExchange
 from pycoll.bootstrap.handshake import Purpose
 from pycoll.bootstrap.network import interfaces
+from pycoll.bootstrap.reach import unreachable
 from pycoll.bootstrap.world import Joined, join_group, join_threads
 from pycoll.config import Config
 
@@ -227,17 +228,31 @@ def test_an_unreachable_peer_is_named_with_address_and_reason(
         assert isinstance(result, errors.TransportError)
         assert re.match(r"rank [12] \(.*\) cannot reach rank 0 \(", str(result))
         assert f"127.0.0.1:{port} (Connection refused)" in str(result)
+        assert str(result).endswith(
+            "who reaches whom (+ yes, - no):\n   0 1 2\n 0   - -\n 1 -   +\n 2 - +"
+        )
+        assert result.rank == 0
+
+
+def test_the_matrix_of_a_large_world_is_left_out_but_not_the_pairs() -> None:
+    names = [f"host:{rank}" for rank in range(40)]
+    error = unreachable(names, [{}, *({0: "over tcp: tried it"} for _ in range(39))])
+    assert str(error).count("cannot reach rank 0 (host:0) over tcp: tried it") == 8
+    assert "and 31 more pairs" in str(error)
+    assert "\n" not in str(error)
 
 
 def test_a_peer_that_never_connects_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = links.Links.connect
+    dial, finish = links.Links.dial, links.Links.finish
 
-    def dawdle(self: Any, *arguments: Any) -> Any:
-        if self._rank == 2:
-            time.sleep(2)
-        return real(self, *arguments)
+    def forget(self: Any, *arguments: Any) -> Any:
+        return {} if self._rank == 2 else dial(self, *arguments)
 
-    monkeypatch.setattr(links.Links, "connect", dawdle)
+    def pretend(self: Any, *arguments: Any) -> Any:
+        return [] if self._rank == 2 else finish(self, *arguments)
+
+    monkeypatch.setattr(links.Links, "dial", forget)
+    monkeypatch.setattr(links.Links, "finish", pretend)
     with World() as world:
         results = connect_all([Config(transports=("tcp",), init_timeout_s=1)] * 3, world)
     text = r"rank [01] \(.*\) waited 0\.\d+ s in vain for connections from rank 2"

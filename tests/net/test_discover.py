@@ -10,7 +10,16 @@ from joining import SECRET, free_port
 from pycoll import errors
 from pycoll.bootstrap import discover as discover_module
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.dial import Candidate, UnreachableError, dial, order_candidates
+from pycoll.bootstrap.dial import (
+    Candidate,
+    Route,
+    UnreachableError,
+    dial,
+    order_candidates,
+    probe,
+    rails_of,
+    routes_to,
+)
 from pycoll.bootstrap.discover import Placement, discover, inside_job
 from pycoll.bootstrap.host import machine_identity, process_token
 from pycoll.bootstrap.identity import Identity, choose_transport, session_key, socket_count
@@ -235,6 +244,46 @@ def test_on_one_machine_loopback_comes_first() -> None:
     assert order_candidates(MINE, [NEAR, BRIDGE, LOOPBACK], True) == [LOOPBACK, NEAR, BRIDGE]
 
 
+def test_every_pair_of_addresses_in_one_network_is_a_route() -> None:
+    near, far = Candidate("10.1.0.6", "10.1.0.0/16", 1), Candidate("10.9.0.6", "10.9.0.0/16", 1)
+    twin = Interface("eth1", "10.1.0.9", "10.1.0.0/16")
+    assert routes_to([near, far], MINE) == [Route(near, MINE[1]), Route(far)]
+    both = routes_to([near], [*MINE, twin])
+    assert both == [Route(near, MINE[1], True), Route(near, twin, True)]
+    assert str(both[1]) == "10.1.0.6:1 from eth1"
+
+
+def _route(ours: str, theirs: str, our_speed: int, their_speed: int) -> Route:
+    target = Candidate("10.1.0.6", "10.1.0.0/16", 1, theirs, their_speed)
+    return Route(target, Interface(ours, "10.1.0.5", "10.1.0.0/16", our_speed))
+
+
+def test_rails_share_no_interface_and_are_equally_fast() -> None:
+    first, second = _route("ib0", "ib0", 100, 100), _route("ib1", "ib1", 100, 100)
+    crossed, slow = _route("ib0", "ib1", 100, 100), _route("eth0", "eth0", 10, 10)
+    throttled, unknown = _route("ib2", "ib2", 100, 10), _route("tun0", "tun0", 0, 0)
+    assert rails_of([slow, first, crossed, unknown, throttled, second]) == [first, second]
+    assert rails_of([unknown, _route("tun1", "tun1", 0, 0)]) == [
+        unknown,
+        _route("tun1", "tun1", 0, 0),
+    ]
+    assert rails_of([Route(V6), Route(FAR)]) == [Route(V6)], "it may be one interface"
+    assert rails_of([]) == []
+
+
+def test_a_probe_finds_the_open_ways_and_waits_for_no_other() -> None:
+    network = "127.0.0.0/8"
+    with listen_tcp("127.0.0.1") as one, listen_tcp("127.0.0.1") as other:
+        ports = [one.getsockname()[1], free_port(), other.getsockname()[1]]
+        routes = [Route(Candidate("127.0.0.1", network, port)) for port in ports]
+        # An address of a test network, which nobody answers for.
+        routes.insert(0, Route(Candidate("192.0.2.1", "192.0.2.0/24", 9)))
+        deadline = Deadline(10)
+        assert probe(routes) == [routes[1], routes[3]]
+        assert deadline.remaining() > 9.8
+        assert probe(routes[:1]) == []
+
+
 def test_a_silent_address_does_not_hold_up_one_that_answers() -> None:
     with listen_tcp("127.0.0.1") as listener, listen_tcp("127.0.0.1") as full:
         # A listener whose queue is full drops what comes: to a client it is a black hole.
@@ -250,8 +299,8 @@ def test_a_silent_address_does_not_hold_up_one_that_answers() -> None:
         hole = Candidate("127.0.0.1", "127.0.0.0/8", full.getsockname()[1])
         good = Candidate("127.0.0.1", "127.0.0.0/8", listener.getsockname()[1])
         deadline = Deadline(10)
-        sock, candidate = dial([hole, good], lambda sock, limit: None, deadline)
-        assert candidate == good
+        sock, route = dial([Route(hole), Route(good)], lambda sock, limit: None, deadline)
+        assert route.target == good
         assert deadline.remaining() > 8
         for other in [sock, *fillers]:
             other.close()
@@ -261,7 +310,7 @@ def test_failed_candidates_are_listed_with_their_reasons() -> None:
     candidates = [Candidate("127.0.0.1", "127.0.0.0/8", free_port()) for _ in range(2)]
     deadline = Deadline(10)
     with pytest.raises(UnreachableError) as caught:
-        dial(candidates, lambda sock, limit: None, deadline)
+        dial([Route(c) for c in candidates], lambda sock, limit: None, deadline)
     for candidate in candidates:
         assert f"127.0.0.1:{candidate.port} (Connection refused)" in str(caught.value)
     assert deadline.remaining() > 8, "a refusal is an answer, not a reason to wait"

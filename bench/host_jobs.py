@@ -1,0 +1,78 @@
+"""How each library under comparison is started with its ranks on several hosts (bench/hosts.py).
+
+Each is told to use TCP over the one interface and to share no memory, which namespaces of one
+machine would allow; all else are its defaults.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hosts import DEVICE, Hosts
+from jobs import WORKER, Start, binaries_of
+
+_PORT = 29400
+#: Of MPICH, which takes ranks for neighbours by what they see of the machine.
+_NO_SHARED_MEMORY = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0"}
+
+
+def starts_on(hosts: Hosts, per_host: int, folder: Path) -> Callable[[str, int, str], list[Start]]:
+    """For ``jobs.start_jobs``: ranks in order, so many on each host."""
+    agent = folder / "agent"
+    hosts.write_agent(agent)
+    names = ",".join(f"{name}:{per_host}" for name in hosts.names)
+
+    def starts(name: str, ranks: int, path: str) -> list[Start]:
+        worker = [str(binaries_of(name) / "python"), WORKER, name, path]
+        if name == "openmpi":
+            return [Start(hosts.on(0, _openmpi(names, per_host, agent, worker)))]
+        if name == "mpich":
+            return [Start(hosts.on(0, _mpich(names, ranks, agent, worker)), _NO_SHARED_MEMORY)]
+        places = _pycoll(hosts, ranks) if name == "pycoll" else _gloo(hosts, ranks)
+        return [
+            Start(hosts.on(rank // per_host, worker), places(rank, rank % per_host))
+            for rank in range(ranks)
+        ]
+
+    return starts
+
+
+def _pycoll(hosts: Hosts, ranks: int) -> Callable[[int, int], Mapping[str, str]]:
+    secret = secrets.token_hex(16)
+    return lambda rank, local: {
+        "PYCOLL_RANK": str(rank),
+        "PYCOLL_SIZE": str(ranks),
+        "PYCOLL_ADDRESS": f"{hosts.addresses[0]}:{_PORT}",
+        "PYCOLL_SECRET": secret,
+    }
+
+
+def _gloo(hosts: Hosts, ranks: int) -> Callable[[int, int], Mapping[str, str]]:
+    return lambda rank, local: {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(local),
+        "MASTER_ADDR": hosts.addresses[0],
+        "MASTER_PORT": str(_PORT),
+        "GLOO_SOCKET_IFNAME": DEVICE,
+    }
+
+
+def _openmpi(names: str, per_host: int, agent: Path, worker: list[str]) -> list[str]:
+    launcher = str(binaries_of("openmpi") / "mpiexec")
+    return [
+        *(launcher, "--allow-run-as-root", "--host", names),
+        *("--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "prte_if_include", DEVICE),
+        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"),
+        *("--map-by", f"ppr:{per_host}:node", "--mca", "btl_tcp_if_include", DEVICE, *worker),
+    ]
+
+
+def _mpich(names: str, ranks: int, agent: Path, worker: list[str]) -> list[str]:
+    launcher = str(binaries_of("mpich") / "mpiexec")
+    return [
+        *(launcher, "-launcher", "rsh", "-launcher-exec", str(agent), "-iface", DEVICE),
+        *("-n", str(ranks), "-hosts", names, *worker),
+    ]

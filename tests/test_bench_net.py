@@ -1,0 +1,101 @@
+"""bench/net.py: runs small on hosts made of namespaces, counts bytes, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+import hosts
+
+SCRIPT = str(ROOT / "bench" / "net.py")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def possible() -> None:
+    """Said once, where hosts cannot be made."""
+    why = hosts.obstacle()
+    if why:
+        pytest.skip(f"bench/net.py needs root and network namespaces: {why}")
+
+
+def left() -> list[str]:
+    """Namespaces of hosts that are still there."""
+    shown = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    return [line for line in shown.splitlines() if line.startswith("pycoll-")]
+
+
+def test_hosts_reach_each_other_by_name_and_count_what_they_send() -> None:
+    before = left()
+    with hosts.Hosts(3, hosts.ONE_GIGABIT) as world:
+        listen = "import socket; s = socket.create_server(('', 9)); s.accept()[0].recv(1 << 20)"
+        server = subprocess.Popen(world.on(2, [sys.executable, "-c", listen]))
+        send = (
+            "import socket, time\nfor _ in range(100):\n try:\n"
+            "  socket.create_connection(('host2', 9)).sendall(bytes(5000)); break\n"
+            " except OSError: time.sleep(0.05)"
+        )
+        sent = world.sent(0)
+        subprocess.run(world.on(0, [sys.executable, "-c", send]), check=True)
+        server.wait(10)
+        # Not all packets are of TCP, and the first ones carry more options.
+        assert abs(world.sent(0) - sent - 5000) < 250
+        assert world.sent(1) < 500
+    assert left() == before
+    assert not Path("/etc/netns", world.space(0)).exists()
+
+
+def test_the_whole_table_runs_small(tmp_path: Path) -> None:
+    page, picture = tmp_path / "RESULTS.md", tmp_path / "net.svg"
+    page.write_text("# Results\n\n## One\n\nfirst\n")
+    before = left()
+    line = [sys.executable, SCRIPT, "--quick", "--markdown", str(page), "--plot", str(picture)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("bytes: ")]
+    assert len(rows) == 6
+    assert sum("best MPI / pycoll" in row and "Gloo / pycoll" in row for row in rows) == 2
+    assert sum("busbw / iperf3" in row for row in rows) == 1
+    assert sum("best / chosen" in row for row in rows) == 2
+    assert sum("busbw / line rate" in row for row in rows) == 1
+    counted = re.findall(r"(hierarchical|ring) sends (\S+) of (\d+) B, as the formula", rows[-1])
+    assert [(name, int(formula)) for name, _, formula in counted] == [
+        ("hierarchical", 1 << 20),
+        ("ring", 3 << 19),
+    ], rows[-1]
+    text = page.read_text()
+    assert text.startswith("# Results\n\n## One\n\nfirst\n\n## Between hosts")
+    assert text.count("### ") == 4
+    assert "bus bandwidth" in picture.read_text()
+    assert left() == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_however_it_ends(how: signal.Signals) -> None:
+    before = left()
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, "--scene", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(left()) < len(before) + 5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(left()) == len(before) + 5, "four hosts and a switch"
+        time.sleep(1)
+        process.send_signal(how)
+        process.wait(60)
+        while left() != before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left() == before
+    finally:
+        process.kill()
+        process.wait()
