@@ -28,6 +28,7 @@ from pycoll.torch.builds import (
     rocm_built,
 )
 from pycoll.torch.compression import Compression
+from pycoll.torch.distributed import register as _register
 from pycoll.torch.errors import HorovodInternalError
 from pycoll.torch.handles import poll, synchronize
 from pycoll.torch.moving import (
@@ -84,6 +85,8 @@ from pycoll.torch.world import (
     start_timeline,
     stop_timeline,
 )
+
+_register()
 
 __all__ = [
     "Adasum",

@@ -44,7 +44,9 @@ class Coordinator:
         self._changed = threading.Condition()
         self._arrived: list[Task] = []
         self._tasks: dict[str, Task] = {}
+        #: Calls without a name, by kind, since all ranks last joined.
         self._counts: Counter[str] = Counter()
+        self._joins = 0
         self._failure: str | None = None
         self._closing = False
         self._pid = os.getpid()
@@ -66,7 +68,7 @@ class Coordinator:
                 raise HorovodInternalError(self._failure)
             if name is None:
                 task.passing = True
-                name = f"noname.{self._counts[task.kind]}"
+                name = f"noname.{self._joins}.{self._counts[task.kind]}"
                 self._counts[task.kind] += 1
             task.key = f"{task.kind}.{name}"
             if task.key in self._tasks:
@@ -144,6 +146,10 @@ class Coordinator:
             self._run(task)
         self._run_batch(batch)
         if found.last_joined is not None:
+            with self._changed:
+                # Some ranks called what others did not; from here on they count alike again.
+                self._joins += 1
+                self._counts.clear()
             for task in [task for task in self._tasks.values() if task.kind == JOIN]:
                 self._timeline.end(task.key)
                 self._complete(task, found.last_joined)

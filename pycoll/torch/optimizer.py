@@ -190,8 +190,8 @@ class _Wrapped:
         else:
             if self._synchronized:
                 warnings.warn(
-                    "optimizer.step() after optimizer.synchronize() reduces all gradients again: "
-                    "call it within `with optimizer.skip_synchronize():`",
+                    "optimizer.step() called without optimizer.skip_synchronize() after "
+                    "optimizer.synchronize(): all gradients are reduced again",
                     stacklevel=2,
                 )
             self.synchronize()
@@ -234,7 +234,7 @@ class _AdasumWrapped:
     """Steps on each rank's own gradients, then combines what the steps changed by Adasum."""
 
     _settings: Settings
-    _names: dict[torch.Tensor, str]
+    _parameter_names: dict[torch.Tensor, str]
 
     def synchronize(self) -> None:
         """Nothing: step() does it all."""
@@ -250,7 +250,7 @@ class _AdasumWrapped:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as the optimizer does, and replace the change by the Adasum of all ranks'."""
-        parameters = [p for p in self._names if p.requires_grad]
+        parameters = [p for p in self._parameter_names if p.requires_grad]
         before = [p.detach().clone() for p in parameters]
         loss = super().step(closure)  # type: ignore[misc]  # of the class that is behind this one
         compression = self._settings.compression
@@ -312,7 +312,6 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         if process_set.process_set_id != 0:
             raise ValueError(f"op is Adasum and process_set is {process_set}: it needs all ranks")
         wrapped = _wrapped(optimizer, _AdasumWrapped)
-        wrapped._names = names
     else:
         wrapped = _wrapped(optimizer, _Wrapped)
         wrapped._gradients, wrapped._synchronized, wrapped._skips = None, False, False
@@ -321,7 +320,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         if process_set.included() and (world.size() > 1 or elastic):
             wrapped._gradients = _Gradients(names, buckets, settings)
         wrapped.set_backward_passes_per_step(backward_passes_per_step)
-    wrapped._settings = settings
+    wrapped._settings, wrapped._parameter_names = settings, names
     return wrapped
 
 

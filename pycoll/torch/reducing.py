@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pycoll.torch.compression import Compression, Compressor
+from pycoll.torch.errors import HorovodInternalError
 from pycoll.torch.handles import run, started
 from pycoll.torch.moving import gathered
 from pycoll.torch.ops import Adasum, Average, ReduceOp, Sum, checked, chosen, scaled
@@ -241,7 +242,7 @@ def _scattered(tensors: Any, op: Any) -> tuple[list[torch.Tensor], ReduceOp]:
         raise ValueError("reducescatter of a scalar: there are no rows to give to the ranks")
     reduction = checked(op)
     if reduction == Adasum:
-        raise ValueError("op is Adasum, which reducescatter does not know: use allreduce")
+        raise HorovodInternalError("op is Adasum, which reducescatter does not know: use allreduce")
     return found, reduction
 
 
@@ -271,7 +272,7 @@ def reducescatter(
 ) -> torch.Tensor:
     """This rank's rows of the reduced tensor; low ranks get one more where it does not divide.
 
-    Gradients flow through it. ValueError for scalars and Adasum.
+    Gradients flow through it. ValueError for scalars, HorovodInternalError for Adasum.
     """
     return grouped_reducescatter(
         [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
