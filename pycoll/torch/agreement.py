@@ -240,7 +240,7 @@ class Agreement:
             self._have &= ~(1 << number)
 
     def _difference(self, key: str, told: dict[int, str]) -> str:
-        every = {rank: json.loads(terms) for rank, terms in told.items()}
+        every = {rank: json.loads(terms) for rank, terms in sorted(told.items())}
         fields = dict.fromkeys(field for terms in every.values() for field in terms)
         parts = []
         for field in fields:

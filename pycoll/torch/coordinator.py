@@ -95,14 +95,14 @@ class Coordinator:
             self._changed.notify()
 
     def _work(self) -> None:
-        pause = PAUSE_MIN_S
+        pause = 0.0
         try:
             while self._take(pause):
                 self._timeline.cycle()
                 found = self._agreement.round()
                 self._run_all(found)
                 idle = not found.settled and found.last_joined is None
-                pause = min(2 * pause, PAUSE_MAX_S) if idle else 0.0
+                pause = min(max(2 * pause, PAUSE_MIN_S), PAUSE_MAX_S) if idle else 0.0
         except BaseException as error:
             self._fail_all(error)
         else:

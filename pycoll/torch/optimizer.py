@@ -327,7 +327,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
 def _wrapped(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     """The optimizer itself under another class, sharing all it has."""
     base = type(optimizer)
-    made = type(base.__name__, (mixin, base), {"__module__": base.__module__})
+    made: Any = type(base.__name__, (mixin, base), {"__module__": base.__module__})
     wrapped = made.__new__(made)
     # A scheduler may have put a step of its own onto the instance; that one steps alone.
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}

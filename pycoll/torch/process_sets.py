@@ -63,7 +63,7 @@ class _GlobalProcessSet(ProcessSet):
 def _ranks_of(ranks_or_comm: Any) -> list[int]:
     if hasattr(ranks_or_comm, "Get_group"):
         return _ranks_of_mpi(ranks_or_comm)
-    ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else [None]
+    ranks: list[Any] = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else [None]
     if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
         raise ValueError(
             f"ProcessSet of {ranks_or_comm!r}: expected ranks as whole numbers, or a communicator "

@@ -20,7 +20,7 @@ def translated(error: BaseException) -> BaseException:
     """What torch's programs catch for an error of pycoll: DistBackendError, or ValueError."""
     if not isinstance(error, PycollError) or isinstance(error, InvalidArgumentError):
         return error
-    failure = dist.DistBackendError(str(error))
+    failure: BaseException = dist.DistBackendError(str(error))
     failure.__cause__ = error
     return failure
 
