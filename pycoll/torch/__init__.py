@@ -11,9 +11,12 @@ backend. torch itself is needed only here.
 from __future__ import annotations
 
 try:
-    import torch as _torch  # noqa: F401  # only to say clearly that it is missing
+    import torch as _torch
 except ImportError as _error:
     raise ImportError(f"pycoll.torch needs PyTorch, which cannot be imported: {_error}") from _error
+if not hasattr(_torch, "Tensor"):
+    # Any folder of that name on the path can be imported where PyTorch is missing.
+    raise ImportError(f"pycoll.torch needs PyTorch; what is found as torch is {_torch!r}")
 
 from pycoll.torch.builds import (
     ccl_built,
