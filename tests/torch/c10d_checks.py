@@ -94,6 +94,10 @@ def check_gathering() -> None:
     uneven = [torch.empty(r + 1, 2).double() for r in range(size)]
     dist.all_gather(uneven, values(rank, (rank + 1, 2)))
     assert all(torch.equal(one, values(r, (r + 1, 2))) for r, one in enumerate(uneven))
+    whole = torch.empty(3 * size, 2).double()
+    share = whole[3 * rank : 3 * rank + 3].copy_(values(rank))
+    dist.all_gather_single(whole, share)  # in place, as FSDP does
+    assert torch.equal(whole.view(size, 3, 2), every())
     joined = torch.empty(3 * size, 2).double()
     dist.all_gather_single(joined, values(rank))
     assert torch.equal(joined.view(size, 3, 2), every())

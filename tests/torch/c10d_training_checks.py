@@ -112,11 +112,7 @@ def check_ddp_with_unused_parameters() -> None:
 
 
 def check_ddp_hooks() -> None:
-    for hook in (
-        default_hooks.allreduce_hook,
-        default_hooks.fp16_compress_hook,
-        default_hooks.bf16_compress_hook,
-    ):
+    for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
         net = DistributedDataParallel(network())
         net.register_comm_hook(None, hook)
         net(batch(dist.get_rank())).sum().backward()

@@ -14,6 +14,7 @@ from pycoll.communicator import Communicator
 from pycoll.torch.distributed.shapes import (
     Finish,
     Tensors,
+    apart,
     dealt,
     flat,
     only,
@@ -133,7 +134,7 @@ class PycollProcessGroup(dist.ProcessGroup):
             raise ValueError(f"{len(inputs)} input tensors for {self.size()} ranks")
         word = word_of(_op(opts))
         target, back = writable(output)
-        pieces = [scaled_for(_op(opts), flat(one)) for one in inputs]
+        pieces = [apart(scaled_for(_op(opts), flat(one)), target) for one in inputs]
         if len({len(one) for one in pieces}) == 1:
             works = [self._call("reduce_scatter", torch.cat(pieces), word, out=target.view(-1))]
         else:
@@ -152,7 +153,7 @@ class PycollProcessGroup(dist.ProcessGroup):
         self._check_shares(input, output, "input", "output")
         target, back = writable(output)
         op = _op(opts)
-        source = scaled_for(op, flat(input))
+        source = apart(scaled_for(op, flat(input)), target)
         works = [self._call("reduce_scatter", source, word_of(op), out=target.view(-1))]
         return self._pending(works, [output], back)
 
@@ -202,7 +203,8 @@ class PycollProcessGroup(dist.ProcessGroup):
         self._check_shares(output, input, "output", "input")
         target, back = writable(output)
         lengths = [input.numel()] * self.size()
-        works = [self._call("all_gather", flat(input), lengths=lengths, out=target.view(-1))]
+        source = apart(flat(input), target)
+        works = [self._call("all_gather", source, lengths=lengths, out=target.view(-1))]
         return self._pending(works, [output], back)
 
     def all_gather_single_coalesced(
@@ -279,7 +281,7 @@ class PycollProcessGroup(dist.ProcessGroup):
         """
         same_type([output], input, "output")
         target, back = writable(output)
-        source = input.detach().contiguous()
+        source = apart(input.detach().contiguous(), target)
         if not output_split_sizes and not input_split_sizes:
             works = [self._call("all_to_all", source, out=target)]
             return self._pending(works, [output], back)

@@ -53,6 +53,12 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1)
 
 
+def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """``source``, copied if it may share memory with ``target``: a share within the whole."""
+    same = source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
+    return source.clone() if same and source.numel() else source
+
+
 def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
     """Memory in one piece to write the tensor's values to, and what brings them there."""
     target = tensor.detach()

@@ -17,4 +17,6 @@ def reduce_sparse(comm: Communicator, tensor: torch.Tensor, word: str) -> None:
     if word == "avg":
         values = values / comm.size
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
-    tensor.detach().copy_(total.coalesce())
+    # A detached sparse tensor has entries of its own, so that copying to it would be lost.
+    with torch.no_grad():
+        tensor.copy_(total.coalesce())
