@@ -148,7 +148,10 @@ def check_process_sets() -> None:
     even, odd = hvd.ProcessSet(range(0, size, 2)), hvd.ProcessSet(range(1, size, 2))
     assert even.size() is None and even.process_set_id is None
     assert "not registered" in raised(ValueError, hvd.barrier, even)
-    sets = [one for one in (even, odd) if one.ranks]
+    if size == 1:
+        assert "registered already" in raised(ValueError, hvd.add_process_set, even)
+        return
+    sets = [even, odd]
     for one in sets:
         assert hvd.add_process_set(one) is one
     mine = sets[rank % 2]
@@ -161,11 +164,9 @@ def check_process_sets() -> None:
     assert hvd.allgather(torch.tensor([rank]), process_set=mine).tolist() == mine.ranks
     assert hvd.allgather_object(rank, process_set=mine) == mine.ranks
     hvd.barrier(process_set=mine)
-    if size > 1:
-        assert "not part" in raised(
-            ValueError, hvd.allreduce, torch.ones(1), process_set=sets[1 - rank % 2]
-        )
-        assert "registered already" in raised(ValueError, hvd.add_process_set, even.ranks)
+    other = sets[1 - rank % 2]
+    assert "not part" in raised(ValueError, hvd.allreduce, torch.ones(1), process_set=other)
+    assert "registered already" in raised(ValueError, hvd.add_process_set, even.ranks)
     assert "from 0 to" in raised(ValueError, hvd.add_process_set, [0, size])
     assert "twice" in raised(ValueError, hvd.ProcessSet, [0, 0])
     assert "whole numbers" in raised(ValueError, hvd.ProcessSet, ["0"])
