@@ -18,6 +18,7 @@ if not hasattr(_torch, "Tensor"):
     # Any folder of that name on the path can be imported where PyTorch is missing.
     raise ImportError(f"pycoll.torch needs PyTorch; what is found as torch is {_torch!r}")
 
+from pycoll.torch import elastic
 from pycoll.torch.builds import (
     ccl_built,
     cuda_built,
@@ -126,6 +127,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -68,6 +68,62 @@ except hvd.HorovodInternalError as error:
     print(f"told after {time.monotonic() - begin:.1f} s: {error}", flush=True)
 """
 
+ELASTIC_PROGRAM = """
+import torch
+import pycoll.torch as hvd
+from torch.utils.data import DataLoader, TensorDataset
+
+hvd.init()
+torch.set_num_threads(1)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+data = TensorDataset(torch.arange(30.0).reshape(15, 2))
+failures, resets, seen = [], [], []
+
+
+@hvd.elastic.run
+def train(state):
+    for state.epoch in range(state.epoch, 3):
+        loader = DataLoader(data, batch_size=2, sampler=state.sampler)
+        for number, (x,) in enumerate(loader):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            state.sampler.record_batch(number, len(x))
+            seen.append((state.epoch, len(x)))
+            state.commit()
+            if state.epoch == 1 and number == 1 and not failures:
+                failures.append(1)
+                with torch.no_grad():
+                    model.weight.fill_(float("nan"))
+                hvd.allreduce(torch.ones(1 + hvd.rank()), name="differs")
+        state.sampler.set_epoch(state.epoch + 1)
+    state.epoch = 3
+    return "trained"
+
+
+state = hvd.elastic.TorchState(model, optimizer, sampler=hvd.elastic.ElasticSampler(data), epoch=0)
+state.register_reset_callbacks([lambda: resets.append(1)])
+assert train(state) == "trained" and state.epoch == 3
+assert failures == resets == [1] and torch.isfinite(model.weight).all()
+weights = hvd.allgather(model.weight.detach())
+assert torch.equal(weights[:1], weights[1:])
+assert sum(n for epoch, n in seen if epoch == 1) == 8, seen
+state.epoch = 1
+
+
+@hvd.elastic.run
+def fail(state):
+    hvd.allreduce(torch.ones(1 + hvd.rank()), name="differs")
+
+
+try:
+    fail(state)
+except hvd.HorovodInternalError as error:
+    print(f"rank {hvd.rank()} gave up: {error}", flush=True)
+"""
+
 
 def run(*words: str, status: int = 0) -> str:
     """What the program prints; it must end with ``status``."""
@@ -96,6 +152,13 @@ def test_survivors_are_told_who_died(tmp_path: Path) -> None:
     told = re.search(r"told after (\S+) s: (.*)", said)
     assert told is not None, said
     assert float(told[1]) < 5 and "rank 1" in told[2], said
+
+
+def test_training_goes_on_from_the_last_commit(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(ELASTIC_PROGRAM)
+    said = run(*PYCOLL_RUN, str(program))
+    assert len(re.findall(r"rank \d gave up: the ranks disagree about", said)) == 2, said
 
 
 def test_the_example_in_horovods_style() -> None:
