@@ -1,0 +1,73 @@
+"""Training on scikit-learn's digits as a Horovod program does it; only the import is pycoll's.
+
+    pycoll run -n 2 examples/torch_digits.py
+
+Every rank takes its share of each batch. The gradients are averaged while the backward pass runs,
+so the loss is that of one process with the whole batch, except for rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import pycoll.torch as hvd
+
+BATCH = 240  # divides by the usual numbers of ranks
+
+
+def data() -> tuple[TensorDataset, TensorDataset]:
+    """Images to train with, and others to test with."""
+    digits = load_digits()
+    images = torch.tensor(digits.data / 16.0, dtype=torch.float32)
+    labels = torch.tensor(digits.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = order[:1440], order[1440:]
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=8)
+    options = parser.parse_args()
+
+    hvd.init()
+    torch.manual_seed(1 + hvd.rank())  # ranks begin differently; the broadcast makes them alike
+    torch.set_num_threads(1)
+    train, test = data()
+    sampler = DistributedSampler(train, num_replicas=hvd.size(), rank=hvd.rank())
+    loader = DataLoader(train, BATCH // hvd.size(), sampler=sampler)
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    for epoch in range(options.epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+        mean = hvd.allreduce(loss.detach(), name="loss").item()
+        if hvd.rank() == 0:
+            print(f"epoch {epoch + 1}: loss {mean:.3f}")
+
+    # Every rank tests its share.
+    images, labels = test[hvd.rank() :: hvd.size()]
+    with torch.no_grad():
+        right = (model(images).argmax(1) == labels).sum()
+    share = hvd.allreduce(right, op=hvd.Sum, name="right").item() / len(test)
+    if hvd.rank() == 0:
+        print(f"{hvd.size()} ranks: {share:.1%} of {len(test)} unseen digits are right")
+
+
+if __name__ == "__main__":
+    main()

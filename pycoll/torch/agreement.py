@@ -1,0 +1,277 @@
+"""Which tensors all ranks have, and the order in which they run.
+
+Ranks reach tensors in different orders, but collectives must have one. So every rank tells what it
+has, by name and terms, in rounds that all ranks take part in, and runs only what a round has
+settled, in the round's order:
+
+    rank 0 adds a, b      round: told by all: -      settled: -
+    rank 1 adds b         round: told by all: b      settled: b
+    rank 1 adds a         round: told by all: a      settled: a
+
+The first time, names and terms travel as text. What was settled once has a number from then on,
+alike on all ranks, and a round of known tensors is one all_reduce of a few words of bits. A name
+that comes back with other terms loses its number.
+
+A settled entry carries a problem instead where the ranks' terms differ, or where a rank was waited
+for too long; all ranks get the same one, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycoll.communicator import Communicator
+
+#: Names beyond these are told as text every time.
+KNOWN_MAX = 8192
+_WORD_BITS = 64
+
+
+class Settled(NamedTuple):
+    """One name that all ranks have: what to do with it, or why it cannot be done."""
+
+    key: str
+    terms: str
+    problem: str
+
+
+class Round(NamedTuple):
+    """What a round has settled, in order. ``last_joined`` is set when all ranks had joined: the
+    rank that was last."""
+
+    settled: list[Settled]
+    last_joined: int | None
+
+
+class _Mine(NamedTuple):
+    """What this rank has and waits for. ``passing`` names are used once and never numbered."""
+
+    terms: str
+    passing: bool
+    until: float
+
+
+class Agreement:
+    """One rank's side of the agreement between the ranks of a communicator.
+
+    All methods are called from one thread, ``round`` equally often on all ranks; nothing else may
+    use ``comm`` meanwhile. ``ranks`` are the names of the ranks in texts. Terms are JSON objects as
+    text; "joinable" among them says that joined ranks may stand aside. Raises what ``comm`` raises.
+    """
+
+    def __init__(self, comm: Communicator, ranks: Sequence[int]) -> None:
+        self._comm = comm
+        self._ranks = tuple(ranks)
+        self._known: list[Settled | None] = []
+        self._numbers: dict[str, int] = {}
+        self._free: list[int] = []
+        self._mine: dict[str, _Mine] = {}
+        #: Bits of known entries: those this rank has, and all there are.
+        self._have = 0
+        self._all = 0
+        self._news: list[tuple[str, str, bool]] = []
+        self._told: dict[str, dict[int, str]] = {}
+        self._passing: set[str] = set()
+        self._joined: set[int] = set()
+        self._joining = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether something of this rank is not settled yet."""
+        return bool(self._mine) or self._joining or self._comm.rank in self._joined
+
+    def add(self, key: str, terms: str, passing: bool) -> None:
+        """This rank has ``key``, which must not wait already."""
+        self._mine[key] = _Mine(terms, passing, time.monotonic() + self._comm.timeout_s)
+        number = self._numbers.get(key)
+        known = None if number is None else self._known[number]
+        if number is not None and known is not None and known.terms == terms:
+            self._have |= 1 << number
+        else:
+            self._news.append((key, terms, passing))
+
+    def join(self) -> None:
+        """This rank has nothing more of its own until all have joined."""
+        self._joining = True
+
+    def round(self) -> Round:
+        """Tell and hear; returns what is settled now. Waits for all ranks to come here."""
+        late = self._late()
+        quiet = not (self._news or self._joining or late)
+        bits, all_quiet = self._share_bits(quiet)
+        settled = []
+        for number in _numbers_of(bits):
+            known = self._known[number]
+            assert known is not None, "a bit that nobody gave out was set on all ranks"
+            self._drop(known.key)
+            settled.append(self._standing_aside(known))
+        last = None
+        if not all_quiet:
+            more, last = self._share_news(late)
+            settled += more
+        return Round(settled, last)
+
+    def _late(self) -> list[str]:
+        """Keys whose time is over; in order of arrival, so the first tells whether to look."""
+        now = time.monotonic()
+        first = next(iter(self._mine.values()), None)
+        if first is None or first.until > now:
+            return []
+        return [key for key, one in self._mine.items() if one.until <= now]
+
+    def _share_bits(self, quiet: bool) -> tuple[int, bool]:
+        """Known entries that all ranks have, and whether nobody has news."""
+        words = 1 + -(-len(self._known) // _WORD_BITS)
+        mine = self._all if self._comm.rank in self._joined else self._have
+        data = bytearray((int(quiet) | mine << _WORD_BITS).to_bytes(8 * words, "little"))
+        line = np.frombuffer(data, np.uint64)
+        self._comm.all_reduce(line, "band", out=line)
+        common = int.from_bytes(data, "little")
+        return common >> _WORD_BITS, bool(common & 1)
+
+    def _share_news(self, late: list[str]) -> tuple[list[Settled], int | None]:
+        message = {"have": self._news, "join": self._joining, "late": late}
+        self._news = []
+        joined_now = []
+        messages = _every_message(self._comm, message)
+        for rank, told in enumerate(messages):
+            for key, terms, passing in told["have"]:
+                self._forget(key)
+                self._told.setdefault(key, {})[rank] = terms
+                if passing:
+                    self._passing.add(key)
+            if told["join"]:
+                joined_now.append(rank)
+        self._joined.update(joined_now)
+        if self._comm.rank in self._joined:
+            self._joining = False
+        settled = [self._settle(key) for key in list(self._told) if self._complete(key)]
+        for key in dict.fromkeys(key for told in messages for key in told["late"]):
+            settled += self._give_up(key)
+        last = None
+        if len(self._joined) == self._comm.size:
+            last = self._ranks[joined_now[-1]]
+            self._joined.clear()
+        return settled, last
+
+    def _complete(self, key: str) -> bool:
+        return len(self._told[key].keys() | self._joined) == self._comm.size
+
+    def _settle(self, key: str) -> Settled:
+        """All have told ``key``: compare the terms."""
+        told = self._told.pop(key)
+        passing = key in self._passing
+        self._passing.discard(key)
+        self._drop(key)
+        terms = told[min(told)]
+        if any(other != terms for other in told.values()):
+            return Settled(key, terms, self._difference(key, told))
+        settled = Settled(key, terms, "")
+        if not passing:
+            self._learn(settled)
+        return self._standing_aside(settled)
+
+    def _standing_aside(self, settled: Settled) -> Settled:
+        """What joined ranks mean for an entry: they give zeros, or it cannot be done."""
+        if not self._joined or json.loads(settled.terms).get("joinable"):
+            return settled
+        who = self._list(sorted(self._joined))
+        return settled._replace(
+            problem=f"{settled.key} cannot run since {who} has joined: joined ranks give zeros to "
+            "allreduce by Sum or Average, and take part in nothing else"
+        )
+
+    def _give_up(self, key: str) -> list[Settled]:
+        """Some rank has waited too long for ``key``; the missing ranks are named.
+
+        Who holds a known entry is only told as text, so that happens first, in the next round.
+        """
+        if key in self._numbers:
+            self._forget(key)
+            return []
+        told = self._told.pop(key, None)
+        if told is None:
+            return []
+        self._passing.discard(key)
+        self._drop(key)
+        missing = [r for r in range(self._comm.size) if r not in told and r not in self._joined]
+        text = (
+            f"{key} waited {self._comm.timeout_s:g} s for {self._list(missing)}, while "
+            f"{self._list(sorted(told))} had it: do all ranks call it, under the same name?"
+        )
+        return [Settled(key, told[min(told)], text)]
+
+    def _learn(self, settled: Settled) -> None:
+        if self._free:
+            number = self._free.pop()
+            self._known[number] = settled
+        elif len(self._known) < KNOWN_MAX:
+            number = len(self._known)
+            self._known.append(settled)
+        else:
+            return
+        self._numbers[settled.key] = number
+        self._all |= 1 << number
+
+    def _forget(self, key: str) -> None:
+        """The key has no number any more; if this rank waits for it, it will tell so in words."""
+        number = self._numbers.pop(key, None)
+        if number is None:
+            return
+        self._known[number] = None
+        self._free.append(number)
+        bit = 1 << number
+        self._all &= ~bit
+        if self._have & bit:
+            self._have &= ~bit
+            mine = self._mine[key]
+            self._news.append((key, mine.terms, mine.passing))
+
+    def _drop(self, key: str) -> None:
+        """This rank waits for ``key`` no longer."""
+        self._mine.pop(key, None)
+        number = self._numbers.get(key)
+        if number is not None:
+            self._have &= ~(1 << number)
+
+    def _difference(self, key: str, told: dict[int, str]) -> str:
+        every = {rank: json.loads(terms) for rank, terms in sorted(told.items())}
+        fields = dict.fromkeys(field for terms in every.values() for field in terms)
+        parts = []
+        for field in fields:
+            values: dict[str, list[int]] = {}
+            for rank, terms in every.items():
+                values.setdefault(json.dumps(terms.get(field)), []).append(rank)
+            if len(values) > 1:
+                words = ", ".join(f"{v} on {self._list(ranks)}" for v, ranks in values.items())
+                parts.append(f"{field} is {words}")
+        return f"the ranks disagree about {key}: {'; '.join(parts)}"
+
+    def _list(self, ranks: Iterable[int]) -> str:
+        names = [str(self._ranks[rank]) for rank in ranks]
+        return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
+
+
+def _numbers_of(bits: int) -> Iterable[int]:
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def _every_message(comm: Communicator, message: dict[str, Any]) -> list[dict[str, Any]]:
+    """All ranks' messages, in rank order; each travels behind its length."""
+    text = json.dumps(message).encode()
+    blob = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
+    data = comm.all_gather(blob).tobytes()
+    found, at = [], 0
+    while at < len(data):
+        end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+        found.append(json.loads(data[at + 8 : end]))
+        at = end
+    return found

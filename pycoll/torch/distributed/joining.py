@@ -1,0 +1,49 @@
+"""Making a process group: the ranks meet at torch's store, then connect as pycoll does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from pycoll import tuning
+from pycoll.bootstrap import Joined
+from pycoll.bootstrap.connect import connect
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.exchange import Exchange, SoloExchange, TorchStoreExchange
+from pycoll.communicator import Communicator
+from pycoll.config import Config
+from pycoll.torch.distributed.process_group import PycollProcessGroup
+
+NAME = "pycoll"
+
+
+def register() -> None:
+    """Tell torch.distributed of the backend, once; without torch.distributed there is none."""
+    if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
+
+
+def _make(options: Any, backend_options: Any) -> PycollProcessGroup:
+    """What torch calls in init_process_group and new_group, on every member."""
+    if backend_options is not None:
+        raise ValueError(f"pg_options is {backend_options!r}: the backend pycoll has no options")
+    seconds = options.timeout.total_seconds()
+    rank, size = options.group_rank, options.group_size
+    config = replace(Config.read(), timeout_s=seconds)
+    deadline = Deadline(seconds)
+    exchange: Exchange = SoloExchange()
+    if size > 1:
+        exchange = TorchStoreExchange(options.store, rank, size, deadline)
+    name = f"torch/{options.group_id}"
+    try:
+        connected = connect(
+            exchange, config, communicator_id=name, deadline=deadline, bring=tuning.text_of
+        )
+    except BaseException:
+        exchange.abandon()
+        raise
+    exchange.close()
+    joined = Joined(rank, size, *connected, source="torch.distributed")
+    return PycollProcessGroup(Communicator(joined, config, name))

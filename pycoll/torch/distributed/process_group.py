@@ -1,0 +1,399 @@
+"""torch.distributed's collectives in terms of pycoll's."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pycoll.communicator import Communicator
+from pycoll.torch.distributed.shapes import (
+    Finish,
+    Tensors,
+    apart,
+    dealt,
+    flat,
+    only,
+    same_type,
+    scaled_for,
+    together,
+    word_of,
+    writable,
+)
+from pycoll.torch.distributed.sparse import reduce_sparse
+from pycoll.torch.distributed.work import Pending, Watcher, completed, translated
+from pycoll.work import Work
+
+_open: weakref.WeakSet[PycollProcessGroup] = weakref.WeakSet()
+
+
+class PycollProcessGroup(dist.ProcessGroup):
+    """A process group over a communicator of pycoll, which it owns.
+
+    Methods are called by torch.distributed and by torch's C++ parts; tensors are in host memory.
+    Each returns a Pending at once, except for coalesced all-reduces and sparse ones, which have
+    run when they return. Raises ValueError for tensors that do not fit together, before anything
+    moves; works raise DistBackendError for what the world does.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.communicator = comm
+        self._watcher = Watcher()
+        self._name = ""
+        self._desc = ""
+        _open.add(self)
+
+    # What torch asks of every group. The spelling is torch's.
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """The name of the backend."""
+        return "pycoll"
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called once by torch, with a name that is alike on all members."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """What setGroupName was given."""
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Called once by torch."""
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What setGroupDesc was given."""
+        return self._desc
+
+    def shutdown(self) -> None:
+        """Leave; what is under way fails."""
+        self.communicator.close()
+        self._watcher.close()
+
+    def abort(self) -> None:
+        """As shutdown."""
+        self.shutdown()
+
+    # Reductions
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Pending:
+        """All ranks' tensors, combined in place."""
+        tensor = only(tensors, "tensors")
+        op = _op(opts)
+        if tensor.is_sparse:
+            reduce_sparse(self.communicator, tensor, word_of(op))
+            return completed(list(tensors), self._watcher)
+        target, back = writable(tensor)
+        source = scaled_for(op, target)
+        works = [self._call("all_reduce", source, word_of(op), out=target)]
+        return self._pending(works, [tensor], back)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Pending:
+        """Several tensors, combined in place as one group."""
+        op = _op(opts)
+        backs: list[Finish | None] = []
+        try:
+            with self.communicator.group():
+                for tensor in tensors:
+                    target, back = writable(tensor)
+                    source = scaled_for(op, target)
+                    self.communicator.all_reduce(source, word_of(op), out=target)
+                    backs.append(back)
+        except Exception as error:
+            raise translated(error) from error
+        done = together(*backs)
+        if done is not None:
+            done()
+        return completed(list(tensors), self._watcher)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Pending:
+        """All ranks' tensors, combined in place on the root; the others keep theirs."""
+        tensor, root = only(tensors, "tensors"), opts.rootRank
+        if self.rank() != root:
+            source = scaled_for(opts.reduceOp, flat(tensor))
+            works = [self._call("reduce", source, root, word_of(opts.reduceOp))]
+            return self._pending(works, [tensor])
+        target, back = writable(tensor)
+        piece = target.view(-1)
+        source = scaled_for(opts.reduceOp, piece)
+        works = [self._call("reduce", source, root, word_of(opts.reduceOp), out=piece)]
+        return self._pending(works, [tensor], back)
+
+    def reduce_scatter(
+        self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
+    ) -> Pending:
+        """Rank r's output is the combination of all ranks' r-th inputs; their sizes may differ."""
+        output, inputs = only(output_tensors, "output_tensors"), input_tensors[0]
+        same_type(inputs, output, "input_tensors")
+        if len(inputs) != self.size():
+            raise ValueError(f"{len(inputs)} input tensors for {self.size()} ranks")
+        word = word_of(_op(opts))
+        target, back = writable(output)
+        pieces = [apart(scaled_for(_op(opts), flat(one)), target) for one in inputs]
+        if len({len(one) for one in pieces}) == 1:
+            works = [self._call("reduce_scatter", torch.cat(pieces), word, out=target.view(-1))]
+        else:
+            works = [
+                self._call("reduce", piece, rank, word, out=target.view(-1))
+                if rank == self.rank()
+                else self._call("reduce", piece, rank, word)
+                for rank, piece in enumerate(pieces)
+            ]
+        return self._pending(works, [output], back)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> Pending:
+        """This rank's equal share of the combination of all ranks' inputs."""
+        self._check_shares(input, output, "input", "output")
+        target, back = writable(output)
+        op = _op(opts)
+        source = apart(scaled_for(op, flat(input)), target)
+        works = [self._call("reduce_scatter", source, word_of(op), out=target.view(-1))]
+        return self._pending(works, [output], back)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Pending:
+        """reduce_scatter_single of several pairs."""
+        return self._all_of(
+            [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        )
+
+    # Moving
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Pending:
+        """The root's tensor, in place on all."""
+        tensor = tensors[opts.rootTensor]
+        target, back = writable(tensor)
+        works = [self._call("broadcast", target, opts.rootRank, out=target)]
+        return self._pending(works, [tensor], back)
+
+    def allgather(
+        self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
+    ) -> Pending:
+        """All ranks' inputs, one output each; sizes may differ between ranks."""
+        outputs, given = output_tensors[0], only(input_tensors, "input_tensors")
+        same_type(outputs, given, "output_tensors")
+        lengths = self._lengths(outputs, given)
+        piece = torch.empty(sum(lengths), dtype=given.dtype)
+        works = [self._call("all_gather", flat(given), lengths=lengths, out=piece)]
+        return self._pending(works, list(outputs), dealt(piece, outputs))
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
+    ) -> Pending:
+        """allgather of several inputs; ``output_lists`` has a list of outputs per rank."""
+        return self._all_of(
+            [
+                self.allgather([[outputs[number] for outputs in output_lists]], [given], opts)
+                for number, given in enumerate(input_list)
+            ]
+        )
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> Pending:
+        """All ranks' inputs in one output."""
+        self._check_shares(output, input, "output", "input")
+        target, back = writable(output)
+        lengths = [input.numel()] * self.size()
+        source = apart(flat(input), target)
+        works = [self._call("all_gather", source, lengths=lengths, out=target.view(-1))]
+        return self._pending(works, [output], back)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Pending:
+        """all_gather_single of several pairs."""
+        return self._all_of(
+            [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        )
+
+    def gather(
+        self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any
+    ) -> Pending:
+        """All ranks' inputs, of equal size, one output each on the root."""
+        given, root = only(input_tensors, "input_tensors"), opts.rootRank
+        lengths = [given.numel()] * self.size()
+        if self.rank() != root:
+            return self._pending([self._call("gather", flat(given), root, lengths=lengths)], [])
+        outputs = output_tensors[0]
+        same_type(outputs, given, "output_tensors")
+        if self._lengths(outputs, given) != lengths:
+            raise ValueError(f"outputs of a gather must all have {given.numel()} elements")
+        piece = torch.empty(sum(lengths), dtype=given.dtype)
+        works = [self._call("gather", flat(given), root, lengths=lengths, out=piece)]
+        return self._pending(works, list(outputs), dealt(piece, outputs))
+
+    def scatter(
+        self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any
+    ) -> Pending:
+        """Rank r gets the root's r-th input; all are of equal size."""
+        output, root = only(output_tensors, "output_tensors"), opts.rootRank
+        target, back = writable(output)
+        source: torch.Tensor = target.view(-1)
+        if self.rank() == root:
+            inputs = input_tensors[0]
+            same_type(inputs, output, "input_tensors")
+            if [one.numel() for one in inputs] != [output.numel()] * self.size():
+                raise ValueError(
+                    f"scatter to {self.size()} ranks needs that many inputs of {output.numel()} "
+                    f"elements; it got {[one.numel() for one in inputs]}"
+                )
+            source = torch.cat([flat(one) for one in inputs])
+        works = [self._call("scatter", source, root, out=target.view(-1))]
+        return self._pending(works, [output], back)
+
+    def alltoall(
+        self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
+    ) -> Pending:
+        """The r-th input goes to rank r, the r-th output comes from it; sizes may differ."""
+        like = output_tensors[0]
+        same_type([*input_tensors, *output_tensors], like, "tensors")
+        if len(input_tensors) != self.size() or len(output_tensors) != self.size():
+            raise ValueError(
+                f"{len(input_tensors)} inputs and {len(output_tensors)} outputs for "
+                f"{self.size()} ranks"
+            )
+        piece = torch.empty(sum(one.numel() for one in output_tensors), dtype=like.dtype)
+        source = torch.cat([flat(one) for one in input_tensors])
+        splits = [one.numel() for one in input_tensors]
+        works = [self._call("all_to_all", source, splits, out=piece)]
+        return self._pending(works, list(output_tensors), dealt(piece, output_tensors))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> Pending:
+        """Rows to and from every rank, as the splits say; without them equally many.
+
+        Either all ranks pass splits or none does.
+        """
+        same_type([output], input, "output")
+        target, back = writable(output)
+        source = apart(input.detach().contiguous(), target)
+        if not output_split_sizes and not input_split_sizes:
+            works = [self._call("all_to_all", source, out=target)]
+            return self._pending(works, [output], back)
+        splits = list(input_split_sizes) or self._equal_splits(input)
+        wanted = list(output_split_sizes) or self._equal_splits(output)
+        if sum(wanted) != output.shape[0]:
+            raise ValueError(
+                f"output_split_sizes add up to {sum(wanted)}, but output has {output.shape[0]} rows"
+            )
+        works = [self._call("all_to_all", source, splits, out=target)]
+        return self._pending(works, [output], back)
+
+    def barrier(self, opts: Any = None) -> Pending:
+        """Done when every rank has come here."""
+        return self._pending([self._call("barrier")], [])
+
+    # Messages
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> Pending:
+        """A tensor to one rank of the group."""
+        tensor = only(tensors, "tensors")
+        works = [self._message("isend", tensor.detach().contiguous(), dst, tag)]
+        return self._pending(works, [tensor])
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> Pending:
+        """A tensor from one rank of the group, in place."""
+        tensor = only(tensors, "tensors")
+        target, back = writable(tensor)
+        works = [self._message("irecv", target, src, tag)]
+        return Pending(works, [tensor], self._watcher, back, src)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Pending:
+        """ValueError: a receive of pycoll names its sender."""
+        raise ValueError("recv without src: the backend pycoll must be told whom it is from")
+
+    # What is common
+
+    def _call(self, name: str, *args: Any, **words: Any) -> Work:
+        """Start an operation of the communicator."""
+        try:
+            work: Work = getattr(self.communicator, name)(*args, async_op=True, **words)
+        except Exception as error:
+            raise translated(error) from error
+        return work
+
+    def _message(self, name: str, tensor: torch.Tensor, peer: int, tag: int) -> Work:
+        try:
+            work: Work = getattr(self.communicator, name)(tensor, peer, tag)
+        except Exception as error:
+            raise translated(error) from error
+        return work
+
+    def _pending(
+        self, works: list[Work], outputs: list[torch.Tensor], finish: Finish | None = None
+    ) -> Pending:
+        return Pending(works, outputs, self._watcher, finish)
+
+    def _all_of(self, parts: list[Pending]) -> Pending:
+        """Several works as one."""
+        outputs = [one for part in parts for one in part.result()]
+
+        def finish() -> None:
+            for part in parts:
+                part.wait()
+
+        works = [work for part in parts for work in part.parts()]
+        return Pending(works, outputs, self._watcher, finish)
+
+    def _check_shares(
+        self, whole: torch.Tensor, share: torch.Tensor, whole_name: str, share_name: str
+    ) -> None:
+        same_type([whole], share, whole_name)
+        if whole.numel() != share.numel() * self.size():
+            raise ValueError(
+                f"{whole_name} has {whole.numel()} elements: expected {self.size()} times the "
+                f"{share.numel()} of {share_name}"
+            )
+
+    def _lengths(self, outputs: Tensors, given: torch.Tensor) -> list[int]:
+        lengths = [one.numel() for one in outputs]
+        if len(lengths) != self.size():
+            raise ValueError(f"{len(lengths)} output tensors for {self.size()} ranks")
+        if lengths[self.rank()] != given.numel():
+            raise ValueError(
+                f"output {self.rank()} has {lengths[self.rank()]} elements, but the input of this "
+                f"rank has {given.numel()}"
+            )
+        return lengths
+
+    def _equal_splits(self, tensor: torch.Tensor) -> list[int]:
+        if tensor.shape[0] % self.size():
+            raise ValueError(
+                f"{tensor.shape[0]} rows cannot be shared equally by {self.size()} ranks: pass "
+                "split sizes"
+            )
+        return [tensor.shape[0] // self.size()] * self.size()
+
+    # The same under the names that they have in other versions of torch.
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _op(opts: Any) -> Any:
+    return dist.ReduceOp.SUM if opts is None else opts.reduceOp
+
+
+@atexit.register
+def _close_all() -> None:
+    """Groups that nobody destroyed end in order, so that peers see no loss."""
+    for group in list(_open):
+        group.shutdown()

@@ -1,0 +1,103 @@
+"""Tensors as torch.distributed passes them: flat views for pycoll, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+_ReduceOp = dist.ReduceOp
+_WORDS = {
+    _ReduceOp.SUM: "sum",
+    _ReduceOp.AVG: "avg",
+    _ReduceOp.PRODUCT: "prod",
+    _ReduceOp.MIN: "min",
+    _ReduceOp.MAX: "max",
+    _ReduceOp.BAND: "band",
+    _ReduceOp.BOR: "bor",
+    _ReduceOp.BXOR: "bxor",
+}
+_PREMUL_SUM = _ReduceOp.PREMUL_SUM
+
+Tensors = Sequence[torch.Tensor]
+Finish = Callable[[], None]
+
+
+def word_of(op: dist.ReduceOp) -> str:
+    """pycoll's name of a reduction."""
+    for known, word in _WORDS.items():
+        if op == known:
+            return word
+    if op == _PREMUL_SUM:
+        return "sum"
+    raise ValueError(f"op is {op}: the backend pycoll does not know it")
+
+
+def scaled_for(op: dist.ReduceOp, tensor: torch.Tensor) -> torch.Tensor:
+    """What is to be reduced: the tensor, or a multiple of it for PREMUL_SUM."""
+    if op != _PREMUL_SUM:
+        return tensor
+    return (tensor * op.factor).to(tensor.dtype)
+
+
+def only(tensors: Tensors, name: str) -> torch.Tensor:
+    """The one tensor of a list. ValueError unless there is exactly one."""
+    if len(tensors) != 1:
+        raise ValueError(f"{name} has {len(tensors)} tensors: expected 1")
+    return tensors[0]
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The values in one piece and along one axis; the tensor's own memory where that goes."""
+    return tensor.detach().contiguous().view(-1)
+
+
+def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """``source``, copied if it may share memory with ``target``: a share within the whole."""
+    same = source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
+    return source.clone() if same and source.numel() else source
+
+
+def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+    """Memory in one piece to write the tensor's values to, and what brings them there."""
+    target = tensor.detach()
+    if target.is_contiguous():
+        return target, None
+    piece = target.contiguous()
+    return piece, lambda: _copy(target, piece)
+
+
+def _copy(target: torch.Tensor, piece: torch.Tensor) -> None:
+    target.copy_(piece)
+
+
+def dealt(piece: torch.Tensor, outputs: Tensors) -> Finish:
+    """What spreads a flat result over the outputs, one after the other."""
+
+    def finish() -> None:
+        lengths = [one.numel() for one in outputs]
+        for part, output in zip(piece.split(lengths), outputs, strict=True):
+            output.detach().copy_(part.view(output.shape))
+
+    return finish
+
+
+def same_type(tensors: Tensors, like: torch.Tensor, name: str) -> None:
+    """ValueError unless all have the type of ``like``."""
+    for number, one in enumerate(tensors):
+        if one.dtype != like.dtype:
+            raise ValueError(f"{name}[{number}] has type {one.dtype}: expected {like.dtype}")
+
+
+def together(*finishes: Finish | None) -> Finish | None:
+    """One function for all; None if there is none."""
+    wanted = [one for one in finishes if one is not None]
+    if len(wanted) < 2:
+        return wanted[0] if wanted else None
+
+    def finish() -> None:
+        for one in wanted:
+            one()
+
+    return finish

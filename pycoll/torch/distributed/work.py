@@ -1,0 +1,175 @@
+"""Handles of torch.distributed over those of pycoll."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work as TorchWork
+
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.work import Work
+
+
+def translated(error: BaseException) -> BaseException:
+    """What torch's programs catch for an error of pycoll: DistBackendError, or ValueError."""
+    if not isinstance(error, PycollError) or isinstance(error, InvalidArgumentError):
+        return error
+    failure: BaseException = dist.DistBackendError(str(error))
+    failure.__cause__ = error
+    return failure
+
+
+class Watcher:
+    """A thread that waits for works whose futures somebody wants; started by the first."""
+
+    def __init__(self) -> None:
+        self._works: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def watch(self, work: Pending) -> None:
+        """Complete the work's future once it is done."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="pycoll-torch-futures", daemon=True
+                )
+                self._thread.start()
+        self._works.put(work)
+
+    def close(self) -> None:
+        """End the thread after what it has."""
+        with self._lock:
+            if self._thread is not None:
+                self._works.put(None)
+                if self._thread is not threading.current_thread():
+                    self._thread.join()
+                self._thread = None
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            work.settle()
+
+
+class Pending(TorchWork):
+    """An operation under way.
+
+    ``finish`` runs once, after the last of ``works``, in the thread that waits first; ``outputs``
+    are what the future gives. Any thread may call any method.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        outputs: list[torch.Tensor],
+        watcher: Watcher,
+        finish: Callable[[], None] | None = None,
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._works = list(works)
+        self._outputs = outputs
+        self._watcher = watcher
+        self._finish = finish
+        self._source = source
+        self._lock = threading.Lock()
+        self._future_lock = threading.Lock()
+        self._done = False
+        self._error: BaseException | None = None
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until it is done. DistBackendError if it fails or ``timeout`` passes; 0 is no limit."""
+        seconds = timeout.total_seconds() if timeout else 0.0
+        self._settle(seconds if seconds > 0 else None)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def settle(self) -> None:
+        """Wait, and complete the future; a failure goes into the future only."""
+        self._settle(None)
+        if self._error is None:
+            self._future.set_result(self._outputs)
+        else:
+            self._future.set_exception(self._error)
+
+    def is_completed(self) -> bool:
+        """Whether wait() would return or raise at once."""
+        return self._done or all(work.done() for work in list(self._works))
+
+    def is_success(self) -> bool:
+        """Whether it is done and has not failed."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        """Why it failed, if it did."""
+        if self.is_completed():
+            self._settle(None)
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors it writes to."""
+        return self._outputs
+
+    def parts(self) -> list[Work]:
+        """What it waits for."""
+        return list(self._works)
+
+    def synchronize(self) -> None:
+        """As wait()."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """For a receive: whom it is from."""
+        return self._source
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the outputs; the same one every time."""
+        with self._future_lock:
+            created = self._future is None
+            if created:
+                self._future = torch.futures.Future()
+        if created:
+            self._watcher.watch(self)
+        return self._future
+
+    def _settle(self, timeout: float | None) -> None:
+        """Wait for all parts and finish, once. A wait that was too short can be repeated."""
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise dist.DistBackendError(f"the operation is not done after {timeout:g} s")
+        try:
+            while not self._done:
+                if not self._works:
+                    self._run_finish()
+                    self._done = True
+                    return
+                try:
+                    self._works[0].wait(timeout)
+                except BaseException as error:
+                    if timeout is not None and not self._works[0].done():
+                        raise translated(error) from error
+                    self._error = translated(error)
+                    self._done = True
+                    return
+                self._works.pop(0)
+        finally:
+            self._lock.release()
+
+    def _run_finish(self) -> None:
+        try:
+            if self._finish is not None:
+                self._finish()
+        except BaseException as error:
+            self._error = translated(error)
+
+
+def completed(outputs: list[torch.Tensor], watcher: Watcher) -> Pending:
+    """A work whose operation has run already."""
+    return Pending([], outputs, watcher)

@@ -1,0 +1,64 @@
+"""Reductions by Horovod's names, and how tensors are scaled before and after them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+
+class ReduceOp(IntEnum):
+    """How values of all ranks are combined. Also available as hvd.Average, hvd.Sum and so on."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+#: pycoll's names for those that are a single collective.
+WORDS = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "prod"}
+
+
+def chosen(op: Any, average: Any) -> ReduceOp:
+    """The reduction that ``op`` or the older ``average`` asks for; Average if none does.
+
+    ValueError if both are given, or for what is no reduction.
+    """
+    if op is not None and average is not None:
+        raise ValueError(f"op is {op!r} and average is {average!r}: give only op")
+    if average is not None:
+        return Average if average else Sum
+    return Average if op is None else checked(op)
+
+
+def checked(op: Any) -> ReduceOp:
+    """``op`` as a reduction. ValueError if it is none."""
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        known = ", ".join(one.name for one in ReduceOp)
+        raise ValueError(f"op is {op!r}: expected one of {known}") from None
+
+
+def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """``tensor`` times ``factor`` in its own type: integers by way of float64, halves of float32.
+
+    The tensor itself if factor is 1.
+    """
+    if factor == 1.0:
+        return tensor
+    if tensor.is_complex() or tensor.dtype in (torch.float32, torch.float64):
+        return tensor * factor
+    wide = torch.float32 if tensor.is_floating_point() else torch.float64
+    return (tensor.to(wide) * factor).to(tensor.dtype)

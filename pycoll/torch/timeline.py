@@ -1,0 +1,76 @@
+"""A record of every tensor's life in Chrome's trace format: waiting for ranks, then running.
+
+Open it with chrome://tracing or Perfetto. Each rank writes a file of its own, and each tensor has a
+row in it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import IO
+
+
+class Timeline:
+    """One rank's record; nothing is noted between ``stop`` and the next ``start``.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._file: IO[str] | None = None
+        self._rows: dict[str, int] = {}
+        self._cycles = False
+        self._rank = 0
+
+    def start(self, path: str, rank: int, cycles: bool) -> None:
+        """Record to ``path``, which is written anew. ValueError if a record is open already."""
+        with self._lock:
+            if self._file is not None:
+                raise ValueError(f"a timeline is recorded to {self._file.name!r}: stop it first")
+            self._file = open(path, "w")  # noqa: SIM115  # closed by stop
+            self._file.write("[\n")
+            self._rows, self._rank, self._cycles = {}, rank, cycles
+
+    def stop(self) -> None:
+        """Complete the file. Without a record it does nothing."""
+        with self._lock:
+            if self._file is None:
+                return
+            self._write({"name": "end", "ph": "i", "s": "g", "tid": 0}, last=True)
+            self._file.write("]\n")
+            self._file.close()
+            self._file = None
+
+    def begin(self, key: str, what: str) -> None:
+        """Something begins to happen to a tensor."""
+        if self._file is not None:
+            with self._lock:
+                self._write({"name": what, "ph": "B", "tid": self._row(key)})
+
+    def end(self, key: str) -> None:
+        """What began last for the tensor is over."""
+        if self._file is not None:
+            with self._lock:
+                if key in self._rows:
+                    self._write({"ph": "E", "tid": self._row(key)})
+
+    def cycle(self) -> None:
+        """A round of the agreement begins."""
+        if self._file is not None and self._cycles:
+            with self._lock:
+                self._write({"name": "CYCLE_START", "ph": "i", "s": "g", "tid": 0})
+
+    def _row(self, key: str) -> int:
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = len(self._rows) + 1
+            self._write({"name": "thread_name", "ph": "M", "tid": row, "args": {"name": key}})
+        return row
+
+    def _write(self, event: dict[str, object], last: bool = False) -> None:
+        if self._file is not None:
+            line = {"pid": self._rank, "ts": time.perf_counter_ns() / 1000, **event}
+            self._file.write(json.dumps(line) + ("\n" if last else ",\n"))

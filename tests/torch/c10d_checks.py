@@ -1,0 +1,278 @@
+"""Checks of the backend pycoll of torch.distributed, run on every rank; see test_distributed."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed.distributed_c10d import _coalescing_manager
+from torch_ranks import raised
+
+
+def values(rank: int, shape: tuple[int, ...] = (3, 2)) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) * 7 + rank * 5) % 11).reshape(shape).double()
+
+
+def every(shape: tuple[int, ...] = (3, 2)) -> torch.Tensor:
+    return torch.stack([values(rank, shape) for rank in range(dist.get_world_size())])
+
+
+def check_backend() -> None:
+    assert dist.get_backend() in ("pycoll", "cpu:pycoll")
+    assert dist.group.WORLD is not None and dist.group.WORLD.name() == "pycoll"
+
+
+def check_all_reduce() -> None:
+    op = dist.ReduceOp
+    wanted = {
+        op.SUM: every().sum(0),
+        op.AVG: every().mean(0),
+        op.MIN: every().amin(0),
+        op.MAX: every().amax(0),
+        op.PRODUCT: every().prod(0),
+    }
+    for kind, value in wanted.items():
+        found = values(dist.get_rank())
+        dist.all_reduce(found, kind)
+        assert torch.allclose(found, value, rtol=1e-15), kind
+    bits = torch.tensor([1 << dist.get_rank(), 7])
+    dist.all_reduce(bits, op.BOR)
+    assert bits.tolist() == [2 ** dist.get_world_size() - 1, 7]
+    view = values(dist.get_rank(), (4, 4)).t()[1:]
+    dist.all_reduce(view)
+    assert torch.equal(view, every((4, 4)).sum(0).t()[1:])
+    half = values(dist.get_rank()).bfloat16()
+    dist.all_reduce(half)
+    assert torch.equal(half.double(), every().sum(0))
+    cplx = torch.complex(values(dist.get_rank()), values(1))
+    dist.all_reduce(cplx)
+    assert torch.equal(cplx.real, every().sum(0))
+    sparse = torch.sparse_coo_tensor([[dist.get_rank(), 7]], [1.0, 2.0], (8,))
+    dist.all_reduce(sparse)
+    dense = sparse.to_dense()
+    assert dense[7] == 2.0 * dist.get_world_size() and dense[dist.get_rank()] == 1.0
+
+
+def check_async_works_and_futures() -> None:
+    tensors = [values(dist.get_rank()) + i for i in range(20)]
+    works = [dist.all_reduce(one, async_op=True) for one in tensors]
+    chained = works[0].get_future().then(lambda future: future.value()[0] + 1)
+    assert torch.equal(chained.wait(), every().sum(0) + 1)
+    for i, (work, one) in enumerate(zip(works, tensors, strict=True)):
+        assert work.wait() and work.is_completed() and work.is_success()
+        assert torch.equal(one, (every() + i).sum(0))
+    assert works[0].get_future() is works[0].get_future()
+
+
+def check_rooted() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    root = size - 1
+    one = values(rank)
+    dist.broadcast(one, root)
+    assert torch.equal(one, values(root))
+    one = values(rank)
+    dist.reduce(one, root)
+    assert torch.equal(one, every().sum(0) if rank == root else values(rank))
+    outputs = [torch.empty(3, 2).double() for _ in range(size)] if rank == root else None
+    dist.gather(values(rank), outputs, root)
+    if outputs is not None:
+        assert torch.equal(torch.stack(outputs), every())
+    inputs = [values(r) + 1 for r in range(size)] if rank == root else None
+    output = torch.empty(3, 2).double()
+    dist.scatter(output, inputs, root)
+    assert torch.equal(output, values(rank) + 1)
+
+
+def check_gathering() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    outputs = [torch.empty(3, 2).double() for _ in range(size)]
+    dist.all_gather(outputs, values(rank))
+    assert torch.equal(torch.stack(outputs), every())
+    uneven = [torch.empty(r + 1, 2).double() for r in range(size)]
+    dist.all_gather(uneven, values(rank, (rank + 1, 2)))
+    assert all(torch.equal(one, values(r, (r + 1, 2))) for r, one in enumerate(uneven))
+    whole = torch.empty(3 * size, 2).double()
+    share = whole[3 * rank : 3 * rank + 3].copy_(values(rank))
+    dist.all_gather_single(whole, share)  # in place, as FSDP does
+    assert torch.equal(whole.view(size, 3, 2), every())
+    joined = torch.empty(3 * size, 2).double()
+    dist.all_gather_single(joined, values(rank))
+    assert torch.equal(joined.view(size, 3, 2), every())
+
+
+def check_scattering() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wanted = every((size, 4)).sum(0)[rank]
+    output = torch.empty(4).double()
+    dist.reduce_scatter(output, list(values(rank, (size, 4))))
+    assert torch.equal(output, wanted)
+    dist.reduce_scatter_single(output, values(rank, (size, 4)).flatten(), dist.ReduceOp.SUM)
+    assert torch.equal(output, wanted)
+    uneven = [values(rank, (r + 1,)) for r in range(size)]
+    output = torch.empty(rank + 1).double()
+    dist.reduce_scatter(output, uneven)
+    assert torch.equal(output, every((rank + 1,)).sum(0))
+
+
+def check_all_to_all() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    output = torch.empty(2 * size, dtype=torch.int64)
+    dist.all_to_all_single(output, torch.arange(2 * size) + 100 * rank)
+    assert output.tolist() == [2 * rank + i + 100 * r for r in range(size) for i in range(2)]
+    given = torch.full((size * (size + 1) // 2, 2), float(rank))
+    output = torch.empty((rank + 1) * size, 2)
+    splits = [r + 1 for r in range(size)]
+    dist.all_to_all_single(output, given, [rank + 1] * size, splits)
+    assert output[:, 1].tolist() == [float(r) for r in range(size) for _ in range(rank + 1)]
+    outputs = [torch.empty(rank + 1, 2) for _ in range(size)]
+    dist.all_to_all(outputs, list(given.split(splits)))
+    assert torch.equal(torch.cat(outputs), output)
+
+
+def check_messages() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    if size > 1:
+        if rank == 0:
+            dist.send(values(0), right, tag=3)
+            dist.recv(found := torch.empty(3, 2).double(), left, tag=3)
+        else:
+            source = dist.recv(found := torch.empty(3, 2).double(), left, tag=3)
+            assert source == left
+            dist.send(values(rank), right, tag=3)
+        assert torch.equal(found, values(left))
+    first, second = torch.empty(3, 2).double(), torch.empty(3, 2).double()
+    operations = [
+        dist.P2POp(dist.irecv, second, left, tag=2),
+        dist.P2POp(dist.irecv, first, left, tag=1),
+        dist.P2POp(dist.isend, values(rank), right, tag=1),
+        dist.P2POp(dist.isend, values(rank) + 1, right, tag=2),
+    ]
+    if size > 1:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert torch.equal(first, values(left)) and torch.equal(second, values(left) + 1)
+    assert "whom it is from" in raised(ValueError, dist.recv, first)
+
+
+def check_objects() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found: list[object] = [None] * size
+    dist.all_gather_object(found, {"rank": rank, "text": "x" * rank})
+    assert found == [{"rank": r, "text": "x" * r} for r in range(size)]
+    told = [rank if rank == size - 1 else None]
+    dist.broadcast_object_list(told, size - 1)
+    assert told == [size - 1]
+    mine: list[object] = [None]
+    dist.scatter_object_list(mine, [[r] for r in range(size)] if rank == 0 else None, 0)
+    assert mine == [[rank]]
+    gathered = [None] * size if rank == 0 else None
+    dist.gather_object(rank, gathered, 0)
+    assert rank or gathered == list(range(size))
+
+
+def check_coalesced() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensors = [values(rank), values(rank + 1, (5,)), values(rank, (2, 2)).t()]
+    with _coalescing_manager():
+        for one in tensors:
+            dist.all_reduce(one)
+    assert torch.equal(tensors[0], every().sum(0))
+    assert torch.equal(tensors[2], every((2, 2)).sum(0).t())
+    outputs = [torch.empty(3 * size, 2).double(), torch.empty(2 * size).double()]
+    inputs = [values(rank), values(rank, (2,))]
+    with _coalescing_manager(async_ops=True) as manager:
+        for output, given in zip(outputs, inputs, strict=True):
+            dist.all_gather_single(output, given)
+    manager.wait()
+    assert torch.equal(outputs[0].view(size, 3, 2), every())
+    parts = [torch.empty(4).double(), torch.empty(1).double()]
+    wholes = [values(rank, (4 * size,)), values(rank, (size,))]
+    with _coalescing_manager():
+        for part, whole in zip(parts, wholes, strict=True):
+            dist.reduce_scatter_single(part, whole)
+    assert torch.equal(parts[0], every((4 * size,)).sum(0)[4 * rank : 4 * rank + 4])
+    assert torch.equal(parts[1], every((size,)).sum(0)[rank : rank + 1])
+
+
+def check_functional() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD
+    assert torch.equal(functional.all_reduce(values(rank), "sum", world) + 0, every().sum(0))
+    found = functional.all_gather_single(values(rank), 0, world)
+    assert torch.equal(found + 0, every().flatten(0, 1))
+    found = functional.reduce_scatter_single(values(rank, (size, 2)), "sum", 0, world)
+    assert torch.equal(found + 0, every((size, 2)).sum(0)[rank : rank + 1])
+    found = functional.broadcast(values(rank), size - 1, world)
+    assert torch.equal(found + 0, values(size - 1))
+    sizes = [1] * size
+    found = functional.all_to_all_single(values(rank, (size, 2)), sizes, sizes, world)
+    assert torch.equal(found + 0, every((size, 2))[:, rank])
+    several = functional.all_reduce_coalesced([values(rank), values(rank, (4,))], "sum", world)
+    assert torch.equal(several[1] + 0, every((4,)).sum(0))
+
+
+def check_groups_and_barriers() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()
+    evens = list(range(0, size, 2))
+    group = dist.new_group(evens)
+    if rank in evens:
+        found = torch.tensor([float(rank)])
+        dist.all_reduce(found, group=group)
+        assert found.item() == sum(evens)
+        dist.broadcast(found, evens[-1], group=group)
+        dist.barrier(group=group)
+        dist.destroy_process_group(group)
+    mine, _ = dist.new_subgroups(1)
+    found = torch.ones(1)
+    dist.all_reduce(found, group=mine)
+    assert found.item() == 1.0
+    dist.barrier(async_op=True).wait()
+
+
+def check_timeouts_name_who_is_missing() -> None:
+    """In a group of its own, since one that failed stays failed."""
+    if dist.get_world_size() == 1:
+        return
+    group = dist.new_group(timeout=datetime.timedelta(seconds=10))
+    work = None
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+        short = datetime.timedelta(seconds=0.2)
+        raised(dist.DistBackendError, work.wait, short)
+    dist.barrier()
+    if dist.get_rank() > 0:
+        work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    assert work is not None and work.wait()
+    short_group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+    if dist.get_rank() == 0:
+        text = raised(dist.DistBackendError, dist.all_reduce, torch.ones(1), group=short_group)
+        missing = "rank 1 " if dist.get_world_size() == 2 else "ranks 1"
+        assert "did not arrive" in text and missing in text, text
+    dist.barrier()
+
+
+def check_mismatches_are_told() -> None:
+    if dist.get_world_size() == 1:
+        return
+    group = dist.new_group(timeout=datetime.timedelta(seconds=10))
+    given = torch.ones(3 + (dist.get_rank() == 1))
+    text = raised(dist.DistBackendError, dist.all_reduce, given, group=group)
+    assert "rank 1" in text, text
+
+
+def check_wrong_arguments() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    one = torch.ones(2)
+    assert "elements: expected" in raised(
+        ValueError, dist.all_gather_single, torch.empty(2 * size + 1), one
+    )
+    wrong = [torch.empty(3) for _ in range(size)]
+    assert f"output {rank} has 3" in raised(ValueError, dist.all_gather, wrong, one)
+    given = torch.ones(size)
+    text = raised(ValueError, dist.all_to_all_single, given, given, [2] * size, [1] * size)
+    assert f"add up to {2 * size}" in text

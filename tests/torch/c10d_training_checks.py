@@ -1,0 +1,197 @@
+"""Checks of torch's own training layers over the backend pycoll; see test_distributed.
+
+Losses are sums, and every layer is compared with a plain one that has the data of all ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+def batch(rank: int, step: int = 0) -> torch.Tensor:
+    return ((torch.arange(8.0) * 3 + rank * 5 + step) % 7 - 3).reshape(2, 4).double()
+
+
+def averaged_steps(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in range(dist.get_world_size()):
+            (net(batch(rank, step)).sum() / dist.get_world_size()).backward()
+        optimizer.step()
+
+
+def own_steps(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(batch(dist.get_rank(), step)).sum().backward()
+        optimizer.step()
+
+
+def plain(steps: int, rate: float = 0.1) -> nn.Sequential:
+    net = network()
+    averaged_steps(net, torch.optim.Adam(net.parameters(), rate), steps)
+    return net
+
+
+def same(found: nn.Module, wanted: nn.Module, tolerance: float = 1e-9) -> None:
+    for a, b in zip(found.parameters(), wanted.parameters(), strict=True):
+        whole = a.full_tensor() if isinstance(a, DTensor) else a
+        assert torch.allclose(whole, b, rtol=tolerance, atol=tolerance)
+
+
+def check_ddp() -> None:
+    for words in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.0001}):
+        net = DistributedDataParallel(network(), **words)
+        own_steps(net, torch.optim.Adam(net.parameters(), 0.1), 4)
+        same(net, plain(4))
+
+
+def check_ddp_begins_with_the_root() -> None:
+    net = network()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(dist.get_rank())
+    same(DistributedDataParallel(net), network())
+
+
+def check_ddp_no_sync() -> None:
+    net = DistributedDataParallel(network())
+    with net.no_sync():
+        net(batch(dist.get_rank())).sum().backward()
+    net(batch(dist.get_rank(), 1)).sum().backward()
+    wanted = network()
+    for step in (0, 1):
+        for rank in range(dist.get_world_size()):
+            (wanted(batch(rank, step)).sum() / dist.get_world_size()).backward()
+    for a, b in zip(net.parameters(), wanted.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        assert torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+
+
+class Branches(nn.Module):
+    """Uses one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.ModuleList([nn.Linear(4, 4).double() for _ in range(2)])
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        found: torch.Tensor = self.layers[which](x)
+        return found
+
+
+def check_ddp_with_unused_parameters() -> None:
+    net = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    wanted = Branches()
+    size = dist.get_world_size()
+    for step in range(3):
+        net(batch(dist.get_rank()), (dist.get_rank() + step) % 2).sum().backward()
+        for rank in range(size):
+            (wanted(batch(rank), (rank + step) % 2).sum() / size).backward()
+    for a, b in zip(net.parameters(), wanted.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None)
+        if a.grad is not None and b.grad is not None:
+            assert torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+
+
+def check_ddp_hooks() -> None:
+    for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
+        net = DistributedDataParallel(network())
+        net.register_comm_hook(None, hook)
+        net(batch(dist.get_rank())).sum().backward()
+        wanted = network()
+        for rank in range(dist.get_world_size()):
+            (wanted(batch(rank)).sum() / dist.get_world_size()).backward()
+        tolerance = 1e-9 if hook is default_hooks.allreduce_hook else 0.05
+        for a, b in zip(net.parameters(), wanted.parameters(), strict=True):
+            assert a.grad is not None and b.grad is not None
+            assert torch.allclose(a.grad, b.grad, rtol=tolerance, atol=tolerance), hook
+
+
+def check_ddp_sync_batch_norm_is_not_for_cpu() -> None:
+    """torch's own refuses host tensors with any backend; hvd.SyncBatchNorm does not."""
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(4).double())
+    try:
+        net(batch(0))
+    except ValueError as error:
+        assert "SyncBatchNorm" in str(error)
+    else:
+        assert dist.get_world_size() == 1
+
+
+def check_ddp_join_of_uneven_inputs() -> None:
+    net = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with net.join():
+        for step in range(dist.get_rank() + 1):
+            optimizer.zero_grad()
+            net(batch(dist.get_rank(), step)).sum().backward()
+            optimizer.step()
+    flat = torch.cat([p.detach().flatten() for p in net.parameters()])
+    found = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, flat)
+    assert all(torch.equal(one, flat) for one in found)
+
+
+def check_zero() -> None:
+    net = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.1)
+    own_steps(net, optimizer, 3)
+    same(net, plain(3))
+    optimizer.consolidate_state_dict(0)
+    if dist.get_rank() == 0:
+        assert len(optimizer.state_dict()["state"]) == len(list(net.parameters()))
+
+
+def check_fsdp() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    net = network()
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    own_steps(net, torch.optim.Adam(net.parameters(), 0.1), 3)
+    same(net, plain(3))
+
+
+def check_dtensor() -> None:
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(float(6 * size)).reshape(2 * size, 3)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(rows.to_local(), whole[2 * dist.get_rank() : 2 * dist.get_rank() + 2])
+    assert torch.equal(rows.redistribute(mesh, [Replicate()]).to_local(), whole)
+    other = distribute_tensor(whole.t().contiguous(), mesh, [Replicate()])
+    assert torch.equal((rows @ other).full_tensor(), whole @ whole.t())
+    assert rows.sum().full_tensor() == whole.sum()
+
+
+def check_workers_of_data_loaders() -> None:
+    data = TensorDataset(torch.arange(12.0))
+    for context in ("fork", "spawn"):
+        sampler = DistributedSampler(data, shuffle=False)
+        loader = DataLoader(
+            data, 2, sampler=sampler, num_workers=1, multiprocessing_context=context
+        )
+        found = torch.zeros(1)
+        for (values,) in loader:
+            found += values.sum()
+            dist.all_reduce(copy.deepcopy(found))
+        dist.all_reduce(found)
+        assert found.item() >= 66.0

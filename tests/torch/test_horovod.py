@@ -1,0 +1,30 @@
+"""pycoll.torch as Horovod's programs use it, on 1 to 4 ranks of real processes."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import hvd_moving_checks
+import hvd_optimizer_checks
+import hvd_reducing_checks
+import pytest
+from torch_ranks import checks_of, outcomes_of
+
+MODULES = {
+    one.__name__: one for one in (hvd_moving_checks, hvd_optimizer_checks, hvd_reducing_checks)
+}
+CASES = [(name, check) for name, module in MODULES.items() for check in checks_of(module)]
+
+
+@functools.cache
+def outcomes(module: str, size: int) -> dict[str, str]:
+    found: ModuleType = MODULES[module]
+    return outcomes_of(size, found, checks_of(found))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("module", "check"), CASES)
+def test_check(module: str, check: str, size: int) -> None:
+    failures = outcomes(module, size)[check]
+    assert not failures, failures

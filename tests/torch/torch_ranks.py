@@ -1,0 +1,62 @@
+"""Many checks in one world of processes, since every process imports torch for seconds.
+
+A check is a function ``check_...`` of a module, called on all ranks at once. Its failure on any
+rank is that check's failure; the others run all the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from typing import Any
+
+import torch
+from harness import world_in_processes
+
+import pycoll
+import pycoll.torch as hvd
+
+#: Of the operations in checks.
+TIMEOUT_S = 20.0
+
+
+def checks_of(module: Any) -> list[str]:
+    return [name for name in vars(module) if name.startswith("check_")]
+
+
+def run_checks(comm: pycoll.Communicator, module: str, names: list[str]) -> dict[str, str]:
+    """One rank: what each check raised, or "" """
+    torch.set_num_threads(1)
+    # A check that fails on one rank ends on the others before they are waited for in vain.
+    comm.timeout_s = TIMEOUT_S
+    hvd.init()
+    comm.timeout_s = 3 * TIMEOUT_S
+    found = {}
+    for name in names:
+        torch.manual_seed(0)
+        try:
+            getattr(importlib.import_module(module), name)()
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+        comm.barrier()
+    hvd.shutdown()
+    return found
+
+
+def outcomes_of(size: int, module: Any, names: list[str]) -> dict[str, str]:
+    """What failed in each check, by rank; "" where nothing did."""
+    every = world_in_processes(size, run_checks, module.__name__, names)
+    return {
+        name: "\n".join(f"rank {r}: {one[name]}" for r, one in enumerate(every) if one[name])
+        for name in names
+    }
+
+
+def raised(kind: type[BaseException], function: Any, *args: Any, **words: Any) -> str:
+    """The text of the error that the call must raise."""
+    try:
+        function(*args, **words)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
