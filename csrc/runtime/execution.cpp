@@ -256,7 +256,7 @@ void Execution::fold(void* result, const void** operands, int operand_count,
   combine.function(result, operands, operand_count, count, combine.context);
 }
 
-void Execution::copy(const Gathered& all, std::size_t bytes) const {
+void Execution::copy(const Gathered& all, std::size_t bytes) {
   const std::byte* from = all.operands[0];
   // In place it is there already.
   if (all.target != nullptr && all.target != from) copy_bytes(all.target, from, bytes);

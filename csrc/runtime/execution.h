@@ -87,7 +87,7 @@ class Execution {
   bool repeats(const plan::Row& row, int i) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
   void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
-  void copy(const Gathered& all, std::size_t bytes) const;
+  static void copy(const Gathered& all, std::size_t bytes);
   void fold(void* result, const void** operands, int operand_count, std::uint64_t count) const;
   bool spoiled() const;
   bool flushed() const;
