@@ -21,18 +21,13 @@ inline bool misleads(const void* to, const void* from) {
   return apart % kCompared != 0 && apart % kCompared < kNear;
 }
 
-// memcpy, downwards where that is faster. Requires: the two do not overlap.
+// From the last byte to the first. Requires: the two do not overlap.
+void copy_downwards(std::byte* to, const std::byte* from, std::size_t bytes);
+
+// memcpy, or downwards where that is faster. Requires: the two do not overlap.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  constexpr std::size_t kBlock = 64, kWorthwhile = 1024;
-  if (bytes >= kWorthwhile && misleads(to, from)) {
-    while (bytes >= kBlock) {
-      bytes -= kBlock;
-      std::byte block[kBlock];
-      std::memcpy(block, from + bytes, kBlock);
-      std::memcpy(to + bytes, block, kBlock);
-      __asm__ volatile("" ::: "memory");  // keeps the loop from becoming one memcpy again
-    }
-  }
+  constexpr std::size_t kWorthwhile = 1024;
+  if (bytes >= kWorthwhile && misleads(to, from)) return copy_downwards(to, from, bytes);
   std::memcpy(to, from, bytes);
 }
 
