@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PYCOLL_RUN = (sys.executable, "-m", "pycoll", "run", "-n", "2")
+#: With the rank before each line, for so no line is torn by another rank's.
+PYCOLL_RUN = (sys.executable, "-m", "pycoll", "run", "-n", "2", "--prefix")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 #: Nothing in it but the name of the module is ours.
