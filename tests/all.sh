@@ -13,7 +13,8 @@ trap 'kill "$builds" 2>/dev/null || true' EXIT
 
 bash tests/setup.sh "$bin"
 bash tests/lint.sh "$bin"
-"$bin/python" -m pytest tests
+# A file stays with one worker: tests of a file share worlds of ranks.
+"$bin/python" -m pytest tests -n auto --dist loadfile -q
 wait "$builds" || { cat build/cpp.log && exit 1; }
 bash tests/cpp/run.sh
 bash tests/fuzz/run.sh

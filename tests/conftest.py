@@ -27,7 +27,7 @@ settings.load_profile("ci")
 # A job's variables around the tests would make worlds of their own.
 for _name in [name for name in os.environ if name.startswith("PYCOLL_")]:
     del os.environ[_name]
-# Where Python does not gather what print() writes, lines of ranks that share a pipe tear each other.
+# Where Python does not gather what print() writes, ranks that share a pipe tear each other's lines.
 os.environ.pop("PYTHONUNBUFFERED", None)
 # Choices are tested with the built-in values, whatever this machine was measured to be.
 os.environ["PYCOLL_TUNING"] = "off"

@@ -271,9 +271,9 @@ def test_one_rank_of_1024_is_built_within_100_ms(kind: Collective) -> None:
     for name, algorithm in TABLE[kind].items():
         times = []
         for rank in ranks:
-            start = time.perf_counter()
+            start = time.thread_time()
             schedule = algorithm.build(size, only=rank, topology=topology)
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
             assert schedule.only == rank
         assert statistics.median(times) < 0.1, (name, times)
 

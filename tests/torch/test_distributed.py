@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import os
 import tempfile
 import traceback
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 import c10d_checks
 import c10d_training_checks
 import pytest
-from harness import HANG_S, python
+from harness import python
+from torch_processes import run_ranks
 from torch_ranks import checks_of
 
 MODULES = {one.__name__: one for one in (c10d_checks, c10d_training_checks)}
@@ -63,19 +63,8 @@ def _meet(folder: str, name: str, size: int) -> None:
 @functools.cache
 def outcomes(module: str, size: int, backend: str) -> dict[str, str]:
     """What failed in each check, by rank."""
-    from torch import multiprocessing
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        arguments = (size, module, folder, backend)
-        processes = [context.Process(target=run_rank, args=(r, *arguments)) for r in range(size)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(2 * HANG_S)
-            if process.is_alive():
-                process.kill()
+        run_ranks(size, run_rank, module, folder, backend)
         found = {}
         for name in checks_of(MODULES[module]):
             texts = []

@@ -1,4 +1,4 @@
-"""Many checks in one world of processes, since every process imports torch for seconds.
+"""Many checks in one world of processes.
 
 A check is a function ``check_...`` of a module, called on all ranks at once. Its failure on any
 rank is that check's failure; the others run all the same.
@@ -7,11 +7,16 @@ rank is that check's failure; the others run all the same.
 from __future__ import annotations
 
 import importlib
+import json
+import secrets
+import tempfile
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
-from harness import world_in_processes
+from harness import free_port
+from torch_processes import run_ranks
 
 import pycoll
 import pycoll.torch as hvd
@@ -44,9 +49,30 @@ def run_checks(comm: pycoll.Communicator, module: str, names: list[str]) -> dict
     return found
 
 
+def run_rank(
+    rank: int, size: int, address: str, secret: str, module: str, names: list[str], folder: str
+) -> None:
+    """One rank: joins the others and leaves what its checks raised in a file."""
+    comm = pycoll.init(
+        rank=rank,
+        size=size,
+        address=address,
+        secret=secret,
+        transports="shm",
+        timeout_s=TIMEOUT_S,
+    )
+    found = run_checks(comm, module, names)
+    Path(folder, str(rank)).write_text(json.dumps(found))
+    pycoll.finalize()
+
+
 def outcomes_of(size: int, module: Any, names: list[str]) -> dict[str, str]:
     """What failed in each check, by rank; "" where nothing did."""
-    every = world_in_processes(size, run_checks, module.__name__, names)
+    address, secret = f"127.0.0.1:{free_port()}", secrets.token_hex(16)
+    with tempfile.TemporaryDirectory() as folder:
+        codes = run_ranks(size, run_rank, address, secret, module.__name__, names, folder)
+        assert codes == [0] * size, f"the ranks of {module.__name__} ended with {codes}"
+        every = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(size)]
     return {
         name: "\n".join(f"rank {r}: {one[name]}" for r, one in enumerate(every) if one[name])
         for name in names
