@@ -21,7 +21,8 @@ bool read_flag(PyObject* argument, bool* flag) {
 
 bool reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduce ||
-         collective == Collective::kReduceScatter || collective == Collective::kScan;
+         collective == Collective::kReduceScatter || collective == Collective::kScan ||
+         collective == Collective::kExscan;
 }
 
 bool read_op(PyObject* op, Choice& choice) {
@@ -94,7 +95,7 @@ bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape,
          same_shape(target, ndim, shape) && lies_well(target, reading.source, in_place);
 }
 
-// all_reduce, reduce, broadcast and scan: one block, and a result like x.
+// all_reduce, reduce, broadcast, scan and exscan: one block, and a result like x.
 bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
   const Flat& source = reading.source;
   const bool at_root = reading.choice.root == rank;
@@ -102,6 +103,10 @@ bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
   reading.count_count = 1;
   reading.counts[0] = source.count;
   if (reading.choice.collective == Collective::kBroadcast) reading.reads = at_root;
+  if (reading.choice.collective == Collective::kExscan && rank == 0) {
+    if (reading.async) return false;  // the identity is filled in when it has ended
+    reading.fills_identity = true;
+  }
   if (reading.choice.collective == Collective::kReduce && !at_root) {
     reading.writes = false;
     reading.result = py::none();
@@ -164,6 +169,7 @@ bool read_lengths(PyObject* lengths, int size, Reading& reading) {
   return true;
 }
 
+// all_gather and gather. Where nothing comes in, `out` is given back as it is.
 bool read_gathered(int rank, int size, const Arguments& arguments, Reading& reading) {
   const Flat& source = reading.source;
   if (!read_lengths(at(arguments, Parameter::kLengths), size, reading) ||
@@ -179,6 +185,34 @@ bool read_gathered(int rank, int size, const Arguments& arguments, Reading& read
     reading.counts[one] *= each;
   }
   reading.choice.set_bytes(rows * each * item_bytes(source.dtype));
+  if (reading.choice.collective == Collective::kGather && reading.choice.root != rank) {
+    PyObject* out = at(arguments, Parameter::kOut);
+    reading.writes = false;
+    reading.result = py::reinterpret_borrow<py::object>(out == nullptr ? Py_None : out);
+    return true;
+  }
+  return read_rows_target(arguments, rows, reading);
+}
+
+// all_to_all of equal shares.
+bool read_exchanged(int size, const Arguments& arguments, Reading& reading) {
+  const Flat& source = reading.source;
+  const auto ranks = static_cast<std::uint64_t>(size);
+  if (!absent(at(arguments, Parameter::kSplits)) || source.ndim == 0 ||
+      source.ndim > static_cast<int>(Choice::kTrailingMax) || ranks * ranks > Reading::kCountsMax) {
+    return false;
+  }
+  const auto rows = static_cast<std::uint64_t>(source.shape[0]);
+  if (rows % ranks != 0) return false;
+  // As the key of Moving.all_to_all: whether there are splits, then the trailing dimensions.
+  Choice& choice = reading.choice;
+  choice.trailing_count = static_cast<std::uint32_t>(source.ndim);
+  choice.trailing[0] = 0;
+  std::copy(source.shape + 1, source.shape + source.ndim, choice.trailing.begin() + 1);
+  reading.count_count = ranks * ranks;
+  std::fill_n(reading.counts.begin(), reading.count_count,
+              rows / ranks * elements_per_row(source));
+  choice.set_bytes(source.bytes());
   return read_rows_target(arguments, rows, reading);
 }
 
@@ -186,29 +220,15 @@ bool read_gathered(int rank, int size, const Arguments& arguments, Reading& read
 
 std::optional<Parameter> find_parameter(std::string_view name) {
   constexpr std::string_view kNames[kParameterCount] = {
-      "x", "op", "root", "out", "algorithm", "async_op", "deterministic", "lengths"};
+      "x", "op", "root", "out", "algorithm", "async_op", "deterministic", "lengths",
+      "splits"};
   const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
   if (found == std::end(kNames)) return std::nullopt;
   return static_cast<Parameter>(found - std::begin(kNames));
 }
 
 bool has_native_calls(Collective collective) {
-  switch (collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce:
-    case Collective::kBroadcast:
-    case Collective::kReduceScatter:
-    case Collective::kAllGather:
-    case Collective::kScan:
-    case Collective::kBarrier:
-      return true;
-    case Collective::kGather:
-    case Collective::kScatter:
-    case Collective::kAllToAll:
-    case Collective::kExscan:
-      break;
-  }
-  return false;
+  return collective != Collective::kScatter;
 }
 
 bool read_call(const CallsObject& self, Collective collective, const Arguments& arguments,
@@ -226,7 +246,8 @@ bool read_call(const CallsObject& self, Collective collective, const Arguments& 
   if (collective == Collective::kReduceScatter) {
     return read_shares(native.rank(), native.size(), arguments, *reading);
   }
-  if (collective == Collective::kAllGather) {
+  if (collective == Collective::kAllToAll) return read_exchanged(native.size(), arguments, *reading);
+  if (collective == Collective::kAllGather || collective == Collective::kGather) {
     return read_gathered(native.rank(), native.size(), arguments, *reading);
   }
   return read_alike(native.rank(), arguments, *reading);

@@ -195,6 +195,7 @@ def note(
     plan_key: int,
     op: int,
     segment_bytes: int,
+    identity: bytes,
 ) -> None: ...
 def method(
     function: Callable[..., Any], wrapped: Callable[Concatenate[_Self, _Arguments], Any]

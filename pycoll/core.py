@@ -150,7 +150,11 @@ class Core(_core.Calls):
             known.clear()
         known[key] = found
         if found.user is None:
-            _core.note(self, collective, key, found.plan, found.key, found.op, found.segment_bytes)
+            identity = b""
+            if collective is Collective.EXSCAN and reduction is not None:
+                identity = reduction.identity_bytes(dtype)
+            terms = (found.plan, found.key, found.op, found.segment_bytes, identity)
+            _core.note(self, collective, key, *terms)
         return found
 
     def _start(

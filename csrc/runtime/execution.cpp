@@ -49,11 +49,14 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   for (const plan::Channel& channel : plan.channels) {
     const int peer = static_cast<int>(channel.peer);
     if (static_cast<plan::Direction>(channel.direction) == plan::Direction::kSend) {
-      ports_.push_back({peer, &channels.send_channel(peer, channel.number), nullptr});
+      ports_.push_back({peer, &channels.send_channel(peer, channel.number), nullptr,
+                        &channels.send_turn(peer, channel.number)});
     } else {
-      ports_.push_back({peer, nullptr, &channels.recv_channel(peer, channel.number)});
+      ports_.push_back({peer, nullptr, &channels.recv_channel(peer, channel.number),
+                        &channels.recv_turn(peer, channel.number)});
     }
   }
+  find_last_rows();
   lanes_.assign(plan.header->lane_count, Lane{});
   std::uint32_t index = 0;
   for (std::uint32_t lane = 0; lane < plan.header->lane_count; ++lane) {
@@ -64,10 +67,24 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   return Status();
 }
 
+// All rows that use a channel are of one lane, so that the lane's place tells who is through.
+void Execution::find_last_rows() {
+  const auto rows = request_.plan->plan().rows;
+  for (std::uint32_t index = 0; index < rows.size(); ++index) {
+    const plan::Row& row = rows[index];
+    for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].last_row = index;
+    for (int i = 0; i < row.send_count; ++i) ports_[row.send[i]].last_row = index;
+  }
+}
+
 void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte* output) {
   bound_.move_to(input, output);
   header_.sequence = sequence;
   odd_peer_ = -1;
+  for (Port& port : ports_) {
+    port.ticket = port.turn->issued++;
+    port.passed_on = false;
+  }
   for (Lane& lane : lanes_) {
     lane.next = lane.begin;
     lane.handed_over = 0;
@@ -86,8 +103,50 @@ Progress Execution::advance() {
     all_done &= progress == Progress::kDone;
   }
   // Memory that is still being read for sending belongs to the caller again only once it is sent.
-  if (all_done) return flushed() ? Progress::kDone : Progress::kBlocked;
+  if (all_done) return settle() ? Progress::kDone : Progress::kBlocked;
   return moved ? Progress::kMoved : Progress::kBlocked;
+}
+
+bool Execution::has_turns(const plan::Row& row) const {
+  const auto ours = [this](std::uint16_t index) {
+    return ports_[index].turn->served == ports_[index].ticket;
+  };
+  return std::all_of(row.recv, row.recv + row.recv_count, ours) &&
+         std::all_of(row.send, row.send + row.send_count, ours);
+}
+
+void Execution::pass_on(Port& port) {
+  port.passed_on = true;
+  ++port.turn->served;
+}
+
+// The row has run: the next execution gets the channels that no later row of this one uses. A
+// channel that still reads this one's memory stays, so that its drained() speaks of nobody else's.
+void Execution::pass_on_behind(const plan::Row& row, std::uint32_t index) {
+  for (int i = 0; i < row.recv_count; ++i) {
+    Port& port = ports_[row.recv[i]];
+    if (port.last_row == index) pass_on(port);
+  }
+  for (int i = 0; i < row.send_count; ++i) {
+    Port& port = ports_[row.send[i]];
+    if (port.last_row == index && port.send->drained()) pass_on(port);
+  }
+}
+
+// All rows have run: passes on what is left. True when that was all of it.
+bool Execution::settle() {
+  bool all = true;
+  for (Port& port : ports_) {
+    if (port.passed_on) continue;
+    if (port.send != nullptr && !port.send->drained()) {
+      all = false;
+    } else if (port.turn->served == port.ticket) {
+      pass_on(port);
+    } else {
+      all = false;  // an earlier execution uses it; this one's rows never did
+    }
+  }
+  return all;
 }
 
 // Runs rows of one lane until it blocks or ends. A lane that is through all tiles has next == end.
@@ -97,7 +156,9 @@ Progress Execution::advance_lane(Lane& lane) {
     if (progress == Progress::kBlocked) return rows > 0 ? Progress::kMoved : Progress::kBlocked;
     if (progress != Progress::kMoved) return progress;
     lane.handed_over = 0;
-    if (++lane.next < lane.end) continue;
+    const std::uint32_t index = lane.next++;
+    if (bound_.tiles() == 1) pass_on_behind(*bound_.rows()[index].row, index);
+    if (lane.next < lane.end) continue;
     if (++lane.tile == bound_.tiles()) return Progress::kDone;
     lane.next = lane.begin;
   }
@@ -169,10 +230,9 @@ bool Execution::repeat(const plan::Row& row, transport::SendChannel& channel) co
 }
 
 bool Execution::flushed() const {
-  for (const Port& port : ports_) {
-    if (port.send != nullptr && !port.send->drained()) return false;
-  }
-  return true;
+  return std::all_of(ports_.begin(), ports_.end(), [](const Port& port) {
+    return port.send == nullptr || port.passed_on || port.send->drained();
+  });
 }
 
 Progress Execution::run_row(Lane& lane) {
@@ -181,6 +241,7 @@ Progress Execution::run_row(Lane& lane) {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
   if (!segment_of(bound, lane.tile, &offset, &length)) return Progress::kMoved;
+  if (!has_turns(row)) return Progress::kBlocked;
   const std::size_t bytes = length * bound_.item_bytes();
   header_.bytes = static_cast<std::uint32_t>(bytes);
 
