@@ -185,16 +185,6 @@ int set_native(PyObject* object, PyObject* value, void* /*unused*/) {
 
 PyObject* get_group(PyObject* object, void* /*unused*/) { return Py_NewRef(cast(object)->group); }
 
-int set_group(PyObject* object, PyObject* value, void* /*unused*/) {
-  PyObject* done = guarded([&] {
-    const py::handle group = value == nullptr ? Py_None : value;
-    cast(object)->fusions = group.is_none() ? nullptr : group.attr("fusions").cast<Fusions*>();
-    Py_XSETREF(cast(object)->group, Py_NewRef(group.ptr()));
-    return Py_None;
-  });
-  return done == nullptr ? -1 : 0;
-}
-
 void note(const py::object& self, int collective, const py::tuple& key, const PlanHandle& plan,
           std::uint64_t plan_key, int op, std::uint32_t segment_bytes, std::string identity) {
   CallsObject* calls = as_calls(self.ptr());
@@ -213,7 +203,7 @@ void note(const py::object& self, int collective, const py::tuple& key, const Pl
 
 PyGetSetDef members[] = {
     {"_native", &get_native, &set_native, "The engine.", nullptr},
-    {"_group", &get_group, &set_group, "The group in progress, or None.", nullptr},
+    {"_group", &get_group, nullptr, "The group in progress, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
@@ -288,12 +278,12 @@ void bind_calls(py::module_& module) {
   PyType_Spec spec = {"pycoll._core.Calls", sizeof(CallsObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
   calls_type = add_type(module, "Calls", spec);
-  module.def("note", &note, py::arg("calls"), py::arg("collective"), py::arg("key"),
-             py::arg("plan"), py::arg("plan_key"), py::arg("op"), py::arg("segment_bytes"),
-             py::arg("identity"),
-             "Let native calls find what was prepared for Core._prepare's key. Choices that they "
-             "cannot name, such as reductions of users, are left out. `identity` is what exscan gives "
-             "to rank 0: the bytes of an element, empty for other collectives.");
+  module.def(
+      "note", &note, py::arg("calls"), py::arg("collective"), py::arg("key"), py::arg("plan"),
+      py::arg("plan_key"), py::arg("op"), py::arg("segment_bytes"), py::arg("identity"),
+      "Let native calls find what was prepared for Core._prepare's key. Choices that they "
+      "cannot name, such as reductions of users, are left out. `identity` is what exscan gives "
+      "to rank 0: the bytes of an element, empty for other collectives.");
 }
 
 }  // namespace pycoll::bindings

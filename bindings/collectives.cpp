@@ -8,12 +8,6 @@
 namespace pycoll::bindings {
 namespace {
 
-PyObject* at(const Arguments& arguments, Parameter parameter) {
-  return arguments[static_cast<std::size_t>(parameter)];
-}
-
-bool absent(PyObject* argument) { return argument == nullptr || argument == Py_None; }
-
 bool read_flag(PyObject* argument, bool* flag) {
   *flag = argument == Py_True;
   return argument == nullptr || PyBool_Check(argument);
@@ -30,6 +24,8 @@ bool read_op(PyObject* op, Choice& choice) {
                             : static_cast<std::int8_t>(find_op(op));
   return choice.op >= 0;
 }
+
+}  // namespace
 
 bool read_root(PyObject* root, int size, Choice& choice) {
   if (root == nullptr) return true;
@@ -58,6 +54,8 @@ bool read_choice(Collective collective, const Arguments& arguments, int size, Re
   return read_flag(at(arguments, Parameter::kAsync), &reading.async);
 }
 
+namespace {
+
 bool set_trailing(Choice& choice, const Flat& flat) {
   const int axes = std::max(0, flat.ndim - 1);
   if (axes > static_cast<int>(Choice::kTrailingMax)) return false;
@@ -74,6 +72,8 @@ bool lies_well(const Flat& target, const Flat& source, bool in_place) {
   if (target.data + there <= source.data || source.data + here <= target.data) return true;
   return in_place && target.data == source.data && there == here;
 }
+
+}  // namespace
 
 // The caller's `out`, or a new array.
 bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape, bool in_place,
@@ -94,6 +94,8 @@ bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape,
   return target.writable && target.dtype == reading.source.dtype &&
          same_shape(target, ndim, shape) && lies_well(target, reading.source, in_place);
 }
+
+namespace {
 
 // all_reduce, reduce, broadcast, scan and exscan: one block, and a result like x.
 bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
@@ -210,8 +212,7 @@ bool read_exchanged(int size, const Arguments& arguments, Reading& reading) {
   choice.trailing[0] = 0;
   std::copy(source.shape + 1, source.shape + source.ndim, choice.trailing.begin() + 1);
   reading.count_count = ranks * ranks;
-  std::fill_n(reading.counts.begin(), reading.count_count,
-              rows / ranks * elements_per_row(source));
+  std::fill_n(reading.counts.begin(), reading.count_count, rows / ranks * elements_per_row(source));
   choice.set_bytes(source.bytes());
   return read_rows_target(arguments, rows, reading);
 }
@@ -220,15 +221,10 @@ bool read_exchanged(int size, const Arguments& arguments, Reading& reading) {
 
 std::optional<Parameter> find_parameter(std::string_view name) {
   constexpr std::string_view kNames[kParameterCount] = {
-      "x", "op", "root", "out", "algorithm", "async_op", "deterministic", "lengths",
-      "splits"};
+      "x", "op", "root", "out", "algorithm", "async_op", "deterministic", "lengths", "splits"};
   const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
   if (found == std::end(kNames)) return std::nullopt;
   return static_cast<Parameter>(found - std::begin(kNames));
-}
-
-bool has_native_calls(Collective collective) {
-  return collective != Collective::kScatter;
 }
 
 bool read_call(const CallsObject& self, Collective collective, const Arguments& arguments,
@@ -246,7 +242,8 @@ bool read_call(const CallsObject& self, Collective collective, const Arguments& 
   if (collective == Collective::kReduceScatter) {
     return read_shares(native.rank(), native.size(), arguments, *reading);
   }
-  if (collective == Collective::kAllToAll) return read_exchanged(native.size(), arguments, *reading);
+  if (collective == Collective::kAllToAll)
+    return read_exchanged(native.size(), arguments, *reading);
   if (collective == Collective::kAllGather || collective == Collective::kGather) {
     return read_gathered(native.rank(), native.size(), arguments, *reading);
   }

@@ -56,8 +56,18 @@ struct Reading {
   std::uint64_t output_bytes() const { return writes ? target.bytes() : 0; }
 };
 
-// Whether calls of this collective may be read at all.
-bool has_native_calls(Collective collective);
+// What is given for a parameter: borrowed, nullptr for nothing.
+inline PyObject* at(const Arguments& arguments, Parameter parameter) {
+  return arguments[static_cast<std::size_t>(parameter)];
+}
+inline bool absent(PyObject* argument) { return argument == nullptr || argument == Py_None; }
+
+// Parts of read_call(), each false where it declines. The second reads op, root, algorithm and the
+// like; the third takes the caller's `out` or a new array, which must have this shape.
+bool read_root(PyObject* root, int size, Choice& choice);
+bool read_choice(Collective collective, const Arguments& arguments, int size, Reading& reading);
+bool read_target(const Arguments& arguments, int ndim, const pybind11::ssize_t* shape,
+                 bool in_place, Reading& reading);
 
 // False: declined.
 bool read_call(const CallsObject& self, Collective collective, const Arguments& arguments,
@@ -95,6 +105,18 @@ class Remembered {
 // Runs or starts what was read: a new reference; throws what went wrong.
 PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading,
                       Remembered* remembered = nullptr, PyObject* out = nullptr);
+// Throws what `status` says of a part of the operation `name`, as Python's way would.
+[[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view part,
+                       std::string_view name);
+// Adds what the communicator knows to an error of pycoll's, as Python's way would.
+void complete(CallsObject* self, pybind11::error_already_set& error, std::string_view name);
+
+// Calls before which ranks tell each other lengths or shapes, the telling included. As
+// call_natively(), but throws.
+bool needs_telling(Collective collective, const Arguments& arguments);
+std::optional<PyObject*> tell_and_run(CallsObject* self, Collective collective,
+                                      const Arguments& arguments);
+
 // Runs a call to its end.
 Status run_call(CommunicatorHandle& handle, const std::shared_ptr<runtime::Call>& call,
                 const std::byte* input, std::byte* output);

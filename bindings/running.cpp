@@ -20,27 +20,29 @@ using runtime::Operation;
 // where another thread wants it. Nobody waits for the GIL where all ranks but this are processes.
 constexpr Nanoseconds kSpin = 2'000;
 
-// Throws what `status` says, completed as Python's way would.
-[[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view name) {
-  try {
-    raise_if_failed(status, name);
-  } catch (py::error_already_set& error) {
-    const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
-    const py::object& value = error.value();
-    if (py::isinstance(value, kind)) {
-      py::handle(reinterpret_cast<PyObject*>(self)).attr("_complete")(value, py::str(name));
-    }
-    throw;
-  }
-  throw py::error_already_set();
-}
-
 // Of this function's caller, who waits for its end.
 std::shared_ptr<Operation> borrowed(Operation& operation) {
   return {std::shared_ptr<Operation>(), &operation};
 }
 
 }  // namespace
+
+void complete(CallsObject* self, py::error_already_set& error, std::string_view name) {
+  const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
+  const py::object& value = error.value();
+  if (!py::isinstance(value, kind)) return;
+  py::handle(reinterpret_cast<PyObject*>(self)).attr("_complete")(value, py::str(name));
+}
+
+void fail(CallsObject* self, const Status& status, std::string_view part, std::string_view name) {
+  try {
+    raise_if_failed(status, part);
+  } catch (py::error_already_set& error) {
+    complete(self, error, name);
+    throw;
+  }
+  throw py::error_already_set();
+}
 
 Status run_call(CommunicatorHandle& handle, const std::shared_ptr<runtime::Call>& call,
                 const std::byte* input, std::byte* output) {
@@ -117,18 +119,25 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
     const Status status = call != nullptr
                               ? run_call(handle, *call, reading.input(), reading.output())
                               : run_request(handle, make_request(prepared, reading));
-    if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name);
+    if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name, name);
     if (reading.fills_identity) fill_identity(prepared, reading.target);
     if (remembered != nullptr && call != nullptr) remembered->note(self, reading, *call, out);
     return reading.result.release().ptr();
+  }
+  Status alone;
+  if (call != nullptr && handle.native->size() == 1 &&
+      handle.native->try_alone(**call, reading.input(), reading.output(), &alone) && alone.ok()) {
+    PyObject* work = make_open_work(std::move(reading.result));
+    fill_work(work);
+    return work;
   }
   std::shared_ptr<Operation> operation =
       call != nullptr ? start_call(handle, *call, reading)
                       : start_request(handle, make_request(prepared, reading));
   py::object x;
   if (!operation->done()) x = py::reinterpret_borrow<py::object>(reading.x);
-  return make_work({table.shared(), std::move(operation), nullptr, name},
-                   std::move(reading.result), {}, std::move(x))
+  return make_work({table.shared(), std::move(operation), nullptr, name}, std::move(reading.result),
+                   {}, std::move(x))
       .release()
       .ptr();
 }
@@ -143,6 +152,9 @@ std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
     return std::nullopt;
   }
   self->table->handle().drop_done();
+  if (!grouped && needs_telling(collective, arguments)) {
+    return tell_and_run(self, collective, arguments);
+  }
   Reading reading;
   if (!read_call(*self, collective, arguments, &reading)) return std::nullopt;
   if (grouped) return defer_natively(self, reading);
@@ -178,7 +190,8 @@ std::optional<PyObject*> Remembered::run(CallsObject* self, Collective collectiv
   handle.drop_done();
   const Status status = run_call(handle, call_, x_.flat.data, out_.flat.data);
   if (status.ok() && PyErr_Occurred() == nullptr) return Py_NewRef(out);
-  return guarded([&]() -> PyObject* { fail(self, status, name_of(collective)); });
+  return guarded(
+      [&]() -> PyObject* { fail(self, status, name_of(collective), name_of(collective)); });
 }
 
 // Only what writes to the caller's memory: a new array is another one each time.

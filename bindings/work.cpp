@@ -349,9 +349,6 @@ void bind_work(py::module_& module) {
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | kNotMadeByCalling, slots};
   work_type = add_type(module, "Work", spec);
   module.def(
-      "open_work", [] { return py::reinterpret_steal<py::object>(make_open_work()); },
-      "A Work of a group that has not ended.");
-  module.def(
       "fill_work",
       [](const py::object& work, const py::object& result) { fill_work(work.ptr(), result.ptr()); },
       py::arg("work"), py::arg("result"), "The group has ended, and this came out.");

@@ -43,7 +43,7 @@ class Communicator(Reducing, Moving, Messages):
     """
 
     def __init__(self, joined: Joined, config: Config, name: str) -> None:
-        from pycoll.grouping import FusionBuffer
+        from pycoll.grouping import FusionBuffer, Group
 
         Core.__init__(
             self,
@@ -63,6 +63,7 @@ class Communicator(Reducing, Moving, Messages):
         self._tuning = joined.tuning
         self._splits = 0
         self._fusion = FusionBuffer()
+        self._make_group = Group
 
     def __repr__(self) -> str:
         return f"<pycoll.Communicator {self.name!r}: rank {self.rank} of {self.size}>"
@@ -156,9 +157,7 @@ class Communicator(Reducing, Moving, Messages):
         ...     loss, hits = comm.all_reduce(loss), comm.all_reduce(hits)
         >>> loss, hits = loss.wait(), hits.wait()
         """
-        from pycoll.grouping import group
-
-        return group(self)
+        return self._make_group(self)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Ranks with equal ``color`` form new communicators, ordered by ``key``, then by rank.

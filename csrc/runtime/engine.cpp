@@ -63,7 +63,8 @@ std::string_view Engine::transport_of(int peer) const {
 }
 
 bool Engine::active() const {
-  return !running_.empty() || std::any_of(mailboxes_.begin(), mailboxes_.end(), [](const auto& mailbox) {
+  return !running_.empty() ||
+         std::any_of(mailboxes_.begin(), mailboxes_.end(), [](const auto& mailbox) {
            return mailbox != nullptr && (mailbox->sending() || mailbox->receiving());
          });
 }

@@ -169,9 +169,9 @@ class Engine final : public ChannelSource {
   bool announced_ = false;
   Nanoseconds began_ = 0;
   std::vector<Deadline> message_deadlines_;
-  std::uint64_t sequence_ = 0;  // of what runs first; of what ran last while nothing runs
+  std::uint64_t sequence_ = 0;        // of what runs first; of what ran last while nothing runs
   transport::Descriptor descriptor_;  // of operation sequence_
-  std::uint64_t entered_ = 0;   // the sequence number of what began last
+  std::uint64_t entered_ = 0;         // the sequence number of what began last
   Status failure_;
   std::uint64_t disputed_ = 0;  // operation about which ranks disagree; 0: none
   Nanoseconds dispute_ends_ = 0;

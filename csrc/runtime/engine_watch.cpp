@@ -219,7 +219,8 @@ void Engine::disagree(std::uint64_t sequence) {
 // said so, and nothing of it has come from them.
 std::vector<int> Engine::absent() {
   std::vector<bool> heard(links_.size(), false);
-  running_.front().execution->visit_heard([&](int peer) { heard[static_cast<std::size_t>(peer)] = true; });
+  running_.front().execution->visit_heard(
+      [&](int peer) { heard[static_cast<std::size_t>(peer)] = true; });
   std::vector<int> missing;
   for (const Standing& standing : standings()) {
     if (standing.rank == rank() || heard[static_cast<std::size_t>(standing.rank)]) continue;

@@ -83,8 +83,9 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
   odd_peer_ = -1;
   for (Port& port : ports_) {
     port.ticket = port.turn->issued++;
-    port.passed_on = false;
+    port.passed_on = port.lent = false;
   }
+  lends_ = false;
   for (Lane& lane : lanes_) {
     lane.next = lane.begin;
     lane.handed_over = 0;
@@ -93,6 +94,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
 }
 
 Progress Execution::advance() {
+  if (lends_) take_back();
   bool moved = false;
   bool all_done = true;
   for (Lane& lane : lanes_) {
@@ -129,7 +131,25 @@ void Execution::pass_on_behind(const plan::Row& row, std::uint32_t index) {
   }
   for (int i = 0; i < row.send_count; ++i) {
     Port& port = ports_[row.send[i]];
-    if (port.last_row == index && port.send->drained()) pass_on(port);
+    if (port.last_row != index) continue;
+    if (port.send->drained()) {
+      pass_on(port);
+    } else {
+      port.lent = lends_ = true;
+    }
+  }
+}
+
+// Passes on what was lent and is read by nobody any more.
+void Execution::take_back() {
+  lends_ = false;
+  for (Port& port : ports_) {
+    if (!port.lent || port.passed_on) continue;
+    if (port.send->drained()) {
+      pass_on(port);
+    } else {
+      lends_ = true;
+    }
   }
 }
 

@@ -91,9 +91,10 @@ class Execution {
     transport::SendChannel* send = nullptr;
     transport::RecvChannel* recv = nullptr;
     Turn* turn = nullptr;
-    std::uint64_t ticket = 0;     // ours when turn->served is it
-    std::uint32_t last_row = 0;   // the last one that uses the channel
-    bool passed_on = false;       // to the next execution: this one is through with the channel
+    std::uint64_t ticket = 0;    // ours when turn->served is it
+    std::uint32_t last_row = 0;  // the last one that uses the channel
+    bool passed_on = false;      // to the next execution: this one is through with the channel
+    bool lent = false;           // it is but for memory that the channel still reads
   };
   struct Gathered;
 
@@ -101,6 +102,7 @@ class Execution {
   bool has_turns(const plan::Row& row) const;
   void pass_on(Port& port);
   void pass_on_behind(const plan::Row& row, std::uint32_t index);
+  void take_back();
   bool settle();
   Progress advance_lane(Lane& lane);
   Progress run_row(Lane& lane);
@@ -123,6 +125,7 @@ class Execution {
   transport::SegmentHeader header_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
+  bool lends_ = false;  // some port is lent
 };
 
 template <typename Visit>
