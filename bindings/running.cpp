@@ -136,8 +136,8 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
                       : start_request(handle, make_request(prepared, reading));
   py::object x;
   if (!operation->done()) x = py::reinterpret_borrow<py::object>(reading.x);
-  return make_work({table.shared(), std::move(operation), nullptr, name}, std::move(reading.result),
-                   {}, std::move(x))
+  return make_work({table.shared(), std::move(operation), nullptr, name, call != nullptr},
+                   std::move(reading.result), {}, std::move(x))
       .release()
       .ptr();
 }

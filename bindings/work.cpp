@@ -116,9 +116,10 @@ int clear(PyObject* object) {
 // Its operation, if nobody else knows of it, is as good as new.
 void let_go(Running& running) {
   std::shared_ptr<runtime::Operation> operation = std::move(running.operation);
+  const bool reusable = running.reusable;
   running = Running();
   auto& operations = spare().operations;
-  if (operation == nullptr || operation.use_count() != 1 || operations.size() >= kSpareMax) return;
+  if (!reusable || operation.use_count() != 1 || operations.size() >= kSpareMax) return;
   std::atomic_thread_fence(std::memory_order_acquire);  // behind whoever let go of it last
   operation->reset();
   operations.push_back(std::move(operation));

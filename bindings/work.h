@@ -18,6 +18,7 @@ struct Running {
   std::shared_ptr<runtime::Operation> operation;
   std::shared_ptr<UserOp> user_op;
   std::string_view name;
+  bool reusable = false;  // the operation is of new_operation(), so that the engine forgets it
 };
 
 // A Work for a started operation. Its wait() gives `result`, or what `finish()` gives if that is
@@ -26,7 +27,8 @@ struct Running {
 pybind11::object make_work(Running running, pybind11::object result, pybind11::object finish,
                            pybind11::object kept = {});
 
-// An operation that is not done; for make_work(), which is where used ones come back from.
+// An operation that is not done; for make_work(), which is where used ones come back from. Not for
+// messages, whose deadlines the engine knows for a while after their end.
 std::shared_ptr<runtime::Operation> new_operation();
 
 // A Work of a group that has not ended: its wait() will give `result`, or what `finish()` gives if

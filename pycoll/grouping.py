@@ -12,7 +12,7 @@ The members are independent of each other: none may read what another writes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from pycoll.errors import InvalidArgumentError
 from pycoll.reducing import Ends, ends_of
 from pycoll.types import ITEM_BYTES
 from pycoll.work import Work
-
-if TYPE_CHECKING:
-    pass
 
 _Finish = Callable[[], Any]
 _MESSAGES = {"send": "isend", "isend": "isend", "recv": "irecv", "irecv": "irecv"}

@@ -208,6 +208,11 @@ void Engine::expire(const Overdue& overdue) {
 
 // Peers hear of it at once, and of what this rank was doing: from here on it does nothing else.
 void Engine::disagree(std::uint64_t sequence) {
+  // It may have begun beside what runs first: then that is what peers must hear of.
+  if (sequence > sequence_ && sequence <= entered_) {
+    descriptor_ = running_[sequence - sequence_].execution->request().descriptor;
+    sequence_ = sequence;
+  }
   disputed_ = sequence;
   dispute_ends_ = later(options_.clock->now(), kDisputeLasts);
   disputed_standing_ = {rank(), sequence_, descriptor_};

@@ -11,25 +11,6 @@ using namespace pycoll;
 using namespace pycoll::testing;
 using transport::Notice;
 
-namespace {
-
-// A broadcast along the chain 0, 1, 2.
-PlanImage chain_plan(int rank) {
-  const auto self = static_cast<std::uint32_t>(rank);
-  PlanBuilder builder(Collective::kBroadcast, 3, self);
-  std::vector<std::uint16_t> from, to;
-  if (rank > 0) from.push_back(builder.recv(self - 1));
-  if (rank < 2) to.push_back(builder.send(self + 1));
-  plan::Row& row = builder.row(0, {}, {});
-  if (rank == 0) take(row, plan::Buffer::kInput, 0);
-  if (rank > 0) row.recv[row.recv_count++] = from[0];
-  if (rank < 2) row.send[row.send_count++] = to[0];
-  put(row, plan::Buffer::kOutput, 0);
-  return load(builder);
-}
-
-}  // namespace
-
 TEST(the_clock_of_a_queued_operation_starts_at_its_turn) {
   Ranks ranks(2);
   Sums sums(ranks);
@@ -50,37 +31,6 @@ TEST(the_clock_of_a_queued_operation_starts_at_its_turn) {
          "operation 3 (all_reduce of 5 uint64, op sum) did not finish within 1 s: rank 1 did not "
          "arrive",
          {1});
-}
-
-// A later call is sent before an earlier one has received, unless it reads what that one writes.
-TEST(calls_run_along_if_their_memory_allows_it) {
-  for (const bool same : {false, true}) {
-    Ranks ranks(2);
-    std::vector<Element> one = input_of(0, 0, 10), two = input_of(0, 1, 10);
-    const auto call = std::make_shared<runtime::Call>(all_reduce(direct_plan(2, 0), one, one));
-    std::vector<std::shared_ptr<Operation>> operations;
-    for (std::vector<Element>* data : {&one, same ? &one : &two}) {
-      operations.push_back(std::make_shared<Operation>());
-      auto* memory = reinterpret_cast<std::byte*>(data->data());
-      ranks.at(0).start(call, memory, memory, operations.back(), kSecond);
-    }
-    ranks.run_until(100 * kMillisecond);
-    (void)ranks.at(1).poll();
-    auto& channel = ranks.link(1, 0).recv_channel(0);
-    const transport::Segment* first = channel.peek();
-    CHECK(first != nullptr && first->header.sequence == 1, "nothing was sent");
-    channel.release();
-    const transport::Segment* second = channel.peek();
-    CHECK((second == nullptr) == same, "same memory: %d", same ? 1 : 0);
-    CHECK(same || second->header.sequence == 2, "sent out of order");
-    ranks.run_until(3 * kSecond);
-    for (const auto& operation : operations) {
-      expect(*operation, Code::kTimeout,
-             "operation 1 (all_reduce of 10 uint64, op sum) did not finish within 1 s: rank 1 did "
-             "not arrive",
-             {1});
-    }
-  }
 }
 
 TEST(no_deadline_is_no_deadline) {
