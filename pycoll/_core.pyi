@@ -2,7 +2,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, final, overload
 
 import numpy as np
-from typing_extensions import disjoint_base
+from typing_extensions import Self, disjoint_base
 
 _Arguments = ParamSpec("_Arguments")
 _Self = TypeVar("_Self")
@@ -169,7 +169,7 @@ class Method(Generic[_Self, _Arguments]):
 
 @disjoint_base
 class Group:
-    def __init__(self, communicator: Calls) -> None: ...
+    def __new__(cls, communicator: Calls, /) -> Self: ...
     @property
     def communicator(self) -> Any: ...
     def __enter__(self) -> Any: ...

@@ -147,11 +147,14 @@ class Communicator(Reducing, Moving, Messages):
         """Several operations as one: ``with comm.group(): ...``.
 
         Calls inside return a Work at once; all run when the block ends, and each Work's wait()
-        then gives its result. Short all_reduces of equal op and dtype share one message; sends and
-        receives are posted together, so they cannot wait for each other in a circle; the rest runs
-        in the order of the calls, which must be the same on all ranks. No member may read what
-        another writes, and no other thread may use the communicator meanwhile. If the block
-        raises, nothing runs.
+        then gives its result. all_reduces of equal op, dtype, algorithm and deterministic, of up
+        to 1 MiB each, share messages of up to 16 MiB; sends and receives are posted together, so
+        they cannot wait for each other in a circle; the rest runs in the order of the calls, which
+        must be the same on all ranks. No member may read what another writes, and no other thread
+        may use the communicator meanwhile. If the block raises, nothing runs.
+
+        A shared message is one all_reduce of its members end to end: the same bits, and the
+        algorithm of that length. With ``deterministic`` they are those of separate calls.
 
         >>> with comm.group():
         ...     loss, hits = comm.all_reduce(loss), comm.all_reduce(hits)

@@ -158,12 +158,12 @@ bool Execution::settle() {
   bool all = true;
   for (Port& port : ports_) {
     if (port.passed_on) continue;
-    if (port.send != nullptr && !port.send->drained()) {
-      all = false;
-    } else if (port.turn->served == port.ticket) {
+    // An earlier execution may still use a channel that no row of this one did.
+    const bool ours = port.turn->served == port.ticket;
+    if (ours && (port.send == nullptr || port.send->drained())) {
       pass_on(port);
     } else {
-      all = false;  // an earlier execution uses it; this one's rows never did
+      all = false;
     }
   }
   return all;
@@ -255,6 +255,51 @@ bool Execution::flushed() const {
   });
 }
 
+// What the row combines, in its order, and the local memory where the result goes.
+void Execution::gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
+                       Gathered* all) const {
+  // Scratch is one segment and starts at zero in every tile; input and output advance.
+  const auto at = [skip](std::byte* base, std::uint8_t buffer) {
+    return static_cast<plan::Buffer>(buffer) == plan::Buffer::kScratch ? base : base + skip;
+  };
+  const plan::Row& row = *bound.row;
+  const bool local = static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone;
+  if (row.carry != 0) all->operands[all->operand_count++] = bound.carry;
+  for (int i = 0; i <= row.recv_count; ++i) {
+    if (local && i == row.source_position) {
+      all->operands[all->operand_count++] = at(bound.source, row.source);
+    }
+    if (i < row.recv_count) all->operands[all->operand_count++] = received[i];
+  }
+  if (static_cast<plan::Buffer>(row.target) != plan::Buffer::kNone) {
+    all->target = at(bound.target, row.target);
+  }
+}
+
+// Room for the result in every channel that needs a copy of its own; false if some has none yet.
+bool Execution::reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const {
+  for (int i = 0; i < row.send_count; ++i) {
+    transport::SendChannel* channel = ports_[row.send[i]].send;
+    std::byte* room = channel->reserve(bytes);
+    if (room == nullptr) return false;
+    if (!repeats(row, i)) all->rooms[all->room_count++] = {channel, room};
+  }
+  return true;
+}
+
+// Sends what the rooms hold now.
+void Execution::commit(const plan::Row& row) const {
+  for (int i = 0; i < row.send_count; ++i) {
+    const Port& port = ports_[row.send[i]];
+    if (repeats(row, i)) {
+      const bool sent = repeat(row, *port.send);
+      PYCOLL_ASSERT(sent, "channel to rank %d lost its room", port.peer);
+    } else {
+      port.send->commit(header_);
+    }
+  }
+}
+
 Progress Execution::run_row(Lane& lane) {
   const BoundRow& bound = bound_.rows()[lane.next];
   const plan::Row& row = *bound.row;
@@ -268,51 +313,20 @@ Progress Execution::run_row(Lane& lane) {
   const std::byte* received[plan::kRecvMax] = {};
   const Progress ready = collect(row, bytes, received);
   if (ready != Progress::kMoved) return ready;
-
-  // Scratch is one segment and starts at zero in every tile; input and output advance.
-  const std::size_t skip = offset * bound_.item_bytes();
-  const auto at = [skip](std::byte* base, std::uint8_t buffer) {
-    return static_cast<plan::Buffer>(buffer) == plan::Buffer::kScratch ? base : base + skip;
-  };
-  const bool local = static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone;
-  const bool stable = local && static_cast<plan::Buffer>(row.source) != plan::Buffer::kScratch;
-  const bool direct = stable && row.recv_count == 0 && row.send_count > 0;
-
   Gathered all;
-  if (row.carry != 0) all.operands[all.operand_count++] = bound.carry;
-  for (int i = 0; i <= row.recv_count; ++i) {
-    if (local && i == row.source_position) {
-      all.operands[all.operand_count++] = at(bound.source, row.source);
-    }
-    if (i < row.recv_count) all.operands[all.operand_count++] = received[i];
-  }
-  if (static_cast<plan::Buffer>(row.target) != plan::Buffer::kNone) {
-    if ((row.flags & plan::kFlagFlush) != 0 && !flushed()) return Progress::kBlocked;
-    all.target = at(bound.target, row.target);
-  }
-  if (!direct) {
-    for (int i = 0; i < row.send_count; ++i) {
-      transport::SendChannel* channel = ports_[row.send[i]].send;
-      std::byte* room = channel->reserve(bytes);
-      if (room == nullptr) return Progress::kBlocked;
-      if (!repeats(row, i)) all.rooms[all.room_count++] = {channel, room};
-    }
-  } else if (!hand_over(lane, row, all.operands[0])) {
+  gather(bound, received, offset * bound_.item_bytes(), &all);
+  if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && !flushed()) {
     return Progress::kBlocked;
   }
+  // Nothing changes the caller's memory before it is sent; scratch is used again.
+  const auto source = static_cast<plan::Buffer>(row.source);
+  const bool stable = source != plan::Buffer::kNone && source != plan::Buffer::kScratch;
+  const bool direct = stable && row.recv_count == 0 && row.send_count > 0;
+  const bool has_room = direct ? hand_over(lane, row, all.operands[0]) : reserve(row, bytes, &all);
+  if (!has_room) return Progress::kBlocked;
   if (length != 0) combine(row, all, length);
   if (spoiled()) return Progress::kSpoiled;
-  if (!direct) {
-    for (int i = 0; i < row.send_count; ++i) {
-      transport::SendChannel& channel = *ports_[row.send[i]].send;
-      if (repeats(row, i)) {
-        const bool sent = repeat(row, channel);
-        PYCOLL_ASSERT(sent, "channel to rank %d lost its room", ports_[row.send[i]].peer);
-      } else {
-        channel.commit(header_);
-      }
-    }
-  }
+  if (!direct) commit(row);
   for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();
   return Progress::kMoved;
 }

@@ -100,7 +100,7 @@ class Execution {
 
   void find_last_rows();
   bool has_turns(const plan::Row& row) const;
-  void pass_on(Port& port);
+  static void pass_on(Port& port);
   void pass_on_behind(const plan::Row& row, std::uint32_t index);
   void take_back();
   bool settle();
@@ -109,7 +109,11 @@ class Execution {
   bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                   std::uint64_t* length) const;
   Progress collect(const plan::Row& row, std::size_t bytes, const std::byte** received);
+  void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
+              Gathered* all) const;
   bool hand_over(Lane& lane, const plan::Row& row, const std::byte* data);
+  bool reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const;
+  void commit(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
   void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
