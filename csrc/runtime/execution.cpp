@@ -17,16 +17,18 @@ constexpr std::size_t kPieceBytes = 8 * 1024;
 
 }  // namespace
 
-// Everything that one row needs once its channels are ready.
+// Everything that one row needs once its channels are ready. Made for every row, so that what lies
+// beyond the counts is not even zeroed.
 struct Execution::Gathered {
-  const std::byte* operands[plan::kOperandsMax] = {};
-  int operand_count = 0;
-  std::byte* target = nullptr;
   struct Room {
     transport::SendChannel* channel;
     std::byte* data;
   };
-  Room rooms[plan::kSendMax] = {};
+
+  const std::byte* operands[plan::kOperandsMax];
+  int operand_count = 0;
+  std::byte* target = nullptr;
+  Room rooms[plan::kSendMax];
   int room_count = 0;
 };
 
@@ -310,7 +312,7 @@ Progress Execution::run_row(Lane& lane) {
   const std::size_t bytes = length * bound_.item_bytes();
   header_.bytes = static_cast<std::uint32_t>(bytes);
 
-  const std::byte* received[plan::kRecvMax] = {};
+  const std::byte* received[plan::kRecvMax];
   const Progress ready = collect(row, bytes, received);
   if (ready != Progress::kMoved) return ready;
   Gathered all;
