@@ -50,7 +50,7 @@ std::array<std::int64_t, kSignatureLength> signature_of(const Flat& flat) {
   numbers[2] = flat.ndim == 0 ? 1 : flat.shape[0];
   numbers[3] = checksum(trailing_text(flat));
   for (int axis = 1; axis < flat.ndim && axis <= kShown; ++axis) {
-    numbers[static_cast<std::size_t>(3 + axis)] = flat.shape[axis];
+    numbers[3 + static_cast<std::size_t>(axis)] = flat.shape[axis];
   }
   return numbers;
 }

@@ -47,7 +47,7 @@ class Fusions {
   std::size_t size() const { return used_; }
   // Something that is no fusion has its turn behind all that came before; Python runs it.
   void add_other(pybind11::object other);
-  bool has_others() const { return others_.size() != 0; }
+  bool has_others() const { return !others_.empty(); }
   // Numbers of fusions and the others, in order.
   pybind11::list entries() const;
   // Members whose fusion did not run get the error.

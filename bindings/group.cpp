@@ -98,7 +98,7 @@ PyObject* leave(PyObject* object, PyObject* const* arguments, Py_ssize_t count) 
       try {
         run_members(object);
       } catch (py::error_already_set& error) {
-        const py::object value = error.value();
+        const py::object& value = error.value();
         held.attr("abandon")(value);
         throw;
       }

@@ -259,7 +259,7 @@ bool Execution::flushed() const {
 
 // What the row combines, in its order, and the local memory where the result goes.
 void Execution::gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
-                       Gathered* all) const {
+                       Gathered* all) {
   // Scratch is one segment and starts at zero in every tile; input and output advance.
   const auto at = [skip](std::byte* base, std::uint8_t buffer) {
     return static_cast<plan::Buffer>(buffer) == plan::Buffer::kScratch ? base : base + skip;

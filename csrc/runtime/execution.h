@@ -109,8 +109,8 @@ class Execution {
   bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                   std::uint64_t* length) const;
   Progress collect(const plan::Row& row, std::size_t bytes, const std::byte** received);
-  void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
-              Gathered* all) const;
+  static void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
+                     Gathered* all);
   bool hand_over(Lane& lane, const plan::Row& row, const std::byte* data);
   bool reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const;
   void commit(const plan::Row& row) const;
