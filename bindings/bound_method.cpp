@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <vector>
 
 #include "bindings/method.h"
@@ -32,6 +33,7 @@ struct BoundCallObject {
   PyObject* names;      // a tuple of the latter's names, or nullptr
   bool is_sorted;
   Arguments sorted;
+  Remembered remembered;
 };
 
 PyTypeObject* bound_type = nullptr;
@@ -155,7 +157,11 @@ PyObject* run(PyObject* object, PyObject* const* /*arguments*/, std::size_t coun
   const auto& method = *reinterpret_cast<MethodObject*>(bound->method);
   if (method.collective && bound->is_sorted) {
     auto* self = reinterpret_cast<CallsObject*>(bound->self);
-    const std::optional<PyObject*> result = call_natively(self, *method.collective, bound->sorted);
+    PyObject* x = bound->sorted[static_cast<std::size_t>(Parameter::kX)];
+    PyObject* out = bound->sorted[static_cast<std::size_t>(Parameter::kOut)];
+    std::optional<PyObject*> result = bound->remembered.run(self, *method.collective, x, out);
+    if (result) return *result;
+    result = call_natively(self, *method.collective, bound->sorted, &bound->remembered);
     if (result) return *result;
   }
   const Py_ssize_t named = bound->names == nullptr ? 0 : PyTuple_GET_SIZE(bound->names);
@@ -186,6 +192,7 @@ PyObject* bind(PyObject* object, PyObject* const* arguments, Py_ssize_t count, P
     PyObject* made = bound_call_type->tp_alloc(bound_call_type, 0);
     if (made == nullptr) return nullptr;
     BoundCallObject* bound = as_bound_call(made);
+    new (&bound->remembered) Remembered();
     bound->vectorcall = &run;
     bound->method = Py_NewRef(cast(object)->method);
     bound->self = self.release().ptr();
@@ -225,6 +232,7 @@ int clear_bound_call(PyObject* object) {
 void dealloc_bound_call(PyObject* object) {
   PyObject_GC_UnTrack(object);
   clear_bound_call(object);
+  as_bound_call(object)->remembered.~Remembered();
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);

@@ -25,6 +25,11 @@ void mix(std::size_t& hash, std::uint64_t value) {
   hash ^= hash >> 29;
 }
 
+std::uint64_t next_generation() {
+  static std::uint64_t newest = 0;
+  return ++newest;
+}
+
 std::uint64_t total_of(std::span<const std::uint64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
 }
@@ -58,6 +63,9 @@ void Choice::set_bytes(std::uint64_t bytes) {
   bucket = bytes == 0 ? -1 : static_cast<std::int32_t>(std::bit_width(bytes - 1));
 }
 
+CallTable::CallTable(SharedHandle shared)
+    : handle_(std::move(shared)), generation_(next_generation()) {}
+
 const Prepared* CallTable::find(const Choice& choice) {
   const Prepared*& newest = newest_[static_cast<std::size_t>(choice.collective)];
   if (newest != nullptr && newest->choice == choice) return newest;
@@ -74,6 +82,7 @@ void CallTable::add(Prepared prepared) {
     newest_.fill(nullptr);
     slots_.fill(Slot{});
     prepared_.clear();
+    generation_ = next_generation();
   }
   const std::size_t hash = prepared.choice.hash();
   prepared_.emplace(hash, std::make_unique<Prepared>(std::move(prepared)));
@@ -176,18 +185,8 @@ int set_native(PyObject* object, PyObject* value, void* /*unused*/) {
 
 PyObject* get_group(PyObject* object, void* /*unused*/) { return Py_NewRef(cast(object)->group); }
 
-int set_group(PyObject* object, PyObject* value, void* /*unused*/) {
-  PyObject* done = guarded([&] {
-    const py::handle group = value == nullptr ? Py_None : value;
-    cast(object)->fusions = group.is_none() ? nullptr : group.attr("fusions").cast<Fusions*>();
-    Py_XSETREF(cast(object)->group, Py_NewRef(group.ptr()));
-    return Py_None;
-  });
-  return done == nullptr ? -1 : 0;
-}
-
 void note(const py::object& self, int collective, const py::tuple& key, const PlanHandle& plan,
-          std::uint64_t plan_key, int op, std::uint32_t segment_bytes) {
+          std::uint64_t plan_key, int op, std::uint32_t segment_bytes, std::string identity) {
   CallsObject* calls = as_calls(self.ptr());
   Prepared prepared;
   if (calls == nullptr || calls->table == nullptr ||
@@ -195,6 +194,7 @@ void note(const py::object& self, int collective, const py::tuple& key, const Pl
     return;
   }
   prepared.algorithm = key[4];
+  prepared.identity = std::move(identity);
   const auto dtype = static_cast<int>(prepared.choice.dtype);
   prepared.request =
       make_request(plan, nullptr, nullptr, {dtype, op, {}, plan_key, 0, segment_bytes}, nullptr);
@@ -203,7 +203,7 @@ void note(const py::object& self, int collective, const py::tuple& key, const Pl
 
 PyGetSetDef members[] = {
     {"_native", &get_native, &set_native, "The engine.", nullptr},
-    {"_group", &get_group, &set_group, "The group in progress, or None.", nullptr},
+    {"_group", &get_group, nullptr, "The group in progress, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
@@ -239,7 +239,12 @@ bool read_choice(int collective, const py::tuple& key, Choice& choice) {
 }
 
 CallsObject* as_calls(PyObject* object) {
-  return PyObject_TypeCheck(object, calls_type) != 0 ? cast(object) : nullptr;
+  // Most programs have one class of communicators. Classes are kept, so that none takes its place.
+  static PyTypeObject* last = nullptr;
+  if (Py_TYPE(object) == last) return cast(object);
+  if (PyObject_TypeCheck(object, calls_type) == 0) return nullptr;
+  Py_XSETREF(last, reinterpret_cast<PyTypeObject*>(Py_NewRef(Py_TYPE(object))));
+  return cast(object);
 }
 
 int find_op(PyObject* word) {
@@ -273,10 +278,12 @@ void bind_calls(py::module_& module) {
   PyType_Spec spec = {"pycoll._core.Calls", sizeof(CallsObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
   calls_type = add_type(module, "Calls", spec);
-  module.def("note", &note, py::arg("calls"), py::arg("collective"), py::arg("key"),
-             py::arg("plan"), py::arg("plan_key"), py::arg("op"), py::arg("segment_bytes"),
-             "Let native calls find what was prepared for Core._prepare's key. Choices that they "
-             "cannot name, such as reductions of users, are left out.");
+  module.def(
+      "note", &note, py::arg("calls"), py::arg("collective"), py::arg("key"), py::arg("plan"),
+      py::arg("plan_key"), py::arg("op"), py::arg("segment_bytes"), py::arg("identity"),
+      "Let native calls find what was prepared for Core._prepare's key. Choices that they "
+      "cannot name, such as reductions of users, are left out. `identity` is what exscan gives "
+      "to rank 0: the bytes of an element, empty for other collectives.");
 }
 
 }  // namespace pycoll::bindings

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -44,14 +45,18 @@ struct Prepared {
   Choice choice;
   runtime::CollectiveRequest request;
   pybind11::object algorithm;  // keeps the choice's
+  std::string identity;        // bytes of one element; empty where no rank is given it
 };
 
 class CallTable {
  public:
-  explicit CallTable(SharedHandle shared) : handle_(std::move(shared)) {}
+  explicit CallTable(SharedHandle shared);
 
   CommunicatorHandle& handle() const { return *handle_; }
   const SharedHandle& shared() const { return handle_; }
+
+  // Another one for every table, and when a table forgets. Never 0.
+  std::uint64_t generation() const { return generation_; }
 
   const Prepared* find(const Choice& choice);
   // Memory for fused messages; grows and is kept, since its pages are warm.
@@ -74,6 +79,7 @@ class CallTable {
   };
 
   SharedHandle handle_;
+  std::uint64_t generation_;
   std::unordered_multimap<std::size_t, std::unique_ptr<Prepared>> prepared_;
   std::array<const Prepared*, kCollectiveCount> newest_{};  // found last, by collective
   std::array<Slot, kCallsMax> slots_;

@@ -8,12 +8,6 @@
 namespace pycoll::bindings {
 namespace {
 
-PyObject* at(const Arguments& arguments, Parameter parameter) {
-  return arguments[static_cast<std::size_t>(parameter)];
-}
-
-bool absent(PyObject* argument) { return argument == nullptr || argument == Py_None; }
-
 bool read_flag(PyObject* argument, bool* flag) {
   *flag = argument == Py_True;
   return argument == nullptr || PyBool_Check(argument);
@@ -21,7 +15,8 @@ bool read_flag(PyObject* argument, bool* flag) {
 
 bool reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduce ||
-         collective == Collective::kReduceScatter || collective == Collective::kScan;
+         collective == Collective::kReduceScatter || collective == Collective::kScan ||
+         collective == Collective::kExscan;
 }
 
 bool read_op(PyObject* op, Choice& choice) {
@@ -29,6 +24,8 @@ bool read_op(PyObject* op, Choice& choice) {
                             : static_cast<std::int8_t>(find_op(op));
   return choice.op >= 0;
 }
+
+}  // namespace
 
 bool read_root(PyObject* root, int size, Choice& choice) {
   if (root == nullptr) return true;
@@ -57,6 +54,8 @@ bool read_choice(Collective collective, const Arguments& arguments, int size, Re
   return read_flag(at(arguments, Parameter::kAsync), &reading.async);
 }
 
+namespace {
+
 bool set_trailing(Choice& choice, const Flat& flat) {
   const int axes = std::max(0, flat.ndim - 1);
   if (axes > static_cast<int>(Choice::kTrailingMax)) return false;
@@ -73,6 +72,8 @@ bool lies_well(const Flat& target, const Flat& source, bool in_place) {
   if (target.data + there <= source.data || source.data + here <= target.data) return true;
   return in_place && target.data == source.data && there == here;
 }
+
+}  // namespace
 
 // The caller's `out`, or a new array.
 bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape, bool in_place,
@@ -94,7 +95,9 @@ bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape,
          same_shape(target, ndim, shape) && lies_well(target, reading.source, in_place);
 }
 
-// all_reduce, reduce, broadcast and scan: one block, and a result like x.
+namespace {
+
+// all_reduce, reduce, broadcast, scan and exscan: one block, and a result like x.
 bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
   const Flat& source = reading.source;
   const bool at_root = reading.choice.root == rank;
@@ -102,6 +105,10 @@ bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
   reading.count_count = 1;
   reading.counts[0] = source.count;
   if (reading.choice.collective == Collective::kBroadcast) reading.reads = at_root;
+  if (reading.choice.collective == Collective::kExscan && rank == 0) {
+    if (reading.async) return false;  // the identity is filled in when it has ended
+    reading.fills_identity = true;
+  }
   if (reading.choice.collective == Collective::kReduce && !at_root) {
     reading.writes = false;
     reading.result = py::none();
@@ -164,6 +171,7 @@ bool read_lengths(PyObject* lengths, int size, Reading& reading) {
   return true;
 }
 
+// all_gather and gather. Where nothing comes in, `out` is given back as it is.
 bool read_gathered(int rank, int size, const Arguments& arguments, Reading& reading) {
   const Flat& source = reading.source;
   if (!read_lengths(at(arguments, Parameter::kLengths), size, reading) ||
@@ -179,6 +187,33 @@ bool read_gathered(int rank, int size, const Arguments& arguments, Reading& read
     reading.counts[one] *= each;
   }
   reading.choice.set_bytes(rows * each * item_bytes(source.dtype));
+  if (reading.choice.collective == Collective::kGather && reading.choice.root != rank) {
+    PyObject* out = at(arguments, Parameter::kOut);
+    reading.writes = false;
+    reading.result = py::reinterpret_borrow<py::object>(out == nullptr ? Py_None : out);
+    return true;
+  }
+  return read_rows_target(arguments, rows, reading);
+}
+
+// all_to_all of equal shares.
+bool read_exchanged(int size, const Arguments& arguments, Reading& reading) {
+  const Flat& source = reading.source;
+  const auto ranks = static_cast<std::uint64_t>(size);
+  if (!absent(at(arguments, Parameter::kSplits)) || source.ndim == 0 ||
+      source.ndim > static_cast<int>(Choice::kTrailingMax) || ranks * ranks > Reading::kCountsMax) {
+    return false;
+  }
+  const auto rows = static_cast<std::uint64_t>(source.shape[0]);
+  if (rows % ranks != 0) return false;
+  // As the key of Moving.all_to_all: whether there are splits, then the trailing dimensions.
+  Choice& choice = reading.choice;
+  choice.trailing_count = static_cast<std::uint32_t>(source.ndim);
+  choice.trailing[0] = 0;
+  std::copy(source.shape + 1, source.shape + source.ndim, choice.trailing.begin() + 1);
+  reading.count_count = ranks * ranks;
+  std::fill_n(reading.counts.begin(), reading.count_count, rows / ranks * elements_per_row(source));
+  choice.set_bytes(source.bytes());
   return read_rows_target(arguments, rows, reading);
 }
 
@@ -186,29 +221,10 @@ bool read_gathered(int rank, int size, const Arguments& arguments, Reading& read
 
 std::optional<Parameter> find_parameter(std::string_view name) {
   constexpr std::string_view kNames[kParameterCount] = {
-      "x", "op", "root", "out", "algorithm", "async_op", "deterministic", "lengths"};
+      "x", "op", "root", "out", "algorithm", "async_op", "deterministic", "lengths", "splits"};
   const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
   if (found == std::end(kNames)) return std::nullopt;
   return static_cast<Parameter>(found - std::begin(kNames));
-}
-
-bool has_native_calls(Collective collective) {
-  switch (collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce:
-    case Collective::kBroadcast:
-    case Collective::kReduceScatter:
-    case Collective::kAllGather:
-    case Collective::kScan:
-    case Collective::kBarrier:
-      return true;
-    case Collective::kGather:
-    case Collective::kScatter:
-    case Collective::kAllToAll:
-    case Collective::kExscan:
-      break;
-  }
-  return false;
 }
 
 bool read_call(const CallsObject& self, Collective collective, const Arguments& arguments,
@@ -226,7 +242,9 @@ bool read_call(const CallsObject& self, Collective collective, const Arguments& 
   if (collective == Collective::kReduceScatter) {
     return read_shares(native.rank(), native.size(), arguments, *reading);
   }
-  if (collective == Collective::kAllGather) {
+  if (collective == Collective::kAllToAll)
+    return read_exchanged(native.size(), arguments, *reading);
+  if (collective == Collective::kAllGather || collective == Collective::kGather) {
     return read_gathered(native.rank(), native.size(), arguments, *reading);
   }
   return read_alike(native.rank(), arguments, *reading);

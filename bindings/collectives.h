@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 
 #include "bindings/calls.h"
@@ -21,8 +22,9 @@ enum class Parameter : std::uint8_t {
   kAsync,
   kDeterministic,
   kLengths,
+  kSplits,
 };
-inline constexpr std::size_t kParameterCount = 8;
+inline constexpr std::size_t kParameterCount = 9;
 
 // As Python spells it; nullopt for one that native calls do not know.
 std::optional<Parameter> find_parameter(std::string_view name);
@@ -32,13 +34,14 @@ using Arguments = std::array<PyObject*, kParameterCount>;
 
 // One call, read from its arguments: what is chosen by, and the memory.
 struct Reading {
-  static constexpr std::size_t kCountsMax = 64;
+  static constexpr std::size_t kCountsMax = 256;
   static constexpr int kAxesMax = 64;
 
   Choice choice;
   bool async = false;
   bool reads = true;  // this rank has an input
   bool writes = true;
+  bool fills_identity = false;  // the result is the reduction's identity, whatever the plan does
   Flat source;
   Flat target;
   pybind11::object result;  // None where nothing is written
@@ -53,18 +56,74 @@ struct Reading {
   std::uint64_t output_bytes() const { return writes ? target.bytes() : 0; }
 };
 
-// Whether calls of this collective may be read at all.
-bool has_native_calls(Collective collective);
+// What is given for a parameter: borrowed, nullptr for nothing.
+inline PyObject* at(const Arguments& arguments, Parameter parameter) {
+  return arguments[static_cast<std::size_t>(parameter)];
+}
+inline bool absent(PyObject* argument) { return argument == nullptr || argument == Py_None; }
+
+// Parts of read_call(), each false where it declines. The second reads op, root, algorithm and the
+// like; the third takes the caller's `out` or a new array, which must have this shape.
+bool read_root(PyObject* root, int size, Choice& choice);
+bool read_choice(Collective collective, const Arguments& arguments, int size, Reading& reading);
+bool read_target(const Arguments& arguments, int ndim, const pybind11::ssize_t* shape,
+                 bool in_place, Reading& reading);
 
 // False: declined.
 bool read_call(const CallsObject& self, Collective collective, const Arguments& arguments,
                Reading* reading);
 
+// What an array was like when it was looked at last.
+struct Look {
+  static constexpr int kAxesMax = 8;
+
+  Flat flat;
+  std::array<pybind11::ssize_t, kAxesMax> shape{};
+
+  bool take(const Flat& seen);  // false if it has more axes than that
+  bool same(PyObject* object) const;
+};
+
+// The last run of a call with these arguments. While its arrays are as they were, what was read of
+// them and found for it holds.
+class Remembered {
+ public:
+  // As call_natively(); nullopt also if anything is different now.
+  std::optional<PyObject*> run(CallsObject* self, Collective collective, PyObject* x,
+                               PyObject* out);
+  // `out` is the argument, or nullptr.
+  void note(CallsObject* self, const Reading& reading, const std::shared_ptr<runtime::Call>& call,
+            PyObject* out);
+
+ private:
+  std::shared_ptr<runtime::Call> call_;  // nullptr: nothing is remembered
+  std::uint64_t generation_ = 0;         // of the table that it came from
+  Look x_;
+  Look out_;
+};
+
 // Runs or starts what was read: a new reference; throws what went wrong.
-PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading);
+PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading,
+                      Remembered* remembered = nullptr, PyObject* out = nullptr);
+// Throws what `status` says of a part of the operation `name`, as Python's way would.
+[[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view part,
+                       std::string_view name);
+// Adds what the communicator knows to an error of pycoll's, as Python's way would.
+void complete(CallsObject* self, pybind11::error_already_set& error, std::string_view name);
+
+// Calls before which ranks tell each other lengths or shapes, the telling included. As
+// call_natively(), but throws.
+bool needs_telling(Collective collective, const Arguments& arguments);
+std::optional<PyObject*> tell_and_run(CallsObject* self, Collective collective,
+                                      const Arguments& arguments);
+
+// Runs a call to its end.
+Status run_call(CommunicatorHandle& handle, const std::shared_ptr<runtime::Call>& call,
+                const std::byte* input, std::byte* output);
 
 // The whole call: a new reference, or nullptr with a Python error set; nullopt: declined.
 std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
-                                       const Arguments& arguments);
+                                       const Arguments& arguments,
+                                       Remembered* remembered = nullptr);
 
 }  // namespace pycoll::bindings

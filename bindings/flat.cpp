@@ -212,7 +212,9 @@ PyObject* make_flat(PyObject* like, DType dtype, int ndim, const py::ssize_t* sh
   flat->writable = true;
   flat->count = 1;
   for (int axis = 0; axis < ndim; ++axis) flat->count *= static_cast<std::uint64_t>(shape[axis]);
-  if (Py_TYPE(like) == numpy.array) return make_numpy(dtype, ndim, shape, flat);
+  if (like == nullptr || Py_TYPE(like) == numpy.array) {
+    return numpy.array == nullptr ? nullptr : make_numpy(dtype, ndim, shape, flat);
+  }
   return make_tensor(*exchange_of(Py_TYPE(like)), like, ndim, shape, flat);
 }
 

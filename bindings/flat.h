@@ -33,7 +33,8 @@ bool flatten(PyObject* x, Flat* flat);
 bool same_shape(const Flat& one, int ndim, const pybind11::ssize_t* shape);
 
 // A new array of the kind of `like`, as the result of an operation; a new reference, and its memory
-// in `flat`. Requires: flatten(like) succeeded. nullptr without an error set where it cannot be
+// in `flat`. Requires: flatten(like) succeeded, and gave this dtype if it is a tensor; or `like` is
+// nullptr, for NumPy. nullptr without an error set where it cannot be
 // made this way.
 PyObject* make_flat(PyObject* like, DType dtype, int ndim, const pybind11::ssize_t* shape,
                     Flat* flat);

@@ -6,40 +6,71 @@
 #include <utility>
 
 #include "bindings/bind.h"
+#include "bindings/buffer.h"
 #include "bindings/work.h"
 
 namespace pycoll::bindings {
 
-void Fusions::add(const Choice& choice, Member member) {
+void Fusions::add(const Choice& choice, const Member& member) {
+  const bool alone = member.bytes > kMemberBytesMax;
   const auto open = std::find_if(open_.begin(), open_.end(),
-                                 [&](const Open& one) { return one.choice == choice; });
-  const bool alone = member.bytes > member_max_;
-  if (!alone && open != open_.end() && all_[open->number].bytes + member.bytes <= message_max_) {
-    Fusion& fusion = all_[open->number];
+                                 [&](std::size_t number) { return all_[number].choice == choice; });
+  if (!alone && open != open_.end() && all_[*open].bytes + member.bytes <= kMessageBytesMax) {
+    Fusion& fusion = all_[*open];
     fusion.bytes += member.bytes;
-    fusion.members.push_back(std::move(member));
+    fusion.members.push_back(member);
     return;
   }
-  const std::size_t number = all_.size();
-  Fusion fusion{choice, py::none(), member.bytes, {}};
-  if (choice.algorithm != nullptr) {
-    fusion.algorithm = py::reinterpret_borrow<py::object>(choice.algorithm);
-  }
-  fusion.members.push_back(std::move(member));
-  all_.push_back(std::move(fusion));
-  order_.append(number);
+  if (used_ == all_.size()) all_.emplace_back();
+  Fusion& fusion = all_[used_];
+  fusion.choice = choice;
+  fusion.algorithm = choice.algorithm == nullptr
+                         ? py::object(py::none())
+                         : py::reinterpret_borrow<py::object>(choice.algorithm);
+  fusion.bytes = member.bytes;
+  fusion.members.push_back(member);
+  const std::size_t number = used_++;
   if (alone) return;
   if (open != open_.end()) {
-    open->number = number;
+    *open = number;
   } else {
-    open_.push_back({choice, number});
+    open_.push_back(number);
   }
 }
 
-void Fusions::abandon(const py::object& error) {
-  for (Fusion& fusion : all_) {
-    for (const Member& member : fusion.members) fail_work(member.work.ptr(), error.ptr());
-    fusion.members.clear();
+void Fusions::add_other(py::object other) { others_.push_back({used_, std::move(other)}); }
+
+py::list Fusions::entries() const {
+  py::list all;
+  std::size_t number = 0;
+  for (const Other& other : others_) {
+    for (; number < other.behind; ++number) all.append(number);
+    all.append(other.object);
+  }
+  for (; number < used_; ++number) all.append(number);
+  return all;
+}
+
+void Fusions::abandon(PyObject* error) {
+  for (std::size_t number = 0; number < used_; ++number) {
+    const std::vector<Member> members = std::move(all_[number].members);
+    all_[number].members.clear();
+    for (const Member& member : members) {
+      fail_work(member.work, error);
+      Py_DECREF(member.work);
+    }
+  }
+}
+
+// What goes may run any Python code, which may come back here.
+void Fusions::clear() {
+  const std::vector<Other> others = std::move(others_);
+  others_.clear();
+  open_.clear();
+  for (std::size_t number = std::exchange(used_, 0); number-- > 0;) {
+    const std::vector<Member> members = std::move(all_[number].members);
+    all_[number].members.clear();
+    for (const Member& member : members) Py_DECREF(member.work);
   }
 }
 
@@ -69,10 +100,54 @@ void scatter(const std::byte* place, const Fusion& fusion) {
   }
 }
 
-// False, with nothing done, if the choice has to be prepared first.
-bool run(Fusions& fusions, const py::object& communicator, std::size_t number) {
+// One after the other, so that those behind one that raises can still be told.
+void fill(Fusion& fusion) {
+  std::size_t filled = 0;
+  const auto forget = [&] {
+    fusion.members.erase(fusion.members.begin(),
+                         fusion.members.begin() + static_cast<std::ptrdiff_t>(filled));
+  };
+  try {
+    for (; filled < fusion.members.size(); ++filled) {
+      fill_work(fusion.members[filled].work);
+      Py_DECREF(fusion.members[filled].work);
+    }
+  } catch (...) {
+    forget();
+    throw;
+  }
+  fusion.members.clear();
+}
+
+py::tuple key_of(const Fusion& fusion) {
+  const Choice& choice = fusion.choice;
+  const py::object deterministic =
+      choice.deterministic < 0 ? py::object(py::none()) : py::bool_(choice.deterministic == 1);
+  return py::make_tuple(static_cast<int>(choice.dtype),
+                        std::string(name_of(static_cast<ReduceOp>(choice.op))), choice.root, -1,
+                        fusion.algorithm, deterministic, py::tuple());
+}
+
+// A member that Python has read.
+void add(const py::object& group, const py::object& work, const py::tuple& key,
+         const BufferView& source, const BufferView& target) {
+  Choice choice;
+  if (!read_choice(static_cast<int>(Collective::kAllReduce), key, choice)) {
+    throw py::value_error("the choice of a fusion has no native name");
+  }
+  choice.bucket = -1;
+  fusions_of(group).add(choice, {Py_NewRef(work.ptr()), source.data, target.data, source.bytes()});
+}
+
+bool run(const py::object& group, const py::object& communicator, std::size_t number) {
   CallsObject* self = as_calls(communicator.ptr());
   if (self == nullptr || self->table == nullptr) throw py::type_error("expected a communicator");
+  return run_fusion(self, fusions_of(group), number);
+}
+
+}  // namespace
+
+bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   Fusion& fusion = fusions.at(number);
   Reading reading;
   reading.choice = fusion.choice;
@@ -92,68 +167,43 @@ bool run(Fusions& fusions, const py::object& communicator, std::size_t number) {
   reading.result = py::none();
   Py_DECREF(run_reading(self, *prepared, reading));
   if (shared) without_gil_if_long(fusion.bytes, [&] { scatter(memory, fusion); });
-  const std::vector<Member> members = std::move(fusion.members);
-  fusion.members.clear();
-  for (const Member& member : members) {
-    const py::object result =
-        member.finish && !member.finish.is_none() ? member.finish() : member.result;
-    fill_work(member.work.ptr(), result.ptr());
-  }
+  fill(fusion);
   return true;
 }
 
-py::tuple key_of(const Fusion& fusion) {
-  const Choice& choice = fusion.choice;
-  const py::object deterministic =
-      choice.deterministic < 0 ? py::object(py::none()) : py::bool_(choice.deterministic == 1);
-  return py::make_tuple(static_cast<int>(choice.dtype),
-                        std::string(name_of(static_cast<ReduceOp>(choice.op))), choice.root, -1,
-                        fusion.algorithm, deterministic, py::tuple());
-}
-
-// A member that Python has read.
-void add(Fusions& fusions, py::object work, const py::tuple& key, const BufferView& source,
-         const BufferView& target, py::object finish, py::object kept) {
-  Choice choice;
-  if (!read_choice(static_cast<int>(Collective::kAllReduce), key, choice)) {
-    throw py::value_error("the choice of a fusion has no native name");
-  }
-  choice.bucket = -1;
-  fusions.add(choice, {std::move(work), py::none(), std::move(finish), std::move(kept), source.data,
-                       target.data, source.bytes()});
-}
-
-}  // namespace
-
 std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading) {
   if (self->table->find(reading.choice) == nullptr) return std::nullopt;
-  auto work = py::reinterpret_steal<py::object>(make_open_work());
-  if (!work) throw py::error_already_set();
+  PyObject* work =
+      make_open_work(std::move(reading.result), {}, py::reinterpret_borrow<py::object>(reading.x));
   reading.choice.bucket = -1;
-  auto x = py::reinterpret_borrow<py::object>(reading.x);
-  self->fusions->add(reading.choice,
-                     {work, std::move(reading.result), py::object(), std::move(x),
-                      reading.source.data, reading.target.data, reading.source.bytes()});
-  return work.release().ptr();
+  self->fusions->add(reading.choice, {Py_NewRef(work), reading.source.data, reading.target.data,
+                                      reading.source.bytes()});
+  return work;
 }
 
 void bind_fusions(py::module_& module) {
-  py::class_<Fusions>(module, "Fusions", "The all_reduces of a group that share messages.")
-      .def(py::init<py::list, std::uint64_t, std::uint64_t>(), py::arg("order"),
-           py::arg("member_max"), py::arg("message_max"))
-      .def("add", &add, py::arg("work"), py::arg("key"), py::arg("source"), py::arg("target"),
-           py::arg("finish"), py::arg("kept"),
-           "One more member; `key` is Core._prepare's, `finish` gives its result.")
-      .def("run", &run, py::arg("communicator"), py::arg("number"),
-           "Run one of them and fill its Works. False if it has to be prepared first.")
-      .def(
-          "key", [](Fusions& fusions, std::size_t number) { return key_of(fusions.at(number)); },
-          py::arg("number"), "Its members' key, as Core._prepare would make it.")
-      .def(
-          "nbytes", [](Fusions& fusions, std::size_t number) { return fusions.at(number).bytes; },
-          py::arg("number"), "Bytes of its message.")
-      .def("abandon", &Fusions::abandon, py::arg("error"),
-           "Give the error to all members that have no result.");
+  module.attr("FUSED_BYTES_MAX") = kMemberBytesMax;
+  module.attr("MESSAGE_BYTES_MAX") = kMessageBytesMax;
+  module.def(
+      "open_work",
+      [](py::object finish, py::object kept) {
+        return py::reinterpret_steal<py::object>(
+            make_open_work({}, std::move(finish), std::move(kept)));
+      },
+      py::arg("finish") = py::none(), py::arg("kept") = py::none(),
+      "A Work of a group that has not ended; finish() will give its result.");
+  module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("key"), py::arg("source"),
+             py::arg("target"), "One more all_reduce; `key` is Core._prepare's.");
+  module.def("run_fusion", &run, py::arg("group"), py::arg("communicator"), py::arg("number"),
+             "Run one fusion and fill its Works. False if it has to be prepared first.");
+  module.def(
+      "fusion_key",
+      [](const py::object& group, std::size_t number) {
+        const Fusion& fusion = fusions_of(group).at(number);
+        return py::make_tuple(key_of(fusion), fusion.bytes);
+      },
+      py::arg("group"), py::arg("number"),
+      "Its members' key, as Core._prepare would make it, and the bytes of its message.");
 }
 
 }  // namespace pycoll::bindings

@@ -1,27 +1,28 @@
-// The all_reduces of a group: those of equal choice share one message. Requires everywhere: the
-// GIL.
+// Groups: all_reduces of equal choice share one message, everything else runs in its turn. Requires
+// everywhere: the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <vector>
 
-#include "bindings/buffer.h"
 #include "bindings/collectives.h"
 
 namespace pycoll::bindings {
 
-// One all_reduce that waits for the group's end.
+// Longer arrays gain nothing from sharing a message, and packing them costs two copies.
+inline constexpr std::uint64_t kMemberBytesMax = std::uint64_t{1} << 20;
+// A message of several arrays grows to this at most.
+inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 24;
+
+// One all_reduce that waits for the group's end. Its Work keeps what it reads and gives.
 struct Member {
-  pybind11::object work;    // of make_open_work()
-  pybind11::object result;  // what the work gives, unless there is `finish`
-  pybind11::object finish;
-  pybind11::object x;  // kept alive
-  const std::byte* source = nullptr;
-  std::byte* target = nullptr;
-  std::uint64_t bytes = 0;
+  PyObject* work;  // of make_open_work(); a reference of the fusion's
+  const std::byte* source;
+  std::byte* target;
+  std::uint64_t bytes;
 };
 
 struct Fusion {
@@ -31,36 +32,51 @@ struct Fusion {
   std::vector<Member> members;
 };
 
-// _core.Fusions: which members share a message depends on their order, choices and bytes alone, so
-// that it is alike on all ranks.
+// What is called inside one group, in order. Which members share a message depends on their order,
+// choices and bytes alone, so that it is alike on all ranks.
 class Fusions {
  public:
-  // The number of every new fusion is appended to `order`, among the group's other operations.
-  // Members of more than `member_max` bytes are alone; a message has `message_max` at most.
-  Fusions(pybind11::list order, std::uint64_t member_max, std::uint64_t message_max)
-      : order_(std::move(order)), member_max_(member_max), message_max_(message_max) {}
+  Fusions() = default;
+  Fusions(const Fusions&) = delete;
+  Fusions& operator=(const Fusions&) = delete;
+  ~Fusions() { clear(); }
 
-  void add(const Choice& choice, Member member);
+  // Takes the member's reference.
+  void add(const Choice& choice, const Member& member);
   Fusion& at(std::size_t number) { return all_.at(number); }
+  std::size_t size() const { return used_; }
+  // Something that is no fusion has its turn behind all that came before; Python runs it.
+  void add_other(pybind11::object other);
+  bool has_others() const { return !others_.empty(); }
+  // Numbers of fusions and the others, in order.
+  pybind11::list entries() const;
   // Members whose fusion did not run get the error.
-  void abandon(const pybind11::object& error);
+  void abandon(PyObject* error);
+  // Nothing is left of it but room.
+  void clear();
 
  private:
-  struct Open {
-    Choice choice;
-    std::size_t number;
+  struct Other {
+    std::size_t behind;  // so many fusions
+    pybind11::object object;
   };
 
-  pybind11::list order_;
-  std::uint64_t member_max_;
-  std::uint64_t message_max_;
-  std::vector<Fusion> all_;
-  std::vector<Open> open_;
+  std::vector<Fusion> all_;  // the first used_ of them; the rest is room
+  std::size_t used_ = 0;
+  std::vector<std::size_t> open_;  // numbers of those that others may still join
+  std::vector<Other> others_;
 };
 
 // An all_reduce inside a group: a Work, or nullopt if it is declined.
 std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading);
 
+// Runs one of them and fills its Works. False, with nothing done, if it has to be prepared first.
+bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number);
+
+// Those of a _core.Group. Throws TypeError for anything else.
+Fusions& fusions_of(const pybind11::object& group);
+
 void bind_fusions(pybind11::module_& module);
+void bind_groups(pybind11::module_& module);
 
 }  // namespace pycoll::bindings

@@ -105,7 +105,7 @@ void read_parameters(MethodObject& method, const py::handle& wrapped) {
 std::optional<Collective> find_collective(const std::string& name) {
   for (int one = 0; one < kCollectiveCount; ++one) {
     const auto collective = static_cast<Collective>(one);
-    if (name_of(collective) == name && has_native_calls(collective)) return collective;
+    if (name_of(collective) == name) return collective;
   }
   return std::nullopt;
 }
@@ -184,6 +184,7 @@ void bind_native_calls(py::module_& module) {
   bind_flat(module);
   bind_calls(module);
   bind_fusions(module);
+  bind_groups(module);
   bind_methods(module);
   bind_bound_methods(module);
 }

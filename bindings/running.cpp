@@ -1,4 +1,6 @@
 // How a call that was read is run.
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -18,48 +20,54 @@ using runtime::Operation;
 // where another thread wants it. Nobody waits for the GIL where all ranks but this are processes.
 constexpr Nanoseconds kSpin = 2'000;
 
-// Throws what `status` says, completed as Python's way would.
-[[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view name) {
-  try {
-    raise_if_failed(status, name);
-  } catch (py::error_already_set& error) {
-    const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
-    const py::object& value = error.value();
-    if (py::isinstance(value, kind)) {
-      py::handle(reinterpret_cast<PyObject*>(self)).attr("_complete")(value, py::str(name));
-    }
-    throw;
-  }
-  throw py::error_already_set();
-}
-
 // Of this function's caller, who waits for its end.
 std::shared_ptr<Operation> borrowed(Operation& operation) {
   return {std::shared_ptr<Operation>(), &operation};
 }
 
+}  // namespace
+
+void complete(CallsObject* self, py::error_already_set& error, std::string_view name) {
+  const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
+  const py::object& value = error.value();
+  if (!py::isinstance(value, kind)) return;
+  py::handle(reinterpret_cast<PyObject*>(self)).attr("_complete")(value, py::str(name));
+}
+
+void fail(CallsObject* self, const Status& status, std::string_view part, std::string_view name) {
+  try {
+    raise_if_failed(status, part);
+  } catch (py::error_already_set& error) {
+    complete(self, error, name);
+    throw;
+  }
+  throw py::error_already_set();
+}
+
 Status run_call(CommunicatorHandle& handle, const std::shared_ptr<runtime::Call>& call,
-                const Reading& reading) {
+                const std::byte* input, std::byte* output) {
   runtime::Communicator& native = *handle.native;
+  Status status;
+  if (native.size() == 1 && native.try_alone(*call, input, output, &status)) return status;
   const Nanoseconds timeout = handle.timeout();
   Operation operation;
-  const bool started =
-      native.try_start(call, reading.input(), reading.output(), borrowed(operation), timeout,
-                       handle.alone ? kSpin : 0, false);
+  const bool started = native.try_start(call, input, output, borrowed(operation), timeout,
+                                        handle.alone ? kSpin : 0, false);
   if (started && operation.done()) return operation.status();
   std::shared_ptr<runtime::Call> held = call;  // others may let go of it meanwhile
   const py::gil_scoped_release release;
   if (started) return native.drive(operation, kForever, signal_raised);
-  return native.run(std::move(held), reading.input(), reading.output(), borrowed(operation),
-                    timeout, signal_raised);
+  return native.run(std::move(held), input, output, borrowed(operation), timeout, signal_raised);
 }
+
+namespace {
 
 std::shared_ptr<Operation> start_call(CommunicatorHandle& handle,
                                       const std::shared_ptr<runtime::Call>& call,
                                       const Reading& reading) {
   runtime::Communicator& native = *handle.native;
   const Nanoseconds timeout = handle.timeout();
-  auto operation = std::make_shared<Operation>();
+  std::shared_ptr<Operation> operation = new_operation();
   if (native.try_start(call, reading.input(), reading.output(), operation, timeout, 0, true)) {
     return operation;
   }
@@ -83,6 +91,14 @@ Status run_request(CommunicatorHandle& handle, runtime::CollectiveRequest reques
   return handle.native->run(std::move(request), timeout, signal_raised);
 }
 
+// What exscan gives to rank 0, whose plan writes nothing of its own.
+void fill_identity(const Prepared& prepared, const Flat& target) {
+  const std::size_t item = item_bytes(target.dtype);
+  for (std::uint64_t element = 0; element < target.count; ++element) {
+    std::memcpy(target.data + element * item, prepared.identity.data(), item);
+  }
+}
+
 std::shared_ptr<Operation> start_request(CommunicatorHandle& handle,
                                          runtime::CollectiveRequest request) {
   const Nanoseconds timeout = handle.timeout();
@@ -92,27 +108,36 @@ std::shared_ptr<Operation> start_request(CommunicatorHandle& handle,
 
 }  // namespace
 
-PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading) {
+PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading,
+                      Remembered* remembered, PyObject* out) {
   CallTable& table = *self->table;
   CommunicatorHandle& handle = table.handle();
   const auto* call =
       table.call(prepared, reading.blocks(), reading.input_bytes(), reading.output_bytes());
   const std::string_view name = name_of(reading.choice.collective);
   if (!reading.async) {
-    const Status status = call != nullptr ? run_call(handle, *call, reading)
-                                          : run_request(handle, make_request(prepared, reading));
-    if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name);
+    const Status status = call != nullptr
+                              ? run_call(handle, *call, reading.input(), reading.output())
+                              : run_request(handle, make_request(prepared, reading));
+    if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name, name);
+    if (reading.fills_identity) fill_identity(prepared, reading.target);
+    if (remembered != nullptr && call != nullptr) remembered->note(self, reading, *call, out);
     return reading.result.release().ptr();
   }
-  const SharedHandle shared = table.shared();
+  Status alone;
+  if (call != nullptr && handle.native->size() == 1 &&
+      handle.native->try_alone(**call, reading.input(), reading.output(), &alone) && alone.ok()) {
+    PyObject* work = make_open_work(std::move(reading.result));
+    fill_work(work);
+    return work;
+  }
   std::shared_ptr<Operation> operation =
       call != nullptr ? start_call(handle, *call, reading)
                       : start_request(handle, make_request(prepared, reading));
-  if (!operation->done()) {
-    const py::handle x = reading.x == nullptr ? Py_None : reading.x;
-    shared->keep(operation, py::make_tuple(x, reading.result));
-  }
-  return make_work({shared, std::move(operation), nullptr, name}, std::move(reading.result), {})
+  py::object x;
+  if (!operation->done()) x = py::reinterpret_borrow<py::object>(reading.x);
+  return make_work({table.shared(), std::move(operation), nullptr, name, call != nullptr},
+                   std::move(reading.result), {}, std::move(x))
       .release()
       .ptr();
 }
@@ -120,28 +145,74 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
 namespace {
 
 std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
-                                      const Arguments& arguments) {
+                                      const Arguments& arguments, Remembered* remembered) {
   const bool grouped = self->group != Py_None;
   if (self->table == nullptr || UserOp::running()) return std::nullopt;
   if (grouped && (self->fusions == nullptr || collective != Collective::kAllReduce)) {
     return std::nullopt;
   }
   self->table->handle().drop_done();
+  if (!grouped && needs_telling(collective, arguments)) {
+    return tell_and_run(self, collective, arguments);
+  }
   Reading reading;
   if (!read_call(*self, collective, arguments, &reading)) return std::nullopt;
   if (grouped) return defer_natively(self, reading);
   const Prepared* prepared = self->table->find(reading.choice);
   if (prepared == nullptr) return std::nullopt;
-  return run_reading(self, *prepared, reading);
+  return run_reading(self, *prepared, reading, remembered,
+                     arguments[static_cast<std::size_t>(Parameter::kOut)]);
 }
 
 }  // namespace
 
+bool Look::same(PyObject* object) const {
+  Flat now;
+  return flatten(object, &now) && now.data == flat.data && now.dtype == flat.dtype &&
+         now.writable == flat.writable && same_shape(now, flat.ndim, shape.data());
+}
+
+bool Look::take(const Flat& seen) {
+  if (seen.ndim > kAxesMax) return false;
+  flat = seen;
+  std::copy(seen.shape, seen.shape + seen.ndim, shape.begin());
+  return true;
+}
+
+std::optional<PyObject*> Remembered::run(CallsObject* self, Collective collective, PyObject* x,
+                                         PyObject* out) {
+  if (call_ == nullptr || self->group != Py_None || self->table == nullptr ||
+      self->table->generation() != generation_ || UserOp::running() || !x_.same(x) ||
+      (out != x && !out_.same(out))) {
+    return std::nullopt;
+  }
+  CommunicatorHandle& handle = self->table->handle();
+  handle.drop_done();
+  const Status status = run_call(handle, call_, x_.flat.data, out_.flat.data);
+  if (status.ok() && PyErr_Occurred() == nullptr) return Py_NewRef(out);
+  return guarded(
+      [&]() -> PyObject* { fail(self, status, name_of(collective), name_of(collective)); });
+}
+
+// Only what writes to the caller's memory: a new array is another one each time.
+void Remembered::note(CallsObject* self, const Reading& reading,
+                      const std::shared_ptr<runtime::Call>& call, PyObject* out) {
+  call_ = nullptr;
+  if (out == nullptr || reading.result.ptr() != out || !reading.reads || !reading.writes ||
+      reading.async || reading.fills_identity) {
+    return;
+  }
+  Flat target;
+  if (!x_.take(reading.source) || !flatten(out, &target) || !out_.take(target)) return;
+  generation_ = self->table->generation();
+  call_ = call;
+}
+
 std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
-                                       const Arguments& arguments) {
+                                       const Arguments& arguments, Remembered* remembered) {
   std::optional<PyObject*> result = nullptr;
   PyObject* done = guarded([&] {
-    result = read_and_run(self, collective, arguments);
+    result = read_and_run(self, collective, arguments, remembered);
     return Py_None;
   });
   return done != nullptr ? result : nullptr;

@@ -1,9 +1,13 @@
 #include "bindings/work.h"
 
+#include <array>
+#include <atomic>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "bindings/bind.h"
 #include "bindings/raw.h"
@@ -24,7 +28,8 @@ enum class Stage : std::uint8_t {
 struct WorkObject {
   PyObject head;
   Running running;
-  PyObject* value;        // the result, an exception, or nullptr
+  PyObject* value;        // the result, also while it is being made; an exception, or nullptr
+  PyObject* kept;         // what the operation reads, or nullptr
   PyObject* finish;       // gives the result once the operation is done; nullptr: `value` is it
   std::mutex* finishing;  // with `finish`: several threads may wait, and it runs once
   Stage stage;
@@ -34,35 +39,106 @@ PyTypeObject* work_type = nullptr;
 
 WorkObject* as_work(PyObject* object) { return reinterpret_cast<WorkObject*>(object); }
 
+// Works come and go by the thousand: their memory, and that of their operations, is used again. The
+// GIL guards both lists.
+constexpr std::size_t kSpareMax = 256;
+struct Spare {
+  std::array<WorkObject*, kSpareMax> works{};
+  std::size_t work_count = 0;
+  std::vector<std::shared_ptr<runtime::Operation>> operations;
+};
+Spare& spare() {
+  static Spare* const lists = new Spare;  // Works may outlive what is destroyed at the end
+  return *lists;
+}
+
+PyObject* as_object(WorkObject* work) { return reinterpret_cast<PyObject*>(work); }
+
+// Not known to the garbage collector; watch() is.
 WorkObject* allocate(Stage stage) {
-  auto* work = as_work(work_type->tp_alloc(work_type, 0));
-  if (work == nullptr) return nullptr;
-  new (&work->running) Running();
+  Spare& lists = spare();
+  WorkObject* work = nullptr;
+  if (lists.work_count != 0) {
+    work = lists.works[--lists.work_count];
+    (void)PyObject_Init(as_object(work), work_type);
+  } else {
+    work = as_work(work_type->tp_alloc(work_type, 0));
+    if (work == nullptr) throw py::error_already_set();
+    PyObject_GC_UnTrack(work);
+    new (&work->running) Running();
+  }
   work->stage = stage;
   return work;
+}
+
+bool may_refer_back(PyObject* object) { return object != nullptr && PyObject_IS_GC(object) != 0; }
+
+// Arrays of NumPy refer to nothing that could refer to a Work; what else there is might.
+void watch(WorkObject* work) {
+  if (PyObject_GC_IsTracked(as_object(work)) != 0) return;
+  if (may_refer_back(work->value) || may_refer_back(work->finish) || may_refer_back(work->kept)) {
+    PyObject_GC_Track(work);
+  }
 }
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(as_work(object)->value);
+  Py_VISIT(as_work(object)->kept);
   Py_VISIT(as_work(object)->finish);
   return 0;
 }
 
+// Nobody waits for it any more, but it runs.
+void leave_running(WorkObject* work) noexcept {
+  if (work->stage != Stage::kRunning || work->running.operation->done()) return;
+  try {
+    const auto borrow = [](PyObject* one) {
+      return one == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one);
+    };
+    work->running.communicator->keep(work->running.operation,
+                                     py::make_tuple(borrow(work->kept), borrow(work->value)));
+  } catch (const std::exception&) {
+    // No memory for a tuple: what it reads must not go away.
+    Py_XINCREF(work->kept);
+    Py_XINCREF(work->value);
+  }
+}
+
 int clear(PyObject* object) {
+  leave_running(as_work(object));
   Py_CLEAR(as_work(object)->value);
+  Py_CLEAR(as_work(object)->kept);
   Py_CLEAR(as_work(object)->finish);
   return 0;
+}
+
+// Its operation, if nobody else knows of it, is as good as new.
+void let_go(Running& running) {
+  std::shared_ptr<runtime::Operation> operation = std::move(running.operation);
+  const bool reusable = running.reusable;
+  running = Running();
+  auto& operations = spare().operations;
+  if (!reusable || operation.use_count() != 1 || operations.size() >= kSpareMax) return;
+  std::atomic_thread_fence(std::memory_order_acquire);  // behind whoever let go of it last
+  operation->reset();
+  operations.push_back(std::move(operation));
 }
 
 void dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   clear(object);
   WorkObject* work = as_work(object);
-  delete work->finishing;
-  work->running.~Running();
+  delete std::exchange(work->finishing, nullptr);
+  let_go(work->running);
   PyTypeObject* type = Py_TYPE(object);
-  type->tp_free(object);
+  Spare& lists = spare();
+  if (lists.work_count < kSpareMax) {
+    lists.works[lists.work_count++] = work;
+  } else {
+    work->running.~Running();
+    type->tp_free(object);
+  }
   Py_DECREF(type);
 }
 
@@ -79,6 +155,14 @@ std::optional<double> read_timeout(PyObject* timeout) {
   return py::module_::import("pycoll.work")
       .attr("check_timeout")(py::handle(timeout))
       .cast<double>();
+}
+
+// The operation has ended well, so that nothing is left to wait or to keep anything for.
+void settle(WorkObject* work) {
+  if (work->running.user_op != nullptr) return;
+  work->stage = Stage::kGiven;
+  let_go(work->running);
+  Py_CLEAR(work->kept);
 }
 
 // Returns when the operation has ended well; throws otherwise.
@@ -129,17 +213,38 @@ PyObject* wait(WorkObject* work, PyObject* timeout) {
     case Stage::kFailed:
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(work->value)), work->value);
       return nullptr;
-    case Stage::kRunning:
-      await(work->running, limit);
+    case Stage::kRunning: {
+      // Another thread that waits for the same Work may settle it meanwhile.
+      const Running running = work->running;
+      await(running, limit);
+      if (work->stage == Stage::kRunning) settle(work);
       break;
+    }
     case Stage::kGiven:
       break;
   }
   return result_of(work);
 }
 
+// A new reference if wait() would give it at once, without a question; nullptr otherwise.
+PyObject* result_at_once(WorkObject* work) {
+  if (work->finishing != nullptr) return nullptr;
+  if (work->stage == Stage::kGiven) return Py_NewRef(work->value);
+  if (work->stage != Stage::kRunning || !work->running.operation->done() ||
+      !work->running.operation->status().ok() || work->running.user_op != nullptr ||
+      UserOp::running()) {
+    return nullptr;
+  }
+  settle(work);
+  return Py_NewRef(work->value);
+}
+
 PyObject* wait_entry(PyObject* object, PyObject* const* arguments, Py_ssize_t count,
                      PyObject* names) {
+  if (count == 0 && names == nullptr) {
+    PyObject* result = result_at_once(as_work(object));
+    if (result != nullptr) return result;
+  }
   PyObject* timeout = count > 0 ? arguments[0] : nullptr;
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   if (named == 1 && count == 0 &&
@@ -171,28 +276,70 @@ constexpr const char* kDocumentation =
 
 }  // namespace
 
-py::object make_work(Running running, py::object result, py::object finish) {
-  WorkObject* work = allocate(Stage::kRunning);
-  if (work == nullptr) throw py::error_already_set();
-  work->running = std::move(running);
+namespace {
+
+void expect_result(WorkObject* work, py::object result, py::object finish, py::object kept) {
   work->value = result.release().ptr();
+  work->kept = kept.release().ptr();
   if (finish && !finish.is_none()) {
     work->finish = finish.release().ptr();
     work->finishing = new std::mutex();
   }
-  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(work));
+  watch(work);
 }
 
-PyObject* make_open_work() { return reinterpret_cast<PyObject*>(allocate(Stage::kOpen)); }
+}  // namespace
 
-void fill_work(PyObject* work, PyObject* result) {
-  as_work(work)->stage = Stage::kGiven;
-  Py_XSETREF(as_work(work)->value, Py_NewRef(result));
+py::object make_work(Running running, py::object result, py::object finish, py::object kept) {
+  WorkObject* work = allocate(Stage::kRunning);
+  auto made = py::reinterpret_steal<py::object>(as_object(work));
+  work->running = std::move(running);
+  expect_result(work, std::move(result), std::move(finish), std::move(kept));
+  return made;
 }
 
-void fail_work(PyObject* work, PyObject* error) {
-  as_work(work)->stage = Stage::kFailed;
-  Py_XSETREF(as_work(work)->value, Py_NewRef(error));
+std::shared_ptr<runtime::Operation> new_operation() {
+  auto& operations = spare().operations;
+  if (operations.empty()) return std::make_shared<runtime::Operation>();
+  auto operation = std::move(operations.back());
+  operations.pop_back();
+  return operation;
+}
+
+PyObject* make_open_work(py::object result, py::object finish, py::object kept) {
+  WorkObject* work = allocate(Stage::kOpen);
+  expect_result(work, std::move(result), std::move(finish), std::move(kept));
+  return as_object(work);
+}
+
+void fill_work(PyObject* object, PyObject* result) {
+  WorkObject* work = as_work(object);
+  work->stage = Stage::kGiven;
+  Py_XSETREF(work->value, Py_NewRef(result));
+  watch(work);
+  Py_CLEAR(work->finish);
+  Py_CLEAR(work->kept);
+}
+
+void fill_work(PyObject* object) {
+  WorkObject* work = as_work(object);
+  if (work->finish == nullptr) {
+    work->stage = Stage::kGiven;
+    Py_CLEAR(work->kept);
+    return;
+  }
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(work->finish));
+  if (!result) throw py::error_already_set();
+  fill_work(object, result.ptr());
+}
+
+void fail_work(PyObject* object, PyObject* error) {
+  WorkObject* work = as_work(object);
+  work->stage = Stage::kFailed;
+  Py_XSETREF(work->value, Py_NewRef(error));
+  watch(work);
+  Py_CLEAR(work->finish);
+  Py_CLEAR(work->kept);
 }
 
 void bind_work(py::module_& module) {
@@ -202,9 +349,6 @@ void bind_work(py::module_& module) {
   PyType_Spec spec = {"pycoll.Work", sizeof(WorkObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | kNotMadeByCalling, slots};
   work_type = add_type(module, "Work", spec);
-  module.def(
-      "open_work", [] { return py::reinterpret_steal<py::object>(make_open_work()); },
-      "A Work of a group that has not ended.");
   module.def(
       "fill_work",
       [](const py::object& work, const py::object& result) { fill_work(work.ptr(), result.ptr()); },

@@ -18,16 +18,27 @@ struct Running {
   std::shared_ptr<runtime::Operation> operation;
   std::shared_ptr<UserOp> user_op;
   std::string_view name;
+  bool reusable = false;  // the operation is of new_operation(), so that the engine forgets it
 };
 
 // A Work for a started operation. Its wait() gives `result`, or what `finish()` gives if that is
-// not None. A new reference; throws when there is no memory.
-pybind11::object make_work(Running running, pybind11::object result, pybind11::object finish);
+// not None. `kept` and the result stay alive until the operation is done, whether or not anybody
+// holds the Work. A new reference; throws when there is no memory.
+pybind11::object make_work(Running running, pybind11::object result, pybind11::object finish,
+                           pybind11::object kept = {});
 
-// A Work of a group that has not ended; fill_work() and fail_work() say what came of it.
-// nullptr with a Python error set when there is no memory.
-PyObject* make_open_work();
+// An operation that is not done; for make_work(), which is where used ones come back from. Not for
+// messages, whose deadlines the engine knows for a while after their end.
+std::shared_ptr<runtime::Operation> new_operation();
+
+// A Work of a group that has not ended: its wait() will give `result`, or what `finish()` gives if
+// that is not null; `kept` stays alive until then. A new reference; throws when there is no memory.
+PyObject* make_open_work(pybind11::object result = {}, pybind11::object finish = {},
+                         pybind11::object kept = {});
+// The group has ended, and this came out; without `result`, what the Work was made for. Throws what
+// finish() raises; then the Work is as open as before.
 void fill_work(PyObject* work, PyObject* result);
+void fill_work(PyObject* work);
 void fail_work(PyObject* work, PyObject* error);
 
 void bind_work(pybind11::module_& module);

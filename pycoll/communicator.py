@@ -43,7 +43,7 @@ class Communicator(Reducing, Moving, Messages):
     """
 
     def __init__(self, joined: Joined, config: Config, name: str) -> None:
-        from pycoll.grouping import FusionBuffer
+        from pycoll.grouping import FusionBuffer, Group
 
         Core.__init__(
             self,
@@ -63,6 +63,7 @@ class Communicator(Reducing, Moving, Messages):
         self._tuning = joined.tuning
         self._splits = 0
         self._fusion = FusionBuffer()
+        self._make_group = Group
 
     def __repr__(self) -> str:
         return f"<pycoll.Communicator {self.name!r}: rank {self.rank} of {self.size}>"
@@ -146,19 +147,20 @@ class Communicator(Reducing, Moving, Messages):
         """Several operations as one: ``with comm.group(): ...``.
 
         Calls inside return a Work at once; all run when the block ends, and each Work's wait()
-        then gives its result. Short all_reduces of equal op and dtype share one message; sends and
-        receives are posted together, so they cannot wait for each other in a circle; the rest runs
-        in the order of the calls, which must be the same on all ranks. No member may read what
-        another writes, and no other thread may use the communicator meanwhile. If the block
-        raises, nothing runs.
+        then gives its result. all_reduces of equal op, dtype, algorithm and deterministic, of up
+        to 1 MiB each, share messages of up to 16 MiB; sends and receives are posted together, so
+        they cannot wait for each other in a circle; the rest runs in the order of the calls, which
+        must be the same on all ranks. No member may read what another writes, and no other thread
+        may use the communicator meanwhile. If the block raises, nothing runs.
+
+        A shared message is one all_reduce of its members end to end: the same bits, and the
+        algorithm of that length. With ``deterministic`` they are those of separate calls.
 
         >>> with comm.group():
         ...     loss, hits = comm.all_reduce(loss), comm.all_reduce(hits)
         >>> loss, hits = loss.wait(), hits.wait()
         """
-        from pycoll.grouping import group
-
-        return group(self)
+        return self._make_group(self)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Ranks with equal ``color`` form new communicators, ordered by ``key``, then by rank.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -150,7 +151,11 @@ class Core(_core.Calls):
             known.clear()
         known[key] = found
         if found.user is None:
-            _core.note(self, collective, key, found.plan, found.key, found.op, found.segment_bytes)
+            identity = b""
+            if collective is Collective.EXSCAN and reduction is not None:
+                identity = reduction.identity_bytes(dtype)
+            terms = (found.plan, found.key, found.op, found.segment_bytes, identity)
+            _core.note(self, collective, key, *terms)
         return found
 
     def _start(
@@ -265,8 +270,11 @@ def nothing() -> None:
 
 
 def _salt(purpose: str) -> int:
-    """Keeps operations of our own apart from users' of the same size."""
-    return int.from_bytes(purpose.encode(), "little")
+    """Keeps operations of our own apart from users': no dimension of an array is as large.
+
+    Native exchanges compute the same (bindings/exchange.cpp).
+    """
+    return 1 << 62 | zlib.crc32(purpose.encode())
 
 
 def finisher(framework: Framework, like: Any, memory: Any, out: Any) -> Callable[[], Any]:

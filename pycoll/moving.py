@@ -129,17 +129,39 @@ class Moving(Core):
         ``async_op``. There x only says what kind of array to return (NumPy if it is None).
         """
         root = self._check_rank(root, "root")
-        framework = NUMPY
-        source = None
+        framework, source = self._scattered(x, root)
+        told = self._broadcast_numbers(
+            header(source.dtype, source.shape) if source is not None else None, HEADER_LENGTH, root
+        )
+        return self._scatter_told(framework, source, x, root, told, out, algorithm, async_op)
+
+    def _scattered(self, x: Any, root: int) -> tuple[Framework, _core.BufferView | None]:
+        """What kind of array to return, and on the root what there is to scatter."""
         if self.rank == root:
             framework = framework_of(x)
             source = framework.view(x, "x")
             need_axis(source.shape, "scatter")
-        elif x is not None:
-            framework = framework_of(x)
-        told = self._broadcast_numbers(
-            header(source.dtype, source.shape) if source is not None else None, HEADER_LENGTH, root
-        )
+            return framework, source
+        return NUMPY if x is None else framework_of(x), None
+
+    def _scatter_rest(
+        self, x: Any, root: int, told: Any, out: Any, algorithm: str | None, async_op: bool
+    ) -> Any:
+        """For native calls that had told the header and could not go on."""
+        framework, source = self._scattered(x, root)
+        return self._scatter_told(framework, source, x, root, told, out, algorithm, async_op)
+
+    def _scatter_told(
+        self,
+        framework: Framework,
+        source: _core.BufferView | None,
+        x: Any,
+        root: int,
+        told: Any,
+        out: Any,
+        algorithm: str | None,
+        async_op: bool,
+    ) -> Any:
         dtype, shape = read_header(told)
         rows = shares(shape[0], self.size)
         counts = elements(rows, shape)

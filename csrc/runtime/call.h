@@ -2,7 +2,9 @@
 // the addresses of its memory are new each time.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "runtime/execution.h"
@@ -24,14 +26,22 @@ class Call {
   // Operations whose input and output have at most so many bytes are over, once the peers have
   // come, before it would have been worth while to give a lock away. Longer ones gain nothing from
   // being bound: they had better be requests.
-  static constexpr std::uint64_t kShortBytes = 32 * 1024;
+  static constexpr std::uint64_t kShortBytes = 64 * 1024;
+  // So many calls may be under way at once: what a channel holds without its receiver's help.
+  static constexpr std::size_t kRunsMax = transport::kChannelDepth;
 
  private:
   friend class Engine;
 
+  // One run of the call; bound when it is first needed.
+  struct Run {
+    Execution execution;
+    bool bound = false;
+    bool busy = false;
+  };
+
   const CollectiveRequest request_;
-  Execution execution_;
-  bool bound_ = false;
+  std::array<Run, kRunsMax> runs_;
 };
 
 }  // namespace pycoll::runtime

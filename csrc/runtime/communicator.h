@@ -75,6 +75,9 @@ class Communicator {
   bool try_start(const std::shared_ptr<Call>& call, const std::byte* input, std::byte* output,
                  const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
                  Nanoseconds patience, bool leave);
+  // In a world of one rank, runs the whole call. False, with nothing done, if another thread has
+  // the communicator or a collective is under way. Requires: size() is 1.
+  bool try_alone(Call& call, const std::byte* input, std::byte* output, Status* status);
   // Drives towards the end of `operation`, as far as that is quick.
   void try_drive(const Operation& operation, Nanoseconds patience);
 

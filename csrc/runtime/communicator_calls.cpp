@@ -42,6 +42,16 @@ bool Communicator::try_start(const std::shared_ptr<Call>& call, const std::byte*
   return true;
 }
 
+// Nobody waits for what this call does, so that nobody needs to be told either.
+bool Communicator::try_alone(Call& call, const std::byte* input, std::byte* output,
+                             Status* status) {
+  if (!foreign().ok() || !gate_.try_lock()) return false;
+  const std::lock_guard<Gate> lock(gate_, std::adopt_lock);
+  if (!engine_->idle() || stopping_) return false;
+  *status = engine_->run_alone(call, input, output);
+  return true;
+}
+
 void Communicator::try_drive(const Operation& operation, Nanoseconds patience) {
   std::unique_lock<Gate> lock(gate_, std::defer_lock);
   if (!enter_alone(lock)) return;

@@ -31,6 +31,7 @@ Engine::Engine(EngineOptions options) : options_(std::move(options)) {
   links_.assign(size, nullptr);
   media_.assign(size, "self");
   mailboxes_.resize(size);
+  turns_.resize(size);
   for (std::size_t peer = 0; peer < size; ++peer) {
     if (static_cast<int>(peer) == options_.rank) continue;
     for (const auto& medium : options_.transports) {
@@ -49,12 +50,21 @@ transport::RecvChannel& Engine::recv_channel(int peer, std::uint32_t number) {
   return links_[static_cast<std::size_t>(peer)]->recv_channel(number);
 }
 
+Turn& Engine::send_turn(int peer, std::uint32_t number) {
+  return turns_[static_cast<std::size_t>(peer)].send[number];
+}
+
+Turn& Engine::recv_turn(int peer, std::uint32_t number) {
+  return turns_[static_cast<std::size_t>(peer)].recv[number];
+}
+
 std::string_view Engine::transport_of(int peer) const {
   return media_[static_cast<std::size_t>(peer)];
 }
 
 bool Engine::active() const {
-  return running_ || std::any_of(mailboxes_.begin(), mailboxes_.end(), [](const auto& mailbox) {
+  return !running_.empty() ||
+         std::any_of(mailboxes_.begin(), mailboxes_.end(), [](const auto& mailbox) {
            return mailbox != nullptr && (mailbox->sending() || mailbox->receiving());
          });
 }
@@ -77,8 +87,9 @@ std::shared_ptr<Operation> Engine::start(CollectiveRequest request, Nanoseconds 
     operation->finish(failure_);
   } else if (Status status = fits(request); !status.ok()) {
     operation->finish(std::move(status));
-  } else if (running_) {
-    queue_.push_back({{nullptr, nullptr, nullptr, operation, timeout, 0}, std::move(request)});
+  } else if (!running_.empty()) {
+    queue_.push({{nullptr, nullptr, nullptr, operation, timeout, 0},
+                 std::make_unique<CollectiveRequest>(std::move(request))});
   } else {
     begin({nullptr, nullptr, nullptr, operation, timeout, 0}, &request);
   }
@@ -92,64 +103,132 @@ void Engine::start(std::shared_ptr<Call> call, const std::byte* input, std::byte
     return;
   }
   Pending pending{std::move(call), input, output, std::move(operation), timeout, 0};
-  if (running_) {
-    queue_.push_back({std::move(pending), {}});
-  } else {
+  if (queue_.empty() && may_begin(pending)) {
     begin(std::move(pending), nullptr);
+  } else {
+    queue_.push({std::move(pending), nullptr});
   }
 }
 
-// Makes it what runs; a wrong request ends at once and uses up no sequence number.
-bool Engine::begin(Pending pending, CollectiveRequest* request) {
-  Status status = enter(pending, request);
-  if (!status.ok()) {
-    pending.operation->finish(std::move(status));
+namespace {
+
+// Memory from `one` on and from `other` on, of so many bytes.
+bool overlap(const std::byte* one, std::uint64_t one_bytes, const std::byte* other,
+             std::uint64_t other_bytes) {
+  return one_bytes != 0 && other_bytes != 0 && one < other + other_bytes && other < one + one_bytes;
+}
+
+}  // namespace
+
+// Beside what runs: only calls, and only those for which it makes no difference whether they come
+// after the others' end.
+bool Engine::may_begin(const Pending& pending) const {
+  if (running_.empty()) return true;
+  if (pending.call == nullptr || !runs_short() || running_.size() == Call::kRunsMax ||
+      disputed_ != 0) {
     return false;
   }
-  ++sequence_;
-  descriptor_ = execution_->request().descriptor;
-  current_ = std::move(pending);
-  running_ = true;
-  announced_ = false;
-  began_ = 0;  // the clock is read only if it comes to waiting
+  const std::uint64_t input_bytes = pending.call->request().input.bytes;
+  const std::uint64_t output_bytes = pending.call->request().output.bytes;
+  for (std::size_t index = 0; index < running_.size(); ++index) {
+    const Pending& other = running_[index].pending;
+    const CollectiveRequest& known = other.call->request();
+    if (overlap(pending.input, input_bytes, other.output, known.output.bytes) ||
+        overlap(pending.output, output_bytes, other.input, known.input.bytes) ||
+        overlap(pending.output, output_bytes, other.output, known.output.bytes)) {
+      return false;
+    }
+  }
   return true;
 }
 
-Status Engine::enter(Pending& pending, CollectiveRequest* request) {
+// Makes it one of those that run; a wrong request ends at once and uses up no sequence number.
+bool Engine::begin(Pending pending, CollectiveRequest* request) {
+  Running entering{std::move(pending)};
+  if (Status status = enter(entering, request); !status.ok()) {
+    entering.pending.operation->finish(std::move(status));
+    return false;
+  }
+  ++entered_;
+  running_.push(std::move(entering));
+  if (running_.size() == 1) lead();
+  return true;
+}
+
+// The oldest of those that run is now what this rank is doing, as far as peers and clocks know.
+void Engine::lead() {
+  sequence_ = entered_ + 1 - running_.size();
+  descriptor_ = running_.front().execution->request().descriptor;
+  announced_ = false;
+  began_ = 0;  // the clock is read only if it comes to waiting
+}
+
+Status Engine::enter(Running& entering, CollectiveRequest* request) {
+  Pending& pending = entering.pending;
   if (pending.call == nullptr) {
     PYCOLL_ASSERT(request != nullptr, "operation %llu is neither a call nor a request",
-                  static_cast<unsigned long long>(sequence_ + 1));
-    execution_ = &own_execution_;
-    return own_execution_.start(std::move(*request), sequence_ + 1, *this);
+                  static_cast<unsigned long long>(entered_ + 1));
+    entering.execution = &own_execution_;
+    return own_execution_.start(std::move(*request), entered_ + 1, *this);
   }
-  Call& call = *pending.call;
-  execution_ = &call.execution_;
-  if (!call.bound_) {
-    if (Status status = fits(call.request()); !status.ok()) return status;
-    CollectiveRequest bound = call.request();
-    bound.input.data = pending.input;
-    bound.output.data = pending.output;
-    if (Status status = call.execution_.bind(std::move(bound), *this); !status.ok()) return status;
-    call.bound_ = true;
-  }
-  call.execution_.begin(sequence_ + 1, pending.input, pending.output);
+  auto& runs = pending.call->runs_;
+  auto* const run =
+      std::find_if(runs.begin(), runs.end(), [](const Call::Run& one) { return !one.busy; });
+  PYCOLL_ASSERT(run != runs.end(), "%zu runs of a call at once", runs.size() + 1);
+  Status status = bind(*pending.call, *run, pending.input, pending.output);
+  if (!status.ok()) return status;
+  run->execution.begin(entered_ + 1, pending.input, pending.output);
+  run->busy = true;
+  entering.execution = &run->execution;
+  entering.busy = &run->busy;
+  return Status();
+}
+
+Status Engine::bind(Call& call, Call::Run& run, const std::byte* input, std::byte* output) {
+  if (run.bound) return Status();
+  if (Status status = fits(call.request()); !status.ok()) return status;
+  CollectiveRequest bound = call.request();
+  bound.input.data = input;
+  bound.output.data = output;
+  Status status = run.execution.bind(std::move(bound), *this);
+  run.bound = status.ok();
+  return status;
+}
+
+// A plan of one rank has no channel that it could wait for.
+Status Engine::run_alone(Call& call, const std::byte* input, std::byte* output) {
+  if (!failure_.ok()) return failure_;
+  Call::Run& run = call.runs_.front();
+  if (Status status = bind(call, run, input, output); !status.ok()) return status;
+  run.execution.begin(entered_ + 1, input, output);
+  sequence_ = ++entered_;
+  descriptor_ = call.request().descriptor;
+  Progress progress = Progress::kMoved;
+  while (progress == Progress::kMoved) progress = run.execution.advance();
+  PYCOLL_ASSERT(progress == Progress::kDone, "a plan of one rank waits for somebody");
   return Status();
 }
 
 void Engine::begin_next() {
-  while (!queue_.empty()) {
-    Queued next = std::move(queue_.front());
-    queue_.pop_front();
-    if (begin(std::move(next.pending), &next.request)) return;
+  while (!queue_.empty() && may_begin(queue_.front().pending)) {
+    Queued next = queue_.pop();
+    begin(std::move(next.pending), next.request.get());
   }
 }
 
-// The operation is told last: it may belong to a caller who lets go of everything then.
-void Engine::finish_current(Status status) {
-  running_ = false;
-  const Pending ended = std::move(current_);
-  ended.operation->finish(std::move(status));
-  begin_next();
+// Ends what is over, as far as everything before it is. The operation is told last: it may belong
+// to a caller who lets go of everything then.
+bool Engine::end_leaders() {
+  bool any = false;
+  while (!running_.empty() && running_.front().over) {
+    const Running ended = running_.pop();
+    if (ended.busy != nullptr) *ended.busy = false;
+    if (!running_.empty()) lead();
+    ended.pending.operation->finish(Status());
+    any = true;
+  }
+  if (any) begin_next();
+  return any;
 }
 
 std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseconds timeout) {
@@ -184,21 +263,34 @@ std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseco
 }
 
 bool Engine::step() {
-  Progress progress = Progress::kBlocked;
-  if (running_ && disputed_ == 0) {
-    progress = execution_->advance();
-    if (progress == Progress::kDone) {
-      finish_current(Status());
-    } else if (progress == Progress::kDisagree) {
+  bool moved = !running_.empty() && disputed_ == 0 && step_collectives();
+  if (!failure_.ok()) return moved;
+  return step_messages() || moved;
+}
+
+// What a later collective finds odd may only look so, or be a consequence: it is judged when its
+// time has come.
+bool Engine::step_collectives() {
+  bool moved = false;
+  for (std::size_t index = 0; index < running_.size(); ++index) {
+    Running& one = running_[index];
+    if (one.over) continue;
+    const Progress progress = one.execution->advance();
+    one.over = progress == Progress::kDone;
+    moved |= one.over || progress == Progress::kMoved;
+    if (index != 0) continue;
+    if (progress == Progress::kDisagree) {
       disagree(sequence_);
-    } else if (progress == Progress::kSpoiled) {
+      return true;
+    }
+    if (progress == Progress::kSpoiled) {
       give_up(
           Status::error(Code::kInterrupted, "the reduction raised an error in " + current_text()),
           rank(), "its reduction raised an error");
       return true;
     }
   }
-  return step_messages() || progress != Progress::kBlocked;
+  return end_leaders() || moved;
 }
 
 // A rank that waits for a send takes in what others send to it: two ranks that send to each other,
@@ -237,12 +329,9 @@ void Engine::drop_ended_messages() {
 
 void Engine::end_all(const Status& status) {
   for (const auto& medium : options_.transports) medium->let_go();
-  if (running_) current_.operation->finish(status);
-  running_ = false;
-  current_ = {};
   disputed_ = 0;
-  for (Queued& queued : queue_) queued.pending.operation->finish(status);
-  queue_.clear();
+  while (!running_.empty()) running_.pop().pending.operation->finish(status);
+  while (!queue_.empty()) queue_.pop().pending.operation->finish(status);
   for (auto& mailbox : mailboxes_) {
     if (mailbox != nullptr) mailbox->fail(status);
   }

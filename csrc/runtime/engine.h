@@ -6,11 +6,15 @@
 // failure of the communicator. A failure is final: every open and every later operation ends with
 // it.
 //
-// Collectives run one at a time in the order started; messages run beside them.
+// Collectives run in the order started and end in that order; messages run beside them. Calls that
+// follow each other may be under way at once, if none touches memory that another one writes: each
+// channel still serves them one after the other (Turn), so that an earlier one runs as if it were
+// alone. What peers are told, deadlines, disagreement and loss concern the first of them only; the
+// others' time comes when they are the first.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +26,7 @@
 #include "runtime/mailbox.h"
 #include "runtime/operation.h"
 #include "runtime/request.h"
+#include "runtime/ring.h"
 #include "runtime/verdict.h"
 #include "transport/transport.h"
 
@@ -50,15 +55,17 @@ class Engine final : public ChannelSource {
   // kForever is none.
   std::shared_ptr<Operation> start(CollectiveRequest request, Nanoseconds timeout);
   std::shared_ptr<Operation> start(const MessageRequest& request, Nanoseconds timeout);
-  // The same for a call, with this memory of the lengths that its request has. Behind another
-  // collective it waits like any; at its turn it allocates nothing and binds only the first time.
+  // The same for a call, with this memory of the lengths that its request has. Behind other
+  // collectives it waits or runs along; it allocates nothing and binds only the first few times.
   // `operation` may belong to the caller if it outlives the run.
   void start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
              std::shared_ptr<Operation> operation, Nanoseconds timeout);
+  // Runs a call of a world of one rank from beginning to end. Requires: size() is 1 and idle().
+  Status run_alone(Call& call, const std::byte* input, std::byte* output);
   // Whether no collective runs or waits.
-  bool idle() const { return !running_; }
+  bool idle() const { return running_.empty(); }
   // Whether the collective that runs is a short call.
-  bool runs_short() const { return running_ && current_.call != nullptr; }
+  bool runs_short() const { return !running_.empty() && running_.front().pending.call != nullptr; }
 
   // A bounded piece of work; true if anything moved. Returns when a collective ends, even if more
   // could move.
@@ -84,6 +91,8 @@ class Engine final : public ChannelSource {
 
   transport::SendChannel& send_channel(int peer, std::uint32_t number) override;
   transport::RecvChannel& recv_channel(int peer, std::uint32_t number) override;
+  Turn& send_turn(int peer, std::uint32_t number) override;
+  Turn& recv_turn(int peer, std::uint32_t number) override;
 
  private:
   // A collective that runs or waits for its turn.
@@ -97,7 +106,17 @@ class Engine final : public ChannelSource {
   };
   struct Queued {
     Pending pending;
-    CollectiveRequest request;
+    std::unique_ptr<CollectiveRequest> request;
+  };
+  struct Running {
+    Pending pending;
+    Execution* execution = nullptr;
+    bool* busy = nullptr;  // of the call's run
+    bool over = false;     // its rows have run; it ends when all before it have
+  };
+  struct Turns {
+    std::array<Turn, transport::kChannelsMax> send;
+    std::array<Turn, transport::kChannelsMax> recv;
   };
   // An open message.
   struct Deadline {
@@ -111,9 +130,13 @@ class Engine final : public ChannelSource {
   explicit Engine(EngineOptions options);
   void begin_next();
   Status fits(const CollectiveRequest& request) const;
+  bool may_begin(const Pending& pending) const;
   bool begin(Pending pending, CollectiveRequest* request);
-  Status enter(Pending& pending, CollectiveRequest* request);
-  void finish_current(Status status);
+  Status enter(Running& entering, CollectiveRequest* request);
+  Status bind(Call& call, Call::Run& run, const std::byte* input, std::byte* output);
+  void lead();
+  bool step_collectives();
+  bool end_leaders();
   bool step_messages();
   void drop_ended_messages();
   void end_all(const Status& status);
@@ -139,16 +162,16 @@ class Engine final : public ChannelSource {
   std::vector<transport::Link*> links_;              // by peer; nullptr for this rank
   std::vector<std::string_view> media_;              // by peer
   std::vector<std::unique_ptr<Mailbox>> mailboxes_;  // by peer, made on first use
-  Pending current_;                                  // what runs
-  std::deque<Queued> queue_;                         // what waits for its end, in order
+  std::vector<Turns> turns_;                         // by peer; never resized
+  Ring<Running> running_;                            // one request, or some calls; in order
+  Ring<Queued> queue_;                               // what waits for their end, in order
   Execution own_execution_;                          // of requests; calls bring theirs
-  Execution* execution_ = &own_execution_;           // of what runs
-  bool running_ = false;
   bool announced_ = false;
   Nanoseconds began_ = 0;
   std::vector<Deadline> message_deadlines_;
-  std::uint64_t sequence_ = 0;
+  std::uint64_t sequence_ = 0;        // of what runs first; of what ran last while nothing runs
   transport::Descriptor descriptor_;  // of operation sequence_
+  std::uint64_t entered_ = 0;         // the sequence number of what began last
   Status failure_;
   std::uint64_t disputed_ = 0;  // operation about which ranks disagree; 0: none
   Nanoseconds dispute_ends_ = 0;

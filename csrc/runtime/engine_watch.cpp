@@ -43,7 +43,7 @@ std::uint64_t disputed_in(const Notice& notice) {
 }  // namespace
 
 std::string Engine::current_text() const {
-  return running_ ? name_operation(sequence_, descriptor_) : "send/recv";
+  return !running_.empty() ? name_operation(sequence_, descriptor_) : "send/recv";
 }
 
 void Engine::post(Code failure, int culprit, const std::string& detail) {
@@ -84,10 +84,11 @@ bool Engine::watch() {
   moved |= step();
   if (!failure_.ok() || !active()) return true;
   const Nanoseconds now = options_.clock->now();
-  if (running_) {
+  if (!running_.empty()) {
+    Pending& current = running_.front().pending;
     if (began_ == 0) {
       began_ = now;
-      current_.deadline = later(now, current_.timeout);
+      current.deadline = later(now, current.timeout);
     }
     if (!announced_ && now - began_ >= kAnnounceAfter) announce();
   }
@@ -110,7 +111,7 @@ bool Engine::look_at_notices() {
     const Notice notice = link->newest();
     switch (failure_of(notice)) {
       case Code::kOk:
-        if (running_ && disputed_ == 0 && announced_ && notice.sequence == sequence_ &&
+        if (!running_.empty() && disputed_ == 0 && announced_ && notice.sequence == sequence_ &&
             !(notice.descriptor == descriptor_)) {
           disagree(sequence_);
         }
@@ -148,7 +149,9 @@ void Engine::hear_loss(int peer, const Notice& notice) {
 
 bool Engine::awaits(int peer) const {
   bool awaited = false;
-  if (running_) execution_->visit_awaited([&](int other) { awaited |= other == peer; });
+  if (!running_.empty()) {
+    running_.front().execution->visit_awaited([&](int other) { awaited |= other == peer; });
+  }
   for (const Deadline& deadline : message_deadlines_) awaited |= deadline.peer == peer;
   return awaited;
 }
@@ -174,12 +177,13 @@ bool Engine::look_at_links(bool moved) {
 }
 
 void Engine::look_at_deadlines(Nanoseconds now) {
-  if (running_ && now >= current_.deadline) {
-    Overdue overdue{seconds(current_.timeout), false, absent(), ""};
+  if (!running_.empty() && now >= running_.front().pending.deadline) {
+    const Running& late = running_.front();
+    Overdue overdue{seconds(late.pending.timeout), false, absent(), ""};
     if (overdue.ranks.empty()) {
       overdue.entered = true;
       std::set<int> awaited;
-      execution_->visit_awaited([&](int peer) { awaited.insert(peer); });
+      late.execution->visit_awaited([&](int peer) { awaited.insert(peer); });
       overdue.ranks.assign(awaited.begin(), awaited.end());
     }
     expire(overdue);
@@ -204,6 +208,11 @@ void Engine::expire(const Overdue& overdue) {
 
 // Peers hear of it at once, and of what this rank was doing: from here on it does nothing else.
 void Engine::disagree(std::uint64_t sequence) {
+  // It may have begun beside what runs first: then that is what peers must hear of.
+  if (sequence > sequence_ && sequence <= entered_) {
+    descriptor_ = running_[sequence - sequence_].execution->request().descriptor;
+    sequence_ = sequence;
+  }
   disputed_ = sequence;
   dispute_ends_ = later(options_.clock->now(), kDisputeLasts);
   disputed_standing_ = {rank(), sequence_, descriptor_};
@@ -215,7 +224,8 @@ void Engine::disagree(std::uint64_t sequence) {
 // said so, and nothing of it has come from them.
 std::vector<int> Engine::absent() {
   std::vector<bool> heard(links_.size(), false);
-  execution_->visit_heard([&](int peer) { heard[static_cast<std::size_t>(peer)] = true; });
+  running_.front().execution->visit_heard(
+      [&](int peer) { heard[static_cast<std::size_t>(peer)] = true; });
   std::vector<int> missing;
   for (const Standing& standing : standings()) {
     if (standing.rank == rank() || heard[static_cast<std::size_t>(standing.rank)]) continue;

@@ -17,16 +17,18 @@ constexpr std::size_t kPieceBytes = 8 * 1024;
 
 }  // namespace
 
-// Everything that one row needs once its channels are ready.
+// Everything that one row needs once its channels are ready. Made for every row, so that what lies
+// beyond the counts is not even zeroed.
 struct Execution::Gathered {
-  const std::byte* operands[plan::kOperandsMax] = {};
-  int operand_count = 0;
-  std::byte* target = nullptr;
   struct Room {
     transport::SendChannel* channel;
     std::byte* data;
   };
-  Room rooms[plan::kSendMax] = {};
+
+  const std::byte* operands[plan::kOperandsMax];
+  int operand_count = 0;
+  std::byte* target = nullptr;
+  Room rooms[plan::kSendMax];
   int room_count = 0;
 };
 
@@ -49,11 +51,14 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   for (const plan::Channel& channel : plan.channels) {
     const int peer = static_cast<int>(channel.peer);
     if (static_cast<plan::Direction>(channel.direction) == plan::Direction::kSend) {
-      ports_.push_back({peer, &channels.send_channel(peer, channel.number), nullptr});
+      ports_.push_back({peer, &channels.send_channel(peer, channel.number), nullptr,
+                        &channels.send_turn(peer, channel.number)});
     } else {
-      ports_.push_back({peer, nullptr, &channels.recv_channel(peer, channel.number)});
+      ports_.push_back({peer, nullptr, &channels.recv_channel(peer, channel.number),
+                        &channels.recv_turn(peer, channel.number)});
     }
   }
+  find_last_rows();
   lanes_.assign(plan.header->lane_count, Lane{});
   std::uint32_t index = 0;
   for (std::uint32_t lane = 0; lane < plan.header->lane_count; ++lane) {
@@ -64,10 +69,25 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   return Status();
 }
 
+// All rows that use a channel are of one lane, so that the lane's place tells who is through.
+void Execution::find_last_rows() {
+  const auto rows = request_.plan->plan().rows;
+  for (std::uint32_t index = 0; index < rows.size(); ++index) {
+    const plan::Row& row = rows[index];
+    for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].last_row = index;
+    for (int i = 0; i < row.send_count; ++i) ports_[row.send[i]].last_row = index;
+  }
+}
+
 void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte* output) {
   bound_.move_to(input, output);
   header_.sequence = sequence;
   odd_peer_ = -1;
+  for (Port& port : ports_) {
+    port.ticket = port.turn->issued++;
+    port.passed_on = port.lent = false;
+  }
+  lends_ = false;
   for (Lane& lane : lanes_) {
     lane.next = lane.begin;
     lane.handed_over = 0;
@@ -76,6 +96,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
 }
 
 Progress Execution::advance() {
+  if (lends_) take_back();
   bool moved = false;
   bool all_done = true;
   for (Lane& lane : lanes_) {
@@ -86,8 +107,68 @@ Progress Execution::advance() {
     all_done &= progress == Progress::kDone;
   }
   // Memory that is still being read for sending belongs to the caller again only once it is sent.
-  if (all_done) return flushed() ? Progress::kDone : Progress::kBlocked;
+  if (all_done) return settle() ? Progress::kDone : Progress::kBlocked;
   return moved ? Progress::kMoved : Progress::kBlocked;
+}
+
+bool Execution::has_turns(const plan::Row& row) const {
+  const auto ours = [this](std::uint16_t index) {
+    return ports_[index].turn->served == ports_[index].ticket;
+  };
+  return std::all_of(row.recv, row.recv + row.recv_count, ours) &&
+         std::all_of(row.send, row.send + row.send_count, ours);
+}
+
+void Execution::pass_on(Port& port) {
+  port.passed_on = true;
+  ++port.turn->served;
+}
+
+// The row has run: the next execution gets the channels that no later row of this one uses. A
+// channel that still reads this one's memory stays, so that its drained() speaks of nobody else's.
+void Execution::pass_on_behind(const plan::Row& row, std::uint32_t index) {
+  for (int i = 0; i < row.recv_count; ++i) {
+    Port& port = ports_[row.recv[i]];
+    if (port.last_row == index) pass_on(port);
+  }
+  for (int i = 0; i < row.send_count; ++i) {
+    Port& port = ports_[row.send[i]];
+    if (port.last_row != index) continue;
+    if (port.send->drained()) {
+      pass_on(port);
+    } else {
+      port.lent = lends_ = true;
+    }
+  }
+}
+
+// Passes on what was lent and is read by nobody any more.
+void Execution::take_back() {
+  lends_ = false;
+  for (Port& port : ports_) {
+    if (!port.lent || port.passed_on) continue;
+    if (port.send->drained()) {
+      pass_on(port);
+    } else {
+      lends_ = true;
+    }
+  }
+}
+
+// All rows have run: passes on what is left. True when that was all of it.
+bool Execution::settle() {
+  bool all = true;
+  for (Port& port : ports_) {
+    if (port.passed_on) continue;
+    // An earlier execution may still use a channel that no row of this one did.
+    const bool ours = port.turn->served == port.ticket;
+    if (ours && (port.send == nullptr || port.send->drained())) {
+      pass_on(port);
+    } else {
+      all = false;
+    }
+  }
+  return all;
 }
 
 // Runs rows of one lane until it blocks or ends. A lane that is through all tiles has next == end.
@@ -97,7 +178,9 @@ Progress Execution::advance_lane(Lane& lane) {
     if (progress == Progress::kBlocked) return rows > 0 ? Progress::kMoved : Progress::kBlocked;
     if (progress != Progress::kMoved) return progress;
     lane.handed_over = 0;
-    if (++lane.next < lane.end) continue;
+    const std::uint32_t index = lane.next++;
+    if (bound_.tiles() == 1) pass_on_behind(*bound_.rows()[index].row, index);
+    if (lane.next < lane.end) continue;
     if (++lane.tile == bound_.tiles()) return Progress::kDone;
     lane.next = lane.begin;
   }
@@ -169,10 +252,54 @@ bool Execution::repeat(const plan::Row& row, transport::SendChannel& channel) co
 }
 
 bool Execution::flushed() const {
-  for (const Port& port : ports_) {
-    if (port.send != nullptr && !port.send->drained()) return false;
+  return std::all_of(ports_.begin(), ports_.end(), [](const Port& port) {
+    return port.send == nullptr || port.passed_on || port.send->drained();
+  });
+}
+
+// What the row combines, in its order, and the local memory where the result goes.
+void Execution::gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
+                       Gathered* all) {
+  // Scratch is one segment and starts at zero in every tile; input and output advance.
+  const auto at = [skip](std::byte* base, std::uint8_t buffer) {
+    return static_cast<plan::Buffer>(buffer) == plan::Buffer::kScratch ? base : base + skip;
+  };
+  const plan::Row& row = *bound.row;
+  const bool local = static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone;
+  if (row.carry != 0) all->operands[all->operand_count++] = bound.carry;
+  for (int i = 0; i <= row.recv_count; ++i) {
+    if (local && i == row.source_position) {
+      all->operands[all->operand_count++] = at(bound.source, row.source);
+    }
+    if (i < row.recv_count) all->operands[all->operand_count++] = received[i];
+  }
+  if (static_cast<plan::Buffer>(row.target) != plan::Buffer::kNone) {
+    all->target = at(bound.target, row.target);
+  }
+}
+
+// Room for the result in every channel that needs a copy of its own; false if some has none yet.
+bool Execution::reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const {
+  for (int i = 0; i < row.send_count; ++i) {
+    transport::SendChannel* channel = ports_[row.send[i]].send;
+    std::byte* room = channel->reserve(bytes);
+    if (room == nullptr) return false;
+    if (!repeats(row, i)) all->rooms[all->room_count++] = {channel, room};
   }
   return true;
+}
+
+// Sends what the rooms hold now.
+void Execution::commit(const plan::Row& row) const {
+  for (int i = 0; i < row.send_count; ++i) {
+    const Port& port = ports_[row.send[i]];
+    if (repeats(row, i)) {
+      const bool sent = repeat(row, *port.send);
+      PYCOLL_ASSERT(sent, "channel to rank %d lost its room", port.peer);
+    } else {
+      port.send->commit(header_);
+    }
+  }
 }
 
 Progress Execution::run_row(Lane& lane) {
@@ -181,57 +308,27 @@ Progress Execution::run_row(Lane& lane) {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
   if (!segment_of(bound, lane.tile, &offset, &length)) return Progress::kMoved;
+  if (!has_turns(row)) return Progress::kBlocked;
   const std::size_t bytes = length * bound_.item_bytes();
   header_.bytes = static_cast<std::uint32_t>(bytes);
 
-  const std::byte* received[plan::kRecvMax] = {};
+  const std::byte* received[plan::kRecvMax];
   const Progress ready = collect(row, bytes, received);
   if (ready != Progress::kMoved) return ready;
-
-  // Scratch is one segment and starts at zero in every tile; input and output advance.
-  const std::size_t skip = offset * bound_.item_bytes();
-  const auto at = [skip](std::byte* base, std::uint8_t buffer) {
-    return static_cast<plan::Buffer>(buffer) == plan::Buffer::kScratch ? base : base + skip;
-  };
-  const bool local = static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone;
-  const bool stable = local && static_cast<plan::Buffer>(row.source) != plan::Buffer::kScratch;
-  const bool direct = stable && row.recv_count == 0 && row.send_count > 0;
-
   Gathered all;
-  if (row.carry != 0) all.operands[all.operand_count++] = bound.carry;
-  for (int i = 0; i <= row.recv_count; ++i) {
-    if (local && i == row.source_position) {
-      all.operands[all.operand_count++] = at(bound.source, row.source);
-    }
-    if (i < row.recv_count) all.operands[all.operand_count++] = received[i];
-  }
-  if (static_cast<plan::Buffer>(row.target) != plan::Buffer::kNone) {
-    if ((row.flags & plan::kFlagFlush) != 0 && !flushed()) return Progress::kBlocked;
-    all.target = at(bound.target, row.target);
-  }
-  if (!direct) {
-    for (int i = 0; i < row.send_count; ++i) {
-      transport::SendChannel* channel = ports_[row.send[i]].send;
-      std::byte* room = channel->reserve(bytes);
-      if (room == nullptr) return Progress::kBlocked;
-      if (!repeats(row, i)) all.rooms[all.room_count++] = {channel, room};
-    }
-  } else if (!hand_over(lane, row, all.operands[0])) {
+  gather(bound, received, offset * bound_.item_bytes(), &all);
+  if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && !flushed()) {
     return Progress::kBlocked;
   }
+  // Nothing changes the caller's memory before it is sent; scratch is used again.
+  const auto source = static_cast<plan::Buffer>(row.source);
+  const bool stable = source != plan::Buffer::kNone && source != plan::Buffer::kScratch;
+  const bool direct = stable && row.recv_count == 0 && row.send_count > 0;
+  const bool has_room = direct ? hand_over(lane, row, all.operands[0]) : reserve(row, bytes, &all);
+  if (!has_room) return Progress::kBlocked;
   if (length != 0) combine(row, all, length);
   if (spoiled()) return Progress::kSpoiled;
-  if (!direct) {
-    for (int i = 0; i < row.send_count; ++i) {
-      transport::SendChannel& channel = *ports_[row.send[i]].send;
-      if (repeats(row, i)) {
-        const bool sent = repeat(row, channel);
-        PYCOLL_ASSERT(sent, "channel to rank %d lost its room", ports_[row.send[i]].peer);
-      } else {
-        channel.commit(header_);
-      }
-    }
-  }
+  if (!direct) commit(row);
   for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();
   return Progress::kMoved;
 }

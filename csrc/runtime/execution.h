@@ -17,12 +17,22 @@
 
 namespace pycoll::runtime {
 
-// Finds the channels of a plan; implemented by the engine over its links.
+// Who may use one end of a channel: executions take it in the order in which they began, each when
+// the one before is through with it. Both counts only grow.
+struct Turn {
+  std::uint64_t issued = 0;  // executions that have begun
+  std::uint64_t served = 0;  // of those, how many are through
+};
+
+// Finds the channels of a plan, and whose turn it is; implemented by the engine over its links.
 class ChannelSource {
  public:
   virtual ~ChannelSource() = default;
   virtual transport::SendChannel& send_channel(int peer, std::uint32_t number) = 0;
   virtual transport::RecvChannel& recv_channel(int peer, std::uint32_t number) = 0;
+  // Outlive every execution that was bound to them.
+  virtual Turn& send_turn(int peer, std::uint32_t number) = 0;
+  virtual Turn& recv_turn(int peer, std::uint32_t number) = 0;
 };
 
 enum class Progress : std::uint8_t {
@@ -34,6 +44,10 @@ enum class Progress : std::uint8_t {
 };
 
 // One thread at a time. Reusable: start() begins anew and keeps capacity.
+//
+// Several executions may be under way over the same channels. Each channel serves them in the order
+// of their begin(), so that an earlier one finds the channels as if it were alone; whether their
+// memory allows that is for whoever begins them to know.
 class Execution {
  public:
   // Binds and resolves. The request (moved in) is held until the next start.
@@ -41,7 +55,8 @@ class Execution {
 
   // The two halves of start(), for what is run again and again: bind() does all that need not be
   // done anew; begin() enters the bound collective with other memory of the same lengths, and
-  // allocates nothing. Requires of begin(): bind() succeeded, and no earlier run is under way.
+  // allocates nothing. Requires of begin(): bind() succeeded, and no earlier run of this execution
+  // is under way.
   Status bind(CollectiveRequest request, ChannelSource& channels);
   void begin(std::uint64_t sequence, const std::byte* input, std::byte* output);
 
@@ -75,15 +90,30 @@ class Execution {
     int peer = 0;
     transport::SendChannel* send = nullptr;
     transport::RecvChannel* recv = nullptr;
+    Turn* turn = nullptr;
+    std::uint64_t ticket = 0;    // ours when turn->served is it
+    std::uint32_t last_row = 0;  // the last one that uses the channel
+    bool passed_on = false;      // to the next execution: this one is through with the channel
+    bool lent = false;           // it is but for memory that the channel still reads
   };
   struct Gathered;
 
+  void find_last_rows();
+  bool has_turns(const plan::Row& row) const;
+  static void pass_on(Port& port);
+  void pass_on_behind(const plan::Row& row, std::uint32_t index);
+  void take_back();
+  bool settle();
   Progress advance_lane(Lane& lane);
   Progress run_row(Lane& lane);
   bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                   std::uint64_t* length) const;
   Progress collect(const plan::Row& row, std::size_t bytes, const std::byte** received);
+  static void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
+                     Gathered* all);
   bool hand_over(Lane& lane, const plan::Row& row, const std::byte* data);
+  bool reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const;
+  void commit(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
   void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
@@ -99,6 +129,7 @@ class Execution {
   transport::SegmentHeader header_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
+  bool lends_ = false;  // some port is lent
 };
 
 template <typename Visit>

@@ -20,6 +20,12 @@ class Operation {
     done_.store(true, std::memory_order_release);  // pairs with the load in done()
   }
 
+  // As if new. Requires: nobody else knows of it any more.
+  void reset() {
+    status_ = Status();
+    done_.store(false, std::memory_order_relaxed);
+  }
+
  private:
   Status status_;
   std::atomic<bool> done_{false};

@@ -33,6 +33,13 @@ CALLS: dict[str, Callable[[Callable[..., Any], Any, int], Any]] = {
     "scan": lambda call, x, size: call(x),
     "reduce_scatter": lambda call, x, size: call(x),
     "all_gather": lambda call, x, size: call(x, lengths=[x.shape[0] if x.ndim else 1] * size),
+    "all_gather told": lambda call, x, size: call(x),
+    "gather": lambda call, x, size: call(x, size - 1, lengths=[len(x) if x.ndim else 1] * size),
+    "gather told": lambda call, x, size: call(x, root=size - 1),
+    "scatter": lambda call, x, size: call(x if x.ndim else x.reshape(1), size - 1),
+    "all_to_all": lambda call, x, size: call(x),
+    "exscan": lambda call, x, size: call(x),
+    "exscan max": lambda call, x, size: call(x, "max"),
     "barrier": lambda call, x, size: call(),
 }
 

@@ -91,6 +91,24 @@ def test_fused_members_share_one_operation() -> None:
         world.close()
 
 
+def test_a_shared_message_has_the_bits_of_one_call() -> None:
+    lengths = (1, 50, 3000, 7)
+
+    def rank(comm: Comm) -> None:
+        rows = np.random.default_rng(comm.rank).standard_normal(sum(lengths)).astype(np.float32)
+        parts = np.split(rows, np.cumsum(lengths)[:-1])
+        for strict in (False, True):
+            with comm.group():
+                works = [comm.all_reduce(part, deterministic=strict) for part in parts]
+            fused = [work.wait() for work in works]
+            whole = comm.all_reduce(rows, deterministic=strict)
+            assert np.concatenate(fused).tobytes() == whole.tobytes()
+        for part, one in zip(parts, fused, strict=True):
+            assert comm.all_reduce(part, deterministic=True).tobytes() == one.tobytes()
+
+    world_in_threads(4).run(rank)
+
+
 def test_results_inside_the_group_are_refused() -> None:
     def rank(comm: Comm) -> str:
         with comm.group():

@@ -1,5 +1,6 @@
 // Plans and requests of small worlds, for tests of the runtime: all_reduce by a direct exchange of
-// whole arrays (2..4 ranks) and by a ring (2 and more), of 64-bit integers, whose sums are exact.
+// whole arrays (2..4 ranks) and by a ring (2 and more), of 64-bit integers, whose sums are exact;
+// broadcast along a chain.
 #pragma once
 
 #include <cstdint>
@@ -68,6 +69,21 @@ inline PlanImage ring_plan(int size, int rank) {
     put(row, plan::Buffer::kOutput, chunk);
     row.flags = plan::kFlagFlush;
   }
+  return load(builder);
+}
+
+// A broadcast along the chain 0, 1, 2.
+inline PlanImage chain_plan(int rank) {
+  const auto self = static_cast<std::uint32_t>(rank);
+  PlanBuilder builder(Collective::kBroadcast, 3, self);
+  std::vector<std::uint16_t> from, to;
+  if (rank > 0) from.push_back(builder.recv(self - 1));
+  if (rank < 2) to.push_back(builder.send(self + 1));
+  plan::Row& row = builder.row(0, {}, {});
+  if (rank == 0) take(row, plan::Buffer::kInput, 0);
+  if (rank > 0) row.recv[row.recv_count++] = from[0];
+  if (rank < 2) row.send[row.send_count++] = to[0];
+  put(row, plan::Buffer::kOutput, 0);
   return load(builder);
 }
 

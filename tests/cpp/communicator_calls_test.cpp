@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "allocations.h"
+#include "base/prng.h"
 #include "communicator_world.h"
 
 using namespace pycoll;
@@ -130,6 +131,68 @@ TEST(calls_that_nobody_waits_for_end_in_order_behind_requests) {
       }
     });
   }
+}
+
+// Whatever runs along with what: results are those of one operation after the other.
+TEST(calls_that_share_memory_behave_as_one_after_the_other) {
+  constexpr std::size_t kBuffers = 4, kCount = 20, kRounds = 200;
+  for (const Fabric fabric : kFabrics) {
+    CommunicatorWorld world(3, fabric);
+    std::vector<std::vector<std::vector<Element>>> data(3), model;
+    for (int rank = 0; rank < 3; ++rank) {
+      for (std::size_t buffer = 0; buffer < kBuffers; ++buffer) {
+        data[static_cast<std::size_t>(rank)].push_back(
+            input_of(rank, static_cast<int>(buffer), kCount));
+      }
+    }
+    model = data;
+    Prng random(7);
+    std::vector<std::pair<std::size_t, std::size_t>> steps;
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      const std::size_t from = random.below(kBuffers), to = random.below(kBuffers);
+      steps.emplace_back(from, to);
+      std::vector<Element> sum(kCount);
+      for (const auto& mine : model) {
+        for (std::size_t i = 0; i < kCount; ++i) sum[i] += mine[from][i];
+      }
+      for (auto& mine : model) mine[to] = sum;
+    }
+    on_threads(ranks_below(3), [&](int rank) {
+      auto& mine = data[static_cast<std::size_t>(rank)];
+      Sum ring(world.at(rank), kCount, true), direct(world.at(rank), kCount, false);
+      std::vector<std::shared_ptr<Operation>> operations;
+      for (const auto& [from, to] : steps) {
+        operations.push_back(std::make_shared<Operation>());
+        const Sum& sum = operations.size() % 3 == 0 ? ring : direct;
+        start_and_leave(world.at(rank), sum.call,
+                        reinterpret_cast<const std::byte*>(mine[from].data()),
+                        reinterpret_cast<std::byte*>(mine[to].data()), operations.back());
+      }
+      for (const auto& operation : operations) {
+        expect_ok(world.at(rank).drive(*operation, kForever, nullptr), "call");
+      }
+    });
+    CHECK(data == model, "not as one after the other");
+  }
+}
+
+TEST(a_world_of_one_runs_a_call_at_once) {
+  CommunicatorWorld world(1, Fabric::kShm);
+  PlanBuilder builder(Collective::kAllReduce, 1, 0);
+  plan::Row& row = builder.row(0, {}, {});
+  take(row, plan::Buffer::kInput, 0);
+  put(row, plan::Buffer::kOutput, 0);
+  const std::vector<Element> input = input_of(0, 1, 9);
+  std::vector<Element> output(9);
+  Call call(all_reduce(load(builder), input, output));
+  const auto* from = reinterpret_cast<const std::byte*>(input.data());
+  auto* to = reinterpret_cast<std::byte*>(output.data());
+  Status status;
+  CHECK(world.at(0).try_alone(call, from, to, &status), "somebody else is there");
+  expect_ok(status, "call");
+  CHECK(output == input, "the sum of one differs");
+  world.at(0).close();
+  CHECK(!world.at(0).try_alone(call, from, to, &status), "ran after the end");
 }
 
 TEST(a_call_that_was_left_ends_without_any_help) {

@@ -11,25 +11,6 @@ using namespace pycoll;
 using namespace pycoll::testing;
 using transport::Notice;
 
-namespace {
-
-// A broadcast along the chain 0, 1, 2.
-PlanImage chain_plan(int rank) {
-  const auto self = static_cast<std::uint32_t>(rank);
-  PlanBuilder builder(Collective::kBroadcast, 3, self);
-  std::vector<std::uint16_t> from, to;
-  if (rank > 0) from.push_back(builder.recv(self - 1));
-  if (rank < 2) to.push_back(builder.send(self + 1));
-  plan::Row& row = builder.row(0, {}, {});
-  if (rank == 0) take(row, plan::Buffer::kInput, 0);
-  if (rank > 0) row.recv[row.recv_count++] = from[0];
-  if (rank < 2) row.send[row.send_count++] = to[0];
-  put(row, plan::Buffer::kOutput, 0);
-  return load(builder);
-}
-
-}  // namespace
-
 TEST(the_clock_of_a_queued_operation_starts_at_its_turn) {
   Ranks ranks(2);
   Sums sums(ranks);

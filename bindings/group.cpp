@@ -1,0 +1,161 @@
+// The with block of a group: what is entered and left without Python code if all_reduces that
+// native code has read are all there is in it.
+#include <utility>
+
+#include "bindings/bind.h"
+#include "bindings/fusions.h"
+#include "bindings/raw.h"
+
+namespace pycoll::bindings {
+namespace {
+
+// _core.Group, the base of pycoll.grouping.Group.
+struct GroupObject {
+  PyObject head;
+  PyObject* communicator;
+  Fusions* fusions;
+  bool entered;  // it is the communicator's group now
+};
+
+PyTypeObject* group_type = nullptr;
+
+GroupObject* cast(PyObject* object) { return reinterpret_cast<GroupObject*>(object); }
+
+PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* /*names*/) {
+  if (PyTuple_GET_SIZE(arguments) != 1 || as_calls(PyTuple_GET_ITEM(arguments, 0)) == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "a group is of one communicator");
+    return nullptr;
+  }
+  PyObject* object = type->tp_alloc(type, 0);
+  if (object == nullptr) return nullptr;
+  cast(object)->communicator = Py_NewRef(PyTuple_GET_ITEM(arguments, 0));
+  cast(object)->fusions = new Fusions();
+  return object;
+}
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(cast(object)->communicator);
+  return 0;
+}
+
+int clear(PyObject* object) {
+  Py_CLEAR(cast(object)->communicator);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  clear(object);
+  delete std::exchange(cast(object)->fusions, nullptr);
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+CallsObject* calls_of(PyObject* object) { return as_calls(cast(object)->communicator); }
+
+PyObject* enter(PyObject* object, PyObject* /*unused*/) {
+  CallsObject* calls = calls_of(object);
+  if (calls->group != Py_None) return Py_NewRef(calls->group);
+  Py_XSETREF(calls->group, Py_NewRef(object));
+  calls->fusions = cast(object)->fusions;
+  cast(object)->entered = true;
+  return Py_NewRef(object);
+}
+
+void run_members(PyObject* object) {
+  Fusions& fusions = *cast(object)->fusions;
+  const py::handle self(object);
+  if (fusions.has_others()) {
+    self.attr("run")();
+    return;
+  }
+  CallsObject* calls = calls_of(object);
+  if (fusions.size() != 0 && calls->table == nullptr) throw py::type_error("no communicator");
+  for (std::size_t number = 0; number < fusions.size(); ++number) {
+    if (run_fusion(calls, fusions, number)) continue;
+    self.attr("run_fusion")(number);
+  }
+}
+
+PyObject* leave(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "__exit__() takes what a with statement gives");
+    return nullptr;
+  }
+  if (!cast(object)->entered) Py_RETURN_NONE;
+  CallsObject* calls = calls_of(object);
+  // The communicator's reference may be the last one.
+  const auto held = py::reinterpret_borrow<py::object>(object);
+  cast(object)->entered = false;
+  calls->fusions = nullptr;
+  Py_SETREF(calls->group, Py_NewRef(Py_None));
+  PyObject* left = guarded([&]() -> PyObject* {
+    if (arguments[1] != Py_None || arguments[0] != Py_None) {
+      held.attr("leave")();
+    } else {
+      try {
+        run_members(object);
+      } catch (py::error_already_set& error) {
+        const py::object& value = error.value();
+        held.attr("abandon")(value);
+        throw;
+      }
+    }
+    return Py_NewRef(Py_None);
+  });
+  cast(object)->fusions->clear();
+  return left;
+}
+
+PyObject* add_other(PyObject* object, PyObject* other) {
+  cast(object)->fusions->add_other(py::reinterpret_borrow<py::object>(other));
+  Py_RETURN_NONE;
+}
+
+PyObject* entries(PyObject* object, PyObject* /*unused*/) {
+  return guarded([&] { return cast(object)->fusions->entries().release().ptr(); });
+}
+
+PyObject* abandon_fusions(PyObject* object, PyObject* error) {
+  return guarded([&] {
+    cast(object)->fusions->abandon(error);
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyMethodDef methods[] = {
+    {"__enter__", &enter, METH_NOARGS, "The communicator's group: this one, or the outer one."},
+    {"__exit__", as_c_function(&leave), METH_FASTCALL, "Run everything, unless the block raised."},
+    {"add_other", &add_other, METH_O, "An entry that is no fusion, behind all that came before."},
+    {"entries", &entries, METH_NOARGS, "Numbers of fusions and the others, in order."},
+    {"abandon_fusions", &abandon_fusions, METH_O, "Give the error to members without a result."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef members[] = {
+    {"communicator", T_OBJECT, offsetof(GroupObject, communicator), READONLY, "Whose group it is."},
+    {nullptr, 0, 0, 0, nullptr}};
+
+}  // namespace
+
+Fusions& fusions_of(const py::object& group) {
+  if (PyObject_TypeCheck(group.ptr(), group_type) == 0) throw py::type_error("expected a group");
+  return *cast(group.ptr())->fusions;
+}
+
+void bind_groups(py::module_& module) {
+  PyType_Slot slots[] = {{Py_tp_new, slot(&make)},
+                         {Py_tp_dealloc, slot(&dealloc)},
+                         {Py_tp_traverse, slot(&traverse)},
+                         {Py_tp_clear, slot(&clear)},
+                         {Py_tp_methods, methods},
+                         {Py_tp_members, members},
+                         {Py_tp_doc, text("What is called inside one group, in order.")},
+                         {0, nullptr}};
+  PyType_Spec spec = {"pycoll._core.Group", sizeof(GroupObject), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+  group_type = add_type(module, "Group", spec);
+}
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,81 @@
+// Engines on a virtual network and a virtual clock: calls that are under way beside each other.
+#include <memory>
+
+#include "engine_ranks.h"
+#include "runtime/call.h"
+
+using namespace pycoll;
+using namespace pycoll::testing;
+using runtime::Call;
+
+namespace {
+
+// A call in place; `data` must outlive it.
+std::shared_ptr<Operation> start(Engine& engine, runtime::CollectiveRequest request,
+                                 std::vector<Element>& data, Nanoseconds timeout) {
+  auto operation = std::make_shared<Operation>();
+  auto* memory = reinterpret_cast<std::byte*>(data.data());
+  engine.start(std::make_shared<Call>(std::move(request)), memory, memory, operation, timeout);
+  return operation;
+}
+
+}  // namespace
+
+// A later call is sent before an earlier one has received, unless it reads what that one writes.
+TEST(calls_run_along_if_their_memory_allows_it) {
+  for (const bool same : {false, true}) {
+    Ranks ranks(2);
+    std::vector<Element> one = input_of(0, 0, 10), two = input_of(0, 1, 10);
+    const auto call = std::make_shared<runtime::Call>(all_reduce(direct_plan(2, 0), one, one));
+    std::vector<std::shared_ptr<Operation>> operations;
+    for (std::vector<Element>* data : {&one, same ? &one : &two}) {
+      operations.push_back(std::make_shared<Operation>());
+      auto* memory = reinterpret_cast<std::byte*>(data->data());
+      ranks.at(0).start(call, memory, memory, operations.back(), kSecond);
+    }
+    ranks.run_until(100 * kMillisecond);
+    (void)ranks.at(1).poll();
+    auto& channel = ranks.link(1, 0).recv_channel(0);
+    const transport::Segment* first = channel.peek();
+    CHECK(first != nullptr && first->header.sequence == 1, "nothing was sent");
+    channel.release();
+    const transport::Segment* second = channel.peek();
+    CHECK((second == nullptr) == same, "same memory: %d", same ? 1 : 0);
+    CHECK(same || second->header.sequence == 2, "sent out of order");
+    ranks.run_until(3 * kSecond);
+    for (const auto& operation : operations) {
+      expect(*operation, Code::kTimeout,
+             "operation 1 (all_reduce of 10 uint64, op sum) did not finish within 1 s: rank 1 did "
+             "not arrive",
+             {1});
+    }
+  }
+}
+
+// Rank 0 is through with the first operation and finds the second odd; rank 2 is still in the
+// first, and says what it has begun beside it.
+TEST(a_dispute_may_be_about_what_runs_along) {
+  Ranks ranks(3);
+  std::vector<Element> moved(4), ten(10), twenty(20);
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (const int rank : {0, 2}) {
+    auto along = all_reduce(chain_plan(rank), moved, moved);
+    along.descriptor.collective = Collective::kBroadcast;
+    if (rank != 0) along.input = {};
+    operations.push_back(start(ranks.at(rank), std::move(along), moved, 60 * kSecond));
+    auto& data = rank == 0 ? ten : twenty;
+    operations.push_back(
+        start(ranks.at(rank), all_reduce(ring_plan(3, rank), data, data), data, 60 * kSecond));
+  }
+  ranks.run_until(500 * kMillisecond);
+  CHECK(operations[0]->done() && !operations[2]->done(), "rank 2 waits for rank 1");
+  ranks.run_until(3 * kSecond);
+  for (const std::size_t one : {1, 2, 3}) {
+    expect(*operations[one], Code::kMismatch,
+           "ranks disagree about operation 2: rank 0 called all_reduce of 10 uint64, op sum; rank "
+           "2 called all_reduce of 20 uint64, op sum",
+           {2});
+  }
+}
+
+RUN_TESTS()
