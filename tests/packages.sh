@@ -11,6 +11,7 @@ needs ninja ninja-build
 needs cmake cmake
 needs g++ g++
 needs ip iproute2
+[ -e /usr/include/infiniband/verbs.h ] || missing+=(libibverbs-dev)
 # The sanitizers' and libFuzzer's runtimes come apart from clang itself.
 echo 'int main(){}' | clang++ -x c++ -fsanitize=address - -o /dev/null 2>/dev/null ||
   missing+=(libclang-rt-dev)

@@ -65,7 +65,7 @@ void an_idle_poll_says_that_nothing_changed() {
 template <typename Fixture>
 void notices_are_never_torn() {
   World<Fixture> world(2, seed_of(21));
-  constexpr int kEnough = Fixture::kThreads ? 8'000 : 100;
+  const int kEnough = Fixture::kThreads ? static_cast<int>(rounds(8'000)) : 100;
   constexpr int kBurst = Fixture::kThreads ? 1000 : 5;
   std::atomic<bool> enough{false};
   std::atomic<std::uint64_t> last{0};

@@ -53,6 +53,7 @@ void reserved_room_stays_until_commit() {
 
 template <typename Fixture>
 void a_channel_holds_exactly_its_depth() {
+  const std::vector<std::byte> unread(kSegmentBytesMax);
   World<Fixture> world(2, seed_of(3));
   for (const std::size_t bytes : {std::size_t{8}, std::size_t{0}, kSegmentBytesMax}) {
     const std::uint32_t number = bytes == 8 ? 0 : bytes == 0 ? 1 : 2;
@@ -68,7 +69,7 @@ void a_channel_holds_exactly_its_depth() {
     world.settle("the oldest segment", [&] { return recv.peek() != nullptr; });
     world.steps(50);
     CHECK(send.reserve(bytes) == nullptr, "peeking alone made room, %zu bytes", bytes);
-    CHECK(!send.hand_over(header_for(key(sent), sent, bytes), nullptr),
+    CHECK(!send.hand_over(header_for(key(sent), sent, bytes), unread.data()),
           "handed over to a full channel");
     for (std::uint64_t received = 0; received < 3 * kChannelDepth; ++received) {
       world.settle("a segment", [&] { return try_receive(recv, key(received), received, bytes); });

@@ -126,7 +126,7 @@ inline void dawdle(Prng& prng) {
 template <typename Fixture>
 void arming_races_with_segments() {
   World<Fixture> world(2, seed_of(47));
-  constexpr std::uint64_t kRounds = 30'000;
+  const std::uint64_t kRounds = rounds(30'000);
   const auto spin = [&world](int rank, auto ready) {
     while (!ready()) {
       if (!world.at(rank).poll()) std::this_thread::yield();
@@ -157,7 +157,7 @@ void arming_races_with_segments() {
 template <typename Fixture>
 void reserving_after_arm_races_with_releases() {
   World<Fixture> world(2, seed_of(48));
-  constexpr std::uint64_t kRounds = 20'000;
+  const std::uint64_t kRounds = rounds(20'000);
   const Actor sender = [&, prng = Prng(world.seed() + 1)]() mutable {
     SendChannel& send = world.send(0, 1, 0);
     for (std::uint64_t index = 0; index < kChannelDepth + kRounds; ++index) {

@@ -42,8 +42,16 @@ using transport::SegmentHeader;
 using transport::SendChannel;
 using transport::Transport;
 
+// How many times slower than a usual machine this one is (PYCOLL_TEST_SLOWNESS, 1 if unset): an
+// emulated one waits longer and repeats less.
+inline std::uint64_t slowness() {
+  const char* text = std::getenv("PYCOLL_TEST_SLOWNESS");
+  return text != nullptr ? std::max(std::strtoull(text, nullptr, 0), 1ull) : 1;
+}
+inline std::uint64_t rounds(std::uint64_t usual) { return usual / slowness(); }
+
 // Far beyond any healthy wait, also under sanitizers on a loaded machine.
-inline constexpr Nanoseconds kPatience = 60'000'000'000;
+inline const Nanoseconds kPatience = 60'000'000'000 * static_cast<Nanoseconds>(slowness());
 // How long a loss may take to be told.
 inline constexpr Nanoseconds kLossBound = 2'000'000'000;
 

@@ -1,0 +1,20 @@
+// Stands for verbs.cpp where infiniband/verbs.h was missing when pycoll was built.
+#include "transport/verbs.h"
+
+namespace pycoll::transport {
+
+std::string verbs_missing() {
+  return "not part of this build: infiniband/verbs.h was missing; install libibverbs-dev (Debian) "
+         "or rdma-core-devel (Fedora) and build pycoll again";
+}
+
+Status VerbsTransport::create(int, int, const VerbsPort&, std::unique_ptr<VerbsTransport>*) {
+  return Status::error(Code::kTransport, "verbs: " + verbs_missing());
+}
+
+Status VerbsTransport::create(int, int, const VerbsPort&, const verbs::Api&,
+                              std::unique_ptr<VerbsTransport>*) {
+  return Status::error(Code::kTransport, "verbs: " + verbs_missing());
+}
+
+}  // namespace pycoll::transport

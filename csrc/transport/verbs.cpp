@@ -1,0 +1,303 @@
+#include "transport/verbs.h"
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/assert.h"
+#include "transport/verbs_link.h"
+
+namespace pycoll::transport {
+namespace verbs {
+namespace {
+
+constexpr Nanoseconds kLivenessPeriod = 1'000'000;
+// Between two looks at the clock; a clock costs as much as a whole idle poll.
+constexpr std::uint32_t kPollsPerClock = 16;
+// Completions that one poll() takes at most, so that an owner with segments at hand gets to them.
+constexpr int kBatchesPerPoll = 4;
+
+// What an entry of the epoll descriptor stands for; peers are below.
+enum Tag : std::uint32_t { kCompletionTag = ~0u, kTroubleTag = ~0u - 1, kTimerTag = ~0u - 2 };
+
+class Medium final : public VerbsTransport {
+ public:
+  Medium(int rank, int size, std::unique_ptr<Device> device)
+      : rank_(rank), size_(size), device_(std::move(device)) {
+    by_rank_.resize(static_cast<std::size_t>(size));
+  }
+  ~Medium() override { Medium::close(); }
+
+  Status open();
+  Status prepare(int peer, std::string* address) override;
+  Status attach(int peer, const std::string& address, UniqueFd liveness, std::string name) override;
+  Link* link(int peer) override;
+  bool poll() override;
+  bool arm() override;
+  void disarm() override;
+  int event_fd() const override { return events_.get(); }
+  void close() override;
+
+ private:
+  Status check_peer(int peer) const;
+  bool watch(int fd, std::uint32_t mask, std::uint32_t tag);
+  void drop_liveness(VerbsLink& link);
+  bool take_completions();
+  bool take(const ibv_wc& completion);
+  bool events_due();
+  bool look_at_events();
+  bool end_graces(Nanoseconds now);
+  void set_timer(Nanoseconds delay);
+
+  const int rank_;
+  const int size_;
+  SteadyClock clock_;
+  std::unique_ptr<Device> device_;
+  UniqueFd timer_;   // rings when a grace ends
+  UniqueFd events_;  // epoll over completions, trouble, the timer and all liveness sockets
+  std::vector<std::unique_ptr<VerbsLink>> by_rank_;
+  std::vector<VerbsLink*> links_;
+  std::uint32_t polls_ = 0;
+  Nanoseconds looked_ = 0;
+  bool look_now_ = false;
+  int graces_ = 0;  // links that wait for a goodbye
+};
+
+Status Medium::open() {
+  timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  events_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!timer_.valid() || !events_.valid() || !watch(device_->event_fd(), EPOLLIN, kCompletionTag) ||
+      !watch(device_->trouble_fd(), EPOLLIN, kTroubleTag) ||
+      !watch(timer_.get(), EPOLLIN, kTimerTag)) {
+    return device_->refused("cannot make its descriptors (is `ulimit -n` too low?)", errno);
+  }
+  return {};
+}
+
+bool Medium::watch(int fd, std::uint32_t mask, std::uint32_t tag) {
+  epoll_event event{};
+  event.events = mask;
+  event.data.u32 = tag;
+  return ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+Status Medium::check_peer(int peer) const {
+  const std::string who =
+      "verbs: rank " + std::to_string(rank_) + " and peer " + std::to_string(peer);
+  if (!events_.valid()) return Status::error(Code::kClosed, who + ": the transport was closed");
+  if (peer >= 0 && peer < size_ && peer != rank_) return {};
+  return Status::error(Code::kInvalidArgument,
+                       who + ": not another rank of a communicator of " + std::to_string(size_));
+}
+
+Status Medium::prepare(int peer, std::string* address) {
+  if (Status status = check_peer(peer); !status.ok()) return status;
+  auto& place = by_rank_[static_cast<std::size_t>(peer)];
+  if (place != nullptr) {
+    return Status::error(Code::kInvalidArgument,
+                         "verbs: peer " + std::to_string(peer) + " is prepared already");
+  }
+  auto link = std::make_unique<VerbsLink>(*device_, peer);
+  Status status = link->prepare(address);
+  if (status.ok()) place = std::move(link);
+  return status;
+}
+
+Status Medium::attach(int peer, const std::string& address, UniqueFd liveness, std::string name) {
+  if (Status status = check_peer(peer); !status.ok()) return status;
+  VerbsLink* link = by_rank_[static_cast<std::size_t>(peer)].get();
+  if (link == nullptr || link->connected()) {
+    return Status::error(Code::kInvalidArgument,
+                         "verbs: peer " + std::to_string(peer) +
+                             (link == nullptr ? " is not prepared" : " is attached already"));
+  }
+  Status status = link->connect(address, std::move(liveness), std::move(name));
+  if (!status.ok()) return status;
+  if (!watch(link->liveness_fd(), EPOLLIN | EPOLLRDHUP, static_cast<std::uint32_t>(peer))) {
+    return device_->refused("cannot watch the process of peer " + std::to_string(peer), errno);
+  }
+  links_.push_back(link);
+  return {};
+}
+
+Link* Medium::link(int peer) {
+  PYCOLL_ASSERT(peer >= 0 && peer < size_, "peer %d of %d", peer, size_);
+  VerbsLink* link = by_rank_[static_cast<std::size_t>(peer)].get();
+  return link != nullptr && link->connected() ? link : nullptr;
+}
+
+bool Medium::poll() {
+  if (!events_.valid()) return false;
+  bool moved = take_completions();
+  for (VerbsLink* link : links_) {
+    if (link->has_output()) moved |= link->flush();
+  }
+  if (events_due()) moved |= look_at_events();
+  return moved;
+}
+
+bool Medium::take_completions() {
+  bool news = false;
+  for (int batch = 0; batch < kBatchesPerPoll; ++batch) {
+    std::array<ibv_wc, 16> completions;
+    const int count = device_->take(completions);
+    for (int i = 0; i < count; ++i) news |= take(completions[static_cast<std::size_t>(i)]);
+    if (count < static_cast<int>(completions.size())) break;
+  }
+  return news;
+}
+
+bool Medium::take(const ibv_wc& completion) {
+  VerbsLink& link = *by_rank_[Queue::number_of(completion.wr_id)];
+  const bool open = link.state() == LinkState::kOpen;
+  if (completion.status != IBV_WC_SUCCESS) {
+    link.failed(completion);
+    if (!Queue::is_receive(completion.wr_id)) (void)link.sent(completion.wr_id);
+    return open;
+  }
+  if (!Queue::is_receive(completion.wr_id)) return link.sent(completion.wr_id);
+  const bool news = link.received(ntohl(completion.imm_data), completion.byte_len);
+  if (open && link.state() != LinkState::kOpen) drop_liveness(link);
+  return news;
+}
+
+// A socket at its end would keep event_fd() readable for ever.
+void Medium::drop_liveness(VerbsLink& link) {
+  if (link.liveness_fd() < 0) return;
+  (void)::epoll_ctl(events_.get(), EPOLL_CTL_DEL, link.liveness_fd(), nullptr);
+  link.drop_liveness();
+}
+
+bool Medium::events_due() {
+  if (!look_now_ && ++polls_ % kPollsPerClock != 0) return false;
+  const Nanoseconds now = clock_.now();
+  if (!look_now_ && now - looked_ < kLivenessPeriod) return false;
+  looked_ = now;
+  look_now_ = false;
+  return true;
+}
+
+bool Medium::look_at_events() {
+  std::array<epoll_event, 16> events;
+  const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
+  bool changed = false;
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t tag = events[static_cast<std::size_t>(i)].data.u32;
+    if (tag == kCompletionTag || tag == kTimerTag) continue;
+    if (tag == kTroubleTag) {
+      if (!device_->take_trouble()) continue;
+      for (VerbsLink* link : links_) link->fail(device_->name() + " broke: " + device_->trouble());
+      changed = true;
+      continue;
+    }
+    VerbsLink& link = *by_rank_[tag];
+    if (!link.hear_liveness(looked_)) continue;
+    drop_liveness(link);
+    if (link.grace_ends() == kForever) {
+      changed |= link.state() == LinkState::kLost;
+    } else {
+      ++graces_;
+      set_timer(VerbsTransport::kGoodbyeGrace);
+    }
+  }
+  return end_graces(looked_) || changed;
+}
+
+bool Medium::end_graces(Nanoseconds now) {
+  if (graces_ == 0) return false;
+  bool changed = false;
+  Nanoseconds next = kForever;
+  int waiting = 0;
+  for (VerbsLink* link : links_) {
+    if (link->grace_ends() == kForever) continue;
+    if (link->grace_ends() <= now) {
+      link->end_grace();
+      changed = true;
+    } else {
+      next = std::min(next, link->grace_ends());
+      ++waiting;
+    }
+  }
+  graces_ = waiting;
+  set_timer(waiting == 0 ? 0 : next - now);
+  return changed;
+}
+
+// A delay of zero makes the timer quiet.
+void Medium::set_timer(Nanoseconds delay) {
+  itimerspec when{};
+  when.it_value.tv_sec = delay / 1'000'000'000;
+  when.it_value.tv_nsec = delay % 1'000'000'000;
+  (void)::timerfd_settime(timer_.get(), 0, &when, nullptr);
+}
+
+// Completions from before the request give no event, those after it do: between the two looks none
+// is missed.
+bool Medium::arm() {
+  if (poll()) return false;
+  device_->drop_events();
+  device_->ask_for_event();
+  return !poll();
+}
+
+void Medium::disarm() {
+  device_->drop_events();
+  look_now_ = true;
+}
+
+// Goes on receiving meanwhile: a goodbye from the other side ends the wait for ours.
+void Medium::close() {
+  if (!events_.valid()) return;
+  const Nanoseconds deadline = clock_.now() + kCloseLasts;
+  (void)poll();
+  for (VerbsLink* link : links_) link->say_goodbye();
+  const auto told = [](const VerbsLink* link) { return link->is_told(); };
+  while (!std::all_of(links_.begin(), links_.end(), told) && clock_.now() < deadline) {
+    pollfd bed{events_.get(), POLLIN, 0};
+    if (arm()) (void)::poll(&bed, 1, 1);
+    disarm();
+  }
+  links_.clear();
+  by_rank_.clear();
+  device_.reset();
+  events_.reset();
+  timer_.reset();
+}
+
+}  // namespace
+}  // namespace verbs
+
+Status VerbsTransport::create(int rank, int size, const VerbsPort& port,
+                              std::unique_ptr<VerbsTransport>* made) {
+  std::string why;
+  const verbs::Api* api = verbs::library(&why);
+  if (api == nullptr) return Status::error(Code::kTransport, "verbs: " + why);
+  return create(rank, size, port, *api, made);
+}
+
+Status VerbsTransport::create(int rank, int size, const VerbsPort& port, const verbs::Api& api,
+                              std::unique_ptr<VerbsTransport>* made) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    return Status::error(Code::kInvalidArgument, "verbs: rank " + std::to_string(rank) +
+                                                     " is not in [0, size) for size " +
+                                                     std::to_string(size));
+  }
+  std::unique_ptr<verbs::Device> device;
+  const int completions = std::max(1, size - 1) * verbs::Queue::kCompletions;
+  Status status = verbs::Device::open(api, port, completions, &device);
+  if (!status.ok()) return status;
+  auto medium = std::make_unique<verbs::Medium>(rank, size, std::move(device));
+  status = medium->open();
+  if (status.ok()) *made = std::move(medium);
+  return status;
+}
+
+}  // namespace pycoll::transport

@@ -1,0 +1,67 @@
+// Segments over RDMA: one reliable queue pair of InfiniBand or RoCE per peer. Every rank registers
+// slots that each peer writes into; a segment is one message, or a payload and behind it a message
+// with the header, and the completion of the last one is the flag. Layout and rules: VERBS.md.
+//
+// libibverbs is opened when the first transport is made. Where its header was missing when pycoll
+// was built, everything here exists and says so.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/unique_fd.h"
+#include "transport/transport.h"
+
+namespace pycoll::transport {
+
+namespace verbs {
+struct Api;
+}
+
+// Where a rank is on the RDMA network: "mlx5_0", its port from 1, the index in the port's table of
+// GIDs (the addresses; for RoCE one of version 2).
+struct VerbsPort {
+  std::string device;
+  int port = 1;
+  int gid_index = 0;
+};
+
+// Empty if this process can use verbs; otherwise why not and what to install.
+std::string verbs_missing();
+
+// Threads: as in transport.h. Pins about 4 MiB of memory per prepared peer and costs one descriptor
+// per peer and four of its own, beside those of the driver.
+class VerbsTransport : public Transport {
+ public:
+  // How long close() may wait for what is still on its way to peers.
+  static constexpr Nanoseconds kCloseLasts = 1'000'000'000;
+  // A peer's socket has ended without a goodbye so long: then none is on its way.
+  static constexpr Nanoseconds kGoodbyeGrace = 100'000'000;
+
+  // Opens the device. kInvalidArgument for a rank outside [0, size) or a device that is not there;
+  // kTransport when it cannot be used, with what to do about it.
+  static Status create(int rank, int size, const VerbsPort& port,
+                       std::unique_ptr<VerbsTransport>* made);
+  // As above over the functions of `api`, which outlives the transport; for tests.
+  static Status create(int rank, int size, const VerbsPort& port, const verbs::Api& api,
+                       std::unique_ptr<VerbsTransport>* made);
+
+  // Makes queue pair and memory for `peer`; `address` gets the bytes for its attach(). Fails with
+  // kInvalidArgument for a peer that cannot be or is prepared, with kTransport when the device or
+  // the system refuses.
+  virtual Status prepare(int peer, std::string* address) = 0;
+
+  // Connects to the prepared `peer`, whose prepare() gave `address`. `liveness` is a connected
+  // stream socket on which no byte is sent: its end means that the peer's process is gone. `name`
+  // names the peer in error texts. Ownership of the socket passes in any case. Nothing may be sent
+  // before both ends are attached. Fails as prepare(), and when no way leads to the address.
+  virtual Status attach(int peer, const std::string& address, UniqueFd liveness,
+                        std::string name) = 0;
+
+  std::string_view name() const override { return "verbs"; }
+};
+
+}  // namespace pycoll::transport

@@ -1,0 +1,88 @@
+// The channels of the verbs transport: counters over slots of registered memory. A channel posts
+// nothing itself; it tells its link (verbs_link.h). VERBS.md explains the credits.
+//
+// Threads: those of the Transport. A link owns its channels and outlives every call to them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "transport/verbs_layout.h"
+
+namespace pycoll::transport::verbs {
+
+class VerbsLink;
+
+// Counters run from zero without end, modulo 2^32:
+//   released <= posted <= committed <= released + kChannelDepth
+// A slot is used again when its segment was released and the device reads it no more. Either may
+// come first: the peer's word can overtake the acknowledgement that lets the device forget.
+class VerbsSendChannel final : public SendChannel {
+ public:
+  // Rooms lie in the link's outgoing area, once it has one.
+  VerbsSendChannel(std::uint32_t number, VerbsLink& link) : number_(number), link_(link) {}
+
+  std::byte* reserve(std::size_t bytes) override;
+  void commit(const SegmentHeader& header) override;
+  // User memory was copied when it was handed over; this waits for segments that the device has not
+  // got yet, since their owner may not poll for long.
+  bool drained() override;
+
+  // --- for the link
+  std::uint32_t number() const { return number_; }
+  std::uint32_t next() const { return posted_; }
+  // The next segment was given to the device, which reads its slot until `position` is done.
+  void posted(std::uint32_t position);
+  // The peer's count of released segments, of which `bits` bits travelled. False when it counts
+  // what was never sent.
+  bool accept_released(std::uint32_t released, int bits);
+  // Nothing leaves any more.
+  void abandon();
+
+ private:
+  static constexpr std::size_t kNothing = ~std::size_t{0};
+
+  const std::uint32_t number_;
+  VerbsLink& link_;
+  std::array<std::uint32_t, kChannelDepth> free_at_{};  // position by slot
+  std::size_t reserved_bytes_ = kNothing;
+  std::uint32_t committed_ = 0;
+  std::uint32_t posted_ = 0;
+  std::uint32_t released_ = 0;
+  bool abandoned_ = false;
+};
+
+// announced <= released <= received <= announced + kChannelDepth
+class VerbsRecvChannel final : public RecvChannel {
+ public:
+  // Segments lie in the link's incoming area, once it has one.
+  VerbsRecvChannel(std::uint32_t number, VerbsLink& link) : number_(number), link_(link) {}
+
+  const Segment* peek() override;
+  void release() override;
+
+  // --- for the link
+  // Whether the peer may send one more, and as number `number` modulo 2^16.
+  bool expects(std::uint16_t number) const;
+  std::uint32_t next() const { return received_; }
+  void received(const SegmentHeader& header);
+  // The counter that travels to the peer with the next message.
+  std::uint32_t announce();
+  // True when the peer should be told now, even if no segment goes its way: it may be waiting for
+  // room, or would be soon.
+  bool credit_due() const;
+
+ private:
+  // So many untold releases are told even to a sender that still has room, to keep it going.
+  static constexpr std::uint32_t kManyReleases = kChannelDepth / 2;
+
+  const std::uint32_t number_;
+  VerbsLink& link_;
+  std::array<SegmentHeader, kChannelDepth> headers_;
+  Segment oldest_;
+  std::uint32_t received_ = 0;
+  std::uint32_t released_ = 0;
+  std::uint32_t announced_ = 0;
+};
+
+}  // namespace pycoll::transport::verbs

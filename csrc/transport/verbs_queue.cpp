@@ -1,0 +1,186 @@
+#include "transport/verbs_queue.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <random>
+
+#include "base/assert.h"
+
+namespace pycoll::transport::verbs {
+namespace {
+
+// Inline bytes to ask for, best first: devices refuse what is too much.
+constexpr std::uint32_t kInlineWishes[] = {256, 128, 64, 0};
+
+// An unanswered packet is sent again after 4.096 us * 2^kAckTimeout = 0.27 s (devices may take up
+// to four times as long), and kRetries times: a peer that is gone is told after 2 to 8 s. Seven
+// would mean for ever on some devices.
+constexpr std::uint8_t kAckTimeout = 16;
+constexpr std::uint8_t kRetries = 6;
+// Between tries when the peer has no receive posted, which by the rules cannot happen: 0.64 ms.
+constexpr std::uint8_t kNotReadyTimer = 12;
+
+ibv_qp_attr attributes(ibv_qp_state state) {
+  auto made = cleared<ibv_qp_attr>();
+  made.qp_state = state;
+  return made;
+}
+
+}  // namespace
+
+Queue::Queue(const Device& device, std::uint32_t number)
+    : device_(device), number_(number), pair_(nullptr, device.api().destroy_qp) {}
+
+Status Queue::open() {
+  for (const std::uint32_t wish : kInlineWishes) {
+    auto wanted = cleared<ibv_qp_init_attr>();
+    wanted.send_cq = wanted.recv_cq = device_.completions();
+    wanted.qp_type = IBV_QPT_RC;
+    wanted.cap.max_send_wr = kSends;
+    wanted.cap.max_recv_wr = kReceives;
+    wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
+    wanted.cap.max_inline_data = wish;
+    pair_.reset(device_.api().create_qp(device_.domain(), &wanted));
+    if (pair_ != nullptr) {
+      inline_max_ = std::min(wanted.cap.max_inline_data, 1024u);
+      break;
+    }
+    if (errno == ENOMEM || errno == EAGAIN) break;
+  }
+  if (pair_ == nullptr) return device_.refused("cannot make a queue pair", errno);
+  std::random_device random;
+  first_packet_ = random() & 0xff'ffff;
+  if (Status status = initialize(); !status.ok()) return status;
+  if (!post_receives(kReceives)) return device_.refused("cannot post receives", error_);
+  return {};
+}
+
+Status Queue::initialize() {
+  ibv_qp_attr wanted = attributes(IBV_QPS_INIT);
+  wanted.port_num = static_cast<std::uint8_t>(device_.port().port);
+  wanted.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+  const int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+  const int error = device_.api().modify_qp(pair_.get(), &wanted, mask);
+  return error == 0 ? Status() : device_.refused("cannot initialize a queue pair", error);
+}
+
+PeerAddress Queue::address() const {
+  PeerAddress own;
+  own.pair_number = pair_->qp_num;
+  own.packet_number = first_packet_;
+  own.lid = device_.port_facts().lid;
+  own.mtu = static_cast<std::uint8_t>(device_.port_facts().active_mtu);
+  own.link_layer = device_.port_facts().link_layer;
+  std::memcpy(own.gid, device_.gid().raw, sizeof(own.gid));
+  return own;
+}
+
+Status Queue::connect(const PeerAddress& peer, const std::string& who) {
+  peer_area_ = peer.area;
+  peer_key_ = peer.rkey;
+  ibv_qp_attr ready = attributes(IBV_QPS_RTR);
+  ready.path_mtu = static_cast<ibv_mtu>(
+      std::min<std::uint8_t>(peer.mtu, static_cast<std::uint8_t>(device_.port_facts().active_mtu)));
+  packet_bytes_ = 128u << ready.path_mtu;
+  ready.dest_qp_num = peer.pair_number;
+  ready.rq_psn = peer.packet_number;
+  ready.max_dest_rd_atomic = 1;
+  ready.min_rnr_timer = kNotReadyTimer;
+  ready.ah_attr.port_num = static_cast<std::uint8_t>(device_.port().port);
+  ready.ah_attr.dlid = peer.lid;
+  // By GID on Ethernet and between InfiniBand's subnets, by LID within one.
+  const bool one_subnet = peer.link_layer == IBV_LINK_LAYER_INFINIBAND && peer.lid != 0 &&
+                          std::memcmp(peer.gid, device_.gid().raw, 8) == 0;
+  ready.ah_attr.is_global = one_subnet ? 0 : 1;
+  std::memcpy(ready.ah_attr.grh.dgid.raw, peer.gid, sizeof(peer.gid));
+  ready.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(device_.port().gid_index);
+  ready.ah_attr.grh.hop_limit = 64;
+  int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+  int error = device_.api().modify_qp(pair_.get(), &ready, mask);
+  if (error != 0) return device_.refused("finds no way to " + who, error);
+
+  ibv_qp_attr sending = attributes(IBV_QPS_RTS);
+  sending.timeout = kAckTimeout;
+  sending.retry_cnt = kRetries;
+  sending.rnr_retry = kRetries;
+  sending.sq_psn = first_packet_;
+  sending.max_rd_atomic = 1;
+  mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+         IBV_QP_MAX_QP_RD_ATOMIC;
+  error = device_.api().modify_qp(pair_.get(), &sending, mask);
+  return error == 0 ? Status() : device_.refused("cannot open the way to " + who, error);
+}
+
+std::uint32_t Queue::send(const Piece* payload, const Piece& last, Immediate immediate) {
+  return post(payload, last, immediate, false);
+}
+
+std::uint32_t Queue::send_last(Immediate immediate) {
+  (void)post(nullptr, {}, immediate, true);
+  return posted_;
+}
+
+std::uint32_t Queue::post(const Piece* payload, const Piece& last, Immediate immediate, bool tell) {
+  PYCOLL_ASSERT(has_room(), "%u requests under way", posted_ - completed_);
+  std::array<ibv_send_wr, kRequestsPerSend> requests{};
+  std::array<ibv_sge, kRequestsPerSend> memory{};
+  std::size_t count = 0;
+  bool reads = false;
+  for (const Piece* piece : {payload, &last}) {
+    if (piece == nullptr) continue;
+    ibv_send_wr& request = requests[count];
+    ibv_sge& where = memory[count++];
+    where = {reinterpret_cast<std::uint64_t>(piece->data), piece->bytes, piece->key};
+    request.sg_list = &where;
+    request.num_sge = piece->bytes == 0 ? 0 : 1;
+    request.opcode = piece == &last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+    const bool copied = piece->bytes <= inline_max_;
+    if (copied && piece->bytes != 0) request.send_flags = IBV_SEND_INLINE;
+    reads |= !copied;
+    request.wr.rdma.remote_addr = peer_area_ + piece->offset;
+    request.wr.rdma.rkey = peer_key_;
+    // Also of those that do not tell: a failure tells of all.
+    request.wr_id = static_cast<std::uint64_t>(number_) << 32 | ++posted_;
+  }
+  if (count == 2) requests[0].next = &requests[1];
+  ibv_send_wr& end = requests[count - 1];
+  end.imm_data = htonl(immediate.bits());
+  untold_ += static_cast<std::uint32_t>(count);
+  if (reads || tell || untold_ >= kTellEvery) {
+    end.send_flags |= IBV_SEND_SIGNALED;
+    untold_ = 0;
+  }
+  ibv_send_wr* refused = nullptr;
+  const int error = pair_->context->ops.post_send(pair_.get(), requests.data(), &refused);
+  if (error != 0 && error_ == 0) error_ = error;
+  return reads ? posted_ : completed_;
+}
+
+bool Queue::post_receives(std::uint32_t count) {
+  ibv_recv_wr receive{};
+  receive.wr_id = std::uint64_t{1} << 63 | static_cast<std::uint64_t>(number_) << 32;
+  std::array<ibv_recv_wr, kReceiveBatch> batch;
+  batch.fill(receive);
+  for (std::uint32_t posted = 0; posted < count; posted += kReceiveBatch) {
+    const std::uint32_t now = std::min(kReceiveBatch, count - posted);
+    for (std::uint32_t i = 0; i < now; ++i) batch[i].next = i + 1 < now ? &batch[i + 1] : nullptr;
+    ibv_recv_wr* refused = nullptr;
+    const int error = pair_->context->ops.post_recv(pair_.get(), batch.data(), &refused);
+    if (error != 0) error_ = error;
+    if (error != 0) return false;
+  }
+  return true;
+}
+
+void Queue::received() {
+  if (++unposted_receives_ < kReceiveBatch) return;
+  unposted_receives_ = 0;
+  (void)post_receives(kReceiveBatch);
+}
+
+}  // namespace pycoll::transport::verbs

@@ -1,0 +1,94 @@
+// A queue pair: what is written to one peer, in order, and the receives that the peer's messages
+// consume. Knows neither channels nor segments.
+//
+// Positions count work requests without end, modulo 2^32. Not every request tells that it is done;
+// one that does tells it for all before it.
+//
+// Threads: those of the Transport.
+#pragma once
+
+#include <cstdint>
+
+#include "transport/verbs_device.h"
+#include "transport/verbs_layout.h"
+
+namespace pycoll::transport::verbs {
+
+// Memory of this process, and where in the peer's area it goes.
+struct Piece {
+  const std::byte* data = nullptr;
+  std::uint32_t bytes = 0;
+  std::uint32_t key = 0;  // of the registered memory that `data` lies in
+  std::size_t offset = 0;
+};
+
+class Queue {
+ public:
+  // Requests that can be under way.
+  static constexpr std::uint32_t kSends = 128;
+  // What a peer may send unread: all segments, as many credits, two notices, a notice seen and a
+  // goodbye. Receives are posted again in batches, so that almost one batch may be missing.
+  static constexpr std::uint32_t kReceiveBatch = 16;
+  static constexpr std::uint32_t kReceives = 96;
+  static_assert(kReceives >= 2 * kChannelsMax * kChannelDepth + 4 + kReceiveBatch - 1);
+  static constexpr int kCompletions = kSends + kReceives;
+
+  // `device` outlives the queue. `number` comes back with every completion; see is_receive().
+  Queue(const Device& device, std::uint32_t number);
+
+  // Makes the pair and posts all receives. Called once.
+  Status open();
+  // What the peer must know about the pair; area and rkey are the caller's to add.
+  PeerAddress address() const;
+  // Makes the pair ready to send. `who` names the peer in errors. Requires: open().
+  Status connect(const PeerAddress& peer, const std::string& who);
+
+  // Packets of the path carry so many bytes. Requires: connect().
+  std::uint32_t packet_bytes() const { return packet_bytes_; }
+  // Whether one more send() fits.
+  bool has_room() const { return posted_ - completed_ + kRequestsPerSend <= kSends; }
+  // Writes `payload`, if there is one, then `last`, with whose arrival the peer is told
+  // `immediate`. Returns the position with which the memory of the pieces is free again. A refusal
+  // shows in error(). Requires: has_room().
+  std::uint32_t send(const Piece* payload, const Piece& last, Immediate immediate);
+  // As above without any bytes; when its position is done, so is everything before.
+  std::uint32_t send_last(Immediate immediate);
+  bool done(std::uint32_t position) const {
+    return static_cast<std::int32_t>(completed_ - position) >= 0;
+  }
+  // errno of the request that the device refused, or 0.
+  int error() const { return error_; }
+
+  // --- completions; their wr_id says what they belong to
+  static bool is_receive(std::uint64_t id) { return (id >> 63) != 0; }
+  static std::uint32_t number_of(std::uint64_t id) {
+    return static_cast<std::uint32_t>(id >> 32) & 0x7fff'ffff;
+  }
+  void sent(std::uint64_t id) { completed_ = static_cast<std::uint32_t>(id); }
+  void received();
+
+ private:
+  static constexpr std::uint32_t kRequestsPerSend = 2;
+  // Requests that need no memory tell of themselves this rarely.
+  static constexpr std::uint32_t kTellEvery = 16;
+
+  Status initialize();
+  bool post_receives(std::uint32_t count);
+  std::uint32_t post(const Piece* payload, const Piece& last, Immediate immediate, bool tell);
+
+  const Device& device_;
+  const std::uint32_t number_;
+  Owned<ibv_qp> pair_;
+  std::uint32_t first_packet_ = 0;
+  std::uint32_t packet_bytes_ = 0;
+  std::uint32_t inline_max_ = 0;
+  std::uint64_t peer_area_ = 0;
+  std::uint32_t peer_key_ = 0;
+  std::uint32_t posted_ = 0;
+  std::uint32_t completed_ = 0;
+  std::uint32_t untold_ = 0;  // requests since one that tells
+  std::uint32_t unposted_receives_ = 0;
+  int error_ = 0;
+};
+
+}  // namespace pycoll::transport::verbs

@@ -1,0 +1,400 @@
+#include "verbs_fake.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "check.h"
+#include "verbs_fake_network.h"
+
+namespace pycoll::testing {
+namespace {
+
+constexpr int kDevices = 8;
+template <typename Inside, typename Handle>
+Inside* inside(Handle* handle) {
+  return reinterpret_cast<Inside*>(handle);
+}
+
+FakeNetwork& net() { return FakeNetwork::current(); }
+
+int bell() { return ::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE); }
+
+bool rings(int fd) {
+  std::uint64_t count = 0;
+  return ::read(fd, &count, sizeof(count)) == sizeof(count);
+}
+
+// --- devices
+
+ibv_device* devices() {
+  static ibv_device all[kDevices];
+  for (int i = 0; i < kDevices; ++i) {
+    std::snprintf(all[i].name, sizeof(all[i].name), "fake%d", i);
+  }
+  return all;
+}
+
+ibv_device** get_device_list(int* count) {
+  auto** list = new ibv_device*[kDevices + 1];
+  for (int i = 0; i < kDevices; ++i) list[i] = devices() + i;
+  list[kDevices] = nullptr;
+  *count = kDevices;
+  return list;
+}
+
+int fork_init() { return 0; }
+void free_device_list(ibv_device** list) { delete[] list; }
+const char* get_device_name(ibv_device* device) { return device->name; }
+
+int post_send(ibv_qp* handle, ibv_send_wr* requests, ibv_send_wr** refused);
+int post_recv(ibv_qp* handle, ibv_recv_wr* requests, ibv_recv_wr** refused);
+int poll_cq(ibv_cq* handle, int room, ibv_wc* into);
+int req_notify_cq(ibv_cq* handle, int solicited_only);
+
+ibv_context* open_device(ibv_device* device) {
+  auto* made = new FakeContext;
+  made->device = static_cast<int>(device - devices());
+  made->handle.device = device;
+  made->handle.async_fd = bell();
+  made->handle.ops.post_send = post_send;
+  made->handle.ops.post_recv = post_recv;
+  made->handle.ops.poll_cq = poll_cq;
+  made->handle.ops.req_notify_cq = req_notify_cq;
+  const auto held = net().lock();
+  ++net().handles;
+  net().contexts.insert(made);
+  return &made->handle;
+}
+
+int close_device(ibv_context* handle) {
+  auto* context = inside<FakeContext>(handle);
+  const auto held = net().lock();
+  --net().handles;
+  net().contexts.erase(context);
+  ::close(handle->async_fd);
+  delete context;
+  return 0;
+}
+
+int query_device(ibv_context*, ibv_device_attr* attributes) {
+  *attributes = {};
+  attributes->max_cqe = 1 << 15;
+  return 0;
+}
+
+int query_port(ibv_context*, std::uint8_t, ibv_port_attr* attributes) {
+  *attributes = {};
+  attributes->state = IBV_PORT_ACTIVE;
+  attributes->active_mtu = IBV_MTU_1024;
+  attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
+  return 0;
+}
+
+int query_gid(ibv_context*, std::uint8_t, int, ibv_gid* gid) {
+  *gid = {};
+  return 0;
+}
+
+int get_async_event(ibv_context* handle, ibv_async_event* event) {
+  auto* context = inside<FakeContext>(handle);
+  if (!rings(handle->async_fd)) return -1;
+  const auto held = net().lock();
+  *event = {};
+  event->event_type = context->events.front();
+  context->events.pop_front();
+  return 0;
+}
+
+void ack_async_event(ibv_async_event*) {}
+
+// --- memory
+
+ibv_pd* alloc_pd(ibv_context* context) {
+  const auto held = net().lock();
+  ++net().handles;
+  auto* made = new ibv_pd{};
+  made->context = context;
+  return made;
+}
+
+int dealloc_pd(ibv_pd* domain) {
+  const auto held = net().lock();
+  --net().handles;
+  delete domain;
+  return 0;
+}
+
+ibv_mr* reg_mr(ibv_pd* domain, void* memory, std::size_t bytes, int access) {
+  const auto held = net().lock();
+  if (net().refuse_memory) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  ++net().handles;
+  auto* made = new FakeRegion;
+  made->handle.context = domain->context;
+  made->handle.pd = domain;
+  made->handle.addr = memory;
+  made->handle.length = bytes;
+  made->handle.lkey = net().next_number++;
+  made->handle.rkey = net().next_number++;
+  made->access = access;
+  net().regions[made->handle.lkey] = made;
+  net().regions[made->handle.rkey] = made;
+  return &made->handle;
+}
+
+int dereg_mr(ibv_mr* handle) {
+  const auto held = net().lock();
+  --net().handles;
+  net().regions.erase(handle->lkey);
+  net().regions.erase(handle->rkey);
+  delete inside<FakeRegion>(handle);
+  return 0;
+}
+
+// --- completions
+
+ibv_comp_channel* create_comp_channel(ibv_context* context) {
+  const auto held = net().lock();
+  ++net().handles;
+  auto* made = new FakeChannel;
+  made->handle.context = context;
+  made->handle.fd = bell();
+  return &made->handle;
+}
+
+int destroy_comp_channel(ibv_comp_channel* handle) {
+  const auto held = net().lock();
+  --net().handles;
+  ::close(handle->fd);
+  delete inside<FakeChannel>(handle);
+  return 0;
+}
+
+ibv_cq* create_cq(ibv_context* context, int entries, void*, ibv_comp_channel* channel, int) {
+  const auto held = net().lock();
+  ++net().handles;
+  auto* made = new FakeCompletions;
+  made->handle.context = context;
+  made->handle.channel = channel;
+  made->capacity = static_cast<std::size_t>(entries);
+  inside<FakeChannel>(channel)->queue = made;
+  return &made->handle;
+}
+
+int destroy_cq(ibv_cq* handle) {
+  const auto held = net().lock();
+  --net().handles;
+  auto* queue = inside<FakeCompletions>(handle);
+  CHECK(queue->unacknowledged == 0, "%u events not acknowledged", queue->unacknowledged);
+  delete queue;
+  return 0;
+}
+
+int get_cq_event(ibv_comp_channel* channel, ibv_cq** queue, void** tag) {
+  if (!rings(channel->fd)) return -1;
+  const auto held = net().lock();
+  FakeCompletions* source = inside<FakeChannel>(channel)->queue;
+  ++source->unacknowledged;
+  *queue = &source->handle;
+  *tag = nullptr;
+  return 0;
+}
+
+void ack_cq_events(ibv_cq* handle, unsigned int count) {
+  const auto held = net().lock();
+  inside<FakeCompletions>(handle)->unacknowledged -= count;
+}
+
+// Requests that do not tell leave the queue with the next one that does.
+void make_room(const ibv_wc& told) {
+  const auto found = net().pairs.find(told.qp_num);
+  if (found == net().pairs.end() || (told.opcode & IBV_WC_RECV) != 0) return;
+  std::deque<bool>& under_way = found->second->under_way;
+  for (bool last = false; !last && !under_way.empty(); under_way.pop_front()) {
+    last = under_way.front();
+  }
+}
+
+int poll_cq(ibv_cq* handle, int room, ibv_wc* into) {
+  const auto held = net().lock();
+  for (int i = 0; i < 3 && net().step(); ++i) {
+  }
+  auto& waiting = inside<FakeCompletions>(handle)->waiting;
+  int count = 0;
+  while (count < room && !waiting.empty()) {
+    into[count++] = waiting.front();
+    make_room(waiting.front());
+    waiting.pop_front();
+  }
+  return count;
+}
+
+int req_notify_cq(ibv_cq* handle, int solicited_only) {
+  CHECK(solicited_only == 0, "only plain notification is known");
+  const auto held = net().lock();
+  inside<FakeCompletions>(handle)->armed = true;
+  return 0;
+}
+
+// --- pairs
+
+ibv_qp* create_qp(ibv_pd* domain, ibv_qp_init_attr* wanted) {
+  const auto held = net().lock();
+  if (wanted->cap.max_inline_data > net().options.inline_max) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  ++net().handles;
+  auto* made = new FakePair;
+  made->device = inside<FakeContext>(domain->context)->device;
+  made->handle.context = domain->context;
+  made->handle.send_cq = wanted->send_cq;
+  made->handle.recv_cq = wanted->recv_cq;
+  made->handle.qp_num = net().next_number++;
+  made->handle.state = IBV_QPS_RESET;
+  made->limits = wanted->cap;
+  net().pairs[made->handle.qp_num] = made;
+  return &made->handle;
+}
+
+int modify_qp(ibv_qp* handle, ibv_qp_attr* wanted, int mask) {
+  const auto held = net().lock();
+  auto* pair = inside<FakePair>(handle);
+  CHECK((mask & IBV_QP_STATE) != 0 && wanted->qp_state == handle->state + 1,
+        "a pair goes from state %d to %d", handle->state, wanted->qp_state);
+  handle->state = wanted->qp_state;
+  if ((mask & IBV_QP_DEST_QPN) != 0) pair->peer = wanted->dest_qp_num;
+  return 0;
+}
+
+int destroy_qp(ibv_qp* handle) {
+  const auto held = net().lock();
+  --net().handles;
+  net().pairs.erase(handle->qp_num);
+  delete inside<FakePair>(handle);
+  return 0;
+}
+
+int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** refused) {
+  const auto held = net().lock();
+  auto* pair = inside<FakePair>(handle);
+  for (; request != nullptr; request = request->next) {
+    if (pair->receives.size() == pair->limits.max_recv_wr) {
+      *refused = request;
+      return ENOMEM;
+    }
+    pair->receives.push_back(request->wr_id);
+  }
+  return 0;
+}
+
+FakeRequest request_of(const FakePair& pair, const ibv_send_wr& wanted) {
+  FakeRequest made;
+  made.completion.wr_id = wanted.wr_id;
+  made.completion.opcode = IBV_WC_RDMA_WRITE;
+  made.completion.qp_num = pair.handle.qp_num;
+  made.tells = (wanted.send_flags & IBV_SEND_SIGNALED) != 0;
+  made.immediate = wanted.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+  made.immediate_bits = wanted.imm_data;
+  made.target = wanted.wr.rdma.remote_addr;
+  made.key = wanted.wr.rdma.rkey;
+  if (wanted.num_sge == 0) return made;
+  const ibv_sge& from = wanted.sg_list[0];
+  const auto* source = reinterpret_cast<const std::byte*>(from.addr);
+  made.bytes = from.length;
+  if ((wanted.send_flags & IBV_SEND_INLINE) != 0) {
+    CHECK(from.length <= pair.limits.max_inline_data, "%u bytes inline", from.length);
+    made.copied.assign(source, source + from.length);
+  } else {
+    const FakeRegion* region = net().region(from.lkey, from.addr, from.length);
+    CHECK(region != nullptr && region->handle.lkey == from.lkey, "%u bytes without a key",
+          from.length);
+    made.source = source;
+  }
+  const std::uint32_t packets = (made.bytes - 1) / FakeNetwork::kPacketBytes + 1;
+  for (std::uint32_t i = 0; i < packets; ++i) made.packets.push_back(i);
+  return made;
+}
+
+int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** refused) {
+  {
+    const auto held = net().lock();
+    auto* pair = inside<FakePair>(handle);
+    CHECK(handle->state == IBV_QPS_RTS || handle->state == IBV_QPS_ERR, "sent in state %d",
+          handle->state);
+    for (; request != nullptr; request = request->next) {
+      if (pair->under_way.size() == pair->limits.max_send_wr) {
+        *refused = request;
+        return ENOMEM;
+      }
+      pair->sends.push_back(request_of(*pair, *request));
+      pair->under_way.push_back(pair->sends.back().tells);
+    }
+    if (handle->state == IBV_QPS_ERR) net().fail(*pair, IBV_WC_WR_FLUSH_ERR);
+  }
+  net().wake();
+  return 0;
+}
+
+const char* wc_status_str(ibv_wc_status status) {
+  return status == IBV_WC_RETRY_EXC_ERR ? "transport retry counter exceeded"
+                                        : "Work Request Flushed Error";
+}
+
+const char* event_type_str(ibv_event_type type) {
+  return type == IBV_EVENT_PORT_ERR ? "port error" : "another event";
+}
+
+}  // namespace
+
+const transport::verbs::Api& FakeVerbs::api() {
+  static const transport::verbs::Api table = {
+      fork_init,       get_device_list, free_device_list, get_device_name,     open_device,
+      close_device,    query_device,    query_port,       query_gid,           alloc_pd,
+      dealloc_pd,      reg_mr,          dereg_mr,         create_comp_channel, destroy_comp_channel,
+      create_cq,       destroy_cq,      get_cq_event,     ack_cq_events,       get_async_event,
+      ack_async_event, create_qp,       modify_qp,        destroy_qp,          wc_status_str,
+      event_type_str,
+  };
+  return table;
+}
+
+FakeVerbs::FakeVerbs(const FakeOptions& options)
+    : network_(std::make_unique<FakeNetwork>(options)) {}
+FakeVerbs::~FakeVerbs() = default;
+void FakeVerbs::cut(int device) {
+  const auto held = network_->lock();
+  network_->cut.insert(device);
+}
+
+void FakeVerbs::tell_port_error(int device) {
+  const auto held = network_->lock();
+  for (FakeContext* context : network_->contexts) {
+    if (context->device != device) continue;
+    context->events.push_back(IBV_EVENT_PORT_ERR);
+    const std::uint64_t one = 1;
+    CHECK(::write(context->handle.async_fd, &one, sizeof(one)) == sizeof(one), "no event");
+  }
+}
+
+void FakeVerbs::refuse_memory(bool refuse) {
+  const auto held = network_->lock();
+  network_->refuse_memory = refuse;
+}
+
+std::uint64_t FakeVerbs::messages() const {
+  const auto held = network_->lock();
+  return network_->messages;
+}
+std::uint64_t FakeVerbs::disordered() const {
+  const auto held = network_->lock();
+  return network_->disordered;
+}
+
+}  // namespace pycoll::testing

@@ -1,0 +1,116 @@
+// The inside of verbs_fake.h: what the handles point to, and the thread that moves packets.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/prng.h"
+#include "verbs_fake.h"
+
+namespace pycoll::testing {
+
+// Every handle is the first member, so that one pointer is as good as the other.
+struct FakeContext {
+  ibv_context handle{};
+  int device = 0;
+  std::deque<ibv_event_type> events;
+};
+
+struct FakeCompletions {
+  ibv_cq handle{};
+  std::deque<ibv_wc> waiting;
+  std::size_t capacity = 0;
+  bool armed = false;
+  unsigned int unacknowledged = 0;
+};
+
+struct FakeChannel {
+  ibv_comp_channel handle{};
+  FakeCompletions* queue = nullptr;  // one each
+};
+
+struct FakeRegion {
+  ibv_mr handle{};
+  int access = 0;
+};
+
+struct FakeRequest {
+  ibv_wc completion{};  // as it will be told
+  bool tells = false;
+  bool immediate = false;
+  std::uint32_t immediate_bits = 0;
+  std::vector<std::byte> copied;      // inline
+  const std::byte* source = nullptr;  // otherwise
+  std::uint32_t bytes = 0;
+  std::uint64_t target = 0;
+  std::uint32_t key = 0;
+  std::vector<std::uint32_t> packets;  // numbers of those that have not arrived
+};
+
+struct FakePair {
+  ibv_qp handle{};
+  int device = 0;
+  ibv_qp_cap limits{};
+  std::uint32_t peer = 0;
+  std::deque<FakeRequest> sends;
+  std::deque<std::uint64_t> receives;  // their wr_id
+  std::deque<ibv_wc> late;             // of sends, done but not told
+  std::deque<bool> under_way;          // sends that take room in the queue; whether they tell
+  Nanoseconds unanswered_since = 0;    // 0 while the peer answers
+};
+
+class FakeNetwork {
+ public:
+  explicit FakeNetwork(const FakeOptions& options);
+  ~FakeNetwork();
+
+  static FakeNetwork& current();
+
+  // Everything below but the destructor is used with the lock held.
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+  void wake() { work_.notify_one(); }
+  // Moves one packet or completion; false if there is none. The network's thread does nothing else,
+  // but whoever looks helps, or tests would take long on a machine that has no core to spare.
+  bool step();
+  void tell(FakeCompletions& queue, const ibv_wc& completion);
+  void fail(FakePair& pair, ibv_wc_status status);
+  const FakeRegion* region(std::uint32_t key, std::uint64_t address, std::size_t bytes) const;
+
+  const FakeOptions options;
+  std::map<std::uint32_t, FakePair*> pairs;      // by number
+  std::map<std::uint32_t, FakeRegion*> regions;  // by either key
+  std::set<FakeContext*> contexts;
+  std::set<int> cut;
+  std::uint32_t next_number = 17;
+  int handles = 0;  // made and not freed
+  bool refuse_memory = false;
+  std::uint64_t messages = 0;
+  std::uint64_t disordered = 0;
+
+  static constexpr std::uint32_t kPacketBytes = 1024;
+
+ private:
+  void run();
+  bool advance(FakePair& pair);
+  bool arrive(FakePair& pair);
+  void place(FakePair& pair, FakePair& peer);
+  void finish(FakePair& pair, FakePair& peer);
+  bool is_cut(const FakePair& pair) const { return cut.count(pair.device) != 0; }
+
+  std::mutex mutex_;
+  std::condition_variable work_;
+  Prng prng_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+}  // namespace pycoll::testing
