@@ -9,6 +9,7 @@
 #include "bindings/bind.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
+#include "transport/verbs.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -51,6 +52,33 @@ void attach_tcp(TcpHandle& handle, int peer, const std::vector<int>& sockets, st
   raise_if_failed(handle.tcp->attach(peer, std::move(owned), std::move(address)), "init");
 }
 
+struct VerbsHandle : TransportHandle {
+  transport::VerbsTransport* verbs = nullptr;
+};
+
+VerbsHandle make_verbs(int rank, int size, std::string device, int port, int gid_index) {
+  std::unique_ptr<transport::VerbsTransport> made;
+  const transport::VerbsPort where{std::move(device), port, gid_index};
+  raise_if_failed(transport::VerbsTransport::create(rank, size, where, &made), "init");
+  VerbsHandle handle;
+  handle.verbs = made.get();
+  handle.transport = std::move(made);
+  return handle;
+}
+
+py::bytes prepare_verbs(VerbsHandle& handle, int peer) {
+  std::string address;
+  raise_if_failed(handle.verbs->prepare(peer, &address), "init");
+  return address;
+}
+
+void attach_verbs(VerbsHandle& handle, int peer, const py::bytes& address, int liveness,
+                  std::string name) {
+  UniqueFd owned(liveness);
+  raise_if_failed(
+      handle.verbs->attach(peer, std::string(address), std::move(owned), std::move(name)), "init");
+}
+
 }  // namespace
 
 void bind_transports(py::module_& module) {
@@ -73,6 +101,16 @@ void bind_transports(py::module_& module) {
       .def(py::init(&make_tcp), py::arg("rank"), py::arg("size"))
       .def("attach", &attach_tcp, py::arg("peer"), py::arg("socket_fds"), py::arg("address"),
            "Use connected, authenticated sockets to a peer. Takes ownership of them.");
+  py::class_<VerbsHandle, TransportHandle>(module, "VerbsTransport", "RDMA between hosts.")
+      .def(py::init(&make_verbs), py::arg("rank"), py::arg("size"), py::arg("device"),
+           py::arg("port"), py::arg("gid_index"))
+      .def("prepare", &prepare_verbs, py::arg("peer"),
+           "Memory and queue pair for a peer; the bytes that its attach() wants.")
+      .def("attach", &attach_verbs, py::arg("peer"), py::arg("address"), py::arg("liveness_fd"),
+           py::arg("name"),
+           "Connect to a prepared peer. Takes ownership of the socket, whose end is the peer's.");
+  module.def("verbs_missing", &transport::verbs_missing,
+             "Why this process cannot use verbs; empty if it can.");
 }
 
 }  // namespace pycoll::bindings

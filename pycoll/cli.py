@@ -99,7 +99,7 @@ def run(ranks: int, prefix: bool, command: tuple[str, ...]) -> None:
     help="An algorithm, several by repetition, or all.  [default: what would be chosen]",
 )
 @click.option(
-    "--transport", "transports", metavar="LIST", help="shm, tcp or shm,tcp.  [default: the best]"
+    "--transport", "transports", metavar="LIST", help="Of shm, verbs, tcp.  [default: shm,tcp]"
 )
 @click.option(
     "--samples", type=click.IntRange(min=5), default=30, show_default=True, help="Per size."
@@ -174,10 +174,10 @@ def tune(transports: tuple[str, ...], ranks: int | None, quick: bool, path: Path
     values, and PYCOLL_TUNING=FILE another file.
     """
     from pycoll.bench.tune import TuneOptions, run_tune
-    from pycoll.config import TRANSPORTS
+    from pycoll.config import DEFAULT_TRANSPORTS
 
     try:
-        run_tune(TuneOptions(transports or TRANSPORTS, ranks, quick, path), click.echo)
+        run_tune(TuneOptions(transports or DEFAULT_TRANSPORTS, ranks, quick, path), click.echo)
     except PycollError as error:
         raise _fail(error) from error
 

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from pycoll.errors import InvalidArgumentError
 
 PREFIX = "PYCOLL_"
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "verbs", "tcp")
+#: What is used unless somebody says otherwise; also what ``pycoll tune`` measures.
+DEFAULT_TRANSPORTS = ("shm", "tcp")
 ISAS = ("reference", "portable", "avx2", "avx512")
 STORES = ("rank0", "launcher")
 TCP_SOCKETS_MAX = 8
@@ -114,8 +116,9 @@ class Config:
     job_id: str | None = None
     store: str = "rank0"
     host_id: str | None = None
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...] = DEFAULT_TRANSPORTS
     interfaces: tuple[str, ...] = ()
+    verbs_devices: tuple[str, ...] = ()
     port_range: tuple[int, int] | None = None
     tcp_sockets: int = 2
     timeout_s: float = 300.0
@@ -182,13 +185,22 @@ SETTINGS: tuple[Setting, ...] = (
         "ranks with different values treat each other as being on different hosts",
     ),
     Setting(
-        "PYCOLL_TRANSPORTS", "transports", _transports, "what may be used: comma list of shm, tcp"
+        "PYCOLL_TRANSPORTS",
+        "transports",
+        _transports,
+        "what may be used: comma list of " + ", ".join(TRANSPORTS),
     ),
     Setting(
         "PYCOLL_INTERFACES",
         "interfaces",
         _words,
         "network interfaces that tcp may use: comma list, eth0,eth1",
+    ),
+    Setting(
+        "PYCOLL_VERBS_DEVICES",
+        "verbs_devices",
+        _words,
+        "RDMA devices or ports that verbs may use: comma list, mlx5_0,mlx5_1:2",
     ),
     Setting(
         "PYCOLL_PORT_RANGE", "port_range", _port_range, 'ports that tcp may listen on: "first-last"'

@@ -33,6 +33,15 @@ def _interfaces() -> str:
         return f"unknown ({error.strerror})"
 
 
+def _verbs(missing: str) -> str:
+    from pycoll.bootstrap.verbs import ports
+
+    if missing:
+        return missing
+    found = ", ".join(str(port) for port in ports())
+    return f"built; active ports {found or 'none'}; used where PYCOLL_TRANSPORTS names it"
+
+
 def _tuning() -> str:
     from pycoll.config import Config
     from pycoll.errors import InvalidArgumentError
@@ -57,7 +66,7 @@ def facts() -> list[tuple[str, str]]:
         ("costs of links", _tuning()),
         ("transport shm", "built"),
         ("transport tcp", f"built; interfaces {_interfaces()}"),
-        ("transport verbs", "not part of this build"),
+        ("transport verbs", _verbs(_core.verbs_missing())),
         ("device cuda", "not part of this build"),
     ]
     rows += [(f"with {name}", _version(name)) for name in _NEIGHBOURS]

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pycoll.config import TRANSPORTS, Config
+from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError
 from pycoll.model import LINKS, SEGMENT_BYTES, Link, Parameters
 
@@ -49,7 +49,7 @@ class Tuning:
     """The values in use. ``origin`` says in words where they come from."""
 
     media: Mapping[str, Medium] = field(
-        default_factory=lambda: {name: Medium(LINKS[name]) for name in TRANSPORTS}
+        default_factory=lambda: {name: Medium(LINKS[name]) for name in DEFAULT_TRANSPORTS}
     )
     origin: str = _BUILT_IN
 
@@ -218,9 +218,9 @@ def _checked(told: Any) -> dict[str, Medium]:
 
 def _media(told: Any) -> dict[str, Medium]:
     """ValueError naming the entry that is missing, too many or out of range."""
-    if not isinstance(told, dict) or set(told) != set(TRANSPORTS):
-        raise ValueError(f"media must be {', '.join(TRANSPORTS)}")
-    return {name: _medium(name, told[name]) for name in TRANSPORTS}
+    if not isinstance(told, dict) or set(told) != set(DEFAULT_TRANSPORTS):
+        raise ValueError(f"media must be {', '.join(DEFAULT_TRANSPORTS)}")
+    return {name: _medium(name, told[name]) for name in DEFAULT_TRANSPORTS}
 
 
 #: Seconds or seconds per byte: lowest and highest that can be meant.

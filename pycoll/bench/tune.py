@@ -26,7 +26,7 @@ from pycoll.bench.fit import Fit, Observation, fit
 from pycoll.bench.metrics import Measurement
 from pycoll.bench.sweep import SweepOptions
 from pycoll.collective import Collective
-from pycoll.config import TRANSPORTS, Config
+from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.model import LINKS, SEGMENT_BYTES, profile
 from pycoll.select import bytes_text, candidates, seconds_text
@@ -47,7 +47,7 @@ ACCURATE_BYTES = 1 << 16
 class TuneOptions:
     """What to measure. ``ranks``: in the largest job, by default one per core, 2 to 8."""
 
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...] = DEFAULT_TRANSPORTS
     ranks: int | None = None
     quick: bool = False
     path: Path | None = None

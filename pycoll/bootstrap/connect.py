@@ -28,6 +28,7 @@ from pycoll.bootstrap.identity import (
 )
 from pycoll.bootstrap.links import Links
 from pycoll.bootstrap.reach import unreachable
+from pycoll.bootstrap.verbs import Port, choose_port
 from pycoll.config import Config
 
 #: How many rounds ``connect`` and ``sit_out`` take; one is for the verdict.
@@ -45,8 +46,8 @@ class Transport(Protocol):
 
 #: Makes the text that rank 0 tells all others when they join; raises PycollError.
 Bring = Callable[[Config], str]
-#: Makes this rank's end of one medium: (rank, size) -> transport.
-Factory = Callable[[int, int], Any]
+#: Makes this rank's end of one medium: (rank, size) -> transport; for verbs also device, port, GID.
+Factory = Callable[..., Any]
 
 
 class Connected(NamedTuple):
@@ -66,7 +67,7 @@ class Connected(NamedTuple):
 def native_factories() -> dict[str, Factory]:
     """The transports of the native module."""
     core = importlib.import_module("pycoll._core")
-    return {"shm": core.ShmTransport, "tcp": core.TcpTransport}
+    return {"shm": core.ShmTransport, "verbs": core.VerbsTransport, "tcp": core.TcpTransport}
 
 
 def connect(
@@ -89,7 +90,8 @@ def connect(
     """
     limit = deadline or Deadline(config.init_timeout_s)
     brought, failure = _brought(exchange.rank, config, bring)
-    mine = Identity.mine(config, brought)
+    port, without = _verbs_port(config)
+    mine = Identity.mine(config, brought, "" if port is None else port.network)
     identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
     key = session_key(exchange.secret, communicator_id, identities)
     with contextlib.ExitStack() as cleanup:
@@ -97,9 +99,11 @@ def connect(
         try:
             if failure is not None:
                 raise failure
-            kinds = choose_all(exchange.rank, identities)
+            kinds = _choose(exchange.rank, identities, without)
             makers = native_factories() if factories is None and kinds else factories or {}
-            links = Links(exchange.rank, identities, kinds, config, key, communicator_id, makers)
+            links = Links(
+                exchange.rank, identities, kinds, config, key, communicator_id, makers, port
+            )
             cleanup.callback(links.close)
             endpoint = links.listen()
         except (errors.PycollError, OSError) as error:
@@ -171,6 +175,31 @@ def _brought(
         return bring(config), None
     except errors.PycollError as error:
         return "", error
+
+
+def _verbs_port(config: Config) -> tuple[Port | None, str]:
+    """The RDMA port of this rank, or why it has none."""
+    if "verbs" not in config.transports:
+        return None, ""
+    missing = str(importlib.import_module("pycoll._core").verbs_missing())
+    if missing:
+        return None, f"verbs: {missing}"
+    try:
+        return choose_port(config, config.local_rank or 0), ""
+    except errors.TransportError as error:
+        return None, str(error)
+
+
+def _choose(rank: int, identities: Sequence[Identity], without: str) -> dict[int, str]:
+    """As ``choose_all``; what is missing for verbs goes into its error."""
+    try:
+        return choose_all(rank, identities)
+    except errors.InvalidArgumentError as error:
+        if not without:
+            raise
+        raise errors.InvalidArgumentError(
+            f"{error}. On rank {rank}: {without}", rank=error.rank, operation="init"
+        ) from None
 
 
 def sit_out(all_gather: Callable[[bytes], Sequence[bytes]]) -> None:

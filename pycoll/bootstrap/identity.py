@@ -22,7 +22,7 @@ class Identity:
     """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
 
     ``cores`` is how many it may run on. ``tuning`` is what rank 0 brings for all; empty from the
-    others.
+    others. ``verbs`` is the RDMA network it is on (``verbs.Port.network``), or empty.
     """
 
     name: str
@@ -35,9 +35,10 @@ class Identity:
     nonce: str
     cores: int = 1
     tuning: str = ""
+    verbs: str = ""
 
     @classmethod
-    def mine(cls, config: Config, tuning: str = "") -> Identity:
+    def mine(cls, config: Config, tuning: str = "", verbs: str = "") -> Identity:
         """This process's, with a fresh nonce."""
         return cls(
             name=process_name(),
@@ -50,6 +51,7 @@ class Identity:
             nonce=os.urandom(32).hex(),
             cores=len(os.sched_getaffinity(0)),
             tuning=tuning,
+            verbs=verbs,
         )
 
     def to_bytes(self) -> bytes:
@@ -69,10 +71,14 @@ def same_host(a: Identity, b: Identity) -> bool:
 
 
 def choose_transport(a: Identity, b: Identity) -> str | None:
-    """The medium of a pair: shm inside a host if both allow it, else tcp; None if neither goes."""
-    if same_host(a, b) and "shm" in a.transports and "shm" in b.transports:
+    """The medium of a pair, the first that both allow: shm inside a host, verbs within one RDMA
+    network, tcp. None if none goes."""
+    both = [kind for kind in a.transports if kind in b.transports]
+    if same_host(a, b) and "shm" in both:
         return "shm"
-    return "tcp" if "tcp" in a.transports and "tcp" in b.transports else None
+    if a.verbs and a.verbs == b.verbs and "verbs" in both:
+        return "verbs"
+    return "tcp" if "tcp" in both else None
 
 
 def socket_count(a: Identity, b: Identity) -> int:
@@ -90,6 +96,9 @@ def choose_all(rank: int, identities: Sequence[Identity]) -> dict[int, str]:
         kind = choose_transport(mine, other)
         if kind is None:
             where = "one host" if same_host(mine, other) else "different hosts"
+            if "verbs" in mine.transports + other.transports:
+                ends = (mine.verbs or "no RDMA network", other.verbs or "no RDMA network")
+                where += f", the one on {ends[0]}, the other on {ends[1]}"
             raise InvalidArgumentError(
                 f"rank {rank} ({mine.name}) allows {', '.join(mine.transports)}, rank {peer} "
                 f"({other.name}) {', '.join(other.transports)}, and they are on {where}: no "

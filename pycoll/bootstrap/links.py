@@ -5,6 +5,7 @@ Every descriptor in here is closed by ``close`` unless a transport has taken it 
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import os
 import secrets
@@ -40,6 +41,7 @@ from pycoll.bootstrap.network import (
     listen_unix,
     peer_of,
 )
+from pycoll.bootstrap.verbs import Port
 from pycoll.config import Config
 
 _FD_BYTE = b"F"
@@ -60,7 +62,8 @@ class Links:
         config: Config,
         key: bytes,
         communicator_id: str,
-        factories: Mapping[str, Callable[[int, int], Any]],
+        factories: Mapping[str, Callable[..., Any]],
+        port: Port | None = None,
     ) -> None:
         self._rank = rank
         self._identities = identities
@@ -71,11 +74,17 @@ class Links:
         self._threads = {p for p in kinds if identities[p].process == self._mine.process}
         shm = {p for p, kind in kinds.items() if kind == "shm"}
         self._tcp_peers = sorted(p for p, kind in kinds.items() if kind == "tcp")
+        self._verbs_peers = sorted(p for p, kind in kinds.items() if kind == "verbs")
+        #: Peers to which tcp sockets lead; for verbs one, whose end tells the end of the peer.
+        self._socket_peers = sorted(self._tcp_peers + self._verbs_peers)
         self._shm_peers = sorted(shm - self._threads)
         self._shared_peers = sorted(shm & self._threads)
         size = len(identities)
         self._shm = factories["shm"](rank, size) if shm else None
         self._tcp = factories["tcp"](rank, size) if self._tcp_peers else None
+        self._verbs: Any = None
+        if self._verbs_peers and port is not None:
+            self._verbs = factories["verbs"](rank, size, port.device, port.number, port.index)
         self._arrived = threading.Condition()
         #: (peer, index) -> socket; index 0 of a shm peer is its only one.
         self._sockets: dict[tuple[int, int], socket.socket] = {}
@@ -90,9 +99,12 @@ class Links:
         endpoint: dict[str, Any] = {}
         if self._shm is not None:
             endpoint["descriptors"] = [self._shm.segment_fd(), self._shm.doorbell_fd()]
-        if self._tcp_peers:
+        if self._verbs is not None:
+            addresses = {peer: self._verbs.prepare(peer) for peer in self._verbs_peers}
+            endpoint["verbs"] = {p: base64.b64encode(a).decode() for p, a in addresses.items()}
+        if self._socket_peers:
             self._own_interfaces = interfaces(self._config.interfaces)
-        if not any(peer > self._rank for peer in self._tcp_peers + self._shm_peers):
+        if not any(peer > self._rank for peer in self._socket_peers + self._shm_peers):
             return endpoint
         self._loop = Loop(f"pycoll-accept-{self._rank}")
         self._doorkeeper = Doorkeeper(
@@ -103,13 +115,13 @@ class Links:
             name = abstract_name(secrets.token_hex(16))
             self._doorkeeper.listen(listen_unix(name), Purpose.SHM)
             endpoint["unix"] = name
-        if any(peer > self._rank for peer in self._tcp_peers):
+        if any(peer > self._rank for peer in self._socket_peers):
             endpoint["tcp"] = self._listen_tcp(self._doorkeeper)
         self._loop.start()
         return endpoint
 
     def _listen_tcp(self, doorkeeper: Doorkeeper) -> list[Candidate]:
-        peers = [p for p in self._tcp_peers if p > self._rank]
+        peers = [p for p in self._socket_peers if p > self._rank]
         local = all(self._identities[p].machine == self._mine.machine for p in peers)
         loopback = [i for i in self._own_interfaces if i.loopback]
         ports = self._config.port_range
@@ -146,7 +158,7 @@ class Links:
         ``check`` raises when going on has become pointless.
         """
         unreached: dict[int, str] = {}
-        for peer in sorted(self._shm_peers + self._tcp_peers):
+        for peer in sorted(self._shm_peers + self._socket_peers):
             if peer > self._rank:
                 break
             # A peer that does not answer leaves time for the others.
@@ -161,7 +173,7 @@ class Links:
                 # is the news. The word of it may be a moment behind.
                 time.sleep(_CHECK_S)
                 check()
-                kind = "tcp" if peer in self._tcp_peers else "shm"
+                kind = "tcp" if peer in self._socket_peers else "shm"
                 unreached[peer] = f"over {kind}: {error}"
         return unreached
 
@@ -183,7 +195,10 @@ class Links:
             self._receive_descriptors(peer, deadline)
         for peer in self._tcp_peers:
             self._attach_tcp(peer)
-        return [transport for transport in (self._shm, self._tcp) if transport is not None]
+        for peer in self._verbs_peers:
+            self._attach_verbs(peer, endpoints[peer]["verbs"][str(self._rank)])
+        made = (self._shm, self._verbs, self._tcp)
+        return [transport for transport in made if transport is not None]
 
     def close(self) -> None:
         """End the thread, close the listeners and every socket that no transport took over."""
@@ -196,13 +211,13 @@ class Links:
             sock.close()
         self._sockets.clear()
         # An exception may keep this object for a while; the transports are whoever took them.
-        self._shm = self._tcp = None
+        self._shm = self._verbs = self._tcp = None
 
     def _count(self, peer: int) -> int:
         return socket_count(self._mine, self._identities[peer]) if peer in self._tcp_peers else 1
 
     def _decide(self, claim: Claim) -> Verdict:
-        wanted = self._tcp_peers if claim.purpose is Purpose.TCP else self._shm_peers
+        wanted = self._socket_peers if claim.purpose is Purpose.TCP else self._shm_peers
         if claim.peer != self._rank or claim.rank <= self._rank or claim.rank not in wanted:
             return Verdict.UNWANTED
         if claim.index >= self._count(claim.rank):
@@ -275,7 +290,7 @@ class Links:
         return answered
 
     def _await_higher(self, deadline: Deadline, check: Callable[[], None]) -> None:
-        higher = [p for p in self._shm_peers + self._tcp_peers if p > self._rank]
+        higher = [p for p in self._shm_peers + self._socket_peers if p > self._rank]
         needed = {(p, index) for p in higher for index in range(self._count(p))}
         missing = sorted({peer for peer, _ in needed})
         while missing and not deadline.passed():
@@ -335,6 +350,12 @@ class Links:
             sock.setblocking(False)
         if self._tcp is not None:
             self._tcp.attach(peer, [sock.detach() for sock in sockets], address)
+
+    def _attach_verbs(self, peer: int, address: str) -> None:
+        sock = self._sockets.pop((peer, 0))
+        sock.setblocking(False)
+        name = f"rank {peer} ({self._identities[peer].name})"
+        self._verbs.attach(peer, base64.b64decode(address), sock.detach(), name)
 
 
 def _network_of(route: Route) -> tuple[str, str]:

@@ -41,7 +41,7 @@ BAD = [
     ("PYCOLL_SIZE", "0", "whole number of at least 1"),
     ("PYCOLL_ADDRESS", "", "not empty"),
     ("PYCOLL_STORE", "rank1", "rank0, launcher"),
-    ("PYCOLL_TRANSPORTS", "shm,ib", "'ib' is no transport; there are shm, tcp"),
+    ("PYCOLL_TRANSPORTS", "shm,ib", "'ib' is no transport; there are shm, verbs, tcp"),
     ("PYCOLL_TRANSPORTS", ",", "names separated by commas"),
     ("PYCOLL_PORT_RANGE", "9-8", "first-last"),
     ("PYCOLL_PORT_RANGE", "0-70000", "first-last"),
