@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 
-.PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python bench-peers \
-        bench-net clean
+.PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
+        bench-peers bench-net clean
 
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
 	@echo "make test         install everything the tests need and run them"
+	@echo "make test-rdma    verbs on Soft-RoCE devices, in a virtual machine with Debian's kernel"
 	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll, compare, and measure"
 	@echo "                  kernels and call costs; tables and picture go to bench/"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
@@ -46,6 +47,10 @@ test-fuzz:
 
 test-python:
 	$(BIN)/python -m pytest tests
+
+# Apart from `test`: it needs QEMU, Debian's packages and several minutes.
+test-rdma: setup-test
+	bash tests/rdma/run.sh $(BIN)
 
 bench-peers:
 	bash bench/setup_peers.sh

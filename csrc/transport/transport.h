@@ -1,5 +1,5 @@
 // The contract of every medium. One conformance suite (tests/cpp/transport_conformance.h)
-// runs against shm, tcp and sim; what is written here is what it checks.
+// runs against shm, tcp, verbs and sim; what is written here is what it checks.
 //
 //   Transport   one rank's end of one medium in one communicator; owns its links
 //   Link        everything between this rank and one peer: channels both ways, notices, liveness
@@ -174,7 +174,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  virtual std::string_view name() const = 0;  // "shm", "tcp", "sim"
+  virtual std::string_view name() const = 0;  // "shm", "tcp", "verbs", "sim"
 
   // The link to `peer`, or nullptr when this transport does not reach it. Owned by the transport.
   virtual Link* link(int peer) = 0;

@@ -122,6 +122,7 @@ Status Medium::attach(int peer, const std::string& address, UniqueFd liveness, s
   Status status = link->connect(address, std::move(liveness), std::move(name));
   if (!status.ok()) return status;
   if (!watch(link->liveness_fd(), EPOLLIN | EPOLLRDHUP, static_cast<std::uint32_t>(peer))) {
+    link->fail("its process cannot be watched");
     return device_->refused("cannot watch the process of peer " + std::to_string(peer), errno);
   }
   links_.push_back(link);

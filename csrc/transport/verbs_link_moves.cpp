@@ -17,10 +17,9 @@ bool VerbsLink::flush() {
   if (state_ != LinkState::kOpen || !connected_) return false;
   bool moved = false;
   while (queue_.has_room() && post_one()) moved = true;
-  if (queue_.error() != 0) {
-    fail(device_.refused("cannot send to " + name_, queue_.error()).message());
-  }
-  return moved;
+  if (queue_.error() == 0) return moved;
+  fail(device_.refused("cannot send to " + name_, queue_.error()).message());
+  return true;
 }
 
 // Notices first, since they are rare and tell of failures; goodbye behind everything.

@@ -1,0 +1,212 @@
+"""The tests of verbs that run in the guest: conformance, all collectives, faults.
+
+    python tests/rdma/inside.py [NAME...]
+
+Ranks are processes; rank r uses the device rxe(r % DEVICES). Each check says what it found and how
+long that took; the first failure ends the run. Times are those of an emulated machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from guest import DEVICES, ROOT
+
+#: What each rank runs.
+PROGRAM = "rank_of_guest"
+SECRET = "correct horse battery staple"
+PORT = 4711
+#: Everything is 15 to 20 times slower here.
+PATIENCE_S = 400.0
+
+
+class FailedError(Exception):
+    """A check found something wrong."""
+
+
+def require(condition: bool, text: str) -> None:
+    if not condition:
+        raise FailedError(text)
+
+
+class Ranks:
+    """Processes of rank_of_guest.py that run the same ``job`` over verbs."""
+
+    _port = PORT
+
+    def __init__(self, size: int, job: str, prefix: tuple[str, ...] = (), **settings: str) -> None:
+        Ranks._port += 1
+        self.processes = []
+        for rank in range(size):
+            environment = os.environ | {
+                "PYCOLL_RANK": str(rank),
+                "PYCOLL_SIZE": str(size),
+                "PYCOLL_ADDRESS": f"127.0.0.1:{Ranks._port}",
+                "PYCOLL_SECRET": SECRET,
+                "PYCOLL_TRANSPORTS": "verbs",
+                "PYCOLL_VERBS_DEVICES": f"rxe{rank % DEVICES}",
+                "PYCOLL_TUNING": "off",
+                "PYCOLL_TIMEOUT_S": "120",
+                "PYCOLL_INIT_TIMEOUT_S": "400",
+            }
+            command = [*prefix, sys.executable, str(ROOT / f"tests/rdma/{PROGRAM}.py"), job]
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    env=environment | settings,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def wait_for(self, rank: int, word: str) -> None:
+        """Until ``rank`` prints ``word``."""
+        stream = self.processes[rank].stdout
+        assert stream is not None
+        line = stream.readline().strip()
+        if line != word:
+            self.kill()
+            error = self.processes[rank].communicate()[1]
+            raise FailedError(f"rank {rank} said {line!r}, not {word!r}: {error[-2000:]}")
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    def ended(self) -> list[tuple[int, str, str]]:
+        """Status, output and errors of each rank."""
+        results = []
+        try:
+            for process in self.processes:
+                out, error = process.communicate(timeout=PATIENCE_S)
+                results.append((process.returncode, out, error))
+        except subprocess.TimeoutExpired:
+            self.kill()
+            told = [process.communicate() for process in self.processes]
+            raise FailedError(f"a rank hangs: {told}") from None
+        return results
+
+    def succeed(self) -> list[str]:
+        """The outputs; all ranks must end well."""
+        results = self.ended()
+        for rank, (status, _, error) in enumerate(results):
+            require(status == 0, f"rank {rank} ended with {status}: {error[-3000:]}")
+        return [out for _, out, _ in results]
+
+
+def tc(*words: str) -> None:
+    subprocess.run(["tc", "qdisc", *words], check=True, capture_output=True)
+
+
+def conformance(devices: int) -> str:
+    program = ROOT / "build/python/tests/rdma/rdma_conformance"
+    done = subprocess.run(
+        [program, "rxe", str(devices), "1"],
+        check=False,
+        text=True,
+        capture_output=True,
+        timeout=2 * PATIENCE_S,
+        env=os.environ | {"PYCOLL_TEST_SLOWNESS": "10"},
+    )
+    require(done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:])
+    return done.stdout.splitlines()[-1]
+
+
+def collectives(size: int) -> str:
+    outputs = Ranks(size, "collectives").succeed()
+    require(all(out == outputs[0] for out in outputs), f"ranks differ: {outputs}")
+    return outputs[0].strip()
+
+
+def killed_rank() -> str:
+    ranks = Ranks(2, "loop")
+    for rank in range(2):
+        ranks.wait_for(rank, "running")
+    started = time.monotonic()
+    ranks.processes[1].kill()
+    results = ranks.ended()
+    seconds = time.monotonic() - started
+    told = json.loads(results[0][1])
+    require(told["error"] == "PeerLostError", f"rank 0: {told}")
+    require("rank 1" in told["text"], f"rank 0 does not name it: {told}")
+    require(seconds < 60, f"told after {seconds:.1f} s")
+    return f"told after {seconds:.1f} s: {told['text']}"
+
+
+def link_down() -> str:
+    ranks = Ranks(2, "loop")
+    for rank in range(2):
+        ranks.wait_for(rank, "running")
+    started = time.monotonic()
+    subprocess.run(["ip", "link", "set", "ve1", "down"], check=True)
+    try:
+        results = ranks.ended()
+    finally:
+        subprocess.run(["ip", "link", "set", "ve1", "up"], check=True)
+    seconds = time.monotonic() - started
+    told = [json.loads(out) for _, out, _ in results]
+    for rank in range(2):
+        require(told[rank]["error"] == "PeerLostError", f"rank {rank}: {told}")
+    texts = told[0]["text"] + told[1]["text"]
+    require("does not answer over rxe" in texts, f"no reason: {told}")
+    return f"told after {seconds:.1f} s: {told[0]['text']}"
+
+
+def disturbed(words: tuple[str, ...]) -> str:
+    for device in ("ve0", "ve1"):
+        tc("add", "dev", device, "root", "netem", *words)
+    try:
+        outputs = Ranks(2, "large").succeed()
+    finally:
+        for device in ("ve0", "ve1"):
+            tc("del", "dev", device, "root")
+    require(outputs[0] == outputs[1], f"ranks differ: {outputs}")
+    return outputs[0].strip()
+
+
+def locked_memory() -> str:
+    """A user who may lock 64 KiB is told which limit to raise."""
+    prefix = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+    prefix += ("sh", "-c", 'ulimit -l 64; exec "$@"', "sh")
+    results = Ranks(2, "large", prefix).ended()
+    for rank, (status, _, error) in enumerate(results):
+        require(status != 0, f"rank {rank} did well")
+        require("ulimit -l unlimited" in error, f"rank {rank} gives no advice: {error[-2000:]}")
+    return results[0][2].strip().splitlines()[-1][:200]
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "conformance, 2 devices": lambda: conformance(2),
+    "all collectives, 2 ranks": lambda: collectives(2),
+    "all collectives, 4 ranks": lambda: collectives(4),
+    "a killed rank": killed_rank,
+    "lost packets": lambda: disturbed(("loss", "1%")),
+    "damaged and doubled packets": lambda: disturbed(("corrupt", "1%", "duplicate", "2%")),
+    "locked memory": locked_memory,
+    "link down": link_down,
+}
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or list(CHECKS)
+    for name, check in CHECKS.items():
+        if not any(word in name for word in wanted):
+            continue
+        started = time.monotonic()
+        try:
+            found = check()
+        except FailedError as error:
+            print(f"FAILED  {name}: {error}", flush=True)
+            return 1
+        print(f"ok  {time.monotonic() - started:5.1f} s  {name}: {found}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""One rank of a world that inside.py starts: ``python tests/rdma/rank_of_guest.py JOB``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from inside import FailedError
+
+import pycoll
+
+#: Elements of float32: inline, one packet, several packets, one segment, several tiles, uneven.
+COUNTS = (1, 50, 1000, 5003, 16384, 300_007)
+
+
+def values(rank: int, count: int, seed: int) -> Any:
+    """Whole numbers, so that sums are exact; different per rank and element."""
+    return np.random.default_rng([seed, rank]).integers(-99, 99, count).astype(np.float32)
+
+
+def same(found: Any, wanted: Any, what: str) -> None:
+    if not np.array_equal(np.asarray(found), np.asarray(wanted)):
+        raise FailedError(f"{what}: wrong result")
+
+
+def one_of_each(comm: pycoll.Communicator, count: int) -> int:
+    """Every collective once with about ``count`` elements; how many were checked."""
+    rank, size = comm.rank, comm.size
+    all_values = [values(r, count, count) for r in range(size)]
+    mine, root = all_values[rank], size - 1
+    total = np.sum(all_values, axis=0)
+    same(comm.all_reduce(mine), total, "all_reduce")
+    same(comm.all_reduce(mine, "max"), np.max(all_values, axis=0), "all_reduce max")
+    reduced = comm.reduce(mine, root=root)
+    if rank == root:
+        same(reduced, total, "reduce")
+    sent = all_values[root] if rank == root else np.zeros_like(mine)
+    same(comm.broadcast(sent, root=root), all_values[root], "broadcast")
+    same(comm.all_gather(mine), np.concatenate(all_values), "all_gather")
+    gathered = comm.gather(mine, root=root)
+    if rank == root:
+        same(gathered, np.concatenate(all_values), "gather")
+    blocks = [values(r, count * size, 7).reshape(size, count) for r in range(size)]
+    same(comm.reduce_scatter(blocks[rank]), np.sum(blocks, axis=0)[rank : rank + 1], "rs")
+    same(comm.all_to_all(blocks[rank]), np.stack([b[rank] for b in blocks]), "all_to_all")
+    whole = blocks[root] if rank == root else None
+    part = comm.scatter(whole, root=root)
+    same(part, blocks[root][rank : rank + 1], "scatter")
+    same(comm.scan(mine), np.sum(all_values[: rank + 1], axis=0), "scan")
+    comm.barrier()
+    return 11
+
+
+def messages(comm: pycoll.Communicator) -> int:
+    """Tagged messages round a ring."""
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in COUNTS:
+        request = comm.isend(values(comm.rank, count, 3), after, tag=count)
+        found = np.zeros(count, np.float32)
+        comm.recv(found, before, tag=count)
+        request.wait()
+        same(found, values(before, count, 3), "message")
+    return len(COUNTS)
+
+
+def collectives(comm: pycoll.Communicator) -> None:
+    """All collectives with every count."""
+    checked = sum(one_of_each(comm, count) for count in COUNTS) + messages(comm)
+    print(f"{checked} results over {comm.transport_names()}")
+
+
+def large(comm: pycoll.Communicator) -> None:
+    """4 MiB summed twice, where packets may get lost."""
+    everyone = [values(r, 1 << 20, 5) for r in range(comm.size)]
+    for _ in range(2):
+        same(comm.all_reduce(everyone[comm.rank]), np.sum(everyone, axis=0), "all_reduce")
+    print(f"2 sums of 4 MiB over {comm.transport_names()}")
+
+
+def loop(comm: pycoll.Communicator) -> None:
+    """Sums until something happens; then tells what."""
+    mine = values(comm.rank, 20_000, 1)
+    comm.all_reduce(mine)
+    print("running", flush=True)
+    try:
+        while True:
+            comm.all_reduce(mine)
+    except pycoll.PycollError as error:
+        print(json.dumps({"error": type(error).__name__, "text": str(error)}))
+
+
+JOBS: dict[str, Callable[[pycoll.Communicator], None]] = {
+    "collectives": collectives,
+    "large": large,
+    "loop": loop,
+}
+
+
+if __name__ == "__main__":
+    job = JOBS[sys.argv[1]]
+    pycoll.init()
+    job(pycoll.world())
+    if job is not loop:
+        pycoll.finalize()

@@ -1,0 +1,55 @@
+// The transport contract over real devices: rank r uses the device PREFIXr of those given.
+//
+//   rdma_conformance PREFIX DEVICES GID_INDEX      for example: rdma_conformance rxe 2 1
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "transport_conformance.h"
+#include "verbs_fixture.h"
+
+namespace pycoll::conformance {
+namespace {
+
+using transport::VerbsPort;
+using transport::VerbsTransport;
+
+std::string prefix;
+int devices = 0;
+int gid_index = 0;
+
+std::unique_ptr<VerbsTransport> open_rank(int rank, int size) {
+  std::unique_ptr<VerbsTransport> made;
+  const VerbsPort port{prefix + std::to_string(rank % devices), 1, gid_index};
+  const Status status = VerbsTransport::create(rank, size, port, &made);
+  CHECK(status.ok(), "%s", status.message().c_str());
+  return made;
+}
+
+class DeviceFixture {
+ public:
+  static constexpr bool kThreads = true;
+
+  DeviceFixture(int size, std::uint64_t)
+      : ranks_(size, [size](int rank) { return open_rank(rank, size); }) {}
+
+  transport::Transport& at(int rank) { return ranks_.at(rank); }
+  void idle() {}
+  void kill(int rank) { ranks_.kill(rank); }
+
+ private:
+  testing::VerbsRanks ranks_;
+};
+
+}  // namespace
+}  // namespace pycoll::conformance
+
+TRANSPORT_CONFORMANCE(pycoll::conformance::DeviceFixture)
+
+int main(int count, char** words) {
+  if (count != 4) return 2;
+  pycoll::conformance::prefix = words[1];
+  pycoll::conformance::devices = std::atoi(words[2]);
+  pycoll::conformance::gid_index = std::atoi(words[3]);
+  return pycoll::testing::run_all();
+}
