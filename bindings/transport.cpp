@@ -106,6 +106,9 @@ void bind_transports(py::module_& module) {
            py::arg("port"), py::arg("gid_index"))
       .def("prepare", &prepare_verbs, py::arg("peer"),
            "Memory and queue pair for a peer; the bytes that its attach() wants.")
+      .def(
+          "forget", [](VerbsHandle& handle, int peer) { handle.verbs->forget(peer); },
+          py::arg("peer"), "Free what prepare() made for a peer that is not attached.")
       .def("attach", &attach_verbs, py::arg("peer"), py::arg("address"), py::arg("liveness_fd"),
            py::arg("name"),
            "Connect to a prepared peer. Takes ownership of the socket, whose end is the peer's.");

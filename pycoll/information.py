@@ -10,9 +10,13 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from pycoll.bootstrap.verbs import Port
 
 #: Array libraries and launchers that pycoll works with when they are there.
 _NEIGHBOURS = ("numpy", "ml_dtypes", "torch", "jax", "mpi4py", "matplotlib")
@@ -38,8 +42,20 @@ def _verbs(missing: str) -> str:
 
     if missing:
         return missing
-    found = ", ".join(str(port) for port in ports())
-    return f"built; active ports {found or 'none'}; used where PYCOLL_TRANSPORTS names it"
+    found = "; ".join(f"{port}: {_tried(port)}" for port in ports()) or "none"
+    return f"built; used where PYCOLL_TRANSPORTS names it; active ports {found}"
+
+
+def _tried(port: Port) -> str:
+    """Whether the memory and the queue pair for one peer can be had of ``port``."""
+    from pycoll import _core
+    from pycoll.errors import PycollError
+
+    try:
+        _core.VerbsTransport(0, 2, port.device, port.number, port.index).prepare(1)
+    except PycollError as error:
+        return f"of no use, {error}"
+    return "usable"
 
 
 def _tuning() -> str:

@@ -38,6 +38,7 @@ class Medium final : public VerbsTransport {
 
   Status open();
   Status prepare(int peer, std::string* address) override;
+  void forget(int peer) override;
   Status attach(int peer, const std::string& address, UniqueFd liveness, std::string name) override;
   Link* link(int peer) override;
   bool poll() override;
@@ -111,6 +112,12 @@ Status Medium::prepare(int peer, std::string* address) {
   return status;
 }
 
+void Medium::forget(int peer) {
+  if (!check_peer(peer).ok()) return;
+  auto& place = by_rank_[static_cast<std::size_t>(peer)];
+  if (place != nullptr && !place->connected()) place.reset();
+}
+
 Status Medium::attach(int peer, const std::string& address, UniqueFd liveness, std::string name) {
   if (Status status = check_peer(peer); !status.ok()) return status;
   VerbsLink* link = by_rank_[static_cast<std::size_t>(peer)].get();
@@ -157,7 +164,9 @@ bool Medium::take_completions() {
 }
 
 bool Medium::take(const ibv_wc& completion) {
-  VerbsLink& link = *by_rank_[Queue::number_of(completion.wr_id)];
+  VerbsLink* whose = by_rank_[Queue::number_of(completion.wr_id)].get();
+  if (whose == nullptr) return false;  // a pair that was forgotten meanwhile
+  VerbsLink& link = *whose;
   const bool open = link.state() == LinkState::kOpen;
   if (completion.status != IBV_WC_SUCCESS) {
     link.failed(completion);

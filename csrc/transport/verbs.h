@@ -54,6 +54,10 @@ class VerbsTransport : public Transport {
   // the system refuses.
   virtual Status prepare(int peer, std::string* address) = 0;
 
+  // Frees what prepare() made for `peer`, which will not be attached: the two use another medium.
+  // No effect on a peer that is attached or was never prepared.
+  virtual void forget(int peer) = 0;
+
   // Connects to the prepared `peer`, whose prepare() gave `address`. `liveness` is a connected
   // stream socket on which no byte is sent: its end means that the peer's process is gone. `name`
   // names the peer in error texts. Ownership of the socket passes in any case. Nothing may be sent

@@ -37,7 +37,7 @@ bool VerbsSendChannel::drained() {
   return false;
 }
 
-void VerbsSendChannel::posted(std::uint32_t position) {
+void VerbsSendChannel::posted(std::uint64_t position) {
   free_at_[posted_ % kChannelDepth] = position;
   ++posted_;
 }

@@ -32,7 +32,7 @@ class VerbsSendChannel final : public SendChannel {
   std::uint32_t number() const { return number_; }
   std::uint32_t next() const { return posted_; }
   // The next segment was given to the device, which reads its slot until `position` is done.
-  void posted(std::uint32_t position);
+  void posted(std::uint64_t position);
   // The peer's count of released segments, of which `bits` bits travelled. False when it counts
   // what was never sent.
   bool accept_released(std::uint32_t released, int bits);
@@ -44,7 +44,7 @@ class VerbsSendChannel final : public SendChannel {
 
   const std::uint32_t number_;
   VerbsLink& link_;
-  std::array<std::uint32_t, kChannelDepth> free_at_{};  // position by slot
+  std::array<std::uint64_t, kChannelDepth> free_at_{};  // position by slot
   std::size_t reserved_bytes_ = kNothing;
   std::uint32_t committed_ = 0;
   std::uint32_t posted_ = 0;

@@ -85,8 +85,10 @@ Status Device::open(const Api& api, const VerbsPort& port, int completions,
                                                  "; may this user open /dev/infiniband/uverbs*?");
     }
     return Status::error(Code::kInvalidArgument,
-                         "verbs: there is no device \"" + port.device +
-                             "\"; there are: " + (found.empty() ? "none" : found));
+                         "verbs: there is no device \"" + port.device + "\"; there are: " +
+                             (found.empty() ? "none (are the drivers for libibverbs installed, "
+                                              "ibverbs-providers on Debian?)"
+                                            : found));
   }
   std::unique_ptr<Device> device(new Device(api, port, context));
   Status status = device->look_at_port();

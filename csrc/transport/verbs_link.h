@@ -39,7 +39,7 @@ class VerbsLink final : public Link {
   // --- for the channels
   std::byte* outgoing(std::size_t offset) const { return outgoing_->at(offset); }
   std::byte* incoming(std::size_t offset) const { return incoming_->at(offset); }
-  bool is_done(std::uint32_t position) const { return queue_.done(position); }
+  bool is_done(std::uint64_t position) const { return queue_.done(position); }
   // A segment was committed on channel `number`.
   void submit(std::uint32_t number);
   // Room was freed of which the peer should know, now or with the next flush().
@@ -106,12 +106,12 @@ class VerbsLink final : public Link {
   Notice outgoing_notice_;
   bool notice_waits_ = false;   // not yet posted
   bool notice_unread_ = false;  // the peer has not read the one before
-  std::uint32_t notice_free_at_ = 0;
+  std::uint64_t notice_free_at_ = 0;
   bool notice_seen_due_ = false;
 
   enum class Goodbye : std::uint8_t { kNone, kWanted, kPosted };
   Goodbye goodbye_ = Goodbye::kNone;
-  std::uint32_t goodbye_done_at_ = 0;
+  std::uint64_t goodbye_done_at_ = 0;
 
   LinkState state_ = LinkState::kOpen;
   std::string reason_;

@@ -17,6 +17,7 @@ bool VerbsLink::flush() {
   if (state_ != LinkState::kOpen || !connected_) return false;
   bool moved = false;
   while (queue_.has_room() && post_one()) moved = true;
+  queue_.ring();
   if (queue_.error() == 0) return moved;
   fail(device_.refused("cannot send to " + name_, queue_.error()).message());
   return true;
@@ -85,7 +86,7 @@ void VerbsLink::post_notice(NoticePlace place) {
   const std::size_t offset = notice_offset(place);
   std::memcpy(outgoing_->at(offset), &outgoing_notice_, sizeof(Notice));
   const Immediate immediate{Kind::kNotice, static_cast<std::uint8_t>(place), 0};
-  const std::uint32_t free_at = queue_.send(nullptr, piece(offset, sizeof(Notice)), immediate);
+  const std::uint64_t free_at = queue_.send(nullptr, piece(offset, sizeof(Notice)), immediate);
   notice_waits_ = false;
   if (place == NoticePlace::kFinal) return;
   notice_free_at_ = free_at;

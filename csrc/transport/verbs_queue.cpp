@@ -116,49 +116,60 @@ Status Queue::connect(const PeerAddress& peer, const std::string& who) {
   return error == 0 ? Status() : device_.refused("cannot open the way to " + who, error);
 }
 
-std::uint32_t Queue::send(const Piece* payload, const Piece& last, Immediate immediate) {
-  return post(payload, last, immediate, false);
+std::uint64_t Queue::send(const Piece* payload, const Piece& last, Immediate immediate) {
+  return chain(payload, last, immediate, false);
 }
 
-std::uint32_t Queue::send_last(Immediate immediate) {
-  (void)post(nullptr, {}, immediate, true);
+std::uint64_t Queue::send_last(Immediate immediate) {
+  (void)chain(nullptr, {}, immediate, true);
   return posted_;
 }
 
-std::uint32_t Queue::post(const Piece* payload, const Piece& last, Immediate immediate, bool tell) {
-  PYCOLL_ASSERT(has_room(), "%u requests under way", posted_ - completed_);
-  std::array<ibv_send_wr, kRequestsPerSend> requests{};
-  std::array<ibv_sge, kRequestsPerSend> memory{};
-  std::size_t count = 0;
-  bool reads = false;
-  for (const Piece* piece : {payload, &last}) {
-    if (piece == nullptr) continue;
-    ibv_send_wr& request = requests[count];
-    ibv_sge& where = memory[count++];
-    where = {reinterpret_cast<std::uint64_t>(piece->data), piece->bytes, piece->key};
-    request.sg_list = &where;
-    request.num_sge = piece->bytes == 0 ? 0 : 1;
-    request.opcode = piece == &last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
-    const bool copied = piece->bytes <= inline_max_;
-    if (copied && piece->bytes != 0) request.send_flags = IBV_SEND_INLINE;
-    reads |= !copied;
-    request.wr.rdma.remote_addr = peer_area_ + piece->offset;
-    request.wr.rdma.rkey = peer_key_;
-    // Also of those that do not tell: a failure tells of all.
-    request.wr_id = static_cast<std::uint64_t>(number_) << 32 | ++posted_;
+ibv_send_wr& Queue::append(const Piece& piece) {
+  ibv_send_wr& request = requests_[chained_];
+  ibv_sge& where = memory_[chained_];
+  if (chained_ != 0) requests_[chained_ - 1].next = &request;
+  ++chained_;
+  request = {};
+  where = {reinterpret_cast<std::uint64_t>(piece.data), piece.bytes, piece.key};
+  request.sg_list = &where;
+  request.num_sge = piece.bytes == 0 ? 0 : 1;
+  if (piece.bytes != 0 && piece.bytes <= inline_max_) request.send_flags = IBV_SEND_INLINE;
+  request.wr.rdma.remote_addr = peer_area_ + piece.offset;
+  request.wr.rdma.rkey = peer_key_;
+  // Also of those that do not tell: a failure tells of all.
+  request.wr_id = static_cast<std::uint64_t>(number_) << 32 | static_cast<std::uint32_t>(++posted_);
+  return request;
+}
+
+std::uint64_t Queue::chain(const Piece* payload, const Piece& last, Immediate immediate,
+                           bool tell) {
+  PYCOLL_ASSERT(has_room(), "%llu requests under way",
+                static_cast<unsigned long long>(posted_ - completed_));
+  if (chained_ + kRequestsPerSend > kChain) ring();
+  const std::uint64_t before = posted_;
+  bool reads = last.bytes > inline_max_;
+  if (payload != nullptr) {
+    append(*payload).opcode = IBV_WR_RDMA_WRITE;
+    reads |= payload->bytes > inline_max_;
   }
-  if (count == 2) requests[0].next = &requests[1];
-  ibv_send_wr& end = requests[count - 1];
+  ibv_send_wr& end = append(last);
+  end.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   end.imm_data = htonl(immediate.bits());
-  untold_ += static_cast<std::uint32_t>(count);
+  untold_ += static_cast<std::uint32_t>(posted_ - before);
   if (reads || tell || untold_ >= kTellEvery) {
     end.send_flags |= IBV_SEND_SIGNALED;
     untold_ = 0;
   }
-  ibv_send_wr* refused = nullptr;
-  const int error = pair_->context->ops.post_send(pair_.get(), requests.data(), &refused);
-  if (error != 0 && error_ == 0) error_ = error;
   return reads ? posted_ : completed_;
+}
+
+void Queue::ring() {
+  if (chained_ == 0) return;
+  chained_ = 0;
+  ibv_send_wr* refused = nullptr;
+  const int error = pair_->context->ops.post_send(pair_.get(), requests_.data(), &refused);
+  if (error != 0 && error_ == 0) error_ = error;
 }
 
 bool Queue::post_receives(std::uint32_t count) {

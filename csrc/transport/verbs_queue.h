@@ -1,12 +1,13 @@
 // A queue pair: what is written to one peer, in order, and the receives that the peer's messages
 // consume. Knows neither channels nor segments.
 //
-// Positions count work requests without end, modulo 2^32. Not every request tells that it is done;
-// one that does tells it for all before it.
+// Positions count work requests without end; completions carry their lower 32 bits. Not every
+// request tells that it is done; one that does tells it for all before it.
 //
 // Threads: those of the Transport.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "transport/verbs_device.h"
@@ -48,14 +49,15 @@ class Queue {
   // Whether one more send() fits.
   bool has_room() const { return posted_ - completed_ + kRequestsPerSend <= kSends; }
   // Writes `payload`, if there is one, then `last`, with whose arrival the peer is told
-  // `immediate`. Returns the position with which the memory of the pieces is free again. A refusal
-  // shows in error(). Requires: has_room().
-  std::uint32_t send(const Piece* payload, const Piece& last, Immediate immediate);
+  // `immediate`. Returns the position with which the memory of the pieces is free again. Nothing
+  // leaves before ring(), and until then the pieces stay as they are. Requires: has_room().
+  std::uint64_t send(const Piece* payload, const Piece& last, Immediate immediate);
   // As above without any bytes; when its position is done, so is everything before.
-  std::uint32_t send_last(Immediate immediate);
-  bool done(std::uint32_t position) const {
-    return static_cast<std::int32_t>(completed_ - position) >= 0;
-  }
+  std::uint64_t send_last(Immediate immediate);
+  bool done(std::uint64_t position) const { return completed_ >= position; }
+  // Hands everything that was sent to the device, as one chain: it costs one doorbell, a write over
+  // the bus. A refusal shows in error().
+  void ring();
   // errno of the request that the device refused, or 0.
   int error() const { return error_; }
 
@@ -64,17 +66,22 @@ class Queue {
   static std::uint32_t number_of(std::uint64_t id) {
     return static_cast<std::uint32_t>(id >> 32) & 0x7fff'ffff;
   }
-  void sent(std::uint64_t id) { completed_ = static_cast<std::uint32_t>(id); }
+  void sent(std::uint64_t id) { completed_ += static_cast<std::uint32_t>(id - completed_); }
   void received();
 
  private:
   static constexpr std::uint32_t kRequestsPerSend = 2;
+  // Requests in one chain at most.
+  static constexpr std::size_t kChain = 16;
+  // Just below where the lower 32 bits begin anew, so that every link gets there.
+  static constexpr std::uint64_t kFirstPosition = (std::uint64_t{1} << 32) - 2 * kSends;
   // Requests that need no memory tell of themselves this rarely.
   static constexpr std::uint32_t kTellEvery = 16;
 
   Status initialize();
   bool post_receives(std::uint32_t count);
-  std::uint32_t post(const Piece* payload, const Piece& last, Immediate immediate, bool tell);
+  ibv_send_wr& append(const Piece& piece);
+  std::uint64_t chain(const Piece* payload, const Piece& last, Immediate immediate, bool tell);
 
   const Device& device_;
   const std::uint32_t number_;
@@ -84,8 +91,11 @@ class Queue {
   std::uint32_t inline_max_ = 0;
   std::uint64_t peer_area_ = 0;
   std::uint32_t peer_key_ = 0;
-  std::uint32_t posted_ = 0;
-  std::uint32_t completed_ = 0;
+  std::uint64_t posted_ = kFirstPosition;
+  std::uint64_t completed_ = kFirstPosition;
+  std::array<ibv_send_wr, kChain> requests_{};
+  std::array<ibv_sge, kChain> memory_{};
+  std::size_t chained_ = 0;
   std::uint32_t untold_ = 0;  // requests since one that tells
   std::uint32_t unposted_receives_ = 0;
   int error_ = 0;

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +22,7 @@ from pycoll.bootstrap.exchange import Exchange
 from pycoll.bootstrap.identity import (
     Identity,
     choose_all,
+    falls_back,
     host_numbers,
     ranks_per_core,
     session_key,
@@ -91,7 +93,7 @@ def connect(
     limit = deadline or Deadline(config.init_timeout_s)
     brought, failure = _brought(exchange.rank, config, bring)
     port, without = _verbs_port(config)
-    mine = Identity.mine(config, brought, "" if port is None else port.network)
+    mine = Identity.mine(config, brought, "" if port is None else port.network, without)
     identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
     key = session_key(exchange.secret, communicator_id, identities)
     with contextlib.ExitStack() as cleanup:
@@ -99,7 +101,7 @@ def connect(
         try:
             if failure is not None:
                 raise failure
-            kinds = _choose(exchange.rank, identities, without)
+            kinds = choose_all(exchange.rank, identities)
             makers = native_factories() if factories is None and kinds else factories or {}
             links = Links(
                 exchange.rank, identities, kinds, config, key, communicator_id, makers, port
@@ -111,6 +113,8 @@ def connect(
             endpoint = {}
         endpoints = _gather(exchange, endpoint, failure)
         names = [identity.name for identity in identities]
+        if exchange.rank == 0:
+            _tell_of_fallbacks(identities, endpoints)
         share = limit.within(_LINK_SHARE * limit.remaining())
         transports, outcomes, failure = _link(exchange, links, names, endpoints, share, failure)
     _judge(outcomes, failure)
@@ -190,16 +194,27 @@ def _verbs_port(config: Config) -> tuple[Port | None, str]:
         return None, str(error)
 
 
-def _choose(rank: int, identities: Sequence[Identity], without: str) -> dict[int, str]:
-    """As ``choose_all``; what is missing for verbs goes into its error."""
-    try:
-        return choose_all(rank, identities)
-    except errors.InvalidArgumentError as error:
-        if not without:
-            raise
-        raise errors.InvalidArgumentError(
-            f"{error}. On rank {rank}: {without}", rank=error.rank, operation="init"
-        ) from None
+def _tell_of_fallbacks(
+    identities: Sequence[Identity], endpoints: Sequence[Mapping[str, Any]]
+) -> None:
+    """Warn, in one line for all ranks, where pairs use tcp because one end could not use verbs."""
+    if any("error" in endpoint for endpoint in endpoints):
+        return  # that is what will be told
+    without = {
+        rank: str(identity.without or endpoint.get("without", ""))
+        for rank, (identity, endpoint) in enumerate(zip(identities, endpoints, strict=True))
+    }
+    lacking = [rank for rank, why in without.items() if why]
+    for rank in lacking:
+        mine = identities[rank]
+        refused = "without" in endpoints[rank]
+        if refused or any(falls_back(mine, other) for other in identities if other is not mine):
+            more = f"; and {len(lacking) - 1} ranks more" if len(lacking) > 1 else ""
+            warnings.warn(
+                f"tcp is used instead of verbs: rank {rank} ({mine.name}): {without[rank]}{more}",
+                stacklevel=3,
+            )
+            return
 
 
 def sit_out(all_gather: Callable[[bytes], Sequence[bytes]]) -> None:

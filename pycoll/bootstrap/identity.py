@@ -22,7 +22,8 @@ class Identity:
     """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
 
     ``cores`` is how many it may run on. ``tuning`` is what rank 0 brings for all; empty from the
-    others. ``verbs`` is the RDMA network it is on (``verbs.Port.network``), or empty.
+    others. ``verbs`` is the RDMA network it is on (``verbs.Port.network``), or empty; ``without``
+    why it is on none though its settings name verbs.
     """
 
     name: str
@@ -36,9 +37,10 @@ class Identity:
     cores: int = 1
     tuning: str = ""
     verbs: str = ""
+    without: str = ""
 
     @classmethod
-    def mine(cls, config: Config, tuning: str = "", verbs: str = "") -> Identity:
+    def mine(cls, config: Config, tuning: str = "", verbs: str = "", without: str = "") -> Identity:
         """This process's, with a fresh nonce."""
         return cls(
             name=process_name(),
@@ -52,6 +54,7 @@ class Identity:
             cores=len(os.sched_getaffinity(0)),
             tuning=tuning,
             verbs=verbs,
+            without=without,
         )
 
     def to_bytes(self) -> bytes:
@@ -81,6 +84,11 @@ def choose_transport(a: Identity, b: Identity) -> str | None:
     return "tcp" if "tcp" in both else None
 
 
+def falls_back(a: Identity, b: Identity) -> bool:
+    """Whether the two use tcp though both name verbs first, which could have joined them."""
+    return choose_transport(a, b) == "tcp" and "verbs" in a.transports and "verbs" in b.transports
+
+
 def socket_count(a: Identity, b: Identity) -> int:
     """tcp sockets between the two."""
     return min(a.tcp_sockets, b.tcp_sockets)
@@ -99,10 +107,12 @@ def choose_all(rank: int, identities: Sequence[Identity]) -> dict[int, str]:
             if "verbs" in mine.transports + other.transports:
                 ends = (mine.verbs or "no RDMA network", other.verbs or "no RDMA network")
                 where += f", the one on {ends[0]}, the other on {ends[1]}"
+            reasons = [(rank, mine.without), (peer, other.without)]
+            why = "".join(f". On rank {r}: {without}" for r, without in reasons if without)
             raise InvalidArgumentError(
                 f"rank {rank} ({mine.name}) allows {', '.join(mine.transports)}, rank {peer} "
                 f"({other.name}) {', '.join(other.transports)}, and they are on {where}: no "
-                "transport is left; set PYCOLL_TRANSPORTS equally, with tcp between hosts",
+                f"transport is left; set PYCOLL_TRANSPORTS equally, with tcp between hosts{why}",
                 rank=peer,
                 operation="init",
             )

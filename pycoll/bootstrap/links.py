@@ -5,7 +5,6 @@ Every descriptor in here is closed by ``close`` unless a transport has taken it 
 
 from __future__ import annotations
 
-import base64
 import ipaddress
 import os
 import secrets
@@ -41,7 +40,7 @@ from pycoll.bootstrap.network import (
     listen_unix,
     peer_of,
 )
-from pycoll.bootstrap.verbs import Port
+from pycoll.bootstrap.verbs import Pairs, Port
 from pycoll.config import Config
 
 _FD_BYTE = b"F"
@@ -82,9 +81,10 @@ class Links:
         size = len(identities)
         self._shm = factories["shm"](rank, size) if shm else None
         self._tcp = factories["tcp"](rank, size) if self._tcp_peers else None
-        self._verbs: Any = None
+        self._factories = factories
+        self._pairs: Pairs | None = None
         if self._verbs_peers and port is not None:
-            self._verbs = factories["verbs"](rank, size, port.device, port.number, port.index)
+            self._pairs = Pairs(rank, identities, self._verbs_peers, port, factories["verbs"])
         self._arrived = threading.Condition()
         #: (peer, index) -> socket; index 0 of a shm peer is its only one.
         self._sockets: dict[tuple[int, int], socket.socket] = {}
@@ -99,9 +99,8 @@ class Links:
         endpoint: dict[str, Any] = {}
         if self._shm is not None:
             endpoint["descriptors"] = [self._shm.segment_fd(), self._shm.doorbell_fd()]
-        if self._verbs is not None:
-            addresses = {peer: self._verbs.prepare(peer) for peer in self._verbs_peers}
-            endpoint["verbs"] = {p: base64.b64encode(a).decode() for p, a in addresses.items()}
+        if self._pairs is not None:
+            endpoint |= self._pairs.prepare()
         if self._socket_peers:
             self._own_interfaces = interfaces(self._config.interfaces)
         if not any(peer > self._rank for peer in self._socket_peers + self._shm_peers):
@@ -119,6 +118,16 @@ class Links:
             endpoint["tcp"] = self._listen_tcp(self._doorkeeper)
         self._loop.start()
         return endpoint
+
+    def _fall_back(self, endpoints: Sequence[Mapping[str, Any]]) -> None:
+        """Peers with which this rank has no queue pair after all become peers of tcp."""
+        if self._pairs is None:
+            return
+        left = self._pairs.agree(endpoints)
+        self._tcp_peers = sorted(set(self._socket_peers) - set(left))
+        self._verbs_peers = left
+        if self._tcp_peers and self._tcp is None:
+            self._tcp = self._factories["tcp"](self._rank, len(self._identities))
 
     def _listen_tcp(self, doorkeeper: Doorkeeper) -> list[Candidate]:
         peers = [p for p in self._socket_peers if p > self._rank]
@@ -157,6 +166,7 @@ class Links:
 
         ``check`` raises when going on has become pointless.
         """
+        self._fall_back(endpoints)
         unreached: dict[int, str] = {}
         for peer in sorted(self._shm_peers + self._socket_peers):
             if peer > self._rank:
@@ -196,8 +206,10 @@ class Links:
         for peer in self._tcp_peers:
             self._attach_tcp(peer)
         for peer in self._verbs_peers:
-            self._attach_verbs(peer, endpoints[peer]["verbs"][str(self._rank)])
-        made = (self._shm, self._verbs, self._tcp)
+            if self._pairs is not None:
+                self._pairs.attach(peer, self._sockets.pop((peer, 0)))
+        verbs = None if self._pairs is None else self._pairs.transport
+        made = (self._shm, verbs, self._tcp)
         return [transport for transport in made if transport is not None]
 
     def close(self) -> None:
@@ -211,7 +223,7 @@ class Links:
             sock.close()
         self._sockets.clear()
         # An exception may keep this object for a while; the transports are whoever took them.
-        self._shm = self._verbs = self._tcp = None
+        self._shm = self._pairs = self._tcp = None
 
     def _count(self, peer: int) -> int:
         return socket_count(self._mine, self._identities[peer]) if peer in self._tcp_peers else 1
@@ -220,7 +232,10 @@ class Links:
         wanted = self._socket_peers if claim.purpose is Purpose.TCP else self._shm_peers
         if claim.peer != self._rank or claim.rank <= self._rank or claim.rank not in wanted:
             return Verdict.UNWANTED
-        if claim.index >= self._count(claim.rank):
+        # A peer may know before this rank that the two fall back from verbs, so that it counts as
+        # one of tcp.
+        most = socket_count(self._mine, self._identities[claim.rank])
+        if claim.index >= (most if claim.purpose is Purpose.TCP else 1):
             return Verdict.UNWANTED
         with self._arrived:
             taken = (claim.rank, claim.index) in self._sockets
@@ -350,12 +365,6 @@ class Links:
             sock.setblocking(False)
         if self._tcp is not None:
             self._tcp.attach(peer, [sock.detach() for sock in sockets], address)
-
-    def _attach_verbs(self, peer: int, address: str) -> None:
-        sock = self._sockets.pop((peer, 0))
-        sock.setblocking(False)
-        name = f"rank {peer} ({self._identities[peer].name})"
-        self._verbs.attach(peer, base64.b64decode(address), sock.detach(), name)
 
 
 def _network_of(route: Route) -> tuple[str, str]:

@@ -1,18 +1,23 @@
-"""Where this process is on RDMA networks: devices, ports and their addresses, from sysfs.
+"""Where this process is on RDMA networks, and its queue pairs while it joins.
 
-Nothing here opens a device. What is found decides, alike on both ends, whether two ranks may talk
-over verbs: both need a port on the same kind of network, see ``Port.network``.
+Devices, ports and their addresses come from sysfs; to look opens no device. What is found decides,
+alike on both ends, whether two ranks try verbs: both need a port on the same kind of network, see
+``Port.network``. Whether they get it shows when both have made a queue pair for the other.
 """
 
 from __future__ import annotations
 
+import base64
 import ipaddress
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pycoll.bootstrap.identity import Identity
 from pycoll.config import Config
-from pycoll.errors import TransportError
+from pycoll.errors import PycollError, TransportError
 
 _ROOT = Path("/sys/class/infiniband")
 #: Networks in order of preference; of one port the best GID counts.
@@ -35,6 +40,65 @@ class Port:
 
     def __str__(self) -> str:
         return f"{self.device}:{self.number} ({self.network})"
+
+
+class Pairs:
+    """The queue pairs of one rank with ``peers``. ``transport`` is None until there is one."""
+
+    def __init__(
+        self,
+        rank: int,
+        identities: Sequence[Identity],
+        peers: Sequence[int],
+        port: Port,
+        make: Callable[..., Any],
+    ) -> None:
+        self._rank = rank
+        self._identities = identities
+        self._peers = list(peers)
+        self._port = port
+        self._make = make
+        self._own: dict[str, str] = {}
+        self._theirs: dict[int, str] = {}
+        self.transport: Any = None
+
+    def prepare(self) -> dict[str, Any]:
+        """Make the pairs; returns for the exchange the address for each peer, as ``verbs``.
+
+        Where device or system give no more of them, ``without`` tells why; the error itself is
+        raised if tcp does not lead to a peer that has got none.
+        """
+        told: dict[str, Any] = {"verbs": self._own}
+        port, size = self._port, len(self._identities)
+        try:
+            self.transport = self._make(self._rank, size, port.device, port.number, port.index)
+            for peer in self._peers:
+                self._own[str(peer)] = base64.b64encode(self.transport.prepare(peer)).decode()
+        except PycollError as error:
+            lacking = [peer for peer in self._peers if str(peer) not in self._own]
+            if not all("tcp" in self._identities[p].transports for p in [self._rank, *lacking]):
+                raise
+            told["without"] = str(error)
+        return told
+
+    def agree(self, endpoints: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The peers with which both ends have made a pair; all others use tcp."""
+        for peer in self._peers:
+            address = endpoints[peer]["verbs"].get(str(self._rank))
+            if address is not None and str(peer) in self._own:
+                self._theirs[peer] = address
+            elif str(peer) in self._own:
+                self.transport.forget(peer)
+        if not self._theirs:
+            self.transport = None
+        return sorted(self._theirs)
+
+    def attach(self, peer: int, sock: socket.socket) -> None:
+        """Connect the pair; ``sock`` leads to the peer's process, and the transport takes it."""
+        sock.setblocking(False)
+        name = f"rank {peer} ({self._identities[peer].name})"
+        address = base64.b64decode(self._theirs[peer])
+        self.transport.attach(peer, address, sock.detach(), name)
 
 
 def ports(root: Path = _ROOT) -> list[Port]:

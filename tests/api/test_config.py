@@ -24,6 +24,7 @@ GOOD = [
     ("PYCOLL_TRANSPORTS", "tcp", "transports", ("tcp",)),
     ("PYCOLL_TRANSPORTS", "tcp, shm", "transports", ("shm", "tcp")),
     ("PYCOLL_INTERFACES", "eth0,eth1", "interfaces", ("eth0", "eth1")),
+    ("PYCOLL_VERBS_DEVICES", "mlx5_0, mlx5_1:2", "verbs_devices", ("mlx5_0", "mlx5_1:2")),
     ("PYCOLL_PORT_RANGE", "4000-4010", "port_range", (4000, 4010)),
     ("PYCOLL_PORT_RANGE", "4000", "port_range", (4000, 4000)),
     ("PYCOLL_TCP_SOCKETS", "4", "tcp_sockets", 4),

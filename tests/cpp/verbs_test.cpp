@@ -117,6 +117,9 @@ TEST(wrong_peers_and_addresses_are_refused) {
   std::string bad = address;
   bad[31] = 9;  // no such size of packets
   CHECK(says(attach(bad), Code::kInvalidArgument, "are no address"), "an impossible address");
+  transport->forget(1);
+  CHECK(says(attach(address), Code::kInvalidArgument, "is not prepared"), "attached a forgotten");
+  CHECK(transport->prepare(1, &address).ok(), "cannot be prepared anew");
   transport->close();
   CHECK(says(transport->prepare(1, &address), Code::kClosed, "was closed"), "prepared when closed");
 }

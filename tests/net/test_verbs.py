@@ -99,14 +99,23 @@ def test_verbs_join_what_is_on_one_network_and_allowed_by_both() -> None:
 
 
 class FakeVerbs:
-    """Makes addresses that name both ends, and keeps what the peers gave."""
+    """Makes addresses that name both ends, and keeps what the peers gave.
+
+    Of the device "full" nobody gets a pair, of "narrow" only rank 0.
+    """
 
     def __init__(self, rank: int, size: int, device: str, port: int, index: int) -> None:
         assert (port, index) == (1, 0)
         self.rank, self.device = rank, device
         self.peers: dict[int, tuple[bytes, socket.socket, str]] = {}
+        self.forgotten: list[int] = []
+
+    def forget(self, peer: int) -> None:
+        self.forgotten.append(peer)
 
     def prepare(self, peer: int) -> bytes:
+        if self.device == "full" or (self.device == "narrow" and peer > 0):
+            raise errors.TransportError(f"verbs: {self.device} gives no memory for {peer}")
         return f"{self.device} of {self.rank} for {peer} \xff".encode("latin-1")
 
     def attach(self, peer: int, address: bytes, liveness: int, name: str) -> None:
@@ -165,3 +174,82 @@ def test_a_rank_without_a_port_says_what_is_missing(monkeypatch: pytest.MonkeyPa
             assert isinstance(outcome, errors.InvalidArgumentError)
             assert f"On rank {rank}: no RDMA port to use" in str(outcome)
             assert "no transport is left" in str(outcome)
+
+
+def join_three(
+    world: World, made: list[FakeVerbs], devices: list[str], *transports: str
+) -> list[connecting.Connected | BaseException]:
+    """Three ranks with these devices; an empty name is of a rank that finds none."""
+    exchanges = MemoryExchange.make(3, Deadline(20))
+    factories = with_verbs(world, made)
+    jobs = []
+    for exchange, device in zip(exchanges, devices, strict=True):
+        config = Config(
+            transports=transports, verbs_devices=(device,), tcp_sockets=2, init_timeout_s=20
+        )
+        jobs.append(functools.partial(connect, exchange, config, factories=factories))
+    return run_all(jobs)
+
+
+def own_port(config: Config) -> tuple[Port | None, str]:
+    """In place of what sysfs says: the device that the settings name."""
+    (name,) = config.verbs_devices
+    return (Port(name, 1, 0, IPV4, "RoCE IPv4"), "") if name else (None, "no RDMA port to use")
+
+
+@pytest.mark.parametrize(
+    ("devices", "paired", "warning"),
+    [
+        (["a", "a", "a"], {0: [1, 2], 1: [0, 2], 2: [0, 1]}, None),
+        (["a", "a", ""], {0: [1], 1: [0]}, "rank 2 (HOST): no RDMA port to use"),
+        (["a", "", ""], {}, "rank 1 (HOST): no RDMA port to use; and 1 ranks more"),
+        (["full", "a", "a"], {1: [2], 2: [1]}, "rank 0 (HOST): verbs: full gives no memory for 1"),
+        (
+            ["a", "narrow", "a"],
+            {0: [1, 2], 1: [0], 2: [0]},
+            "rank 1 (HOST): verbs: narrow gives no memory for 2",
+        ),
+    ],
+)
+def test_pairs_without_verbs_fall_back_on_tcp_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+    nothing_is_left: None,
+    devices: list[str],
+    paired: dict[int, list[int]],
+    warning: str | None,
+) -> None:
+    """Ranks 0, 1, 2; ``paired`` says who has verbs with whom, all others use two tcp sockets."""
+    monkeypatch.setattr(connecting, "_verbs_port", own_port)
+    made: list[FakeVerbs] = []
+    with World() as world:
+        connected = all_well(join_three(world, made, devices, "verbs", "tcp"))
+        for rank, one in enumerate(connected):
+            verbs = [t for t in one.transports if isinstance(t, FakeVerbs)]
+            tcp = [t for t in one.transports if not isinstance(t, FakeVerbs)]
+            by_verbs = sorted(peer for t in verbs for peer in t.peers)
+            assert by_verbs == paired.get(rank, [])
+            assert sorted(by_verbs + [peer for t in tcp for peer in t.peers]) == [
+                peer for peer in range(3) if peer != rank
+            ]
+            assert all(len(sockets) == 2 for t in tcp for sockets in t.peers.values())
+            for t in verbs:
+                assert not set(t.forgotten) & set(t.peers)
+        texts = [str(one.message) for one in recwarn if "verbs" in str(one.message)]
+        name = connected[0].names[0]
+        expected = [] if warning is None else [warning.replace("HOST", name)]
+        assert texts == [f"tcp is used instead of verbs: {one}" for one in expected]
+        for one in made:
+            for _, sock, _ in one.peers.values():
+                sock.close()
+
+
+def test_where_only_verbs_is_allowed_a_device_that_fails_is_an_error_for_all(
+    monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
+) -> None:
+    monkeypatch.setattr(connecting, "_verbs_port", own_port)
+    with World() as world:
+        outcomes = join_three(world, [], ["a", "narrow", "a"], "verbs")
+        for outcome in outcomes:
+            assert isinstance(outcome, errors.TransportError)
+            assert "verbs: narrow gives no memory for 2" in str(outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,13 @@ def messages(comm: pycoll.Communicator) -> int:
 
 def collectives(comm: pycoll.Communicator) -> None:
     """All collectives with every count."""
-    checked = sum(one_of_each(comm, count) for count in COUNTS) + messages(comm)
+    checked = 0
+    for count in COUNTS:
+        started = time.monotonic()
+        checked += one_of_each(comm, count)
+        # Shown if this run fails or hangs: how far it got, and how fast.
+        print(f"{count} elements: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+    checked += messages(comm)
     print(f"{checked} results over {comm.transport_names()}")
 
 
@@ -101,7 +108,9 @@ JOBS: dict[str, Callable[[pycoll.Communicator], None]] = {
 
 if __name__ == "__main__":
     job = JOBS[sys.argv[1]]
+    started = time.monotonic()
     pycoll.init()
+    print(f"joined after {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
     job(pycoll.world())
     if job is not loop:
         pycoll.finalize()

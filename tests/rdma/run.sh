@@ -14,4 +14,4 @@ if ! command -v qemu-system-x86_64 >/dev/null; then
 fi
 cmake --build build/python --target rdma_conformance >build/rdma.log ||
   { cat build/rdma.log && exit 1; }
-exec "$bin/python" tests/rdma/guest.py --timeout 900 -- "$bin/python" tests/rdma/inside.py "$@"
+exec "$bin/python" tests/rdma/guest.py --timeout 3600 -- "$bin/python" tests/rdma/inside.py "$@"
