@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -287,13 +288,14 @@ def test_auto_is_never_behind_a_candidate(seed: int, count: int, overlaps: bool)
 
 
 def test_wrong_policies_are_refused() -> None:
+    half: Any = 1.5
     assert policy_of("bsp") == Policy("bsp")
     for text, make in {
         "policy is 'best'": lambda: Policy("best"),
         "policy is 3": lambda: policy_of(3),
         "bucket_bytes is 0": lambda: Policy("fixed", bucket_bytes=0),
         "credit_bytes is True": lambda: Policy("bytescheduler", credit_bytes=True),
-        "partition_bytes is 1.5": lambda: Policy("bytescheduler", partition_bytes=1.5),  # type: ignore[arg-type]
+        "partition_bytes is 1.5": lambda: Policy("bytescheduler", partition_bytes=half),
     }.items():
         with pytest.raises(InvalidArgumentError, match=text):
             make()
