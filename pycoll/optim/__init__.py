@@ -15,7 +15,9 @@ send next: a message goes when its gradients are there and all messages in front
 
 All policies give the same bits. Every sum is folded in rank order (``deterministic=True`` of the
 collectives, whose algorithms are those that fold so), which depends neither on where a value lies
-in a message nor on which algorithm of those runs; reduce_scatter folds alike.
+in a message nor on which algorithm of those runs; reduce_scatter folds alike. On one host that
+costs nothing where the fastest algorithms fold so anyway; between hosts it excludes those that
+combine inside hosts first, and ``deterministic=False`` has those back.
 
 ``Scheduler`` serves arrays of any framework; ``pycoll.torch``'s DistributedOptimizer takes its
 policies by name. ``Bucket`` is for those who want the flat memory itself.

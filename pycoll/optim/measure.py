@@ -18,8 +18,8 @@ REPEATS = 5
 PATIENCE_S = 0.05
 
 
-def measure(comm: Any) -> Rates:
-    """The rates of all_reduce, reduce_scatter and all_gather, folding in rank order.
+def measure(comm: Any, deterministic: bool | None = True) -> Rates:
+    """The rates of all_reduce, reduce_scatter and all_gather, as ``comm`` runs them.
 
     Every rank calls, with nothing else under way on ``comm``. The slowest rank counts, and the
     result has the same bits everywhere. Takes up to half a second; raises what ``comm`` raises.
@@ -28,11 +28,11 @@ def measure(comm: Any) -> Rates:
     memory[...] = 0
 
     def all_reduce(part: Any) -> Callable[[], Any]:
-        return lambda: comm.all_reduce(part, out=part, deterministic=True)
+        return lambda: comm.all_reduce(part, out=part, deterministic=deterministic)
 
     def reduce_scatter(part: Any) -> Callable[[], Any]:
         mine = np.empty(shares(len(part), comm.size)[comm.rank], np.float32)
-        return lambda: comm.reduce_scatter(part, out=mine, deterministic=True)
+        return lambda: comm.reduce_scatter(part, out=mine, deterministic=deterministic)
 
     def all_gather(part: Any) -> Callable[[], Any]:
         lengths = shares(len(part), comm.size)

@@ -53,7 +53,7 @@ class Scheduler:
     of the gradients, alike on all ranks, about in the order of the backward pass. ``policy``: a
     name or a Policy. ``op``: as of all_reduce. ``overlaps``: whether the next forward pass will
     wait for gradients one by one, by ``wait(number)``; then auto also weighs policies that make use
-    of it.
+    of it. ``deterministic``: as of all_reduce; without it, policies differ in rounding.
     ``allocate``: for arrays of another framework than NumPy. ``clock``: in seconds.
 
     Collective: the constructor, and ``begin`` of one early step. Raises InvalidArgumentError for
@@ -69,15 +69,19 @@ class Scheduler:
         policy: str | Policy = "auto",
         op: str = "sum",
         overlaps: bool = False,
+        deterministic: bool | None = True,
         allocate: Allocate = zeros,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.policy = policy_of(policy)
         self._comm, self._entries, self._op = comm, [Entry(*one) for one in entries], op
         self._overlaps, self._allocate, self._clock = overlaps, allocate, clock
+        self._strict = deterministic
         self._lock = threading.Lock()
         _check_entries(self._entries, op)
-        _need_alike(comm, "the gradients", [[*self._entries], str(self.policy), op, overlaps])
+        _need_alike(
+            comm, "the gradients", [[*self._entries], str(self.policy), op, overlaps, deterministic]
+        )
         self._timed: list[list[float]] = []
         self._settled = False
         self.rates = _FREE
@@ -183,11 +187,11 @@ class Scheduler:
         span = self._layout.spans[place]
         if self.agenda.gathers is None:
             self._works[place] = self._comm.all_reduce(
-                span.whole, self._op, out=span.whole, async_op=True, deterministic=True
+                span.whole, self._op, out=span.whole, async_op=True, deterministic=self._strict
             )
         else:
             self._works[place] = self._comm.reduce_scatter(
-                span.whole, self._op, out=span.mine, async_op=True, deterministic=True
+                span.whole, self._op, out=span.mine, async_op=True, deterministic=self._strict
             )
 
     def _gather(self, place: int) -> None:
@@ -222,7 +226,7 @@ class Scheduler:
         order = sorted(range(len(ready_s)), key=lambda number: (ready_s[number], number))
         gradients = [self._entries[number].planned(ready_s[number]) for number in order]
         if self.policy.name not in _BLIND:
-            self.rates = measure(self._comm)
+            self.rates = measure(self._comm, self._strict)
         forward_s = _forward_s([one.ready_s for one in gradients]) if self._overlaps else None
         decision = decide(self.policy, gradients, self.rates, forward_s)
         _need_alike(self._comm, "the agenda", [order, decision.agenda])

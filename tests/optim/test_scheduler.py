@@ -82,6 +82,28 @@ def test_all_policies_give_the_same_bits(size: int) -> None:
     assert all(one == results[0][0] for rank in results for one in rank)
 
 
+def test_rank_order_is_what_keeps_the_bits_between_hosts() -> None:
+    """There the fastest algorithms fold by hosts, unless asked not to."""
+
+    def every(comm: pycoll.Communicator, strict: bool) -> list[list[bytes]]:
+        policies = [Policy("bsp"), Policy("wfbp"), Policy("fixed", bucket_bytes=9000)]
+        return [
+            train(
+                comm,
+                Scheduler(comm, ENTRIES, policy=one, op="avg", deterministic=strict),
+                strict,
+            )
+            for one in policies
+        ]
+
+    world = world_in_threads(4, "shm,tcp", (0, 0, 1, 1))
+    strict = world.run(lambda comm: every(comm, True))
+    assert all(one == strict[0][0] for rank in strict for one in rank)
+    loose = world.run(lambda comm: every(comm, False))
+    assert all(rank == loose[0] for rank in loose), "ranks agree all the same"
+    assert loose[0][0] != strict[0][0], "this test would not see another order"
+
+
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
 def test_bits_do_not_depend_on_the_transport(transports: str) -> None:
     def run(comm: pycoll.Communicator) -> list[bytes]:
