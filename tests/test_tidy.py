@@ -208,6 +208,16 @@ def test_schedules_and_proofs_need_no_native_code() -> None:
         assert "import numpy" not in text, name
 
 
+def test_agendas_of_training_steps_need_no_native_code() -> None:
+    names = ("agenda", "policies", "simulate", "choose")
+    allowed = {f"pycoll.optim.{name}" for name in names} | {"pycoll.errors", "pycoll.select"}
+    texts = {name: (ROOT / "pycoll" / "optim" / f"{name}.py").read_text() for name in names}
+    assert {name: strangers(text, allowed) for name, text in texts.items()} == {
+        name: set() for name in names
+    }
+    assert [name for name, text in texts.items() if "import numpy" in text] == []
+
+
 # Words
 
 LEFTOVERS = re.compile(

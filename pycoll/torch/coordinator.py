@@ -50,6 +50,8 @@ class Coordinator:
         self._failure: str | None = None
         self._closing = False
         self._pid = os.getpid()
+        #: Communicators of the same ranks that live as long as this.
+        self._adopted: list[Communicator] = []
         self._thread = threading.Thread(target=self._work, name="pycoll-torch", daemon=True)
         self._thread.start()
 
@@ -81,9 +83,20 @@ class Coordinator:
             self._changed.notify()
         self._timeline.begin(task.key, f"NEGOTIATE_{task.kind.upper()}")
 
+    def adopt(self, comm: Communicator) -> None:
+        """Close ``comm``, which somebody else uses, together with this."""
+        self._adopted.append(comm)
+
+    @property
+    def has_adopted(self) -> bool:
+        """Whether there are operations that no agreement knows of."""
+        return bool(self._adopted)
+
     def close(self) -> None:
         """Leave; what is under way fails."""
         self._end("hvd.shutdown() was called")
+        for comm in self._adopted:
+            comm.close()
         self.comm.close()
         if self._pid == os.getpid() and threading.current_thread() is not self._thread:
             self._thread.join()

@@ -249,7 +249,13 @@ def join(device: int = -1) -> int:
 
     Meanwhile this rank gives zeros to the others' allreduce by Sum or Average; their other
     operations fail with HorovodInternalError. ``device`` is there for Horovod's programs.
+    ValueError where a DistributedOptimizer has a policy.
     """
+    if coordinator_of(global_process_set).has_adopted:
+        raise ValueError(
+            "hvd.join() beside a DistributedOptimizer with a policy, whose steps need all ranks: "
+            "leave the policy out, or make equally many steps on all ranks"
+        )
     task = Task({})
     task.kind = JOIN
     found: int = run(task, None, global_process_set)

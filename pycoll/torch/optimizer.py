@@ -7,151 +7,24 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from pycoll.optim.policies import policy_of
 from pycoll.torch import world
 from pycoll.torch.compression import Compression, Compressor
-from pycoll.torch.handles import synchronize
-from pycoll.torch.ops import Adasum, Average, ReduceOp, checked
+from pycoll.torch.gradients import Gradients, Parameters, Settings
+from pycoll.torch.ops import Adasum, Average, checked
 from pycoll.torch.process_sets import ProcessSet, global_process_set
-from pycoll.torch.reducing import grouped_allreduce_, grouped_allreduce_async_
-from pycoll.torch.sparse import sparse_allreduce_async
-
-Parameters = tuple[torch.Tensor, ...]
-
-
-class Settings(NamedTuple):
-    """What DistributedOptimizer was told."""
-
-    compression: Compressor
-    op: ReduceOp
-    predivide: float
-    sparse_as_dense: bool
-    process_set: ProcessSet
-
-
-class _Reduction(NamedTuple):
-    """A bucket under way. ``finish`` waits and puts the reduced gradients in their place."""
-
-    bucket: Parameters
-    finish: Callable[[], None]
-
-
-class _Gradients:
-    """The gradients of one optimizer between backward pass and step.
-
-    Parameters form buckets, by themselves or as ``groups`` say. A bucket starts when each of its
-    gradients has been added to ``passes`` times.
-    """
-
-    def __init__(
-        self, named: dict[torch.Tensor, str], buckets: list[Parameters], settings: Settings
-    ) -> None:
-        self.names = named
-        self.settings = settings
-        self.passes = 1
-        self.bucket_of = {p: bucket for bucket in buckets for p in bucket}
-        self.counts = dict.fromkeys(self.bucket_of, 0)
-        self.under_way: dict[Parameters, _Reduction] = {}
-        for parameter in self.bucket_of:
-            parameter.register_post_accumulate_grad_hook(self.added)
-
-    def touched(self) -> bool:
-        """Whether a backward pass has been here since the last synchronization."""
-        return bool(self.under_way) or any(self.counts.values())
-
-    def reset(self) -> None:
-        """Forget the passes that were counted."""
-        self.under_way.clear()
-        self.counts = dict.fromkeys(self.counts, 0)
-
-    def added(self, parameter: torch.Tensor) -> None:
-        """A backward pass has added to a gradient."""
-        bucket = self.bucket_of[parameter]
-        if self.counts[parameter] >= self.passes:
-            raise AssertionError(
-                f"the gradient of {self.names[parameter]!r} was computed more than "
-                f"backward_passes_per_step={self.passes} times before step(): raise "
-                "backward_passes_per_step to add up gradients on each rank first"
-            )
-        self.counts[parameter] += 1
-        if all(self.counts[one] >= self.passes for one in bucket):
-            self.start(bucket)
-
-    def start(self, bucket: Parameters) -> None:
-        """Reduce a bucket; parameters without gradient take part with zeros."""
-        for parameter in bucket:
-            if parameter.grad is None:
-                # Another rank's forward pass may have used it.
-                parameter.grad = torch.zeros_like(parameter)
-        if len(bucket) == 1 and self._is_sparse(bucket[0]):
-            self.under_way[bucket] = _Reduction(bucket, self._start_sparse(bucket[0]))
-        else:
-            self.under_way[bucket] = _Reduction(bucket, self._start_dense(bucket))
-
-    def synchronize(self) -> None:
-        """Start what has not started, and wait for all."""
-        for bucket in dict.fromkeys(self.bucket_of.values()):
-            if bucket not in self.under_way:
-                self.start(bucket)
-        reductions = list(self.under_way.values())
-        self.reset()
-        for one in reductions:
-            one.finish()
-
-    def _is_sparse(self, parameter: torch.Tensor) -> bool:
-        grad = parameter.grad
-        return grad is not None and grad.is_sparse and not self.settings.sparse_as_dense
-
-    def _start_dense(self, bucket: Parameters) -> Callable[[], None]:
-        compression, op, predivide, _, process_set = self.settings
-        pairs = [compression.compress(_dense(one.grad)) for one in bucket]
-        halves = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
-        handle = grouped_allreduce_async_(
-            [small for small, _ in pairs], None, self.names[bucket[0]], op, *halves, process_set
-        )
-
-        def finish() -> None:
-            reduced = synchronize(handle)
-            for parameter, small, (_, note) in zip(bucket, reduced, pairs, strict=True):
-                _put(parameter, compression.decompress(small, note))
-
-        return finish
-
-    def _start_sparse(self, parameter: torch.Tensor) -> Callable[[], None]:
-        settings = self.settings
-        assert parameter.grad is not None
-        result = sparse_allreduce_async(
-            parameter.grad, self.names[parameter], settings.op, settings.process_set
-        )
-
-        def finish() -> None:
-            parameter.grad = result()
-
-        return finish
-
-
-def _dense(grad: Any) -> torch.Tensor:
-    dense: torch.Tensor = grad.to_dense() if grad.is_sparse else grad
-    return dense.detach()
-
-
-def _put(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
-    """The reduced gradient in the place of the parameter's own."""
-    grad = parameter.grad
-    assert grad is not None
-    if grad.is_sparse:
-        parameter.grad = reduced.to_sparse()
-    elif reduced.data_ptr() != grad.data_ptr():
-        grad.detach().copy_(reduced)
+from pycoll.torch.reducing import grouped_allreduce_
+from pycoll.torch.scheduled import ScheduledGradients
 
 
 class _Wrapped:
     """What DistributedOptimizer adds in front of the optimizer's own class."""
 
-    _gradients: _Gradients | None
+    _gradients: Gradients | ScheduledGradients | None
     _settings: Settings
     _synchronized: bool
     _skips: bool
@@ -170,6 +43,14 @@ class _Wrapped:
             yield
         finally:
             self._skips = False
+
+    def explain(self) -> str:
+        """What is sent in a step, and why."""
+        if isinstance(self._gradients, ScheduledGradients):
+            return self._gradients.explain()
+        if self._gradients is None:
+            return "nothing: there is no other rank"
+        return "each gradient or group by itself, when all ranks have it"
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes there are before the next step."""
@@ -275,6 +156,8 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     groups: Any = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    *,
+    policy: Any = None,
 ) -> Any:
     """An optimizer of the same class name that steps by the gradients of all ranks.
 
@@ -286,10 +169,13 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     ranks belong together, so without them parameters must come in the same order on all ranks.
     ``gradient_predivide_factor``: with Average, gradients are divided by it before they are added,
     and by size / it afterwards. ``groups``: a number of groups, or lists of parameters, that are
-    reduced together. ``sparse_as_dense``: sparse gradients travel as dense ones.
+    reduced together. ``sparse_as_dense``: sparse gradients travel as dense ones. ``policy``: how
+    gradients become messages, by a name or a ``pycoll.optim.Policy``; ``explain()`` then says what
+    is sent, and why. Without one each gradient or group travels when all ranks have it.
 
     Raises ValueError for doubly named or unnamed parameters, wrong groups, fewer than one backward
-    pass, and a predivide factor where op is not Average.
+    pass, a predivide factor where op is not Average, an unknown policy, and one together with
+    groups or Adasum.
     """
     reduction = checked(op)
     if gradient_predivide_factor != 1.0 and reduction != Average:
@@ -304,6 +190,11 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    if policy is not None:
+        policy = policy_of(policy)
+        if groups is not None or reduction == Adasum:
+            what = "groups" if groups is not None else "op=Adasum"
+            raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
     names = _named(optimizer, named_parameters)
     settings = Settings(
         compression, reduction, gradient_predivide_factor, sparse_as_dense, process_set
@@ -318,7 +209,11 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         buckets = _buckets(optimizer, groups)
         elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         if process_set.included() and (world.size() > 1 or elastic):
-            wrapped._gradients = _Gradients(names, buckets, settings)
+            wrapped._gradients = (
+                Gradients(names, buckets, settings)
+                if policy is None
+                else ScheduledGradients(names, settings, policy)
+            )
         wrapped.set_backward_passes_per_step(backward_passes_per_step)
     wrapped._settings, wrapped._parameter_names = settings, names
     return wrapped

@@ -1,0 +1,88 @@
+"""The policy auto: every candidate played through, the fastest taken, and why in words.
+
+A pure function of values that all ranks have agreed on, so all choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pycoll.optim.agenda import Agenda, Gradient, Rate, Rates
+from pycoll.optim.policies import AUTO, MIB, Policy, agenda_of
+from pycoll.optim.simulate import simulate
+from pycoll.select import bytes_text, seconds_text
+
+#: Of equally fast ones the first is taken.
+MERGING = (
+    Policy("mg_wfbp"),
+    *(Policy("fixed", bucket_bytes=n * MIB) for n in (4, 25)),
+    Policy("wfbp"),
+    Policy("bsp"),
+)
+#: Worth a try where layers of the next forward pass wait for their own gradients only.
+OVERTAKING = (
+    *(
+        Policy("bytescheduler", partition_bytes=n * MIB, credit_bytes=n * MIB, merge_bytes=merge)
+        for n in (1, 4, 16)
+        for merge in (1, MIB)
+    ),
+    *(Policy("dear", bucket_bytes=n * MIB) for n in (4, 25)),
+)
+
+
+class Decision(NamedTuple):
+    """An agenda, and why it is this one."""
+
+    agenda: Agenda
+    why: str
+
+
+def decide(
+    policy: Policy,
+    gradients: Sequence[Gradient],
+    rates: Rates,
+    forward_s: Sequence[float] | None = None,
+) -> Decision:
+    """The agenda of a policy, or for auto the one with the shortest step; see ``simulate``."""
+    if policy.name != AUTO:
+        agenda = agenda_of(policy, gradients, rates)
+        return Decision(agenda, _text(f"{policy}, as asked for", agenda, gradients, rates, []))
+    candidates = MERGING if forward_s is None else (*MERGING, *OVERTAKING)
+    tried = []
+    for place, one in enumerate(candidates):
+        agenda = agenda_of(one, gradients, rates)
+        exposed_s = simulate(agenda, gradients, rates, forward_s).exposed_s
+        tried.append((exposed_s, place, one, agenda))
+    tried.sort(key=lambda entry: entry[:2])
+    _, _, best, agenda = tried[0]
+    others = [
+        f"  {one!s:<66} {seconds_text(exposed_s)} not hidden" for exposed_s, _, one, _ in tried
+    ]
+    head = f"auto takes {best}: the least communication that is not hidden, as simulated"
+    return Decision(agenda, _text(head, agenda, gradients, rates, others))
+
+
+def _text(
+    head: str,
+    agenda: Agenda,
+    gradients: Sequence[Gradient],
+    rates: Rates,
+    more: Sequence[str],
+) -> str:
+    nbytes = sum(one.nbytes for one in gradients)
+    ready_s = max((one.ready_s for one in gradients), default=0.0)
+    lines = [
+        head,
+        f"  {len(agenda.messages)} messages of {len(gradients)} gradients, {bytes_text(nbytes)}, "
+        f"the last of which is there after {seconds_text(ready_s)}",
+        f"  all_reduce takes {_rate_text(rates.all_reduce)}, "
+        f"reduce_scatter {_rate_text(rates.reduce_scatter)}, "
+        f"all_gather {_rate_text(rates.all_gather)}",
+    ]
+    return "\n".join([*lines, *more])
+
+
+def _rate_text(rate: Rate) -> str:
+    per_byte = f" + n / {1e-9 / rate.beta:.3g} GB/s" if rate.beta > 0 else ""
+    return seconds_text(rate.alpha) + per_byte

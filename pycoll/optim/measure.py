@@ -1,0 +1,89 @@
+"""What messages cost on a communicator: measured, and alike on all ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.arrays import empty
+from pycoll.optim.agenda import Rate, Rates
+from pycoll.rows import shares
+
+LENGTHS = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
+REPEATS = 5
+#: Longer messages are left out where they would take longer than this.
+PATIENCE_S = 0.05
+
+
+def measure(comm: Any, deterministic: bool | None = True) -> Rates:
+    """The rates of all_reduce, reduce_scatter and all_gather, as ``comm`` runs them.
+
+    Every rank calls, with nothing else under way on ``comm``. The slowest rank counts, and the
+    result has the same bits everywhere. Takes up to half a second; raises what ``comm`` raises.
+    """
+    memory = empty(LENGTHS[-1] // 4, np.float32)
+    memory[...] = 0
+
+    def all_reduce(part: Any) -> Callable[[], Any]:
+        return lambda: comm.all_reduce(part, out=part, deterministic=deterministic)
+
+    def reduce_scatter(part: Any) -> Callable[[], Any]:
+        mine = np.empty(shares(len(part), comm.size)[comm.rank], np.float32)
+        return lambda: comm.reduce_scatter(part, out=mine, deterministic=deterministic)
+
+    def all_gather(part: Any) -> Callable[[], Any]:
+        lengths = shares(len(part), comm.size)
+        mine = np.zeros(lengths[comm.rank], np.float32)
+        return lambda: comm.all_gather(mine, lengths=lengths, out=part)
+
+    return Rates(*(_rate(comm, memory, make) for make in (all_reduce, reduce_scatter, all_gather)))
+
+
+def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> Rate:
+    lengths: list[int] = []
+    seconds: list[float] = []
+    for nbytes in LENGTHS:
+        # The seconds are all ranks', so all leave at the same length.
+        if seconds and seconds[-1] * nbytes / lengths[-1] > PATIENCE_S:
+            break
+        lengths.append(nbytes)
+        seconds.append(_seconds(comm, make(memory[: nbytes // 4])))
+    return fitted(lengths, seconds)
+
+
+def _seconds(comm: Any, call: Callable[[], Any]) -> float:
+    """The middle one of several times, on the rank where it is longest."""
+    took = []
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - start)
+    # The first call prepares what the others find.
+    mine = np.array([float(np.median(took[1:]))])
+    return float(comm.all_reduce(mine, "max")[0])
+
+
+def fitted(lengths: Sequence[int], seconds: Sequence[float]) -> Rate:
+    """The line with the least relative errors; neither of its figures is negative.
+
+    Plain arithmetic in a fixed order: libraries' solvers may differ in bits between machines.
+    """
+    ones = slopes = squares = right = right_slopes = 0.0
+    for nbytes, took in zip(lengths, seconds, strict=True):
+        one, slope = 1 / took, nbytes / took
+        ones += one * one
+        slopes += one * slope
+        squares += slope * slope
+        right += one
+        right_slopes += slope
+    determinant = ones * squares - slopes * slopes
+    if len(lengths) == 1 or determinant <= 0:
+        return Rate(seconds[0], 0.0)
+    alpha = (right * squares - right_slopes * slopes) / determinant
+    beta = (ones * right_slopes - slopes * right) / determinant
+    if alpha < 0:
+        return Rate(0.0, right_slopes / squares)
+    return Rate(alpha, beta) if beta >= 0 else Rate(right / ones, 0.0)

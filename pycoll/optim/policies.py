@@ -1,0 +1,253 @@
+"""Policies: how gradients become messages. Pure functions of what all ranks know.
+
+    bsp             all in one message, after the backward pass
+    wfbp            each gradient by itself, as soon as it is there (wait-free backpropagation)
+    fixed           neighbours together, up to ``bucket_bytes``, as torch's DDP and Horovod do
+    mg_wfbp         neighbours together so that the last message ends as early as it can
+    bytescheduler   cut in parts of ``partition_bytes``; parts of front layers overtake others
+    dear            as fixed, but reduce_scatter beside the backward pass and all_gather afterwards
+    auto            the one that the simulation finds the fastest; see ``choose``
+
+mg_wfbp is exact: with E(j) the earliest end of messages for the first j gradients, E(j) is the
+least of max(E(i), ready(j)) + cost(i..j) over all i, since to end the earlier messages sooner never
+hurts. Of those i with E(i) <= ready(j) only the last can be best, so the search stops there. (With
+several kinds of gradients, messages of a group are taken to start together, which they may do
+sooner.)
+
+The priorities of bytescheduler become an order beforehand: which part goes next is played through
+with the times that all ranks have agreed on. So ranks need not ask each other while they run.
+``credit_bytes`` is what may be committed at a time; within it nothing is overtaken any more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycoll.errors import InvalidArgumentError
+from pycoll.optim.agenda import Agenda, Gradient, Message, Piece, Rate, Rates
+
+MIB = 1 << 20
+AUTO = "auto"
+#: Parts of a gradient begin at multiples of this, which suits all types and cache lines.
+GRAIN = 64
+
+Group = range
+"""Numbers of neighbouring gradients."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy's name, and its figures; what it has no use for is ignored.
+
+    ``merge_bytes``: bytescheduler joins neighbours up to so many bytes before it cuts them.
+
+    Raises InvalidArgumentError for an unknown name, and figures that are not above 0.
+    """
+
+    name: str = AUTO
+    bucket_bytes: int = 25 * MIB
+    partition_bytes: int = 4 * MIB
+    credit_bytes: int = 8 * MIB
+    merge_bytes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.name not in (*POLICIES, AUTO):
+            words = ", ".join((*POLICIES, AUTO))
+            raise InvalidArgumentError(f"policy is {self.name!r}: expected one of {words}")
+        for word in ("bucket_bytes", "partition_bytes", "credit_bytes", "merge_bytes"):
+            value = getattr(self, word)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgumentError(f"{word} is {value!r}: expected a number above 0")
+
+    def __str__(self) -> str:
+        figures = {
+            "fixed": ("bucket_bytes",),
+            "dear": ("bucket_bytes",),
+            "bytescheduler": ("partition_bytes", "credit_bytes", "merge_bytes"),
+        }.get(self.name, ())
+        words = ", ".join(f"{word}={getattr(self, word)}" for word in figures)
+        return f"{self.name}({words})" if words else self.name
+
+
+def policy_of(given: Any) -> Policy:
+    """A Policy, or one by its name. Raises InvalidArgumentError for anything else."""
+    if isinstance(given, Policy):
+        return given
+    if not isinstance(given, str):
+        raise InvalidArgumentError(f"policy is {given!r}: expected a name or a pycoll.optim.Policy")
+    return Policy(given)
+
+
+def agenda_of(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
+    """The messages of a step. ``gradients`` come in the order of their ``ready_s``.
+
+    A pure function; ``policy`` is any but auto.
+    """
+    late = [n for n in range(1, len(gradients)) if gradients[n].ready_s < gradients[n - 1].ready_s]
+    if late:
+        raise InvalidArgumentError(f"gradient {late[0]} is ready before the one in front of it")
+    return POLICIES[policy.name](policy, gradients, rates)
+
+
+# Merging
+
+
+def _bsp(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
+    groups = [range(len(gradients))] if gradients else []
+    return Agenda(policy.name, _messages(groups, gradients))
+
+
+def _wfbp(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
+    groups = [range(n, n + 1) for n in range(len(gradients))]
+    return Agenda(policy.name, _messages(groups, gradients))
+
+
+def _fixed(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
+    return Agenda(policy.name, _messages(_filled(gradients, policy.bucket_bytes), gradients))
+
+
+def _mg_wfbp(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
+    return Agenda(policy.name, _messages(_best_merge(gradients, rates.all_reduce), gradients))
+
+
+def _dear(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
+    messages = _messages(_filled(gradients, policy.bucket_bytes), gradients)
+    # The forward pass needs the gradients of its first layers, which came last, first.
+    return Agenda(policy.name, messages, tuple(reversed(range(len(messages)))))
+
+
+def _filled(gradients: Sequence[Gradient], bucket_bytes: int) -> list[Group]:
+    """Neighbours together while they fit; what is longer is by itself."""
+    groups: list[Group] = []
+    first = total = 0
+    for number, gradient in enumerate(gradients):
+        if number > first and total + gradient.nbytes > bucket_bytes:
+            groups.append(range(first, number))
+            first, total = number, 0
+        total += gradient.nbytes
+    return [*groups, range(first, len(gradients))] if gradients else groups
+
+
+def _best_merge(gradients: Sequence[Gradient], rate: Rate) -> list[Group]:
+    ends = [0.0]
+    firsts: list[int] = []
+    for last in range(len(gradients)):
+        ready = gradients[last].ready_s
+        best, best_first = float("inf"), last
+        nbytes, kinds = 0, set()
+        for first in range(last, -1, -1):
+            nbytes += gradients[first].nbytes
+            kinds.add(gradients[first].kind)
+            end = max(ends[first], ready) + len(kinds) * rate.alpha + rate.beta * nbytes
+            if end < best:
+                best, best_first = end, first
+            if ends[first] <= ready:
+                break
+        ends.append(best)
+        firsts.append(best_first)
+    groups: list[Group] = []
+    stop = len(gradients)
+    while stop > 0:
+        groups.append(range(firsts[stop - 1], stop))
+        stop = firsts[stop - 1]
+    return groups[::-1]
+
+
+def _messages(groups: Sequence[Group], gradients: Sequence[Gradient]) -> tuple[Message, ...]:
+    """Each group as a message per kind."""
+    return tuple(
+        Message(tuple(Piece(n, 0, gradients[n].nbytes) for n in numbers))
+        for group in groups
+        for numbers in _by_kind(group, gradients)
+    )
+
+
+def _by_kind(group: Group, gradients: Sequence[Gradient]) -> list[list[int]]:
+    found: dict[str, list[int]] = {}
+    for number in group:
+        found.setdefault(gradients[number].kind, []).append(number)
+    return list(found.values())
+
+
+# Partitioning
+
+
+def _bytescheduler(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
+    whole = _messages(_filled(gradients, policy.merge_bytes), gradients)
+    length = max(GRAIN, policy.partition_bytes // GRAIN * GRAIN)
+    parts = [part for message in whole for part in _cut(message, length)]
+    order = by_priority(parts, gradients, rates.all_reduce, policy.credit_bytes)
+    return Agenda(policy.name, tuple(parts[number] for number in order))
+
+
+def _cut(message: Message, length: int) -> list[Message]:
+    """A message in parts of up to ``length`` bytes, which may end inside gradients."""
+    parts: list[Message] = []
+    pieces: list[Piece] = []
+    room = length
+    for number, start, stop in message.pieces:
+        at = start
+        while stop - at > room:
+            # Only a multiple of GRAIN may be a cut inside a gradient.
+            fits = room // GRAIN * GRAIN
+            if fits:
+                pieces.append(Piece(number, at, at + fits))
+            parts.append(Message(tuple(pieces)))
+            pieces, room, at = [], length, at + fits
+        if stop > at or start == stop:
+            pieces.append(Piece(number, at, stop))
+        room -= stop - at
+    return [*parts, Message(tuple(pieces))] if pieces else parts
+
+
+def by_priority(
+    parts: Sequence[Message], gradients: Sequence[Gradient], rate: Rate, credit_bytes: int
+) -> list[int]:
+    """The order in which parts go if, whenever there is credit, the foremost layer's is committed.
+
+    Credit is taken when a part is committed and comes back when it has been sent; a part that is
+    longer than all credit goes when nothing else is committed.
+    """
+    ready = [part.ready_s(gradients) for part in parts]
+    arrivals = deque(sorted(range(len(parts)), key=lambda n: (ready[n], n)))
+    waiting: list[tuple[int, int]] = []
+    committed: deque[tuple[float, int]] = deque()
+    order: list[int] = []
+    now = free = 0.0
+    used = 0
+    while arrivals or waiting:
+        while arrivals and ready[arrivals[0]] <= now:
+            number = arrivals.popleft()
+            foremost = max(piece.gradient for piece in parts[number].pieces)
+            heapq.heappush(waiting, (-foremost, number))
+        while committed and committed[0][0] <= now:
+            used -= committed.popleft()[1]
+        if waiting:
+            nbytes = parts[waiting[0][1]].nbytes
+            if not committed or used + nbytes <= credit_bytes:
+                number = heapq.heappop(waiting)[1]
+                free = max(free, now) + rate.seconds(nbytes)
+                committed.append((free, nbytes))
+                used += nbytes
+                order.append(number)
+                continue
+        coming = [ready[arrivals[0]]] if arrivals else []
+        now = min([*coming, *(end for end, _ in list(committed)[:1])])
+    return order
+
+
+Maker = Callable[[Policy, Sequence[Gradient], Rates], Agenda]
+
+#: All that makes messages, by name.
+POLICIES: dict[str, Maker] = {
+    "bsp": _bsp,
+    "wfbp": _wfbp,
+    "fixed": _fixed,
+    "mg_wfbp": _mg_wfbp,
+    "bytescheduler": _bytescheduler,
+    "dear": _dear,
+}

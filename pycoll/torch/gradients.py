@@ -1,0 +1,144 @@
+"""The gradients of an optimizer between backward pass and step: each by itself, or by groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from pycoll.torch.compression import Compressor
+from pycoll.torch.handles import synchronize
+from pycoll.torch.ops import Average, ReduceOp
+from pycoll.torch.process_sets import ProcessSet
+from pycoll.torch.reducing import grouped_allreduce_async_
+from pycoll.torch.sparse import sparse_allreduce_async
+
+Parameters = tuple[torch.Tensor, ...]
+
+
+class Settings(NamedTuple):
+    """What DistributedOptimizer was told."""
+
+    compression: Compressor
+    op: ReduceOp
+    predivide: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+class _Reduction(NamedTuple):
+    """A bucket under way. ``finish`` waits and puts the reduced gradients in their place."""
+
+    bucket: Parameters
+    finish: Callable[[], None]
+
+
+class Gradients:
+    """The gradients of one optimizer between backward pass and step.
+
+    Parameters form buckets, by themselves or as ``groups`` say. A bucket starts when each of its
+    gradients has been added to ``passes`` times.
+    """
+
+    def __init__(
+        self, named: dict[torch.Tensor, str], buckets: list[Parameters], settings: Settings
+    ) -> None:
+        self.names = named
+        self.settings = settings
+        self.passes = 1
+        self.bucket_of = {p: bucket for bucket in buckets for p in bucket}
+        self.counts = dict.fromkeys(self.bucket_of, 0)
+        self.under_way: dict[Parameters, _Reduction] = {}
+        for parameter in self.bucket_of:
+            parameter.register_post_accumulate_grad_hook(self.added)
+
+    def touched(self) -> bool:
+        """Whether a backward pass has been here since the last synchronization."""
+        return bool(self.under_way) or any(self.counts.values())
+
+    def reset(self) -> None:
+        """Forget the passes that were counted."""
+        self.under_way.clear()
+        self.counts = dict.fromkeys(self.counts, 0)
+
+    def added(self, parameter: torch.Tensor) -> None:
+        """A backward pass has added to a gradient."""
+        bucket = self.bucket_of[parameter]
+        if self.counts[parameter] >= self.passes:
+            raise AssertionError(
+                f"the gradient of {self.names[parameter]!r} was computed more than "
+                f"backward_passes_per_step={self.passes} times before step(): raise "
+                "backward_passes_per_step to add up gradients on each rank first"
+            )
+        self.counts[parameter] += 1
+        if all(self.counts[one] >= self.passes for one in bucket):
+            self.start(bucket)
+
+    def start(self, bucket: Parameters) -> None:
+        """Reduce a bucket; parameters without gradient take part with zeros."""
+        for parameter in bucket:
+            if parameter.grad is None:
+                # Another rank's forward pass may have used it.
+                parameter.grad = torch.zeros_like(parameter)
+        if len(bucket) == 1 and self._is_sparse(bucket[0]):
+            self.under_way[bucket] = _Reduction(bucket, self._start_sparse(bucket[0]))
+        else:
+            self.under_way[bucket] = _Reduction(bucket, self._startdense(bucket))
+
+    def synchronize(self) -> None:
+        """Start what has not started, and wait for all."""
+        for bucket in dict.fromkeys(self.bucket_of.values()):
+            if bucket not in self.under_way:
+                self.start(bucket)
+        reductions = list(self.under_way.values())
+        self.reset()
+        for one in reductions:
+            one.finish()
+
+    def _is_sparse(self, parameter: torch.Tensor) -> bool:
+        grad = parameter.grad
+        return grad is not None and grad.is_sparse and not self.settings.sparse_as_dense
+
+    def _startdense(self, bucket: Parameters) -> Callable[[], None]:
+        compression, op, predivide, _, process_set = self.settings
+        pairs = [compression.compress(dense(one.grad)) for one in bucket]
+        halves = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
+        handle = grouped_allreduce_async_(
+            [small for small, _ in pairs], None, self.names[bucket[0]], op, *halves, process_set
+        )
+
+        def finish() -> None:
+            reduced = synchronize(handle)
+            for parameter, small, (_, note) in zip(bucket, reduced, pairs, strict=True):
+                put_back(parameter, compression.decompress(small, note))
+
+        return finish
+
+    def _start_sparse(self, parameter: torch.Tensor) -> Callable[[], None]:
+        settings = self.settings
+        assert parameter.grad is not None
+        result = sparse_allreduce_async(
+            parameter.grad, self.names[parameter], settings.op, settings.process_set
+        )
+
+        def finish() -> None:
+            parameter.grad = result()
+
+        return finish
+
+
+def dense(grad: Any) -> torch.Tensor:
+    """A gradient with all its values, without history."""
+    whole: torch.Tensor = grad.to_dense() if grad.is_sparse else grad
+    return whole.detach()
+
+
+def put_back(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
+    """The reduced gradient in the place of the parameter's own."""
+    grad = parameter.grad
+    assert grad is not None
+    if grad.is_sparse:
+        parameter.grad = reduced.to_sparse()
+    elif reduced.data_ptr() != grad.data_ptr():
+        grad.detach().copy_(reduced)

@@ -1,0 +1,303 @@
+"""Agendas: each is whole, merges are the best there are, and priorities are kept.
+
+The oracle for merges is every way there is to merge, timed by the simulation, which has an oracle
+of its own: the same events by a slow clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pycoll.errors import InvalidArgumentError
+from pycoll.optim.agenda import Agenda, Gradient, Message, Piece, Rate, Rates, check
+from pycoll.optim.choose import MERGING, OVERTAKING, decide
+from pycoll.optim.policies import (
+    GRAIN,
+    POLICIES,
+    Policy,
+    agenda_of,
+    by_priority,
+    policy_of,
+)
+from pycoll.optim.simulate import simulate
+
+RATE = Rate(1.0, 0.01)
+HALF = Rate(0.5, 0.005)
+RATES = Rates(RATE, HALF, HALF)
+
+
+def gradients_of(seed: int, count: int, kinds: Sequence[str] = ("float32",)) -> list[Gradient]:
+    dice = random.Random(seed)
+    now = 0.0
+    found = []
+    for _ in range(count):
+        now += dice.choice((0.0, 0.25, 1.0, 3.0)) * dice.random()
+        nbytes = dice.choice((0, 4, 64, 100, 1000, 5000))
+        found.append(Gradient(nbytes, now, dice.choice(kinds)))
+    return found
+
+
+def every_policy() -> list[Policy]:
+    small = [
+        Policy(name, bucket_bytes=n, partition_bytes=n, credit_bytes=n, merge_bytes=merge)
+        for name in POLICIES
+        for n in (1, 70, 1000)
+        for merge in (1, 500)
+    ]
+    return [*small, *MERGING, *OVERTAKING]
+
+
+def merges(count: int) -> list[list[range]]:
+    """Every way to cut ``count`` gradients into groups of neighbours."""
+    return [
+        [range(a, b) for a, b in itertools.pairwise((0, *cuts, count))]
+        for number in range(count)
+        for cuts in itertools.combinations(range(1, count), number)
+    ]
+
+
+def merged(groups: list[range], gradients: list[Gradient]) -> Agenda:
+    messages = []
+    for group in groups:
+        for kind in dict.fromkeys(gradients[n].kind for n in group):
+            numbers = [n for n in group if gradients[n].kind == kind]
+            messages.append(Message(tuple(Piece(n, 0, gradients[n].nbytes) for n in numbers)))
+    return Agenda("some", tuple(messages))
+
+
+def end_of_groups(groups: list[range], gradients: list[Gradient], rate: Rate) -> float:
+    """The last end if a group starts, with a message per kind, when all of it is there."""
+    free = 0.0
+    for group in groups:
+        kinds = {gradients[n].kind for n in group}
+        nbytes = sum(gradients[n].nbytes for n in group)
+        free = max(free, gradients[group[-1]].ready_s)
+        free += len(kinds) * rate.alpha + nbytes * rate.beta
+    return max(free, gradients[-1].ready_s)
+
+
+@pytest.mark.parametrize("kinds", [("float32",), ("float32", "float16")])
+@pytest.mark.parametrize("policy", every_policy(), ids=str)
+def test_each_byte_travels_once(policy: Policy, kinds: tuple[str, ...]) -> None:
+    for seed in range(20):
+        gradients = gradients_of(seed, seed, kinds)
+        agenda = agenda_of(policy, gradients, RATES)
+        check(agenda, gradients)
+        assert agenda == agenda_of(policy, gradients, RATES)
+
+
+def test_a_broken_agenda_is_found() -> None:
+    gradients = [Gradient(100, 0.0), Gradient(100, 1.0), Gradient(8, 2.0, "int32")]
+    a, b, c = Piece(0, 0, 100), Piece(1, 0, 100), Piece(2, 0, 8)
+    good = (Message((a, b)), Message((c,)))
+    check(Agenda("good", good), gradients)
+    for bad in (
+        good[:1],
+        (*good, Message((a,))),
+        (Message((a, b, c)),),
+        (Message((b, a)), good[1]),
+        (Message(()), *good),
+        (Message((Piece(0, 0, 64), b)), Message((Piece(0, 64, 100),)), good[1]),
+        (Message((a, Piece(1, 64, 100))), Message((Piece(1, 0, 64),)), good[1]),
+    ):
+        with pytest.raises(AssertionError):
+            check(Agenda("bad", bad), gradients)
+    with pytest.raises(AssertionError):
+        check(Agenda("bad", good, (0, 0)), gradients)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 9), st.booleans())
+def test_mg_wfbp_is_the_best_of_all_merges(seed: int, count: int, mixed: bool) -> None:
+    gradients = gradients_of(seed, count, ("float32", "int8") if mixed else ("float32",))
+    dice = random.Random(seed)
+    rate = Rate(dice.choice((0.0, 0.1, 1, 5)), 10 ** dice.uniform(-5, 0))
+    rates = RATES._replace(all_reduce=rate)
+    found = simulate(agenda_of(Policy("mg_wfbp"), gradients, rates), gradients, rates)
+    least = min(end_of_groups(groups, gradients, rate) for groups in merges(count))
+    assert found.step_s <= least * (1 + 1e-12)
+    if not mixed:
+        least = min(
+            simulate(merged(groups, gradients), gradients, rates).step_s for groups in merges(count)
+        )
+        assert found.step_s == pytest.approx(least, rel=1e-12)
+
+
+def test_what_merging_is_for() -> None:
+    """A dear start merges all; a free one merges nothing; a late gradient goes by itself."""
+    even = [Gradient(100, float(n)) for n in range(6)]
+
+    def sizes(alpha: float, beta: float, gradients: list[Gradient]) -> list[int]:
+        rates = RATES._replace(all_reduce=Rate(alpha, beta))
+        agenda = agenda_of(Policy("mg_wfbp"), gradients, rates)
+        return [len(message.pieces) for message in agenda.messages]
+
+    assert sizes(100.0, 1e-6, even) == [6]
+    assert sizes(0.0, 0.005, even) == [1] * 6
+    assert sizes(3.0, 0.0, [*even, Gradient(100, 50.0)])[-1] == 1
+
+
+def test_fixed_fills_buckets() -> None:
+    gradients = [Gradient(n, 0.0) for n in (30, 30, 30, 500, 10, 90, 1)]
+    agenda = agenda_of(Policy("fixed", bucket_bytes=100), gradients, RATES)
+    assert [message.nbytes for message in agenda.messages] == [90, 500, 100, 1]
+
+
+def test_parts_are_cut_at_grains_and_no_longer_than_asked() -> None:
+    gradients = [Gradient(1000, 0.0), Gradient(40, 0.0), Gradient(300, 0.0)]
+    policy = Policy("bytescheduler", partition_bytes=200, merge_bytes=5000)
+    agenda = agenda_of(policy, gradients, RATES)
+    check(agenda, gradients)
+    assert max(message.nbytes for message in agenda.messages) <= 200
+    starts = [piece.start for message in agenda.messages for piece in message.pieces]
+    assert all(start % GRAIN == 0 for start in starts)
+
+
+def parts_by_priority(credit_bytes: int, sent_s: float) -> list[int]:
+    """A back layer of four parts at 0 s, a front layer of two at 1.5 parts' time."""
+    gradients = [Gradient(400, 0.0), Gradient(200, 1.5 * sent_s)]
+    parts = [Message((Piece(0, n, n + 100),)) for n in range(0, 400, 100)]
+    parts += [Message((Piece(1, n, n + 100),)) for n in range(0, 200, 100)]
+    return by_priority(parts, gradients, Rate(0.0, sent_s / 100), credit_bytes)
+
+
+def test_front_layers_overtake_between_parts() -> None:
+    assert parts_by_priority(100, 1.0) == [0, 1, 4, 5, 2, 3]
+
+
+def test_what_is_committed_on_credit_is_not_overtaken() -> None:
+    assert parts_by_priority(200, 1.0) == [0, 1, 2, 4, 5, 3]
+    assert parts_by_priority(400, 1.0) == [0, 1, 2, 3, 4, 5]
+    assert parts_by_priority(1, 1.0) == [0, 1, 4, 5, 2, 3], "longer than all credit: one at a time"
+
+
+# The simulation
+
+
+#: Whole seconds for whole grains, so that the simulation and the clock are both exact.
+EXACT = Rates(Rate(2.0, 1 / GRAIN), Rate(1.0, 1 / GRAIN), Rate(3.0, 1 / GRAIN))
+
+
+def by_a_slow_clock(agenda: Agenda, gradients: list[Gradient], forward_s: list[float]) -> float:
+    """The same events in whole seconds, one after the other."""
+    backward = int(max(one.ready_s for one in gradients))
+    rate = EXACT.all_reduce if agenda.gathers is None else EXACT.reduce_scatter
+    queue = [(n, int(m.ready_s(gradients)), rate) for n, m in enumerate(agenda.messages)]
+    queue += [(n, backward, EXACT.all_gather) for n in agenda.gathers or ()]
+    last_entry = {number: place for place, (number, _, _) in enumerate(queue)}
+    reduced: set[int] = set()
+    layer, layer_left = len(gradients) - 1, -1.0
+    place, left = 0, 0.0
+    for second in range(100_000):
+        if place < len(queue) and left == 0 and queue[place][1] <= second:
+            left = queue[place][2].seconds(agenda.messages[queue[place][0]].nbytes)
+        if second >= backward and layer_left < 0:
+            needs = [
+                n
+                for n, message in enumerate(agenda.messages)
+                if any(piece.gradient == layer for piece in message.pieces)
+            ]
+            if all(n in reduced for n in needs):
+                layer_left = forward_s[layer]
+        if left > 0:
+            left -= 1
+            if left == 0:
+                number = queue[place][0]
+                if last_entry[number] == place:
+                    reduced.add(number)
+                place += 1
+        if layer_left >= 0:
+            layer_left -= 1
+            if layer_left == 0:
+                layer, layer_left = layer - 1, -1.0
+                if layer < 0:
+                    return float(second + 1)
+    raise AssertionError("the step has no end")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_simulation_is_that_of_a_slow_clock(name: str) -> None:
+    dice = random.Random(7)
+    for _ in range(50):
+        count = dice.randrange(1, 7)
+        moments = sorted(dice.randrange(0, 40) for _ in range(count))
+        gradients = [Gradient(GRAIN * dice.randrange(1, 9), float(at)) for at in moments]
+        forward_s = [float(dice.randrange(1, 9)) for _ in range(count)]
+        few = 3 * GRAIN
+        policy = Policy(name, bucket_bytes=5 * few, partition_bytes=few, credit_bytes=few)
+        agenda = agenda_of(policy, gradients, EXACT)
+        found = simulate(agenda, gradients, EXACT, forward_s)
+        assert found.step_s == by_a_slow_clock(agenda, gradients, forward_s)
+        waiting = simulate(agenda, gradients, EXACT)
+        assert waiting.step_s == max(*waiting.done_s, moments[-1])
+
+
+def test_priorities_shorten_the_step_where_the_forward_pass_overlaps() -> None:
+    gradients = [Gradient(100_000, 1.0), Gradient(100, 2.0)]
+    forward_s = [10.0, 500.0]
+    step = {
+        name: simulate(
+            agenda_of(Policy(name, partition_bytes=6400, credit_bytes=6400), gradients, RATES),
+            gradients,
+            RATES,
+            forward_s,
+        ).step_s
+        for name in POLICIES
+    }
+    assert step["bytescheduler"] < min(step["bsp"], step["wfbp"], step["mg_wfbp"], step["fixed"])
+
+
+# auto
+
+
+def test_auto_merges_where_each_start_costs_and_the_step_waits_for_all() -> None:
+    gradients = [Gradient(100, n * 0.01) for n in range(30)]
+    decision = decide(Policy(), gradients, RATES)
+    assert decision.agenda.policy == "mg_wfbp"
+    assert decision.why.startswith("auto takes mg_wfbp: ")
+    assert "wfbp" in decision.why and "bsp" in decision.why and "not hidden" in decision.why
+
+
+def test_auto_cuts_where_a_long_message_would_hold_up_the_next_forward_pass() -> None:
+    long, fast = 400 << 20, Rates(Rate(1e-4, 1e-9), Rate(5e-5, 5e-10), Rate(5e-5, 5e-10))
+    gradients = [Gradient(long, 0.01), Gradient(1000, 0.02)]
+    decision = decide(Policy(), gradients, fast, [0.01, 0.6])
+    assert decision.agenda.policy in ("bytescheduler", "dear")
+    assert decide(Policy(), gradients, fast).agenda.policy == "mg_wfbp"
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12), st.booleans())
+def test_auto_is_never_behind_a_candidate(seed: int, count: int, overlaps: bool) -> None:
+    gradients = gradients_of(seed, count)
+    forward_s = [0.5] * count if overlaps else None
+    best = simulate(
+        decide(Policy(), gradients, RATES, forward_s).agenda, gradients, RATES, forward_s
+    )
+    for policy in (*MERGING, *(OVERTAKING if overlaps else ())):
+        agenda = agenda_of(policy, gradients, RATES)
+        assert best.step_s <= simulate(agenda, gradients, RATES, forward_s).step_s + 1e-12
+
+
+# Wrong requests
+
+
+def test_wrong_policies_are_refused() -> None:
+    half: Any = 1.5
+    assert policy_of("bsp") == Policy("bsp")
+    for text, make in {
+        "policy is 'best'": lambda: Policy("best"),
+        "policy is 3": lambda: policy_of(3),
+        "bucket_bytes is 0": lambda: Policy("fixed", bucket_bytes=0),
+        "credit_bytes is True": lambda: Policy("bytescheduler", credit_bytes=True),
+        "partition_bytes is 1.5": lambda: Policy("bytescheduler", partition_bytes=half),
+    }.items():
+        with pytest.raises(InvalidArgumentError, match=text):
+            make()
+    with pytest.raises(InvalidArgumentError, match="gradient 1 is ready before"):
+        agenda_of(Policy("wfbp"), [Gradient(1, 2.0), Gradient(1, 1.0)], RATES)
