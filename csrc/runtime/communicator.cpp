@@ -241,10 +241,14 @@ void Communicator::tell_ended() {
   changed_.notify_all();
 }
 
-// This thread stops driving: whoever is next takes over.
+// This thread stops driving: whoever is next takes over. Who leaves short operations behind comes
+// back for them soon: the progress thread naps first, and from a nap it wakes by itself.
 void Communicator::pass_on() {
-  if (driver() != nullptr || (progress_thread_.joinable() && engine_->active())) {
+  if (driver() != nullptr) {
     changed_.notify_all();
+  } else if (progress_thread_.joinable() && engine_->active()) {
+    visited_ |= engine_->runs_short();
+    if (!napping_) changed_.notify_all();
   }
 }
 
@@ -320,7 +324,9 @@ void Communicator::run_progress_thread() {
       gate_.give_way();
     } else if (visited_) {
       visited_ = false;
+      napping_ = true;
       changed_.wait_for(lock, kNap);
+      napping_ = false;
       pace.reset();
     } else if (driver() != nullptr || !engine_->active()) {
       resting_ = true;

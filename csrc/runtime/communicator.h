@@ -138,7 +138,8 @@ class Communicator {
   bool sleeping_ = false;      // a thread sleeps on the media; nobody else may
   bool stopping_ = false;
   bool resting_ = false;  // the progress thread sleeps until it is called
-  bool visited_ = false;  // by try_start() or try_drive() since the progress thread last looked
+  bool napping_ = false;  // the progress thread sleeps for a moment, and wakes by itself
+  bool visited_ = false;  // short operations were left to it, by a thread that will come back
   bool oversubscribed_ = false;
   long birth_ = 0;  // fork generation that made this object
   Communicator* next_forgotten_ = nullptr;

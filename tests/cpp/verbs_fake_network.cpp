@@ -55,8 +55,9 @@ void FakeNetwork::run() {
     if (!moved) {
       work_.wait_for(held, std::chrono::milliseconds(1));
     } else if (!options.orderly && prng_.chance(1, 64)) {
+      const std::chrono::microseconds pause(prng_.below(60));
       held.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(prng_.below(60)));
+      std::this_thread::sleep_for(pause);
       held.lock();
     } else {
       held.unlock();  // others want it too
