@@ -37,7 +37,7 @@ std::string trailing_text(const Flat& flat) {
     if (axis > 1) text += ", ";
     text += std::to_string(flat.shape[axis]);
   }
-  if (flat.ndim == 2) text += ",";
+  if (flat.ndim == 2) text += ',';
   return text + ")";
 }
 

@@ -37,9 +37,9 @@ PyObject* make_open_work(pybind11::object result = {}, pybind11::object finish =
                          pybind11::object kept = {});
 // The group has ended, and this came out; without `result`, what the Work was made for. Throws what
 // finish() raises; then the Work is as open as before.
-void fill_work(PyObject* work, PyObject* result);
-void fill_work(PyObject* work);
-void fail_work(PyObject* work, PyObject* error);
+void fill_work(PyObject* object, PyObject* result);
+void fill_work(PyObject* object);
+void fail_work(PyObject* object, PyObject* error);
 
 void bind_work(pybind11::module_& module);
 
