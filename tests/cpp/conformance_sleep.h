@@ -126,7 +126,7 @@ inline void dawdle(Prng& prng) {
 template <typename Fixture>
 void arming_races_with_segments() {
   World<Fixture> world(2, seed_of(47));
-  const std::uint64_t kRounds = rounds(30'000);
+  const std::uint64_t kRounds = rounds(15'000);
   const auto spin = [&world](int rank, auto ready) {
     while (!ready()) {
       if (!world.at(rank).poll()) std::this_thread::yield();
@@ -157,7 +157,7 @@ void arming_races_with_segments() {
 template <typename Fixture>
 void reserving_after_arm_races_with_releases() {
   World<Fixture> world(2, seed_of(48));
-  const std::uint64_t kRounds = rounds(20'000);
+  const std::uint64_t kRounds = rounds(10'000);
   const Actor sender = [&, prng = Prng(world.seed() + 1)]() mutable {
     SendChannel& send = world.send(0, 1, 0);
     for (std::uint64_t index = 0; index < kChannelDepth + kRounds; ++index) {
@@ -202,7 +202,7 @@ void reserving_after_arm_races_with_releases() {
 template <typename Fixture>
 void sleepers_wake_for_room() {
   World<Fixture> world(2, seed_of(43));
-  constexpr std::uint64_t kSegments = 4000;
+  constexpr std::uint64_t kSegments = 1000;
   const auto bytes_of = [](std::uint64_t index) {
     return std::size_t{index % 7 == 0 ? 40'000u : 8u};
   };
