@@ -29,6 +29,8 @@ PYCOLL = (sys.executable, "-m", "pycoll")
 def run(*words: str, cwd: Path | None = None) -> str:
     """What the command prints; it must end well."""
     env = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
+    # What tune finds while tests run is not to be what this machine's jobs choose by.
+    env["XDG_CACHE_HOME"] = str(cwd or ROOT / "build")
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=200, env=env, cwd=cwd, check=False
     )
