@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn
 from pycoll.collective import Collective
 from pycoll.lower import DIVIDING, IN_PLACE
 from pycoll.plan_format import DEPTH, FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Plan, Row, unpack
-from pycoll.schedule import Schedule, ScheduleError, holds_input, holds_output
+from pycoll.schedule import Schedule, ScheduleError, input_blocks, output_blocks
 from pycoll.values import Trees, Value, check_same_bits, combine, initial, outputs_of, ranks_text
 
 #: (process, its time): the process ran its time-th row.
@@ -102,6 +102,10 @@ def verify_plans(
     _Machine([unpack(image) for image in plans], depth, tiles, tiles_of).run(everyone_heard)
 
 
+def _place_text(buffer: int, slot: int) -> str:
+    return f"{Buffer(buffer).name.lower()} {slot}"
+
+
 class _Machine:
     def __init__(
         self, plans: list[Plan], depth: int, tiles: int, tiles_of: Callable[[int], int] | None
@@ -123,6 +127,10 @@ class _Machine:
                 raise ScheduleError(f"plan {rank} is {same} of rank {plan.rank}: not one operation")
         if len(plans) != self.size:
             raise ScheduleError(f"{len(plans)} plans were given for size {self.size}")
+        ranks = range(self.size)
+        self.in_place = self.kind in IN_PLACE
+        self.inputs = [input_blocks(self.kind, self.size, self.root, rank) for rank in ranks]
+        self.outputs = [output_blocks(self.kind, self.size, self.root, rank) for rank in ranks]
         self.places: dict[tuple[int, int, int, int], Place] = {}
         self.queues: dict[tuple[int, int, int], Queue] = {}
         self.processes: list[Process] = []
@@ -165,10 +173,12 @@ class _Machine:
             row = process.rows[at]
             if self._takes_part(row, process.tile):
                 recv, send = process.recv[at], process.send[at]
-                if not all(queue.segments for queue in recv):
-                    return
-                if not all(len(queue.segments) < self.depth for queue in send):
-                    return
+                for queue in recv:
+                    if not queue.segments:
+                        return
+                for queue in send:
+                    if len(queue.segments) >= self.depth:
+                        return
                 self._execute(index, process, row, recv, send)
                 ready.extend(queue.sender for queue in recv)
                 ready.extend(queue.receiver for queue in send if queue.receiver >= 0)
@@ -239,26 +249,26 @@ class _Machine:
         tile = 0 if buffer == Buffer.SCRATCH else process.tile
         if buffer == Buffer.INPUT and self._shared(process.rank, slot):
             buffer = Buffer.OUTPUT
-        return self.places.setdefault((process.rank, buffer, slot, tile), Place())
+        key = (process.rank, buffer, slot, tile)
+        place = self.places.get(key)
+        if place is None:
+            place = self.places[key] = Place()
+        return place
 
     def _shared(self, rank: int, chunk: int) -> bool:
         block = chunk // self.parts
-        return (
-            self.kind in IN_PLACE
-            and holds_input(self.kind, self.size, self.root, rank, block)
-            and holds_output(self.kind, self.size, self.root, rank, block)
-        )
+        return self.in_place and block in self.inputs[rank] and block in self.outputs[rank]
 
     def _read(self, process: Process, buffer: int, slot: int, now: Epoch) -> Held:
         place = self._place(process, buffer, slot)
-        where = f"{Buffer(buffer).name.lower()} {slot}"
         place.reads[now[0]] = now[1]
         wrote = [place.written, place.copied if buffer == Buffer.OUTPUT else None]
         for writer in wrote:
             if writer is not None and not self._after(process, writer):
+                where = _place_text(buffer, slot)
                 self._refuse(process, f"reads {where} while {self._who(writer)} writes it")
         if buffer == Buffer.INPUT:
-            if not holds_input(self.kind, self.size, self.root, process.rank, slot // self.parts):
+            if slot // self.parts not in self.inputs[process.rank]:
                 self._refuse(process, f"reads input chunk {slot}, which is not there")
             if place.written is not None:
                 self._refuse(
@@ -268,14 +278,14 @@ class _Machine:
                 )
             return Held(initial(slot, process.rank), process.tile, False)
         if place.held is None:
-            self._refuse(process, f"reads {where}, which nothing has written")
+            self._refuse(process, f"reads {_place_text(buffer, slot)}, which nothing has written")
         return place.held
 
     def _write(self, process: Process, row: Row, held: Held | None, now: Epoch) -> None:
         place = self._place(process, row.target, row.target_slot)
         slot = row.target_slot
         if row.target == Buffer.OUTPUT:
-            if not holds_output(self.kind, self.size, self.root, process.rank, slot // self.parts):
+            if slot // self.parts not in self.outputs[process.rank]:
                 self._refuse(process, f"writes output chunk {slot}, which is not there")
             if slot != row.chunk:
                 self._refuse(process, f"writes output chunk {slot}, which may differ in size")
@@ -290,17 +300,19 @@ class _Machine:
         place.sends.clear()
 
     def _check_write(self, process: Process, row: Row, place: Place) -> None:
-        what = f"writes {Buffer(row.target).name.lower()} {row.target_slot}"
         if place.written is not None and not self._after(process, place.written):
-            self._refuse(process, f"{what} while {self._who(place.written)} writes it too")
+            self._refuse_write(process, row, f"{self._who(place.written)} writes it too")
         for reader in place.reads.items():
             if not self._after(process, reader):
-                self._refuse(process, f"{what} while {self._who(reader)} reads it")
+                self._refuse_write(process, row, f"{self._who(reader)} reads it")
         for begun, segment in place.sends:
             ended = segment.consumed is not None and self._after(process, segment.consumed)
             drained = row.flags & FLUSH and self._after(process, begun)
             if not ended and not drained:
-                self._refuse(process, f"{what} while it is being sent by {self._who(begun)}")
+                self._refuse_write(process, row, f"it is being sent by {self._who(begun)}")
+
+    def _refuse_write(self, process: Process, row: Row, why: str) -> NoReturn:
+        self._refuse(process, f"writes {_place_text(row.target, row.target_slot)} while {why}")
 
     def _after(self, process: Process, epoch: Epoch) -> bool:
         return process.clock[epoch[0]] >= epoch[1]

@@ -10,7 +10,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pycoll.collective import Collective
 from pycoll.schedule import FAN_MAX, LANES_MAX, OPERANDS_MAX, ScheduleError, block_count
@@ -199,14 +199,14 @@ def unpack(image: bytes) -> Plan:
 def _read_row(words: tuple[Any, ...], index: int) -> Row:
     chunk, lane, recv_count, send_count, flags, source, position, target, carry = words[:9]
     source_slot, target_slot = words[9:11]
-    _require(
-        recv_count <= FAN_MAX and send_count <= FAN_MAX,
-        f"row {index}: recv_count {recv_count}, send_count {send_count}",
-    )
+    if recv_count > FAN_MAX or send_count > FAN_MAX:
+        _malformed(f"row {index}: recv_count {recv_count}, send_count {send_count}")
     recv, send, reserved = words[11:19], words[19:27], words[27]
-    _require(reserved == bytes(12), f"row {index}: reserved bytes are not zero")
+    if reserved != bytes(12):
+        _malformed(f"row {index}: reserved bytes are not zero")
     unused = (*recv[recv_count:], *send[send_count:])
-    _require(all(u == NO_CHANNEL for u in unused), f"row {index}: an unused channel is {unused}")
+    if unused.count(NO_CHANNEL) != len(unused):
+        _malformed(f"row {index}: an unused channel is {unused}")
     return Row(
         chunk,
         lane,
@@ -226,48 +226,59 @@ def _check_rows(plan: Plan, data_chunks: int) -> None:
     lane_of: dict[int, int] = {}
     lane = 0
     for index, row in enumerate(plan.rows):
-        where = f"row {index}"
-        _require(lane <= row.lane < plan.lane_count, f"{where}: lane {row.lane} after lane {lane}")
+        if not lane <= row.lane < plan.lane_count:
+            _malformed(f"row {index}: lane {row.lane} after lane {lane}")
         lane = row.lane
-        _require(row.flags <= FINAL | FLUSH, f"{where}: flags {row.flags}")
+        if row.flags > FINAL | FLUSH:
+            _malformed(f"row {index}: flags {row.flags}")
         for direction, ends in ((0, row.recv), (1, row.send)):
             for end in ends:
-                _require(
-                    end < len(plan.channels) and plan.channels[end].direction == direction,
-                    f"{where}: channel {end} is not one to {('receive', 'send')[direction]}",
-                )
-                _require(
-                    lane_of.setdefault(end, lane) == lane, f"{where}: channel {end} has two lanes"
-                )
-            _require(len(set(ends)) == len(ends), f"{where}: a channel occurs twice")
-        _check_places(plan, row, where, data_chunks)
+                if end >= len(plan.channels) or plan.channels[end].direction != direction:
+                    _malformed(
+                        f"row {index}: channel {end} is not one to {('receive', 'send')[direction]}"
+                    )
+                if lane_of.setdefault(end, lane) != lane:
+                    _malformed(f"row {index}: channel {end} has two lanes")
+            if len(set(ends)) != len(ends):
+                _malformed(f"row {index}: a channel occurs twice")
+        wrong = _wrong_place(plan, row, data_chunks)
+        if wrong:
+            _malformed(f"row {index}: {wrong}")
 
 
-def _check_places(plan: Plan, row: Row, where: str, data_chunks: int) -> None:
-    places = ((row.source, row.source_slot, "source"), (row.target, row.target_slot, "target"))
+def _wrong_place(plan: Plan, row: Row, data_chunks: int) -> str:
+    """What is wrong about a row's places and operands; empty if nothing is."""
     if row.chunk == TOKEN_ROW:
-        idle = not (row.source or row.target or row.flags or row.source_position)
-        idle = idle and row.carry == NO_CARRY
-        _require(idle, f"{where}: a token row moves data")
-        _require(bool(row.recv or row.send), f"{where}: does nothing")
-        return
-    _require(row.chunk < data_chunks, f"{where}: chunk {row.chunk} of {data_chunks}")
-    for buffer, slot, name in places:
-        bound = {0: 1, Buffer.SCRATCH: plan.scratch_slots}.get(buffer, data_chunks)
-        _require(
-            buffer <= Buffer.SCRATCH and slot < bound, f"{where}: {name} {buffer}, slot {slot}"
-        )
-    _require(row.target != Buffer.INPUT, f"{where}: writes the input")
-    _require(
-        row.source_position <= (len(row.recv) if row.source else 0),
-        f"{where}: source_position {row.source_position}",
-    )
-    _require(row.carry < plan.scratch_slots, f"{where}: carry {row.carry}")
-    _require(row.carry == NO_CARRY or bool(row.recv), f"{where}: carries but receives nothing")
-    _require(1 <= row.operands <= OPERANDS_MAX, f"{where}: has {row.operands} operands")
-    _require(bool(row.target or row.send or row.recv), f"{where}: does nothing")
+        if row.source or row.target or row.flags or row.source_position or row.carry != NO_CARRY:
+            return "a token row moves data"
+        return "" if row.recv or row.send else "does nothing"
+    if row.chunk >= data_chunks:
+        return f"chunk {row.chunk} of {data_chunks}"
+    scratch = plan.scratch_slots
+    for buffer, slot, name in (
+        (row.source, row.source_slot, "source"),
+        (row.target, row.target_slot, "target"),
+    ):
+        bound = 1 if not buffer else scratch if buffer == Buffer.SCRATCH else data_chunks
+        if buffer > Buffer.SCRATCH or slot >= bound:
+            return f"{name} {buffer}, slot {slot}"
+    if row.target == Buffer.INPUT:
+        return "writes the input"
+    if row.source_position > (len(row.recv) if row.source else 0):
+        return f"source_position {row.source_position}"
+    if row.carry >= scratch:
+        return f"carry {row.carry}"
+    if row.carry != NO_CARRY and not row.recv:
+        return "carries but receives nothing"
+    if not 1 <= row.operands <= OPERANDS_MAX:
+        return f"has {row.operands} operands"
+    return "" if row.target or row.send or row.recv else "does nothing"
 
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise ScheduleError(f"malformed plan: {what}")
+        _malformed(what)
+
+
+def _malformed(what: str) -> NoReturn:
+    raise ScheduleError(f"malformed plan: {what}")

@@ -177,13 +177,3 @@ def output_blocks(collective: Collective, size: int, root: int, rank: int) -> ra
     if collective in (Collective.REDUCE, Collective.GATHER) and rank != root:
         return range(0)
     return range(block_count(collective, size))
-
-
-def holds_input(collective: Collective, size: int, root: int, rank: int, block: int) -> bool:
-    """Whether ``block`` lies in the input of ``rank``."""
-    return block in input_blocks(collective, size, root, rank)
-
-
-def holds_output(collective: Collective, size: int, root: int, rank: int, block: int) -> bool:
-    """Whether ``block`` lies in the output of ``rank``."""
-    return block in output_blocks(collective, size, root, rank)

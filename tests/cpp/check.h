@@ -5,13 +5,15 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <string>
 #include <vector>
 
 namespace pycoll::testing {
 
 struct Case {
-  const char* name;
-  void (*run)();
+  std::string name;
+  std::function<void()> run;
 };
 
 inline std::vector<Case>& cases() {
@@ -25,7 +27,7 @@ struct Registrar {
 
 inline int run_all() {
   for (const Case& one : cases()) {
-    std::printf("%s\n", one.name);
+    std::printf("%s\n", one.name.c_str());
     std::fflush(stdout);
     one.run();
   }

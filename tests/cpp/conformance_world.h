@@ -1,23 +1,14 @@
 // What the cases of the transport conformance suite stand on: a world of linked transports, waiting
 // with a deadline, actors that run on threads or step by step, and contents made from a seed.
-//
-// A Fixture supplies the medium:
-//   static constexpr bool kThreads;          ranks may run on threads of their own and can sleep;
-//                                            false: one thread, a virtual clock, event_fd() is -1
-//   Fixture(int size, std::uint64_t seed);   `size` transports, every pair linked; seed for a
-//                                            simulated medium, others ignore it
-//   transport::Transport& at(int rank);
-//   void idle();                             nothing moved: a virtual clock goes on, others do
-//   nothing void kill(int rank);                     the rank vanishes as if its process had been
-//   killed:
-//                                            no notice, no close(); at(rank) is not used afterwards
-// Its destructor frees everything, whatever was closed or killed before.
 #pragma once
+
+#include <dirent.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -27,6 +18,7 @@
 #include "base/prng.h"
 #include "check.h"
 #include "transport/transport.h"
+#include "transport_conformance.h"
 
 namespace pycoll::conformance {
 
@@ -142,17 +134,42 @@ inline bool try_receive(RecvChannel& channel, std::uint64_t key, std::uint64_t i
   return true;
 }
 
+// A notice whose every field follows from its number, so that a torn one betrays itself. Quick to
+// make: a writer must be able to overtake its reader.
+inline Notice notice_number(std::uint64_t number) {
+  Notice notice;
+  notice.sequence = number;
+  notice.descriptor.count = number * 7;
+  notice.descriptor.plan_key = number * 11;
+  notice.descriptor.root = static_cast<std::uint32_t>(number);
+  notice.culprit = static_cast<std::int32_t>(number % 1000);
+  std::memset(notice.detail, 'a' + static_cast<int>(number % 26), sizeof notice.detail - 1);
+  return notice;
+}
+
+inline bool same(const Notice& a, const Notice& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+inline int open_descriptors() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"), &closedir);
+  CHECK(folder != nullptr, "cannot list /proc/self/fd");
+  int count = 0;
+  while (readdir(folder.get()) != nullptr) ++count;
+  return count;
+}
+
 // Makes some progress without blocking; true once finished.
 using Actor = std::function<bool()>;
 
 // The fixture's ranks, and which of them still live.
-template <typename Fixture>
 class World {
  public:
-  World(int size, std::uint64_t seed)
-      : fixture_(size, seed), seed_(seed), alive_(static_cast<std::size_t>(size), true) {}
+  World(const Medium& medium, int size, std::uint64_t seed)
+      : fixture_(medium.make(size, seed)),
+        threads_(medium.threads),
+        seed_(seed),
+        alive_(static_cast<std::size_t>(size), true) {}
 
-  Transport& at(int rank) { return fixture_.at(rank); }
+  Transport& at(int rank) { return fixture_->at(rank); }
   Link& link(int rank, int peer) {
     Link* link = at(rank).link(peer);
     CHECK(link != nullptr && link->peer() == peer, "rank %d has no link to %d", rank, peer);
@@ -172,7 +189,7 @@ class World {
     alive_[static_cast<std::size_t>(rank)] = false;
   }
   void kill(int rank) {
-    fixture_.kill(rank);
+    fixture_->kill(rank);
     alive_[static_cast<std::size_t>(rank)] = false;
   }
 
@@ -181,7 +198,7 @@ class World {
     for (int rank = 0; rank < size(); ++rank) {
       if (alive_[static_cast<std::size_t>(rank)]) at(rank).poll();
     }
-    fixture_.idle();
+    fixture_->idle();
   }
   void steps(int count) {
     for (int i = 0; i < count; ++i) step();
@@ -194,14 +211,14 @@ class World {
       CHECK(now() - start < patience, "seed %#llx: waited in vain for %s",
             static_cast<unsigned long long>(seed_), what);
       step();
-      if (Fixture::kThreads) std::this_thread::yield();
+      if (threads_) std::this_thread::yield();
     }
   }
 
   // Runs actor r for rank r, each on its own thread or all in turn. An actor polls its transport;
   // one that has finished is polled on until all have, since peers may wait for bytes it owes.
   void run(std::vector<Actor> actors) {
-    if constexpr (Fixture::kThreads) {
+    if (threads_) {
       std::atomic<std::size_t> finished{0};
       std::vector<std::thread> threads;
       for (std::size_t rank = 0; rank < actors.size(); ++rank) {
@@ -233,7 +250,8 @@ class World {
     }
   }
 
-  Fixture fixture_;
+  std::unique_ptr<Fixture> fixture_;
+  bool threads_;
   std::uint64_t seed_;
   std::vector<bool> alive_;
 };

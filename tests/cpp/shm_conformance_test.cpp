@@ -1,6 +1,4 @@
 #include "shm_fixture.h"
-#include "transport_conformance.h"
 
-using WithBarriers = pycoll::testing::ShmFixture<true, false>;
-TRANSPORT_CONFORMANCE(WithBarriers)
+const pycoll::conformance::Conformance with_barriers(pycoll::testing::shm_medium({true, false}));
 RUN_TESTS()

@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "transport/shm.h"
+#include "transport_conformance.h"
 
 namespace pycoll::testing {
 
@@ -41,15 +42,11 @@ inline void attach_shm(transport::ShmTransport& to, transport::ShmTransport& pee
   CHECK(status.ok(), "%s", status.message().c_str());
 }
 
-// A conformance fixture. The parameters are ShmOptions.
-template <bool kBarriers, bool kStreaming>
-class ShmFixture {
+class ShmFixture : public conformance::Fixture {
  public:
-  static constexpr bool kThreads = true;
-
-  ShmFixture(int size, std::uint64_t) : sockets_(static_cast<std::size_t>(size)) {
-    for (int rank = 0; rank < size; ++rank)
-      ranks_.push_back(make_shm(rank, size, {kBarriers, kStreaming}));
+  ShmFixture(int size, const transport::ShmOptions& options)
+      : sockets_(static_cast<std::size_t>(size)) {
+    for (int rank = 0; rank < size; ++rank) ranks_.push_back(make_shm(rank, size, options));
     for (int a = 0; a < size; ++a) {
       for (int b = a + 1; b < size; ++b) {
         auto [end_a, end_b] = socket_pair();
@@ -61,11 +58,10 @@ class ShmFixture {
     }
   }
 
-  transport::ShmTransport& at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
-  void idle() {}
+  transport::ShmTransport& at(int rank) override { return *ranks_[static_cast<std::size_t>(rank)]; }
 
   // Peers see just what the kernel shows them of a killed process: sockets at their end.
-  void kill(int rank) {
+  void kill(int rank) override {
     for (const UniqueFd& socket : sockets_[static_cast<std::size_t>(rank)]) {
       ::shutdown(socket.get(), SHUT_RDWR);
     }
@@ -75,5 +71,11 @@ class ShmFixture {
   std::vector<std::vector<UniqueFd>> sockets_;  // copies of each rank's ends
   std::vector<std::unique_ptr<transport::ShmTransport>> ranks_;
 };
+
+inline conformance::Medium shm_medium(const transport::ShmOptions& options) {
+  return {"", true, [options](int size, std::uint64_t) {
+            return std::make_unique<ShmFixture>(size, options);
+          }};
+}
 
 }  // namespace pycoll::testing

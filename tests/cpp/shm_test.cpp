@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "base/prng.h"
-#include "conformance_links.h"
+#include "conformance_world.h"
 #include "shm_fixture.h"
 
 using namespace pycoll;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <memory>
+#include <string>
 
 #include "transport/sim.h"
 #include "transport_conformance.h"
@@ -11,35 +13,40 @@ namespace pycoll::conformance {
 namespace {
 
 // Swarm 0 is the plain network; the others draw their features from swarm and the case's seed.
-template <std::uint64_t kSwarm>
-class SimFixture {
+class SimFixture : public Fixture {
  public:
-  static constexpr bool kThreads = false;
-
-  SimFixture(int size, std::uint64_t seed) : network_(options(size, seed)) {
+  SimFixture(std::uint64_t swarm, int size, std::uint64_t seed)
+      : network_(options(swarm, size, seed)) {
     std::printf("  %s\n", transport::to_text(network_.options()).c_str());  // to repeat a failure
   }
 
-  Transport& at(int rank) { return *network_.transport(rank); }
-  void idle() { network_.advance(); }
-  void kill(int rank) { network_.kill(rank); }
+  transport::Transport& at(int rank) override { return *network_.transport(rank); }
+  void idle() override { network_.advance(); }
+  void kill(int rank) override { network_.kill(rank); }
 
  private:
-  static transport::SimOptions options(int size, std::uint64_t seed) {
+  static transport::SimOptions options(std::uint64_t swarm, int size, std::uint64_t seed) {
     transport::SimOptions plain;
     plain.size = size;
     plain.seed = seed;
-    if (kSwarm == 0) return plain;
-    return transport::SimOptions::swarm(size, seed ^ (kSwarm << 32));
+    if (swarm == 0) return plain;
+    return transport::SimOptions::swarm(size, seed ^ (swarm << 32));
   }
 
   transport::SimNetwork network_;
 };
 
-[[maybe_unused]] const bool registered =
-    register_cases<SimFixture<0>>() && register_cases<SimFixture<1>>() &&
-    register_cases<SimFixture<2>>() && register_cases<SimFixture<3>>() &&
-    register_cases<SimFixture<4>>() && register_cases<SimFixture<5>>();
+struct Swarms {
+  Swarms() {
+    for (std::uint64_t swarm = 0; swarm < 6; ++swarm) {
+      Conformance(
+          {"swarm " + std::to_string(swarm) + ": ", false, [swarm](int size, std::uint64_t seed) {
+             return std::make_unique<SimFixture>(swarm, size, seed);
+           }});
+    }
+  }
+};
+const Swarms swarms;
 
 }  // namespace
 }  // namespace pycoll::conformance

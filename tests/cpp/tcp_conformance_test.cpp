@@ -3,7 +3,6 @@
 // pieces. What is particular to TCP is in tcp_test.cpp.
 #include <sys/socket.h>
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,16 +14,17 @@
 namespace pycoll::conformance {
 namespace {
 
-using testing::Medium;
 using transport::TcpTransport;
 
-// kBufferBytes bounds the kernel's send buffer; 0 leaves it as it is.
-template <Medium kMedium, int kSockets, int kBufferBytes>
-class TcpFixture {
- public:
-  static constexpr bool kThreads = true;
+struct Sockets {
+  testing::Medium medium;
+  int per_peer;
+  int buffer_bytes;  // bounds the kernel's send buffer; 0 leaves it as it is
+};
 
-  TcpFixture(int size, std::uint64_t) {
+class TcpFixture : public Fixture {
+ public:
+  TcpFixture(int size, Sockets sockets) : sockets_(sockets) {
     for (int rank = 0; rank < size; ++rank) {
       ranks_.push_back({std::make_unique<TcpTransport>(rank, size), {}});
     }
@@ -33,10 +33,11 @@ class TcpFixture {
     }
   }
 
-  transport::Transport& at(int rank) { return *ranks_[static_cast<std::size_t>(rank)].transport; }
-  void idle() {}
+  transport::Transport& at(int rank) override {
+    return *ranks_[static_cast<std::size_t>(rank)].transport;
+  }
   // The kernel does the same with the sockets of a killed process.
-  void kill(int rank) {
+  void kill(int rank) override {
     for (const UniqueFd& fd : ranks_[static_cast<std::size_t>(rank)].sockets) {
       CHECK(::shutdown(fd.get(), SHUT_RDWR) == 0 || errno == ENOTCONN, "cannot shut socket %d",
             fd.get());
@@ -52,11 +53,11 @@ class TcpFixture {
   void connect(int rank, int peer) {
     std::vector<UniqueFd> near;
     std::vector<UniqueFd> far;
-    for (int i = 0; i < kSockets; ++i) {
-      auto pair = testing::connected_pair(kMedium);
-      if (kBufferBytes != 0) {
-        testing::limit_send_buffer(pair.near, kBufferBytes);
-        testing::limit_send_buffer(pair.far, kBufferBytes);
+    for (int i = 0; i < sockets_.per_peer; ++i) {
+      auto pair = testing::connected_pair(sockets_.medium);
+      if (sockets_.buffer_bytes != 0) {
+        testing::limit_send_buffer(pair.near, sockets_.buffer_bytes);
+        testing::limit_send_buffer(pair.far, sockets_.buffer_bytes);
       }
       ranks_[static_cast<std::size_t>(rank)].sockets.push_back(testing::duplicate(pair.near));
       ranks_[static_cast<std::size_t>(peer)].sockets.push_back(testing::duplicate(pair.far));
@@ -73,29 +74,22 @@ class TcpFixture {
     CHECK(status.ok(), "%s", status.message().c_str());
   }
 
+  Sockets sockets_;
   std::vector<Rank> ranks_;
 };
 
-// The suite's cases for one fixture, their names led by `medium`.
-template <typename Fixture>
-bool register_as(const std::string& medium) {
-  static std::deque<std::string> names;  // a case only points to its name
-  auto& cases = testing::cases();
-  const std::size_t before = cases.size();
-  register_cases<Fixture>();
-  for (std::size_t i = before; i < cases.size(); ++i) {
-    names.push_back(medium + cases[i].name);
-    cases[i].name = names.back().c_str();
-  }
-  return cases.size() != before;
+Medium over(const char* prefix, Sockets sockets) {
+  return {prefix, true, [sockets](int size, std::uint64_t) {
+            return std::make_unique<TcpFixture>(size, sockets);
+          }};
 }
 
-[[maybe_unused]] const bool registered =
-    register_as<TcpFixture<Medium::kLoopback, 1, 0>>("loopback, 1 socket: ") &&
-    register_as<TcpFixture<Medium::kLoopback, 3, 0>>("loopback, 3 sockets: ") &&
-    register_as<TcpFixture<Medium::kLoopback, 1, 2048>>("loopback, 2 KiB buffers: ") &&
-    register_as<TcpFixture<Medium::kUnixPair, 2, 0>>("unix pairs, 2 sockets: ") &&
-    register_as<TcpFixture<Medium::kUnixPair, 8, 4096>>("unix pairs, 8 sockets, 4 KiB buffers: ");
+using testing::Medium::kLoopback, testing::Medium::kUnixPair;
+const Conformance one_socket(over("loopback, 1 socket: ", {kLoopback, 1, 0}));
+const Conformance three_sockets(over("loopback, 3 sockets: ", {kLoopback, 3, 0}));
+const Conformance small_buffers(over("loopback, 2 KiB buffers: ", {kLoopback, 1, 2048}));
+const Conformance unix_pairs(over("unix pairs, 2 sockets: ", {kUnixPair, 2, 0}));
+const Conformance many_small(over("unix pairs, 8 sockets, 4 KiB buffers: ", {kUnixPair, 8, 4096}));
 
 }  // namespace
 }  // namespace pycoll::conformance

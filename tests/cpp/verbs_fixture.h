@@ -13,6 +13,7 @@
 #include "check.h"
 #include "socket_pairs.h"
 #include "transport/verbs.h"
+#include "transport_conformance.h"
 #include "verbs_fake.h"
 
 namespace pycoll::testing {
@@ -66,23 +67,24 @@ inline std::unique_ptr<transport::VerbsTransport> make_fake(int rank, int size) 
   return made;
 }
 
-// A conformance fixture.
-template <bool kOrderly, std::uint32_t kInlineMax>
-class FakeVerbsFixture {
+class FakeVerbsFixture : public conformance::Fixture {
  public:
-  static constexpr bool kThreads = true;
+  FakeVerbsFixture(int size, const FakeOptions& options)
+      : fake_(options), ranks_(size, [size](int rank) { return make_fake(rank, size); }) {}
 
-  FakeVerbsFixture(int size, std::uint64_t seed)
-      : fake_({seed, kInlineMax, kOrderly}),
-        ranks_(size, [size](int rank) { return make_fake(rank, size); }) {}
-
-  transport::Transport& at(int rank) { return ranks_.at(rank); }
-  void idle() {}
-  void kill(int rank) { ranks_.kill(rank); }
+  transport::Transport& at(int rank) override { return ranks_.at(rank); }
+  void kill(int rank) override { ranks_.kill(rank); }
 
  private:
   FakeVerbs fake_;
   VerbsRanks ranks_;
 };
+
+// A network that reorders and delays what it may; up to `inline_max` bytes travel inline.
+inline conformance::Medium fake_verbs_medium(std::uint32_t inline_max) {
+  return {"", true, [inline_max](int size, std::uint64_t seed) {
+            return std::make_unique<FakeVerbsFixture>(size, FakeOptions{seed, inline_max, false});
+          }};
+}
 
 }  // namespace pycoll::testing

@@ -26,25 +26,24 @@ std::unique_ptr<VerbsTransport> open_rank(int rank, int size) {
   return made;
 }
 
-class DeviceFixture {
+class DeviceFixture : public Fixture {
  public:
-  static constexpr bool kThreads = true;
-
-  DeviceFixture(int size, std::uint64_t)
+  explicit DeviceFixture(int size)
       : ranks_(size, [size](int rank) { return open_rank(rank, size); }) {}
 
-  transport::Transport& at(int rank) { return ranks_.at(rank); }
-  void idle() {}
-  void kill(int rank) { ranks_.kill(rank); }
+  transport::Transport& at(int rank) override { return ranks_.at(rank); }
+  void kill(int rank) override { ranks_.kill(rank); }
 
  private:
   testing::VerbsRanks ranks_;
 };
 
+const Conformance suite({"", true, [](int size, std::uint64_t) {
+                           return std::make_unique<DeviceFixture>(size);
+                         }});
+
 }  // namespace
 }  // namespace pycoll::conformance
-
-TRANSPORT_CONFORMANCE(pycoll::conformance::DeviceFixture)
 
 int main(int count, char** words) {
   if (count != 4) return 2;

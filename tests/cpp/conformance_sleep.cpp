@@ -1,15 +1,14 @@
 // Conformance cases about arm, disarm and event_fd: a sleeper is always woken, and otherwise left
-// in peace. Only for media with descriptors (Fixture::kThreads). See conformance_world.h.
-#pragma once
-
+// in peace. Only for media with descriptors (medium.threads). See conformance_world.h.
 #include <poll.h>
 
-#include "conformance_links.h"
+#include "conformance_cases.h"
 #include "conformance_world.h"
 
 namespace pycoll::conformance {
+namespace {
 
-inline bool readable(const Transport& transport, int timeout_ms) {
+bool readable(const Transport& transport, int timeout_ms) {
   pollfd entry{transport.event_fd(), POLLIN, 0};
   CHECK(entry.fd >= 0, "no descriptor to sleep on");
   return ::poll(&entry, 1, timeout_ms) > 0;
@@ -18,7 +17,7 @@ inline bool readable(const Transport& transport, int timeout_ms) {
 // One visit to bed as an engine makes it: polls (news that poll() tells is told), arms, sleeps
 // until woken, disarms. A sleeper that nobody wakes within `timeout_ms` fails the case: a lost
 // wake-up.
-inline void sleep_once(Transport& transport, const char* what, int timeout_ms = 20'000) {
+void sleep_once(Transport& transport, const char* what, int timeout_ms = 20'000) {
   if (transport.poll()) return;
   if (transport.arm())
     CHECK(readable(transport, timeout_ms), "nobody woke the sleeper for %s", what);
@@ -37,7 +36,7 @@ void sleep_until(Transport& transport, const char* what, Predicate ready) {
 }
 
 // Lets the transport tell its news until it has none; then it must sleep undisturbed.
-inline void expect_quiet(Transport& transport, const char* what) {
+void expect_quiet(Transport& transport, const char* what) {
   const Nanoseconds start = now();
   for (bool quiet = false; !quiet;) {
     CHECK(now() - start < kPatience, "no peace %s", what);
@@ -48,9 +47,8 @@ inline void expect_quiet(Transport& transport, const char* what) {
   CHECK(!readable(transport, 0), "disarm left the descriptor readable %s", what);
 }
 
-template <typename Fixture>
-void an_idle_transport_sleeps() {
-  World<Fixture> world(3, seed_of(40));
+void an_idle_transport_sleeps(const Medium& medium) {
+  World world(medium, 3, seed_of(40));
   expect_quiet(world.at(0), "before anything happened");
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
     world.recv(0, 1, number).peek();
@@ -61,9 +59,8 @@ void an_idle_transport_sleeps() {
 
 // What arrived before arm() is told by arm() or by the descriptor, but only once: an engine that
 // waits for something else must be able to sleep although a segment lies there.
-template <typename Fixture>
-void news_before_arm_is_told_once() {
-  World<Fixture> world(2, seed_of(41));
+void news_before_arm_is_told_once(const Medium& medium) {
+  World world(medium, 2, seed_of(41));
   RecvChannel& recv = world.recv(1, 0, 0);
   SendChannel& send = world.send(0, 1, 0);
   std::uint64_t index = 0;
@@ -90,9 +87,8 @@ void news_before_arm_is_told_once() {
   });
 }
 
-template <typename Fixture>
-void sleepers_wake_for_segments() {
-  World<Fixture> world(2, seed_of(42));
+void sleepers_wake_for_segments(const Medium& medium) {
+  World world(medium, 2, seed_of(42));
   constexpr std::uint64_t kRounds = 2000;
   const auto player = [&](int rank) -> Actor {
     return [&world, rank] {
@@ -115,7 +111,7 @@ void sleepers_wake_for_segments() {
 }
 
 // For a time of some random scale between nothing and ten microseconds.
-inline void dawdle(Prng& prng) {
+void dawdle(Prng& prng) {
   for (std::uint64_t turns = prng.below(1ull << (8 + prng.below(8))); turns != 0; --turns) {
     std::atomic_signal_fence(std::memory_order_seq_cst);  // keeps the loop
   }
@@ -123,9 +119,8 @@ inline void dawdle(Prng& prng) {
 
 // A segment is committed just while its receiver goes to sleep: between the receiver's last look
 // and its sleep there must be no gap, not even as wide as a store takes to leave its processor.
-template <typename Fixture>
-void arming_races_with_segments() {
-  World<Fixture> world(2, seed_of(47));
+void arming_races_with_segments(const Medium& medium) {
+  World world(medium, 2, seed_of(47));
   const std::uint64_t kRounds = rounds(15'000);
   const auto spin = [&world](int rank, auto ready) {
     while (!ready()) {
@@ -154,9 +149,8 @@ void arming_races_with_segments() {
 
 // An engine takes one more step between arm() and its sleep; the room that it then finds missing
 // may be made at that very moment, and no other room after it.
-template <typename Fixture>
-void reserving_after_arm_races_with_releases() {
-  World<Fixture> world(2, seed_of(48));
+void reserving_after_arm_races_with_releases(const Medium& medium) {
+  World world(medium, 2, seed_of(48));
   const std::uint64_t kRounds = rounds(10'000);
   const Actor sender = [&, prng = Prng(world.seed() + 1)]() mutable {
     SendChannel& send = world.send(0, 1, 0);
@@ -199,9 +193,8 @@ void reserving_after_arm_races_with_releases() {
 }
 
 // The sender runs ahead and sleeps on a full channel; the receiver sleeps on an empty one.
-template <typename Fixture>
-void sleepers_wake_for_room() {
-  World<Fixture> world(2, seed_of(43));
+void sleepers_wake_for_room(const Medium& medium) {
+  World world(medium, 2, seed_of(43));
   constexpr std::uint64_t kSegments = 1000;
   const auto bytes_of = [](std::uint64_t index) {
     return std::size_t{index % 7 == 0 ? 40'000u : 8u};
@@ -224,9 +217,8 @@ void sleepers_wake_for_room() {
   world.run({sender, receiver});
 }
 
-template <typename Fixture>
-void sleepers_wake_for_notices_and_close() {
-  World<Fixture> world(2, seed_of(44));
+void sleepers_wake_for_notices_and_close(const Medium& medium) {
+  World world(medium, 2, seed_of(44));
   constexpr std::uint64_t kRounds = 2000;
   const auto player = [&](int rank) -> Actor {
     return [&world, rank] {
@@ -250,9 +242,8 @@ void sleepers_wake_for_notices_and_close() {
   expect_quiet(world.at(1), "after a close");
 }
 
-template <typename Fixture>
-void sleepers_wake_for_a_death() {
-  World<Fixture> world(2, seed_of(45));
+void sleepers_wake_for_a_death(const Medium& medium) {
+  World world(medium, 2, seed_of(45));
   expect_quiet(world.at(1), "before the death");
   Nanoseconds killed = 0;
   std::thread killer([&] {
@@ -269,10 +260,9 @@ void sleepers_wake_for_a_death() {
 }
 
 // A token goes round more ranks than there are cores; all but one sleep at any time.
-template <typename Fixture>
-void many_sleepers_pass_a_token() {
+void many_sleepers_pass_a_token(const Medium& medium) {
   constexpr int kSize = 6;
-  World<Fixture> world(kSize, seed_of(46));
+  World world(medium, kSize, seed_of(46));
   const auto player = [&](int rank) -> Actor {
     return [&world, rank] {
       SendChannel& send = world.send(rank, (rank + 1) % kSize, 0);
@@ -290,6 +280,22 @@ void many_sleepers_pass_a_token() {
   std::vector<Actor> players;
   for (int rank = 0; rank < kSize; ++rank) players.push_back(player(rank));
   world.run(std::move(players));
+}
+
+}  // namespace
+
+std::vector<Case> cases_about_sleep() {
+  return {
+      PYCOLL_CASE(an_idle_transport_sleeps),
+      PYCOLL_CASE(news_before_arm_is_told_once),
+      PYCOLL_CASE(sleepers_wake_for_segments),
+      PYCOLL_CASE(arming_races_with_segments),
+      PYCOLL_CASE(reserving_after_arm_races_with_releases),
+      PYCOLL_CASE(sleepers_wake_for_room),
+      PYCOLL_CASE(sleepers_wake_for_notices_and_close),
+      PYCOLL_CASE(sleepers_wake_for_a_death),
+      PYCOLL_CASE(many_sleepers_pass_a_token),
+  };
 }
 
 }  // namespace pycoll::conformance

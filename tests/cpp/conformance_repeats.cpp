@@ -1,19 +1,19 @@
 // Conformance cases about payloads that several peers read in place. See conformance_world.h.
-#pragma once
-
 #include <array>
 #include <deque>
 
+#include "conformance_cases.h"
 #include "conformance_world.h"
 
 namespace pycoll::conformance {
+namespace {
 
 // One rank's channels to several peers that repeat each other's segments, against queues of what
 // must arrive. Media that share no memory must say so.
-template <typename Fixture>
 class RandomRepeats {
  public:
-  explicit RandomRepeats(std::uint64_t seed) : world_(kPeers + 1, seed), prng_(seed) {
+  RandomRepeats(const Medium& medium, std::uint64_t seed)
+      : world_(medium, kPeers + 1, seed), prng_(seed) {
     const void* memory = send(0).memory();
     shared_ = memory != nullptr;
     for (int peer = 1; peer < kPeers; ++peer) {
@@ -70,20 +70,27 @@ class RandomRepeats {
     return true;
   }
 
-  World<Fixture> world_;
+  World world_;
   Prng prng_;
   bool shared_ = false;
   std::uint64_t index_ = 0;
   std::array<std::deque<Sent>, kPeers> expected_;
 };
 
-template <typename Fixture>
-void repeated_payloads_reach_every_peer() {
+void repeated_payloads_reach_every_peer(const Medium& medium) {
   for (std::uint64_t round = 0; round < 5; ++round) {
     const std::uint64_t seed = seed_of(800 + round);
     std::printf("  seed %#llx\n", static_cast<unsigned long long>(seed));
-    RandomRepeats<Fixture>(seed).run(4000);
+    RandomRepeats(medium, seed).run(4000);
   }
+}
+
+}  // namespace
+
+std::vector<Case> cases_about_repeats() {
+  return {
+      PYCOLL_CASE(repeated_payloads_reach_every_peer),
+  };
 }
 
 }  // namespace pycoll::conformance

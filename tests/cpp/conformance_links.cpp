@@ -1,33 +1,13 @@
 // Conformance cases about notices, closing, loss and leaks. See conformance_world.h.
-#pragma once
-
-#include <dirent.h>
-
-#include <memory>
-
 #include "base/bytes.h"
+#include "conformance_cases.h"
 #include "conformance_world.h"
 
 namespace pycoll::conformance {
+namespace {
 
-// A notice whose every field follows from its number, so that a torn one betrays itself. Quick to
-// make: a writer must be able to overtake its reader.
-inline Notice notice_number(std::uint64_t number) {
-  Notice notice;
-  notice.sequence = number;
-  notice.descriptor.count = number * 7;
-  notice.descriptor.plan_key = number * 11;
-  notice.descriptor.root = static_cast<std::uint32_t>(number);
-  notice.culprit = static_cast<std::int32_t>(number % 1000);
-  std::memset(notice.detail, 'a' + static_cast<int>(number % 26), sizeof notice.detail - 1);
-  return notice;
-}
-
-inline bool same(const Notice& a, const Notice& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
-
-template <typename Fixture>
-void the_newest_notice_is_seen() {
-  World<Fixture> world(3, seed_of(20));
+void the_newest_notice_is_seen(const Medium& medium) {
+  World world(medium, 3, seed_of(20));
   for (int peer = 1; peer < 3; ++peer) {
     CHECK(same(world.link(peer, 0).newest(), Notice{}), "a notice before the first one");
     CHECK(world.link(peer, 0).state() == LinkState::kOpen, "a new link is not open");
@@ -49,9 +29,8 @@ void the_newest_notice_is_seen() {
   CHECK(world.link(0, 2).newest().sequence == 0, "rank 2 posted nothing");
 }
 
-template <typename Fixture>
-void an_idle_poll_says_that_nothing_changed() {
-  World<Fixture> world(3, seed_of(27));
+void an_idle_poll_says_that_nothing_changed(const Medium& medium) {
+  World world(medium, 3, seed_of(27));
   world.link(0, 1).post(notice_number(1));
   world.settle("a notice", [&] { return world.link(1, 0).newest().sequence == 1; });
   world.steps(50);
@@ -62,11 +41,10 @@ void an_idle_poll_says_that_nothing_changed() {
 
 // The writer goes on until the reader has seen enough different ones, so that both run at once
 // however the machine schedules them.
-template <typename Fixture>
-void notices_are_never_torn() {
-  World<Fixture> world(2, seed_of(21));
-  const int kEnough = Fixture::kThreads ? static_cast<int>(rounds(8'000)) : 100;
-  constexpr int kBurst = Fixture::kThreads ? 1000 : 5;
+void notices_are_never_torn(const Medium& medium) {
+  World world(medium, 2, seed_of(21));
+  const int kEnough = medium.threads ? static_cast<int>(rounds(8'000)) : 100;
+  const int kBurst = medium.threads ? 1000 : 5;
   std::atomic<bool> enough{false};
   std::atomic<std::uint64_t> last{0};
   const Actor writer = [&, posted = std::uint64_t{0}]() mutable {
@@ -92,9 +70,8 @@ void notices_are_never_torn() {
   world.run({writer, reader});
 }
 
-template <typename Fixture>
-void a_failure_notice_is_final() {
-  World<Fixture> world(2, seed_of(22));
+void a_failure_notice_is_final(const Medium& medium) {
+  World world(medium, 2, seed_of(22));
   Notice failure = notice_number(5);
   failure.failure = static_cast<std::uint32_t>(Code::kPeerLost);
   world.link(0, 1).post(failure);
@@ -111,9 +88,8 @@ void a_failure_notice_is_final() {
   CHECK(same(world.link(1, 0).newest(), failure), "close replaced a failure");
 }
 
-template <typename Fixture>
-void a_close_is_told_and_loses_nothing() {
-  World<Fixture> world(3, seed_of(23));
+void a_close_is_told_and_loses_nothing(const Medium& medium) {
+  World world(medium, 3, seed_of(23));
   constexpr std::size_t kSizes[kChannelDepth] = {8, 0, 4095, kSegmentBytesMax};
   const auto key = [&](std::uint64_t index) { return key_of(world.seed(), 0, 1, 2, index); };
   RecvChannel& recv = world.recv(1, 0, 2);
@@ -146,10 +122,9 @@ void a_close_is_told_and_loses_nothing() {
   CHECK(world.link(1, 0).state() == LinkState::kClosed, "a close did not last");
 }
 
-template <typename Fixture>
-void a_death_is_told_in_time() {
+void a_death_is_told_in_time(const Medium& medium) {
   for (const bool with_traffic : {false, true}) {
-    World<Fixture> world(3, seed_of(24));
+    World world(medium, 3, seed_of(24));
     RecvChannel& recv = world.recv(1, 0, 0);
     if (with_traffic) {
       CHECK(try_send(world.send(0, 1, 0), 41, 0, 3000), "a new channel is full");
@@ -180,10 +155,9 @@ void a_death_is_told_in_time() {
 }
 
 // Bytes that were still unread when the sender closed must not let a close look like a loss.
-template <typename Fixture>
-void closing_both_ends_with_segments_in_flight() {
+void closing_both_ends_with_segments_in_flight(const Medium& medium) {
   for (int first = 0; first < 2; ++first) {
-    World<Fixture> world(2, seed_of(25));
+    World world(medium, 2, seed_of(25));
     for (std::uint64_t i = 0; i < kChannelDepth; ++i) {
       try_send(world.send(0, 1, 0), 50, i, 5000);
       try_send(world.send(1, 0, 0), 51, i, 5000);
@@ -199,20 +173,11 @@ void closing_both_ends_with_segments_in_flight() {
   }
 }
 
-inline int open_descriptors() {
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"), &closedir);
-  CHECK(folder != nullptr, "cannot list /proc/self/fd");
-  int count = 0;
-  while (readdir(folder.get()) != nullptr) ++count;
-  return count;
-}
-
-template <typename Fixture>
-void no_descriptor_is_left_open() {
+void no_descriptor_is_left_open(const Medium& medium) {
   const int before = open_descriptors();
   for (int end = 0; end < 4; ++end) {
     {
-      World<Fixture> world(3, seed_of(26));
+      World world(medium, 3, seed_of(26));
       world.settle("room", [&] { return try_send(world.send(0, 1, 0), 60, 0, 70); });
       if (end == 1) world.close(0);
       if (end == 2) world.kill(2);
@@ -222,6 +187,21 @@ void no_descriptor_is_left_open() {
     CHECK(open_descriptors() == before, "%d descriptors before, %d after (end %d)", before,
           open_descriptors(), end);
   }
+}
+
+}  // namespace
+
+std::vector<Case> cases_about_links() {
+  return {
+      PYCOLL_CASE(the_newest_notice_is_seen),
+      PYCOLL_CASE(an_idle_poll_says_that_nothing_changed),
+      PYCOLL_CASE(notices_are_never_torn),
+      PYCOLL_CASE(a_failure_notice_is_final),
+      PYCOLL_CASE(a_close_is_told_and_loses_nothing),
+      PYCOLL_CASE(a_death_is_told_in_time),
+      PYCOLL_CASE(closing_both_ends_with_segments_in_flight),
+      PYCOLL_CASE(no_descriptor_is_left_open),
+  };
 }
 
 }  // namespace pycoll::conformance

@@ -1,18 +1,17 @@
 // Conformance cases about channels: order, content, bounds, independence. See conformance_world.h.
-#pragma once
-
 #include <array>
 #include <deque>
 #include <memory>
 #include <utility>
 
+#include "conformance_cases.h"
 #include "conformance_world.h"
 
 namespace pycoll::conformance {
+namespace {
 
-template <typename Fixture>
-void segments_arrive_in_order_and_unchanged() {
-  World<Fixture> world(2, seed_of(1));
+void segments_arrive_in_order_and_unchanged(const Medium& medium) {
+  World world(medium, 2, seed_of(1));
   constexpr std::size_t kSizes[] = {0, 1, 8, 31, 32, 33, 63, 64, 65, 4095, 4096, 65535, 65536};
   for (int from = 0; from < 2; ++from) {
     SendChannel& send = world.send(from, 1 - from, 0);
@@ -32,9 +31,8 @@ void segments_arrive_in_order_and_unchanged() {
   }
 }
 
-template <typename Fixture>
-void reserved_room_stays_until_commit() {
-  World<Fixture> world(2, seed_of(2));
+void reserved_room_stays_until_commit(const Medium& medium) {
+  World world(medium, 2, seed_of(2));
   SendChannel& send = world.send(0, 1, 3);
   for (std::uint64_t index = 0; index < 12; ++index) {
     const std::size_t bytes = index % 2 == 0 ? 16 : 5000;
@@ -51,10 +49,9 @@ void reserved_room_stays_until_commit() {
   }
 }
 
-template <typename Fixture>
-void a_channel_holds_exactly_its_depth() {
+void a_channel_holds_exactly_its_depth(const Medium& medium) {
   const std::vector<std::byte> unread(kSegmentBytesMax);
-  World<Fixture> world(2, seed_of(3));
+  World world(medium, 2, seed_of(3));
   for (const std::size_t bytes : {std::size_t{8}, std::size_t{0}, kSegmentBytesMax}) {
     const std::uint32_t number = bytes == 8 ? 0 : bytes == 0 ? 1 : 2;
     SendChannel& send = world.send(0, 1, number);
@@ -80,9 +77,8 @@ void a_channel_holds_exactly_its_depth() {
   }
 }
 
-template <typename Fixture>
-void full_channels_do_not_block_others() {
-  World<Fixture> world(3, seed_of(4));
+void full_channels_do_not_block_others(const Medium& medium) {
+  World world(medium, 3, seed_of(4));
   for (const auto& [from, to] : {std::pair{0, 1}, {1, 0}, {0, 2}}) {
     for (std::uint64_t index = 0; index < kChannelDepth; ++index) {
       CHECK(try_send(world.send(from, to, 0), key_of(world.seed(), from, to, 0, index), index,
@@ -114,10 +110,9 @@ void full_channels_do_not_block_others() {
   }
 }
 
-template <typename Fixture>
-void peeked_segments_stay_until_release() {
+void peeked_segments_stay_until_release(const Medium& medium) {
   const std::vector<std::byte> noise(999, std::byte{0x5a});  // outlives the world that reads it
-  World<Fixture> world(2, seed_of(5));
+  World world(medium, 2, seed_of(5));
   SendChannel& send = world.send(0, 1, 0);
   RecvChannel& recv = world.recv(1, 0, 0);
   const auto key = [&](std::uint64_t index) { return key_of(world.seed(), 0, 1, 0, index); };
@@ -142,9 +137,8 @@ void peeked_segments_stay_until_release() {
   }
 }
 
-template <typename Fixture>
-void handed_over_memory_is_free_once_drained() {
-  World<Fixture> world(2, seed_of(6));
+void handed_over_memory_is_free_once_drained(const Medium& medium) {
+  World world(medium, 2, seed_of(6));
   SendChannel& send = world.send(0, 1, 5);
   RecvChannel& recv = world.recv(1, 0, 5);
   CHECK(send.drained(), "nothing was handed over yet");
@@ -189,12 +183,12 @@ struct ModelChannel {
   std::uint64_t sent = 0;
 };
 
-template <typename Fixture>
 class RandomTraffic {
  public:
   static constexpr int kSize = 3;
 
-  explicit RandomTraffic(std::uint64_t seed) : world_(kSize, seed), prng_(seed) {}
+  RandomTraffic(const Medium& medium, std::uint64_t seed)
+      : world_(medium, kSize, seed), prng_(seed) {}
 
   void run(int actions) {
     for (int i = 0; i < actions; ++i) act();
@@ -264,23 +258,21 @@ class RandomTraffic {
   }
 
   std::vector<std::unique_ptr<std::byte[]>> memory_;  // outlives the world that may still read it
-  World<Fixture> world_;
+  World world_;
   Prng prng_;
   std::array<ModelChannel, kSize * kSize * kChannelsMax> models_;
 };
 
-template <typename Fixture>
-void random_traffic_follows_the_model() {
+void random_traffic_follows_the_model(const Medium& medium) {
   for (std::uint64_t round = 0; round < 5; ++round) {
     const std::uint64_t seed = seed_of(700 + round);
     std::printf("  seed %#llx\n", static_cast<unsigned long long>(seed));
-    RandomTraffic<Fixture>(seed).run(3000);
+    RandomTraffic(medium, seed).run(3000);
   }
 }
 
 // Every rank sends to and receives from every peer on every channel at once, in random turns.
-template <typename Fixture>
-Actor traffic_actor(World<Fixture>& world, int rank, std::uint64_t segments) {
+Actor traffic_actor(World& world, int rank, std::uint64_t segments) {
   struct State {
     std::vector<std::uint64_t> sent, received;
     Prng prng;
@@ -318,16 +310,30 @@ Actor traffic_actor(World<Fixture>& world, int rank, std::uint64_t segments) {
   };
 }
 
-template <typename Fixture>
-void traffic_both_ways_on_all_channels() {
+void traffic_both_ways_on_all_channels(const Medium& medium) {
   for (const auto& [size, segments] : {std::pair<int, std::uint64_t>{2, 200}, {4, 25}}) {
-    World<Fixture> world(size, seed_of(8));
+    World world(medium, size, seed_of(8));
     std::vector<Actor> actors;
     for (int rank = 0; rank < size; ++rank) {
       actors.push_back(traffic_actor(world, rank, segments));
     }
     world.run(std::move(actors));
   }
+}
+
+}  // namespace
+
+std::vector<Case> cases_about_segments() {
+  return {
+      PYCOLL_CASE(segments_arrive_in_order_and_unchanged),
+      PYCOLL_CASE(reserved_room_stays_until_commit),
+      PYCOLL_CASE(a_channel_holds_exactly_its_depth),
+      PYCOLL_CASE(full_channels_do_not_block_others),
+      PYCOLL_CASE(peeked_segments_stay_until_release),
+      PYCOLL_CASE(handed_over_memory_is_free_once_drained),
+      PYCOLL_CASE(random_traffic_follows_the_model),
+      PYCOLL_CASE(traffic_both_ways_on_all_channels),
+  };
 }
 
 }  // namespace pycoll::conformance
