@@ -132,6 +132,7 @@ def on_each_rank(rounds: int) -> dict[str, float]:
     comm = pycoll.init()
     found = {"ready_s": time.perf_counter() - begin}
     x = [np.zeros(256, np.float32) for _ in range(MANY)]
+    tiny = [np.zeros(2, np.float32) for _ in range(MANY)]
     comm.all_reduce(x[0], out=x[0])
     found |= {"mapped_bytes": mapped_bytes(), "small_bytes": staging_bytes()}
     long = np.zeros(1 << 20, np.float32)
@@ -152,17 +153,26 @@ def on_each_rank(rounds: int) -> dict[str, float]:
         for work in works:
             work.wait()
 
+    def listed() -> None:
+        comm.all_reduce(x, out=x)
+
+    def listed_tiny() -> None:
+        comm.all_reduce(tiny, out=tiny)
+
     def one() -> None:
         comm.all_reduce(x[0], out=x[0])
+
+    def one_tiny() -> None:
+        comm.all_reduce(tiny[0], out=tiny[0])
 
     def split() -> None:
         child = comm.split(0)
         assert child is not None
         child.close()
 
-    for name, call in (("blocking", blocking), ("async", started), ("group", grouped)):
-        found[f"{name}_s"] = _together(comm, call, rounds)
-    found["one_s"] = _together(comm, one, rounds)
+    calls = (blocking, started, grouped, listed, one, listed_tiny, one_tiny)
+    for call in calls:
+        found[f"{call.__name__}_s"] = _together(comm, call, rounds)
     found["split_s"] = _together(comm, split, min(rounds, 5))
     pycoll.finalize()
     return found
@@ -198,10 +208,17 @@ def jobs_of_two_and_eight(rounds: int) -> list[Figure]:
     """Asynchronous calls and groups on 2 ranks, joining and memory on 8."""
     two, eight = job(2, rounds), job(8, rounds)
     bytes_mapped = eight["mapped_bytes"]
-    calls = [(f"{MANY} blocking", "blocking"), (f"{MANY} async", "async")]
-    calls += [(f"a group of {MANY}", "group"), ("one", "one")]
+    calls = [
+        (f"1 KiB: {MANY} blocking", "blocking"),
+        (f"1 KiB: {MANY} async", "started"),
+        (f"1 KiB: a group of {MANY}", "grouped"),
+        (f"1 KiB: a list of {MANY}", "listed"),
+        ("1 KiB: one", "one"),
+        (f"8 B: a list of {MANY}", "listed_tiny"),
+        ("8 B: one", "one_tiny"),
+    ]
     return [
-        *((f"2 ranks, 1 KiB: {name}", us(two[f"{key}_s"] * 1e6)) for name, key in calls),
+        *((f"2 ranks, {name}", us(two[f"{key}_s"] * 1e6)) for name, key in calls),
         ("2 ranks: split and close", us(two["split_s"] * 1e6)),
         ("8 ranks: init(), of the rank that waits longest", f"{eight['ready_s'] * 1e3:.3g} ms"),
         ("8 ranks: split and close", f"{eight['split_s'] * 1e3:.3g} ms"),

@@ -64,7 +64,15 @@ void Choice::set_bytes(std::uint64_t bytes) {
 }
 
 CallTable::CallTable(SharedHandle shared)
-    : handle_(std::move(shared)), generation_(next_generation()) {}
+    : handle_(std::move(shared)),
+      generation_(next_generation()),
+      fusions_(std::make_unique<Fusions>()) {}
+
+CallTable::~CallTable() = default;
+
+std::unique_ptr<Fusions> CallTable::take_fusions() { return std::move(fusions_); }
+
+void CallTable::give_back(std::unique_ptr<Fusions> fusions) { fusions_ = std::move(fusions); }
 
 const Prepared* CallTable::find(const Choice& choice) {
   const Prepared*& newest = newest_[static_cast<std::size_t>(choice.collective)];

@@ -51,6 +51,7 @@ struct Prepared {
 class CallTable {
  public:
   explicit CallTable(SharedHandle shared);
+  ~CallTable();
 
   CommunicatorHandle& handle() const { return *handle_; }
   const SharedHandle& shared() const { return handle_; }
@@ -62,6 +63,9 @@ class CallTable {
   // Memory for fused messages; grows and is kept, since its pages are warm.
   std::byte* fusion_memory(std::uint64_t bytes);
   void add(Prepared prepared);
+  // For one list at a time: nullptr while another thread has it. It comes back empty.
+  std::unique_ptr<Fusions> take_fusions();
+  void give_back(std::unique_ptr<Fusions> fusions);
 
   // The call of these lengths, made if there is none. `counts` are elements by block, as many as
   // the plan has; nullptr if the communicator had better take a request.
@@ -84,6 +88,7 @@ class CallTable {
   std::array<const Prepared*, kCollectiveCount> newest_{};  // found last, by collective
   std::array<Slot, kCallsMax> slots_;
   std::vector<std::byte> fusion_memory_;
+  std::unique_ptr<Fusions> fusions_;
 };
 
 // The request of a preparation with counts and the lengths of memory.

@@ -11,7 +11,7 @@
 
 namespace pycoll::bindings {
 
-void Fusions::add(const Choice& choice, const Member& member) {
+std::size_t Fusions::add(const Choice& choice, const Member& member) {
   const bool alone = member.bytes > kMemberBytesMax;
   const auto open = std::find_if(open_.begin(), open_.end(),
                                  [&](std::size_t number) { return all_[number].choice == choice; });
@@ -19,7 +19,7 @@ void Fusions::add(const Choice& choice, const Member& member) {
     Fusion& fusion = all_[*open];
     fusion.bytes += member.bytes;
     fusion.members.push_back(member);
-    return;
+    return *open;
   }
   if (used_ == all_.size()) all_.emplace_back();
   Fusion& fusion = all_[used_];
@@ -30,12 +30,13 @@ void Fusions::add(const Choice& choice, const Member& member) {
   fusion.bytes = member.bytes;
   fusion.members.push_back(member);
   const std::size_t number = used_++;
-  if (alone) return;
+  if (alone) return number;
   if (open != open_.end()) {
     *open = number;
   } else {
     open_.push_back(number);
   }
+  return number;
 }
 
 void Fusions::add_other(py::object other) { others_.push_back({used_, std::move(other)}); }
@@ -56,8 +57,8 @@ void Fusions::abandon(PyObject* error) {
     const std::vector<Member> members = std::move(all_[number].members);
     all_[number].members.clear();
     for (const Member& member : members) {
-      fail_work(member.work, error);
-      Py_DECREF(member.work);
+      if (member.work != nullptr) fail_work(member.work, error);
+      Py_XDECREF(member.work);
     }
   }
 }
@@ -70,7 +71,7 @@ void Fusions::clear() {
   for (std::size_t number = std::exchange(used_, 0); number-- > 0;) {
     const std::vector<Member> members = std::move(all_[number].members);
     all_[number].members.clear();
-    for (const Member& member : members) Py_DECREF(member.work);
+    for (const Member& member : members) Py_XDECREF(member.work);
   }
 }
 
@@ -109,8 +110,9 @@ void fill(Fusion& fusion) {
   };
   try {
     for (; filled < fusion.members.size(); ++filled) {
-      fill_work(fusion.members[filled].work);
-      Py_DECREF(fusion.members[filled].work);
+      PyObject* work = fusion.members[filled].work;
+      if (work != nullptr) fill_work(work);
+      Py_XDECREF(work);
     }
   } catch (...) {
     forget();
@@ -139,13 +141,24 @@ void add(const py::object& group, const py::object& work, const py::tuple& key,
   fusions_of(group).add(choice, {Py_NewRef(work.ptr()), source.data, target.data, source.bytes()});
 }
 
-bool run(const py::object& group, const py::object& communicator, std::size_t number) {
+void run(const py::object& group, const py::object& communicator, std::size_t number) {
   CallsObject* self = as_calls(communicator.ptr());
   if (self == nullptr || self->table == nullptr) throw py::type_error("expected a communicator");
-  return run_fusion(self, fusions_of(group), number);
+  Fusions& fusions = fusions_of(group);
+  if (run_fusion(self, fusions, number)) return;
+  prepare_fusion(self, fusions.at(number));
+  run_fusion(self, fusions, number);
 }
 
 }  // namespace
+
+void prepare_fusion(CallsObject* self, const Fusion& fusion) {
+  const py::tuple key = key_of(fusion);
+  py::handle(reinterpret_cast<PyObject*>(self))
+      .attr("_prepare")(
+          py::module_::import("pycoll.collective").attr("Collective").attr("ALL_REDUCE"), key[0],
+          key[1], key[2], fusion.bytes, key[4], key[5]);
+}
 
 bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   Fusion& fusion = fusions.at(number);
@@ -195,15 +208,7 @@ void bind_fusions(py::module_& module) {
   module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("key"), py::arg("source"),
              py::arg("target"), "One more all_reduce; `key` is Core._prepare's.");
   module.def("run_fusion", &run, py::arg("group"), py::arg("communicator"), py::arg("number"),
-             "Run one fusion and fill its Works. False if it has to be prepared first.");
-  module.def(
-      "fusion_key",
-      [](const py::object& group, std::size_t number) {
-        const Fusion& fusion = fusions_of(group).at(number);
-        return py::make_tuple(key_of(fusion), fusion.bytes);
-      },
-      py::arg("group"), py::arg("number"),
-      "Its members' key, as Core._prepare would make it, and the bytes of its message.");
+             "Run one fusion, prepared if need be, and fill its Works.");
 }
 
 }  // namespace pycoll::bindings

@@ -19,7 +19,7 @@ inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 24;
 
 // One all_reduce that waits for the group's end. Its Work keeps what it reads and gives.
 struct Member {
-  PyObject* work;  // of make_open_work(); a reference of the fusion's
+  PyObject* work;  // of make_open_work(), a reference of the fusion's; nullptr: there is none
   const std::byte* source;
   std::byte* target;
   std::uint64_t bytes;
@@ -41,8 +41,8 @@ class Fusions {
   Fusions& operator=(const Fusions&) = delete;
   ~Fusions() { clear(); }
 
-  // Takes the member's reference.
-  void add(const Choice& choice, const Member& member);
+  // Takes the member's reference. The number of the fusion that it is in now.
+  std::size_t add(const Choice& choice, const Member& member);
   Fusion& at(std::size_t number) { return all_.at(number); }
   std::size_t size() const { return used_; }
   // Something that is no fusion has its turn behind all that came before; Python runs it.
@@ -70,13 +70,22 @@ class Fusions {
 // An all_reduce inside a group: a Work, or nullopt if it is declined.
 std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading);
 
+// All_reduce of a list or tuple whose arrays native code can read, to its end: a new list, or
+// `out`; nullopt if it is declined.
+bool is_list(PyObject* x);
+std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments);
+
 // Runs one of them and fills its Works. False, with nothing done, if it has to be prepared first.
 bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number);
+
+// What run_fusion() asks for.
+void prepare_fusion(CallsObject* self, const Fusion& fusion);
 
 // Those of a _core.Group. Throws TypeError for anything else.
 Fusions& fusions_of(const pybind11::object& group);
 
 void bind_fusions(pybind11::module_& module);
+void bind_lists(pybind11::module_& module);
 void bind_groups(pybind11::module_& module);
 
 }  // namespace pycoll::bindings

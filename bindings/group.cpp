@@ -75,7 +75,8 @@ void run_members(PyObject* object) {
   if (fusions.size() != 0 && calls->table == nullptr) throw py::type_error("no communicator");
   for (std::size_t number = 0; number < fusions.size(); ++number) {
     if (run_fusion(calls, fusions, number)) continue;
-    self.attr("run_fusion")(number);
+    prepare_fusion(calls, fusions.at(number));
+    run_fusion(calls, fusions, number);
   }
 }
 

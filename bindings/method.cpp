@@ -184,6 +184,7 @@ void bind_native_calls(py::module_& module) {
   bind_flat(module);
   bind_calls(module);
   bind_fusions(module);
+  bind_lists(module);
   bind_groups(module);
   bind_methods(module);
   bind_bound_methods(module);

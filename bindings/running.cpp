@@ -155,6 +155,9 @@ std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
   if (!grouped && needs_telling(collective, arguments)) {
     return tell_and_run(self, collective, arguments);
   }
+  if (collective == Collective::kAllReduce && is_list(at(arguments, Parameter::kX))) {
+    return grouped ? std::nullopt : run_list(self, arguments);
+  }
   Reading reading;
   if (!read_call(*self, collective, arguments, &reading)) return std::nullopt;
   if (grouped) return defer_natively(self, reading);

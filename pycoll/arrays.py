@@ -13,6 +13,8 @@ here, only found where the caller's object comes from them.
 | bytes, bytearray, memoryview, array.array | the same type; bytes count as uint8 |
 | other object with the buffer protocol | numpy.ndarray |
 | bool, int, float, complex | the same (int64, float64, complex128), or a list of them |
+
+A list or tuple is many arrays, not one: see ``all_reduce``.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ import operator
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from pycoll import _core
-from pycoll.arrays import Framework, Shape, output_view
+from pycoll.arrays import Framework, Shape, framework_of, output_view
 from pycoll.collective import Collective
 from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError, PycollError
 from pycoll.ops import Reduction, find_reduction
@@ -275,6 +275,29 @@ def _salt(purpose: str) -> int:
     Native exchanges compute the same (bindings/exchange.cpp).
     """
     return 1 << 62 | zlib.crc32(purpose.encode())
+
+
+class Ends(NamedTuple):
+    """Where an operation reads and writes; ``memory`` becomes the result if there is no out."""
+
+    framework: Framework
+    source: _core.BufferView
+    memory: Any
+    target: _core.BufferView
+
+
+def ends_of(x: Any, out: Any) -> Ends:
+    """For a result of the shape and type of ``x``."""
+    framework = framework_of(x)
+    if out is x:
+        both = framework.out(x, "out")
+        if both.contiguous and both.writable:
+            return Ends(framework, both, None, both)
+    source = framework.view(x, "x")
+    if out is None:
+        memory = framework.empty(x, source.shape, source.dtype)
+        return Ends(framework, source, memory, _core.view(memory, "the result"))
+    return Ends(framework, source, None, output_view(out, source.dtype, source.shape, source, True))
 
 
 def finisher(framework: Framework, like: Any, memory: Any, out: Any) -> Callable[[], Any]:

@@ -12,23 +12,23 @@ The members are independent of each other: none may read what another writes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pycoll import _core
 from pycoll.arrays import empty
 from pycoll.collective import Collective
-from pycoll.core import finisher, nothing
+from pycoll.core import Ends, ends_of, nothing
 from pycoll.errors import InvalidArgumentError
-from pycoll.reducing import Ends, ends_of
-from pycoll.types import ITEM_BYTES
+from pycoll.lists import Member, fused_view, members_of
 from pycoll.work import Work
+
+if TYPE_CHECKING:
+    from pycoll.plans import Prepared
 
 _Finish = Callable[[], Any]
 _MESSAGES = {"send": "isend", "isend": "isend", "recv": "irecv", "irecv": "irecv"}
-#: The engine only wants the size of an element, so any type of that size names the memory.
-_BY_ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 class _UserReduction:
@@ -48,6 +48,18 @@ class _UserFusion(list["_UserReduction"]):
     def nbytes(self) -> int:
         """Bytes of all members."""
         return sum(one.ends.source.nbytes for one in self)
+
+
+class _List(NamedTuple):
+    """An all_reduce of a list, whose arrays are members of their own."""
+
+    work: Work
+    members: list[Work]
+    out: Any
+
+    def fill(self) -> None:
+        made = [member.wait() for member in self.members]
+        _core.fill_work(self.work, made if self.out is None else self.out)
 
 
 class Group(_core.Group):
@@ -87,14 +99,25 @@ class Group(_core.Group):
         algorithm: str | None = None,
         deterministic: bool | None = None,
     ) -> Work:
-        ends = ends_of(x, out)
-        finish = finisher(ends.framework, x, ends.memory, out)
+        if not isinstance(x, list | tuple):
+            member = Member(x, out, ends_of(x, out))
+            return self._add_member(member, op, algorithm, deterministic)
+        members = members_of(x, out)
+        for one in members:  # all are right, or none is added
+            self._prepared(one, op, algorithm, deterministic)
+        works = [self._add_member(one, op, algorithm, deterministic) for one in members]
+        self._works += works
+        work = _core.open_work()
+        self.add_other(_List(work, works, out))
+        return work
+
+    def _add_member(
+        self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
+    ) -> Work:
+        ends, finish = member.ends, member.finisher()
+        prepared = self._prepared(member, op, algorithm, deterministic)
         dtype, nbytes = ends.source.dtype, ends.source.nbytes
-        # Wrong arguments are found where they are written, not at the end of the block.
-        prepared = self.communicator._prepare(
-            Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
-        )
-        work = _core.open_work(finish, (x, ends, out))
+        work = _core.open_work(finish, member)
         word = prepared.reduction.name if prepared.reduction is not None else "sum"
         name = None if algorithm is None else str(algorithm)
         strict = None if deterministic is None else bool(deterministic)
@@ -113,6 +136,16 @@ class Group(_core.Group):
             self.add_other(fusion)
         return work
 
+    def _prepared(
+        self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
+    ) -> Prepared:
+        """Wrong arguments are found where they are written, not at the end of the block."""
+        source = member.ends.source
+        prepared: Prepared = self.communicator._prepare(
+            Collective.ALL_REDUCE, source.dtype, op, 0, source.nbytes, algorithm, deterministic
+        )
+        return prepared
+
     def run(self) -> None:
         """The end of the block. What fails first is raised; members without a result get it too."""
         communicator = self.communicator
@@ -121,9 +154,11 @@ class Group(_core.Group):
             pending.append((work, getattr(communicator, name)(*args, **words)))
         for entry in self.entries():
             if isinstance(entry, int):
-                self.run_fusion(entry)
+                _core.run_fusion(self, communicator, entry)
             elif isinstance(entry, _UserFusion):
                 self._run_user_fusion(entry)
+            elif isinstance(entry, _List):
+                entry.fill()
             elif entry is not None:
                 name, args, words, work = entry
                 _core.fill_work(work, getattr(communicator, name)(*args, **words))
@@ -142,17 +177,6 @@ class Group(_core.Group):
             if not work.done():
                 _core.fail_work(work, error)
         self._messages = None
-
-    def run_fusion(self, number: int) -> None:
-        """Run one message of all_reduces that share it; prepare it first if need be."""
-        communicator = self.communicator
-        if not _core.run_fusion(self, communicator, number):
-            key, nbytes = _core.fusion_key(self, number)
-            dtype, op, root, _, algorithm, deterministic, _ = key
-            communicator._prepare(
-                Collective.ALL_REDUCE, dtype, op, root, nbytes, algorithm, deterministic
-            )
-            _core.run_fusion(self, communicator, number)
 
     def _run_user_fusion(self, fusion: _UserFusion) -> None:
         communicator, first = self.communicator, fusion[0]
@@ -183,4 +207,4 @@ class FusionBuffer:
         """The first ``nbytes`` as elements of the type."""
         if self._memory.nbytes < nbytes:
             self._memory = empty(1 << (nbytes - 1).bit_length(), np.uint8)
-        return _core.view(self._memory[:nbytes].view(_BY_ITEM[ITEM_BYTES[dtype]]))
+        return fused_view(self._memory[:nbytes], dtype)

@@ -8,9 +8,8 @@ from typing import Any
 from pycoll import _core
 from pycoll.arrays import NUMPY, Framework, framework_of
 from pycoll.collective import Collective
-from pycoll.core import Core, finisher, nothing, operation
+from pycoll.core import Core, ends_of, finisher, nothing, operation
 from pycoll.errors import InvalidArgumentError
-from pycoll.reducing import ends_of
 from pycoll.rows import (
     HEADER_LENGTH,
     SIGNATURE_LENGTH,

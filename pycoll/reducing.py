@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from pycoll import _core
-from pycoll.arrays import Framework, framework_of, output_view
+from pycoll.arrays import framework_of, output_view
 from pycoll.collective import Collective
-from pycoll.core import Core, finisher, operation
+from pycoll.core import Core, Ends, ends_of, finisher, operation
 from pycoll.rows import elements, need_axis, shares, with_rows
-
-
-class Ends(NamedTuple):
-    """Where an operation reads and writes; ``memory`` becomes the result if there is no out."""
-
-    framework: Framework
-    source: _core.BufferView
-    memory: Any
-    target: _core.BufferView
-
-
-def ends_of(x: Any, out: Any) -> Ends:
-    """For a result of the shape and type of ``x``."""
-    framework = framework_of(x)
-    if out is x:
-        both = framework.out(x, "out")
-        if both.contiguous and both.writable:
-            return Ends(framework, both, None, both)
-    source = framework.view(x, "x")
-    if out is None:
-        memory = framework.empty(x, source.shape, source.dtype)
-        return Ends(framework, source, memory, _core.view(memory, "the result"))
-    return Ends(framework, source, None, output_view(out, source.dtype, source.shape, source, True))
 
 
 class Reducing(Core):
@@ -66,9 +43,20 @@ class Reducing(Core):
         Shape and dtype are those of x. Costs about 2 n bytes per rank for long messages, and
         log2(size) steps for short ones.
 
+        A list or tuple of arrays (and of such for ``out``) gives a list of results: its arrays are
+        independent, and those of equal dtype and up to 1 MiB travel in one message of up to 16 MiB.
+        With ``async_op`` results are in their places after ``wait()``.
+
         >>> comm.all_reduce(np.ones(3))  # on 4 ranks
         array([4., 4., 4.])
+        >>> comm.all_reduce([np.ones(2), 5])  # many at once, here too
+        [array([4., 4.]), 20]
         """
+        if isinstance(x, list | tuple):
+            from pycoll.lists import start_list
+
+            work = start_list(self, x, op, out, algorithm, deterministic)
+            return work if async_op else work.wait()
         ends = ends_of(x, out)
         return self._reduce_alike(
             Collective.ALL_REDUCE, x, ends, op, 0, out, algorithm, async_op, deterministic

@@ -49,7 +49,7 @@ def shifted(comm: Comm) -> Any:
 
 #: (what is wrong, words that the text must contain, call)
 CASES: list[tuple[str, list[str], Callable[[Comm], Any]]] = [
-    ("list", ["x is <class 'list'>", "NumPy"], lambda c: c.all_reduce([1, 2])),
+    ("list", ["x is <class 'list'>", "NumPy"], lambda c: c.broadcast([1, 2])),
     ("None", ["x is <class 'NoneType'>"], lambda c: c.broadcast(None)),
     ("text", ["x is <class 'str'>"], lambda c: c.send("hello", 1)),
     ("dtype", ["datetime64[s]", "float32", "bool"], lambda c: c.all_reduce(np.zeros(2, "M8[s]"))),

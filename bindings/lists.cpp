@@ -1,0 +1,120 @@
+// all_reduce of many arrays: read one by one, run as the fusions of a group that nobody sees.
+#include <memory>
+#include <utility>
+
+#include "bindings/bind.h"
+#include "bindings/fusions.h"
+#include "bindings/raw.h"
+
+namespace pycoll::bindings {
+
+bool is_list(PyObject* x) {
+  return x != nullptr && (PyList_CheckExact(x) || PyTuple_CheckExact(x));
+}
+
+namespace {
+
+// The table's fusions, for as long as this lives; empty again afterwards.
+class Borrowed {
+ public:
+  explicit Borrowed(CallTable& table) : table_(table), fusions_(table.take_fusions()) {}
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  ~Borrowed() {
+    if (fusions_ == nullptr) return;
+    fusions_->clear();
+    table_.give_back(std::move(fusions_));
+  }
+  Fusions* get() const { return fusions_.get(); }
+
+ private:
+  CallTable& table_;
+  std::unique_ptr<Fusions> fusions_;
+};
+
+// What the list holds now, whatever happens to the list while the operation runs.
+py::tuple items_of(PyObject* list) {
+  if (PyTuple_CheckExact(list)) return py::reinterpret_borrow<py::tuple>(list);
+  return py::reinterpret_steal<py::tuple>(PyList_AsTuple(list));
+}
+
+// Every array of the list as a member, and its result; false where one is not to be read.
+bool read_members(const CallsObject& self, const Arguments& arguments, const py::tuple& xs,
+                  const py::tuple& outs, Fusions& fusions, const py::list& results) {
+  Reading reading;
+  const int size = self.table->handle().native->size();
+  if (!read_choice(Collective::kAllReduce, arguments, size, reading) || reading.async) return false;
+  Arguments one{};
+  for (std::size_t number = 0; number < xs.size(); ++number) {
+    const auto place = static_cast<py::ssize_t>(number);
+    reading.x = PyTuple_GET_ITEM(xs.ptr(), place);
+    if (outs) one[static_cast<std::size_t>(Parameter::kOut)] = PyTuple_GET_ITEM(outs.ptr(), place);
+    const Flat& source = reading.source;
+    if (!flatten(reading.x, &reading.source) ||
+        !read_target(one, source.ndim, source.shape, true, reading)) {
+      return false;
+    }
+    reading.choice.dtype = source.dtype;
+    fusions.add(reading.choice, {nullptr, source.data, reading.target.data, source.bytes()});
+    PyList_SET_ITEM(results.ptr(), place, reading.result.release().ptr());
+  }
+  return true;
+}
+
+bool all_prepared(CallTable& table, Fusions& fusions) {
+  for (std::size_t number = 0; number < fusions.size(); ++number) {
+    Choice choice = fusions.at(number).choice;
+    choice.set_bytes(fusions.at(number).bytes);
+    if (table.find(choice) == nullptr) return false;
+  }
+  return true;
+}
+
+// Which arrays, told as pairs of dtype and bytes, share a message: lists of their numbers, by
+// message.
+py::list messages_of(const std::vector<std::pair<int, std::uint64_t>>& arrays) {
+  Fusions fusions;
+  std::vector<py::list> messages;
+  for (std::size_t number = 0; number < arrays.size(); ++number) {
+    Choice choice;
+    choice.dtype = static_cast<DType>(arrays[number].first);
+    const std::size_t message =
+        fusions.add(choice, {nullptr, nullptr, nullptr, arrays[number].second});
+    if (message == messages.size()) messages.emplace_back();
+    messages[message].append(number);
+  }
+  return py::cast(messages);
+}
+
+}  // namespace
+
+std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments) {
+  PyObject* out = at(arguments, Parameter::kOut);
+  const Borrowed borrowed(*self->table);
+  if (borrowed.get() == nullptr || (!absent(out) && !is_list(out))) return std::nullopt;
+  const py::tuple xs = items_of(at(arguments, Parameter::kX));
+  const py::object outs = absent(out) ? py::object() : py::object(items_of(out));
+  if (xs.empty() || (outs && py::len(outs) != xs.size())) return std::nullopt;
+  py::list results(xs.size());
+  Fusions& fusions = *borrowed.get();
+  if (!read_members(*self, arguments, xs, py::reinterpret_borrow<py::tuple>(outs), fusions,
+                    results) ||
+      !all_prepared(*self->table, fusions)) {
+    return std::nullopt;
+  }
+  for (std::size_t number = 0; number < fusions.size(); ++number) {
+    if (run_fusion(self, fusions, number)) continue;
+    // Another thread has made the table forget in the meantime.
+    prepare_fusion(self, fusions.at(number));
+    run_fusion(self, fusions, number);
+  }
+  return outs ? Py_NewRef(out) : results.release().ptr();
+}
+
+void bind_lists(py::module_& module) {
+  module.def("messages_of", &messages_of, py::arg("arrays"),
+             "Numbers of the arrays that share a message, message by message, for arrays of one "
+             "all_reduce that are told as pairs of dtype and bytes.");
+}
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,177 @@
+"""Lists of arrays: many as one message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from call_ways import frames_of
+from harness import fresh_world, world_in_threads
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pycoll
+from pycoll import InvalidArgumentError, MismatchError, Work
+
+Comm = pycoll.Communicator
+
+
+@st.composite
+def lists(draw: Any) -> list[tuple[str, int, str]]:
+    """Types, lengths and where results go."""
+    some = st.tuples(
+        st.sampled_from(["float32", "int16", "bfloat16", "complex128", "uint8"]),
+        st.sampled_from([0, 1, 7, 300, 70_000]),
+        st.sampled_from(["new", "given", "same"]),
+    )
+    return draw(st.lists(some, max_size=12))
+
+
+@given(lists(), st.sampled_from(["sum", "prod"]), st.integers(1, 5), st.integers(0, 1000))
+def test_a_list_is_its_arrays(parts: list[Any], op: str, size: int, seed: int) -> None:
+    inputs = [oracle.inputs(d, op, size, n, seed + i) for i, (d, n, _) in enumerate(parts)]
+    expected = [oracle.fold(rows, op) for rows in inputs]
+
+    def rank(comm: Comm) -> None:
+        for way in ("call", "async", "group", "bind"):
+            xs = [rows[comm.rank].copy() for rows in inputs]
+            outs = [
+                {"new": None, "given": np.zeros_like(x), "same": x}[how]
+                for x, (_, _, how) in zip(xs, parts, strict=True)
+            ]
+            kept = [x.copy() for x in xs]
+            if way == "call":
+                found = comm.all_reduce(tuple(xs), op, out=outs)
+            elif way == "async":
+                work = comm.all_reduce(xs, op, out=outs, async_op=True)
+                assert isinstance(work, Work)
+                found = work.wait()
+            elif way == "bind":
+                found = comm.all_reduce.bind(xs, op, out=outs)()
+            else:
+                with comm.group():
+                    work = comm.all_reduce(xs, op, out=outs)
+                    beside = comm.all_reduce(1)
+                found = work.wait()
+                assert beside.wait() == comm.size
+            assert found is outs
+            made = comm.all_reduce(kept, op)
+            assert isinstance(made, list)
+            for one, out, right in zip(made, outs, expected, strict=True):
+                assert oracle.same_bits(one, right), f"{way}, seed {seed}"
+                assert out is None or oracle.same_bits(out, right), f"{way}, seed {seed}"
+
+    world_in_threads(size).run(rank)
+
+
+def test_lists_of_every_kind() -> None:
+    def mean(a: Any, b: Any) -> Any:
+        return a + b
+
+    pycoll.register_op("sum_for_lists", mean, commutative=True)
+
+    def rank(comm: Comm) -> None:
+        mixed = [torch.ones(3), np.float32(2), 5, True, np.ones((2, 2))[::-1], b"\x01\x02"]
+        found = comm.all_reduce(mixed, "max")
+        assert [type(one).__name__ for one in found] == [
+            *("Tensor", "float32", "int", "bool", "ndarray", "bytes")
+        ]
+        assert found[2] == 5 and found[4].shape == (2, 2)
+        own = comm.all_reduce([np.ones(2), np.full(3, 2.0)], "sum_for_lists")
+        assert [one.tolist() for one in own] == [[3, 3], [6, 6, 6]]
+        strict = comm.all_reduce([np.ones(2)], deterministic=True, algorithm=None)
+        assert strict[0].tolist() == [3, 3]
+        assert comm.all_reduce([]) == [] and comm.all_reduce((), async_op=True).wait() == []
+
+    world_in_threads(3).run(rank)
+
+
+def test_long_arrays_travel_alone_and_a_message_has_a_bound() -> None:
+    """As the engine numbers operations, which errors show."""
+    world = fresh_world(2)
+    members = [np.ones(1 << 18, np.float32)] * 17  # 1 MiB each: 16 and 1
+    long = [np.ones((1 << 18) + 1, np.float32)] * 2
+
+    def rank(comm: Comm) -> None:
+        for _ in range(2):  # the second time natively
+            found = comm.all_reduce([*members, *long])
+            assert all((one == 2).all() for one in found)
+        comm.all_reduce(np.ones(3 + comm.rank))
+
+    try:
+        for error in world.outcomes(rank):
+            assert isinstance(error, MismatchError) and "operation 9:" in str(error), error
+    finally:
+        world.close()
+
+
+def test_a_list_has_the_bits_of_one_array() -> None:
+    def rank(comm: Comm) -> None:
+        rows = np.random.default_rng(comm.rank).standard_normal(3058).astype(np.float32)
+        parts = np.split(rows, [1, 51, 3051])
+        for strict in (False, True):
+            whole = comm.all_reduce(rows, deterministic=strict)
+            found = comm.all_reduce(parts, deterministic=strict)
+            assert np.concatenate(found).tobytes() == whole.tobytes()
+
+    world_in_threads(4).run(rank)
+
+
+def test_common_lists_run_without_python() -> None:
+    def rank(comm: Comm) -> list[str]:
+        xs = [np.ones(5), torch.ones(3), np.ones((2, 3), np.float32)]
+        comm.all_reduce(xs, out=xs)
+        return frames_of(lambda: comm.all_reduce(xs, out=xs))
+
+    for frames in world_in_threads(2).run(rank):
+        assert frames == []
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "text"),
+    [
+        ([np.ones(2), "ab"], None, "array 1 of x: "),
+        ([np.ones(2), [np.ones(2)]], None, "array 1 of x: "),
+        ([np.ones(2)], np.ones(2), "out is a ndarray, but x is a list"),
+        ([np.ones(2)], [np.ones(2)] * 2, "out has 2 arrays, but x has 1"),
+        ([np.ones(2), np.ones(3)], [None, np.ones(2)], "array 1 of x: out has shape"),
+        ((np.ones(2), 3.0), (None, np.zeros(1)), "array 1 of x: out has shape"),
+    ],
+)
+def test_bad_lists_are_refused_before_anything_moves(x: Any, out: Any, text: str) -> None:
+    def rank(comm: Comm) -> None:
+        for words in ({}, {"async_op": True}):
+            with pytest.raises(InvalidArgumentError) as caught:
+                comm.all_reduce(x, out=out, **words)
+            assert text in str(caught.value)
+        with comm.group():
+            with pytest.raises(InvalidArgumentError) as caught:
+                comm.all_reduce(x, out=out)
+            assert text in str(caught.value)
+        assert comm.all_reduce(1) == 2
+
+    world_in_threads(2).run(rank)
+
+
+def test_a_wrong_op_adds_nothing_to_a_group() -> None:
+    def rank(comm: Comm) -> None:
+        x = [np.ones(2, np.int32), np.ones(2)]
+        with comm.group():
+            with pytest.raises(InvalidArgumentError, match="bxor"):
+                comm.all_reduce(x, "bxor", out=x)
+            comm.all_reduce(1)
+        assert x[0].tolist() == [1, 1]
+
+    world_in_threads(2).run(rank)
+
+
+def test_lists_of_other_lengths_are_told() -> None:
+    world = fresh_world(2)
+    try:
+        for error in world.outcomes(lambda comm: comm.all_reduce([np.ones(2)] * (2 + comm.rank))):
+            assert isinstance(error, MismatchError), error
+    finally:
+        world.close()
