@@ -1,16 +1,19 @@
 """Libraries under comparison as running jobs, and how samples of them are taken in turns.
 
 Every library runs as a job of its own that stays up; for each case the jobs take turns, so that
-they meet the same noise. In a round each job gives one *batch*, back-to-back operations whose mean
-counts, and some operations timed singly. The time of either is that of the slowest rank. Medians
-and ratios come from batches (a clock read costs as much as a small operation), the 99th percentile
-from single operations.
+they meet the same noise. A job is stopped (SIGSTOP) while it is not its turn: what libraries do
+when idle, such as progress threads that look for news, is no part of another one's time. In a round
+each job gives one *batch*, back-to-back operations whose mean counts, and some operations timed
+singly. The time of either is that of the slowest rank. Medians and ratios come from batches (a
+clock read costs as much as a small operation), the 99th percentile from single operations.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -74,7 +77,7 @@ def starts_here(name: str, ranks: int, path: str) -> list[Start]:
 
 
 class Job:
-    """A running library: its processes and a connection to each rank."""
+    """A library's processes, whose ranks are stopped between orders, and a connection to each."""
 
     def __init__(self, name: str, ranks: int, folder: str, starts: Starts = starts_here) -> None:
         self.name = name
@@ -89,6 +92,7 @@ class Job:
         self.ranks: list[socket.socket] = []
         self.readers: list[TextIO] = []
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.pids: list[int] = []
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(ranks)
@@ -100,8 +104,8 @@ class Job:
                     )
                 self._accept(listener, ranks)
                 self.readers = [rank.makefile("r") for rank in self.ranks]
-                for reader in self.readers:
-                    json.loads(reader.readline())
+                self.pids = [json.loads(reader.readline())["pid"] for reader in self.readers]
+                self._tell(signal.SIGSTOP)
             except BaseException:
                 self.close()
                 raise
@@ -126,14 +130,24 @@ class Job:
         """Every rank's answer. OSError naming the library if one gives none in time."""
         line = (json.dumps(words) + "\n").encode()
         try:
+            self._tell(signal.SIGCONT)
             for rank in self.ranks:
                 rank.sendall(line)
-            return [json.loads(reader.readline()) for reader in self.readers]
+            answers = [json.loads(reader.readline()) for reader in self.readers]
+            self._tell(signal.SIGSTOP)
+            return answers
         except (OSError, ValueError) as error:
             raise OSError(f"{self.name} gave no answer to {words}: {error}") from error
 
+    def _tell(self, what: signal.Signals) -> None:
+        """Send the signal to every rank; launchers go on, since some look after their ranks."""
+        for pid in self.pids:
+            os.kill(pid, what)
+
     def close(self) -> None:
         """End its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            self._tell(signal.SIGCONT)
         for end in (*self.readers, *self.ranks):
             end.close()
         for process in self.processes:

@@ -3,7 +3,8 @@
     python peer_worker.py LIBRARY SOCKET
 
 connects to the controller's unix socket, says who it is, then times what it is told to time.
-Between orders it waits in the kernel, so that an idle library does not disturb the measured one.
+Between orders the controller stops the process, so that an idle library does not disturb the
+measured one.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def serve(library: Any, controller: socket.socket) -> None:
     def answer(value: Any) -> None:
         controller.sendall((json.dumps(value) + "\n").encode())
 
-    answer({"rank": library.rank, "size": library.size})
+    answer({"rank": library.rank, "size": library.size, "pid": os.getpid()})
     for line in orders:
         order = json.loads(line)
         case = (order["collective"], order["bytes"], order.get("memory", "numpy"))

@@ -42,6 +42,8 @@ bool is_tcp(int fd) {
 }
 
 // bbr paces for the internet: on a loopback or a local network it loses a factor of two and more.
+// Whoever makes sockets had better choose before they connect: one that began with bbr goes on
+// pacing, by timers, whatever it is told here.
 void choose_congestion_control(int fd) {
   char name[16] = {};
   socklen_t bytes = sizeof(name) - 1;

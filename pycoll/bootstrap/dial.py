@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.handshake import STRANGER_S, HandshakeError
-from pycoll.bootstrap.network import Interface
+from pycoll.bootstrap.network import Interface, tcp_socket
 
 #: An address that has not answered for so long gets company from the next one.
 _STAGGER_S = 0.25
@@ -205,9 +205,8 @@ def _try_all(
 
 def _start(route: Route, reasons: dict[Route, str]) -> socket.socket | None:
     target, source = route.target, route.source
-    family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = tcp_socket(target.address)
     except OSError as error:
         reasons[route] = error.strerror or str(error)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import fcntl
 import ipaddress
@@ -20,6 +21,9 @@ _SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
 _IFREQ_BYTES = 40
 _IFF_UP = 1
 _SCOPE_GLOBAL = 0
+_CONGESTION = (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+#: Kinds of congestion control that do not pace; the first is chosen where another one is set.
+_UNPACED = (b"cubic", b"dctcp")
 
 
 class Interface(NamedTuple):
@@ -129,16 +133,29 @@ def _ipv6() -> list[Interface]:
     return found
 
 
+def tcp_socket(host: str) -> socket.socket:
+    """An unconnected socket for the address's family, with congestion control for local networks.
+
+    To be chosen here: once a socket has begun with bbr, which paces for the internet, it goes on
+    pacing whatever is chosen later. Accepted sockets have their listener's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    with contextlib.suppress(OSError):
+        if not sock.getsockopt(*_CONGESTION, 16).startswith(_UNPACED):
+            sock.setsockopt(*_CONGESTION, _UNPACED[0])
+    return sock
+
+
 def listen_tcp(host: str, port: int = 0, both: bool = False) -> socket.socket:
     """A listening socket; OSError if the address cannot be bound.
 
     ``both``: on the IPv6 wildcard also take IPv4.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = tcp_socket(host)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
+        if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if both else 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
