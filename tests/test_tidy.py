@@ -118,7 +118,8 @@ BELOW = {
     "transport": ("base",),
     "kernels": ("base",),
     "runtime": ("base", "plan", "transport", "kernels"),
-    "bindings": ("base", "plan", "transport", "kernels", "runtime"),
+    "device": ("base", "plan", "transport", "kernels", "runtime"),
+    "bindings": ("base", "plan", "transport", "kernels", "runtime", "device"),
 }
 
 
@@ -301,7 +302,7 @@ def test_headers_are_included_and_helpers_imported() -> None:
         path
         for path in texts
         if name_of(path).startswith("tests/") and path.suffix == ".py"
-        if not path.name.startswith(("test_", "conftest", "make_"))
+        if not path.name.startswith(("test_", "conftest", "make_", "check_"))
     ]
     unused = [
         name_of(path)

@@ -1,0 +1,126 @@
+#include "device/arena.h"
+
+#include <string>
+
+#include "base/assert.h"
+#include "base/bytes.h"
+#include "device/protocols.h"
+#include "plan/validate.h"
+#include "transport/transport.h"
+
+namespace pycoll::device {
+namespace {
+
+// Every entry counts, so that no 32-bit number of ports or bytes of one overflows.
+constexpr std::uint32_t kSizeMax = 1024;
+constexpr std::uint32_t kSharesMax = 256;
+constexpr std::uint64_t kHeaderBytes = round_up(kDepth * sizeof(Pack), kGranuleBytes);
+// A line of its own: the peer writes it while we write our own credits elsewhere.
+constexpr std::uint64_t kCreditBytes = kGranuleBytes;
+
+static_assert(kDepth == transport::kChannelDepth, "plans are proved for channels of that depth");
+
+std::uint64_t end_bytes(const Shape& shape, Protocol protocol) {
+  return kHeaderBytes + kCreditBytes + std::uint64_t{kDepth} * slot_stride(shape, protocol);
+}
+
+std::uint64_t channels(const Shape& shape) {
+  return std::uint64_t{shape.size} * shape.numbers * shape.shares;
+}
+
+// Of the end for `peer` in its rank's arena.
+std::uint64_t end_offset(const Shape& shape, Protocol protocol, std::uint32_t peer,
+                         std::uint32_t number, std::uint32_t share) {
+  std::uint64_t offset = 0;
+  for (std::uint32_t other = 0; other < static_cast<std::uint32_t>(protocol); ++other) {
+    offset += channels(shape) * end_bytes(shape, static_cast<Protocol>(other));
+  }
+  const std::uint64_t index = (std::uint64_t{peer} * shape.numbers + number) * shape.shares + share;
+  return offset + index * end_bytes(shape, protocol);
+}
+
+Status out_of_range(const std::string& name, std::uint64_t value, std::uint64_t low,
+                    std::uint64_t high) {
+  return Status::error(Code::kInvalidArgument, "device: " + name + " is " + std::to_string(value) +
+                                                   ", allowed are " + std::to_string(low) + " to " +
+                                                   std::to_string(high));
+}
+
+}  // namespace
+
+Status check(const Shape& shape) {
+  if (shape.size < 1 || shape.size > kSizeMax) return out_of_range("size", shape.size, 1, kSizeMax);
+  if (shape.numbers < 1 || shape.numbers > plan::kChannelNumberMax + 1) {
+    return out_of_range("numbers", shape.numbers, 1, plan::kChannelNumberMax + 1);
+  }
+  if (shape.shares < 1 || shape.shares > kSharesMax) {
+    return out_of_range("shares", shape.shares, 1, kSharesMax);
+  }
+  for (std::uint32_t i = 0; i < kProtocolCount; ++i) {
+    const std::uint32_t bytes = shape.segment_bytes[i];
+    if (bytes < kPackBytes || bytes > transport::kSegmentBytesMax) {
+      return out_of_range("segment_bytes[" + std::to_string(i) + "]", bytes, kPackBytes,
+                          transport::kSegmentBytesMax);
+    }
+  }
+  return Status();
+}
+
+std::uint32_t slot_stride(const Shape& shape, Protocol protocol) {
+  const std::uint32_t bytes = shape.segment_bytes[static_cast<std::size_t>(protocol)];
+  std::uint64_t wire = bytes;
+  if (protocol == Protocol::kLl) wire = div_ceil(bytes, kPackBytes) * Ll::kUnitBytes;
+  if (protocol == Protocol::kLl128) wire = div_ceil(bytes, Ll128::kLineBytesMin) * kGranuleBytes;
+  return static_cast<std::uint32_t>(round_up(wire, kGranuleBytes));
+}
+
+std::uint64_t arena_bytes(const Shape& shape) {
+  return end_offset(shape, static_cast<Protocol>(kProtocolCount), 0, 0, 0);
+}
+
+std::uint32_t port_index(const Shape& shape, Protocol protocol, std::uint32_t peer,
+                         std::uint32_t number, plan::Direction direction, std::uint32_t share) {
+  PYCOLL_ASSERT(peer < shape.size && number < shape.numbers && share < shape.shares,
+                "peer %u, number %u, share %u", peer, number, share);
+  std::uint32_t index = static_cast<std::uint32_t>(protocol);
+  index = index * 2 + static_cast<std::uint32_t>(direction);
+  index = index * shape.size + peer;
+  index = index * shape.numbers + number;
+  return index * shape.shares + share;
+}
+
+std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
+                             std::span<std::byte* const> arenas) {
+  PYCOLL_ASSERT(arenas.size() == shape.size && rank < shape.size, "%zu arenas, rank %u",
+                arenas.size(), rank);
+  std::vector<Port> ports(2 * kProtocolCount * channels(shape));
+  // The end for `peer` in the arena of `owner`.
+  const auto end = [&](Protocol protocol, std::uint32_t owner, std::uint32_t peer,
+                       std::uint32_t number, std::uint32_t share) {
+    return arenas[owner] + end_offset(shape, protocol, peer, number, share);
+  };
+  for (std::uint32_t index = 0; index < ports.size(); ++index) {
+    std::uint32_t rest = index;
+    const std::uint32_t share = rest % shape.shares;
+    rest /= shape.shares;
+    const std::uint32_t number = rest % shape.numbers;
+    rest /= shape.numbers;
+    const std::uint32_t peer = rest % shape.size;
+    rest /= shape.size;
+    const auto protocol = static_cast<Protocol>(rest / 2);
+    if (peer == rank) continue;
+    const bool sends = static_cast<plan::Direction>(rest % 2) == plan::Direction::kSend;
+    std::byte* mine = end(protocol, rank, peer, number, share);
+    std::byte* theirs = end(protocol, peer, rank, number, share);
+    std::byte* inbox = sends ? theirs : mine;
+    ports[index] = {inbox + kHeaderBytes + kCreditBytes,
+                    reinterpret_cast<Pack*>(inbox),
+                    reinterpret_cast<std::uint64_t*>((sends ? mine : theirs) + kHeaderBytes),
+                    0,
+                    peer,
+                    0};
+  }
+  return ports;
+}
+
+}  // namespace pycoll::device

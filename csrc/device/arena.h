@@ -1,0 +1,46 @@
+// Where channels lie in the memory that a rank lets its peers write to, and who points where. All
+// ranks compute the same places from the same shape, so that they exchange base addresses only.
+//
+// A rank's arena, for each peer, channel number, share and protocol:
+//   headers and slots   written by that peer, read by the rank
+//   credit              written by that peer: how many segments of the rank it has given back
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "device/program.h"
+
+namespace pycoll::device {
+
+// Agreed by all ranks of a communicator.
+struct Shape {
+  std::uint32_t size = 1;     // ranks
+  std::uint32_t numbers = 1;  // channel numbers that plans use
+  std::uint32_t shares = 1;   // at most, of a program
+  // Payload of one segment by protocol. Small messages want many small segments in flight, large
+  // ones few meetings per byte.
+  std::array<std::uint32_t, kProtocolCount> segment_bytes{8 * 1024, 30 * 1024, 64 * 1024};
+};
+
+// kInvalidArgument names the field that is out of its bounds.
+Status check(const Shape& shape);
+
+// Bytes from one slot to the next, for segments of this payload. Requires: a checked shape.
+std::uint32_t slot_stride(const Shape& shape, Protocol protocol);
+// Bytes of one rank's arena; to be zeroed before first use, and aligned to kGranuleBytes.
+std::uint64_t arena_bytes(const Shape& shape);
+
+// Which entry of make_ports() is the end of that channel. Requires: all below the shape's bounds.
+std::uint32_t port_index(const Shape& shape, Protocol protocol, std::uint32_t peer,
+                         std::uint32_t number, plan::Direction direction, std::uint32_t share);
+// All ports of `rank`, steps zero, as they are copied to its device memory once; `arenas` are the
+// base addresses of all ranks' arenas as this rank sees them. Ports to itself point nowhere.
+std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
+                             std::span<std::byte* const> arenas);
+
+}  // namespace pycoll::device

@@ -1,0 +1,116 @@
+#include "device/binding.h"
+
+#include <string>
+#include <utility>
+
+#include "base/bytes.h"
+#include "kernels/reduce.h"
+#include "plan/layout.h"
+#include "runtime/bound_plan.h"
+
+namespace pycoll::device {
+namespace {
+
+Status invalid(std::string message) {
+  return Status::error(Code::kInvalidArgument, "device: " + std::move(message));
+}
+
+Status check(const runtime::CollectiveRequest& request, const Shape& shape, const Manner& manner) {
+  Status status = device::check(shape);
+  if (!status.ok()) return status;
+  const plan::Header& header = request.plan->header();
+  if (header.size != shape.size) {
+    return invalid("the plan is for " + std::to_string(header.size) + " ranks, there are " +
+                   std::to_string(shape.size));
+  }
+  if (manner.shares < 1 || manner.shares > shape.shares) {
+    return invalid("shares is " + std::to_string(manner.shares) + ", allowed are 1 to " +
+                   std::to_string(shape.shares));
+  }
+  for (const plan::Channel& channel : request.plan->plan().channels) {
+    if (channel.number < shape.numbers) continue;
+    return invalid("the plan uses channel number " + std::to_string(channel.number) +
+                   ", the communicator has " + std::to_string(shape.numbers) + " per peer");
+  }
+  if (plan::reduces(static_cast<Collective>(header.collective)) &&
+      request.descriptor.op == ReduceOp::kUser) {
+    return invalid("a reduction registered by the user runs on the host only");
+  }
+  return Status();
+}
+
+std::uint64_t distance(const std::byte* address, const std::byte* base) {
+  return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(base);
+}
+
+std::vector<Place> places_of(const runtime::BoundPlan& bound,
+                             const runtime::CollectiveRequest& request) {
+  const auto offset = [&](const std::byte* address, std::uint8_t buffer) -> std::uint64_t {
+    const auto kind = static_cast<plan::Buffer>(buffer);
+    if (kind == plan::Buffer::kInput) return distance(address, request.input.data);
+    if (kind == plan::Buffer::kOutput) return distance(address, request.output.data);
+    return 0;
+  };
+  std::vector<Place> places;
+  places.reserve(bound.rows().size());
+  for (const runtime::BoundRow& row : bound.rows()) {
+    places.push_back(
+        {offset(row.source, row.row->source), offset(row.target, row.row->target), row.length});
+  }
+  return places;
+}
+
+void set_lanes(const plan::Plan& plan, Program* program) {
+  std::uint32_t index = 0;
+  program->lane_count = plan.header->lane_count;
+  for (std::uint32_t lane = 0; lane < program->lane_count; ++lane) {
+    program->lanes[lane].begin = index;
+    while (index < plan.rows.size() && plan.rows[index].lane == lane) ++index;
+    program->lanes[lane].end = index;
+  }
+}
+
+}  // namespace
+
+Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const Manner& manner,
+            Binding* binding) {
+  Status status = check(request, shape, manner);
+  if (!status.ok()) return status;
+  const std::size_t item = item_bytes(request.descriptor.dtype);
+  // In segments of one element, so that its number of tiles is the length of the longest chunk.
+  runtime::CollectiveRequest measured = request;
+  measured.segment_bytes = static_cast<std::uint32_t>(item);
+  runtime::BoundPlan bound;
+  status = bound.bind(measured);
+  if (!status.ok()) return status;
+
+  const plan::Plan& plan = request.plan->plan();
+  Binding made;
+  Program& program = made.program;
+  made.places = places_of(bound, request);
+  for (const plan::Channel& channel : plan.channels) {
+    for (std::uint32_t share = 0; share < manner.shares; ++share) {
+      made.ports.push_back(port_index(shape, manner.protocol, channel.peer, channel.number,
+                                      static_cast<plan::Direction>(channel.direction), share));
+    }
+  }
+  set_lanes(plan, &program);
+  const std::uint32_t segment = shape.segment_bytes[static_cast<std::size_t>(manner.protocol)];
+  program.shares = manner.shares;
+  program.scratch_slots = plan.header->scratch_slots;
+  program.slot_stride = slot_stride(shape, manner.protocol);
+  program.scratch_stride = round_up(segment, kGranuleBytes);
+  program.segment_length = segment / item;
+  program.longest = bound.tiles();
+  program.agreement = hash_bytes(&request.descriptor, sizeof(request.descriptor));
+  program.item_bytes = static_cast<std::uint32_t>(item);
+  program.divisor = request.scale != nullptr ? shape.size : 0;
+  program.dtype = request.descriptor.dtype;
+  program.op = request.descriptor.op;
+  program.ordered = manner.ordered;
+  made.scratch_bytes = program.scratch_stride * program.scratch_slots * program.shares;
+  *binding = std::move(made);
+  return Status();
+}
+
+}  // namespace pycoll::device

@@ -1,0 +1,37 @@
+// From a request to a program: the plan joined with counts, channels and memory, checked. The
+// ranges are those of runtime/bound_plan.h, which is asked for them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "device/arena.h"
+#include "device/program.h"
+#include "runtime/request.h"
+
+namespace pycoll::device {
+
+// How the ranks agreed to run an operation.
+struct Manner {
+  Protocol protocol = Protocol::kSimple;
+  std::uint32_t shares = 1;
+  bool ordered = false;  // some rank's plan has several lanes; see Program::ordered
+};
+
+// Everything of a program but addresses of device memory; whoever has such memory copies rows,
+// places and ports there and fills in `rows`, `places`, `ports`, `scratch`, `control`, `awaited`.
+struct Binding {
+  Program program{};
+  std::vector<Place> places;
+  std::vector<std::uint32_t> ports;  // port_index() of each entry of Program::ports
+  std::uint64_t scratch_bytes = 0;   // aligned to kGranuleBytes
+};
+
+// The request's memory is device memory and is not touched; `combine` and `scale` only say whether
+// values are combined and divided. kInvalidArgument names what does not fit and leaves *binding
+// as it was. Any thread.
+Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const Manner& manner,
+            Binding* binding);
+
+}  // namespace pycoll::device

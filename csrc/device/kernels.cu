@@ -1,0 +1,48 @@
+// The kernels: the executor in each protocol, with sums of the types that training uses known to
+// the compiler and one kernel for all other reductions. Names are those of kernel_name().
+#include "device/executor.h"
+#include "device/program.h"
+#include "device/reductions.h"
+
+namespace pycoll::device {
+namespace {
+
+template <typename Protocol, typename Reduction>
+__device__ __forceinline__ void execute(const Program& program, const Call& call,
+                                        Reduction reduction) {
+  __shared__ Shared shared;
+  Executor<Protocol, Reduction>(program, call, reduction, shared).run();
+}
+
+}  // namespace
+}  // namespace pycoll::device
+
+#define PYCOLL_KERNELS(name, Protocol)                                                          \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)                  \
+      pycoll_##name##_sum_float32(const __grid_constant__ pycoll::device::Program program,      \
+                                  const __grid_constant__ pycoll::device::Call call) {          \
+    using namespace pycoll::device;                                                             \
+    execute<Protocol>(program, call, FixedSum<Real<float>>());                                  \
+  }                                                                                             \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)                  \
+      pycoll_##name##_sum_bfloat16(const __grid_constant__ pycoll::device::Program program,     \
+                                   const __grid_constant__ pycoll::device::Call call) {         \
+    using namespace pycoll::device;                                                             \
+    execute<Protocol>(program, call, FixedSum<BFloat16>());                                     \
+  }                                                                                             \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)                  \
+      pycoll_##name##_sum_float16(const __grid_constant__ pycoll::device::Program program,      \
+                                  const __grid_constant__ pycoll::device::Call call) {          \
+    using namespace pycoll::device;                                                             \
+    execute<Protocol>(program, call, FixedSum<Float16>());                                      \
+  }                                                                                             \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)                  \
+      pycoll_##name##_any(const __grid_constant__ pycoll::device::Program program,              \
+                          const __grid_constant__ pycoll::device::Call call) {                  \
+    using namespace pycoll::device;                                                             \
+    execute<Protocol>(program, call, Any{program.dtype, program.op});                           \
+  }
+
+PYCOLL_KERNELS(ll, Ll)
+PYCOLL_KERNELS(ll128, Ll128)
+PYCOLL_KERNELS(simple, Simple)

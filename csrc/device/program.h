@@ -1,0 +1,109 @@
+// What a kernel walks: the rows of a validated plan as they are, joined with this rank's counts,
+// channels and memory. Host and device read the same structs.
+//
+//   share   a grid runs the whole plan `shares` times side by side, each time on one part of every
+//           chunk and over channels of its own; a block runs one lane of one share, so that blocks
+//           never wait for blocks of their own rank
+//   port    one end of a channel of one share in one protocol
+//
+// Ranks agree on shares, protocol and segment length, as they do on the plan.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.h"
+#include "device/pack.h"
+#include "plan/plan.h"
+
+namespace pycoll::device {
+
+// How bytes cross peer memory; see protocols.h. The values index tables.
+enum class Protocol : std::uint8_t { kLl = 0, kLl128 = 1, kSimple = 2 };
+inline constexpr std::uint32_t kProtocolCount = 3;
+
+// Segments that a channel holds, as many as those of transports: plans are proved with this bound.
+inline constexpr std::uint32_t kDepth = 4;
+
+// Shares of a chunk begin at multiples of this many bytes, so that only a chunk's ends are ragged.
+inline constexpr std::uint32_t kGranuleBytes = 128;
+
+inline constexpr std::uint32_t kThreadsMax = 512;
+
+// One end of a channel, in its own rank's device memory; the other rank's end mirrors it. Slots and
+// headers lie with the receiver, the credit with the sender: everybody polls its own memory.
+//
+//   sender                                       receiver
+//   waits until *credit + kDepth > step
+//   writes slots[step % kDepth], then the
+//   header with flag step + 1             --->   waits for header and data with that flag
+//   ++step                                       reads, then *credit = ++step
+//
+// Counts only grow, from launch to launch: a captured launch can be replayed.
+struct Port {
+  std::byte* slots;       // kDepth of Program::slot_stride bytes, aligned to kGranuleBytes
+  Pack* headers;          // kDepth
+  std::uint64_t* credit;  // segments that the receiver has given back
+  std::uint64_t step;     // segments through this end; only the block that owns it touches it
+  std::uint32_t peer;
+  std::uint32_t reserved;
+};
+
+// What Control::stop says when a kernel found a segment of another operation: Code::kMismatch, by
+// number, since kernels do not see Status.
+inline constexpr std::uint32_t kStopMismatch = 2;
+
+// What host and kernels tell each other while kernels run; in memory that both reach. Behind it
+// lies one word per rank, nonzero if a wait for that rank was given up.
+struct Control {
+  std::uint32_t stop;      // a Code; once it is not kOk all waits end and nothing more is written
+  std::uint32_t odd_peer;  // 1 + the rank whose segment belongs to another operation; 0 for none
+};
+
+// Where a row's operands lie: bytes from the beginning of input or output to element 0 of the
+// chunk. Nothing for scratch, whose slot the row names.
+struct Place {
+  std::uint64_t source;
+  std::uint64_t target;
+  std::uint64_t length;  // elements of the chunk
+};
+
+struct LaneRange {
+  std::uint32_t begin;
+  std::uint32_t end;
+};
+
+// Constant while kernels run, Ports and Control apart. All pointers are device memory, that of
+// `control` and `awaited` the host's, mapped.
+struct Program {
+  const plan::Row* rows;
+  const Place* places;  // one per row
+  Port* const* ports;   // of channel c of the plan and share s at [c * shares + s]
+  std::byte* scratch;   // shares * scratch_slots slots
+  Control* control;
+  std::uint32_t* awaited;  // one per rank
+  LaneRange lanes[plan::kLanesMax];
+  std::uint32_t lane_count;
+  std::uint32_t shares;
+  std::uint32_t scratch_slots;
+  std::uint32_t slot_stride;     // bytes from one slot of a channel to the next
+  std::uint64_t scratch_stride;  // the same of scratch
+  std::uint64_t segment_length;  // elements
+  std::uint64_t longest;         // elements of the longest chunk of the operation
+  std::uint64_t agreement;       // hash of the descriptor
+  std::uint32_t item_bytes;
+  std::uint32_t divisor;  // of final values; 0 if nothing is divided
+  DType dtype;
+  ReduceOp op;
+  // Some rank of the operation has several lanes: what one lane wrote may be read by another that
+  // heard of it through other ranks, so that every segment must carry the order of memory with it.
+  bool ordered;
+};
+
+// What changes from launch to launch of a program.
+struct Call {
+  const std::byte* input;
+  std::byte* output;
+};
+
+}  // namespace pycoll::device

@@ -1,0 +1,204 @@
+// Device code: how the bytes of a segment lie in a slot, and how a reader knows that they are
+// there. A segment is cut in units of up to 16 bytes, one for a thread at a time:
+//
+//   Simple   16 bytes are 16 bytes; valid when the header is, which a fence put behind them
+//   Ll       16 bytes are two lines of 16: {data 4, flag 4, data 4, flag 4}. Each half arrives as
+//            one, so that data needs no header, no fence and no barrier
+//   Ll128    120 bytes are a line of 128 bytes, the last 8 its flag; eight lanes of a warp write
+//   and
+//            read it as one. Elements of 16 bytes must not be torn, so they fill 112 of the 120
+//
+// The flag of step s is s + 1, in Ll its low 32 bits: in 2^31 steps every slot is once written
+// whole
+// (`cleans`), so that no line is old enough to be mistaken for a new one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/memory.h"
+#include "device/pack.h"
+#include "device/program.h"
+
+namespace pycoll::device {
+
+// A slot of a channel that the current row reads or fills.
+struct Slot {
+  std::byte* data;
+  std::uint64_t step;
+  Port* port;
+};
+
+// A wait that ends when the host or another block says so.
+class Wait {
+ public:
+  PYCOLL_DEVICE explicit Wait(const Program& program) : program_(&program) {}
+
+  // To be asked each time after `polled` was looked at in vain. True if nobody should wait any
+  // more; says then which rank was waited for.
+  PYCOLL_DEVICE bool is_over(const void* polled, const Port& port) {
+    if (++polls_ % kPollsPerLook == 0 && load_relaxed(&program_->control->stop) != 0) {
+      store_relaxed(&program_->awaited[port.peer], 1u);
+      return true;
+    }
+    pause(polled);
+    return false;
+  }
+
+ private:
+  const Program* program_;
+  std::uint32_t polls_ = 0;
+};
+
+PYCOLL_DEVICE std::uint32_t div_ceil_of(std::uint32_t value, std::uint32_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
+
+class Simple {
+ public:
+  static constexpr bool kDataBehindHeader = true;
+  PYCOLL_DEVICE explicit Simple(std::uint32_t /*item_bytes*/) {}
+
+  // Units of a segment, where a unit begins in it, and how many bytes it has at most.
+  PYCOLL_DEVICE static std::uint32_t units(std::uint32_t bytes) {
+    return div_ceil_of(bytes, kPackBytes);
+  }
+  PYCOLL_DEVICE static std::uint32_t offset(std::uint32_t unit) { return unit * kPackBytes; }
+  PYCOLL_DEVICE static std::uint32_t width(std::uint32_t /*unit*/) { return kPackBytes; }
+
+  // False if the wait is over and the unit has not come.
+  PYCOLL_DEVICE static bool receive(const Slot& slot, std::uint32_t unit, std::uint32_t /*bytes*/,
+                                    Pack* pack, Wait& /*wait*/) {
+    *pack = load16(slot.data + unit * kPackBytes);
+    return true;
+  }
+  PYCOLL_DEVICE static void send(const Slot& slot, std::uint32_t unit, std::uint32_t /*bytes*/,
+                                 Pack pack) {
+    store16(slot.data + unit * kPackBytes, pack);
+  }
+  // Run by all threads of the block after the last unit was sent.
+  PYCOLL_DEVICE static void finish(const Slot& /*slot*/, std::uint32_t /*bytes*/,
+                                   std::uint32_t /*slot_bytes*/) {}
+};
+
+class Ll {
+ public:
+  static constexpr bool kDataBehindHeader = false;
+  // A power of two, far below 2^32.
+  static constexpr std::uint64_t kCleaningPeriod = std::uint64_t{1} << 31;
+  static constexpr std::uint32_t kUnitBytes = 2 * kPackBytes;  // in the slot
+  PYCOLL_DEVICE explicit Ll(std::uint32_t /*item_bytes*/) {}
+
+  PYCOLL_DEVICE static std::uint32_t units(std::uint32_t bytes) {
+    return div_ceil_of(bytes, kPackBytes);
+  }
+  PYCOLL_DEVICE static std::uint32_t offset(std::uint32_t unit) { return unit * kPackBytes; }
+  PYCOLL_DEVICE static std::uint32_t width(std::uint32_t /*unit*/) { return kPackBytes; }
+
+  PYCOLL_DEVICE static std::uint64_t flag(std::uint64_t step) {
+    return static_cast<std::uint64_t>(static_cast<std::uint32_t>(step + 1)) << 32;
+  }
+  PYCOLL_DEVICE static Pack line(std::uint64_t data, std::uint64_t flag) {
+    return {(data & kData) | flag, data >> 32 | flag};
+  }
+  PYCOLL_DEVICE static std::uint64_t data_of(Pack line) {
+    return (line.low & kData) | line.high << 32;
+  }
+  PYCOLL_DEVICE static bool has(Pack line, std::uint64_t flag) {
+    return (line.low & ~kData) == flag && (line.high & ~kData) == flag;
+  }
+
+  PYCOLL_DEVICE static bool receive(const Slot& slot, std::uint32_t unit, std::uint32_t /*bytes*/,
+                                    Pack* pack, Wait& wait) {
+    const Pack* lines = reinterpret_cast<const Pack*>(slot.data) + 2 * unit;
+    const std::uint64_t expected = flag(slot.step);
+    for (;;) {
+      const Pack first = load16_relaxed(lines);
+      const Pack second = load16_relaxed(lines + 1);
+      if (has(first, expected) && has(second, expected)) {
+        *pack = {data_of(first), data_of(second)};
+        return true;
+      }
+      if (wait.is_over(has(first, expected) ? lines + 1 : lines, *slot.port)) return false;
+    }
+  }
+
+  PYCOLL_DEVICE static void send(const Slot& slot, std::uint32_t unit, std::uint32_t /*bytes*/,
+                                 Pack pack) {
+    Pack* lines = reinterpret_cast<Pack*>(slot.data) + 2 * unit;
+    store16_relaxed(lines, line(pack.low, flag(slot.step)));
+    store16_relaxed(lines + 1, line(pack.high, flag(slot.step)));
+  }
+
+  PYCOLL_DEVICE static bool cleans(std::uint64_t step) { return step % kCleaningPeriod < kDepth; }
+
+  PYCOLL_DEVICE static void finish(const Slot& slot, std::uint32_t bytes,
+                                   std::uint32_t slot_bytes) {
+    if (!cleans(slot.step)) return;
+    for (std::uint32_t unit = units(bytes) + thread(); unit < slot_bytes / kUnitBytes;
+         unit += threads()) {
+      send(slot, unit, bytes, {0, 0});
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kData = 0xffffffff;
+};
+
+class Ll128 {
+ public:
+  static constexpr bool kDataBehindHeader = false;
+  static constexpr std::uint32_t kLineUnits = 8;
+  static constexpr std::uint32_t kLineBytesMin = 7 * kPackBytes;  // of data
+  PYCOLL_DEVICE explicit Ll128(std::uint32_t item_bytes)
+      : last_width_(item_bytes == kPackBytes ? 0 : 8) {}
+
+  PYCOLL_DEVICE std::uint32_t line_bytes() const {
+    return (kLineUnits - 1) * kPackBytes + last_width_;
+  }
+  // Whole warps of them, for they read together; those beyond the last line are idle.
+  PYCOLL_DEVICE std::uint32_t units(std::uint32_t bytes) const {
+    return div_ceil_of(used(bytes), kWarp) * kWarp;
+  }
+  PYCOLL_DEVICE std::uint32_t offset(std::uint32_t unit) const {
+    return unit / kLineUnits * line_bytes() + unit % kLineUnits * kPackBytes;
+  }
+  PYCOLL_DEVICE std::uint32_t width(std::uint32_t unit) const {
+    return is_last(unit) ? last_width_ : kPackBytes;
+  }
+
+  PYCOLL_DEVICE bool receive(const Slot& slot, std::uint32_t unit, std::uint32_t bytes, Pack* pack,
+                             Wait& wait) const {
+    const Pack* mine = reinterpret_cast<const Pack*>(slot.data) + unit;
+    const bool is_used = unit < used(bytes);
+    for (;;) {
+      const bool late = is_used && is_last(unit) && load16_of_line(mine).high != slot.step + 1;
+      if (!warp_any(late)) break;
+      if (warp_any(late && wait.is_over(mine, *slot.port))) return false;
+    }
+    // Not before the flag of the line was seen: what a lane had loaded by then may be older.
+    *pack = is_used ? load16_of_line(mine) : Pack{0, 0};
+    return true;
+  }
+
+  PYCOLL_DEVICE void send(const Slot& slot, std::uint32_t unit, std::uint32_t bytes,
+                          Pack pack) const {
+    if (unit >= used(bytes)) return;
+    if (is_last(unit)) pack.high = slot.step + 1;
+    store16_of_line(reinterpret_cast<Pack*>(slot.data) + unit, pack);
+  }
+  PYCOLL_DEVICE static void finish(const Slot& /*slot*/, std::uint32_t /*bytes*/,
+                                   std::uint32_t /*slot_bytes*/) {}
+
+ private:
+  PYCOLL_DEVICE std::uint32_t used(std::uint32_t bytes) const {
+    return div_ceil_of(bytes, line_bytes()) * kLineUnits;
+  }
+  PYCOLL_DEVICE static bool is_last(std::uint32_t unit) {
+    return unit % kLineUnits == kLineUnits - 1;
+  }
+
+  std::uint32_t last_width_;
+};
+
+}  // namespace pycoll::device

@@ -1,0 +1,241 @@
+#include "device_world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+
+#include "device/executor.h"
+#include "device/kernels.h"
+#include "device/reductions.h"
+#include "kernels_cases.h"
+#include "plan/layout.h"
+#include "runtime/simulation.h"
+
+namespace pycoll::testing {
+namespace {
+
+constexpr std::byte kUntouched{0xa5};
+
+void execute(device::Protocol protocol, device::KernelKind kind, const device::Program& program,
+             const device::Call& call, device::Shared& shared) {
+  const auto with = [&]<typename Protocol>() {
+    using namespace device;
+    switch (kind) {
+      case KernelKind::kAny:
+        return Executor<Protocol, Any>(program, call, Any{program.dtype, program.op}, shared).run();
+      case KernelKind::kSumFloat32:
+        return Executor<Protocol, FixedSum<Real<float>>>(program, call, {}, shared).run();
+      case KernelKind::kSumBFloat16:
+        return Executor<Protocol, FixedSum<BFloat16>>(program, call, {}, shared).run();
+      case KernelKind::kSumFloat16:
+        return Executor<Protocol, FixedSum<Float16>>(program, call, {}, shared).run();
+    }
+  };
+  switch (protocol) {
+    case device::Protocol::kLl:
+      return with.operator()<device::Ll>();
+    case device::Protocol::kLl128:
+      return with.operator()<device::Ll128>();
+    case device::Protocol::kSimple:
+      return with.operator()<device::Simple>();
+  }
+}
+
+bool is_ordered(const Schedule& schedule) {
+  return std::any_of(schedule.plans.begin(), schedule.plans.end(),
+                     [](const auto& plan) { return plan->header().lane_count > 1; });
+}
+
+bool runs_in_place(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kBroadcast ||
+         collective == Collective::kReduce || collective == Collective::kScan ||
+         collective == Collective::kExscan;
+}
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(std::size_t bytes, std::size_t skip)
+    : lines_((bytes + skip) / sizeof(Line) + 2), bytes_(bytes), skip_(skip) {
+  std::memset(lines_[0].bytes, static_cast<int>(kUntouched), lines_.size() * sizeof(Line));
+  if (bytes != 0) std::memset(data(), 0, bytes);
+}
+
+bool DeviceMemory::operator==(const DeviceMemory& other) const {
+  return bytes_ == other.bytes_ &&
+         (bytes_ == 0 ||
+          std::memcmp(lines_[0].bytes + skip_, other.lines_[0].bytes + other.skip_, bytes_) == 0);
+}
+
+bool DeviceMemory::is_whole() const {
+  if (lines_.empty()) return true;
+  const std::byte* all = lines_[0].bytes;
+  const auto untouched = [](std::byte byte) { return byte == kUntouched; };
+  return std::all_of(all, all + skip_, untouched) &&
+         std::all_of(all + skip_ + bytes_, all + lines_.size() * sizeof(Line), untouched);
+}
+
+std::string Scenario::to_text() const {
+  constexpr const char* kNames[] = {"LL", "LL128", "Simple"};
+  std::string text = schedule->name + " on " + std::to_string(schedule->size) + " ranks, " +
+                     kNames[static_cast<int>(protocol)] + ", " + std::string(name_of(op)) + " of " +
+                     std::string(name_of(dtype)) + ", counts";
+  for (const std::uint64_t count : counts) text += " " + std::to_string(count);
+  return text + ", " + std::to_string(shares) + " shares of " + std::to_string(threads) +
+         " threads, misaligned by " + std::to_string(misaligned) + (in_place ? ", in place" : "") +
+         ", seed " + std::to_string(seed);
+}
+
+std::vector<Buffers> make_buffers(const Scenario& one) {
+  std::vector<Buffers> all;
+  const std::size_t item = item_bytes(one.dtype);
+  for (std::uint32_t rank = 0; rank < one.schedule->size; ++rank) {
+    const plan::Header& header = one.schedule->plans[rank]->header();
+    std::uint64_t in = 0;
+    std::uint64_t out = 0;
+    for (std::uint32_t block = 0; block < one.counts.size(); ++block) {
+      if (plan::holds_input(header, block)) in += one.counts[block];
+      if (plan::holds_output(header, block)) out += one.counts[block];
+    }
+    Buffers buffers{DeviceMemory(in * item, one.misaligned),
+                    DeviceMemory(out * item, one.misaligned)};
+    Prng prng(one.seed * 1000 + rank);
+    fill_random(prng, one.dtype, reinterpret_cast<unsigned char*>(buffers.input.data()), in);
+    if (out != 0) std::memset(buffers.output.data(), 0x3c, out * item);
+    if (one.in_place && in == out) buffers.output = buffers.input;
+    all.push_back(std::move(buffers));
+  }
+  return all;
+}
+
+runtime::CollectiveRequest make_request(const Scenario& one, std::uint32_t rank, Buffers& buffers) {
+  const bool reduces = plan::reduces(one.schedule->collective());
+  // In place the result's memory is the input, where this rank has both.
+  const bool in_place = one.in_place && runs_in_place(one.schedule->collective()) &&
+                        buffers.input.bytes() == buffers.output.bytes();
+  DeviceMemory& input = in_place ? buffers.output : buffers.input;
+  runtime::CollectiveRequest request;
+  request.plan = one.schedule->plans[rank];
+  request.input = {input.data(), input.bytes()};
+  request.output = {buffers.output.data(), buffers.output.bytes()};
+  request.counts = one.counts;
+  request.descriptor.collective = one.schedule->collective();
+  request.descriptor.root = one.schedule->root;
+  request.descriptor.dtype = one.dtype;
+  request.descriptor.op = one.op;
+  request.descriptor.plan_key = hash_bytes(one.schedule->name.data(), one.schedule->name.size());
+  for (const std::uint64_t count : one.counts) request.descriptor.count += count;
+  if (reduces) {
+    request.combine = kernels::combine_for(one.dtype, one.op, kernels::Isa::kReference);
+    if (one.op == ReduceOp::kAvg) {
+      request.scale = kernels::scale_for(one.dtype, kernels::Isa::kReference);
+    }
+  }
+  request.segment_bytes = 4096;
+  return request;
+}
+
+std::vector<Buffers> run_on_host(const Scenario& one) {
+  std::vector<Buffers> all = make_buffers(one);
+  transport::SimOptions options;
+  options.size = static_cast<int>(one.schedule->size);
+  runtime::Simulation simulation(options);
+  std::vector<std::size_t> operations;
+  for (std::uint32_t rank = 0; rank < one.schedule->size; ++rank) {
+    operations.push_back(
+        simulation.add(static_cast<int>(rank), make_request(one, rank, all[rank]), kForever, 0));
+  }
+  CHECK(simulation.run(Nanoseconds{60'000'000'000}), "the host hangs: %s", one.to_text().c_str());
+  for (const std::size_t operation : operations) {
+    const Status& status = simulation.outcome(operation);
+    CHECK(status.ok(), "%s: %s", one.to_text().c_str(), status.message().c_str());
+  }
+  return all;
+}
+
+device::Shape small_shape(const Schedule& schedule, std::uint32_t shares) {
+  device::Shape shape;
+  shape.size = schedule.size;
+  shape.shares = shares;
+  shape.segment_bytes = {64, 720, 640};
+  for (const auto& plan : schedule.plans) {
+    for (const plan::Channel& channel : plan->plan().channels) {
+      shape.numbers = std::max<std::uint32_t>(shape.numbers, channel.number + 1u);
+    }
+  }
+  return shape;
+}
+
+DeviceWorld::DeviceWorld(const device::Shape& shape) : shape_(shape) {
+  std::vector<std::byte*> arenas;
+  ranks_.resize(shape.size);
+  for (Rank& rank : ranks_) {
+    rank.arena = DeviceMemory(device::arena_bytes(shape));
+    rank.control = DeviceMemory(sizeof(device::Control) + shape.size * sizeof(std::uint32_t));
+    arenas.push_back(rank.arena.data());
+  }
+  for (std::uint32_t rank = 0; rank < shape.size; ++rank) {
+    ranks_[rank].ports = device::make_ports(shape, rank, arenas);
+  }
+}
+
+void DeviceWorld::set_steps(std::uint64_t step) {
+  for (Rank& rank : ranks_) {
+    for (device::Port& port : rank.ports) {
+      port.step = step;
+      if (port.credit != nullptr) *port.credit = step;
+    }
+  }
+}
+
+device::Control& DeviceWorld::control(std::uint32_t rank) {
+  return *reinterpret_cast<device::Control*>(ranks_[rank].control.data());
+}
+
+std::uint32_t* DeviceWorld::awaited(std::uint32_t rank) {
+  return reinterpret_cast<std::uint32_t*>(ranks_[rank].control.data() + sizeof(device::Control));
+}
+
+// What a host does before a launch.
+void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& buffers) {
+  Rank& rank = ranks_[number];
+  const runtime::CollectiveRequest request = make_request(one, number, buffers);
+  const device::Manner manner{one.protocol, one.shares,
+                              !forgets_order_ && is_ordered(*one.schedule)};
+  const Status status = device::bind(request, shape_, manner, &rank.binding);
+  CHECK(status.ok(), "%s: %s", one.to_text().c_str(), status.message().c_str());
+  rank.table.clear();
+  for (const std::uint32_t port : rank.binding.ports) rank.table.push_back(&rank.ports[port]);
+  rank.scratch = DeviceMemory(rank.binding.scratch_bytes);
+  device::Program& program = rank.binding.program;
+  program.rows = request.plan->plan().rows.data();
+  program.places = rank.binding.places.data();
+  program.ports = rank.table.data();
+  program.scratch = rank.scratch.data();
+  program.control = &control(number);
+  program.awaited = awaited(number);
+  rank.call = {request.input.data, request.output.data};
+}
+
+bool DeviceWorld::run(const std::vector<Scenario>& scenarios, std::vector<Buffers>& buffers,
+                      const EmulatorOptions& options, const Host& host) {
+  Emulator emulator(options);
+  std::deque<device::Shared> shared;
+  for (std::uint32_t number = 0; number < shape_.size; ++number) {
+    const Scenario& one = scenarios[number % scenarios.size()];
+    if (one.schedule == nullptr) continue;
+    prepare(number, one, buffers[number]);
+    const device::Program& program = ranks_[number].binding.program;
+    const device::Call& call = ranks_[number].call;
+    const device::KernelKind kind =
+        device::kind_of(plan::reduces(one.schedule->collective()), one.dtype, one.op);
+    for (std::uint32_t block = 0; block < program.lane_count * program.shares; ++block) {
+      device::Shared* own = &shared.emplace_back();
+      emulator.add_block(block, one.threads, [&program, &call, own, kind, &one] {
+        execute(one.protocol, kind, program, call, *own);
+      });
+    }
+  }
+  return emulator.run(host ? host : [](bool) { return false; });
+}
+
+}  // namespace pycoll::testing

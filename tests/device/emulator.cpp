@@ -1,0 +1,281 @@
+#include "emulator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace pycoll::testing {
+namespace {
+
+using device::Order;
+
+constexpr std::uintptr_t kLineBytes = 128;
+constexpr std::uintptr_t kGranulesOfLine = kLineBytes / 16;
+constexpr std::uint64_t kHostEvery = 256;
+constexpr std::uint32_t kAllBytes = 0xffff;
+// How often a slow thread is passed over for another.
+constexpr int kRedraws = 12;
+
+std::uint32_t mask_of(std::uintptr_t address, std::size_t bytes) {
+  return ((1u << bytes) - 1) << (address % 16);
+}
+
+void copy_masked(unsigned char* to, const unsigned char* from, std::uint32_t mask) {
+  if (mask == kAllBytes) {
+    std::memcpy(to, from, 16);
+    return;
+  }
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    if ((mask >> i & 1) != 0) to[i] = from[i];
+  }
+}
+
+}  // namespace
+
+Emulator::Emulator(const EmulatorOptions& options) : prng_(options.seed), fault_(options.fault) {
+  // From eager to as late as it can be: some errors need one, some the other.
+  const std::uint64_t laziness[] = {1, 3, 20, std::uint64_t{1} << 40};
+  const std::uint64_t restless[] = {8, 64, 512};
+  laziness_ = laziness[prng_.below(std::size(laziness))];
+  restless_ = restless[prng_.below(std::size(restless))];
+  slowness_ = prng_.below(3);
+  lateness_ = prng_.below(3);
+  device::emulation = this;
+}
+
+Emulator::~Emulator() { device::emulation = nullptr; }
+
+void Emulator::add_block(std::uint32_t index, std::uint32_t threads,
+                         const std::function<void()>& body) {
+  PYCOLL_ASSERT(threads % device::kWarp == 0 && threads != 0, "%u threads", threads);
+  auto& block = *blocks_.emplace_back(std::make_unique<Block>());
+  block.index = index;
+  block.threads = threads;
+  block.warps.resize(threads / device::kWarp);
+  for (std::uint32_t i = 0; i < threads; ++i) {
+    runnable_.push_back(static_cast<std::uint32_t>(threads_.size()));
+    threads_.push_back({&block, i, std::make_unique<Fiber>(body), prng_.chance(slowness_, 8)});
+    ++alive_;
+  }
+}
+
+bool Emulator::run(const std::function<bool(bool stuck)>& host) {
+  while (alive_ != 0) {
+    if (++switches_ % kHostEvery == 0 && host(false)) wake_all();
+    if (!runnable_.empty()) {
+      step();
+      if (prng_.chance(1, laziness_)) (void)deliver_one(false);
+    } else if (!deliver_one(false) && !deliver_one(true)) {
+      if (!host(true)) return false;
+      wake_all();
+      if (runnable_.empty()) return false;
+    }
+  }
+  // The end of a kernel is a release of all it did; that of a block is nothing.
+  for (const auto& block : blocks_) drain(*block, true);
+  return true;
+}
+
+// Lets one thread run until it waits.
+void Emulator::step() {
+  std::size_t drawn = prng_.below(runnable_.size());
+  for (int i = 0; i < kRedraws && threads_[runnable_[drawn]].is_slow; ++i) {
+    drawn = prng_.below(runnable_.size());
+  }
+  std::swap(runnable_[drawn], runnable_.back());
+  current_ = runnable_.back();
+  runnable_.pop_back();
+  Thread& thread = threads_[current_];
+  thread.fiber->run();
+  if (!thread.fiber->ended()) return;
+  thread.fiber.reset();
+  --alive_;
+}
+
+std::uint32_t Emulator::thread() const { return threads_[current_].index; }
+std::uint32_t Emulator::threads() const { return threads_[current_].block->threads; }
+std::uint32_t Emulator::block() const { return threads_[current_].block->index; }
+
+void Emulator::yield() {
+  runnable_.push_back(current_);
+  Fiber::suspend();
+}
+
+void Emulator::now_and_then() {
+  if (prng_.chance(1, restless_)) yield();
+}
+
+// Sleeps only if nothing has reached memory since the last time, or it might miss what came after
+// its look.
+void Emulator::pause(const void* polled) {
+  Thread& thread = threads_[current_];
+  if (std::exchange(thread.delivered, delivered_) != delivered_) return yield();
+  polling_[reinterpret_cast<std::uintptr_t>(polled) / kLineBytes].push_back(current_);
+  Fiber::suspend();
+}
+
+void Emulator::wake(std::uintptr_t line) {
+  const auto found = polling_.find(line);
+  if (found == polling_.end()) return;
+  runnable_.insert(runnable_.end(), found->second.begin(), found->second.end());
+  polling_.erase(found);
+}
+
+void Emulator::wake_all() {
+  ++delivered_;
+  std::vector<std::uint32_t> all;
+  for (const auto& [line, waiting] : polling_)
+    all.insert(all.end(), waiting.begin(), waiting.end());
+  polling_.clear();
+  // The order of a hash table is no function of the seed.
+  std::sort(all.begin(), all.end());
+  runnable_.insert(runnable_.end(), all.begin(), all.end());
+}
+
+bool Emulator::meet(Meeting& meeting, std::uint32_t expected, bool value) {
+  meeting.any |= value;
+  if (++meeting.arrived < expected) {
+    meeting.waiting.push_back(current_);
+    Fiber::suspend();
+    return meeting.answer;
+  }
+  meeting.answer = std::exchange(meeting.any, false);
+  meeting.arrived = 0;
+  runnable_.insert(runnable_.end(), meeting.waiting.begin(), meeting.waiting.end());
+  meeting.waiting.clear();
+  const bool answer = meeting.answer;
+  yield();
+  return answer;
+}
+
+bool Emulator::sync_any(bool value) {
+  Block& block = *threads_[current_].block;
+  // Counted by the last to come, before anybody goes on.
+  if (block.meeting.arrived + 1 == block.threads && fault_ != Fault::kNoMeeting) ++block.epoch;
+  return meet(block.meeting, block.threads, value);
+}
+
+bool Emulator::warp_any(bool value) {
+  const Thread& thread = threads_[current_];
+  return meet(thread.block->warps[thread.index / device::kWarp], device::kWarp, value);
+}
+
+void Emulator::load(const void* from, void* to, std::size_t bytes, Order order) {
+  now_and_then();
+  Block& block = *threads_[current_].block;
+  const auto address = reinterpret_cast<std::uintptr_t>(from);
+  PYCOLL_ASSERT(address % bytes == 0, "%zu bytes at %p", bytes, from);
+  const std::uint32_t mask = mask_of(address, bytes);
+  unsigned char granule[16];
+  std::memcpy(granule + address % 16, from, bytes);
+  if (order == Order::kAcquireRelease && fault_ != Fault::kNoAcquire) block.seen.clear();
+  if (order == Order::kWeak) {
+    Granule& seen = block.seen[address / 16];
+    copy_masked(seen.bytes, granule, mask & ~seen.mask);
+    seen.mask |= mask;
+    copy_masked(granule, seen.bytes, mask);
+  }
+  const auto own = block.stored.find(address / 16);
+  if (own != block.stored.end()) copy_masked(granule, own->second.bytes, mask & own->second.mask);
+  std::memcpy(to, granule + address % 16, bytes);
+}
+
+void Emulator::store(void* to, const void* from, std::size_t bytes, Order order) {
+  now_and_then();
+  if (order == Order::kAcquireRelease) fence();
+  const Thread& thread = threads_[current_];
+  Block& block = *thread.block;
+  const auto address = reinterpret_cast<std::uintptr_t>(to);
+  PYCOLL_ASSERT(address % bytes == 0, "%zu bytes at %p", bytes, to);
+  const std::uint32_t mask = mask_of(address, bytes);
+  unsigned char granule[16];
+  std::memcpy(granule + address % 16, from, bytes);
+  const auto [entry, is_new] = block.stored.try_emplace(address / 16);
+  Granule& stored = entry->second;
+  if (is_new) {
+    stored.place = block.order.size();
+    stored.is_late = prng_.chance(lateness_, 8);
+    block.order.push_back(address / 16);
+  }
+  copy_masked(stored.bytes, granule, mask);
+  stored.mask |= mask;
+  stored.thread = thread.index;
+  stored.epoch = block.epoch;
+  stored.of_line = order == Order::kOfLine;
+  const auto seen = block.seen.find(address / 16);
+  if (seen != block.seen.end()) copy_masked(seen->second.bytes, granule, mask);
+}
+
+void Emulator::fence() {
+  now_and_then();
+  Block& block = *threads_[current_].block;
+  if (fault_ != Fault::kNoAcquire) block.seen.clear();
+  if (fault_ != Fault::kNoRelease) drain(block, false);
+}
+
+// What a fence of the current thread puts before whatever it does next, or everything.
+void Emulator::drain(Block& block, bool all) {
+  const std::uint32_t thread = threads_[current_].index;
+  for (std::size_t i = block.order.size(); i-- > 0;) {
+    if (i >= block.order.size()) continue;
+    const std::uintptr_t key = block.order[i];
+    const Granule& stored = block.stored[key];
+    if (!all && stored.thread != thread && stored.epoch == block.epoch) continue;
+    deliver(block, key, kAllBytes);
+  }
+}
+
+// One store that is on its way arrives, or a half of it; a late one only if `with_late`. False if
+// there is none.
+bool Emulator::deliver_one(bool with_late) {
+  const std::size_t first = prng_.below(blocks_.size());
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    Block& block = *blocks_[(first + i) % blocks_.size()];
+    if (block.order.empty()) continue;
+    const std::size_t start = prng_.below(block.order.size());
+    for (std::size_t k = 0; k < block.order.size(); ++k) {
+      const std::uintptr_t key = block.order[(start + k) % block.order.size()];
+      if (block.stored[key].is_late && !with_late) continue;
+      if (block.stored[key].of_line && fault_ != Fault::kTornLines) {
+        if (deliver_line(block, key)) return true;
+        continue;  // some lanes have not stored theirs
+      }
+      std::uint32_t part = prng_.chance(1, 2) ? 0xff : 0xff00;
+      if (fault_ == Fault::kTornHalves) part = 0xfu << 4 * prng_.below(4);
+      const std::uint32_t there = block.stored[key].mask;
+      deliver(block, key, (there & part) != 0 ? part : there);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Emulator::deliver_line(Block& block, std::uintptr_t key) {
+  const std::uintptr_t first = key / kGranulesOfLine * kGranulesOfLine;
+  for (std::uintptr_t one = first; one < first + kGranulesOfLine; ++one) {
+    const auto found = block.stored.find(one);
+    if (found == block.stored.end() || !found->second.of_line) return false;
+  }
+  for (std::uintptr_t one = first; one < first + kGranulesOfLine; ++one) {
+    deliver(block, one, kAllBytes);
+  }
+  return true;
+}
+
+void Emulator::deliver(Block& block, std::uintptr_t key, std::uint32_t mask) {
+  Granule& stored = block.stored[key];
+  copy_masked(reinterpret_cast<unsigned char*>(key * 16), stored.bytes, stored.mask & mask);
+  ++delivered_;
+  wake(key / kGranulesOfLine);
+  stored.mask &= ~mask;
+  if (stored.mask != 0) return;
+  const std::size_t place = stored.place;
+  block.order[place] = block.order.back();
+  block.stored[block.order[place]].place = place;
+  block.order.pop_back();
+  block.stored.erase(key);
+}
+
+}  // namespace pycoll::testing

@@ -1,0 +1,130 @@
+// A device that is as unkind as the PTX memory model allows, in one host thread and from a seed.
+//
+//   threads    are fibers; which one goes on is drawn at every wait, meeting, and now and then
+//              between two accesses
+//   stores     go to a buffer of their block, and reach memory later, in any order; 16 bytes as two
+//              halves; a line of eight lanes as one
+//   fence      empties the buffer of what the thread stored, and of what its block stored before
+//   the
+//              last meeting
+//   weak loads may be answered by what the block has read before, until it acquires
+//
+// What a block stored, it sees itself at once. Loads are done when they are asked for: that a load
+// is delayed behind a later store of its thread is the one freedom of the model that is not tried.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/prng.h"
+#include "device/memory_emulated.h"
+#include "fibers.h"
+
+namespace pycoll::testing {
+
+// Instructions without their effect, as if the source lacked them.
+enum class Fault : std::uint8_t {
+  kNone,
+  kNoRelease,   // fences and releases let earlier stores be late
+  kNoAcquire,   // fences and acquires let later loads be old
+  kTornLines,   // lines arrive in pieces, as 16 bytes always may
+  kTornHalves,  // even halves of 16 bytes arrive in pieces of 4 bytes
+  kNoMeeting,   // sync_any gives its answer without order of memory
+};
+
+struct EmulatorOptions {
+  std::uint64_t seed = 1;
+  Fault fault = Fault::kNone;
+};
+
+class Emulator final : public device::Emulation {
+ public:
+  explicit Emulator(const EmulatorOptions& options);
+  ~Emulator() override;
+
+  // A block whose threads all run `body`. Requires: threads is a multiple of device::kWarp.
+  void add_block(std::uint32_t index, std::uint32_t threads, const std::function<void()>& body);
+
+  // Until all blocks have ended: true. `host` is called now and then, and with `stuck` when nothing
+  // can move; it says whether it has written memory that device code reads. False if nothing moves
+  // even so: a hang.
+  bool run(const std::function<bool(bool stuck)>& host);
+
+  std::uint32_t thread() const override;
+  std::uint32_t threads() const override;
+  std::uint32_t block() const override;
+  void load(const void* from, void* to, std::size_t bytes, device::Order order) override;
+  void store(void* to, const void* from, std::size_t bytes, device::Order order) override;
+  void fence() override;
+  bool sync_any(bool value) override;
+  bool warp_any(bool value) override;
+  void pause(const void* polled) override;
+
+ private:
+  struct Meeting {
+    std::uint32_t arrived = 0;
+    bool any = false;
+    bool answer = false;
+    std::vector<std::uint32_t> waiting;
+  };
+  // Sixteen aligned bytes, those whose bit is set.
+  struct Granule {
+    unsigned char bytes[16] = {};
+    std::uint32_t mask = 0;
+    std::uint32_t thread = 0;  // the last that stored here
+    std::uint64_t epoch = 0;   // of the block, then
+    bool of_line = false;
+    bool is_late = false;
+    std::size_t place = 0;  // in Block::order
+  };
+  struct Block {
+    std::uint32_t index = 0;
+    std::uint32_t threads = 0;
+    std::uint64_t epoch = 0;  // meetings so far
+    Meeting meeting;
+    std::vector<Meeting> warps;
+    std::unordered_map<std::uintptr_t, Granule> stored;  // by granule number
+    std::vector<std::uintptr_t> order;                   // its keys, for drawing
+    std::unordered_map<std::uintptr_t, Granule> seen;    // what weak loads may give again
+  };
+  struct Thread {
+    Block* block = nullptr;
+    std::uint32_t index = 0;
+    std::unique_ptr<Fiber> fiber;
+    bool is_slow = false;
+    std::uint64_t delivered = 0;  // of all, when it last waited
+  };
+
+  void now_and_then();
+  void yield();
+  void wake(std::uintptr_t line);
+  void wake_all();
+  bool meet(Meeting& meeting, std::uint32_t expected, bool value);
+  void step();
+  bool deliver_one(bool with_late);
+  void deliver(Block& block, std::uintptr_t key, std::uint32_t mask);
+  bool deliver_line(Block& block, std::uintptr_t key);
+  void drain(Block& block, bool all);
+
+  Prng prng_;
+  Fault fault_;
+  std::uint64_t laziness_;  // a store in so many switches reaches memory
+  std::uint64_t restless_;  // a switch in so many accesses
+  std::uint64_t slowness_;  // so many threads in eight are slow
+  std::uint64_t lateness_;  // so many stores in eight arrive when nothing else can happen
+  std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<Thread> threads_;
+  std::vector<std::uint32_t> runnable_;
+  std::unordered_map<std::uintptr_t, std::vector<std::uint32_t>> polling_;  // by line of 128 bytes
+  std::uint32_t current_ = 0;
+  std::uint64_t switches_ = 0;
+  std::uint64_t delivered_ = 0;
+  std::size_t alive_ = 0;
+};
+
+}  // namespace pycoll::testing
