@@ -7,6 +7,8 @@
 
 #include "bindings/bind.h"
 #include "bindings/buffer.h"
+#include "device/driver.h"
+#include "device/kernels.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -74,6 +76,9 @@ void bind_kernels(py::module_& module) {
   module.def(
       "isa", [] { return std::string(kernels::name_of(kernels::best_isa())); },
       "The instruction set that the reduction kernels use: portable, avx2 or avx512.");
+  module.def(
+      "device_summary", [] { return device::module_summary() + "; " + device::driver_summary(); },
+      "For which GPUs kernels were built, and what the driver says, in words.");
   module.def("isas", &available_isas, "The instruction sets that run here, slowest first.");
   module.def(
       "defined",

@@ -83,7 +83,7 @@ def facts() -> list[tuple[str, str]]:
         ("transport shm", "built"),
         ("transport tcp", f"built; interfaces {_interfaces()}"),
         ("transport verbs", _verbs(_core.verbs_missing())),
-        ("device cuda", "not part of this build"),
+        ("device cuda", _core.device_summary()),
     ]
     rows += [(f"with {name}", _version(name)) for name in _NEIGHBOURS]
     # Also beside this Python, whose environment need not be activated.

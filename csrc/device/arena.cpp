@@ -28,15 +28,21 @@ std::uint64_t channels(const Shape& shape) {
   return std::uint64_t{shape.size} * shape.numbers * shape.shares;
 }
 
+// Of all ends of the first `count` protocols, which lie one after the other.
+std::uint64_t bytes_of_protocols(const Shape& shape, std::uint32_t count) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t protocol = 0; protocol < count; ++protocol) {
+    bytes += channels(shape) * end_bytes(shape, static_cast<Protocol>(protocol));
+  }
+  return bytes;
+}
+
 // Of the end for `peer` in its rank's arena.
 std::uint64_t end_offset(const Shape& shape, Protocol protocol, std::uint32_t peer,
                          std::uint32_t number, std::uint32_t share) {
-  std::uint64_t offset = 0;
-  for (std::uint32_t other = 0; other < static_cast<std::uint32_t>(protocol); ++other) {
-    offset += channels(shape) * end_bytes(shape, static_cast<Protocol>(other));
-  }
   const std::uint64_t index = (std::uint64_t{peer} * shape.numbers + number) * shape.shares + share;
-  return offset + index * end_bytes(shape, protocol);
+  return bytes_of_protocols(shape, static_cast<std::uint32_t>(protocol)) +
+         index * end_bytes(shape, protocol);
 }
 
 Status out_of_range(const std::string& name, std::uint64_t value, std::uint64_t low,
@@ -74,9 +80,7 @@ std::uint32_t slot_stride(const Shape& shape, Protocol protocol) {
   return static_cast<std::uint32_t>(round_up(wire, kGranuleBytes));
 }
 
-std::uint64_t arena_bytes(const Shape& shape) {
-  return end_offset(shape, static_cast<Protocol>(kProtocolCount), 0, 0, 0);
-}
+std::uint64_t arena_bytes(const Shape& shape) { return bytes_of_protocols(shape, kProtocolCount); }
 
 std::uint32_t port_index(const Shape& shape, Protocol protocol, std::uint32_t peer,
                          std::uint32_t number, plan::Direction direction, std::uint32_t share) {

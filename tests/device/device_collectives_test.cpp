@@ -97,7 +97,7 @@ void check_all(device::Protocol protocol) {
     DeviceWorld world(testing::small_shape(schedule, 2));
     check_case(first, world);
     // Over the same channels, whose counters go on.
-    check_case(draw_case(schedule, protocol, ++seed), world);
+    if (PYCOLL_DEVICE_ROUNDS > 1) check_case(draw_case(schedule, protocol, ++seed), world);
   }
 }
 
