@@ -4,28 +4,26 @@
 asm(R"(
 .section .rodata
 .balign 64
-.globl pycoll_device_module
-.hidden pycoll_device_module
-pycoll_device_module:
+.globl kPycollDeviceModule
+.hidden kPycollDeviceModule
+kPycollDeviceModule:
 .incbin ")" PYCOLL_FATBIN R"("
-.globl pycoll_device_module_end
-.hidden pycoll_device_module_end
-pycoll_device_module_end:
+.globl kPycollDeviceModuleEnd
+.hidden kPycollDeviceModuleEnd
+kPycollDeviceModuleEnd:
 .byte 0
 .previous
 )");
 
 extern "C" {
 // A byte each of the assembler's, named here for their addresses.
-extern const std::byte pycoll_device_module[];
-extern const std::byte pycoll_device_module_end[];
+extern const std::byte kPycollDeviceModule[];
+extern const std::byte kPycollDeviceModuleEnd[];
 }
 
 namespace pycoll::device {
 
-std::span<const std::byte> module_image() {
-  return {pycoll_device_module, pycoll_device_module_end};
-}
+std::span<const std::byte> module_image() { return {kPycollDeviceModule, kPycollDeviceModuleEnd}; }
 
 std::string module_summary() { return "kernels for " PYCOLL_CUDA_ARCHITECTURES; }
 
