@@ -85,7 +85,7 @@ class Scheduler:
         self._timed: list[list[float]] = []
         self._settled = False
         self.rates = _FREE
-        self._open = False
+        self._open = self._flushed = False
         self._follow(range(len(self._entries)), self._first())
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycoll.communicator import Communicator
@@ -24,6 +24,9 @@ from pycoll.torch.agreement import Agreement, Round
 from pycoll.torch.errors import HorovodInternalError
 from pycoll.torch.tasks import AllReduce, Task
 from pycoll.torch.timeline import Timeline
+
+#: A weak reference to a method, or what looks like it.
+Finish = Callable[[], Callable[[], None] | None]
 
 PAUSE_MIN_S = 50e-6
 PAUSE_MAX_S = 1e-3
@@ -51,7 +54,7 @@ class Coordinator:
         self._closing = False
         self._pid = os.getpid()
         #: Communicators of the same ranks that live as long as this.
-        self._adopted: list[Communicator] = []
+        self._adopted: list[tuple[Communicator, Finish]] = []
         self._thread = threading.Thread(target=self._work, name="pycoll-torch", daemon=True)
         self._thread.start()
 
@@ -83,9 +86,19 @@ class Coordinator:
             self._changed.notify()
         self._timeline.begin(task.key, f"NEGOTIATE_{task.kind.upper()}")
 
-    def adopt(self, comm: Communicator) -> None:
-        """Close ``comm``, which somebody else uses, together with this."""
-        self._adopted.append(comm)
+    def adopt(self, comm: Communicator, finish: Finish = lambda: None) -> None:
+        """Close ``comm``, which somebody else uses, together with this.
+
+        ``finish`` gives None, or what completes its user's work; for ``finish_adopted``.
+        """
+        self._adopted.append((comm, finish))
+
+    def finish_adopted(self) -> None:
+        """Complete what users of adopted communicators have under way; may raise what they do."""
+        for _, finish in self._adopted:
+            complete = finish()
+            if complete is not None:
+                complete()
 
     @property
     def has_adopted(self) -> bool:
@@ -95,7 +108,7 @@ class Coordinator:
     def close(self) -> None:
         """Leave; what is under way fails."""
         self._end("hvd.shutdown() was called")
-        for comm in self._adopted:
+        for comm, _ in self._adopted:
             comm.close()
         self.comm.close()
         if self._pid == os.getpid() and threading.current_thread() is not self._thread:

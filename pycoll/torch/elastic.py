@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from pycoll.torch import world
+from pycoll.torch.awaited import give_up
 from pycoll.torch.errors import HorovodInternalError, HostsUpdatedInterrupt
 from pycoll.torch.objects import broadcast_object
 from pycoll.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -127,6 +128,11 @@ class _Stateful(_Object):
 class _Model(_Stateful):
     """Parameters and buffers."""
 
+    def restore(self) -> None:
+        # Steps to come may wait for ranks that are gone, and their result would be replaced.
+        give_up(self.value.parameters())
+        super().restore()
+
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), 0)
         self.save()
@@ -134,6 +140,10 @@ class _Model(_Stateful):
 
 class _Optimizer(_Stateful):
     """Moments and learning rates."""
+
+    def restore(self) -> None:
+        give_up(p for group in self.value.param_groups for p in group["params"])
+        super().restore()
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, 0)

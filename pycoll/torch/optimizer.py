@@ -5,144 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from pycoll.optim.policies import policy_of
+from pycoll.optim.policies import Policy, policy_of
 from pycoll.torch import world
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.gradients import Gradients, Parameters, Settings
 from pycoll.torch.ops import Adasum, Average, checked
+from pycoll.torch.overlap import Overlap
 from pycoll.torch.process_sets import ProcessSet, global_process_set
-from pycoll.torch.reducing import grouped_allreduce_
 from pycoll.torch.scheduled import ScheduledGradients
-
-
-class _Wrapped:
-    """What DistributedOptimizer adds in front of the optimizer's own class."""
-
-    _gradients: Gradients | ScheduledGradients | None
-    _settings: Settings
-    _synchronized: bool
-    _skips: bool
-
-    def synchronize(self) -> None:
-        """Wait until all gradients are reduced; step() does so itself."""
-        if self._gradients is not None:
-            self._gradients.synchronize()
-        self._synchronized = True
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Within this, step() takes gradients as they are: for use after synchronize()."""
-        self._skips = True
-        try:
-            yield
-        finally:
-            self._skips = False
-
-    def explain(self) -> str:
-        """What is sent in a step, and why."""
-        if isinstance(self._gradients, ScheduledGradients):
-            return self._gradients.explain()
-        if self._gradients is None:
-            return "nothing: there is no other rank"
-        return "each gradient or group by itself, when all ranks have it"
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many backward passes there are before the next step."""
-        if passes <= 0:
-            raise ValueError(f"backward_passes_per_step is {passes}: expected at least 1")
-        if self._gradients is not None:
-            self._gradients.passes = passes
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronize, then step as the optimizer does.
-
-        With a closure, the gradients that it computes are reduced each time it is called.
-        """
-        if self._skips:
-            self._check_skipped()
-        elif closure is not None:
-            closure = self._reducing(closure)
-        else:
-            if self._synchronized:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() after "
-                    "optimizer.synchronize(): all gradients are reduced again",
-                    stacklevel=2,
-                )
-            self.synchronize()
-        self._synchronized = False
-        return super().step(closure)  # type: ignore[misc]  # of the class that is behind this one
-
-    def zero_grad(self, *args: Any, **words: Any) -> None:
-        """As the optimizer does. AssertionError while gradients are being reduced."""
-        if self._gradients is not None and self._gradients.under_way:
-            raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() and before "
-                "optimizer.step() or optimizer.synchronize(), while gradients are being reduced"
-            )
-        super().zero_grad(*args, **words)  # type: ignore[misc]  # as in step
-
-    def load_state_dict(self, *args: Any, **words: Any) -> Any:
-        """As the optimizer does; passes that were counted are forgotten."""
-        if self._gradients is not None:
-            self._gradients.reset()
-        self._synchronized = False
-        return super().load_state_dict(*args, **words)  # type: ignore[misc]  # as in step
-
-    def _check_skipped(self) -> None:
-        if self._gradients is not None and self._gradients.under_way:
-            raise RuntimeError(
-                "optimizer.step() within skip_synchronize() while gradients are being reduced: "
-                "call optimizer.synchronize() before"
-            )
-
-    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def evaluate() -> Any:
-            loss = closure()
-            self.synchronize()
-            return loss
-
-        return evaluate
-
-
-class _AdasumWrapped:
-    """Steps on each rank's own gradients, then combines what the steps changed by Adasum."""
-
-    _settings: Settings
-    _parameter_names: dict[torch.Tensor, str]
-
-    def synchronize(self) -> None:
-        """Nothing: step() does it all."""
-
-    def skip_synchronize(self) -> Any:
-        """AssertionError: with Adasum, steps and synchronization are one."""
-        raise AssertionError("skip_synchronize() cannot be used with op=hvd.Adasum")
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Gradients add up until step(), however many passes there are."""
-        if passes <= 0:
-            raise ValueError(f"backward_passes_per_step is {passes}: expected at least 1")
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step as the optimizer does, and replace the change by the Adasum of all ranks'."""
-        parameters = [p for p in self._parameter_names if p.requires_grad]
-        before = [p.detach().clone() for p in parameters]
-        loss = super().step(closure)  # type: ignore[misc]  # of the class that is behind this one
-        compression = self._settings.compression
-        pairs = [
-            compression.compress(p.detach() - old)
-            for p, old in zip(parameters, before, strict=True)
-        ]
-        grouped_allreduce_([small for small, _ in pairs], op=Adasum, name="adasum.step")
-        for p, old, (small, note) in zip(parameters, before, pairs, strict=True):
-            p.detach().copy_(old + compression.decompress(small, note))
-        return loss
+from pycoll.torch.wrapped import AdasumWrapped, OverlappedWrapped, Wrapped
 
 
 def DistributedOptimizer(  # noqa: N802  # the name that programs use
@@ -158,6 +34,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     process_set: ProcessSet = global_process_set,
     *,
     policy: Any = None,
+    model: torch.nn.Module | None = None,
 ) -> Any:
     """An optimizer of the same class name that steps by the gradients of all ranks.
 
@@ -171,11 +48,14 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     and by size / it afterwards. ``groups``: a number of groups, or lists of parameters, that are
     reduced together. ``sparse_as_dense``: sparse gradients travel as dense ones. ``policy``: how
     gradients become messages, by a name or a ``pycoll.optim.Policy``; ``explain()`` then says what
-    is sent, and why. Without one each gradient or group travels when all ranks have it.
+    is sent, and why. Without one each gradient or group travels when all ranks have it. ``model``:
+    with a policy, the module whose parameters these are: then step() does not wait, and each
+    parameter steps when the next forward pass, or anybody else, reads it; see overlap.py.
 
     Raises ValueError for doubly named or unnamed parameters, wrong groups, fewer than one backward
-    pass, a predivide factor where op is not Average, an unknown policy, and one together with
-    groups or Adasum.
+    pass, a predivide factor where op is not Average, an unknown policy, one together with groups or
+    Adasum, and a model without a policy, without some of the parameters, that is compiled, or whose
+    optimizer is not one of torch's that treat parameters one by one.
     """
     reduction = checked(op)
     if gradient_predivide_factor != 1.0 and reduction != Average:
@@ -196,27 +76,73 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
             what = "groups" if groups is not None else "op=Adasum"
             raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
     names = _named(optimizer, named_parameters)
+    if model is not None:
+        _check_model(optimizer, names, policy, model)
     settings = Settings(
         compression, reduction, gradient_predivide_factor, sparse_as_dense, process_set
     )
     if reduction == Adasum and world.size() > 1:
         if process_set.process_set_id != 0:
             raise ValueError(f"op is Adasum and process_set is {process_set}: it needs all ranks")
-        wrapped = _wrapped(optimizer, _AdasumWrapped)
+        wrapped = _wrapped(optimizer, AdasumWrapped)
     else:
-        wrapped = _wrapped(optimizer, _Wrapped)
-        wrapped._gradients, wrapped._synchronized, wrapped._skips = None, False, False
         buckets = _buckets(optimizer, groups)
-        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-        if process_set.included() and (world.size() > 1 or elastic):
-            wrapped._gradients = (
-                Gradients(names, buckets, settings)
-                if policy is None
-                else ScheduledGradients(names, settings, policy)
-            )
+        gradients = _gradients(names, buckets, settings, policy, model is not None)
+        overlaps = model is not None and gradients is not None
+        wrapped = _wrapped(optimizer, OverlappedWrapped if overlaps else Wrapped)
+        wrapped._gradients, wrapped._synchronized, wrapped._skips = gradients, False, False
+        if overlaps:
+            wrapped._overlap = Overlap(gradients, model, wrapped.step_groups)
         wrapped.set_backward_passes_per_step(backward_passes_per_step)
     wrapped._settings, wrapped._parameter_names = settings, names
     return wrapped
+
+
+def _gradients(
+    names: dict[torch.Tensor, str],
+    buckets: list[Parameters],
+    settings: Settings,
+    policy: Policy | None,
+    overlaps: bool,
+) -> Any:
+    """What reduces them; None where there is no other rank."""
+    elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+    if not settings.process_set.included() or not (world.size() > 1 or elastic):
+        return None
+    if policy is None:
+        return Gradients(names, buckets, settings)
+    return ScheduledGradients(names, settings, policy, overlaps)
+
+
+def _check_model(
+    optimizer: torch.optim.Optimizer,
+    names: dict[torch.Tensor, str],
+    policy: Policy | None,
+    model: Any,
+) -> None:
+    """ValueError unless steps can wait for this model's forward pass."""
+    if policy is None:
+        raise ValueError("model is given and policy is not: only with a policy can steps wait")
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model is {model!r}: expected a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise ValueError(
+            f"model is a {type(model).__name__}: within compiled modules steps cannot be done one "
+            "by one; leave out model="
+        )
+    owned = set(model.parameters())
+    lacks = [name for parameter, name in names.items() if parameter not in owned]
+    if lacks:
+        raise ValueError(
+            f"model lacks {len(lacks)} of the optimizer's {len(names)} parameters, the first being "
+            f"{lacks[0]!r}"
+        )
+    made_by = type(optimizer).step.__module__
+    if isinstance(optimizer, torch.optim.LBFGS) or not made_by.startswith("torch.optim."):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__}: with model=, it has to be one of torch's "
+            "that treat every parameter by itself"
+        )
 
 
 def _wrapped(optimizer: torch.optim.Optimizer, mixin: type) -> Any:

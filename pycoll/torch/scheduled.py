@@ -7,7 +7,8 @@ first step ``parameter.grad`` is a part of the scheduler's memory, which the nex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,13 +31,19 @@ class ScheduledGradients:
 
     ``named`` are all parameters with their names, those that need gradients being reduced. The
     scheduler is made in the first backward pass, and anew where the world is another one since.
+    ``overlaps``: whether the next forward pass takes gradients one by one, by ``receive``.
     """
 
-    def __init__(self, named: dict[torch.Tensor, str], settings: Settings, policy: Policy) -> None:
+    def __init__(
+        self, named: dict[torch.Tensor, str], settings: Settings, policy: Policy, overlaps: bool
+    ) -> None:
         self.names = named
         self.settings = settings
         self.policy = policy
         self.passes = 1
+        self._overlaps = overlaps
+        #: Called before a step begins, and before the world is left.
+        self.before_step: Callable[[], None] = lambda: None
         # The backward pass usually begins with the parameters that were made last.
         self.parameters = [p for p in reversed(named) if p.requires_grad]
         self.counts = dict.fromkeys(self.parameters, 0)
@@ -74,9 +81,11 @@ class ScheduledGradients:
             with _told_as_horovods():
                 self._give(parameter)
 
-    def synchronize(self) -> None:
-        """Start what has not started, and wait for all."""
+    def flush(self) -> dict[torch.Tensor, Any]:
+        """Start what has not started, and do not wait; all gradients, with what receive() needs."""
         with _told_as_horovods():
+            if not self.under_way:
+                self.before_step()
             for parameter in self.parameters:
                 if parameter not in self.under_way:
                     if parameter.grad is None:
@@ -84,9 +93,28 @@ class ScheduledGradients:
                         parameter.grad = torch.zeros_like(parameter)
                     self._give(parameter)
             if self._scheduler is not None:
-                self._scheduler.wait()
+                self._scheduler.flush()
         notes = dict(self.under_way)
         self.reset()
+        return notes
+
+    def receive(self, parameter: torch.Tensor, note: Any) -> None:
+        """Wait for one gradient that was under way at flush(), and put it in its place."""
+        assert self._scheduler is not None
+        with _told_as_horovods():
+            self._scheduler.wait(self._numbers[parameter])
+        self._put(parameter, note)
+
+    def complete(self) -> None:
+        """Wait for all; the scheduler's step ends."""
+        if self._scheduler is not None:
+            with _told_as_horovods():
+                self._scheduler.wait()
+
+    def synchronize(self) -> None:
+        """Start what has not started, and wait for all."""
+        notes = self.flush()
+        self.complete()
         for parameter, note in notes.items():
             self._put(parameter, note)
 
@@ -121,19 +149,30 @@ class ScheduledGradients:
 
     def _begin(self) -> None:
         """A step begins, in the world as it is now."""
+        self.before_step()
         home = coordinator_of(self.settings.process_set)
         if home is not self._home:
             task = Collective({"policy": str(self.policy)}, lambda comm: comm.split(0))
             home.submit(task, None)
             comm = world.waited(task)
-            home.adopt(comm)
+            home.adopt(comm, weakref.WeakMethod(self._before_closing))
             entries = [self._entry(parameter) for parameter in self.parameters]
             self._scheduler = Scheduler(
-                comm, entries, policy=self.policy, op=self._word, allocate=_allocated
+                comm,
+                entries,
+                policy=self.policy,
+                op=self._word,
+                overlaps=self._overlaps,
+                allocate=_allocated,
             )
             self._home = home
         assert self._scheduler is not None
+        # One that was given up has not ended.
+        self._scheduler.wait()
         self._views = self._scheduler.begin()
+
+    def _before_closing(self) -> None:
+        self.before_step()
 
     def _entry(self, parameter: torch.Tensor) -> Entry:
         example = torch.empty(0, dtype=parameter.dtype)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pycoll
 from pycoll.communicator import Communicator
 from pycoll.torch.coordinator import Coordinator
+from pycoll.torch.errors import HorovodInternalError
 from pycoll.torch.tasks import Barrier, Collective, Task
 from pycoll.torch.timeline import Timeline
 
@@ -84,6 +86,22 @@ class World:
             self._changes += 1
         self._everybody.submit(task, name)
         return waited(task)
+
+    def finish(self) -> None:
+        """Complete steps of optimizers that wait for the next forward pass.
+
+        Where that fails, it is told by a warning: whoever leaves is not to be held up.
+        """
+        for _, coordinator in self._sets.values():
+            try:
+                if coordinator is not None:
+                    coordinator.finish_adopted()
+            except HorovodInternalError as error:
+                warnings.warn(
+                    f"hvd.shutdown() while gradients were under way: the last step is lost, and "
+                    f"parameters keep the values that they had before it ({error})",
+                    stacklevel=4,
+                )
 
     def close(self) -> None:
         """Leave all sets; what is under way fails."""
@@ -158,14 +176,21 @@ def _register_all(process_sets: Sequence[ProcessSet]) -> None:
 def shutdown() -> None:
     """Leave the world; operations under way fail. Afterwards init() may be called again.
 
-    Happens by itself when the process ends. Without a world it does nothing.
+    Steps that an optimizer with ``model=`` still has to do are done before. Happens by itself when
+    the process ends, without those. Without a world it does nothing.
     """
+    if _state.world is not None and _state.pid == os.getpid():
+        _state.world.finish()
+    _leave()
+
+
+def _leave() -> None:
     world, _state.world = _state.world, None
     if world is not None and _state.pid == os.getpid():
         world.close()
 
 
-atexit.register(shutdown)
+atexit.register(_leave)
 
 
 def is_initialized() -> bool:

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import hvd_moving_checks
 import hvd_optimizer_checks
+import hvd_overlap_checks
 import hvd_policy_checks
 import hvd_reducing_checks
 import pytest
@@ -14,7 +15,13 @@ from torch_ranks import checks_of, outcomes_of
 
 MODULES = {
     one.__name__: one
-    for one in (hvd_moving_checks, hvd_optimizer_checks, hvd_policy_checks, hvd_reducing_checks)
+    for one in (
+        hvd_moving_checks,
+        hvd_optimizer_checks,
+        hvd_overlap_checks,
+        hvd_policy_checks,
+        hvd_reducing_checks,
+    )
 }
 CASES = [(name, check) for name, module in MODULES.items() for check in checks_of(module)]
 

@@ -1,0 +1,207 @@
+"""Steps that wait for the next forward pass, so that gradients may still travel while it begins.
+
+    backward pass | step() |            forward pass             |
+    m3 m2 m1 m0 -------------------->   m0's parameters are reduced and stepped when it is called,
+                                        then m1's, ...
+
+``step()`` sends what is left and returns. A module's parameters are stepped by a hook in front of
+its forward function; whoever reads one otherwise makes it step as well (awaited.py). What nobody
+reads is stepped when the next gradient comes. So a program sees the values and gradients that it
+would see if ``step()`` had waited, whenever it looks.
+
+The optimizer steps some parameters at a time, with the options (learning rates and so on) that it
+had at ``step()``. Optimizers of torch treat every parameter by itself, so the bits are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pycoll.torch.awaited import await_step, can_be_awaited, finish_own, stepped
+from pycoll.torch.scheduled import ScheduledGradients
+
+Groups = list[dict[str, Any]]
+
+
+class _Waiting:
+    """A parameter whose step is to come: its gradient's memory, and which group it is of."""
+
+    def __init__(
+        self, overlap: Overlap, parameter: torch.Tensor, group: int, grad: torch.Tensor, note: Any
+    ) -> None:
+        self._overlap, self._parameter = overlap, parameter
+        self.group, self.grad, self.note = group, grad, note
+        #: What zero_grad() said meanwhile: the gradient becomes None, or zeros.
+        self.gone = self.zeroed = False
+
+    def finish(self, beside: Sequence[torch.Tensor] = ()) -> None:
+        """Step the parameter now, and those of ``beside`` that wait too."""
+        self._overlap.finish([self._parameter, *beside])
+
+    def drop_gradient(self) -> None:
+        """The gradient becomes None after the step."""
+        self.gone = True
+
+    def give_up(self) -> None:
+        """Neither this step is to come nor any other of the optimizer."""
+        self._overlap.give_up()
+
+
+class Overlap:
+    """The steps to come of one optimizer; any thread may finish them.
+
+    ``step_groups(groups)`` lets the optimizer step the parameters of these groups and no others.
+    """
+
+    def __init__(
+        self,
+        gradients: ScheduledGradients,
+        model: torch.nn.Module,
+        step_groups: Callable[[Groups], None],
+    ) -> None:
+        self._gradients = gradients
+        self._step_groups = step_groups
+        self._lock = threading.RLock()
+        self._stepping = False
+        self._waiting: dict[torch.Tensor, _Waiting] = {}
+        self._options: Groups = []
+        gradients.before_step = self.finish
+        for module in model.modules():
+            if any(p in gradients.counts for p in module.parameters(recurse=False)):
+                module.register_forward_pre_hook(finish_own)
+
+    def defer(self, groups: Groups) -> None:
+        """Step ``groups`` later, by the gradients that are under way now.
+
+        What has no gradient under way, or is no plain parameter, is stepped at once.
+        """
+        notes = self._gradients.flush()
+        with self._lock:
+            self._options = [_options(group) for group in groups]
+            at_once: Groups = []
+            for number, group in enumerate(groups):
+                left = [p for p in group["params"] if not self._await(p, number, notes)]
+                for parameter in left:
+                    if parameter in notes:
+                        self._gradients.receive(parameter, notes[parameter])
+                at_once.append({**group, "params": left})
+            self._step(at_once)
+            self._close()
+
+    def finish(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
+        """Wait for these parameters' gradients, or for all, and step them.
+
+        Raises what the wait for gradients raises; then all steps to come are given up, and
+        parameters keep the values that they have.
+        """
+        with self._lock:
+            if self._stepping:
+                return
+            chosen = self._waiting if parameters is None else parameters
+            found = {p: self._waiting[p] for p in chosen if p in self._waiting}
+            if not found:
+                return
+            try:
+                with _as_in_step():
+                    self._step_waiting(found)
+            except BaseException:
+                self.give_up()
+                raise
+            self._close()
+
+    def give_up(self) -> None:
+        """No step is to come any more; parameters keep the values that they have."""
+        with self._lock:
+            for parameter, one in self._waiting.items():
+                stepped(parameter)
+                parameter.grad = None if one.gone else one.grad
+            self._waiting.clear()
+
+    def zero(self, to_none: bool) -> None:
+        """Gradients are None or zeros once they have been stepped by."""
+        with self._lock:
+            for one in self._waiting.values():
+                one.gone, one.zeroed = one.gone or to_none, one.zeroed or not to_none
+
+    @property
+    def waiting(self) -> set[torch.Tensor]:
+        """The parameters whose step is to come."""
+        return set(self._waiting)
+
+    def _await(self, parameter: torch.Tensor, group: int, notes: dict[torch.Tensor, Any]) -> bool:
+        if parameter not in notes or not can_be_awaited(parameter):
+            return False
+        grad = parameter.grad
+        assert grad is not None, "what has been given to the scheduler is there"
+        one = _Waiting(self, parameter, group, grad, notes[parameter])
+        self._waiting[parameter] = one
+        # A backward pass must not add to memory that is under way.
+        parameter.grad = None
+        await_step(parameter, one)
+        return True
+
+    def _step_waiting(self, found: dict[torch.Tensor, _Waiting]) -> None:
+        fresh = {}
+        groups: Groups = [{**options, "params": []} for options in self._options]
+        for parameter, one in found.items():
+            # Not None if a graph from before the step has come back in between.
+            fresh[parameter], parameter.grad = parameter.grad, one.grad
+            self._gradients.receive(parameter, one.note)
+            groups[one.group]["params"].append(parameter)
+        self._step(groups)
+        for parameter, one in found.items():
+            _leave_gradient(parameter, one, fresh[parameter])
+            del self._waiting[parameter]
+            stepped(parameter)
+
+    def _step(self, groups: Groups) -> None:
+        some = [group for group in groups if group["params"]]
+        self._stepping = True
+        try:
+            if some:
+                self._step_groups(some)
+        finally:
+            self._stepping = False
+
+    def _close(self) -> None:
+        """With the last parameter's step, that of the scheduler ends."""
+        if not self._waiting:
+            self._gradients.complete()
+
+
+def _leave_gradient(parameter: torch.Tensor, one: _Waiting, fresh: torch.Tensor | None) -> None:
+    """What the program finds as the gradient after the step."""
+    assert parameter.grad is not None
+    if one.gone:
+        parameter.grad = fresh
+        return
+    if one.zeroed:
+        parameter.grad.zero_()
+    if fresh is not None:
+        parameter.grad.add_(fresh)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's figures as they are now; learning rates may be tensors that change in place."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+@contextlib.contextmanager
+def _as_in_step() -> Iterator[None]:
+    """Whatever surrounds the reader of a parameter is not to change what a step does."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch._C.DisableTorchFunctionSubclass(),
+    ):
+        yield
