@@ -100,7 +100,7 @@ def inside_job(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def _launched(env: Mapping[str, str]) -> Placement | None:
-    return _torchrun(env) or _open_mpi(env) or _hydra(env) or _slurm(env)
+    return _torchrun(env) or _horovodrun(env) or _open_mpi(env) or _hydra(env) or _slurm(env)
 
 
 def open_exchange(placement: Placement, deadline: Deadline) -> Exchange:
@@ -238,6 +238,20 @@ def _join_torch(placement: Placement, deadline: Deadline) -> Exchange:
     return open_torch_store(
         host, int(port), prefix, placement.rank, placement.size, serve, deadline
     )
+
+
+def _horovodrun(env: Mapping[str, str]) -> Placement | None:
+    numbers = _numbers(env, "HOROVOD_RANK", "HOROVOD_SIZE")
+    if numbers is None:
+        return None
+    rank, size = numbers
+    local = _numbers(env, "HOROVOD_LOCAL_SIZE") or [0]
+    # The launcher's own server, which is there as long as the job is.
+    job = f"{env.get('HOROVOD_GLOO_RENDEZVOUS_ADDR', '')}:" + env.get(
+        "HOROVOD_GLOO_RENDEZVOUS_PORT", ""
+    )
+    one_host = local[0] == size and job != ":"
+    return _checked(_on_host("horovodrun", rank, size, one_host, f"horovod {job}"))
 
 
 def _open_mpi(env: Mapping[str, str]) -> Placement | None:

@@ -40,12 +40,21 @@ class Settled(NamedTuple):
     problem: str
 
 
+class Stalled(NamedTuple):
+    """A name that the ranks ``had`` have been waiting with for long; ``text`` says for whom."""
+
+    key: str
+    had: list[int]
+    text: str
+
+
 class Round(NamedTuple):
     """What a round has settled, in order. ``last_joined`` is set when all ranks had joined: the
-    rank that was last."""
+    rank that was last. ``stalled``: what waits for long, told once."""
 
     settled: list[Settled]
     last_joined: int | None
+    stalled: list[Stalled]
 
 
 class _Mine(NamedTuple):
@@ -61,11 +70,22 @@ class Agreement:
 
     All methods are called from one thread, ``round`` equally often on all ranks; nothing else may
     use ``comm`` meanwhile. ``ranks`` are the names of the ranks in texts. Terms are JSON objects as
-    text; "joinable" among them says that joined ranks may stand aside. Raises what ``comm`` raises.
+    text; "joinable" among them says that joined ranks may stand aside. At most ``known_max`` names
+    have numbers, alike on all ranks. After ``warn_after_s`` a name that waits is told as stalled.
+    Raises what ``comm`` raises.
     """
 
-    def __init__(self, comm: Communicator, ranks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        ranks: Sequence[int],
+        known_max: int = KNOWN_MAX,
+        warn_after_s: float | None = None,
+    ) -> None:
         self._comm = comm
+        self._known_max, self._warn_after_s = known_max, warn_after_s
+        #: When to tell of names that wait, in order; those that were told are gone.
+        self._calm: dict[str, float] = {}
         self._ranks = tuple(ranks)
         self._known: list[Settled | None] = []
         self._numbers: dict[str, int] = {}
@@ -87,7 +107,10 @@ class Agreement:
 
     def add(self, key: str, terms: str, passing: bool) -> None:
         """This rank has ``key``, which must not wait already."""
-        self._mine[key] = _Mine(terms, passing, time.monotonic() + self._comm.timeout_s)
+        now = time.monotonic()
+        self._mine[key] = _Mine(terms, passing, now + self._comm.timeout_s)
+        if self._warn_after_s is not None:
+            self._calm[key] = now + self._warn_after_s
         number = self._numbers.get(key)
         known = None if number is None else self._known[number]
         if number is not None and known is not None and known.terms == terms:
@@ -101,8 +124,8 @@ class Agreement:
 
     def round(self) -> Round:
         """Tell and hear; returns what is settled now. Waits for all ranks to come here."""
-        late = self._late()
-        quiet = not (self._news or self._joining or late)
+        late, slow = self._late(), self._slow()
+        quiet = not (self._news or self._joining or late or slow)
         bits, all_quiet = self._share_bits(quiet)
         settled = []
         for number in _numbers_of(bits):
@@ -110,11 +133,10 @@ class Agreement:
             assert known is not None, "a bit that nobody gave out was set on all ranks"
             self._drop(known.key)
             settled.append(self._standing_aside(known))
-        last = None
-        if not all_quiet:
-            more, last = self._share_news(late)
-            settled += more
-        return Round(settled, last)
+        if all_quiet:
+            return Round(settled, None, [])
+        told = self._share_news(late, slow)
+        return told._replace(settled=settled + told.settled)
 
     def _late(self) -> list[str]:
         """Keys whose time is over; in order of arrival, so the first tells whether to look."""
@@ -123,6 +145,14 @@ class Agreement:
         if first is None or first.until > now:
             return []
         return [key for key, one in self._mine.items() if one.until <= now]
+
+    def _slow(self) -> list[str]:
+        """Keys that wait for so long that it is to be told."""
+        now = time.monotonic()
+        first = next(iter(self._calm.values()), None)
+        if first is None or first > now:
+            return []
+        return [key for key, at in self._calm.items() if at <= now]
 
     def _share_bits(self, quiet: bool) -> tuple[int, bool]:
         """Known entries that all ranks have, and whether nobody has news."""
@@ -134,8 +164,8 @@ class Agreement:
         common = int.from_bytes(data, "little")
         return common >> _WORD_BITS, bool(common & 1)
 
-    def _share_news(self, late: list[str]) -> tuple[list[Settled], int | None]:
-        message = {"have": self._news, "join": self._joining, "late": late}
+    def _share_news(self, late: list[str], slow: list[str]) -> Round:
+        message = {"have": self._news, "join": self._joining, "late": late, "slow": slow}
         self._news = []
         joined_now = []
         messages = _every_message(self._comm, message)
@@ -153,11 +183,14 @@ class Agreement:
         settled = [self._settle(key) for key in list(self._told) if self._complete(key)]
         for key in dict.fromkeys(key for told in messages for key in told["late"]):
             settled += self._give_up(key)
+        stalled = []
+        for key in dict.fromkeys(key for told in messages for key in told["slow"]):
+            stalled += self._stalled(key)
         last = None
         if len(self._joined) == self._comm.size:
             last = self._ranks[joined_now[-1]]
             self._joined.clear()
-        return settled, last
+        return Round(settled, last, stalled)
 
     def _complete(self, key: str) -> bool:
         return len(self._told[key].keys() | self._joined) == self._comm.size
@@ -199,18 +232,35 @@ class Agreement:
             return []
         self._passing.discard(key)
         self._drop(key)
-        missing = [r for r in range(self._comm.size) if r not in told and r not in self._joined]
         text = (
-            f"{key} waited {self._comm.timeout_s:g} s for {self._list(missing)}, while "
+            f"{key} waited {self._comm.timeout_s:g} s for {self._list(self._missing(told))}, while "
             f"{self._list(sorted(told))} had it: do all ranks call it, under the same name?"
         )
         return [Settled(key, told[min(told)], text)]
+
+    def _stalled(self, key: str) -> list[Stalled]:
+        """Some rank waits for long; who has a known entry is told in the next round, as above."""
+        if key in self._numbers:
+            self._forget(key)
+            return []
+        told = self._told.get(key)
+        self._calm.pop(key, None)
+        if told is None:
+            return []
+        text = (
+            f"{key} has been waiting {self._warn_after_s:g} s for "
+            f"{self._list(self._missing(told))}, while {self._list(sorted(told))} had it"
+        )
+        return [Stalled(key, sorted(told), text)]
+
+    def _missing(self, told: Iterable[int]) -> list[int]:
+        return [r for r in range(self._comm.size) if r not in told and r not in self._joined]
 
     def _learn(self, settled: Settled) -> None:
         if self._free:
             number = self._free.pop()
             self._known[number] = settled
-        elif len(self._known) < KNOWN_MAX:
+        elif len(self._known) < self._known_max:
             number = len(self._known)
             self._known.append(settled)
         else:
@@ -234,6 +284,7 @@ class Agreement:
 
     def _drop(self, key: str) -> None:
         """This rank waits for ``key`` no longer."""
+        self._calm.pop(key, None)
         self._mine.pop(key, None)
         number = self._numbers.get(key)
         if number is not None:

@@ -7,43 +7,49 @@
               <---------------- task.done
 
 The thread sleeps while this rank has nothing that waits. While something waits for other ranks it
-asks again after pauses that grow to PAUSE_MAX_S, which is what a cycle is in Horovod.
+asks again after pauses that grow to a cycle's length, as it is called in Horovod.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycoll.communicator import Communicator
 from pycoll.errors import InvalidArgumentError
-from pycoll.torch.agreement import Agreement, Round
+from pycoll.torch.agreement import KNOWN_MAX, Agreement, Round
 from pycoll.torch.errors import HorovodInternalError
 from pycoll.torch.tasks import AllReduce, Task
 from pycoll.torch.timeline import Timeline
+from pycoll.torch.variables import Variables
 
 #: A weak reference to a method, or what looks like it.
 Finish = Callable[[], Callable[[], None] | None]
 
 PAUSE_MIN_S = 50e-6
-PAUSE_MAX_S = 1e-3
 JOIN = "join"
 
 
 class Coordinator:
     """Runs tasks over ``comm``, which it owns and nobody else may use.
 
-    ``ranks`` are the global ranks of the communicator's. Any thread may submit and wait.
+    ``ranks`` are the global ranks of the communicator's. Any thread may submit and wait. ``wishes``
+    are those of variables; ``fusion_bytes`` and ``cache`` have to be alike on all ranks.
     """
 
-    def __init__(self, comm: Communicator, ranks: Sequence[int], timeline: Timeline) -> None:
+    def __init__(
+        self, comm: Communicator, ranks: Sequence[int], timeline: Timeline, wishes: Variables
+    ) -> None:
         self.comm = comm
         self.ranks = list(ranks)
         self._timeline = timeline
-        self._agreement = Agreement(comm, ranks)
+        self._wishes = wishes
+        known_max = KNOWN_MAX if wishes.cache is None else wishes.cache
+        self._agreement = Agreement(comm, ranks, known_max, wishes.warn_after_s)
         self._changed = threading.Condition()
         self._arrived: list[Task] = []
         self._tasks: dict[str, Task] = {}
@@ -76,6 +82,8 @@ class Coordinator:
                 name = f"noname.{self._joins}.{self._counts[task.kind]}"
                 self._counts[task.kind] += 1
             task.key = f"{task.kind}.{name}"
+            if task.kind != JOIN:
+                task.warn_after_s = self._wishes.warn_after_s
             if task.key in self._tasks:
                 raise ValueError(
                     f"{task.kind} of {name!r} was called while the one before is still under way: "
@@ -128,7 +136,7 @@ class Coordinator:
                 found = self._agreement.round()
                 self._run_all(found)
                 idle = not found.settled and found.last_joined is None
-                pause = min(max(2 * pause, PAUSE_MIN_S), PAUSE_MAX_S) if idle else 0.0
+                pause = min(max(2 * pause, PAUSE_MIN_S), self._wishes.cycle_s) if idle else 0.0
         except BaseException as error:
             self._fail_all(error)
         else:
@@ -165,12 +173,20 @@ class Coordinator:
                 task = AllReduce.of_zeros(one.terms)
                 task.key = one.key
             if isinstance(task, AllReduce) and task.fused:
+                if not self._fits(batch, task):
+                    self._run_batch(batch)
+                    batch = []
                 batch.append(task)
                 continue
             self._run_batch(batch)
             batch = []
             self._run(task)
         self._run_batch(batch)
+        for stalled in found.stalled:
+            if stalled.key in self._tasks:
+                self._tasks[stalled.key].stalled = True
+            if stalled.had[0] == self.comm.rank:
+                warnings.warn(stalled.text, RuntimeWarning, stacklevel=2)
         if found.last_joined is not None:
             with self._changed:
                 # Some ranks called what others did not; from here on they count alike again.
@@ -179,6 +195,11 @@ class Coordinator:
             for task in [task for task in self._tasks.values() if task.kind == JOIN]:
                 self._timeline.end(task.key)
                 self._complete(task, found.last_joined)
+
+    def _fits(self, batch: list[AllReduce], task: AllReduce) -> bool:
+        """Whether a task may be reduced in one group with those; alike on all ranks."""
+        most = self._wishes.fusion_bytes
+        return most is None or sum(one.nbytes for one in (*batch, task)) <= most
 
     def _run_batch(self, batch: list[AllReduce]) -> None:
         """Several all-reduces as one group; what cannot run, alike on all ranks, fails alone."""

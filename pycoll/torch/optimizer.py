@@ -6,12 +6,13 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pycoll.optim.policies import Policy, policy_of
-from pycoll.torch import world
+from pycoll.torch import variables, world
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.gradients import Gradients, Parameters, Settings
 from pycoll.torch.ops import Adasum, Average, checked
@@ -71,7 +72,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     if policy is not None:
-        policy = policy_of(policy)
+        policy = _policy(policy)
         if groups is not None or reduction == Adasum:
             what = "groups" if groups is not None else "op=Adasum"
             raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
@@ -96,6 +97,13 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         wrapped.set_backward_passes_per_step(backward_passes_per_step)
     wrapped._settings, wrapped._parameter_names = settings, names
     return wrapped
+
+
+def _policy(given: Any) -> Policy:
+    """One by its name has buckets of HOROVOD_FUSION_THRESHOLD."""
+    found = policy_of(given)
+    most = variables.read().fusion_bytes
+    return replace(found, bucket_bytes=most) if isinstance(given, str) and most else found
 
 
 def _gradients(

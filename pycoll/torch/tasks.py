@@ -30,6 +30,9 @@ class Task:
     def __init__(self, terms: dict[str, Any]) -> None:
         self.key = ""
         self.passing = False
+        #: When whoever waits is to tell so, and whether that was told.
+        self.warn_after_s: float | None = None
+        self.stalled = False
         self.terms = json.dumps(terms)
         self.done = threading.Event()
         self.result: Any = None
@@ -93,6 +96,8 @@ class AllReduce(Task):
             )
         )
         self.fused = op != Adasum
+        #: What travels.
+        self.nbytes = sum(one.numel() * one.element_size() for one in inputs)
         self._inputs, self._outputs = inputs, outputs
         self._op, self._prescale, self._postscale = op, prescale, postscale
         self._held: list[torch.Tensor] = []

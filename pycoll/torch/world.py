@@ -13,12 +13,16 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import pycoll
 from pycoll.communicator import Communicator
+from pycoll.torch import variables
 from pycoll.torch.coordinator import Coordinator
 from pycoll.torch.errors import HorovodInternalError
 from pycoll.torch.tasks import Barrier, Collective, Task
 from pycoll.torch.timeline import Timeline
+from pycoll.torch.variables import Variables
 
 if TYPE_CHECKING:
     from pycoll.torch.process_sets import ProcessSet
@@ -26,12 +30,13 @@ if TYPE_CHECKING:
 #: The longest wait of an operation where PYCOLL_TIMEOUT_S says nothing: one rank may evaluate or
 #: save for long while the others wait with their next gradients.
 TIMEOUT_S = 1800.0
+STALL_GRACE_S = 0.2
 
 
 class World:
     """The sets of ranks and their coordinators, by number."""
 
-    def __init__(self, comm: Communicator, owns_pycoll: bool) -> None:
+    def __init__(self, comm: Communicator, owns_pycoll: bool, wishes: Variables) -> None:
         self.rank = comm.rank
         self.size = comm.size
         self.local_rank = comm.local_rank
@@ -42,7 +47,8 @@ class World:
         self.timeline = Timeline()
         self._owns_pycoll = owns_pycoll
         self._lock = threading.Lock()
-        self._everybody = Coordinator(comm, range(comm.size), self.timeline)
+        self._wishes = _alike(comm, wishes)
+        self._everybody = Coordinator(comm, range(comm.size), self.timeline, self._wishes)
         self._sets: dict[int, tuple[list[int], Coordinator | None]] = {
             0: (list(range(comm.size)), self._everybody)
         }
@@ -67,7 +73,9 @@ class World:
             return comm.split(0 if comm.rank in ranks else None)
 
         comm = self._together(Collective({"process set": ranks}, split))
-        coordinator = None if comm is None else Coordinator(comm, ranks, self.timeline)
+        coordinator = None
+        if comm is not None:
+            coordinator = Coordinator(comm, ranks, self.timeline, self._wishes)
         number, self._next = self._next, self._next + 1
         self._sets[number] = (ranks, coordinator)
         return number
@@ -113,6 +121,15 @@ class World:
             pycoll.finalize()
 
 
+def _alike(comm: Communicator, wishes: Variables) -> Variables:
+    """With rank 0's word for what has to be the same on all ranks."""
+    mine = [-1 if one is None else one for one in (wishes.fusion_bytes, wishes.cache)]
+    fusion, cache = (int(one) for one in comm.broadcast(np.array(mine, np.int64)))
+    return wishes._replace(
+        fusion_bytes=None if fusion < 0 else fusion, cache=None if cache < 0 else cache
+    )
+
+
 class _State:
     """The one world of this process."""
 
@@ -126,6 +143,15 @@ _state = _State()
 
 def waited(task: Task) -> Any:
     """The result of a task, once it is there; its error otherwise."""
+    after_s = task.warn_after_s
+    # The ranks may have told each other a moment before; they cannot while one takes no part.
+    if not task.done.wait(after_s) and not task.done.wait(STALL_GRACE_S) and not task.stalled:
+        warnings.warn(
+            f"{task.key} has been waiting {after_s:g} s for other ranks, at least one of which has "
+            "nothing to reduce meanwhile: do all ranks call it, under the same name?",
+            RuntimeWarning,
+            stacklevel=4,
+        )
     task.done.wait()
     if task.error is not None:
         raise task.error
@@ -146,22 +172,30 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     those ranks that take part, or a communicator of mpi4py. ``process_sets``: a list of ProcessSet
     to register, alike on all ranks, or "dynamic"; sets can be added later in any case.
 
-    Raises what ``pycoll.init`` raises, and ValueError for a rank that is not in ``comm``.
+    ``HOROVOD_*`` variables are honoured as variables.py says; rank 0 warns of those that do nothing
+    here. Raises what ``pycoll.init`` raises, and ValueError for a rank that is not in ``comm`` and
+    for variables that cannot be read.
     """
     if _state.world is not None and _state.pid == os.getpid():
         return
+    wishes = variables.read()
     chosen = None if comm is None or hasattr(comm, "Get_rank") else list(comm)
     owns = not pycoll.is_initialized()
     if owns:
-        limit = None if "PYCOLL_TIMEOUT_S" in os.environ else TIMEOUT_S
+        limit = None if "PYCOLL_TIMEOUT_S" in os.environ else wishes.give_up_s or TIMEOUT_S
         pycoll.init(comm=None if chosen is not None else comm, timeout_s=limit)
     base = pycoll.world()
     inside = not chosen or base.rank in chosen
     own = base.split(0 if inside else None, chosen.index(base.rank) if chosen and inside else 0)
     if own is None:
         raise ValueError(f"rank {base.rank} is not among the ranks {chosen} of hvd.init(comm=...)")
-    _state.world = World(own, owns)
+    _state.world = World(own, owns, wishes)
     _state.pid = os.getpid()
+    if own.rank == 0:
+        variables.tell_once()
+    if wishes.timeline and wishes.timeline != "DYNAMIC":
+        path = variables.timeline_path(wishes.timeline, own.rank)
+        _state.world.timeline.start(path, own.rank, wishes.mark_cycles)
     if process_sets and process_sets != "dynamic":
         _register_all(process_sets)
 

@@ -49,6 +49,13 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "1",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4712",
+}
 PYCOLL_RUN = {
     "PYCOLL_RANK": "1",
     "PYCOLL_SIZE": "2",
@@ -74,6 +81,7 @@ def hydra_s_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, Placement(0, 1, "nothing found", "solo")),
         (OPEN_MPI, Placement(1, 4, "Open MPI", "unix", "ompi prterun-node-17@1")),
         (HYDRA, Placement(2, 3, "MPICH", "unix", "hydra 4711@99")),
+        (HOROVODRUN, Placement(1, 2, "horovodrun", "unix", "horovod 10.0.0.1:4712")),
         (SLURM, Placement(5, 8, "srun", "unix", "slurm 77.0")),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "6"}, Placement(5, 6, "srun", "unix", "slurm 77.0")),
         (TORCHRUN, Placement(0, 2, "torchrun", "torch", "abc/1", "node:29500", launcher=True)),
@@ -97,6 +105,7 @@ def test_each_launcher_s_variables_give_a_place(env: dict[str, str], expected: P
         (SLURM | HYDRA, "MPICH"),
         (SLURM | TORCHRUN, "torchrun"),
         (OPEN_MPI | TORCHRUN, "torchrun"),
+        (SLURM | HOROVODRUN, "horovodrun"),
         (OPEN_MPI | SLURM | TORCHRUN | PYCOLL_RUN, "pycoll run"),
     ],
 )
@@ -123,6 +132,7 @@ def test_a_batch_script_is_no_rank() -> None:
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI"),
         (HYDRA | {"MPI_LOCALNRANKS": "1"}, "MPICH"),
         (SLURM | {"SLURM_NNODES": "2"}, "srun"),
+        (HOROVODRUN | {"HOROVOD_LOCAL_SIZE": "1"}, "horovodrun"),
     ],
 )
 def test_several_hosts_need_an_address_and_a_secret(env: dict[str, str], launcher: str) -> None:
@@ -130,13 +140,14 @@ def test_several_hosts_need_an_address_and_a_secret(env: dict[str, str], launche
         find(env)
     assert launcher in str(caught.value)
     assert "PYCOLL_SECRET" in str(caught.value)
-    assert ("mpi4py" in str(caught.value)) == (launcher != "srun")
+    assert ("mpi4py" in str(caught.value)) == (launcher in ("Open MPI", "MPICH"))
     placement = find(env | {"PYCOLL_ADDRESS": "node:4711", "PYCOLL_SECRET": SECRET})
     assert (placement.way, placement.address, placement.launcher) == ("store", "node:4711", False)
     assert (placement.rank, placement.source) == (find(env | SAME_HOST[launcher]).rank, launcher)
 
 
 SAME_HOST = {
+    "horovodrun": HOROVODRUN,
     "Open MPI": {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
     "MPICH": {"MPI_LOCALNRANKS": "3"},
     "srun": {"SLURM_NNODES": "1"},

@@ -180,3 +180,25 @@ def test_names_beyond_the_limit_are_told_in_words() -> None:
         return count
 
     assert world_in_threads(2).run(rank) == [KNOWN_MAX + 5] * 2
+
+
+def test_what_waits_for_long_is_told_once_with_the_ranks_that_lack_it() -> None:
+    """Also where the name has a number, so that only bits are known of it."""
+
+    def rank(comm: Comm) -> list[tuple[list[int], str]]:
+        agreement = Agreement(comm, [5, 6, 7], warn_after_s=0.0)
+        told = []
+        for _ in range(2):
+            if comm.rank != 1:
+                agreement.add("x", PLAIN, False)
+            for _ in range(4):
+                told += agreement.round().stalled
+            if comm.rank == 1:
+                agreement.add("x", PLAIN, False)
+            while agreement.waits:
+                told += agreement.round().stalled
+        return [(list(one.had), one.text) for one in told]
+
+    found = world_in_threads(3).run(rank)
+    text = "x has been waiting 0 s for rank 6, while ranks 5, 7 had it"
+    assert found == [[([0, 2], text)] * 2] * 3

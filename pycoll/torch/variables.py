@@ -1,0 +1,170 @@
+"""``HOROVOD_*`` variables: those that mean something here are honoured, of others a warning tells.
+
+What must be alike on all ranks is rank 0's word. Variables of building Horovod, and those of a
+launcher that say where ranks are (pycoll/bootstrap/discover.py reads them), are nobody's mistake.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+PREFIX = "HOROVOD_"
+
+
+class Variables(NamedTuple):
+    """What was asked for. ``timeline`` is a path or empty; see ``VARIABLES`` for the rest."""
+
+    fusion_bytes: int | None = None
+    cycle_s: float = 1e-3
+    cache: int | None = None
+    timeline: str = ""
+    mark_cycles: bool = False
+    no_stall_check: bool = False
+    stall_s: float = 60.0
+    give_up_s: float = 0.0
+
+    @property
+    def warn_after_s(self) -> float | None:
+        """When to tell that a tensor waits for other ranks; None for never."""
+        return None if self.no_stall_check or self.stall_s == 0 else self.stall_s
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _figure(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+class _Variable(NamedTuple):
+    field: str
+    parse: Callable[[str], Any]
+    expected: str
+    meaning: str
+
+
+_FLAG = "1 or 0"
+VARIABLES: dict[str, _Variable] = {
+    "HOROVOD_FUSION_THRESHOLD": _Variable(
+        "fusion_bytes",
+        _count,
+        "bytes",
+        "tensors that are ready together are reduced in groups up to so many bytes, 0 each by "
+        "itself (without it all as one); bucket_bytes of policies given by name",
+    ),
+    "HOROVOD_CYCLE_TIME": _Variable(
+        "cycle_s",
+        lambda text: _figure(text) / 1e3,
+        "milliseconds",
+        "the longest pause before ranks are asked again what they have, 1 without it",
+    ),
+    "HOROVOD_CACHE_CAPACITY": _Variable(
+        "cache", _count, "a number", "how many tensors have numbers, 0 for none (8192 without it)"
+    ),
+    "HOROVOD_TIMELINE": _Variable(
+        "timeline",
+        str,
+        "a path",
+        "init() begins a timeline: rank 0 writes to this file, rank r to one with .r before the "
+        "ending; DYNAMIC leaves that to start_timeline",
+    ),
+    "HOROVOD_TIMELINE_MARK_CYCLES": _Variable(
+        "mark_cycles", lambda text: bool(_count(text)), _FLAG, "with marks for cycles"
+    ),
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": _Variable(
+        "stall_s",
+        _figure,
+        "seconds",
+        "after so long a warning names a tensor that waits, and the ranks that lack it (60 "
+        "without it, 0 for never)",
+    ),
+    "HOROVOD_STALL_CHECK_DISABLE": _Variable(
+        "no_stall_check", lambda text: bool(_count(text)), _FLAG, "1: without that warning"
+    ),
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": _Variable(
+        "give_up_s",
+        _figure,
+        "seconds",
+        "after so long what waits fails (1800 without it, or as PYCOLL_TIMEOUT_S says)",
+    ),
+}
+
+#: Read elsewhere, or granted without being asked for.
+PLACES = (
+    *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME"),
+    *("GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "ELASTIC", "DYNAMIC_PROCESS_SETS"),
+)
+#: Begin the names of variables for building Horovod.
+_BUILDING = ("WITH", "BUILD_", "CUDA_HOME", "NCCL_", "GPU", "ROCM_", "MPICXX", "SKIP_")
+#: What to do instead.
+ADVICE = {
+    "AUTOTUNE": 'DistributedOptimizer(policy="auto") measures and chooses',
+    "HIERARCHICAL": "algorithms are chosen by cost; pycoll explain tells which",
+    "TORUS": "algorithms are chosen by cost; pycoll explain tells which",
+    "CONTROLLER": "there is one way for ranks to agree, which needs neither MPI nor Gloo",
+    "CPU_OPERATIONS": "pycoll moves the bytes itself",
+    "MPI_THREADS_DISABLE": "MPI is not used",
+    "GLOO_IFACE": "PYCOLL_INTERFACES names network interfaces",
+    "GLOO_TIMEOUT": "PYCOLL_TIMEOUT_S and PYCOLL_INIT_TIMEOUT_S bound all waits",
+    "LOG": "there is no log; errors and warnings say what happened",
+    "THREAD_AFFINITY": "the progress thread runs where the system puts it",
+    "DISABLE_GROUP_FUSION": "HOROVOD_FUSION_THRESHOLD bounds what is reduced together",
+    "NUM_NCCL_STREAMS": "NCCL is not used",
+}
+
+
+def read(environ: Mapping[str, str] | None = None) -> Variables:
+    """What the environment asks for. ValueError for a value that cannot be read, naming it."""
+    source = os.environ if environ is None else environ
+    found: dict[str, Any] = {}
+    for name, one in VARIABLES.items():
+        text = source.get(name, "")
+        if not text:
+            continue
+        try:
+            found[one.field] = one.parse(text)
+        except ValueError:
+            raise ValueError(f"{name}={text!r}: expected {one.expected}") from None
+    return Variables(**found)
+
+
+def without_meaning(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that are set and do nothing here, each with what to do instead."""
+    source = os.environ if environ is None else environ
+    found = {}
+    for name in sorted(source):
+        word = name.removeprefix(PREFIX)
+        if name == word or name in VARIABLES or word in PLACES or word.startswith(_BUILDING):
+            continue
+        advice = next((text for start, text in ADVICE.items() if word.startswith(start)), "")
+        found[name] = advice or "pycoll knows nothing like it"
+    return found
+
+
+_told: set[str] = set()
+
+
+def tell_once() -> None:
+    """Warn of each variable that does nothing, the first time in this process."""
+    for name, advice in without_meaning().items():
+        if name not in _told:
+            _told.add(name)
+            warnings.warn(f"{name} has no effect: {advice}", stacklevel=3)
+
+
+def timeline_path(path: str, rank: int) -> str:
+    """The file of a rank where rank 0 has ``path``."""
+    if rank == 0:
+        return path
+    stem, ending = os.path.splitext(path)
+    return f"{stem}.{rank}{ending}"
