@@ -200,17 +200,27 @@ def _buckets(optimizer: torch.optim.Optimizer, groups: Any) -> list[Parameters]:
     parameters = [p for p in _parameters_of(optimizer) if p.requires_grad]
     if groups is None:
         return [(p,) for p in parameters]
-    if isinstance(groups, bool) or not (isinstance(groups, list) or groups > 0):
+    is_count = isinstance(groups, int) and not isinstance(groups, bool) and groups > 0
+    if not isinstance(groups, list) and not is_count:
         raise ValueError(f"groups is {groups!r}: expected a number above 0, or lists of parameters")
     if not isinstance(groups, list):
         count = min(int(groups), len(parameters))
         ends = [len(parameters) * number // count for number in range(count + 1)]
         return [tuple(parameters[start:end]) for start, end in itertools.pairwise(ends)]
+    if any(not isinstance(group, list | tuple) for group in groups):
+        raise ValueError("groups has an entry that is no list of parameters")
     grouped = [p for group in groups for p in group]
     if any(not isinstance(p, torch.Tensor) for p in grouped):
         raise ValueError("groups has an entry that is no list of parameters")
     if len({id(p) for p in grouped}) != len(grouped):
         raise ValueError("groups has a parameter twice")
+    every = {id(p) for p in _parameters_of(optimizer)}
+    strange = [number for number, group in enumerate(groups) for p in group if id(p) not in every]
+    if strange:
+        raise ValueError(
+            f"groups has {len(strange)} parameters that are not the optimizer's, the first in "
+            f"group {strange[0]}"
+        )
     known = {id(p) for p in parameters}
     buckets = [tuple(p for p in group if id(p) in known) for group in groups]
     single = [(p,) for p in parameters if all(p is not one for one in grouped)]

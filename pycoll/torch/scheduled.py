@@ -53,6 +53,7 @@ class ScheduledGradients:
         self._home: Coordinator | None = None
         self._scheduler: Scheduler | None = None
         self._views: list[torch.Tensor] = []
+        self._shapes: dict[torch.Tensor, tuple[tuple[int, ...], torch.dtype]] = {}
         self._word, self._before, self._after = self._scales()
         for parameter in self.parameters:
             if parameter.device.type != "cpu":
@@ -135,6 +136,7 @@ class ScheduledGradients:
             )
         if not self.under_way:
             self._begin()
+        self._check(parameter, grad)
         number = self._numbers[parameter]
         small, note = self.settings.compression.compress(dense(grad))
         view = self._views[number]
@@ -147,6 +149,17 @@ class ScheduledGradients:
         assert self._scheduler is not None
         self._scheduler.ready(number)
 
+    def _check(self, parameter: torch.Tensor, grad: torch.Tensor) -> None:
+        """It is as it was when messages were made."""
+        before = self._shapes[parameter]
+        now = (tuple(grad.shape), grad.dtype)
+        if now != before:
+            raise ValueError(
+                f"the gradient of {self.names[parameter]!r} has shape {now[0]} and type {now[1]}, "
+                f"and had {before[0]} and {before[1]}: with a policy they stay; make the optimizer "
+                "anew after changing the model"
+            )
+
     def _begin(self) -> None:
         """A step begins, in the world as it is now."""
         self.before_step()
@@ -156,6 +169,7 @@ class ScheduledGradients:
             home.submit(task, None)
             comm = world.waited(task)
             home.adopt(comm, weakref.WeakMethod(self._before_closing))
+            self._shapes = {p: (tuple(p.shape), p.dtype) for p in self.parameters}
             entries = [self._entry(parameter) for parameter in self.parameters]
             self._scheduler = Scheduler(
                 comm,

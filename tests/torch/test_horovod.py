@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from types import ModuleType
 
+import hvd_bad_input_checks
 import hvd_moving_checks
 import hvd_optimizer_checks
 import hvd_overlap_checks
@@ -16,6 +17,7 @@ from torch_ranks import checks_of, outcomes_of
 MODULES = {
     one.__name__: one
     for one in (
+        hvd_bad_input_checks,
         hvd_moving_checks,
         hvd_optimizer_checks,
         hvd_overlap_checks,

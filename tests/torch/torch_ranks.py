@@ -79,10 +79,15 @@ def outcomes_of(size: int, module: Any, names: list[str]) -> dict[str, str]:
     }
 
 
-def raised(kind: type[BaseException], function: Any, *args: Any, **words: Any) -> str:
+def raised(
+    kind: type[BaseException] | tuple[type[BaseException], ...],
+    function: Any,
+    *args: Any,
+    **words: Any,
+) -> str:
     """The text of the error that the call must raise."""
     try:
         function(*args, **words)
     except kind as error:
         return str(error)
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"no {kind}")
