@@ -20,14 +20,16 @@ costs nothing where the fastest algorithms fold so anyway; between hosts it excl
 combine inside hosts first, and ``deterministic=False`` has those back.
 
 ``Scheduler`` serves arrays of any framework; ``pycoll.torch``'s DistributedOptimizer takes its
-policies by name. ``Bucket`` is for those who want the flat memory itself.
+policies by name. ``average_gradients`` takes whole structures of arrays. ``Bucket`` is for those
+who want the flat memory itself.
 """
 
 from __future__ import annotations
 
+from pycoll.optim.average import average_gradients
 from pycoll.optim.bucket import Bucket
 from pycoll.optim.layout import Entry
 from pycoll.optim.policies import POLICIES, Policy
 from pycoll.optim.scheduler import Scheduler
 
-__all__ = ["POLICIES", "Bucket", "Entry", "Policy", "Scheduler"]
+__all__ = ["POLICIES", "Bucket", "Entry", "Policy", "Scheduler", "average_gradients"]

@@ -1,0 +1,137 @@
+"""Nested structures of arrays, averaged over the ranks by a Scheduler of their own."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pycoll import _core
+from pycoll.arrays import framework_of
+from pycoll.errors import InvalidArgumentError
+from pycoll.optim.layout import Entry
+from pycoll.optim.policies import Policy, policy_of
+from pycoll.optim.scheduler import Scheduler
+from pycoll.types import DType
+
+#: The schedulers of each communicator, by what they reduce.
+_schedulers: weakref.WeakKeyDictionary[Any, dict[Any, Scheduler]] = weakref.WeakKeyDictionary()
+
+
+def average_gradients(
+    tree: Any, *, comm: Any = None, policy: str | Policy = "auto", op: str = "avg"
+) -> Any:
+    """A structure like ``tree``, each of whose arrays is the average of all ranks' arrays there.
+
+    >>> mine = {"weight": np.full((2, 2), comm.rank, np.float32), "bias": [np.array([3.0])]}
+    >>> pycoll.optim.average_gradients(mine, comm=comm)["weight"]  # on 3 ranks
+    array([[1., 1.],
+           [1., 1.]], dtype=float32)
+
+    ``tree``: an array, or dicts, lists and tuples of trees; where JAX is loaded also what is
+    registered with it. None stands for nothing. Shapes are any, types those of all_reduce; results
+    are new arrays of the same framework, shape and type. ``comm``: the world if None; nobody else
+    may use it meanwhile. ``policy``: how arrays become messages, see ``Scheduler``, which is kept
+    for the next call with arrays of the same names, shapes and types; the first such calls are
+    timed. ``op``: as of all_reduce.
+
+    Blocking and collective. Raises InvalidArgumentError for what is no array, an unknown policy or
+    op, and MismatchError where a rank's structure, shapes, types, policy or op are others: naming
+    the first difference if they are new to all ranks, else as of any collective. Otherwise what
+    all_reduce raises.
+    """
+    if comm is None:
+        import pycoll
+
+        comm = pycoll.world()
+    leaves = list(_leaves(tree, ""))
+    views = [framework_of(leaf, name).view(leaf, name) for name, leaf in leaves]
+    entries = tuple(
+        Entry(name, tuple(view.shape), DType(view.dtype).word)
+        for (name, _), view in zip(leaves, views, strict=True)
+    )
+    scheduler = _scheduler(comm, entries, policy_of(policy), op)
+    memory = scheduler.begin()
+    for number, view in enumerate(views):
+        _core.pack([view], _core.view(memory[number]))
+        scheduler.ready(number)
+    scheduler.wait()
+    averages = [_like(leaf, memory[number]) for number, (_, leaf) in enumerate(leaves)]
+    return _rebuilt(tree, iter(averages))
+
+
+def _scheduler(comm: Any, entries: Sequence[Entry], policy: Policy, op: str) -> Scheduler:
+    kept = _schedulers.setdefault(comm, {})
+    key = (tuple(entries), policy, op)
+    if key not in kept:
+        kept[key] = Scheduler(comm, entries, policy=policy, op=op)
+    return kept[key]
+
+
+def _like(leaf: Any, memory: Any) -> Any:
+    """The values of ``memory`` as an array of the leaf's kind."""
+    framework, view = framework_of(leaf), _core.view(memory)
+    made = framework.empty(leaf, view.shape, view.dtype)
+    _core.unpack(view, [_core.view(made)])
+    return framework.finish(leaf, made)
+
+
+# Structures
+
+
+def _leaves(node: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Arrays with the way to them: "layer/0/weight"; that of a tree that is an array is "tree"."""
+    parts = _parts(node)
+    if parts is None:
+        yield name or "tree", node
+        return
+    for key, child in parts[0]:
+        yield from _leaves(child, f"{name}/{key}" if name else str(key))
+
+
+def _rebuilt(node: Any, leaves: Iterator[Any]) -> Any:
+    parts = _parts(node)
+    if parts is None:
+        return next(leaves)
+    children, make = parts
+    return make([_rebuilt(child, leaves) for _, child in children])
+
+
+Parts = tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]]
+
+
+def _parts(node: Any) -> Parts | None:
+    """The children of a node with their keys, and what makes one from others; None of a leaf."""
+    if node is None:
+        return [], lambda _: None
+    if isinstance(node, dict):
+        keys = sorted(node, key=str)
+        twice = next((b for a, b in itertools.pairwise(keys) if str(a) == str(b)), None)
+        if twice is not None:
+            raise InvalidArgumentError(f"tree has two keys that read {str(twice)!r} in one dict")
+        return [(key, node[key]) for key in keys], lambda new: _dict_like(node, keys, new)
+    if isinstance(node, list | tuple):
+        kind: Any = type(node)
+        fields = getattr(kind, "_fields", None)
+        if fields is None:
+            return list(enumerate(node)), kind
+        return list(zip(fields, node, strict=True)), kind._make
+    return _parts_of_jax(node)
+
+
+def _dict_like(node: dict[Any, Any], keys: list[Any], new: list[Any]) -> Any:
+    made = copy.copy(node)
+    made.update(zip(keys, new, strict=True))
+    return made
+
+
+def _parts_of_jax(node: Any) -> Parts | None:
+    """Of a class that was registered with JAX, if that is loaded."""
+    jax = sys.modules.get("jax")
+    if jax is None or jax.tree_util.all_leaves([node]):
+        return None
+    children, shape = jax.tree_util.tree_flatten(node, is_leaf=lambda one: one is not node)
+    return list(enumerate(children)), shape.unflatten
