@@ -30,7 +30,7 @@ def starts_on(hosts: Hosts, per_host: int, folder: Path) -> Callable[[str, int, 
             return [Start(hosts.on(0, _openmpi(names, per_host, agent, worker)))]
         if name == "mpich":
             return [Start(hosts.on(0, _mpich(names, ranks, agent, worker)), _NO_SHARED_MEMORY)]
-        places = _pycoll(hosts, ranks) if name == "pycoll" else _gloo(hosts, ranks)
+        places = places_of(name, hosts.addresses[0], DEVICE, ranks)
         return [
             Start(hosts.on(rank // per_host, worker), places(rank, rank % per_host))
             for rank in range(ranks)
@@ -39,25 +39,30 @@ def starts_on(hosts: Hosts, per_host: int, folder: Path) -> Callable[[str, int, 
     return starts
 
 
-def _pycoll(hosts: Hosts, ranks: int) -> Callable[[int, int], Mapping[str, str]]:
-    secret = secrets.token_hex(16)
-    return lambda rank, local: {
-        "PYCOLL_RANK": str(rank),
-        "PYCOLL_SIZE": str(ranks),
-        "PYCOLL_ADDRESS": f"{hosts.addresses[0]}:{_PORT}",
-        "PYCOLL_SECRET": secret,
-    }
+def places_of(
+    name: str, address: str, device: str, ranks: int, port: int = _PORT
+) -> Callable[[int, int], Mapping[str, str]]:
+    """What tells pycoll or Gloo, by variables, where a rank belongs: of its number and local one.
 
-
-def _gloo(hosts: Hosts, ranks: int) -> Callable[[int, int], Mapping[str, str]]:
-    return lambda rank, local: {
-        "RANK": str(rank),
+    ``port`` and the one behind it are free at ``address``, where rank 0 is.
+    """
+    torchs = {
         "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(local),
-        "MASTER_ADDR": hosts.addresses[0],
-        "MASTER_PORT": str(_PORT),
-        "GLOO_SOCKET_IFNAME": DEVICE,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port if name == "gloo" else port + 1),
+        "GLOO_SOCKET_IFNAME": device,
     }
+    ours = {
+        "PYCOLL_SIZE": str(ranks),
+        "PYCOLL_ADDRESS": f"{address}:{port}",
+        "PYCOLL_SECRET": secrets.token_hex(16),
+    }
+
+    def places(rank: int, local: int) -> Mapping[str, str]:
+        found = {**torchs, "RANK": str(rank), "LOCAL_RANK": str(local)}
+        return found if name == "gloo" else {**found, **ours, "PYCOLL_RANK": str(rank)}
+
+    return places
 
 
 def _openmpi(names: str, per_host: int, agent: Path, worker: list[str]) -> list[str]:

@@ -78,6 +78,22 @@ def test_the_whole_table_runs_small(tmp_path: Path) -> None:
     assert not left(process.pid)
 
 
+def test_training_runs_over_a_cable_with_a_rate() -> None:
+    script = str(ROOT / "bench" / "training.py")
+    words = ("--quick", "--scene", "1", "--model", "few gradients", "--library", "gloo")
+    done = subprocess.run(
+        [sys.executable, script, *words], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "# few gradients, 1 MB; 2 hosts, cable of 10 Gb/s" in done.stdout
+    for told in (
+        r"\nGloo DDP +step",
+        r"# \w+ / auto [\d.]+ of 0.97",
+        r"# wfbp / mg_wfbp [\d.]+ of 1",
+    ):
+        assert re.search(told, done.stdout), done.stdout
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_however_it_ends(how: signal.Signals) -> None:
     process = subprocess.Popen(

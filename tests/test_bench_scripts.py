@@ -13,6 +13,7 @@ from harness import ROOT
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
+from pycoll.optim import POLICIES
 from pycoll.types import OPS
 
 BENCH = ROOT / "bench"
@@ -80,6 +81,22 @@ def test_costs_of_calls_and_communicators_are_told(page: Path) -> None:
     assert float(staging[1]) > 0
     assert re.search(r"init\(\), of the rank that waits longest +[\d.e+]+ ms", text)
     assert "## Costs of calls" in page.read_text()
+    assert kept(page)
+
+
+def test_training_is_compared_by_all_policies(page: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "training.svg"
+    words = ("--quick", "--scene", "0", "--model", "small transformer", "--rounds", "3")
+    text = run("training.py", *words, "--markdown", str(page), "--plot", str(picture))
+    for way in (*POLICIES, "auto", "hvd", "ddp", "Gloo DDP"):
+        row = rf"\n{way} +step, ms: [\d.]+  not hidden, ms: [\d.]+  hidden: \d+%  .*: [\d.]+\n"
+        assert re.search(row, text), way
+    assert re.search(r"\nalone +step, ms: [\d.]+ ", text)
+    assert "# auto takes " in text
+    section = page.read_text().partition("## Training")[2]
+    assert "### small transformer, 0 MB; 2 ranks on one host" in section
+    assert section.count("\n| ") == len(POLICIES) + 7
+    assert "training.svg" in section and "not hidden" in picture.read_text()
     assert kept(page)
 
 

@@ -5,8 +5,10 @@ still travels. Nobody may see them, and a program may look in many ways: call an
 weight, ``state_dict()``, copy, save, clip. So for that time the parameter's class is ``Awaited``:
 torch asks a class of its own before any function that takes such a tensor, also within a list, and
 any attribute of it; the answer here is to step the parameter, which gives it its class back, and
-then to do what was asked. What torch's functions cannot see are extensions in C++ that take tensors
-past them; hooks of the modules (overlap.py) are there before those.
+then to do what was asked. What torch does not ask about are extensions in C++ that take tensors
+past it, and autograd.Function.apply; hooks of the modules (overlap.py) are there before those.
+Where such a function only keeps a parameter of another module for the backward pass, autograd says
+that it was modified since.
 """
 
 from __future__ import annotations
@@ -100,12 +102,21 @@ def finish(parameter: torch.Tensor) -> None:
         step.finish()
 
 
+def own_parameters(module: torch.nn.Module) -> list[torch.Tensor]:
+    """A module's parameters, and those of its lists and dicts of parameters, which nobody calls."""
+    found: list[torch.Tensor] = list(module.parameters(recurse=False))
+    for child in module.children():
+        if isinstance(child, torch.nn.ParameterList | torch.nn.ParameterDict):
+            found += child.parameters()
+    return found
+
+
 def finish_own(module: torch.nn.Module, *_: Any) -> None:
     """Make a module's own parameters step: a hook in front of its forward function.
 
     It knows no optimizer, so that modules that have it can be copied and pickled.
     """
-    own = list(module.parameters(recurse=False))
+    own = own_parameters(module)
     for parameter in own:
         step = vars(parameter).get(_STEP)
         if step is not None:

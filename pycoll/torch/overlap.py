@@ -22,7 +22,13 @@ from typing import Any
 
 import torch
 
-from pycoll.torch.awaited import await_step, can_be_awaited, finish_own, stepped
+from pycoll.torch.awaited import (
+    await_step,
+    can_be_awaited,
+    finish_own,
+    own_parameters,
+    stepped,
+)
 from pycoll.torch.scheduled import ScheduledGradients
 
 Groups = list[dict[str, Any]]
@@ -72,7 +78,7 @@ class Overlap:
         self._options: Groups = []
         gradients.before_step = self.finish
         for module in model.modules():
-            if any(p in gradients.counts for p in module.parameters(recurse=False)):
+            if any(p in gradients.counts for p in own_parameters(module)):
                 module.register_forward_pre_hook(finish_own)
 
     def defer(self, groups: Groups) -> None:

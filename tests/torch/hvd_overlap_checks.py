@@ -35,8 +35,22 @@ WORDS: list[dict[str, Any]] = [
 LATE = [Policy("dear", bucket_bytes=5000), Policy("bytescheduler", partition_bytes=1024)]
 
 
+class Kept(torch.autograd.Function):
+    """Keeps its second argument for the backward pass without a look at it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, factor)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, factor = ctx.saved_tensors
+        return grads[0] * factor, (grads[0] * x).sum().reshape(1) + factor
+
+
 class Odd(nn.Module):
-    """A module used twice, weights that are shared, and one that another module reads."""
+    """A module used twice, weights that are shared, one that another module reads, and a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,11 +62,14 @@ class Odd(nn.Module):
         self.head = nn.Linear(8, 6, bias=False)
         self.head.weight = self.table.weight
         self.never = nn.Linear(3, 3)
+        self.factors = nn.ParameterList([torch.ones(1), torch.ones(1)])
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         x = self.twice(torch.tanh(self.twice(self.table(rows))))
         x = nn.functional.linear(x, self.inner.weight)
         x = self.attention(x, x, x)[0]
+        for factor in self.factors:
+            x = Kept.apply(x, factor)
         found: torch.Tensor = self.head(x)
         return found.square().mean()
 

@@ -1,0 +1,233 @@
+"""One rank that trains, for bench/training.py; obeys the controller in bench/jobs.py.
+
+    python training_worker.py LIBRARY SOCKET
+
+A way of training is one of the orders' words: a policy, "hvd" (tensor by tensor), "ddp", "alone"
+(nothing is reduced) or "all_reduce" (the same bytes in one piece, and nothing is computed). All
+ways have the same parameters in the same memory; while times are taken the learning rate is 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import training_models
+from peer_worker import time_batch, time_each
+
+#: Steps that count as one operation: one alone has no next forward pass.
+STEPS = 4
+#: More than are needed until an agenda stands.
+WARM_UP = 8
+RATE = 0.125
+#: Those that send for the next forward pass, and what may choose them.
+LATE = ("bytescheduler", "dear", "auto")
+
+
+class Pycoll:
+    """Horovod's interface of pycoll.torch, and its backend of torch.distributed."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        import pycoll.torch as hvd
+
+        hvd.init()
+        dist.init_process_group("pycoll")
+        self.hvd, self.dist = hvd, dist
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def barrier(self) -> None:
+        self.hvd.barrier()
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        import pycoll
+
+        pycoll.world().all_reduce(flat, "avg", out=flat)
+
+    def wrapped(self, way: str, model: torch.nn.Module, optimizer: Any) -> tuple[Any, Any]:
+        """What computes the loss, and what steps."""
+        if way == "ddp":
+            return torch.nn.parallel.DistributedDataParallel(model), optimizer
+        words: dict[str, Any] = {} if way == "hvd" else {"policy": way}
+        if way in LATE:
+            words["model"] = model
+        named = model.named_parameters()
+        return model, self.hvd.DistributedOptimizer(optimizer, named, **words)
+
+
+class Gloo:
+    """DistributedDataParallel over Gloo."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        self.dist = dist
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def barrier(self) -> None:
+        self.dist.barrier()
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        self.dist.all_reduce(flat)
+        flat /= self.size
+
+    def wrapped(self, way: str, model: torch.nn.Module, optimizer: Any) -> tuple[Any, Any]:
+        return torch.nn.parallel.DistributedDataParallel(model), optimizer
+
+
+class Horovod:
+    """horovod.torch, where it is installed."""
+
+    def __init__(self) -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        self.hvd = hvd
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def barrier(self) -> None:
+        self.hvd.barrier()
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        self.hvd.allreduce_(flat, name="flat")
+
+    def wrapped(self, way: str, model: torch.nn.Module, optimizer: Any) -> tuple[Any, Any]:
+        named = model.named_parameters()
+        return model, self.hvd.DistributedOptimizer(optimizer, named)
+
+
+LIBRARIES: dict[str, Callable[[], Any]] = {"pycoll": Pycoll, "gloo": Gloo, "horovod": Horovod}
+
+
+class Training:
+    """One way to train a model whose parameters have the memory of ``base``'s."""
+
+    def __init__(self, library: Any, name: str, way: str, base: torch.nn.Module) -> None:
+        self._library, self._name, self._way, self._base = library, name, way, base
+        self._task = self._made()
+        self._flat = torch.ones(self._task.nbytes // 4) if way == "all_reduce" else None
+        optimizer = torch.optim.SGD(self._task.model.parameters(), lr=0.0)
+        self._forward, self._optimizer = self._task.model, optimizer
+        if way not in ("alone", "all_reduce"):
+            found = library.wrapped(way, self._task.model, optimizer)
+            self._forward, self._optimizer = found
+
+    def _made(self) -> Any:
+        task = training_models.made(self._name, self._library.rank)
+        for mine, shared in zip(task.model.parameters(), self._base.parameters(), strict=True):
+            mine.data = shared.data
+        return task
+
+    @property
+    def nbytes(self) -> int:
+        """Of all gradients."""
+        return int(self._task.nbytes)
+
+    def step(self) -> None:
+        """One step."""
+        if self._flat is not None:
+            self._library.all_reduce(self._flat)
+            return
+        self._optimizer.zero_grad()
+        self._task.loss(self._forward).backward()
+        self._optimizer.step()
+
+    def operation(self) -> None:
+        """Several steps, the last of which is complete on return."""
+        for _ in range(STEPS):
+            self.step()
+        # Whoever looks at the state sees whole steps.
+        len(self._optimizer.state)
+
+    def explain(self) -> str:
+        """What is sent; empty where that is nobody's choice."""
+        explain = getattr(self._optimizer, "explain", None)
+        return "" if explain is None else str(explain())
+
+    def check(self) -> bool:
+        """Whether a step is that of the averaged gradients of all ranks."""
+        for _ in range(WARM_UP):
+            self.step()
+        if self._way in ("alone", "all_reduce"):
+            return True
+        parameters = list(self._task.model.parameters())
+        before = [p.detach().clone() for p in parameters]
+        self._optimizer.param_groups[0]["lr"] = RATE
+        self.step()
+        self._optimizer.param_groups[0]["lr"] = 0.0
+        after = [p.detach().clone() for p in parameters]
+        for parameter, old in zip(parameters, before, strict=True):
+            parameter.data.copy_(old)
+        return all(
+            torch.allclose(new, old - RATE * grad, rtol=1e-4, atol=1e-6)
+            for grad, old, new in zip(self._averaged(), before, after, strict=True)
+        )
+
+    def _averaged(self) -> list[torch.Tensor]:
+        """By the library's own all_reduce, one by one."""
+        task = self._made()
+        task.loss(task.model).backward()
+        grads = []
+        for parameter in task.model.parameters():
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            self._library.all_reduce(grad)
+            grads.append(grad)
+        return grads
+
+
+def serve(library: Any, controller: socket.socket) -> None:
+    orders = controller.makefile("r")
+    trainings: dict[tuple[str, str], Training] = {}
+    base: torch.nn.Module | None = None
+
+    def answer(value: Any) -> None:
+        controller.sendall((json.dumps(value) + "\n").encode())
+
+    answer({"rank": library.rank, "size": library.size})
+    for line in orders:
+        order = json.loads(line)
+        key = (order["collective"], order["way"])
+        if any(known[0] != key[0] for known in trainings) or base is None:
+            # One model at a time.
+            trainings.clear()
+            base = training_models.made(key[0], library.rank).model
+        if key not in trainings:
+            trainings[key] = Training(library, *key, base)
+        training = trainings[key]
+        if order["what"] == "bytes":
+            answer(training.nbytes)
+            continue
+        if order["what"] == "check":
+            answer(training.check())
+            continue
+        if order["what"] == "explain":
+            answer(training.explain())
+            continue
+        library.barrier()
+        training.operation()
+        library.barrier()
+        if order["what"] == "each":
+            answer([took / STEPS for took in time_each(training.operation, order["batch"])])
+        else:
+            answer(time_batch(training.operation, order["batch"]) / STEPS)
+
+
+def main() -> None:
+    name, path = sys.argv[1:]
+    torch.set_num_threads(1)
+    library = LIBRARIES[name]()
+    with socket.socket(socket.AF_UNIX) as controller:
+        controller.connect(path)
+        serve(library, controller)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
