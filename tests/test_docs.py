@@ -13,6 +13,7 @@ import pytest
 
 from pycoll.cli import main
 from pycoll.config import SETTINGS
+from pycoll.optim import POLICIES
 from pycoll.plan_format import ROW
 from pycoll.schedule import FAN_MAX
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = {
     path: path.read_text()
-    for pattern in ("*.md", "bench/*.md", "csrc/*/*.md")
+    for pattern in ("*.md", "bench/*.md", "docs/*.md", "csrc/*/*.md")
     for path in ROOT.glob(pattern)
 }
 PYCOLL = (sys.executable, "-m", "pycoll")
@@ -38,8 +39,8 @@ def run(*words: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.S)
 
 
 def quoted(text: str) -> list[str]:
@@ -147,6 +148,46 @@ def test_the_job_of_the_demo() -> None:
     assert "4 rank(s):" in said
 
 
+# Scheduling
+
+
+def scheduling() -> str:
+    return (ROOT / "docs" / "scheduling.md").read_text()
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python", scheduling()))))
+def test_examples_of_scheduling(number: int, tmp_path: Path) -> None:
+    program = blocks("python", scheduling())[number]
+    if "torch" in program:
+        pytest.importorskip("torch")
+    (tmp_path / "program.py").write_text(program)
+    if "init()" in program:
+        said = run(*PYCOLL, "run", "-n", "2", "program.py", cwd=tmp_path)
+        assert "auto takes " in said or "explain" not in program, said
+    else:
+        assert run(sys.executable, "program.py", cwd=tmp_path) == blocks("text", scheduling())[0]
+
+
+def test_the_survey_s_methods_and_our_policies_are_all_named() -> None:
+    rows = re.findall(r"^\| ([^|]+?) \|", scheduling(), re.M)
+    assert {row.partition(" ")[0] for row in rows if row.startswith(METHODS)} == set(METHODS)
+    assert all(f"`{name}`" in scheduling() for name in POLICIES)
+
+
+METHODS = (
+    *("BSP-A2A", "WFBP-A2A", "MG-WFBP", "ByteScheduler-A2A"),
+    *("BSP-PS", "WFBP-PS", "ByteScheduler-PS"),
+)
+
+
+def test_variables_of_horovod_are_listed_with_their_meanings() -> None:
+    pytest.importorskip("torch")
+    from pycoll.torch.variables import VARIABLES
+
+    for name, one in VARIABLES.items():
+        assert f"| `{name}` | {one.meaning} |" in scheduling(), name
+
+
 # All documents
 
 
@@ -183,7 +224,7 @@ def test_targets_of_make_exist() -> None:
 
 
 def test_files_that_are_named_exist() -> None:
-    folders = "csrc|bindings|pycoll|tests|bench|examples"
+    folders = "csrc|bindings|pycoll|tests|bench|docs|examples"
     for path, text in DOCUMENTS.items():
         for word in quoted(text):
             if re.fullmatch(rf"({folders})(/[\w.]+)+/?", word):

@@ -56,8 +56,9 @@ def decide(
         tried.append((exposed_s, place, one, agenda))
     tried.sort(key=lambda entry: entry[:2])
     _, _, best, agenda = tried[0]
+    wide = max(len(str(one)) for one in candidates)
     others = [
-        f"  {one!s:<66} {seconds_text(exposed_s)} not hidden" for exposed_s, _, one, _ in tried
+        f"  {one!s:<{wide}} {seconds_text(exposed_s)} not hidden" for exposed_s, _, one, _ in tried
     ]
     head = f"auto takes {best}: the least communication that is not hidden, as simulated"
     return Decision(agenda, _text(head, agenda, gradients, rates, others))
