@@ -1,4 +1,4 @@
-"""The command line: ``pycoll run``, ``bench``, ``tune``, ``info`` and ``explain``."""
+"""The command line: ``pycoll run``, ``bench``, ``tune``, ``info``, ``explain``, ``timeline``."""
 
 from __future__ import annotations
 
@@ -225,3 +225,33 @@ def explain(
                 click.echo(line)
     except PycollError as error:
         raise _fail(error) from error
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    help="Write there.  [default: FILE.merged.json]",
+)
+def timeline(files: tuple[Path, ...], path: Path | None) -> None:
+    """Merge ranks' timelines into one trace for chrome://tracing or Perfetto.
+
+    FILES are what hvd.start_timeline or HOROVOD_TIMELINE has written, one for each rank; of a
+    single FILE, those of ranks 1, 2, ... beside it (FILE.1.json) are found. A file that a rank
+    could not complete is read as far as it goes.
+    """
+    from pycoll import timelines
+
+    try:
+        paths = timelines.siblings(files[0]) if len(files) == 1 else list(files)
+        events = timelines.merged(paths)
+    except PycollError as error:
+        raise _fail(error) from error
+    target = path or files[0].with_name(f"{files[0].stem}.merged.json")
+    timelines.write(target, events)
+    ranks = len(paths)
+    last_s = max(float(event["ts"]) for event in events) / 1e6
+    click.echo(f"{target}: {len(events)} events of {ranks} rank(s), {last_s:.3f} s")

@@ -110,6 +110,7 @@ def test_every_command_is_in_the_table() -> None:
 
 def test_commands_of_the_table_run(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import pycoll\npycoll.init().barrier()\n")
+    (tmp_path / "t.json").write_text('[\n{"name": "end", "ph": "i", "pid": 0, "ts": 1}\n]\n')
     for line in told_commands():
         short = line.replace("64M", "4K").replace("pycoll tune", "pycoll tune --quick")
         words = shlex.split(short)

@@ -1,15 +1,18 @@
 """A record of every tensor's life in Chrome's trace format: waiting for ranks, then running.
 
 Open it with chrome://tracing or Perfetto. Each rank writes a file of its own, and each tensor has a
-row in it.
+row in it; ``pycoll timeline`` makes one of all ranks' files.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from typing import IO
+
+from pycoll.timelines import CLOCK
 
 
 class Timeline:
@@ -33,6 +36,8 @@ class Timeline:
             self._file = open(path, "w")  # noqa: SIM115  # closed by stop
             self._file.write("[\n")
             self._rows, self._rank, self._cycles = {}, rank, cycles
+            clock = {"host": socket.gethostname(), "unix_us": time.time_ns() / 1000}
+            self._write({"name": CLOCK, "ph": "M", "tid": 0, "args": clock})
 
     def stop(self) -> None:
         """Complete the file. Without a record it does nothing."""

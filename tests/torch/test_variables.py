@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pycoll import timelines
 from pycoll.torch import variables
 from pycoll.torch.variables import Variables
 
@@ -146,6 +147,8 @@ def test_ranks_honour_them_and_tell_once(tmp_path: Path) -> None:
         assert {event["pid"] for event in events} == {rank}
         names = {event.get("name") for event in events}
         assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names
+    together = timelines.merged(timelines.siblings(timeline))
+    assert {event["pid"] for event in together if event.get("name") == "ALLREDUCE"} == {0, 1}
 
 
 def test_what_cannot_be_read_stops_init() -> None:

@@ -1,0 +1,126 @@
+"""Timelines of ranks (pycoll/torch/timeline.py) as one: a Chrome trace with a process per rank.
+
+Ranks of one host read one clock. Between hosts, times of day are compared that each rank noted when
+it began, so hosts are as far apart as their clocks; within a host nothing is shifted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pycoll.errors import InvalidArgumentError
+
+#: The event in which a rank says which clock it reads.
+CLOCK = "pycoll_clock"
+
+Event = dict[str, Any]
+
+
+class Clock(NamedTuple):
+    """A host's name, and what its clock's zero is in microseconds of the day's time."""
+
+    host: str
+    zero_us: float
+
+
+def siblings(path: Path) -> list[Path]:
+    """The file of rank 0 and those beside it that ranks 1, 2, ... named after it."""
+    found = [path]
+    while (more := path.with_name(f"{path.stem}.{len(found)}{path.suffix}")).exists():
+        found.append(more)
+    return found
+
+
+def read(path: Path) -> list[Event]:
+    """The events of one rank; also of one that died before it could complete the file.
+
+    Raises InvalidArgumentError, with the file's name, for what cannot be read or is no timeline.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
+    try:
+        events = json.loads(text)
+    except ValueError:
+        events = _whole_lines(text)
+    if not isinstance(events, list) or not all(_is_event(event) for event in events):
+        raise InvalidArgumentError(f"{path} is no timeline: expected a list of events with pid")
+    if not events:
+        raise InvalidArgumentError(f"{path} has no events")
+    return events
+
+
+def merged(paths: Sequence[Path]) -> list[Event]:
+    """All events of all ranks on one clock, which begins with the first of them.
+
+    Raises InvalidArgumentError where two files are of one rank, and what ``read`` raises.
+    """
+    ranks: dict[int, Path] = {}
+    found: list[Event] = []
+    clocks: dict[int, Clock] = {}
+    for path in paths:
+        events = read(path)
+        rank = int(events[0]["pid"])
+        if rank in ranks:
+            raise InvalidArgumentError(f"{ranks[rank]} and {path} are both of rank {rank}")
+        ranks[rank] = path
+        clocks[rank] = _clock(events)
+        found += [event for event in events if event.get("name") != CLOCK]
+    zeros = _zeros(clocks)
+    for event in found:
+        event["ts"] += zeros[event["pid"]]
+    begin = min(event["ts"] for event in found)
+    for event in found:
+        event["ts"] -= begin
+    return [*_names(clocks), *sorted(found, key=lambda event: float(event["ts"]))]
+
+
+def write(path: Path, events: Sequence[Event]) -> None:
+    """A file for chrome://tracing or Perfetto."""
+    path.write_text("[\n" + ",\n".join(json.dumps(event) for event in events) + "\n]\n")
+
+
+def _is_event(event: Any) -> bool:
+    return isinstance(event, dict) and "pid" in event and isinstance(event.get("ts"), int | float)
+
+
+def _whole_lines(text: str) -> Any:
+    """What was written before the end came: an event on each line, the last one perhaps torn."""
+    events = []
+    for line in text.splitlines()[1:]:
+        try:
+            events.append(json.loads(line.rstrip(",")))
+        except ValueError:
+            break
+    return events
+
+
+def _clock(events: Sequence[Event]) -> Clock:
+    for event in events:
+        if event.get("name") == CLOCK:
+            known = event["args"]
+            return Clock(str(known["host"]), float(known["unix_us"]) - float(event["ts"]))
+    return Clock("", 0.0)
+
+
+def _zeros(clocks: dict[int, Clock]) -> dict[int, float]:
+    """What to add to each rank's times; alike for ranks of one host, whose clock is one."""
+    by_host: dict[str, float] = {}
+    for clock in clocks.values():
+        by_host.setdefault(clock.host, clock.zero_us)
+    return {rank: by_host[clock.host] for rank, clock in clocks.items()}
+
+
+def _names(clocks: dict[int, Clock]) -> list[Event]:
+    """What viewers show above each rank's rows, in the order of ranks."""
+    found: list[Event] = []
+    for rank, clock in sorted(clocks.items()):
+        title = f"rank {rank} on {clock.host}" if clock.host else f"rank {rank}"
+        head: Event = {"ph": "M", "pid": rank, "tid": 0, "ts": 0}
+        found.append({**head, "name": "process_name", "args": {"name": title}})
+        found.append({**head, "name": "process_sort_index", "args": {"sort_index": rank}})
+    return found
