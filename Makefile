@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OUT := out
 
 .PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
-        bench-peers bench-net clean
+        bench-peers bench-net bench-training clean
 
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll, compare, and measure"
 	@echo "                  kernels and call costs; tables and picture go to bench/"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
+	@echo "make bench-training  train by all policies, DDP over Gloo, and Horovod where it is installed"
 
 # Debian keeps venv and the headers apart from Python itself.
 $(BIN)/pip:
@@ -62,6 +63,9 @@ bench-peers:
 bench-net:
 	bash bench/setup_peers.sh
 	$(BIN)/python bench/net.py --markdown bench/RESULTS.md --plot bench/net.svg
+
+bench-training: setup-test
+	$(BIN)/python bench/training.py --markdown bench/RESULTS.md --plot bench/training.svg
 
 clean:
 	rm -rf build $(OUT) $(VENV)
