@@ -190,7 +190,7 @@ def serve(library: Any, controller: socket.socket) -> None:
     def answer(value: Any) -> None:
         controller.sendall((json.dumps(value) + "\n").encode())
 
-    answer({"rank": library.rank, "size": library.size})
+    answer({"rank": library.rank, "size": library.size, "pid": os.getpid()})
     for line in orders:
         order = json.loads(line)
         key = (order["collective"], order["way"])
