@@ -14,7 +14,7 @@ help:
 	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll, compare, and measure"
 	@echo "                  kernels and call costs; tables and picture go to bench/"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
-	@echo "make bench-training  train by all policies, DDP over Gloo, and Horovod where it is installed"
+	@echo "make bench-training  train by all policies, with DDP over Gloo, and with Horovod"
 
 # Debian keeps venv and the headers apart from Python itself.
 $(BIN)/pip:
