@@ -201,7 +201,8 @@ def test_links_lead_somewhere() -> None:
 
 def test_variables_exist() -> None:
     known = {setting.variable for setting in SETTINGS}
-    options = set(re.findall(r"PYCOLL_\w+", (ROOT / "CMakeLists.txt").read_text()))
+    builds = (ROOT / "CMakeLists.txt", *ROOT.glob("csrc/*/*.cmake"))
+    options = {word for path in builds for word in re.findall(r"PYCOLL_\w+", path.read_text())}
     for path, text in DOCUMENTS.items():
         named = set(re.findall(r"PYCOLL_[A-Z_]*[A-Z]", text))
         assert named <= known | options, f"{path.name}: {named - known - options}"
