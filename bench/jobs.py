@@ -142,12 +142,12 @@ class Job:
     def _tell(self, what: signal.Signals) -> None:
         """Send the signal to every rank; launchers go on, since some look after their ranks."""
         for pid in self.pids:
-            os.kill(pid, what)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, what)
 
     def close(self) -> None:
         """End its processes."""
-        with contextlib.suppress(ProcessLookupError):
-            self._tell(signal.SIGCONT)
+        self._tell(signal.SIGCONT)
         for end in (*self.readers, *self.ranks):
             end.close()
         for process in self.processes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import secrets
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -44,6 +45,8 @@ def run_checks(comm: pycoll.Communicator, module: str, names: list[str]) -> dict
             found[name] = ""
         except Exception:
             found[name] = traceback.format_exc()
+            # Told at once: the other ranks may end without it.
+            print(f"rank {comm.rank}, {name}: {found[name]}", file=sys.stderr)
         comm.barrier()
     hvd.shutdown()
     return found
