@@ -27,7 +27,7 @@ MODULES = {
 }
 #: When a parameter steps is a matter of each rank and its own program, so a fourth rank adds time
 #: and nothing else.
-SIZES = {name: (1, 2, 3, 4) for name in MODULES} | {hvd_overlap_checks.__name__: (1, 2, 3)}
+SIZES = dict.fromkeys(MODULES, (1, 2, 3, 4)) | {hvd_overlap_checks.__name__: (1, 2, 3)}
 CASES = [
     (name, check, size)
     for name, module in MODULES.items()
