@@ -39,24 +39,25 @@ struct BoundCallObject {
 PyTypeObject* bound_type = nullptr;
 PyTypeObject* bound_call_type = nullptr;
 
-BoundObject* cast(PyObject* object) { return reinterpret_cast<BoundObject*>(object); }
+BoundObject* cast_bound(PyObject* object) { return reinterpret_cast<BoundObject*>(object); }
 BoundCallObject* as_bound_call(PyObject* object) {
   return reinterpret_cast<BoundCallObject*>(object);
 }
 MethodObject& method_of(PyObject* object) {
-  return *reinterpret_cast<MethodObject*>(cast(object)->method);
+  return *reinterpret_cast<MethodObject*>(cast_bound(object)->method);
 }
 
 // Whose method it is; empty with an error set where there is no world.
 py::object self_of(PyObject* object) {
-  PyObject* self = cast(object)->self != nullptr ? cast(object)->self : world;
+  PyObject* self = cast_bound(object)->self != nullptr ? cast_bound(object)->self : world;
   if (self != nullptr) return py::reinterpret_borrow<py::object>(self);
   return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(find_world));
 }
 
 // ---- self.name
 
-PyObject* call(PyObject* object, PyObject* const* arguments, std::size_t count, PyObject* names) {
+PyObject* call_bound(PyObject* object, PyObject* const* arguments, std::size_t count,
+                     PyObject* names) {
   const MethodObject& method = method_of(object);
   const py::object held = self_of(object);
   PyObject* self = held.ptr();
@@ -73,46 +74,46 @@ PyObject* call(PyObject* object, PyObject* const* arguments, std::size_t count, 
   return call_definition(method, self, arguments, count, names);
 }
 
-int traverse(PyObject* object, visitproc visit, void* arg) {
+int traverse_bound(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
-  Py_VISIT(cast(object)->method);
-  Py_VISIT(cast(object)->self);
+  Py_VISIT(cast_bound(object)->method);
+  Py_VISIT(cast_bound(object)->self);
   return 0;
 }
 
-int clear(PyObject* object) {
-  Py_CLEAR(cast(object)->method);
-  Py_CLEAR(cast(object)->self);
+int clear_bound(PyObject* object) {
+  Py_CLEAR(cast_bound(object)->method);
+  Py_CLEAR(cast_bound(object)->self);
   return 0;
 }
 
-void dealloc(PyObject* object) {
+void dealloc_bound(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  if (cast(object)->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  clear(object);
+  if (cast_bound(object)->weak_references != nullptr) PyObject_ClearWeakRefs(object);
+  clear_bound(object);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
 }
 
-PyObject* get_attribute(PyObject* object, PyObject* name) {
+PyObject* get_attribute_bound(PyObject* object, PyObject* name) {
   PyObject* own = PyObject_GenericGetAttr(object, name);
   if (own != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
   PyErr_Clear();
   return PyObject_GetAttr(method_of(object).wrapped, name);
 }
 
-PyObject* get_documentation(PyObject* object, void* /*unused*/) {
+PyObject* get_documentation_bound(PyObject* object, void* /*unused*/) {
   return PyObject_GetAttrString(method_of(object).wrapped, "__doc__");
 }
 
-PyObject* get_module(PyObject* object, void* /*unused*/) {
+PyObject* get_module_bound(PyObject* object, void* /*unused*/) {
   return PyObject_GetAttrString(method_of(object).wrapped, "__module__");
 }
 
 // The definition as Python would bind it.
 py::object python_method(PyObject* object) {
-  PyObject* self = cast(object)->self != nullptr ? cast(object)->self : object;
+  PyObject* self = cast_bound(object)->self != nullptr ? cast_bound(object)->self : object;
   return py::module_::import("types").attr("MethodType")(py::handle(method_of(object).wrapped),
                                                          py::handle(self));
 }
@@ -123,9 +124,9 @@ PyObject* get_signature(PyObject* object, void* /*unused*/) {
   });
 }
 
-PyObject* represent(PyObject* object) {
+PyObject* represent_bound(PyObject* object) {
   return guarded([&] {
-    if (cast(object)->self != nullptr) return py::repr(python_method(object)).release().ptr();
+    if (cast_bound(object)->self != nullptr) return py::repr(python_method(object)).release().ptr();
     const py::object name = py::handle(method_of(object).wrapped).attr("__name__");
     return py::str("<function pycoll.{}>").format(name).release().ptr();
   });
@@ -135,20 +136,20 @@ PyObject* compare(PyObject* one, PyObject* other, int operation) {
   if ((operation != Py_EQ && operation != Py_NE) || !Py_IS_TYPE(other, bound_type)) {
     Py_RETURN_NOTIMPLEMENTED;
   }
-  const bool same =
-      cast(one)->self == cast(other)->self && cast(one)->method == cast(other)->method;
+  const bool same = cast_bound(one)->self == cast_bound(other)->self &&
+                    cast_bound(one)->method == cast_bound(other)->method;
   return py::bool_(same == (operation == Py_EQ)).release().ptr();
 }
 
 Py_hash_t hash(PyObject* object) {
-  return static_cast<Py_hash_t>((reinterpret_cast<std::uintptr_t>(cast(object)->self) >> 4) ^
-                                reinterpret_cast<std::uintptr_t>(cast(object)->method) >> 4);
+  return static_cast<Py_hash_t>((reinterpret_cast<std::uintptr_t>(cast_bound(object)->self) >> 4) ^
+                                reinterpret_cast<std::uintptr_t>(cast_bound(object)->method) >> 4);
 }
 
 // ---- self.name.bind(...)
 
-PyObject* run(PyObject* object, PyObject* const* /*arguments*/, std::size_t count,
-              PyObject* names) {
+PyObject* run_bound(PyObject* object, PyObject* const* /*arguments*/, std::size_t count,
+                    PyObject* names) {
   BoundCallObject* bound = as_bound_call(object);
   if (PyVectorcall_NARGS(count) != 0 || (names != nullptr && PyTuple_GET_SIZE(names) != 0)) {
     PyErr_SetString(PyExc_TypeError, "a bound operation takes no arguments: bind() took them");
@@ -193,8 +194,8 @@ PyObject* bind(PyObject* object, PyObject* const* arguments, Py_ssize_t count, P
     if (made == nullptr) return nullptr;
     BoundCallObject* bound = as_bound_call(made);
     new (&bound->remembered) Remembered();
-    bound->vectorcall = &run;
-    bound->method = Py_NewRef(cast(object)->method);
+    bound->vectorcall = &run_bound;
+    bound->method = Py_NewRef(cast_bound(object)->method);
     bound->self = self.release().ptr();
     const Py_ssize_t all = count + (names == nullptr ? 0 : PyTuple_GET_SIZE(names));
     auto kept = py::tuple(static_cast<std::size_t>(all));
@@ -240,19 +241,19 @@ void dealloc_bound_call(PyObject* object) {
 
 // ---- The types
 
-PyMemberDef members[] = {
+PyMemberDef bound_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(BoundObject, vectorcall), READONLY, nullptr},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(BoundObject, weak_references), READONLY, nullptr},
     {"__self__", T_OBJECT, offsetof(BoundObject, self), READONLY, nullptr},
     {"__func__", T_OBJECT, offsetof(BoundObject, method), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
-PyGetSetDef properties[] = {{"__doc__", &get_documentation, nullptr, nullptr, nullptr},
-                            {"__module__", &get_module, nullptr, nullptr, nullptr},
-                            {"__signature__", &get_signature, nullptr, nullptr, nullptr},
-                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef bound_properties[] = {{"__doc__", &get_documentation_bound, nullptr, nullptr, nullptr},
+                                  {"__module__", &get_module_bound, nullptr, nullptr, nullptr},
+                                  {"__signature__", &get_signature, nullptr, nullptr, nullptr},
+                                  {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-PyMethodDef methods[] = {
+PyMethodDef bound_methods[] = {
     {"bind", as_c_function(&bind), METH_FASTCALL | METH_KEYWORDS,
      "The call with these arguments, to be made again and again: op = comm.all_reduce.bind(x,\n"
      "out=x), then op(). Every op() is that call: it reads the arrays anew, and raises what the\n"
@@ -285,9 +286,9 @@ PyObject* keep_as_it_is(PyObject* object, PyObject* /*self*/, PyObject* /*type*/
 PyObject* bind_method(MethodObject* method, PyObject* self) {
   PyObject* object = bound_type->tp_alloc(bound_type, 0);
   if (object == nullptr) return nullptr;
-  cast(object)->vectorcall = &call;
-  cast(object)->method = Py_NewRef(reinterpret_cast<PyObject*>(method));
-  cast(object)->self = Py_XNewRef(self);
+  cast_bound(object)->vectorcall = &call_bound;
+  cast_bound(object)->method = Py_NewRef(reinterpret_cast<PyObject*>(method));
+  cast_bound(object)->self = Py_XNewRef(self);
   return object;
 }
 
@@ -305,18 +306,18 @@ PyObject* call_definition(const MethodObject& method, PyObject* self, PyObject* 
 void bind_bound_methods(py::module_& module) {
   constexpr unsigned long kFlags =
       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | kNotMadeByCalling;
-  PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc)},
-                         {Py_tp_traverse, slot(&traverse)},
-                         {Py_tp_clear, slot(&clear)},
+  PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc_bound)},
+                         {Py_tp_traverse, slot(&traverse_bound)},
+                         {Py_tp_clear, slot(&clear_bound)},
                          {Py_tp_call, slot(&PyVectorcall_Call)},
                          {Py_tp_descr_get, slot(&keep_as_it_is)},
-                         {Py_tp_getattro, slot(&get_attribute)},
-                         {Py_tp_repr, slot(&represent)},
+                         {Py_tp_getattro, slot(&get_attribute_bound)},
+                         {Py_tp_repr, slot(&represent_bound)},
                          {Py_tp_richcompare, slot(&compare)},
                          {Py_tp_hash, slot(&hash)},
-                         {Py_tp_members, members},
-                         {Py_tp_getset, properties},
-                         {Py_tp_methods, methods},
+                         {Py_tp_members, bound_members},
+                         {Py_tp_getset, bound_properties},
+                         {Py_tp_methods, bound_methods},
                          {0, nullptr}};
   PyType_Spec spec = {"pycoll._core.BoundMethod", sizeof(BoundObject), 0, kFlags, slots};
   bound_type = add_type(module, "BoundMethod", spec);

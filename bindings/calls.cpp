@@ -140,38 +140,38 @@ namespace {
 
 PyTypeObject* calls_type = nullptr;
 
-CallsObject* cast(PyObject* object) { return reinterpret_cast<CallsObject*>(object); }
+CallsObject* cast_calls(PyObject* object) { return reinterpret_cast<CallsObject*>(object); }
 
-PyObject* make(PyTypeObject* type, PyObject* /*arguments*/, PyObject* /*names*/) {
+PyObject* make_calls(PyTypeObject* type, PyObject* /*arguments*/, PyObject* /*names*/) {
   PyObject* object = type->tp_alloc(type, 0);
-  if (object != nullptr) cast(object)->group = Py_NewRef(Py_None);
+  if (object != nullptr) cast_calls(object)->group = Py_NewRef(Py_None);
   return object;
 }
 
-int traverse(PyObject* object, visitproc visit, void* arg) {
+int traverse_calls(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
-  Py_VISIT(cast(object)->native);
-  Py_VISIT(cast(object)->group);
+  Py_VISIT(cast_calls(object)->native);
+  Py_VISIT(cast_calls(object)->group);
   return 0;
 }
 
-int clear(PyObject* object) {
-  delete std::exchange(cast(object)->table, nullptr);
-  Py_CLEAR(cast(object)->native);
-  Py_CLEAR(cast(object)->group);
+int clear_calls(PyObject* object) {
+  delete std::exchange(cast_calls(object)->table, nullptr);
+  Py_CLEAR(cast_calls(object)->native);
+  Py_CLEAR(cast_calls(object)->group);
   return 0;
 }
 
-void dealloc(PyObject* object) {
+void dealloc_calls(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  clear(object);
+  clear_calls(object);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
 }
 
 PyObject* get_native(PyObject* object, void* /*unused*/) {
-  PyObject* native = cast(object)->native;
+  PyObject* native = cast_calls(object)->native;
   if (native == nullptr) {
     PyErr_SetString(PyExc_AttributeError, "_native");
     return nullptr;
@@ -184,14 +184,16 @@ int set_native(PyObject* object, PyObject* value, void* /*unused*/) {
     if (value == nullptr) throw py::type_error("_native cannot be deleted");
     auto shared = py::handle(value).cast<SharedHandle>();
     if (shared == nullptr) throw py::type_error("_native must be a _core.Communicator");
-    delete std::exchange(cast(object)->table, new CallTable(std::move(shared)));
-    Py_XSETREF(cast(object)->native, Py_NewRef(value));
+    delete std::exchange(cast_calls(object)->table, new CallTable(std::move(shared)));
+    Py_XSETREF(cast_calls(object)->native, Py_NewRef(value));
     return Py_None;
   });
   return done == nullptr ? -1 : 0;
 }
 
-PyObject* get_group(PyObject* object, void* /*unused*/) { return Py_NewRef(cast(object)->group); }
+PyObject* get_group(PyObject* object, void* /*unused*/) {
+  return Py_NewRef(cast_calls(object)->group);
+}
 
 void note(const py::object& self, int collective, const py::tuple& key, const PlanHandle& plan,
           std::uint64_t plan_key, int op, std::uint32_t segment_bytes, std::string identity) {
@@ -209,7 +211,7 @@ void note(const py::object& self, int collective, const py::tuple& key, const Pl
   calls->table->add(std::move(prepared));
 }
 
-PyGetSetDef members[] = {
+PyGetSetDef calls_members[] = {
     {"_native", &get_native, &set_native, "The engine.", nullptr},
     {"_group", &get_group, nullptr, "The group in progress, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -249,10 +251,10 @@ bool read_choice(int collective, const py::tuple& key, Choice& choice) {
 CallsObject* as_calls(PyObject* object) {
   // Most programs have one class of communicators. Classes are kept, so that none takes its place.
   static PyTypeObject* last = nullptr;
-  if (Py_TYPE(object) == last) return cast(object);
+  if (Py_TYPE(object) == last) return cast_calls(object);
   if (PyObject_TypeCheck(object, calls_type) == 0) return nullptr;
   Py_XSETREF(last, reinterpret_cast<PyTypeObject*>(Py_NewRef(Py_TYPE(object))));
-  return cast(object);
+  return cast_calls(object);
 }
 
 int find_op(PyObject* word) {
@@ -276,11 +278,11 @@ int find_op(PyObject* word) {
 }
 
 void bind_calls(py::module_& module) {
-  PyType_Slot slots[] = {{Py_tp_new, slot(&make)},
-                         {Py_tp_dealloc, slot(&dealloc)},
-                         {Py_tp_traverse, slot(&traverse)},
-                         {Py_tp_clear, slot(&clear)},
-                         {Py_tp_getset, members},
+  PyType_Slot slots[] = {{Py_tp_new, slot(&make_calls)},
+                         {Py_tp_dealloc, slot(&dealloc_calls)},
+                         {Py_tp_traverse, slot(&traverse_calls)},
+                         {Py_tp_clear, slot(&clear_calls)},
+                         {Py_tp_getset, calls_members},
                          {Py_tp_doc, text("What the native calls of a communicator know.")},
                          {0, nullptr}};
   PyType_Spec spec = {"pycoll._core.Calls", sizeof(CallsObject), 0,

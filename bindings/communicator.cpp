@@ -115,7 +115,7 @@ py::object message(const Shared& communicator, runtime::MessageRequest::Kind kin
 }  // namespace
 
 void bind_communicator(py::module_& module) {
-  using Kind = runtime::MessageRequest::Kind;
+  using MessageKind = runtime::MessageRequest::Kind;
   bind_user_op(module);
   py::class_<CommunicatorHandle, Shared>(module, "Communicator",
                                          "One rank's operations over its transports.")
@@ -133,7 +133,7 @@ void bind_communicator(py::module_& module) {
           "send",
           [](const Shared& self, BufferView& data, int dest, std::uint32_t tag, bool asynchronous,
              std::optional<double> timeout_s) {
-            return message(self, Kind::kSend, data, dest, tag,
+            return message(self, MessageKind::kSend, data, dest, tag,
                            {asynchronous, timeout_s, py::none(), py::none()});
           },
           py::arg("data"), py::arg("dest"), py::arg("tag"), py::arg("asynchronous") = false,
@@ -142,7 +142,7 @@ void bind_communicator(py::module_& module) {
           "recv",
           [](const Shared& self, BufferView& data, int source, std::uint32_t tag, bool asynchronous,
              py::object result, std::optional<double> timeout_s) {
-            return message(self, Kind::kRecv, data, source, tag,
+            return message(self, MessageKind::kRecv, data, source, tag,
                            {asynchronous, timeout_s, std::move(result), py::none()});
           },
           py::arg("data"), py::arg("source"), py::arg("tag"), py::arg("asynchronous") = false,

@@ -141,7 +141,7 @@ void add(const py::object& group, const py::object& work, const py::tuple& key,
   fusions_of(group).add(choice, {Py_NewRef(work.ptr()), source.data, target.data, source.bytes()});
 }
 
-void run(const py::object& group, const py::object& communicator, std::size_t number) {
+void run_numbered(const py::object& group, const py::object& communicator, std::size_t number) {
   CallsObject* self = as_calls(communicator.ptr());
   if (self == nullptr || self->table == nullptr) throw py::type_error("expected a communicator");
   Fusions& fusions = fusions_of(group);
@@ -207,8 +207,8 @@ void bind_fusions(py::module_& module) {
       "A Work of a group that has not ended; finish() will give its result.");
   module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("key"), py::arg("source"),
              py::arg("target"), "One more all_reduce; `key` is Core._prepare's.");
-  module.def("run_fusion", &run, py::arg("group"), py::arg("communicator"), py::arg("number"),
-             "Run one fusion, prepared if need be, and fill its Works.");
+  module.def("run_fusion", &run_numbered, py::arg("group"), py::arg("communicator"),
+             py::arg("number"), "Run one fusion, prepared if need be, and fill its Works.");
 }
 
 }  // namespace pycoll::bindings

@@ -19,53 +19,53 @@ struct GroupObject {
 
 PyTypeObject* group_type = nullptr;
 
-GroupObject* cast(PyObject* object) { return reinterpret_cast<GroupObject*>(object); }
+GroupObject* cast_group(PyObject* object) { return reinterpret_cast<GroupObject*>(object); }
 
-PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* /*names*/) {
+PyObject* make_group(PyTypeObject* type, PyObject* arguments, PyObject* /*names*/) {
   if (PyTuple_GET_SIZE(arguments) != 1 || as_calls(PyTuple_GET_ITEM(arguments, 0)) == nullptr) {
     PyErr_SetString(PyExc_TypeError, "a group is of one communicator");
     return nullptr;
   }
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
-  cast(object)->communicator = Py_NewRef(PyTuple_GET_ITEM(arguments, 0));
-  cast(object)->fusions = new Fusions();
+  cast_group(object)->communicator = Py_NewRef(PyTuple_GET_ITEM(arguments, 0));
+  cast_group(object)->fusions = new Fusions();
   return object;
 }
 
-int traverse(PyObject* object, visitproc visit, void* arg) {
+int traverse_group(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
-  Py_VISIT(cast(object)->communicator);
+  Py_VISIT(cast_group(object)->communicator);
   return 0;
 }
 
-int clear(PyObject* object) {
-  Py_CLEAR(cast(object)->communicator);
+int clear_group(PyObject* object) {
+  Py_CLEAR(cast_group(object)->communicator);
   return 0;
 }
 
-void dealloc(PyObject* object) {
+void dealloc_group(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  clear(object);
-  delete std::exchange(cast(object)->fusions, nullptr);
+  clear_group(object);
+  delete std::exchange(cast_group(object)->fusions, nullptr);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
 }
 
-CallsObject* calls_of(PyObject* object) { return as_calls(cast(object)->communicator); }
+CallsObject* calls_of(PyObject* object) { return as_calls(cast_group(object)->communicator); }
 
 PyObject* enter(PyObject* object, PyObject* /*unused*/) {
   CallsObject* calls = calls_of(object);
   if (calls->group != Py_None) return Py_NewRef(calls->group);
   Py_XSETREF(calls->group, Py_NewRef(object));
-  calls->fusions = cast(object)->fusions;
-  cast(object)->entered = true;
+  calls->fusions = cast_group(object)->fusions;
+  cast_group(object)->entered = true;
   return Py_NewRef(object);
 }
 
 void run_members(PyObject* object) {
-  Fusions& fusions = *cast(object)->fusions;
+  Fusions& fusions = *cast_group(object)->fusions;
   const py::handle self(object);
   if (fusions.has_others()) {
     self.attr("run")();
@@ -85,11 +85,11 @@ PyObject* leave(PyObject* object, PyObject* const* arguments, Py_ssize_t count) 
     PyErr_SetString(PyExc_TypeError, "__exit__() takes what a with statement gives");
     return nullptr;
   }
-  if (!cast(object)->entered) Py_RETURN_NONE;
+  if (!cast_group(object)->entered) Py_RETURN_NONE;
   CallsObject* calls = calls_of(object);
   // The communicator's reference may be the last one.
   const auto held = py::reinterpret_borrow<py::object>(object);
-  cast(object)->entered = false;
+  cast_group(object)->entered = false;
   calls->fusions = nullptr;
   Py_SETREF(calls->group, Py_NewRef(Py_None));
   PyObject* left = guarded([&]() -> PyObject* {
@@ -106,27 +106,27 @@ PyObject* leave(PyObject* object, PyObject* const* arguments, Py_ssize_t count) 
     }
     return Py_NewRef(Py_None);
   });
-  cast(object)->fusions->clear();
+  cast_group(object)->fusions->clear();
   return left;
 }
 
 PyObject* add_other(PyObject* object, PyObject* other) {
-  cast(object)->fusions->add_other(py::reinterpret_borrow<py::object>(other));
+  cast_group(object)->fusions->add_other(py::reinterpret_borrow<py::object>(other));
   Py_RETURN_NONE;
 }
 
 PyObject* entries(PyObject* object, PyObject* /*unused*/) {
-  return guarded([&] { return cast(object)->fusions->entries().release().ptr(); });
+  return guarded([&] { return cast_group(object)->fusions->entries().release().ptr(); });
 }
 
 PyObject* abandon_fusions(PyObject* object, PyObject* error) {
   return guarded([&] {
-    cast(object)->fusions->abandon(error);
+    cast_group(object)->fusions->abandon(error);
     return Py_NewRef(Py_None);
   });
 }
 
-PyMethodDef methods[] = {
+PyMethodDef group_methods[] = {
     {"__enter__", &enter, METH_NOARGS, "The communicator's group: this one, or the outer one."},
     {"__exit__", as_c_function(&leave), METH_FASTCALL, "Run everything, unless the block raised."},
     {"add_other", &add_other, METH_O, "An entry that is no fusion, behind all that came before."},
@@ -134,7 +134,7 @@ PyMethodDef methods[] = {
     {"abandon_fusions", &abandon_fusions, METH_O, "Give the error to members without a result."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyMemberDef members[] = {
+PyMemberDef group_members[] = {
     {"communicator", T_OBJECT, offsetof(GroupObject, communicator), READONLY, "Whose group it is."},
     {nullptr, 0, 0, 0, nullptr}};
 
@@ -142,16 +142,16 @@ PyMemberDef members[] = {
 
 Fusions& fusions_of(const py::object& group) {
   if (PyObject_TypeCheck(group.ptr(), group_type) == 0) throw py::type_error("expected a group");
-  return *cast(group.ptr())->fusions;
+  return *cast_group(group.ptr())->fusions;
 }
 
 void bind_groups(py::module_& module) {
-  PyType_Slot slots[] = {{Py_tp_new, slot(&make)},
-                         {Py_tp_dealloc, slot(&dealloc)},
-                         {Py_tp_traverse, slot(&traverse)},
-                         {Py_tp_clear, slot(&clear)},
-                         {Py_tp_methods, methods},
-                         {Py_tp_members, members},
+  PyType_Slot slots[] = {{Py_tp_new, slot(&make_group)},
+                         {Py_tp_dealloc, slot(&dealloc_group)},
+                         {Py_tp_traverse, slot(&traverse_group)},
+                         {Py_tp_clear, slot(&clear_group)},
+                         {Py_tp_methods, group_methods},
+                         {Py_tp_members, group_members},
                          {Py_tp_doc, text("What is called inside one group, in order.")},
                          {0, nullptr}};
   PyType_Spec spec = {"pycoll._core.Group", sizeof(GroupObject), 0,

@@ -49,6 +49,10 @@ struct CommunicatorHandle {
 };
 using SharedHandle = std::shared_ptr<CommunicatorHandle>;
 
+// How long whoever waits keeps the GIL: about what giving it away and taking it again costs where
+// another thread wants it. Nobody does where all ranks but this are processes.
+inline constexpr Nanoseconds kSpin = 2'000;
+
 // No time at all for what is negative or not a number.
 Nanoseconds nanoseconds(double seconds);
 

@@ -15,10 +15,11 @@ namespace {
 
 PyTypeObject* method_type = nullptr;
 
-MethodObject* cast(PyObject* object) { return reinterpret_cast<MethodObject*>(object); }
+MethodObject* cast_method(PyObject* object) { return reinterpret_cast<MethodObject*>(object); }
 
-PyObject* call(PyObject* object, PyObject* const* arguments, std::size_t count, PyObject* names) {
-  const MethodObject& method = *cast(object);
+PyObject* call_method(PyObject* object, PyObject* const* arguments, std::size_t count,
+                      PyObject* names) {
+  const MethodObject& method = *cast_method(object);
   const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
   if (method.collective && given > 0) {
     CallsObject* self = as_calls(arguments[0]);
@@ -33,27 +34,27 @@ PyObject* call(PyObject* object, PyObject* const* arguments, std::size_t count, 
 
 PyObject* get(PyObject* object, PyObject* self, PyObject* /*type*/) {
   if (self == nullptr) return Py_NewRef(object);
-  return bind_method(cast(object), self);
+  return bind_method(cast_method(object), self);
 }
 
-int traverse(PyObject* object, visitproc visit, void* arg) {
+int traverse_method(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
-  Py_VISIT(cast(object)->function);
-  Py_VISIT(cast(object)->wrapped);
+  Py_VISIT(cast_method(object)->function);
+  Py_VISIT(cast_method(object)->wrapped);
   return 0;
 }
 
-int clear(PyObject* object) {
-  Py_CLEAR(cast(object)->function);
-  Py_CLEAR(cast(object)->wrapped);
+int clear_method(PyObject* object) {
+  Py_CLEAR(cast_method(object)->function);
+  Py_CLEAR(cast_method(object)->wrapped);
   return 0;
 }
 
-void dealloc(PyObject* object) {
+void dealloc_method(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  clear(object);
-  for (std::size_t one = 0; one < cast(object)->name_count; ++one) {
-    Py_DECREF(cast(object)->names[one]);
+  clear_method(object);
+  for (std::size_t one = 0; one < cast_method(object)->name_count; ++one) {
+    Py_DECREF(cast_method(object)->names[one]);
   }
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
@@ -61,25 +62,25 @@ void dealloc(PyObject* object) {
 }
 
 // __name__, __doc__, __module__, __qualname__ and the like.
-PyObject* get_attribute(PyObject* object, PyObject* name) {
+PyObject* get_attribute_method(PyObject* object, PyObject* name) {
   PyObject* own = PyObject_GenericGetAttr(object, name);
   if (own != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
   PyErr_Clear();
-  return PyObject_GetAttr(cast(object)->wrapped, name);
+  return PyObject_GetAttr(cast_method(object)->wrapped, name);
 }
 
-PyObject* get_documentation(PyObject* object, void* /*unused*/) {
-  return PyObject_GetAttrString(cast(object)->wrapped, "__doc__");
+PyObject* get_documentation_method(PyObject* object, void* /*unused*/) {
+  return PyObject_GetAttrString(cast_method(object)->wrapped, "__doc__");
 }
 
-PyObject* get_module(PyObject* object, void* /*unused*/) {
-  return PyObject_GetAttrString(cast(object)->wrapped, "__module__");
+PyObject* get_module_method(PyObject* object, void* /*unused*/) {
+  return PyObject_GetAttrString(cast_method(object)->wrapped, "__module__");
 }
 
-PyObject* represent(PyObject* object) {
+PyObject* represent_method(PyObject* object) {
   return guarded([&] {
     const std::string name =
-        py::str(py::handle(cast(object)->wrapped).attr("__qualname__")).cast<std::string>();
+        py::str(py::handle(cast_method(object)->wrapped).attr("__qualname__")).cast<std::string>();
     return py::str("<method '" + name + "' of pycoll communicators>").release().ptr();
   });
 }
@@ -110,12 +111,12 @@ std::optional<Collective> find_collective(const std::string& name) {
   return std::nullopt;
 }
 
-py::object make(const py::function& function, const py::function& wrapped) {
+py::object make_method(const py::function& function, const py::function& wrapped) {
   PyObject* object = method_type->tp_alloc(method_type, 0);
   if (object == nullptr) throw py::error_already_set();
   auto made = py::reinterpret_steal<py::object>(object);
-  MethodObject& method = *cast(object);
-  method.vectorcall = &call;
+  MethodObject& method = *cast_method(object);
+  method.vectorcall = &call_method;
   method.function = function.inc_ref().ptr();
   method.wrapped = wrapped.inc_ref().ptr();
   new (&method.collective)
@@ -124,20 +125,21 @@ py::object make(const py::function& function, const py::function& wrapped) {
   return made;
 }
 
-PyMemberDef members[] = {
+PyMemberDef method_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(MethodObject, vectorcall), READONLY, nullptr},
     {"__wrapped__", T_OBJECT, offsetof(MethodObject, wrapped), READONLY, nullptr},
     {"definition", T_OBJECT, offsetof(MethodObject, function), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
-PyGetSetDef properties[] = {{"__doc__", &get_documentation, nullptr, nullptr, nullptr},
-                            {"__module__", &get_module, nullptr, nullptr, nullptr},
-                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef method_properties[] = {
+    {"__doc__", &get_documentation_method, nullptr, nullptr, nullptr},
+    {"__module__", &get_module_method, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
 
 MethodObject* as_method(PyObject* object) {
-  return Py_IS_TYPE(object, method_type) ? cast(object) : nullptr;
+  return Py_IS_TYPE(object, method_type) ? cast_method(object) : nullptr;
 }
 
 bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std::size_t count,
@@ -164,17 +166,18 @@ bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std:
 }
 
 void bind_methods(py::module_& module) {
-  PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc)}, {Py_tp_traverse, slot(&traverse)},
-                         {Py_tp_clear, slot(&clear)},     {Py_tp_call, slot(&PyVectorcall_Call)},
-                         {Py_tp_descr_get, slot(&get)},   {Py_tp_getattro, slot(&get_attribute)},
-                         {Py_tp_repr, slot(&represent)},  {Py_tp_members, members},
-                         {Py_tp_getset, properties},      {0, nullptr}};
+  PyType_Slot slots[] = {
+      {Py_tp_dealloc, slot(&dealloc_method)}, {Py_tp_traverse, slot(&traverse_method)},
+      {Py_tp_clear, slot(&clear_method)},     {Py_tp_call, slot(&PyVectorcall_Call)},
+      {Py_tp_descr_get, slot(&get)},          {Py_tp_getattro, slot(&get_attribute_method)},
+      {Py_tp_repr, slot(&represent_method)},  {Py_tp_members, method_members},
+      {Py_tp_getset, method_properties},      {0, nullptr}};
   PyType_Spec spec = {"pycoll._core.Method", sizeof(MethodObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
                           Py_TPFLAGS_METHOD_DESCRIPTOR | kNotMadeByCalling,
                       slots};
   method_type = add_type(module, "Method", spec);
-  module.def("method", &make, py::arg("function"), py::arg("wrapped"),
+  module.def("method", &make_method, py::arg("function"), py::arg("wrapped"),
              "A method that tries the native way first and calls `function` where there is none. "
              "It looks like `wrapped`.");
 }

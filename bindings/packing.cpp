@@ -122,7 +122,7 @@ void unpack(const BufferView& source, const std::vector<const BufferView*>& view
   }
 }
 
-void fill(const BufferView& view, const py::bytes& element) {
+void fill_with(const BufferView& view, const py::bytes& element) {
   const std::string_view bits = element;
   const std::size_t item = item_bytes(view.dtype);
   if (bits.size() != item || !view.contiguous || !view.writable) {
@@ -167,7 +167,7 @@ void bind_packing(py::module_& module) {
   module.def("pack", &pack, py::arg("views"), py::arg("target"),
              "Lay the views side by side in `target`, which has exactly their bytes.");
   module.def("unpack", &unpack, py::arg("source"), py::arg("views"), "The reverse of pack.");
-  module.def("fill", &fill, py::arg("view"), py::arg("element"),
+  module.def("fill", &fill_with, py::arg("view"), py::arg("element"),
              "Set every element to the one whose bytes are given.");
 }
 

@@ -16,10 +16,6 @@ namespace {
 
 using runtime::Operation;
 
-// How long a call keeps the GIL while it waits: about what giving it away and taking it again costs
-// where another thread wants it. Nobody waits for the GIL where all ranks but this are processes.
-constexpr Nanoseconds kSpin = 2'000;
-
 // Of this function's caller, who waits for its end.
 std::shared_ptr<Operation> borrowed(Operation& operation) {
   return {std::shared_ptr<Operation>(), &operation};

@@ -8,12 +8,11 @@
 #include <utility>
 
 #include "bindings/bind.h"
+#include "bindings/handle.h"
 #include "bindings/request.h"
 
 namespace pycoll::bindings {
 namespace {
-
-Nanoseconds nanoseconds(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9); }
 
 struct SimulationHandle {
   runtime::Simulation native;

@@ -15,9 +15,6 @@
 namespace pycoll::bindings {
 namespace {
 
-// How long wait() spins before it releases the GIL.
-constexpr Nanoseconds kSpin = 2'000;
-
 enum class Stage : std::uint8_t {
   kOpen,     // a member of a group that has not ended
   kRunning,  // `running` says what runs
@@ -81,7 +78,7 @@ void watch(WorkObject* work) {
   }
 }
 
-int traverse(PyObject* object, visitproc visit, void* arg) {
+int traverse_work(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(as_work(object)->value);
   Py_VISIT(as_work(object)->kept);
@@ -105,7 +102,7 @@ void leave_running(WorkObject* work) noexcept {
   }
 }
 
-int clear(PyObject* object) {
+int clear_work(PyObject* object) {
   leave_running(as_work(object));
   Py_CLEAR(as_work(object)->value);
   Py_CLEAR(as_work(object)->kept);
@@ -125,9 +122,9 @@ void let_go(Running& running) {
   operations.push_back(std::move(operation));
 }
 
-void dealloc(PyObject* object) {
+void dealloc_work(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  clear(object);
+  clear_work(object);
   WorkObject* work = as_work(object);
   delete std::exchange(work->finishing, nullptr);
   let_go(work->running);
@@ -257,7 +254,7 @@ PyObject* wait_entry(PyObject* object, PyObject* const* arguments, Py_ssize_t co
   return guarded([&] { return wait(as_work(object), timeout); });
 }
 
-PyMethodDef methods[] = {
+PyMethodDef work_methods[] = {
     {"done", &done, METH_NOARGS,
      "done($self, /)\n--\n\nWhether ``wait`` would return or raise at once."},
     {"wait", as_c_function(&wait_entry), METH_FASTCALL | METH_KEYWORDS,
@@ -343,9 +340,10 @@ void fail_work(PyObject* object, PyObject* error) {
 }
 
 void bind_work(py::module_& module) {
-  PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc)},   {Py_tp_traverse, slot(&traverse)},
-                         {Py_tp_clear, slot(&clear)},       {Py_tp_methods, methods},
-                         {Py_tp_doc, text(kDocumentation)}, {0, nullptr}};
+  PyType_Slot slots[] = {
+      {Py_tp_dealloc, slot(&dealloc_work)}, {Py_tp_traverse, slot(&traverse_work)},
+      {Py_tp_clear, slot(&clear_work)},     {Py_tp_methods, work_methods},
+      {Py_tp_doc, text(kDocumentation)},    {0, nullptr}};
   PyType_Spec spec = {"pycoll.Work", sizeof(WorkObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | kNotMadeByCalling, slots};
   work_type = add_type(module, "Work", spec);

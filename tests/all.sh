@@ -4,6 +4,8 @@
 set -euo pipefail
 bin=$1
 mkdir -p build
+# Hundreds of processes import the same modules; the first one leaves their byte code to the others.
+unset PYTHONDONTWRITEBYTECODE
 bash tests/packages.sh "$bin/python"
 
 # On time that nobody else wants: pip unpacks on one core, and ranks wait for each other.

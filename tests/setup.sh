@@ -4,8 +4,9 @@
 set -euo pipefail
 bin=$1
 
-"$bin/pip" install --quiet -r tests/requirements.txt
-# lint.sh takes the compile commands from this build, cpp/run.sh its libraries.
+# Byte code is made where it is needed, see all.sh: most modules of these packages never are.
+"$bin/pip" install --quiet --no-compile -r tests/requirements.txt
+# cpp/run.sh takes the libraries of this build.
 "$bin/pip" install --quiet --no-build-isolation --editable . \
   --config-settings=build-dir=build/python --config-settings=cmake.define.PYCOLL_WERROR=ON \
   --config-settings=cmake.define.PYCOLL_TESTS=ON

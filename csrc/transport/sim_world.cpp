@@ -34,8 +34,7 @@ void SimMemory::spoil(std::size_t bytes) {
   if (bytes != 0) std::memset(at_least(bytes), kSpoiled, bytes);
 }
 
-SimWorld::SimWorld(SimOptions options)
-    : options_(std::move(options)), prng_(options_.seed), trace_(kHashSeed) {
+SimWorld::SimWorld(SimOptions options) : options_(std::move(options)), prng_(options_.seed) {
   PYCOLL_ASSERT(options_.size >= 1, "size is %d", options_.size);
   PYCOLL_ASSERT(0 < options_.delay_min && options_.delay_min <= options_.delay_max,
                 "delay_min is %lld, delay_max %lld", static_cast<long long>(options_.delay_min),

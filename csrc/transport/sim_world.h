@@ -182,7 +182,7 @@ class SimWorld {
   std::priority_queue<Event, std::vector<Event>, Later> events_;
   std::uint64_t planned_ = 0;
   std::uint64_t event_count_ = 0;
-  std::uint64_t trace_;
+  std::uint64_t trace_ = kHashSeed;
 };
 
 }  // namespace pycoll::transport

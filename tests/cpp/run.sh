@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds and runs the C++ tests three times: against the libraries of the installed extension
-# (build/python), under ASan+UBSan, under TSan. Nothing is suppressed.
+# Builds and runs the C++ tests under ASan+UBSan and under TSan, with nothing suppressed; before,
+# those of kernels and devices against the libraries of the installed extension (build/python),
+# since optimized code could give other bits.
 set -euo pipefail
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 

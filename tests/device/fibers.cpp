@@ -46,7 +46,7 @@ std::unique_ptr<std::byte[]> take_stack() {
 struct Host {
   const void* bottom = nullptr;
   std::size_t bytes = 0;
-} host;
+} host_stack;
 void leave(void** kept, const void* bottom, std::size_t bytes) {
   __sanitizer_start_switch_fiber(kept, bottom, bytes);
 }
@@ -142,9 +142,9 @@ void Fiber::switch_in() {
 
 void Fiber::switch_out() {
 #if defined(PYCOLL_ASAN)
-  leave(ended_ ? nullptr : &context_->kept_inside, host.bottom, host.bytes);
+  leave(ended_ ? nullptr : &context_->kept_inside, host_stack.bottom, host_stack.bytes);
   context_->out();
-  arrive(context_->kept_inside, &host.bottom, &host.bytes);
+  arrive(context_->kept_inside, &host_stack.bottom, &host_stack.bytes);
 #else
   context_->out();
 #endif
@@ -160,7 +160,7 @@ void Fiber::suspend() { running->switch_out(); }
 
 void Fiber::enter() {
 #if defined(PYCOLL_ASAN)
-  arrive(nullptr, &host.bottom, &host.bytes);
+  arrive(nullptr, &host_stack.bottom, &host_stack.bytes);
 #endif
   running->body_();
   running->ended_ = true;
