@@ -83,6 +83,7 @@ class Scheduler:
             comm, "the gradients", [[*self._entries], str(self.policy), op, overlaps, deterministic]
         )
         self._timed: list[list[float]] = []
+        self._sending_s = 0.0
         self._settled = False
         self.rates = _FREE
         self._open = self._flushed = False
@@ -111,6 +112,7 @@ class Scheduler:
         self._flushed = False
         self._open = True
         self._times = [0.0] * len(self._entries)
+        self._sending_s = 0.0
         self._start_s = self._clock()
         return layout.views
 
@@ -173,14 +175,21 @@ class Scheduler:
 
     def _arrive(self, number: int) -> None:
         self._arrived[number] = True
-        self._times[number] = self._clock() - self._start_s
+        if not self._settled:
+            # As if no message had been sent before; what that takes is in the rates.
+            self._times[number] = self._clock() - self._start_s - self._sending_s
         for place in self._layout.messages_of[number]:
             self._missing[place] -= 1
 
     def _advance(self) -> None:
         """Send what is whole, up to the first message that is not."""
         while self._next < len(self._missing) and self._missing[self._next] == 0:
-            self._send(self._next)
+            if self._settled:
+                self._send(self._next)
+            else:
+                begin_s = self._clock()
+                self._send(self._next)
+                self._sending_s += self._clock() - begin_s
             self._next += 1
 
     def _send(self, place: int) -> None:
