@@ -83,6 +83,25 @@ def open_work(finish: Callable[[], object] | None = None, kept: object = None) -
 def fill_work(work: Work, result: object) -> None: ...
 def fail_work(work: Work, error: BaseException) -> None: ...
 
+XLA_FFI_VERSION: str
+
+def xla_handler() -> object: ...
+def xla_bind(
+    communicator: Communicator,
+    plan: Plan,
+    *,
+    dtype: int,
+    op: int,
+    counts: Sequence[int],
+    plan_key: int,
+    count: int,
+    segment_bytes: int,
+    input_count: int,
+    output_count: int,
+    reads: bool,
+) -> int: ...
+def xla_forget(number: int) -> None: ...
+
 class Communicator:
     timeout_s: float
     def __init__(
