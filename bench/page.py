@@ -21,6 +21,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def verdict(what: str, found: float, target: float) -> str:
+    """ "DDP: communication 6.1 of 5 times shorter than Gloo's, reached"."""
+    return f"{what} {found:.2f} of {target:g}, {'reached' if found >= target else 'missed'}"
+
+
 def machine() -> str:
     """Processor, cores and kernel, in words."""
     model = platform.processor() or platform.machine()

@@ -8,6 +8,8 @@ training_worker.py: every policy of pycoll.torch's DistributedOptimizer, tensor 
 DistributedDataParallel over pycoll and over Gloo, and Horovod where it is installed. All are
 checked, and then take turns (bench/jobs.py); float32, one thread per rank, SGD.
 
+Before that, calls alone are timed: many small tensors, and sets of gradients (training_calls.py).
+
 A time is that of a step of the slowest rank, the median over rounds; several steps in a row are one
 sample, since the last one has no next forward pass. Not hidden is what a step takes longer than the
 same without other ranks, in the same rounds. The share hidden is what of one contiguous all_reduce
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import page
+import training_calls
 from host_jobs import places_of
 from hosts import DEVICE, TEN_GIGABIT, Hosts, obstacle
 from jobs import Effort, Entrant, Job, Start, Starts, Times, compare, ratio
@@ -44,11 +47,10 @@ LIBRARIES = ("pycoll", "gloo", "horovod")
 ALONE, WHOLE, SINGLY, DDP, GLOO, HOROVOD = (
     *("alone", "all_reduce", "hvd", "ddp", "Gloo DDP", "Horovod"),
 )
-SETS = ("ResNet-50, gradients", "BERT-Base, gradients")
+SETS = training_calls.SETS
 REAL = ("MLP, 25 M", "transformer")
 QUICK = ("few gradients", "small transformer")
-#: Bytes per second of Horovod with the same gradients on a machine of two cores.
-HOROVODS = {SETS[0]: 0.92e9, SETS[1]: 0.63e9}
+HOROVODS = training_calls.HOROVODS
 
 
 @dataclass(frozen=True)
@@ -169,28 +171,23 @@ def measure(
 # What is shown
 
 
-def verdict(what: str, found: float, target: float) -> str:
-    """ "DDP: communication 6.1 of 5 times shorter than Gloo's, reached"."""
-    return f"{what} {found:.2f} of {target:g}, {'reached' if found >= target else 'missed'}"
-
-
 def judged(result: Result) -> list[str]:
     """What was to be reached with this model in this scene."""
     told = []
     times = result.times
     if result.model in HOROVODS and not result.scene.is_wire:
         rate = result.nbytes / result.exposed(SINGLY)
-        told.append(verdict("tensor by tensor / Horovod", rate / HOROVODS[result.model], 10))
+        told.append(page.verdict("tensor by tensor / Horovod", rate / HOROVODS[result.model], 10))
         share = times[WHOLE].median / result.exposed("auto")
-        told.append(verdict("scheduler's rate / contiguous all_reduce's", share, 0.9))
+        told.append(page.verdict("scheduler's rate / contiguous all_reduce's", share, 0.9))
     if result.model in REAL and GLOO in times and not result.scene.is_wire:
         shorter = result.exposed(GLOO) / result.exposed(DDP)
-        told.append(verdict("communication of Gloo DDP / DDP", shorter, 5))
+        told.append(page.verdict("communication of Gloo DDP / DDP", shorter, 5))
     if result.scene.is_wire:
         best = min((name for name in POLICIES), key=lambda name: times[name].median)
-        told.append(verdict(f"{best} / auto", ratio(times, best, "auto") or 0, 0.97))
+        told.append(page.verdict(f"{best} / auto", ratio(times, best, "auto") or 0, 0.97))
         for name in ("wfbp", "bsp"):
-            told.append(verdict(f"{name} / mg_wfbp", ratio(times, name, "mg_wfbp") or 0, 1))
+            told.append(page.verdict(f"{name} / mg_wfbp", ratio(times, name, "mg_wfbp") or 0, 1))
     return told
 
 
@@ -219,7 +216,12 @@ def rows(result: Result) -> list[list[str]]:
     return found
 
 
-def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) -> None:
+def write_markdown(
+    path: Path,
+    results: Sequence[Result],
+    calls: training_calls.Found | None,
+    picture: Path | None,
+) -> None:
     """Replace this command's section of the page."""
     lines = [
         page.origin(),
@@ -232,6 +234,10 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
         lines += page.table(head(), rows(result))
         lines += ["", *(f"{line}." for line in judged(result))]
         lines += ["", "```", *result.why.splitlines(), "```"]
+    if calls is not None:
+        lines += ["", f"### Calls; {SCENES[0].title}", ""]
+        lines += page.table(["what", "measured", "against"], training_calls.rows(calls))
+        lines += ["", *(f"{line}." for line in training_calls.judged(calls))]
     if picture is not None:
         place = os.path.relpath(picture, path.parent)
         lines += ["", f"![a step of every way: computing, and what is not hidden]({place})"]
@@ -260,6 +266,17 @@ def draw(path: Path, results: Sequence[Result]) -> None:
     figure.savefig(path)
 
 
+def show_calls(quick: bool) -> training_calls.Found:
+    """Measure what calls take, and print it."""
+    sets = training_calls.SMALL_SETS if quick else SETS
+    found = training_calls.measured(3 if quick else 15, sets)
+    for what, measured, against in training_calls.rows(found):
+        print(f"{what:<60}{measured:>14}  {against}", flush=True)
+    for text in training_calls.judged(found):
+        print(f"# {text}")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small models and few rounds")
@@ -268,14 +285,19 @@ def main() -> int:
     parser.add_argument("--scene", type=int, choices=range(len(SCENES)), action="append")
     parser.add_argument("--model", choices=(*SETS, *REAL, *QUICK), action="append")
     parser.add_argument("--library", choices=LIBRARIES[1:], action="append", help="only these")
+    parser.add_argument("--without-calls", action="store_true", help="steps of training only")
     parser.add_argument("--markdown", type=Path, help="put the tables on this page")
     parser.add_argument("--plot", type=Path, help="draw a .png, .pdf or .svg")
     options = parser.parse_args()
     effort = Effort(3, 1.0) if options.quick else Effort(options.rounds, options.budget_s)
     libraries = ("pycoll", *(options.library or LIBRARIES[1:]))
     models = options.model or (QUICK if options.quick else (*SETS, *REAL))
+    scenes = [SCENES[number] for number in options.scene or range(len(SCENES))]
+    calls = None
+    if SCENES[0] in scenes and not options.without_calls:
+        calls = show_calls(options.quick)
     results: list[Result] = []
-    for scene in [SCENES[number] for number in options.scene or range(len(SCENES))]:
+    for scene in scenes:
         why = obstacle() if scene.is_wire else ""
         if why:
             print(f"# {scene.title}: hosts cannot be made here: {why}", file=sys.stderr)
@@ -291,7 +313,7 @@ def main() -> int:
     if options.plot is not None:
         draw(options.plot, results)
     if options.markdown is not None:
-        write_markdown(options.markdown, results, options.plot)
+        write_markdown(options.markdown, results, calls, options.plot)
     return 0
 
 

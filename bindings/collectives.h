@@ -7,6 +7,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "bindings/calls.h"
 #include "bindings/flat.h"
@@ -105,6 +106,9 @@ class Remembered {
 // Runs or starts what was read: a new reference; throws what went wrong.
 PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading,
                       Remembered* remembered = nullptr, PyObject* out = nullptr);
+// Runs an all_reduce of several arrays without a copy of them. Throws as run_reading().
+void run_parts(CallsObject* self, const Prepared& prepared, DType dtype,
+               std::vector<runtime::Part> parts);
 // Throws what `status` says of a part of the operation `name`, as Python's way would.
 [[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view part,
                        std::string_view name);

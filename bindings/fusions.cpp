@@ -101,6 +101,49 @@ void scatter(const std::byte* place, const Fusion& fusion) {
   }
 }
 
+// Shorter messages are packed, and run as calls, which are bound already.
+constexpr std::uint64_t kPackedBytesMax = runtime::Call::kShortBytes;
+
+// Whether no result lies in another array of the list.
+bool are_apart(const Fusion& fusion) {
+  struct Range {
+    const std::byte* begin;
+    const std::byte* end;
+    bool written;
+  };
+  std::vector<Range> ranges;
+  ranges.reserve(2 * fusion.members.size());
+  for (const Member& member : fusion.members) {
+    if (member.bytes == 0) continue;
+    ranges.push_back({member.target, member.target + member.bytes, true});
+    if (member.source != member.target) {
+      ranges.push_back({member.source, member.source + member.bytes, false});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& one, const Range& other) { return one.begin < other.begin; });
+  const std::byte* read = nullptr;  // ends of those before
+  const std::byte* written = nullptr;
+  return std::all_of(ranges.begin(), ranges.end(), [&](const Range& range) {
+    if (range.begin < written || (range.written && range.begin < read)) return false;
+    if (range.written) written = range.end;
+    read = std::max(read, range.end);
+    return true;
+  });
+}
+
+std::vector<runtime::Part> parts_of(const Fusion& fusion) {
+  std::vector<runtime::Part> parts;
+  parts.reserve(fusion.members.size());
+  std::uint64_t end = 0;
+  for (const Member& member : fusion.members) {
+    if (member.bytes == 0) continue;
+    end += member.bytes;
+    parts.push_back({member.source, member.target, end});
+  }
+  return parts;
+}
+
 // One after the other, so that those behind one that raises can still be told.
 void fill(Fusion& fusion) {
   std::size_t filled = 0;
@@ -168,6 +211,11 @@ bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   const Prepared* prepared = self->table->find(reading.choice);
   if (prepared == nullptr) return false;
   const bool shared = fusion.members.size() > 1;
+  if (shared && fusion.bytes > kPackedBytesMax && are_apart(fusion)) {
+    run_parts(self, *prepared, fusion.choice.dtype, parts_of(fusion));
+    fill(fusion);
+    return true;
+  }
   const Member& first = fusion.members.front();
   std::byte* memory = shared ? self->table->fusion_memory(fusion.bytes) : first.target;
   if (shared) without_gil_if_long(fusion.bytes, [&] { gather(fusion, memory); });

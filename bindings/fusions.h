@@ -12,7 +12,7 @@
 
 namespace pycoll::bindings {
 
-// Longer arrays gain nothing from sharing a message, and packing them costs two copies.
+// Longer arrays gain nothing from sharing a message.
 inline constexpr std::uint64_t kMemberBytesMax = std::uint64_t{1} << 20;
 // A message of several arrays grows to this at most.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 24;

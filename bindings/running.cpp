@@ -138,6 +138,19 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
       .ptr();
 }
 
+void run_parts(CallsObject* self, const Prepared& prepared, DType dtype,
+               std::vector<runtime::Part> parts) {
+  const std::uint64_t bytes = parts.back().end;
+  const std::uint64_t count = bytes / item_bytes(dtype);
+  runtime::CollectiveRequest request = request_of(prepared, {&count, 1}, bytes, bytes);
+  request.input.data = parts.front().input;
+  request.output.data = parts.front().output;
+  request.parts = std::move(parts);
+  const Status status = run_request(self->table->handle(), std::move(request));
+  const std::string_view name = name_of(Collective::kAllReduce);
+  if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name, name);
+}
+
 namespace {
 
 std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,

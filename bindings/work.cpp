@@ -29,6 +29,7 @@ struct WorkObject {
   PyObject* kept;         // what the operation reads, or nullptr
   PyObject* finish;       // gives the result once the operation is done; nullptr: `value` is it
   std::mutex* finishing;  // with `finish`: several threads may wait, and it runs once
+  Nanoseconds ended;      // of an operation that was let go of; 0 if that is not known
   Stage stage;
 };
 
@@ -65,6 +66,7 @@ WorkObject* allocate(Stage stage) {
     new (&work->running) Running();
   }
   work->stage = stage;
+  work->ended = 0;
   return work;
 }
 
@@ -158,6 +160,7 @@ std::optional<double> read_timeout(PyObject* timeout) {
 void settle(WorkObject* work) {
   if (work->running.user_op != nullptr) return;
   work->stage = Stage::kGiven;
+  work->ended = work->running.operation->ended();
   let_go(work->running);
   Py_CLEAR(work->kept);
 }
@@ -254,7 +257,22 @@ PyObject* wait_entry(PyObject* object, PyObject* const* arguments, Py_ssize_t co
   return guarded([&] { return wait(as_work(object), timeout); });
 }
 
+// Seconds as time.perf_counter() counts them, or None.
+PyObject* ended_s(PyObject* object, PyObject* /*unused*/) {
+  const WorkObject* work = as_work(object);
+  Nanoseconds ended = work->ended;
+  if (work->stage == Stage::kRunning && work->running.operation->done()) {
+    ended = work->running.operation->ended();
+  }
+  if (ended == 0) Py_RETURN_NONE;
+  return PyFloat_FromDouble(static_cast<double>(ended) * 1e-9);
+}
+
 PyMethodDef work_methods[] = {
+    {"ended_s", &ended_s, METH_NOARGS,
+     "ended_s($self, /)\n--\n\n"
+     "When the operation ended, in time.perf_counter()'s seconds; None where that was not\n"
+     "recorded, which it is while a timeline is."},
     {"done", &done, METH_NOARGS,
      "done($self, /)\n--\n\nWhether ``wait`` would return or raise at once."},
     {"wait", as_c_function(&wait_entry), METH_FASTCALL | METH_KEYWORDS,
@@ -355,6 +373,8 @@ void bind_work(py::module_& module) {
       "fail_work",
       [](const py::object& work, const py::object& error) { fail_work(work.ptr(), error.ptr()); },
       py::arg("work"), py::arg("error"), "The group has ended without this operation.");
+  module.def("record_ends", &runtime::Operation::record_ends, py::arg("record"),
+             "Whether Works note when they end, from now on and in all of this process.");
 }
 
 }  // namespace pycoll::bindings

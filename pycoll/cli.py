@@ -236,18 +236,31 @@ def explain(
     type=click.Path(path_type=Path),
     help="Write there.  [default: FILE.merged.json]",
 )
-def timeline(files: tuple[Path, ...], path: Path | None) -> None:
+@click.option(
+    "--plot", "picture", type=click.Path(path_type=Path), help="Draw a step: .png, .pdf or .svg."
+)
+@click.option("--step", type=click.IntRange(min=0), help="That one.  [default: a usual one]")
+def timeline(
+    files: tuple[Path, ...], path: Path | None, picture: Path | None, step: int | None
+) -> None:
     """Merge ranks' timelines into one trace for chrome://tracing or Perfetto.
 
     FILES are what hvd.start_timeline or HOROVOD_TIMELINE has written, one for each rank; of a
     single FILE, those of ranks 1, 2, ... beside it (FILE.1.json) are found. A file that a rank
     could not complete is read as far as it goes.
+
+    Of steps with a policy it tells which share of the time on the wire was hidden: in which the
+    program did not stand still for it. --plot draws one such step, the backward pass above and
+    communication below.
     """
-    from pycoll import timelines
+    from pycoll import overlaps, timelines
 
     try:
         paths = timelines.siblings(files[0]) if len(files) == 1 else list(files)
         events = timelines.merged(paths)
+        steps = overlaps.seen(events)
+        if picture is not None:
+            overlaps.plot(picture, overlaps.chosen(steps, step))
     except PycollError as error:
         raise _fail(error) from error
     target = path or files[0].with_name(f"{files[0].stem}.merged.json")
@@ -255,3 +268,7 @@ def timeline(files: tuple[Path, ...], path: Path | None) -> None:
     ranks = len(paths)
     last_s = max(float(event["ts"]) for event in events) / 1e6
     click.echo(f"{target}: {len(events)} events of {ranks} rank(s), {last_s:.3f} s")
+    for line in overlaps.lines_of(steps):
+        click.echo(line)
+    if picture is not None:
+        click.echo(f"picture: {picture}")

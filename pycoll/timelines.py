@@ -16,6 +16,9 @@ from pycoll.errors import InvalidArgumentError
 #: The event in which a rank says which clock it reads.
 CLOCK = "pycoll_clock"
 
+#: The category of events that belong to a step with a policy.
+STEP = "pycoll_step"
+
 Event = dict[str, Any]
 
 

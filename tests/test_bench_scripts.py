@@ -87,7 +87,9 @@ def test_costs_of_calls_and_communicators_are_told(page: Path) -> None:
 def test_training_is_compared_by_all_policies(page: Path, tmp_path: Path) -> None:
     picture = tmp_path / "training.svg"
     words = ("--quick", "--scene", "0", "--model", "small transformer", "--rounds", "3")
-    text = run("training.py", *words, "--markdown", str(page), "--plot", str(picture))
+    text = run(
+        "training.py", *words, "--without-calls", "--markdown", str(page), "--plot", str(picture)
+    )
     for way in (*POLICIES, "auto", "hvd", "ddp", "Gloo DDP"):
         row = rf"\n{way} +step, ms: [\d.]+  not hidden, ms: [\d.]+  hidden: \d+%  .*: [\d.]+\n"
         assert re.search(row, text), way
@@ -98,6 +100,29 @@ def test_training_is_compared_by_all_policies(page: Path, tmp_path: Path) -> Non
     assert section.count("\n| ") == len(POLICIES) + 7
     assert "training.svg" in section and "not hidden" in picture.read_text()
     assert kept(page)
+
+
+def test_calls_of_training_are_held_against_what_was_to_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import training_calls as calls
+
+    many = {calls.WHOLE: 1e-3, calls.LIST: 1.2e-3, calls.GROUP: 2e-3, calls.SINGLY: 9e-3}
+    times = {calls.WHOLE: 0.01, calls.LIST: 0.011, calls.ASYNC: 0.02, calls.SCHEDULER: 0.0125}
+    name = calls.SETS[0]
+    negotiation = {calls.BARRIER: 5e-5, calls.OTHERS: 0.0}
+    found = calls.Found(many, {name: times}, {name: 102_000_000}, negotiation)
+    assert calls.judged(found) == [
+        "Gloo, one by one / list 7.50 of 10, missed",
+        "1.5 of one all_reduce / list 1.25 of 1, reached",
+        f"{name}: allreduce_async_ / Horovod 5.54 of 10, missed",
+        f"{name}: scheduler's rate / one all_reduce's 0.80 of 0.9, missed",
+    ]
+    lines = calls.rows(found)
+    assert lines[0] == ["one all_reduce of 4 MiB", "1 ms", ""]
+    assert [f"{name}: scheduler", "8.16 GB/s", "0.80 of one all_reduce's rate"] in lines
+    assert lines[-1][1] == "0 exchanges"
 
 
 def test_kernels_of_every_instruction_set_can_be_run_by_hand() -> None:

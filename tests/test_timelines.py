@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from pycoll.cli import main
 from pycoll.errors import InvalidArgumentError
-from pycoll.timelines import CLOCK, merged, read, siblings
+from pycoll.overlaps import chosen, lines_of, seen
+from pycoll.timelines import CLOCK, STEP, merged, read, siblings
 
 
 def event(rank: int, ts: float, name: str, ph: str = "B", **more: Any) -> dict[str, Any]:
@@ -89,3 +90,54 @@ def test_the_command(tmp_path: Path) -> None:
     assert other.read_text() == (tmp_path / "t.merged.json").read_text()
     failed = CliRunner().invoke(main, ["timeline", str(tmp_path / "none.json")])
     assert failed.exit_code == 1 and "none.json cannot be read" in failed.output
+
+
+# Steps with a policy
+
+
+def span(kind: str, step: int, begin: float, end: float, **args: Any) -> dict[str, Any]:
+    about = {"is": kind, "step": step, **args}
+    return event(0, begin, kind, "X", cat=STEP, dur=end - begin, args=about)
+
+
+def step_of(number: int, zero: float, wait_us: float) -> list[dict[str, Any]]:
+    """Two messages of 100 us; the program stands still for the last ``wait_us`` of the second."""
+    end = zero + 300
+    return [
+        span("backward", number, zero, end - wait_us, policy="fixed"),
+        event(0, zero + 10, "READY", "i", cat=STEP, args={"is": "ready", "step": number}),
+        span("wire", number, zero + 20, zero + 120),
+        span("wire", number, zero + 200, end),
+        span("wait", number, end - wait_us, end),
+    ]
+
+
+def test_the_share_of_the_wire_s_time_in_which_nobody_stood_still() -> None:
+    events = [*step_of(0, 0, 100), *step_of(1, 1000, 50), *step_of(2, 2000, 150)]
+    steps = seen(events)
+    # The third wait began when nothing was under way.
+    assert [one.hidden for one in steps] == [0.5, 0.75, 0.5]
+    assert [one.exposed_us for one in steps] == [100, 50, 100]
+    assert steps[1].end_us == 1300 and steps[1].ready == (1010,)
+    assert lines_of(steps) == ["rank 0: 3 steps by fixed, 50% of the time on the wire hidden"]
+    assert [one.number for one in chosen(steps, None)] == [2]
+    assert [one.number for one in chosen(steps, 1)] == [1]
+    with pytest.raises(InvalidArgumentError, match="step is 7: the timeline has steps 0 to 2"):
+        chosen(steps, 7)
+    with pytest.raises(InvalidArgumentError, match="no steps with a policy"):
+        chosen(seen([event(0, 1, "x")]), None)
+    (silent,) = seen([span("backward", 0, 0, 5, policy="bsp")])
+    assert silent.hidden == 1 and silent.end_us == 5
+
+
+def test_the_picture_of_a_step(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([*step_of(0, 0, 100), *step_of(1, 1000, 50)]))
+    words = ["timeline", str(path), "--plot"]
+    done = CliRunner().invoke(main, [*words, str(tmp_path / "t.svg"), "--step", "1"])
+    assert done.exit_code == 0, done.output
+    assert "75% of communication hidden" in (tmp_path / "t.svg").read_text()
+    assert "t.svg" in done.output and "rank 0: 2 steps by fixed" in done.output
+    failed = CliRunner().invoke(main, [*words, str(tmp_path / "t.doc")])
+    assert failed.exit_code == 1 and "must end in one of .png" in failed.output

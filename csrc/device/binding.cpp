@@ -36,6 +36,7 @@ Status check(const runtime::CollectiveRequest& request, const Shape& shape, cons
       request.descriptor.op == ReduceOp::kUser) {
     return invalid("a reduction registered by the user runs on the host only");
   }
+  if (!request.parts.empty()) return invalid("memory that is several arrays is the host's only");
   return Status();
 }
 

@@ -14,14 +14,27 @@ Status invalid(std::string message) {
   return Status::error(Code::kInvalidArgument, std::move(message));
 }
 
-bool in_memory(std::uint8_t buffer) {
-  const auto kind = static_cast<plan::Buffer>(buffer);
-  return kind == plan::Buffer::kInput || kind == plan::Buffer::kOutput;
-}
-
 // Scratch slots start on cache lines so that no two of them share one.
 constexpr std::size_t kSlotAlignment = 64;
 constexpr std::size_t kSlotBytes = transport::kSegmentBytesMax;
+
+// That parts have whole elements, and together the bytes of input and output.
+Status check_parts(const CollectiveRequest& request, std::size_t item_bytes) {
+  if (request.parts.empty()) return Status();
+  std::uint64_t end = 0;
+  for (const Part& part : request.parts) {
+    if (part.end <= end || part.end % item_bytes != 0) {
+      return invalid("a part of the memory ends at byte " + std::to_string(part.end) +
+                     ": expected whole elements of " + std::to_string(item_bytes) +
+                     " bytes behind byte " + std::to_string(end));
+    }
+    end = part.end;
+  }
+  if (end == request.input.bytes && end == request.output.bytes) return Status();
+  return invalid("the parts of the memory have " + std::to_string(end) + " bytes, input " +
+                 std::to_string(request.input.bytes) + " and output " +
+                 std::to_string(request.output.bytes));
+}
 
 // More than any machine has, and small enough that no sum of offsets overflows.
 constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 62;
@@ -90,6 +103,9 @@ Status BoundPlan::bind(const CollectiveRequest& request) {
   if (request.output.bytes != output_length_ * item_bytes_) {
     return invalid("output has " + std::to_string(request.output.bytes) + " bytes, " +
                    std::to_string(output_length_ * item_bytes_) + " were expected");
+  }
+  if (Status status_of_parts = check_parts(request, item_bytes_); !status_of_parts.ok()) {
+    return status_of_parts;
   }
   if (header.scratch_slots != 0) {
     const std::size_t needed = header.scratch_slots * slot_bytes_ + kSlotAlignment;

@@ -11,10 +11,16 @@
 
 namespace pycoll::runtime {
 
+// Whether a row's Buffer is memory of the caller.
+inline bool in_memory(std::uint8_t buffer) {
+  const auto kind = static_cast<plan::Buffer>(buffer);
+  return kind == plan::Buffer::kInput || kind == plan::Buffer::kOutput;
+}
+
 struct BoundRow {
   const plan::Row* row = nullptr;
-  std::byte* source =
-      nullptr;  // element 0 of the chunk, or the scratch slot; never written through
+  // Element 0 of the chunk, or the scratch slot; never written through.
+  std::byte* source = nullptr;
   const std::byte* carry = nullptr;  // the scratch slot
   std::byte* target = nullptr;
   std::uint64_t length = 0;  // elements of the chunk

@@ -7,6 +7,7 @@
 #include "base/assert.h"
 #include "base/bytes.h"
 #include "base/copy.h"
+#include "runtime/execution_row.h"
 
 namespace pycoll::runtime {
 namespace {
@@ -16,21 +17,6 @@ namespace {
 constexpr std::size_t kPieceBytes = 8 * 1024;
 
 }  // namespace
-
-// Everything that one row needs once its channels are ready. Made for every row, so that what lies
-// beyond the counts is not even zeroed.
-struct Execution::Gathered {
-  struct Room {
-    transport::SendChannel* channel;
-    std::byte* data;
-  };
-
-  const std::byte* operands[plan::kOperandsMax];
-  int operand_count = 0;
-  std::byte* target = nullptr;
-  Room rooms[plan::kSendMax];
-  int room_count = 0;
-};
 
 Status Execution::start(CollectiveRequest request, std::uint64_t sequence,
                         ChannelSource& channels) {
@@ -269,6 +255,7 @@ void Execution::gather(const BoundRow& bound, const std::byte* const* received, 
   if (row.carry != 0) all->operands[all->operand_count++] = bound.carry;
   for (int i = 0; i <= row.recv_count; ++i) {
     if (local && i == row.source_position) {
+      all->local = all->operand_count;
       all->operands[all->operand_count++] = at(bound.source, row.source);
     }
     if (i < row.recv_count) all->operands[all->operand_count++] = received[i];
@@ -323,10 +310,11 @@ Progress Execution::run_row(Lane& lane) {
   // Nothing changes the caller's memory before it is sent; scratch is used again.
   const auto source = static_cast<plan::Buffer>(row.source);
   const bool stable = source != plan::Buffer::kNone && source != plan::Buffer::kScratch;
-  const bool direct = stable && row.recv_count == 0 && row.send_count > 0;
+  const bool direct =
+      stable && row.recv_count == 0 && row.send_count > 0 && bind_part(row, bytes, &all);
   const bool has_room = direct ? hand_over(lane, row, all.operands[0]) : reserve(row, bytes, &all);
   if (!has_room) return Progress::kBlocked;
-  if (length != 0) combine(row, all, length);
+  if (length != 0) combine_parts(row, all, length);
   if (spoiled()) return Progress::kSpoiled;
   if (!direct) commit(row);
   for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();

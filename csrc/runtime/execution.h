@@ -116,6 +116,9 @@ class Execution {
   void commit(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
+  std::byte* address_of(std::uint8_t buffer, const std::byte* place, std::size_t* run) const;
+  bool bind_part(const plan::Row& row, std::size_t bytes, Gathered* all) const;
+  void combine_parts(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
   void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
   static void copy(const Gathered& all, std::size_t bytes);
   void fold(void* result, const void** operands, int operand_count, std::uint64_t count) const;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status.h"
 
 namespace pycoll::runtime {
@@ -15,19 +16,29 @@ class Operation {
   bool done() const { return done_.load(std::memory_order_acquire); }
   const Status& status() const { return status_; }
 
+  // When it ended, by SteadyClock; 0 unless ends were recorded then. As status().
+  Nanoseconds ended() const { return ended_; }
+  // Whether operations that end from now on note when; for whoever draws what happened.
+  static void record_ends(bool record) { recording.store(record, std::memory_order_relaxed); }
+
   void finish(Status status) {
     status_ = std::move(status);
+    if (recording.load(std::memory_order_relaxed)) ended_ = SteadyClock().now();
     done_.store(true, std::memory_order_release);  // pairs with the load in done()
   }
 
   // As if new. Requires: nobody else knows of it any more.
   void reset() {
     status_ = Status();
+    ended_ = 0;
     done_.store(false, std::memory_order_relaxed);
   }
 
  private:
+  static inline std::atomic<bool> recording{false};
+
   Status status_;
+  Nanoseconds ended_ = 0;
   std::atomic<bool> done_{false};
 };
 

@@ -25,12 +25,23 @@ struct Memory {
   std::uint64_t bytes = 0;
 };
 
+// One of several arrays that an operation treats as if they lay one behind the other.
+struct Part {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::uint64_t end = 0;  // bytes of this one and all in front of it; more than those in front
+};
+
 struct CollectiveRequest {
   std::shared_ptr<const plan::Image> plan;
   // Flat in block order (csrc/plan/FORMAT.md). They may be the same memory exactly for
   // all_reduce, broadcast, reduce, scan and exscan; otherwise they must not overlap.
   ConstMemory input;
   Memory output;
+  // Where these are several arrays: all of them, each of whole elements, no output overlapping
+  // anything but its own input. Then `input` and `output` have the bytes of all and the addresses
+  // of the first, and both have all blocks. Empty: each is one array.
+  std::vector<Part> parts;
   // Elements of each block of the whole collective, alike on all ranks.
   std::vector<std::uint64_t> counts;
   transport::Descriptor descriptor;

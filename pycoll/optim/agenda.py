@@ -2,7 +2,7 @@
 
 Gradients are numbered in the order in which the backward pass gives them, so the last ones belong
 to the layers that the next forward pass needs first. Seconds count from the start of the backward
-pass.
+pass, as it is if no message is sent.
 """
 
 from __future__ import annotations
@@ -71,11 +71,16 @@ class Rate(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The rates of the operations that agendas are made of."""
+    """The rates of the operations that agendas are made of.
+
+    ``host_s``: what each message takes, however short, from the thread that computes gradients: to
+    hand it over and to ask for its end. Rates are of what runs beside that thread.
+    """
 
     all_reduce: Rate
     reduce_scatter: Rate
     all_gather: Rate
+    host_s: float = 0.0
 
 
 def check(agenda: Agenda, gradients: Sequence[Gradient]) -> None:

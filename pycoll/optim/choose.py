@@ -80,6 +80,7 @@ def _text(
         f"  all_reduce takes {_rate_text(rates.all_reduce)}, "
         f"reduce_scatter {_rate_text(rates.reduce_scatter)}, "
         f"all_gather {_rate_text(rates.all_gather)}",
+        f"  each message takes {seconds_text(rates.host_s)} from the thread that computes",
     ]
     return "\n".join([*lines, *more])
 

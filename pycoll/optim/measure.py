@@ -14,12 +14,19 @@ from pycoll.rows import shares
 
 LENGTHS = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 REPEATS = 5
+#: Messages beside a computation, and how long it is between them: some 30 us, as of a small layer.
+MESSAGES = 16
+WORK_BYTES = 64 << 10
+WORK_REPEATS = 8
+#: Between their values, in elements: no two are on a cache line.
+SPACING = 64
 #: Longer messages are left out where they would take longer than this.
 PATIENCE_S = 0.05
 
 
 def measure(comm: Any, deterministic: bool | None = True) -> Rates:
-    """The rates of all_reduce, reduce_scatter and all_gather, as ``comm`` runs them.
+    """The rates of all_reduce, reduce_scatter and all_gather, as ``comm`` runs them, and what a
+    message takes from a thread that computes.
 
     Every rank calls, with nothing else under way on ``comm``. The slowest rank counts, and the
     result has the same bits everywhere. Takes up to half a second; raises what ``comm`` raises.
@@ -39,7 +46,12 @@ def measure(comm: Any, deterministic: bool | None = True) -> Rates:
         mine = np.zeros(lengths[comm.rank], np.float32)
         return lambda: comm.all_gather(mine, lengths=lengths, out=part)
 
-    return Rates(*(_rate(comm, memory, make) for make in (all_reduce, reduce_scatter, all_gather)))
+    return Rates(
+        _rate(comm, memory, all_reduce),
+        _rate(comm, memory, reduce_scatter),
+        _rate(comm, memory, all_gather),
+        _host_s(comm, memory, deterministic),
+    )
 
 
 def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> Rate:
@@ -52,6 +64,48 @@ def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> R
         lengths.append(nbytes)
         seconds.append(_seconds(comm, make(memory[: nbytes // 4])))
     return fitted(lengths, seconds)
+
+
+def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
+    """What a message takes from a computation beside which it is sent: the middle one of several
+    times, on the rank where it is longest.
+
+    All of it counts: to hand it over, to wake whoever runs it and to share a core with that, and to
+    ask for its end once it is there. The computation is as without messages otherwise.
+    """
+    messages = [memory[n * SPACING :][:1] for n in range(MESSAGES)]
+    work = np.zeros(WORK_BYTES // 4, np.float32)
+
+    def compute() -> None:
+        for _ in range(WORK_REPEATS):
+            np.add(work, 1, out=work)
+
+    def alone() -> float:
+        begin = time.perf_counter()
+        for _ in messages:
+            compute()
+        return time.perf_counter() - begin
+
+    def beside() -> float:
+        begin = time.perf_counter()
+        works = []
+        for one in messages:
+            compute()
+            works.append(comm.all_reduce(one, out=one, async_op=True, deterministic=deterministic))
+        sent = time.perf_counter()
+        works[-1].wait()
+        last = time.perf_counter()
+        for one in works:
+            one.wait()
+        return time.perf_counter() - last + sent - begin
+
+    found = []
+    for _ in range(REPEATS + 1):
+        without = alone()
+        found.append((beside() - without) / len(messages))
+    # The first time prepares what the others find.
+    mine = np.array([max(0.0, float(np.median(found[1:])))])
+    return float(comm.all_reduce(mine, "max")[0])
 
 
 def _seconds(comm: Any, call: Callable[[], Any]) -> float:

@@ -12,7 +12,10 @@ mg_wfbp is exact: with E(j) the earliest end of messages for the first j gradien
 least of max(E(i), ready(j)) + cost(i..j) over all i, since to end the earlier messages sooner never
 hurts. Of those i with E(i) <= ready(j) only the last can be best, so the search stops there. (With
 several kinds of gradients, messages of a group are taken to start together, which they may do
-sooner.)
+sooner.) Where each message holds up the thread that computes, fewer messages may be worth a later
+end so far, for what they do to the gradients to come: then of each j all ways are kept that no
+other one beats in both. For a hundred gradients and more they are thinned out, and for thousands
+the soonest alone is kept.
 
 The priorities of bytescheduler become an order beforehand: which part goes next is played through
 with the times that all ranks have agreed on. So ranks need not ask each other while they run.
@@ -32,6 +35,8 @@ from pycoll.optim.agenda import Agenda, Gradient, Message, Piece, Rate, Rates
 
 MIB = 1 << 20
 AUTO = "auto"
+#: Ways that mg_wfbp keeps of all gradients together where messages hold up the thread.
+WAYS = 4096
 #: Parts of a gradient begin at multiples of this, which suits all types and cache lines.
 GRAIN = 64
 
@@ -111,7 +116,7 @@ def _fixed(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agend
 
 
 def _mg_wfbp(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
-    return Agenda(policy.name, _messages(_best_merge(gradients, rates.all_reduce), gradients))
+    return Agenda(policy.name, _messages(_best_merge(gradients, rates), gradients))
 
 
 def _dear(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> Agenda:
@@ -132,29 +137,84 @@ def _filled(gradients: Sequence[Gradient], bucket_bytes: int) -> list[Group]:
     return [*groups, range(first, len(gradients))] if gradients else groups
 
 
-def _best_merge(gradients: Sequence[Gradient], rate: Rate) -> list[Group]:
-    ends = [0.0]
-    firsts: list[int] = []
-    for last in range(len(gradients)):
-        ready = gradients[last].ready_s
-        best, best_first = float("inf"), last
+#: How long messages hold the thread up, when the last one ends, where it begins, and the way up
+#: to there: one way to reduce the gradients up to some number.
+_Way = tuple[float, float, int, Any]
+
+
+def _best_merge(gradients: Sequence[Gradient], rates: Rates) -> list[Group]:
+    if not gradients:
+        return []
+    kinds = len({one.kind for one in gradients})
+    nbytes = sum(one.nbytes for one in gradients)
+    held_up = kinds * rates.host_s
+    end = gradients[-1].ready_s + held_up + kinds * rates.all_reduce.alpha
+    as_one: _Way = (held_up, end + rates.all_reduce.beta * nbytes, 0, (0.0, 0.0, 0, None))
+    last_s = gradients[-1].ready_s
+
+    def step_s(way: _Way) -> float:
+        return max(way[1], last_s + way[0])
+
+    soonest = _best_way(gradients, rates, 1, float("inf")) or as_one
+    best = min(soonest, as_one, key=step_s)
+    most = WAYS // len(gradients)
+    if rates.host_s > 0 and most > 1:
+        best = _best_way(gradients, rates, most, step_s(best)) or best
+    way: _Way | None = best
+    groups: list[Group] = []
+    stop = len(gradients)
+    while way is not None and way[3] is not None:
+        groups.append(range(way[2], stop))
+        stop, way = way[2], way[3]
+    return groups[::-1]
+
+
+def _best_way(
+    gradients: Sequence[Gradient], rates: Rates, most: int, bound_s: float
+) -> _Way | None:
+    """The way to reduce all with the shortest step, if that is shorter than ``bound_s``; of each
+    number of gradients ``most`` ways are kept."""
+    alpha, beta, host_s = rates.all_reduce.alpha, rates.all_reduce.beta, rates.host_s
+    rest = sum(gradient.nbytes for gradient in gradients)
+    last_s = gradients[-1].ready_s
+    ways: list[list[_Way]] = [[(0.0, 0.0, 0, None)]]
+    for last, gradient in enumerate(gradients):
+        rest -= gradient.nbytes
+        soonest: dict[float, _Way] = {}
         nbytes, kinds = 0, set()
+        # Of those that are not waited for, the least; no earlier way with as much can be better.
+        limit = float("inf")
         for first in range(last, -1, -1):
             nbytes += gradients[first].nbytes
             kinds.add(gradients[first].kind)
-            end = max(ends[first], ready) + len(kinds) * rate.alpha + rate.beta * nbytes
-            if end < best:
-                best, best_first = end, first
-            if ends[first] <= ready:
+            for way in ways[first]:
+                if way[0] >= limit:
+                    break
+                held_up = way[0] + len(kinds) * host_s
+                sent = gradient.ready_s + held_up
+                end = max(way[1], sent) + len(kinds) * alpha + beta * nbytes
+                if end + beta * rest < bound_s and last_s + held_up < bound_s:
+                    known = soonest.get(held_up)
+                    if known is None or end < known[1]:
+                        soonest[held_up] = (held_up, end, first, way)
+                if way[1] <= sent:
+                    limit = way[0]
+            if limit == 0:
                 break
-        ends.append(best)
-        firsts.append(best_first)
-    groups: list[Group] = []
-    stop = len(gradients)
-    while stop > 0:
-        groups.append(range(firsts[stop - 1], stop))
-        stop = firsts[stop - 1]
-    return groups[::-1]
+        ways.append(_kept(soonest, most))
+    return min(ways[-1], key=lambda way: max(way[1], last_s + way[0]), default=None)
+
+
+def _kept(soonest: dict[float, _Way], most: int) -> list[_Way]:
+    """Those that no other one beats in both, in the order of rising held_up and falling ends; of
+    too many the last, the first and some between."""
+    kept: list[_Way] = []
+    for held_up in sorted(soonest):
+        if not kept or soonest[held_up][1] < kept[-1][1]:
+            kept.append(soonest[held_up])
+    if len(kept) <= most:
+        return kept
+    return [kept[-1 - place * (len(kept) - 1) // max(1, most - 1)] for place in range(most)][::-1]
 
 
 def _messages(groups: Sequence[Group], gradients: Sequence[Gradient]) -> tuple[Message, ...]:

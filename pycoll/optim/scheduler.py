@@ -32,6 +32,7 @@ from pycoll.optim.choose import Decision, decide
 from pycoll.optim.layout import ITEM_BYTES_OF, Allocate, Entry, Layout
 from pycoll.optim.measure import measure
 from pycoll.optim.policies import Policy, policy_of
+from pycoll.optim.record import Observer, StepLog
 from pycoll.types import DType
 
 #: Steps that are timed, the first of which does not count, since much happens there for once.
@@ -54,7 +55,8 @@ class Scheduler:
     name or a Policy. ``op``: as of all_reduce. ``overlaps``: whether the next forward pass will
     wait for gradients one by one, by ``wait(number)``; then auto also weighs policies that make use
     of it. ``deterministic``: as of all_reduce; without it, policies differ in rounding.
-    ``allocate``: for arrays of another framework than NumPy. ``clock``: in seconds.
+    ``allocate``: for arrays of another framework than NumPy. ``clock``: in seconds. ``observer``:
+    is told of each step that has ended.
 
     Collective: the constructor, and ``begin`` of one early step. Raises InvalidArgumentError for
     entries without or with equal names, unknown types, policies and ops, and MismatchError where
@@ -72,17 +74,21 @@ class Scheduler:
         deterministic: bool | None = True,
         allocate: Allocate = zeros,
         clock: Callable[[], float] = time.perf_counter,
+        observer: Observer | None = None,
     ) -> None:
         self.policy = policy_of(policy)
         self._comm, self._entries, self._op = comm, [Entry(*one) for one in entries], op
         self._overlaps, self._allocate, self._clock = overlaps, allocate, clock
         self._strict = deterministic
+        self._observer, self._steps = observer, 0
+        self._log: StepLog | None = None
         self._lock = threading.Lock()
         _check_entries(self._entries, op)
         _need_alike(
             comm, "the gradients", [[*self._entries], str(self.policy), op, overlaps, deterministic]
         )
         self._timed: list[list[float]] = []
+        self._sending_s = 0.0
         self._settled = False
         self.rates = _FREE
         self._open = self._flushed = False
@@ -111,6 +117,11 @@ class Scheduler:
         self._flushed = False
         self._open = True
         self._times = [0.0] * len(self._entries)
+        self._sending_s = 0.0
+        self._log = None
+        if self._observer is not None and self._observer.is_recording:
+            self._log = StepLog(self._steps, self.agenda.policy)
+        self._steps += 1
         self._start_s = self._clock()
         return layout.views
 
@@ -142,6 +153,8 @@ class Scheduler:
         with self._lock:
             if self._flushed or not self._open:
                 return
+            if self._log is not None:
+                self._log.flushed()
             for number, arrived in enumerate(self._arrived):
                 if not arrived:
                     self._layout.views[number][...] = 0
@@ -161,9 +174,15 @@ class Scheduler:
             return
         places = self._layout.messages_of[number] if number is not None else range(len(self._works))
         for place in places:
-            self._works[place].wait()
+            if self._log is None:
+                self._works[place].wait()
+            else:
+                self._log.waited(self._works[place].wait)
         if number is None:
             self._open = False
+            if self._log is not None and self._observer is not None:
+                self._observer.scheduled(self._log.step())
+                self._log = None
             if not self._settled:
                 self._timed.append(self._times)
 
@@ -173,18 +192,27 @@ class Scheduler:
 
     def _arrive(self, number: int) -> None:
         self._arrived[number] = True
-        self._times[number] = self._clock() - self._start_s
+        if self._log is not None:
+            self._log.ready(self._entries[number].name)
+        if not self._settled:
+            # As if no message had been sent before; what that takes is in the rates.
+            self._times[number] = self._clock() - self._start_s - self._sending_s
         for place in self._layout.messages_of[number]:
             self._missing[place] -= 1
 
     def _advance(self) -> None:
         """Send what is whole, up to the first message that is not."""
         while self._next < len(self._missing) and self._missing[self._next] == 0:
-            self._send(self._next)
+            if self._settled:
+                self._send(self._next)
+            else:
+                begin_s = self._clock()
+                self._send(self._next)
+                self._sending_s += self._clock() - begin_s
             self._next += 1
 
     def _send(self, place: int) -> None:
-        span = self._layout.spans[place]
+        span, begin_s = self._layout.spans[place], time.perf_counter()
         if self.agenda.gathers is None:
             self._works[place] = self._comm.all_reduce(
                 span.whole, self._op, out=span.whole, async_op=True, deterministic=self._strict
@@ -193,15 +221,26 @@ class Scheduler:
             self._works[place] = self._comm.reduce_scatter(
                 span.whole, self._op, out=span.mine, async_op=True, deterministic=self._strict
             )
+        what = "all_reduce" if self.agenda.gathers is None else "reduce_scatter"
+        self._note(place, what, begin_s)
 
     def _gather(self, place: int) -> None:
         # The communicator runs operations in order, so the share is there by then. Its work is
         # waited for all the same: if it failed, that is the error to tell.
-        span, first = self._layout.spans[place], self._works[place]
+        span, first, begin_s = self._layout.spans[place], self._works[place], time.perf_counter()
         second = self._comm.all_gather(
             span.mine, lengths=span.lengths, out=span.whole, async_op=True
         )
+        self._works[place] = second
+        self._note(place, "all_gather", begin_s)
         self._works[place] = _Both(first, second)
+
+    def _note(self, place: int, what: str, begin_s: float) -> None:
+        """Somebody records the step."""
+        if self._log is not None:
+            names = [self._entries[number].name for number in self._layout.members[place]]
+            nbytes = self.agenda.messages[place].nbytes
+            self._log.sent(place, what, names, nbytes, begin_s, self._works[place])
 
     def _follow(self, order: Sequence[int], decision: Decision) -> None:
         self._why = decision.why

@@ -39,6 +39,7 @@ class Coordinator:
 
     ``ranks`` are the global ranks of the communicator's. Any thread may submit and wait. ``wishes``
     are those of variables; ``fusion_bytes`` and ``cache`` have to be alike on all ranks.
+    ``timeline`` records it.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Coordinator:
     ) -> None:
         self.comm = comm
         self.ranks = list(ranks)
-        self._timeline = timeline
+        self.timeline = self._timeline = timeline
         self._wishes = wishes
         known_max = KNOWN_MAX if wishes.cache is None else wishes.cache
         self._agreement = Agreement(comm, ranks, known_max, wishes.warn_after_s)

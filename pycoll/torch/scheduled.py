@@ -178,6 +178,7 @@ class ScheduledGradients:
                 op=self._word,
                 overlaps=self._overlaps,
                 allocate=_allocated,
+                observer=home.timeline,
             )
             self._home = home
         assert self._scheduler is not None

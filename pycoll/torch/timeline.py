@@ -1,5 +1,10 @@
 """A record of every tensor's life in Chrome's trace format: waiting for ranks, then running.
 
+Of steps with a policy: a row for the backward pass, one for the wire with the messages on it, and
+one for when the program stood still for them; and in each tensor's own row how long it was ready
+before its message was handed over, and with which others it travelled. ``pycoll.overlaps`` reads
+these.
+
 Open it with chrome://tracing or Perfetto. Each rank writes a file of its own, and each tensor has a
 row in it; ``pycoll timeline`` makes one of all ranks' files.
 """
@@ -12,7 +17,9 @@ import threading
 import time
 from typing import IO
 
-from pycoll.timelines import CLOCK
+from pycoll import _core
+from pycoll.optim.record import Step
+from pycoll.timelines import CLOCK, STEP
 
 
 class Timeline:
@@ -36,6 +43,7 @@ class Timeline:
             self._file = open(path, "w")  # noqa: SIM115  # closed by stop
             self._file.write("[\n")
             self._rows, self._rank, self._cycles = {}, rank, cycles
+            _core.record_ends(True)
             clock = {"host": socket.gethostname(), "unix_us": time.time_ns() / 1000}
             self._write({"name": CLOCK, "ph": "M", "tid": 0, "args": clock})
 
@@ -44,6 +52,7 @@ class Timeline:
         with self._lock:
             if self._file is None:
                 return
+            _core.record_ends(False)
             self._write({"name": "end", "ph": "i", "s": "g", "tid": 0}, last=True)
             self._file.write("]\n")
             self._file.close()
@@ -67,6 +76,41 @@ class Timeline:
         if self._file is not None and self._cycles:
             with self._lock:
                 self._write({"name": "CYCLE_START", "ph": "i", "s": "g", "tid": 0})
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether steps are wanted."""
+        return self._file is not None
+
+    def scheduled(self, step: Step) -> None:
+        """A step with a policy has ended."""
+        with self._lock:
+            ready_s = dict(step.ready)
+            about = {"step": step.number, "policy": step.policy, "is": "backward"}
+            self._span("backward pass", "BACKWARD", step.begin_s, step.flushed_s, about)
+            for name, at_s in step.ready:
+                row = {"name": "READY", "ph": "i", "s": "t", "tid": self._row(name)}
+                args = {"step": step.number, "is": "ready"}
+                self._write({**row, "cat": STEP, "ts": at_s * 1e6, "args": args})
+            for one in step.travels:
+                about = {"step": step.number, "message": one.message, "bytes": one.nbytes}
+                title = f"{one.what} of {len(one.names)}"
+                wire = {**about, "is": "wire", "tensors": list(one.names)}
+                self._span("wire", title, one.starts_s, one.ends_s, wire)
+                for name in one.names:
+                    first = one.what != "all_gather"
+                    if first:
+                        self._span(name, "WAIT_FOR_MESSAGE", ready_s[name], one.sent_s, about)
+                    self._span(name, one.what.upper(), one.sent_s, one.ends_s, about)
+            for begin_s, end_s in step.waits:
+                about = {"step": step.number, "is": "wait"}
+                self._span("waits", "WAIT", begin_s, end_s, about)
+
+    def _span(
+        self, key: str, what: str, begin_s: float, end_s: float, args: dict[str, object]
+    ) -> None:
+        span = {"name": what, "ph": "X", "cat": STEP, "tid": self._row(key)}
+        self._write({**span, "ts": begin_s * 1e6, "dur": (end_s - begin_s) * 1e6, "args": args})
 
     def _row(self, key: str) -> int:
         row = self._rows.get(key)

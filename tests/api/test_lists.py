@@ -120,6 +120,46 @@ def test_a_list_has_the_bits_of_one_array() -> None:
     world_in_threads(4).run(rank)
 
 
+#: Elements of arrays, such that segments begin and end anywhere in them.
+ODD = (1, 7, 4097, 0, 16_384, 3, 16_385, 16_383, 333, 70_001, 2)
+
+
+@pytest.mark.parametrize(("size", "transports"), [(1, "shm"), (2, "shm"), (3, "tcp"), (4, "shm")])
+def test_long_lists_are_reduced_where_they_lie(size: int, transports: str) -> None:
+    """By every way of moving segments: the bits are those of one array."""
+
+    def rank(comm: Comm) -> None:
+        dice = np.random.default_rng([5, comm.rank])
+        whole = dice.standard_normal(sum(ODD)).astype(np.float32)
+        for name in ("ring", "direct", "one_shot", "tree", "chain", "halving_doubling", None):
+            right = comm.all_reduce(whole, "avg", algorithm=name)
+            for way in ("new", "same", "mixed"):
+                xs = [one.copy() for one in np.split(whole, np.cumsum(ODD)[:-1])]
+                outs = None if way == "new" else [*xs]
+                if way == "mixed":
+                    outs = [np.zeros_like(x) if n % 2 else x for n, x in enumerate(xs)]
+                found = comm.all_reduce(xs, "avg", out=outs, algorithm=name)
+                assert np.concatenate(found).tobytes() == right.tobytes(), (name, way)
+
+    world_in_threads(size, transports).run(rank)
+
+
+def test_results_that_lie_in_other_arrays_of_the_list_do_no_harm() -> None:
+    def rank(comm: Comm) -> None:
+        for count in (10, 40_000):
+            for _ in range(2):  # the second time natively
+                a, b = np.full(count, 1.0), np.full(count, 2.0)
+                comm.all_reduce([a, b], out=[b, a])
+                assert (b == comm.size).all() and (a == 2 * comm.size).all()
+                long, result = np.arange(2.0 * count), np.zeros(2 * count)
+                wanted = comm.size * long
+                comm.all_reduce([a, long], out=[long[count // 2 :][:count], result])
+                assert (long[count // 2 :][:count] == 4 * comm.size).all()
+                assert np.array_equal(result, wanted)
+
+    world_in_threads(2).run(rank)
+
+
 def test_common_lists_run_without_python() -> None:
     def rank(comm: Comm) -> list[str]:
         xs = [np.ones(5), torch.ones(3), np.ones((2, 3), np.float32)]

@@ -71,6 +71,23 @@ TEST(what_does_not_fit_is_refused) {
   refused(request, "row 1 of the plan combines, but op bxor means nothing for float64");
 }
 
+TEST(parts_that_do_not_fit_are_refused) {
+  std::vector<Element> data(6), result(6);
+  CollectiveRequest request = all_reduce(ring_plan(3, 1), data, result);
+  std::byte* in = request.output.data;
+  request.parts = {{in, in, 8}, {in, in, 48}};
+  BoundPlan bound;
+  CHECK(bound.bind(request).ok(), "parts of 1 and 5 elements are refused");
+  request.parts = {{in, in, 8}, {in, in, 8}};
+  refused(request,
+          "a part of the memory ends at byte 8: expected whole elements of 8 bytes behind byte 8");
+  request.parts = {{in, in, 12}, {in, in, 48}};
+  refused(request,
+          "a part of the memory ends at byte 12: expected whole elements of 8 bytes behind byte 0");
+  request.parts = {{in, in, 8}, {in, in, 40}};
+  refused(request, "the parts of the memory have 40 bytes, input 48 and output 48");
+}
+
 TEST(no_sum_of_counts_overflows) {
   std::vector<Element> data, result;
   const std::string limit = ": all blocks together may have at most 2^62 bytes";

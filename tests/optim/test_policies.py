@@ -72,15 +72,17 @@ def merged(groups: list[range], gradients: list[Gradient]) -> Agenda:
     return Agenda("some", tuple(messages))
 
 
-def end_of_groups(groups: list[range], gradients: list[Gradient], rate: Rate) -> float:
-    """The last end if a group starts, with a message per kind, when all of it is there."""
-    free = 0.0
+def end_of_groups(groups: list[range], gradients: list[Gradient], rates: Rates) -> float:
+    """The last end if a group starts, with a message per kind, when all of it is handed over."""
+    rate = rates.all_reduce
+    free = held_up = 0.0
     for group in groups:
         kinds = {gradients[n].kind for n in group}
         nbytes = sum(gradients[n].nbytes for n in group)
-        free = max(free, gradients[group[-1]].ready_s)
+        held_up += len(kinds) * rates.host_s
+        free = max(free, gradients[group[-1]].ready_s + held_up)
         free += len(kinds) * rate.alpha + nbytes * rate.beta
-    return max(free, gradients[-1].ready_s)
+    return max(free, gradients[-1].ready_s + held_up)
 
 
 @pytest.mark.parametrize("kinds", [("float32",), ("float32", "float16")])
@@ -118,9 +120,9 @@ def test_mg_wfbp_is_the_best_of_all_merges(seed: int, count: int, mixed: bool) -
     gradients = gradients_of(seed, count, ("float32", "int8") if mixed else ("float32",))
     dice = random.Random(seed)
     rate = Rate(dice.choice((0.0, 0.1, 1, 5)), 10 ** dice.uniform(-5, 0))
-    rates = RATES._replace(all_reduce=rate)
+    rates = RATES._replace(all_reduce=rate, host_s=dice.choice((0.0, 0.01, 0.3, 2.0)))
     found = simulate(agenda_of(Policy("mg_wfbp"), gradients, rates), gradients, rates)
-    least = min(end_of_groups(groups, gradients, rate) for groups in merges(count))
+    least = min(end_of_groups(groups, gradients, rates) for groups in merges(count))
     assert found.step_s <= least * (1 + 1e-12)
     if not mixed:
         least = min(
@@ -184,20 +186,55 @@ def test_what_is_committed_on_credit_is_not_overtaken() -> None:
 EXACT = Rates(Rate(2.0, 1 / GRAIN), Rate(1.0, 1 / GRAIN), Rate(3.0, 1 / GRAIN))
 
 
-def by_a_slow_clock(agenda: Agenda, gradients: list[Gradient], forward_s: list[float]) -> float:
+class Thread:
+    """Computes gradients, and hands over what is there before it goes on; in whole seconds."""
+
+    def __init__(self, backward: int, moments: list[int], host_s: float) -> None:
+        self._backward, self._moments, self._host_s = backward, moments, host_s
+        self._computed = self.handed = 0
+        self._left: float | None = None  # of what is being handed over
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the forward pass may begin."""
+        return self._computed == self._backward and self.handed == len(self._moments)
+
+    def look(self) -> None:
+        """A second begins."""
+        while self.handed < len(self._moments):
+            if self._left is None and self._moments[self.handed] <= self._computed:
+                self._left = self._host_s
+            if self._left != 0:
+                break
+            self.handed += 1
+            self._left = None
+
+    def spend(self) -> None:
+        """It passes."""
+        if self._left:
+            self._left -= 1
+        elif self._computed < self._backward:
+            self._computed += 1
+
+
+def by_a_slow_clock(
+    agenda: Agenda, gradients: list[Gradient], forward_s: list[float], rates: Rates
+) -> float:
     """The same events in whole seconds, one after the other."""
     backward = int(max(one.ready_s for one in gradients))
-    rate = EXACT.all_reduce if agenda.gathers is None else EXACT.reduce_scatter
+    rate = rates.all_reduce if agenda.gathers is None else rates.reduce_scatter
     queue = [(n, int(m.ready_s(gradients)), rate) for n, m in enumerate(agenda.messages)]
-    queue += [(n, backward, EXACT.all_gather) for n in agenda.gathers or ()]
+    queue += [(n, backward, rates.all_gather) for n in agenda.gathers or ()]
     last_entry = {number: place for place, (number, _, _) in enumerate(queue)}
+    thread = Thread(backward, [ready for _, ready, _ in queue], rates.host_s)
     reduced: set[int] = set()
     layer, layer_left = len(gradients) - 1, -1.0
     place, left = 0, 0.0
     for second in range(100_000):
-        if place < len(queue) and left == 0 and queue[place][1] <= second:
+        thread.look()
+        if place < thread.handed and left == 0:
             left = queue[place][2].seconds(agenda.messages[queue[place][0]].nbytes)
-        if second >= backward and layer_left < 0:
+        if thread.is_free and layer_left < 0:
             needs = [
                 n
                 for n, message in enumerate(agenda.messages)
@@ -205,6 +242,7 @@ def by_a_slow_clock(agenda: Agenda, gradients: list[Gradient], forward_s: list[f
             ]
             if all(n in reduced for n in needs):
                 layer_left = forward_s[layer]
+        thread.spend()
         if left > 0:
             left -= 1
             if left == 0:
@@ -221,9 +259,11 @@ def by_a_slow_clock(agenda: Agenda, gradients: list[Gradient], forward_s: list[f
     raise AssertionError("the step has no end")
 
 
+@pytest.mark.parametrize("host_s", [0.0, 2.0])
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_simulation_is_that_of_a_slow_clock(name: str) -> None:
+def test_the_simulation_is_that_of_a_slow_clock(name: str, host_s: float) -> None:
     dice = random.Random(7)
+    rates = EXACT._replace(host_s=host_s)
     for _ in range(50):
         count = dice.randrange(1, 7)
         moments = sorted(dice.randrange(0, 40) for _ in range(count))
@@ -231,11 +271,12 @@ def test_the_simulation_is_that_of_a_slow_clock(name: str) -> None:
         forward_s = [float(dice.randrange(1, 9)) for _ in range(count)]
         few = 3 * GRAIN
         policy = Policy(name, bucket_bytes=5 * few, partition_bytes=few, credit_bytes=few)
-        agenda = agenda_of(policy, gradients, EXACT)
-        found = simulate(agenda, gradients, EXACT, forward_s)
-        assert found.step_s == by_a_slow_clock(agenda, gradients, forward_s)
-        waiting = simulate(agenda, gradients, EXACT)
-        assert waiting.step_s == max(*waiting.done_s, moments[-1])
+        agenda = agenda_of(policy, gradients, rates)
+        found = simulate(agenda, gradients, rates, forward_s)
+        assert found.step_s == by_a_slow_clock(agenda, gradients, forward_s, rates)
+        waiting = simulate(agenda, gradients, rates)
+        operations = len(agenda.messages) + len(agenda.gathers or ())
+        assert waiting.step_s == max(*waiting.done_s, moments[-1] + operations * host_s)
 
 
 def test_priorities_shorten_the_step_where_the_forward_pass_overlaps() -> None:
@@ -262,6 +303,22 @@ def test_auto_merges_where_each_start_costs_and_the_step_waits_for_all() -> None
     assert decision.agenda.policy == "mg_wfbp"
     assert decision.why.startswith("auto takes mg_wfbp: ")
     assert "wfbp" in decision.why and "bsp" in decision.why and "not hidden" in decision.why
+
+
+def test_auto_sends_one_message_where_each_holds_up_the_thread_more_than_it_hides() -> None:
+    """Ten small gradients, a cheap channel: to send each by itself hides all but the last of them,
+    but takes ten times 20 us from the backward pass."""
+    gradients = [Gradient(4096, 30e-6 * (n + 1)) for n in range(10)]
+    cheap = Rates(Rate(5e-6, 1e-10), Rate(3e-6, 5e-11), Rate(3e-6, 5e-11))
+    free = decide(Policy(), gradients, cheap)
+    dear = decide(Policy(), gradients, cheap._replace(host_s=20e-6))
+    assert len(free.agenda.messages) == 10
+    assert len(dear.agenda.messages) == 1
+    assert "each message takes 0 ns from the thread that computes" in free.why
+    assert "each message takes 20 us from the thread that computes" in dear.why
+    held_up = cheap._replace(host_s=20e-6)
+    each, one = (simulate(made.agenda, gradients, held_up) for made in (free, dear))
+    assert each.exposed_s > 200e-6 > one.exposed_s
 
 
 def test_auto_cuts_where_a_long_message_would_hold_up_the_next_forward_pass() -> None:

@@ -146,6 +146,31 @@ def test_the_order_of_arrival_becomes_the_order_of_messages() -> None:
     assert world_in_threads(2).run(run) == [list(reversed(range(len(ENTRIES))))] * 2
 
 
+def test_times_are_those_without_what_sending_takes() -> None:
+    class Dear:
+        """A communicator to which it takes five seconds to hand over a message."""
+
+        def __init__(self, comm: pycoll.Communicator) -> None:
+            self._comm, self.now = comm, 0.0
+
+        def __getattr__(self, name: str) -> Any:
+            self.now += 5.0
+            return getattr(self._comm, name)
+
+    def run(comm: pycoll.Communicator) -> list[list[float]]:
+        dear = Dear(comm)
+        scheduler = Scheduler(dear, ENTRIES, policy="wfbp", clock=lambda: dear.now)
+        for _ in range(2):
+            scheduler.begin()
+            for number in range(len(ENTRIES)):
+                dear.now += 1.0
+                scheduler.ready(number)
+            scheduler.wait()
+        return scheduler._timed
+
+    assert world_in_threads(2).run(run) == [[[n + 1.0 for n in range(len(ENTRIES))]] * 2] * 2
+
+
 def test_messages_go_while_others_are_not_there_yet() -> None:
     def run(comm: pycoll.Communicator) -> None:
         scheduler = Scheduler(comm, ENTRIES, policy="wfbp")
@@ -323,4 +348,6 @@ def test_the_fit_finds_the_line() -> None:
 def test_rates_are_alike_on_all_ranks() -> None:
     first, second = world_in_threads(2).run(measure)
     assert first == second
-    assert all(one.alpha >= 0 and one.beta >= 0 for one in first)
+    *rates, host_s = first
+    assert all(one.alpha >= 0 and one.beta >= 0 for one in rates)
+    assert 0 <= host_s < 0.01

@@ -6,7 +6,10 @@ bit by every policy; gradients of whole numbers those of one process that has th
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from torch import nn
 from torch_ranks import raised
 
 import pycoll.torch as hvd
+from pycoll import overlaps, timelines
 from pycoll.optim import POLICIES, Policy
 from pycoll.optim.scheduler import TIMED_STEPS
 
@@ -71,6 +75,31 @@ def check_all_policies_give_the_same_bits() -> None:
         found, optimizer = trained(policy)
         assert equal(found, first), policy
         assert hvd.size() == 1 or policy.name in optimizer.explain(), optimizer.explain()
+
+
+def check_timelines_have_the_steps() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "t.json")
+        hvd.start_timeline(str(path))
+        trained(Policy("dear", bucket_bytes=5000))
+        hvd.stop_timeline()
+        heads = [one for one in json.loads(path.read_text()) if one.get("name") == "thread_name"]
+        steps = overlaps.seen(timelines.merged([path]))
+    if hvd.size() == 1:
+        # There is nothing to reduce, nor to record.
+        assert steps == []
+        return
+    names = [name for name, _ in mixed_network().named_parameters()]
+    rows = {one["args"]["name"] for one in heads}
+    assert {"backward pass", "wire", "waits", *names} <= rows
+    assert [(one.rank, one.number, one.policy) for one in steps] == [
+        (hvd.rank(), number, "dear") for number in range(STEPS)
+    ]
+    for one in steps:
+        assert len(one.ready) == len(names) and 0 <= one.hidden <= 1
+        whats = [what.partition(" ")[0] for _, what in one.wires]
+        assert whats.count("reduce_scatter") == whats.count("all_gather") == len(whats) / 2 > 1
+        assert all(end > begin for (begin, end), _ in one.wires)
 
 
 def check_steps_are_those_of_one_process() -> None:

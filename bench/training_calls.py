@@ -1,0 +1,244 @@
+"""What calls of training programs take, without any training: part of bench/training.py.
+
+Two ranks on one host, in each of which all ways take turns; times are those of the slower rank,
+medians over rounds. Gloo's ranks are the same processes; it is idle while others are timed.
+
+    1,000 tensors of 4 KiB     as a list, in a group, and one by one over Gloo, against one
+                               all_reduce of 4 MiB
+    sets of gradients          tensor by tensor (allreduce_async_, then synchronize) and by the
+                               scheduler (all is ready, then wait), against one all_reduce
+    negotiation                what a step exchanges beside its messages
+
+The sets are those of ResNet-50 and BERT-Base (training_models.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import page
+from jobs import RUN_PYCOLL
+
+SETS = ("ResNet-50, gradients", "BERT-Base, gradients")
+#: Bytes per second of Horovod 0.28.1, built for C++17, over Gloo with 2 ranks and the same
+#: gradients on a machine of two cores: the figures that ours are held against.
+HOROVODS = {SETS[0]: 0.92e9, SETS[1]: 0.63e9}
+SMALL_SETS = ("few gradients",)
+MANY, EACH = 1000, 1024
+GROUP, LIST, SINGLY, WHOLE = "group", "list", "Gloo, one by one", "one all_reduce"
+ASYNC, SCHEDULER, BARRIER, OTHERS = (
+    *("allreduce_async_", "scheduler", "hvd.barrier()", "others per step"),
+)
+
+Seconds = dict[str, float]
+
+
+class Found(NamedTuple):
+    """Seconds by way: of many small tensors, of each set, and of negotiation."""
+
+    many: Seconds
+    sets: dict[str, Seconds]
+    nbytes: dict[str, int]
+    negotiation: Seconds
+
+
+class Counted:
+    """A communicator whose collectives are counted."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm, self.calls = comm, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        self.calls += callable(found)
+        return found
+
+
+def in_turns(comm: Any, ways: dict[str, Callable[[], Any]], rounds: int) -> Seconds:
+    """The middle time of each way, on the slower rank."""
+    import numpy as np
+
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        way()
+    for _ in range(rounds):
+        for name, way in ways.items():
+            comm.barrier()
+            begin = time.perf_counter()
+            way()
+            took[name].append(time.perf_counter() - begin)
+    mine = np.array([took[name] for name in ways])
+    slower = comm.all_reduce(mine, "max")
+    return {name: statistics.median(row) for name, row in zip(ways, slower.tolist(), strict=True)}
+
+
+def many_tensors(comm: Any, rounds: int) -> Seconds:
+    import torch
+    import torch.distributed as dist
+
+    tensors = [torch.zeros(EACH) for _ in range(MANY)]
+    whole = torch.zeros(MANY * EACH + 24 * EACH)
+
+    def group() -> None:
+        with comm.group():
+            for one in tensors:
+                comm.all_reduce(one, out=one)
+
+    def gloo() -> None:
+        for one in tensors:
+            dist.all_reduce(one)
+
+    return in_turns(
+        comm,
+        {
+            WHOLE: lambda: comm.all_reduce(whole, out=whole),
+            LIST: lambda: comm.all_reduce(tensors, out=tensors),
+            GROUP: group,
+            SINGLY: gloo,
+        },
+        rounds,
+    )
+
+
+def a_set(comm: Any, hvd: Any, name: str, rounds: int) -> tuple[Seconds, int, float]:
+    """Times, bytes, and what the scheduler's settled step calls beside its messages."""
+    import torch
+    import training_models
+
+    from pycoll.optim import Entry, Scheduler
+    from pycoll.optim.scheduler import TIMED_STEPS
+
+    shapes = [tuple(p.shape) for p in training_models.made(name, 0).model.parameters()][::-1]
+    tensors = [torch.zeros(shape) for shape in shapes]
+    nbytes = sum(one.numel() * 4 for one in tensors)
+    whole = torch.zeros(nbytes // 4)
+    counted = Counted(comm)
+    entries = [Entry(str(number), shape) for number, shape in enumerate(shapes)]
+    scheduler = Scheduler(counted, entries)
+
+    def singly() -> None:
+        handles = [
+            hvd.allreduce_async_(one, name=str(number), op=hvd.Sum)
+            for number, one in enumerate(tensors)
+        ]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def scheduled() -> None:
+        scheduler.begin()
+        for number in range(len(entries)):
+            scheduler.ready(number)
+        scheduler.wait()
+
+    for _ in range(TIMED_STEPS + 1):
+        scheduled()
+    counted.calls = 0
+    scheduled()
+    others = counted.calls - len(scheduler.agenda.messages)
+    ways = {
+        WHOLE: lambda: comm.all_reduce(whole, out=whole),
+        LIST: lambda: comm.all_reduce(tensors, out=tensors),
+        ASYNC: singly,
+        SCHEDULER: scheduled,
+    }
+    return in_turns(comm, ways, rounds), nbytes, float(others)
+
+
+def on_a_rank(rounds: int, sets: list[str]) -> Found:
+    """What this rank finds, together with the others."""
+    import torch
+    import torch.distributed as dist
+
+    import pycoll
+    import pycoll.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    comm = pycoll.world().split(0)
+    assert comm is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = hvd.broadcast_object(f"{folder}/store")
+        dist.init_process_group(
+            "gloo", init_method=f"file://{path}", rank=comm.rank, world_size=comm.size
+        )
+        many = many_tensors(comm, rounds)
+        found = {name: a_set(comm, hvd, name, max(3, rounds // 3)) for name in sets}
+        alone = in_turns(comm, {BARRIER: hvd.barrier}, 10 * rounds)
+        dist.destroy_process_group()
+    negotiation = {**alone, OTHERS: max(others for _, _, others in found.values())}
+    hvd.shutdown()
+    return Found(
+        many,
+        {name: times for name, (times, _, _) in found.items()},
+        {name: nbytes for name, (_, nbytes, _) in found.items()},
+        negotiation,
+    )
+
+
+def measured(rounds: int, sets: tuple[str, ...]) -> Found:
+    """By two ranks of this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = [*RUN_PYCOLL, "-n", "2", "--", sys.executable, str(Path(__file__).resolve())]
+        subprocess.run([*line, f"{folder}/found", str(rounds), *sets], check=True)
+        return Found(*json.loads(Path(folder, "found").read_text()))
+
+
+def rows(found: Found) -> list[list[str]]:
+    """What, how long, and against what."""
+    many = found.many
+    lines = [[f"{MANY:,} tensors of 4 KiB: {way}", ms(many[way]), ""] for way in many]
+    lines[0][0] = "one all_reduce of 4 MiB"
+    for line, way in zip(lines[1:], [*many][1:], strict=True):
+        line[2] = f"{many[way] / many[WHOLE]:.2f} of one all_reduce's time"
+    for name, times in found.sets.items():
+        for way, seconds in times.items():
+            rate = found.nbytes[name] / seconds
+            share = f"{times[WHOLE] / seconds:.2f} of one all_reduce's rate"
+            lines.append([f"{name}: {way}", f"{rate / 1e9:.2f} GB/s", share])
+    lines.append(
+        [f"negotiation: {BARRIER}, which is one", f"{found.negotiation[BARRIER] * 1e6:.1f} us", ""]
+    )
+    others = found.negotiation[OTHERS]
+    lines.append(["negotiation: the scheduler, beside its messages", f"{others:g} exchanges", ""])
+    return lines
+
+
+def judged(found: Found) -> list[str]:
+    """What was to be reached."""
+    many = found.many
+    told = [
+        page.verdict(f"{SINGLY} / {LIST}", many[SINGLY] / many[LIST], 10),
+        page.verdict(f"1.5 of {WHOLE} / {LIST}", 1.5 * many[WHOLE] / many[LIST], 1),
+    ]
+    for name, times in found.sets.items():
+        rate = found.nbytes[name] / times[ASYNC]
+        if name in HOROVODS:
+            told.append(page.verdict(f"{name}: {ASYNC} / Horovod", rate / HOROVODS[name], 10))
+        share = times[WHOLE] / times[SCHEDULER]
+        told.append(page.verdict(f"{name}: {SCHEDULER}'s rate / {WHOLE}'s", share, 0.9))
+    return told
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def main() -> None:
+    path, rounds, *sets = sys.argv[1:]
+    found = on_a_rank(int(rounds), sets)
+    # All ranks know the same times; rank 0 tells.
+    if os.environ.get("PYCOLL_RANK", "0") == "0":
+        Path(path).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

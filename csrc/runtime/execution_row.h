@@ -1,0 +1,26 @@
+// What the executor knows of one row while it runs it; for the files of Execution alone.
+#pragma once
+
+#include <cstddef>
+
+#include "runtime/execution.h"
+
+namespace pycoll::runtime {
+
+// Everything that one row needs once its channels are ready. Made for every row, so that what lies
+// beyond the counts is not even zeroed.
+struct Execution::Gathered {
+  struct Room {
+    transport::SendChannel* channel;
+    std::byte* data;
+  };
+
+  const std::byte* operands[plan::kOperandsMax];
+  int operand_count = 0;
+  int local = -1;  // which operand is this rank's own; -1: none
+  std::byte* target = nullptr;
+  Room rooms[plan::kSendMax];
+  int room_count = 0;
+};
+
+}  // namespace pycoll::runtime

@@ -1,0 +1,111 @@
+"""What programs call by number: collectives of a communicator, prepared while they are traced."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any, NamedTuple
+
+from pycoll import _core
+from pycoll.collective import Collective
+from pycoll.communicator import Communicator
+from pycoll.errors import InvalidArgumentError
+from pycoll.rows import Shape, elements, with_rows
+from pycoll.types import ITEM_BYTES, DType
+
+DTYPES = {"float8_e4m3fn": DType.FLOAT8_E4M3, **{one.word: one for one in DType}}
+_ROWED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+
+#: The numbers of each communicator's collectives, by what they do.
+_numbers: weakref.WeakKeyDictionary[Communicator, dict[Any, int]] = weakref.WeakKeyDictionary()
+
+
+class How(NamedTuple):
+    """A collective without its array. ``rows``: every rank's of the joined or cut array."""
+
+    collective: Collective
+    comm: Communicator
+    op: str | None = None
+    root: int = 0
+    rows: tuple[int, ...] = ()
+    deterministic: bool | None = None
+
+    def shape(self, given: Shape) -> Shape:
+        """Of the result for an array of this shape."""
+        if self.collective is Collective.ALL_GATHER:
+            return with_rows(given, sum(self.rows))
+        if self.collective is Collective.REDUCE_SCATTER:
+            return with_rows(given, self.rows[self.comm.rank])
+        return given
+
+
+def chosen(comm: Communicator | None) -> Communicator:
+    """The communicator, or the world. InvalidArgumentError where a peer is a thread of this
+    process, whose collectives would wait for ours."""
+    if comm is None:
+        import pycoll
+
+        comm = pycoll.world()
+    if comm.names.count(comm.names[comm.rank]) > 1:
+        raise InvalidArgumentError(
+            f"comm is {comm!r}, whose ranks are threads of one process: pycoll.jax needs a process "
+            "for each rank, since JAX keeps the collectives of a process in one order"
+        )
+    return comm
+
+
+def number_of(how: How, shape: Shape, dtype: Any) -> int:
+    """By which XLA calls it on arrays of this shape. Collective only when it runs.
+
+    Raises InvalidArgumentError for a type that pycoll does not have, an unknown op, and one that
+    means nothing for the type.
+    """
+    kind = DTYPES.get(str(dtype))
+    if kind is None:
+        raise InvalidArgumentError(f"x has dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    known = _numbers.get(how.comm)
+    if known is None:
+        known = _numbers[how.comm] = {}
+        weakref.finalize(how.comm, _forget, known)
+    key = (how.collective, how.op, how.root, how.rows, how.deterministic, shape, kind)
+    if key not in known:
+        known[key] = _bound(how, shape, kind)
+    return known[key]
+
+
+def _forget(numbers: dict[Any, int]) -> None:
+    for number in numbers.values():
+        _core.xla_forget(number)
+
+
+def _bound(how: How, shape: Shape, kind: DType) -> int:
+    rowed = how.collective in _ROWED
+    counts = elements(how.rows, shape) if rowed else [math.prod(shape)]
+    total = sum(counts)
+    prepared = how.comm._prepare(
+        how.collective,
+        kind,
+        how.op,
+        how.root,
+        total * ITEM_BYTES[kind],
+        None,
+        how.deterministic,
+        shape[1:] if rowed else (),
+    )
+    if prepared.user is not None:
+        raise InvalidArgumentError(
+            f"op is {how.op!r}, which is Python: a compiled program can call builtin ones only"
+        )
+    return _core.xla_bind(
+        how.comm._native,
+        prepared.plan,
+        dtype=kind,
+        op=prepared.op,
+        counts=counts,
+        plan_key=prepared.key,
+        count=total,
+        segment_bytes=prepared.segment_bytes,
+        input_count=math.prod(shape),
+        output_count=math.prod(how.shape(shape)),
+        reads=how.collective is not Collective.BROADCAST or how.comm.rank == how.root,
+    )

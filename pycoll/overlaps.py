@@ -1,0 +1,146 @@
+"""The steps with a policy in a timeline: what of their communication was hidden, and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pycoll.errors import InvalidArgumentError
+from pycoll.timelines import STEP, Event
+
+Span = tuple[float, float]
+PICTURES = (".png", ".pdf", ".svg")
+
+
+class Seen(NamedTuple):
+    """One rank's step, in microseconds. ``wires``: with what is on it; ``ready``: of gradients."""
+
+    rank: int
+    number: int
+    policy: str
+    backward: Span
+    ready: tuple[float, ...]
+    wires: tuple[tuple[Span, str], ...]
+    waits: tuple[Span, ...]
+
+    @property
+    def hidden(self) -> float:
+        """The share of the time on the wire in which the program did not stand still for it."""
+        total = sum(end - begin for (begin, end), _ in self.wires)
+        return 1 - self.exposed_us / total if total > 0 else 1.0
+
+    @property
+    def exposed_us(self) -> float:
+        """How long it stood still while something was on the wire."""
+        return sum(
+            max(0.0, min(end, stop) - max(begin, start))
+            for (begin, end), _ in self.wires
+            for start, stop in self.waits
+        )
+
+    @property
+    def end_us(self) -> float:
+        """Of all of it."""
+        ends = [end for (_, end), _ in self.wires] + [end for _, end in self.waits]
+        return max([self.backward[1], *ends])
+
+
+def seen(events: Sequence[Event]) -> list[Seen]:
+    """All steps of a timeline, by rank and number; empty where no policy was at work."""
+    found: dict[tuple[int, int], dict[str, list[Event]]] = {}
+    for event in events:
+        if event.get("cat") == STEP and "is" in event.get("args", {}):
+            key = (int(event["pid"]), int(event["args"]["step"]))
+            found.setdefault(key, {}).setdefault(event["args"]["is"], []).append(event)
+    return [
+        Seen(
+            rank,
+            number,
+            str(kinds["backward"][0]["args"]["policy"]),
+            _span(kinds["backward"][0]),
+            tuple(float(one["ts"]) for one in kinds.get("ready", [])),
+            tuple((_span(one), str(one["name"])) for one in kinds.get("wire", [])),
+            tuple(_span(one) for one in kinds.get("wait", [])),
+        )
+        for (rank, number), kinds in sorted(found.items())
+        if "backward" in kinds
+    ]
+
+
+def _span(event: Event) -> Span:
+    begin = float(event["ts"])
+    return begin, begin + float(event["dur"])
+
+
+def lines_of(steps: Sequence[Seen]) -> list[str]:
+    """A line for each rank: how many steps, and what was hidden in the middle one of them."""
+    lines = []
+    for rank in sorted({one.rank for one in steps}):
+        own = [one for one in steps if one.rank == rank]
+        share = statistics.median(one.hidden for one in own)
+        policies = ", ".join(dict.fromkeys(one.policy for one in own))
+        what = f"{share:.0%} of the time on the wire hidden"
+        lines.append(f"rank {rank}: {len(own)} steps by {policies}, {what}")
+    return lines
+
+
+def chosen(steps: Sequence[Seen], number: int | None) -> list[Seen]:
+    """Every rank's step of that number, or of the one whose share hidden is the middle one.
+
+    Raises InvalidArgumentError where there is none.
+    """
+    if not steps:
+        raise InvalidArgumentError(
+            "the timeline has no steps with a policy: record one with DistributedOptimizer("
+            "..., policy=...)"
+        )
+    if number is None:
+        first = [one for one in steps if one.rank == steps[0].rank]
+        number = sorted(first, key=lambda one: one.hidden)[len(first) // 2].number
+    found = [one for one in steps if one.number == number]
+    if not found:
+        known = sorted({one.number for one in steps})
+        raise InvalidArgumentError(
+            f"step is {number}: the timeline has steps {known[0]} to {known[-1]}"
+        )
+    return found
+
+
+def plot(path: Path, steps: Sequence[Seen]) -> None:
+    """One step of every rank: the backward pass above, communication below.
+
+    Raises InvalidArgumentError where matplotlib is missing, and for other endings than .png, .pdf
+    and .svg.
+    """
+    if path.suffix not in PICTURES:
+        raise InvalidArgumentError(
+            f"--plot: {path.name!r} must end in one of {', '.join(PICTURES)}"
+        )
+    try:
+        import matplotlib
+    except ImportError:
+        raise InvalidArgumentError("--plot needs the package matplotlib; install it") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, every = pyplot.subplots(
+        len(steps), 1, figsize=(9, 1 + 1.4 * len(steps)), squeeze=False, layout="constrained"
+    )
+    for axes, step in zip(every[:, 0], steps, strict=True):
+        zero = step.backward[0]
+        width = step.backward[1] - zero
+        axes.broken_barh([(0, width / 1e3)], (1.1, 0.8), color="0.8")
+        axes.vlines([(at - zero) / 1e3 for at in step.ready], 1.1, 1.3, color="0.3", linewidth=0.6)
+        bars = [((a - zero) / 1e3, (b - a) / 1e3) for (a, b), _ in step.wires]
+        axes.broken_barh(bars, (0.1, 0.8), color="C0", edgecolor="white", linewidth=0.5)
+        late = [((a - zero) / 1e3, (b - a) / 1e3) for a, b in step.waits]
+        axes.broken_barh(late, (0.0, 0.1), color="C3")
+        axes.set_yticks([0.05, 0.5, 1.5], ["waits", "wire", "backward"])
+        axes.set_xlim(0, (step.end_us - zero) / 1e3)
+        title = f"rank {step.rank}, step {step.number}, {step.policy}: {len(step.wires)} messages"
+        axes.set_title(f"{title}, {step.hidden:.0%} of communication hidden", fontsize=9)
+    every[-1, 0].set_xlabel("ms since the backward pass began")
+    figure.savefig(path)
+    pyplot.close(figure)

@@ -1,0 +1,213 @@
+"""What holds of pycoll.jax on any number of ranks; see test_jit.py.
+
+To compile takes most of the time, so each check is few programs, each with much in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pycoll
+import pycoll.jax as pj
+from pycoll import InvalidArgumentError
+
+
+def values(shape: tuple[int, ...], salt: int) -> Any:
+    """Whole numbers, other ones for each salt and in each place."""
+    return ((np.arange(np.prod(shape)) * 3 + salt * 6) % 24).astype(np.float32).reshape(shape)
+
+
+def summed(shape: tuple[int, ...], size: int) -> Any:
+    return sum(values(shape, rank) for rank in range(size))
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert found.shape == wanted.shape and found.dtype == wanted.dtype
+    assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
+
+
+def check_results_are_those_of_the_methods(comm: pycoll.Communicator) -> None:
+    """Of any length and type, also of nothing, and of rows that differ between ranks."""
+    rank, last = comm.rank, comm.size - 1
+    x, part = values((5, 3), rank), values((rank + 1, 2), rank)
+    long = jnp.asarray(values((70_001,), rank), jnp.bfloat16)
+    rows = [rank + 1 for rank in range(comm.size)]
+
+    @jax.jit
+    def program(x: Any, part: Any, long: Any) -> Any:
+        return (
+            [pj.all_reduce(x, op, comm=comm) for op in ("sum", "avg", "max", "prod")],
+            pj.reduce_scatter(x, comm=comm),
+            pj.all_gather(x, comm=comm),
+            pj.broadcast(x, last, comm=comm),
+            pj.all_reduce(x[0, 0], comm=comm),
+            pj.all_gather(part, lengths=rows, comm=comm),
+            pj.all_reduce(long, comm=comm),
+            pj.all_reduce(x[:0], comm=comm),
+        )
+
+    reduced, mine, gathered, cast, scalar, joined, summed_long, empty = program(x, part, long)
+    for op, one in zip(("sum", "avg", "max", "prod"), reduced, strict=True):
+        same(one, comm.all_reduce(x, op))
+    same(mine, comm.reduce_scatter(x))
+    same(gathered, comm.all_gather(x))
+    same(cast, comm.broadcast(x, last))
+    same(scalar, comm.all_reduce(x[0, 0]))
+    same(joined, comm.all_gather(part, lengths=rows))
+    same(summed_long, comm.all_reduce(long))
+    same(empty, x[:0])
+    # Outside of jit too.
+    same(pj.all_reduce(x, comm=comm), comm.all_reduce(x))
+
+
+def check_collectives_that_do_not_depend_on_each_other_keep_their_order(
+    comm: pycoll.Communicator,
+) -> None:
+    """Different lengths, so that two in another order would be a mismatch."""
+
+    @jax.jit
+    def many(x: Any) -> Any:
+        return [pj.all_reduce(x[:n], comm=comm) for n in range(1, 13)]
+
+    @jax.jit
+    def unused(x: Any) -> Any:
+        pj.all_reduce(x[:7] * 3, comm=comm)
+        return x
+
+    x, total = values((13,), comm.rank), summed((13,), comm.size)
+    for _ in range(5):
+        # Programs that depend on each other as little, and are not waited for.
+        first, _, second = many(x), unused(x), many(x + 1)
+        for n, (one, other) in enumerate(zip(first, second, strict=True), 1):
+            assert np.array_equal(one, total[:n])
+            assert np.array_equal(other, total[:n] + comm.size)
+
+
+def check_loops_and_branches(comm: pycoll.Communicator) -> None:
+    x, total = values((4,), comm.rank), summed((4,), comm.size)
+
+    @jax.jit
+    def program(x: Any, flag: Any) -> Any:
+        def body(carry: Any, step: Any) -> Any:
+            return pj.all_reduce(carry, "max", comm=comm), pj.all_reduce(x * step, comm=comm)
+
+        def again(_: Any, y: Any) -> Any:
+            return pj.all_reduce(y, comm=comm)
+
+        scanned = jax.lax.scan(body, x, jnp.arange(5.0))
+        chosen = jax.lax.cond(flag, lambda y: pj.all_reduce(y, comm=comm), lambda y: y, x)
+        return scanned, jax.lax.fori_loop(0, 3, again, x), chosen
+
+    (carry, every), repeated, chosen = program(x, True)
+    assert np.array_equal(carry, np.max([values((4,), r) for r in range(comm.size)], axis=0))
+    assert np.array_equal(every, [total * step for step in range(5)])
+    assert np.array_equal(repeated, total * comm.size**2)
+    assert np.array_equal(chosen, total)
+
+
+def check_gradients(comm: pycoll.Communicator) -> None:
+    """Of the sum of all ranks' sums of weights times results."""
+    size, root = comm.size, comm.size - 1
+    shape = (size, 2)
+    own, whole = values(shape, comm.rank), values((size * size, 2), comm.rank)
+    every = summed(shape, size)
+
+    def looped(x: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            return pj.all_reduce(carry, comm=comm), None
+
+        return jax.lax.scan(body, x, None, length=3)[0]
+
+    cases = (
+        (lambda x: pj.all_reduce(x, comm=comm), own, every),
+        (lambda x: pj.all_reduce(x, "avg", comm=comm), own, every / size),
+        (
+            lambda x: pj.broadcast(x, root, comm=comm),
+            own,
+            every if comm.rank == root else every * 0,
+        ),
+        (lambda x: pj.reduce_scatter(x, comm=comm), own[:1], comm.all_gather(own[:1])),
+        (
+            lambda x: pj.reduce_scatter(x, "avg", comm=comm),
+            own[:1],
+            comm.all_gather(own[:1]) / size,
+        ),
+        (
+            lambda x: pj.all_gather(x, comm=comm),
+            whole,
+            summed((size * size, 2), size).reshape(size, *shape)[comm.rank],
+        ),
+        (looped, own, every * size**2),
+    )
+
+    @jax.jit
+    def program(x: Any, weights: Any) -> Any:
+        return [
+            jax.grad(lambda x, f=f, w=w: (f(x) * w).sum())(x)
+            for (f, _, _), w in zip(cases, weights, strict=True)
+        ]
+
+    found = program(values(shape, 1), [weight for _, weight, _ in cases])
+    for one, (_, _, wanted) in zip(found, cases, strict=True):
+        assert np.allclose(one, wanted, rtol=1e-6)
+    with pytest.raises(InvalidArgumentError, match="'max' has no gradient: sum and avg have"):
+        jax.grad(lambda x: pj.all_reduce(x, "max", comm=comm).sum())(own)
+
+
+def check_batches(comm: pycoll.Communicator) -> None:
+    x = values((4, 6, 2), comm.rank)
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        return [
+            jax.vmap(functools.partial(getattr(pj, name), comm=comm), axis, axis)(x)
+            for name in names
+            for axis in (0, 2)
+        ]
+
+    found = iter(program(x))
+    for name in names:
+        for axis in (0, 2):
+            parts = [getattr(comm, name)(one) for one in np.moveaxis(x, axis, 0)]
+            same(next(found), np.stack(parts, axis))
+
+
+def check_wrong_requests(comm: pycoll.Communicator) -> None:
+    x = values((5, 3), comm.rank)
+    wrong = {
+        "mean": lambda: pj.all_reduce(x, "mean", comm=comm),
+        "root is 9": lambda: pj.broadcast(x, 9, comm=comm),
+        "band": lambda: pj.all_reduce(x, "band", comm=comm),
+        "no axis": lambda: pj.all_gather(1.0, comm=comm),
+        r"shape \(\)": lambda: pj.reduce_scatter(1.0, comm=comm),
+        "dtype int4": lambda: pj.all_reduce(jnp.zeros(3, jnp.int4), comm=comm),
+        f"lengths\\[{comm.rank}\\] is 7": lambda: pj.all_gather(
+            x, lengths=[7] * comm.size, comm=comm
+        ),
+        "lengths has": lambda: pj.all_gather(x, lengths=[5] * (comm.size + 1), comm=comm),
+    }
+    for text, call in wrong.items():
+        with pytest.raises(InvalidArgumentError, match=text):
+            call()
+    pycoll.register_op("jit_op", lambda a, b: a + b)
+    with pytest.raises(InvalidArgumentError, match="'jit_op', which is Python"):
+        jax.jit(lambda x: pj.all_reduce(x, "jit_op", comm=comm))(x)
+
+
+def check_errors_of_a_run_are_told(comm: pycoll.Communicator) -> None:
+    part = comm.split(0)
+    assert part is not None
+    function = jax.jit(lambda x: pj.all_reduce(x, comm=part))
+    x = values((3,), comm.rank)
+    same(function(x), comm.all_reduce(x))
+    comm.barrier()
+    part.close()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"pycoll: all_reduce: .*closed"):
+        jax.block_until_ready(function(x))
