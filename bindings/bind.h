@@ -30,5 +30,6 @@ void bind_communicator(py::module_& module);
 void bind_native_calls(py::module_& module);
 void bind_kernels(py::module_& module);
 void bind_simulation(py::module_& module);
+void bind_devices(py::module_& module);
 
 }  // namespace pycoll::bindings

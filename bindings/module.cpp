@@ -11,4 +11,5 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_native_calls(module);
   bindings::bind_kernels(module);
   bindings::bind_simulation(module);
+  bindings::bind_devices(module);
 }
