@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cuda_memory
 import numpy as np
 import pytest
-from cuda_memory import Stream, array
 from harness import ThreadWorld, fresh_world, world_in_processes
 from oracle import DTYPES, inputs, np_dtype, ops_for
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError, PycollError
 from pycoll import TimeoutError as LateError
+from pycoll.bench import cuda
+from pycoll.bench.cuda import Stream, array
 
 SIZE = 3
 
@@ -72,7 +72,7 @@ def test_all_reduce_gives_the_bits_of_the_host(world: ThreadWorld, dtype: str) -
     def reduce(comm: pycoll.Communicator) -> None:
         made = {op: comm.all_reduce(array(rows[op][comm.rank]), op) for op in ops}
         for op, result in made.items():
-            assert isinstance(result, cuda_memory.Array)
+            assert isinstance(result, cuda.Array)
             expected = comm.all_reduce(rows[op][comm.rank], op)
             assert result.get().tobytes() == expected.tobytes(), op
 
@@ -156,7 +156,7 @@ def test_memory_that_is_let_go_is_not_used_while_it_is_read(world: ThreadWorld) 
             made = works.pop().wait()
             np.testing.assert_array_equal(made.get(), np.full(40, 3 * number + 3))
             x = array(values)
-            cuda_memory.current().synchronize()  # type: ignore[union-attr] # on_stream made one
+            cuda.current().synchronize()  # type: ignore[union-attr] # on_stream made one
             made = comm.all_reduce(x, stream=other)
             del x
             array(np.full(40, -1))
@@ -179,7 +179,7 @@ def test_a_work_is_waited_for_by_streams_and_by_hosts(world: ThreadWorld) -> Non
 
 def test_graphs_are_replayed_between_calls(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
-        stream = cuda_memory.current()
+        stream = cuda.current()
         assert stream is not None
         x, y = array(np.ones(20)), array(np.zeros(20))
         with stream.capture() as graph:
@@ -199,7 +199,7 @@ def test_graphs_are_replayed_between_calls(world: ThreadWorld) -> None:
 
 def test_what_cannot_be_captured_is_told(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
-        stream = cuda_memory.current()
+        stream = cuda.current()
         assert stream is not None
         x = array(np.ones(3))
         before = comm.all_reduce(x, async_op=True)
@@ -227,7 +227,7 @@ def test_arrays_that_do_not_belong_together(world: ThreadWorld) -> None:
         assert text_of(lambda: comm.all_reduce(np.ones(4), out=x)) == (
             "out is on cuda:0, but x is on cpu: pass both on one device"
         )
-        if cuda_memory.driver().count() > 1:
+        if cuda.driver().count() > 1:
             with Stream(1):
                 there = array(np.ones(4))
             assert text_of(lambda: comm.all_reduce(x, out=there)) == (
@@ -251,7 +251,7 @@ def test_streams_that_cannot_be_used(world: ThreadWorld) -> None:
         assert "give each thread a stream of its own" in text_of(
             lambda: comm.all_reduce(x, stream=0)
         )
-        if cuda_memory.driver().count() > 1:
+        if cuda.driver().count() > 1:
             assert text_of(lambda: comm.all_reduce(x, stream=Stream(1))) == (
                 "stream is of another device than this rank's, which is device 0: pass a stream of "
                 "that device"
@@ -263,7 +263,7 @@ def test_streams_that_cannot_be_used(world: ThreadWorld) -> None:
 def test_memory_that_is_gone_or_not_in_order(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         gone = array(np.ones(1 << 20))
-        cuda_memory.current().synchronize()  # type: ignore[union-attr] # on_stream made one
+        cuda.current().synchronize()  # type: ignore[union-attr] # on_stream made one
         comm.barrier()
         gone.free()
         assert text_of(lambda: comm.all_reduce(gone)) == (

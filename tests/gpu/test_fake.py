@@ -56,3 +56,29 @@ def test_device_arrays_on_the_fake_driver(environ: dict[str, str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def output_of(environ: dict[str, str], *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
+    """Their results are right; their times mean nothing there."""
+    sizes = ["-b", "8", "-e", "64", "-f", "8"]
+    words = ["bench", "all_reduce", "-n", "2", *sizes, "--samples", "5", "--graph"]
+    text = output_of(environ, "-m", "pycoll", *words, "--device", "cuda")
+    assert "over cuda" in text
+    assert "wrong elements        : 0 OK" in text
+    text = output_of(environ, "bench/gpu.py", "--ranks", "2", "--sizes", "64")
+    assert "2 threads" in text
+    assert len(text.splitlines()) == 4

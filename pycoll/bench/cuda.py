@@ -1,4 +1,4 @@
-"""The least that a framework of device arrays is, over libcuda.so.1 alone: for tests and figures.
+"""The least that a framework of device arrays is, over libcuda.so.1 alone: for figures and tests.
 
 Its arrays say so by ``__cuda_array_interface__``, and its allocator does what CuPy's and torch's
 do: memory that is let go is used again at once, for it belongs to the stream on which it was made.
@@ -32,6 +32,7 @@ class Driver:
         self.contexts: dict[int, ctypes.c_void_p] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
+        """Call a function. DriverError with the driver's name for what failed."""
         error = getattr(self.library, name)(*arguments)
         if error:
             text = ctypes.c_char_p()
@@ -47,6 +48,7 @@ class Driver:
         self.call("cuCtxSetCurrent", self.contexts[ordinal])
 
     def count(self) -> int:
+        """How many devices this process sees."""
         number = ctypes.c_int()
         self.call("cuDeviceGetCount", ctypes.byref(number))
         return number.value
@@ -60,6 +62,7 @@ _free: dict[tuple[int, int, int], list[int]] = defaultdict(list)
 
 
 def driver() -> Driver:
+    """The driver, opened once. OSError where there is none."""
     global _driver  # noqa: PLW0603 : one library per process
     with _lock:
         if _driver is None:
@@ -91,6 +94,7 @@ class Stream:
         _local.stream = self._before
 
     def synchronize(self) -> None:
+        """Block the host until all that the stream holds has run."""
         driver().use(self.ordinal)
         driver().call("cuStreamSynchronize", ctypes.c_void_p(self.number))
 
@@ -119,12 +123,45 @@ class Graph:
         self.made = ctypes.c_void_p()
 
     def launch(self) -> None:
+        """Put it at the end of its stream."""
         driver().use(self.stream.ordinal)
         driver().call("cuGraphLaunch", self.made, ctypes.c_void_p(self.stream.number))
 
 
 def current() -> Stream | None:
+    """The current stream of this thread."""
     return getattr(_local, "stream", None)
+
+
+class Clock:
+    """Time between two places of a stream, by the device."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._events = (ctypes.c_void_p(), ctypes.c_void_p())
+        driver().use(stream.ordinal)
+        for event in self._events:
+            driver().call("cuEventCreate", ctypes.byref(event), 0)
+
+    def start(self) -> None:
+        """The first place is here."""
+        self._record(0)
+
+    def stop(self) -> float:
+        """Seconds from the first place to here; waits until the device has come here."""
+        self._record(1)
+        driver().call("cuEventSynchronize", self._events[1])
+        milliseconds = ctypes.c_float()
+        driver().call("cuEventElapsedTime", ctypes.byref(milliseconds), *self._events)
+        return milliseconds.value * 1e-3
+
+    def _record(self, which: int) -> None:
+        driver().use(self._stream.ordinal)
+        driver().call("cuEventRecord", self._events[which], ctypes.c_void_p(self._stream.number))
+
+    def __del__(self) -> None:
+        for event in self._events:
+            driver().library.cuEventDestroy_v2(event)
 
 
 class _Namespace:
@@ -215,6 +252,32 @@ class Array:
             )
         stream.synchronize()
         return data
+
+
+def copy(source: Array, target: Array) -> None:
+    """Copy on the device, in the current stream."""
+    stream = current() or target.stream
+    driver().use(target.device)
+    driver().call(
+        "cuMemcpyDtoDAsync_v2",
+        ctypes.c_uint64(target.address),
+        ctypes.c_uint64(source.address),
+        ctypes.c_size_t(target.nbytes),
+        ctypes.c_void_p(stream.number),
+    )
+
+
+def copy_bandwidth(nbytes: int = 1 << 28, times: int = 10) -> float:
+    """Bytes per second that the current stream's device copies, counted read and written."""
+    stream = current()
+    assert stream is not None, "no stream is current"
+    source, target = Array((nbytes,), np.uint8), Array((nbytes,), np.uint8)
+    clock = Clock(stream)
+    copy(source, target)
+    clock.start()
+    for _ in range(times):
+        copy(source, target)
+    return 2 * nbytes * times / clock.stop()
 
 
 def array(values: Any) -> Array:
