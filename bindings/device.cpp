@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <bit>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -21,7 +22,7 @@ namespace {
 using device::Mark;
 
 device::StreamHandle stream_of(std::uintptr_t handle) {
-  return reinterpret_cast<device::StreamHandle>(handle);
+  return std::bit_cast<device::StreamHandle>(handle);
 }
 
 // The driver, started; throws InvalidArgumentError about the argument `name` where there is none.
@@ -39,8 +40,7 @@ const device::Driver& need_driver(const std::string& name) {
 int device_of(std::uintptr_t address, const std::string& name) {
   int ordinal = 0;
   raise_if_failed(
-      device::locate(need_driver(name), reinterpret_cast<const void*>(address), name, &ordinal),
-      "");
+      device::locate(need_driver(name), std::bit_cast<const void*>(address), name, &ordinal), "");
   return ordinal;
 }
 
@@ -125,9 +125,9 @@ class DeviceHandle {
 runtime::CollectiveRequest request_of(const PlanHandle& plan, const py::tuple& input,
                                       const py::tuple& output, Terms terms) {
   runtime::CollectiveRequest request = make_request(plan, nullptr, nullptr, std::move(terms), {});
-  request.input = {reinterpret_cast<const std::byte*>(input[0].cast<std::uintptr_t>()),
+  request.input = {std::bit_cast<const std::byte*>(input[0].cast<std::uintptr_t>()),
                    input[1].cast<std::uint64_t>()};
-  request.output = {reinterpret_cast<std::byte*>(output[0].cast<std::uintptr_t>()),
+  request.output = {std::bit_cast<std::byte*>(output[0].cast<std::uintptr_t>()),
                     output[1].cast<std::uint64_t>()};
   return request;
 }

@@ -13,8 +13,9 @@ from pycoll.types import ITEM_BYTES, DType
 
 Shape = tuple[int, ...]
 
-#: By the name of NumPy's type; CuPy's and Numba's are NumPy's.
-_BY_NAME = {one.word: one for one in DType}
+#: By the name of NumPy's type; CuPy's and Numba's are NumPy's. What ml_dtypes calls float8_e4m3 is
+#: another one.
+_BY_NAME = {{"float8_e4m3": "float8_e4m3fn"}.get(one.word, one.word): one for one in DType}
 
 
 class DeviceView:

@@ -1,7 +1,7 @@
 #include "device/channels.h"
 
 #include <algorithm>
-#include <atomic>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -97,11 +97,12 @@ struct Channels::Offer {
   std::uint32_t reserved;
 };
 
-Channels::Channels(std::shared_ptr<const Gpu> gpu, const Membership& mine)
-    : gpu_(std::move(gpu)), mine_(mine) {}
+Channels::Channels(std::shared_ptr<const Gpu> gpu, Membership mine)
+    : gpu_(std::move(gpu)), mine_(std::move(mine)) {}
 
 Channels::~Channels() {
   const Gpu::Current current(*gpu_);
+  const Gpu::Uncaptured uncaptured(*gpu_);
   for (const Address one : mapped_) (void)gpu_->driver().ipc_close(one);
 }
 
@@ -236,7 +237,7 @@ Status Channels::attach_one(std::uint32_t peer, const Offer& offer, std::byte** 
     if (!status.ok()) return status;
     mapped_.push_back(address);
   }
-  *arena = reinterpret_cast<std::byte*>(address);
+  *arena = std::bit_cast<std::byte*>(address);
   return Status();
 }
 

@@ -60,7 +60,7 @@ class Channels {
   struct Introduction;
   struct Offer;
 
-  Channels(std::shared_ptr<const Gpu> gpu, const Membership& mine);
+  Channels(std::shared_ptr<const Gpu> gpu, Membership mine);
   Status introduce(const Exchange& exchange);
   Status judge(const std::vector<Introduction>& all);
   Status allocate(Offer* offer);

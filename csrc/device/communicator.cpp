@@ -55,6 +55,7 @@ Status Communicator::open(Options options, const Exchange& exchange,
 Status Communicator::start(const Exchange& exchange) {
   const auto& gpu = options_.gpu;
   const Gpu::Current current(*gpu);
+  const Gpu::Uncaptured uncaptured(*gpu);
   Status status = current.status();
   if (status.ok()) status = Upload::open(gpu, &upload_);
   std::vector<std::string> nothing;
@@ -66,7 +67,6 @@ Status Communicator::start(const Exchange& exchange) {
   status = make_words();
   if (status.ok()) status = programs_->start();
   if (status.ok()) {
-    const Gpu::Uncaptured uncaptured(*gpu);
     status = driver_check(gpu->driver().stream_create(&own_stream_, kStreamNonBlocking),
                           "make a stream");
   }
@@ -95,8 +95,8 @@ Status Communicator::make_words() {
   words_ = {reinterpret_cast<Control*>(host), {behind, size}, {behind + size, blocks}};
   programs_ = std::make_unique<Programs>(options_.gpu, *channels_, *upload_, words_,
                                          words_memory_.address());
-  watch_.emplace(words_, *options_.clock,
-                 [this](std::uint32_t label) { return programs_->name(label); });
+  watch_ = std::make_unique<Watch>(words_, *options_.clock,
+                                   [this](std::uint32_t label) { return programs_->name(label); });
   return Status();
 }
 
@@ -288,6 +288,8 @@ Status Communicator::passed(const Mark& mark, bool* passed) {
         "the stream that the graph is launched on");
   }
   const Gpu::Current current(*options_.gpu);
+  // Somebody may be capturing, and the driver takes questions for part of it.
+  const Gpu::Uncaptured uncaptured(*options_.gpu);
   const int error = options_.gpu->driver().event_query(mark.event_);
   *passed = error != kErrorNotReady;
   if (!*passed) return Status();

@@ -11,7 +11,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -146,7 +145,7 @@ class Communicator {
   std::atomic<Nanoseconds> timeout_;
   mutable std::mutex watching_;  // guards what follows
   std::condition_variable wake_;
-  std::optional<Watch> watch_;  // the watching thread's alone
+  std::unique_ptr<Watch> watch_;  // the watching thread's alone
   Status failure_;
   bool stopping_ = false;
   bool closed_ = false;

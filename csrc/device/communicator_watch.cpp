@@ -114,7 +114,7 @@ void Communicator::close() {
 Communicator::~Communicator() {
   if (watcher_.joinable() || own_stream_ != nullptr) close();
   const Gpu::Current current(*options_.gpu);
-  if (watch_ && !await_kernels()) {
+  if (watch_ != nullptr && !await_kernels()) {
     channels_->abandon();
     programs_->abandon();
     words_memory_.abandon();

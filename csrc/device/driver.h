@@ -1,6 +1,7 @@
 // The CUDA driver, opened at run time: one extension works with and without it.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -45,10 +46,8 @@ inline constexpr int kCaptureNone = 0;
 inline constexpr int kCaptureActive = 1;
 inline constexpr int kCaptureModeRelaxed = 2;
 // Streams that every context has; 0 means the first.
-inline StreamHandle legacy_stream() { return reinterpret_cast<StreamHandle>(std::uintptr_t{1}); }
-inline StreamHandle per_thread_stream() {
-  return reinterpret_cast<StreamHandle>(std::uintptr_t{2});
-}
+inline StreamHandle legacy_stream() { return std::bit_cast<StreamHandle>(std::uintptr_t{1}); }
+inline StreamHandle per_thread_stream() { return std::bit_cast<StreamHandle>(std::uintptr_t{2}); }
 
 // The functions of libcuda.so.1 that pycoll calls, named after cuNAME in words. Meanings are those
 // of the cu* functions; 0 is success. A test may fill one.

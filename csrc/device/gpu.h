@@ -39,8 +39,8 @@ class Gpu {
     Status status_;
   };
 
-  // Allocates although a capture is under way somewhere in the process, which the driver refuses
-  // otherwise: what is done while this lives is no part of any graph.
+  // Allows this thread what the driver refuses while a capture is under way somewhere in the
+  // process, as to allocate or to ask an event: what is done meanwhile is no part of any graph.
   class Uncaptured {
    public:
     explicit Uncaptured(const Gpu& gpu);

@@ -1,7 +1,8 @@
 #include "device/programs.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -24,7 +25,7 @@ std::uint64_t bytes_of(const runtime::CollectiveRequest& request) {
 
 // All that a program depends on.
 std::string key_of(const runtime::CollectiveRequest& request) {
-  const plan::Image* plan = request.plan.get();
+  const auto plan = reinterpret_cast<std::uintptr_t>(request.plan.get());
   std::string key(reinterpret_cast<const char*>(&plan), sizeof(plan));
   key.append(reinterpret_cast<const char*>(&request.descriptor), sizeof(request.descriptor));
   key.append(reinterpret_cast<const char*>(request.counts.data()),
@@ -157,6 +158,7 @@ Status Programs::place(const runtime::CollectiveRequest& request, const Binding&
   const auto rows = std::as_bytes(request.plan->plan().rows);
   const auto places = std::as_bytes(std::span(binding.places));
   std::vector<Address> ports;
+  ports.reserve(binding.ports.size());
   for (const std::uint32_t port : binding.ports) ports.push_back(channels_.port(port));
   const auto table = std::as_bytes(std::span(ports));
   std::vector<std::byte> all;
@@ -166,7 +168,7 @@ Status Programs::place(const runtime::CollectiveRequest& request, const Binding&
   if (status.ok()) status = upload_.copy(made->memory, all.data(), all.size());
   if (!status.ok()) return status;
 
-  const auto at = [](Address address) { return reinterpret_cast<std::byte*>(address); };
+  const auto at = [](Address address) { return std::bit_cast<std::byte*>(address); };
   Program& program = made->program;
   program.rows = reinterpret_cast<const plan::Row*>(at(made->memory));
   program.places = reinterpret_cast<const Place*>(at(made->memory + rows.size()));

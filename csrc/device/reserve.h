@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,7 +40,7 @@ class Reserved {
   Address address() const { return address_; }
   template <typename T>
   T* pointer(std::size_t offset = 0) const {
-    return reinterpret_cast<T*>(address_ + offset);  // for kernels, not for the host
+    return std::bit_cast<T*>(address_ + offset);  // for kernels, not for the host
   }
   std::byte* host() const { return host_; }
   std::size_t bytes() const { return bytes_; }

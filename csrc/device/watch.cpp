@@ -35,7 +35,7 @@ std::uint32_t Watch::stop() const {
   return shared(words_.control->stop).load(std::memory_order_acquire);
 }
 
-void Watch::tell(Code code) {
+void Watch::tell(Code code) const {
   std::uint32_t running = 0;
   shared(words_.control->stop)
       .compare_exchange_strong(running, static_cast<std::uint32_t>(code), std::memory_order_release,

@@ -59,7 +59,7 @@ class Watch {
   };
 
   std::uint32_t stop() const;
-  void tell(Code code);
+  void tell(Code code) const;
   std::vector<int> awaited_ranks() const;
 
   Words words_;

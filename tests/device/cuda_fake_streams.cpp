@@ -34,7 +34,7 @@ EXPORT int cuStreamSynchronize(void* handle) {
   return kSuccess;
 }
 EXPORT int cuStreamQuery(void* handle) {
-  BEGIN_IN_CONTEXT();
+  BEGIN_UNSAFE();
   const auto stream = find_stream(machine, device, handle);
   if (stream == nullptr) return kInvalidHandle;
   return stream->ops.empty() ? kSuccess : kNotReady;
@@ -105,13 +105,13 @@ EXPORT int cuEventRecord(void* event_handle, void* handle) {
   return machine.enqueue(*stream, std::move(op));
 }
 EXPORT int cuEventQuery(void* handle) {
-  BEGIN();
+  BEGIN_UNSAFE();
   const auto* event = static_cast<Event*>(handle);
   if (event->capture != nullptr) return kCapturedEvent;
   return event->point == nullptr || event->point->passed ? kSuccess : kNotReady;
 }
 EXPORT int cuEventSynchronize(void* handle) {
-  BEGIN_IN_CONTEXT();
+  BEGIN_UNSAFE();
   const auto* event = static_cast<Event*>(handle);
   if (event->capture != nullptr) return kCapturedEvent;
   const auto point = event->point;
