@@ -71,15 +71,12 @@ class DeviceHandle {
     options.timeout = host->timeout();
     open(std::move(options), exchange);
   }
-  // What it launched is waited for, perhaps by ranks that are threads and want the GIL.
   ~DeviceHandle() {
-    if (::getpid() != pid_) {
-      // A forked child has neither the thread that watches nor the devices.
-      [[maybe_unused]] auto* parents = native_.release();
-      return;
+    try {
+      discard();
+    } catch (const std::exception&) {
+      [[maybe_unused]] auto* left_behind = native_.release();
     }
-    const py::gil_scoped_release release;
-    native_.reset();
   }
   DeviceHandle(const DeviceHandle&) = delete;
   DeviceHandle& operator=(const DeviceHandle&) = delete;
@@ -96,6 +93,17 @@ class DeviceHandle {
   const SharedHandle& host() const { return host_; }
 
  private:
+  // What it launched is waited for, perhaps by ranks that are threads and want the GIL.
+  void discard() {
+    if (::getpid() != pid_) {
+      // A forked child has neither the thread that watches nor the devices.
+      [[maybe_unused]] auto* parents = native_.release();
+      return;
+    }
+    const py::gil_scoped_release release;
+    native_.reset();
+  }
+
   void open(device::Options options, const py::function& exchange) {
     std::exception_ptr raised;
     const auto ask = [&](const std::string& mine, std::vector<std::string>* all) {
@@ -187,7 +195,8 @@ void close(const DeviceHandle& self) {
 }  // namespace
 
 void bind_devices(py::module_& module) {
-  py::class_<Mark, std::shared_ptr<Mark>>(module, "DeviceMark", "A place in a stream.");
+  [[maybe_unused]] const py::class_<Mark, std::shared_ptr<Mark>> marks(module, "DeviceMark",
+                                                                       "A place in a stream.");
   py::class_<DeviceHandle>(module, "DeviceCommunicator",
                            "One rank's operations on its device; made by all ranks together.")
       .def(py::init<const SharedHandle&, std::vector<std::string>, int, std::uint64_t,
