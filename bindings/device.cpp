@@ -130,8 +130,8 @@ class DeviceHandle {
   const pid_t pid_ = ::getpid();
 };
 
-runtime::CollectiveRequest request_of(const PlanHandle& plan, const py::tuple& input,
-                                      const py::tuple& output, Terms terms) {
+runtime::CollectiveRequest device_request(const PlanHandle& plan, const py::tuple& input,
+                                          const py::tuple& output, Terms terms) {
   runtime::CollectiveRequest request = make_request(plan, nullptr, nullptr, std::move(terms), {});
   request.input = {std::bit_cast<const std::byte*>(input[0].cast<std::uintptr_t>()),
                    input[1].cast<std::uint64_t>()};
@@ -140,14 +140,14 @@ runtime::CollectiveRequest request_of(const PlanHandle& plan, const py::tuple& i
   return request;
 }
 
-std::shared_ptr<Mark> run(const DeviceHandle& self, const PlanHandle& plan, const py::tuple& input,
-                          const py::tuple& output, int dtype, int op,
-                          std::vector<std::uint64_t> counts, std::uint64_t plan_key,
-                          std::uint64_t count, std::uint32_t lanes, std::uintptr_t stream,
-                          bool beside) {
+std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& plan,
+                                    const py::tuple& input, const py::tuple& output, int dtype,
+                                    int op, std::vector<std::uint64_t> counts,
+                                    std::uint64_t plan_key, std::uint64_t count,
+                                    std::uint32_t lanes, std::uintptr_t stream, bool beside) {
   const runtime::CollectiveRequest request =
-      request_of(plan, input, output,
-                 {dtype, op, std::move(counts), plan_key, count, transport::kSegmentBytesMax});
+      device_request(plan, input, output,
+                     {dtype, op, std::move(counts), plan_key, count, transport::kSegmentBytesMax});
   std::shared_ptr<Mark> done;
   Status status;
   device::Communicator& native = self.native();
@@ -161,19 +161,19 @@ std::shared_ptr<Mark> run(const DeviceHandle& self, const PlanHandle& plan, cons
   return done;
 }
 
-bool passed(const DeviceHandle& self, const Mark& mark) {
+bool has_passed(const DeviceHandle& self, const Mark& mark) {
   bool is_past = false;
   raise_if_failed(self.native().passed(mark, &is_past), "wait");
   return is_past;
 }
 
-std::shared_ptr<Mark> mark(const DeviceHandle& self, std::uintptr_t stream) {
+std::shared_ptr<Mark> mark_stream(const DeviceHandle& self, std::uintptr_t stream) {
   std::shared_ptr<Mark> made;
   raise_if_failed(self.native().mark(stream_of(stream), &made), "");
   return made;
 }
 
-std::uint64_t capture_of(const DeviceHandle& self, std::uintptr_t stream) {
+std::uint64_t capture_on(const DeviceHandle& self, std::uintptr_t stream) {
   const device::Gpu::Current current(self.native().gpu());
   std::uint64_t capture = 0;
   raise_if_failed(current.status(), "");
@@ -181,12 +181,12 @@ std::uint64_t capture_of(const DeviceHandle& self, std::uintptr_t stream) {
   return capture;
 }
 
-std::optional<std::string> failure(const DeviceHandle& self) {
+std::optional<std::string> failure_of_device(const DeviceHandle& self) {
   const Status status = self.native().failure();
   return status.ok() ? std::nullopt : std::optional<std::string>(status.message());
 }
 
-void close(const DeviceHandle& self) {
+void close_device(const DeviceHandle& self) {
   device::Communicator& native = self.native();
   const py::gil_scoped_release release;
   native.close();
@@ -203,21 +203,21 @@ void bind_devices(py::module_& module) {
                     std::uint64_t, std::uint64_t, const py::function&>(),
            py::arg("communicator"), py::arg("names"), py::arg("ordinal"), py::arg("machine"),
            py::arg("process"), py::arg("memory_max"), py::arg("exchange"))
-      .def("run", &run, py::arg("plan"), py::arg("input"), py::arg("output"), py::kw_only(),
-           py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
+      .def("run", &run_on_device, py::arg("plan"), py::arg("input"), py::arg("output"),
+           py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
            py::arg("count"), py::arg("lanes"), py::arg("stream"), py::arg("beside") = false,
            "Launch; memory is (address, bytes). A mark behind the operation if it runs beside.")
-      .def("mark", &mark, py::arg("stream"))
+      .def("mark", &mark_stream, py::arg("stream"))
       .def(
           "join",
           [](const DeviceHandle& self, const Mark& mark, std::uintptr_t stream) {
             raise_if_failed(self.native().join(mark, stream_of(stream)), "wait");
           },
           py::arg("mark"), py::arg("stream"))
-      .def("passed", &passed, py::arg("mark"))
-      .def("capture_of", &capture_of, py::arg("stream"))
-      .def("failure", &failure)
-      .def("close", &close);
+      .def("passed", &has_passed, py::arg("mark"))
+      .def("capture_of", &capture_on, py::arg("stream"))
+      .def("failure", &failure_of_device)
+      .def("close", &close_device);
   module.def("device_of", &device_of, py::arg("address"), py::arg("name") = "x",
              "The number of the device whose memory this is.");
 }

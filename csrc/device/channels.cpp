@@ -16,7 +16,7 @@ namespace {
 
 // Channel numbers that schedules use between two ranks: the tree's four, in both directions.
 constexpr std::uint32_t kNumbers = 4;
-constexpr std::uint32_t kSharesMax = 32;
+constexpr std::uint32_t kSharesWanted = 32;
 constexpr std::uint32_t kChannelsMax = 256;  // of one rank, all peers, numbers and shares together
 // LL128 is not chosen, since no driver tells where lines arrive whole; its channels are the
 // smallest.
@@ -29,7 +29,7 @@ Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level) {
   Shape shape;
   shape.size = size;
   shape.numbers = kNumbers;
-  const std::uint32_t shares = std::min({kSharesMax, kChannelsMax / (size * kNumbers), blocks});
+  const std::uint32_t shares = std::min({kSharesWanted, kChannelsMax / (size * kNumbers), blocks});
   shape.shares = std::max(1u, shares >> level);
   for (std::uint32_t i = 0; i < kProtocolCount; ++i) {
     const std::uint32_t least = std::min(kSegmentBytesMin, kSegmentBytes[i]);

@@ -15,7 +15,7 @@
 namespace pycoll::device {
 namespace {
 
-Status invalid(std::string message) {
+Status refused(std::string message) {
   return Status::error(Code::kInvalidArgument, std::move(message));
 }
 
@@ -121,7 +121,7 @@ Status Communicator::capture_of(StreamHandle stream, std::uint64_t* capture) con
     *capture = id;
     return Status();
   }
-  return invalid(
+  return refused(
       "the stream is being captured, and that capture has failed already: end it, and "
       "look for the first call that was not allowed in it");
 }
@@ -132,7 +132,7 @@ Status Communicator::check_context(StreamHandle stream) const {
   Status status =
       driver_check(options_.gpu->driver().stream_context(stream, &context), "find the stream");
   if (!status.ok() || context == options_.gpu->context()) return status;
-  return invalid("stream is of another device than this rank's, which is device " +
+  return refused("stream is of another device than this rank's, which is device " +
                  std::to_string(options_.gpu->ordinal()) + ": pass a stream of that device");
 }
 
@@ -144,7 +144,7 @@ Status Communicator::use_stream(StreamHandle stream) {
     return status;
   }
   if (is_legacy(stream)) {
-    return invalid("ranks " + std::to_string(options_.membership.rank) + " and " +
+    return refused("ranks " + std::to_string(options_.membership.rank) + " and " +
                    std::to_string(channels_->neighbours().front()) +
                    " are threads on one device, and this call's stream is the default one, which "
                    "runs nothing beside other streams: give each thread a stream of its own");
@@ -155,7 +155,7 @@ Status Communicator::use_stream(StreamHandle stream) {
       {options_.gpu.get(), channels_->group(), stream}, options_.membership.rank);
   if (is_new) streams_.push_back(stream);
   if (entry->second == options_.membership.rank) return Status();
-  return invalid("ranks " + std::to_string(options_.membership.rank) + " and " +
+  return refused("ranks " + std::to_string(options_.membership.rank) + " and " +
                  std::to_string(entry->second) +
                  " use the same stream, where one would wait for the other for ever: give each "
                  "thread a stream of its own");
@@ -253,7 +253,7 @@ Status Communicator::mark(StreamHandle stream, std::shared_ptr<Mark>* mark) {
   std::shared_ptr<Mark> made;
   Status status = current.status();
   if (status.ok()) status = capture_of(stream, &capture);
-  if (status.ok() && capture != 0) status = invalid("the stream is being captured");
+  if (status.ok() && capture != 0) status = refused("the stream is being captured");
   if (status.ok()) status = make_mark(&made);
   if (status.ok()) {
     status =
@@ -272,7 +272,7 @@ Status Communicator::join(const Mark& mark, StreamHandle stream) {
   if (status.ok()) status = capture_of(stream, &capture);
   if (!status.ok()) return status;
   if (capture != mark.capture_) {
-    return invalid(capture != 0 ? "an operation that began before the capture cannot be waited for "
+    return refused(capture != 0 ? "an operation that began before the capture cannot be waited for "
                                   "in it: wait before the capture begins"
                                 : "the operation is part of a graph, and its stream is no longer "
                                   "captured: wait() belongs into the capture");
@@ -283,7 +283,7 @@ Status Communicator::join(const Mark& mark, StreamHandle stream) {
 Status Communicator::passed(const Mark& mark, bool* passed) {
   *passed = true;
   if (mark.capture_ != 0) {
-    return invalid(
+    return refused(
         "the operation is part of a graph, so the host cannot wait for it: synchronize "
         "the stream that the graph is launched on");
   }
@@ -302,7 +302,7 @@ Status Communicator::check_memory(const void* address, const std::string& name) 
   Status status = locate(options_.gpu->driver(), address, name, &ordinal);
   if (!status.ok()) return status;
   if (ordinal == options_.gpu->ordinal()) return Status();
-  return invalid(name + " is on device " + std::to_string(ordinal) +
+  return refused(name + " is on device " + std::to_string(ordinal) +
                  ", but this rank uses device " + std::to_string(options_.gpu->ordinal()) +
                  ": a communicator stays with the device of its first device array");
 }

@@ -7,7 +7,7 @@
 namespace pycoll::device {
 namespace {
 
-Status invalid(std::string message) {
+Status unusable(std::string message) {
   return Status::error(Code::kInvalidArgument, std::move(message));
 }
 
@@ -28,8 +28,8 @@ Status check_ordinal(const Driver& driver, int ordinal) {
   int count = 0;
   Status status = check(driver, driver.device_count(&count), "count devices");
   if (!status.ok() || (ordinal >= 0 && ordinal < count)) return status;
-  return invalid("device is " + std::to_string(ordinal) + ": this process sees " +
-                 std::to_string(count) + " devices");
+  return unusable("device is " + std::to_string(ordinal) + ": this process sees " +
+                  std::to_string(count) + " devices");
 }
 
 struct Opened {
@@ -48,12 +48,12 @@ Status locate(const Driver& driver, const void* address, const std::string& name
   unsigned int type = 0;
   if (driver.pointer_attribute(&type, kPointerMemoryType, at) != 0 ||
       driver.pointer_attribute(ordinal, kPointerDevice, at) != 0) {
-    return invalid(name + " is memory that the CUDA driver does not know: was it freed?");
+    return unusable(name + " is memory that the CUDA driver does not know: was it freed?");
   }
   if (type == kMemoryTypeDevice) return Status();
-  return invalid(name +
-                 " is host memory behind a device array's interface: pass it as an array of the "
-                 "host");
+  return unusable(name +
+                  " is host memory behind a device array's interface: pass it as an array of the "
+                  "host");
 }
 
 Gpu::Current::Current(const Gpu& gpu) : gpu_(gpu) {
@@ -91,7 +91,7 @@ Status Gpu::open(const Driver& driver, std::span<const std::byte> image, int ord
 
 Status Gpu::start(std::span<const std::byte> image) {
   if (image.empty()) {
-    return invalid(
+    return unusable(
         "this build of pycoll has no CUDA kernels: build it where nvcc of CUDA 13 or "
         "newer is found, or pass arrays in host memory");
   }
@@ -147,9 +147,9 @@ Status Gpu::load(std::span<const std::byte> image) {
   }
   if (!status.ok()) return status;
   if (cooperative == 0) {
-    return invalid("device " + std::to_string(ordinal_) +
-                   " has no cooperative launches, so that blocks that wait for each other might "
-                   "never run: pass arrays in host memory");
+    return unusable("device " + std::to_string(ordinal_) +
+                    " has no cooperative launches, so that blocks that wait for each other might "
+                    "never run: pass arrays in host memory");
   }
   blocks_max_ = static_cast<std::uint32_t>(resident * multiprocessors);
   return Status();
@@ -168,8 +168,8 @@ Status Gpu::reach(int ordinal) const {
   }
   if (!status.ok()) return status;
   if (can == 0) {
-    return invalid("the machine does not let " + pair +
-                   " (neither NVLink nor peer access over PCIe): pass arrays in host memory");
+    return unusable("the machine does not let " + pair +
+                    " (neither NVLink nor peer access over PCIe): pass arrays in host memory");
   }
   status = check(driver_, driver_.context_retain(&context, peer), "let " + pair);
   if (!status.ok()) return status;
