@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OUT := out
 
 .PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
-        bench-peers bench-net bench-training clean
+        bench-peers bench-net bench-training gpu-check clean
 
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-rdma    verbs on Soft-RoCE devices, in a virtual machine with Debian's kernel"
 	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll, compare, and measure"
 	@echo "                  kernels and call costs; tables and picture go to bench/"
+	@echo "make gpu-check    tests on this machine's GPUs, then bench/gpu.py; fails where none is"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
 	@echo "make bench-training  train by all policies, with DDP over Gloo, and with Horovod"
 
@@ -59,6 +60,10 @@ bench-peers:
 	$(BIN)/python bench/peers.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/kernels.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/overhead.py --markdown bench/RESULTS.md
+
+# Sanitizers of the device only where they are installed.
+gpu-check: setup-test
+	bash tests/gpu/run.sh $(BIN)
 
 bench-net:
 	bash bench/setup_peers.sh

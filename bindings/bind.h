@@ -31,5 +31,6 @@ void bind_native_calls(py::module_& module);
 void bind_kernels(py::module_& module);
 void bind_simulation(py::module_& module);
 void bind_xla(py::module_& module);
+void bind_devices(py::module_& module);
 
 }  // namespace pycoll::bindings

@@ -221,7 +221,8 @@ bool read_exchanged(int size, const Arguments& arguments, Reading& reading) {
 
 std::optional<Parameter> find_parameter(std::string_view name) {
   constexpr std::string_view kNames[kParameterCount] = {
-      "x", "op", "root", "out", "algorithm", "async_op", "deterministic", "lengths", "splits"};
+      "x",       "op",     "root",  "out", "algorithm", "async_op", "deterministic",
+      "lengths", "splits", "stream"};
   const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
   if (found == std::end(kNames)) return std::nullopt;
   return static_cast<Parameter>(found - std::begin(kNames));

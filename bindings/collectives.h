@@ -24,8 +24,9 @@ enum class Parameter : std::uint8_t {
   kDeterministic,
   kLengths,
   kSplits,
+  kStream,
 };
-inline constexpr std::size_t kParameterCount = 9;
+inline constexpr std::size_t kParameterCount = 10;
 
 // As Python spells it; nullopt for one that native calls do not know.
 std::optional<Parameter> find_parameter(std::string_view name);

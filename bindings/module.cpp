@@ -12,4 +12,5 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_kernels(module);
   bindings::bind_simulation(module);
   bindings::bind_xla(module);
+  bindings::bind_devices(module);
 }

@@ -31,6 +31,8 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("rank", [](const Handle& plan) { return plan.image->header().rank; })
       .def_property_readonly("root", [](const Handle& plan) { return plan.image->header().root; })
       .def_property_readonly("parts", [](const Handle& plan) { return plan.image->header().parts; })
+      .def_property_readonly("lanes",
+                             [](const Handle& plan) { return plan.image->header().lane_count; })
       .def_property_readonly("rows",
                              [](const Handle& plan) { return plan.image->plan().rows.size(); })
       .def("__str__", [](const Handle& plan) { return plan::to_text(plan.image->plan()); });

@@ -157,6 +157,7 @@ std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
                                       const Arguments& arguments, Remembered* remembered) {
   const bool grouped = self->group != Py_None;
   if (self->table == nullptr || UserOp::running()) return std::nullopt;
+  if (!absent(at(arguments, Parameter::kStream))) return std::nullopt;  // of devices
   if (grouped && (self->fusions == nullptr || collective != Collective::kAllReduce)) {
     return std::nullopt;
   }

@@ -7,6 +7,7 @@ here, only found where the caller's object comes from them.
 |---|---|
 | NumPy array (also ml_dtypes), any subclass | numpy.ndarray |
 | NumPy scalar | NumPy scalar, or an array where the result has axes |
+| CuPy, Numba and torch arrays on CUDA devices | the same (``pycoll.device_arrays``) |
 | torch tensor in host memory | torch.Tensor without gradient: inputs are detached |
 | JAX array on CPU devices | jax.Array; never an ``out``, since it is immutable |
 | other object with ``__dlpack__`` | by its ``__array_namespace__().from_dlpack``, or NumPy |
@@ -46,6 +47,9 @@ class Framework(Protocol):
     def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
         """Something with new, writable, contiguous memory, to become a result."""
 
+    def result(self, memory: Any) -> _core.BufferView:
+        """The memory of what ``empty`` gave."""
+
     def finish(self, like: Any, memory: Any) -> Any:
         """What ``empty`` gave, filled by now, as the caller's type."""
 
@@ -62,6 +66,9 @@ class _NumPy:
 
     def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
         return np.empty(shape, numpy_dtype(dtype))
+
+    def result(self, memory: Any) -> _core.BufferView:
+        return _core.view(memory, "the result")
 
     def finish(self, like: Any, memory: Any) -> Any:
         return memory
@@ -145,58 +152,6 @@ class _PythonArray(_NumPy):
         return sys.modules["array"].array(code, bytes(shape[0] * target.itemsize))
 
 
-class _Torch:
-    """Tensors in host memory. Gradients do not flow through pycoll: inputs are detached."""
-
-    def __init__(self) -> None:
-        self.torch = torch = sys.modules["torch"]
-        names = {DType.FLOAT8_E4M3: "float8_e4m3fn"}
-        found = {dtype: getattr(torch, names.get(dtype, dtype.word), None) for dtype in DType}
-        self.dtypes = {int(dtype): one for dtype, one in found.items() if one is not None}
-        self.known = frozenset(self.dtypes.values())
-        self.capsule = torch.utils.dlpack.to_dlpack
-        for kind in (torch.Tensor, torch.nn.Parameter):
-            _core.learn_tensor(kind)
-
-    def view(self, x: Any, name: str) -> _core.BufferView:
-        view = self._export(x.resolve_conj().resolve_neg() if self._lazy(x) else x, name)
-        return view if view.contiguous else _core.packed(view)
-
-    def out(self, out: Any, name: str) -> _core.BufferView:
-        if self._lazy(out):
-            raise InvalidArgumentError(
-                f"{name} is a conjugated or negated view, not memory of its own: "
-                f"pass {name}.resolve_conj().resolve_neg()"
-            )
-        return self._export(out, name)
-
-    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
-        return self.torch.empty(shape, dtype=self.dtypes[dtype])
-
-    def finish(self, like: Any, memory: Any) -> Any:
-        return memory
-
-    def _lazy(self, x: Any) -> bool:
-        return bool(x.is_conj() or x.is_neg())
-
-    def _export(self, x: Any, name: str) -> _core.BufferView:
-        if x.device.type != "cpu":
-            raise InvalidArgumentError(
-                f"{name} is a torch tensor on {x.device}; device arrays need a build with CUDA: "
-                f"pass {name}.cpu()"
-            )
-        if x.layout is not self.torch.strided:
-            raise InvalidArgumentError(
-                f"{name} is a torch tensor of layout {x.layout}: pass {name}.to_dense()"
-            )
-        if x.dtype not in self.known:
-            words = ", ".join(dtype.word for dtype in DType)
-            raise InvalidArgumentError(
-                f"{name} has dtype {x.dtype}, which pycoll cannot move; it moves {words}"
-            )
-        return _core.view(self.capsule(x.detach() if x.requires_grad else x), name)
-
-
 class _Jax:
     """JAX arrays on CPU devices; immutable, so results are always new."""
 
@@ -208,8 +163,8 @@ class _Jax:
         platforms = {device.platform for device in x.devices()}
         if platforms != {"cpu"}:
             raise InvalidArgumentError(
-                f"{name} is a JAX array on {', '.join(sorted(platforms))}; device arrays need a "
-                f"build with CUDA: pass jax.device_get({name})"
+                f"{name} is a JAX array on {', '.join(sorted(platforms))}; of device arrays pycoll "
+                f"takes those of torch, CuPy and Numba: pass jax.device_get({name})"
             )
         try:
             memory = np.asarray(x)
@@ -225,6 +180,9 @@ class _Jax:
 
     def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
         return np.empty(shape, numpy_dtype(dtype))
+
+    def result(self, memory: Any) -> _core.BufferView:
+        return _core.view(memory, "the result")
 
     def finish(self, like: Any, memory: Any) -> Any:
         # The memory is given away, so it does not matter whether JAX copies it.
@@ -242,6 +200,24 @@ class _DLPack(_NumPy):
             return memory if namespace is None else namespace().from_dlpack(memory)
         except (BufferError, TypeError, ValueError):
             return memory  # a type that NumPy cannot export: bfloat16 and the 8-bit floats
+
+
+def _torch() -> Framework:
+    from pycoll.torch_arrays import Torch
+
+    return Torch()
+
+
+def _cupy() -> Framework:
+    from pycoll.device_arrays import CuPy
+
+    return CuPy()
+
+
+def _numba() -> Framework:
+    from pycoll.device_arrays import Numba
+
+    return Numba()
 
 
 #: For results that nobody asked to be of another kind.
@@ -262,7 +238,9 @@ _TABLE: dict[type, Framework] = {
 _FOREIGN: dict[tuple[str, str], Callable[[], Framework]] = {
     ("array", "array"): _PythonArray,
     ("numpy", "MaskedArray"): _MaskedNumPy,
-    ("torch", "Tensor"): _Torch,
+    ("torch", "Tensor"): _torch,
+    ("cupy", "ndarray"): _cupy,
+    ("numba", "DeviceNDArray"): _numba,
     ("jaxlib", "ArrayImpl"): _Jax,
     ("jax", "Tracer"): _Jax,
 }
@@ -283,8 +261,13 @@ def _learn(x: Any, name: str) -> Framework:
             found = _TABLE[base] if base in _TABLE else make() if make is not None else None
             break
     if found is None:
-        found = _DLPack() if hasattr(x, "__dlpack__") else NUMPY
-        _core.view(x, name)
+        if hasattr(x, "__cuda_array_interface__"):
+            from pycoll.device_arrays import CudaInterface
+
+            found = CudaInterface()
+        else:
+            found = _DLPack() if hasattr(x, "__dlpack__") else NUMPY
+            _core.view(x, name)
     _TABLE[kind] = found
     return found
 
@@ -297,6 +280,10 @@ def output_view(
     ``in_place``: it may be exactly the source's memory. InvalidArgumentError tells what is wrong.
     """
     view = framework_of(out, "out").out(out, "out")
+    if source is not None and view.device != source.device:
+        raise InvalidArgumentError(
+            f"out is on {view.device}, but x is on {source.device}: pass both on one device"
+        )
     if view.dtype != dtype:
         raise InvalidArgumentError(
             f"out has dtype {DType(view.dtype).word}, but the result has {DType(dtype).word}"

@@ -111,6 +111,10 @@ def run(ranks: int, prefix: bool, command: tuple[str, ...]) -> None:
     "--in-place/--out-of-place", default=True, show_default=True, help="Where both are possible."
 )
 @click.option(
+    "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Arrays."
+)
+@click.option("--graph", is_flag=True, help="On devices, replay operations from a captured graph.")
+@click.option(
     "--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file."
 )
 @click.option(

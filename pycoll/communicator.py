@@ -60,6 +60,7 @@ class Communicator(Reducing, Moving, Messages):
         )
         self.name = name
         self._config = config
+        self._device_memory_max = config.device_memory_mib << 20
         self._tuning = joined.tuning
         self._splits = 0
         self._fusion = FusionBuffer()
@@ -121,7 +122,7 @@ class Communicator(Reducing, Moving, Messages):
     @property
     def failure(self) -> str | None:
         """Why the communicator can no longer be used, or None."""
-        return self._native.failure()
+        return self._native.failure() or (self._devices.failure() if self._devices else None)
 
     def transport_names(self) -> str:
         """What the messages of this rank travel over: "shm", "tcp", "shm+tcp", or "self"."""
@@ -198,8 +199,11 @@ class Communicator(Reducing, Moving, Messages):
     def close(self) -> None:
         """Leave: peers see an orderly end, and nothing is kept. Later calls raise ClosedError.
 
-        Operations that still run fail with ClosedError. Closing again does nothing.
+        Operations that still run fail with ClosedError; those on devices are waited for, 5 s at
+        most, and graphs that hold some must not be launched any more. Closing again does nothing.
         """
+        if self._devices is not None:
+            self._devices.close()
         self._native.close()
 
     def _fusion_view(self, nbytes: int, dtype: int) -> _core.BufferView:

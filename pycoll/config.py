@@ -126,6 +126,7 @@ class Config:
     isa: str | None = None
     deterministic: bool = False
     tuning: str | None = None
+    device_memory_mib: int = 128
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -232,6 +233,12 @@ SETTINGS: tuple[Setting, ...] = (
         "tuning",
         _text,
         "file of pycoll tune whose values rank 0 brings, or off; this machine's if unset",
+    ),
+    Setting(
+        "PYCOLL_DEVICE_MEMORY_MIB",
+        "device_memory_mib",
+        _integer(1, 1 << 20),
+        "memory for channels that a communicator may take of this rank's device, in MiB",
     ),
 )
 

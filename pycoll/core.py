@@ -14,11 +14,13 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays import Framework, Shape, framework_of, output_view
 from pycoll.collective import Collective
+from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError, PycollError
 from pycoll.ops import Reduction, find_reduction
 from pycoll.types import DType
 
 if TYPE_CHECKING:
+    from pycoll.devices import Devices
     from pycoll.plans import Prepared
     from pycoll.topology import Topology
 
@@ -90,6 +92,9 @@ class Core(_core.Calls):
         #: By collective; an enum's member as part of a key would cost a call in Python.
         self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]
         self._deterministic = deterministic
+        #: Of channels on this rank's device.
+        self._device_memory_max = 128 << 20
+        self._devices: Devices | None = None
 
     def _complete(self, error: PycollError, name: str) -> None:
         """Add what is known here to an error from below."""
@@ -168,8 +173,19 @@ class Core(_core.Calls):
         count: int,
         async_op: bool,
         finish: Callable[[], Any],
+        where: Where | None = None,
     ) -> Any:
-        """Run the operation and give ``finish()``, or start it and give a Work that does."""
+        """Run the operation and give ``finish()``, or start it and give a Work that does.
+
+        ``where`` is given for arrays of the caller's, which may be on a device.
+        """
+        if where is not None:
+            if isinstance(source, DeviceView) or isinstance(target, DeviceView):
+                lanes = self._plans.lanes(prepared.plan)
+                return self._on_devices().run(
+                    prepared, (source, target), dtype, counts, count, lanes, async_op, finish, where
+                )
+            where.need_none()
         user = prepared.user
         work = self._native.run(
             prepared.plan,
@@ -187,6 +203,15 @@ class Core(_core.Calls):
         )
         return finish() if work is None else work
 
+    def _on_devices(self) -> Devices:
+        if self._devices is None:
+            from pycoll.devices import Devices
+
+            self._devices = Devices(
+                self._native, self._names, self._device_memory_max, self._gather_blobs
+            )
+        return self._devices
+
     def _memory(
         self,
         framework: Framework,
@@ -200,7 +225,7 @@ class Core(_core.Calls):
         if out is not None:
             return None, output_view(out, dtype, shape, source, False)
         memory = framework.empty(x, shape, dtype)
-        return memory, _core.view(memory, "the result")
+        return memory, framework.result(memory)
 
     def _all_gather_numbers(self, numbers: list[int], purpose: str) -> Any:
         """Every rank's numbers, equally many, as rows of an array: for arranging what follows."""
@@ -296,7 +321,7 @@ def ends_of(x: Any, out: Any) -> Ends:
     source = framework.view(x, "x")
     if out is None:
         memory = framework.empty(x, source.shape, source.dtype)
-        return Ends(framework, source, memory, _core.view(memory, "the result"))
+        return Ends(framework, source, memory, framework.result(memory))
     return Ends(framework, source, None, output_view(out, source.dtype, source.shape, source, True))
 
 

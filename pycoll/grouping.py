@@ -20,6 +20,7 @@ from pycoll import _core
 from pycoll.arrays import empty
 from pycoll.collective import Collective
 from pycoll.core import Ends, ends_of, nothing
+from pycoll.device_view import DeviceView
 from pycoll.errors import InvalidArgumentError
 from pycoll.lists import Member, fused_view, members_of
 from pycoll.work import Work
@@ -98,11 +99,22 @@ class Group(_core.Group):
         out: Any = None,
         algorithm: str | None = None,
         deterministic: bool | None = None,
+        stream: Any = None,
     ) -> Work:
-        if not isinstance(x, list | tuple):
-            member = Member(x, out, ends_of(x, out))
-            return self._add_member(member, op, algorithm, deterministic)
-        members = members_of(x, out)
+        is_list = isinstance(x, list | tuple)
+        members = members_of(x, out) if is_list else [Member(x, out, ends_of(x, out))]
+        if any(isinstance(one.ends.source, DeviceView) for one in members):
+            # Nothing is packed on devices: it runs as it was called.
+            words = {"algorithm": algorithm, "deterministic": deterministic, "stream": stream}
+            work = _core.open_work()
+            self.add_other(("all_reduce", (x, op), {"out": out, **words}, work))
+            return work
+        if stream is not None:
+            raise InvalidArgumentError(
+                "stream is for device arrays, but x is in host memory: leave it away"
+            )
+        if not is_list:
+            return self._add_member(members[0], op, algorithm, deterministic)
         for one in members:  # all are right, or none is added
             self._prepared(one, op, algorithm, deterministic)
         works = [self._add_member(one, op, algorithm, deterministic) for one in members]

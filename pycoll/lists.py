@@ -17,6 +17,7 @@ from pycoll import _core
 from pycoll.arrays import empty
 from pycoll.collective import Collective
 from pycoll.core import Core, Ends, ends_of, finisher, nothing
+from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import ITEM_BYTES
 
@@ -33,6 +34,7 @@ class Message(NamedTuple):
 
     members: list[Ends]
     prepared: Prepared
+    where: Where
 
     def start(self, communicator: Core, finish: Callable[[], Any]) -> Work:
         """Give it to the engine; wait() puts results in place, then gives ``finish()``."""
@@ -51,7 +53,7 @@ class Message(NamedTuple):
 
         count = source.count
         work: Work = communicator._start(
-            self.prepared, source, target, dtype, [count], count, True, then
+            self.prepared, source, target, dtype, [count], count, True, then, self.where
         )
         return work
 
@@ -99,6 +101,13 @@ def _outs_of(arrays: Sequence[Any], out: Any) -> Sequence[Any]:
     return out
 
 
+def _shared(members: list[Member], lengths: list[tuple[int, int]]) -> list[list[int]]:
+    """Which arrays share a message: those on devices none, since nothing is packed there."""
+    if any(isinstance(one.ends.source, DeviceView) for one in members):
+        return [[number] for number in range(len(members))]
+    return _core.messages_of(lengths)
+
+
 def start_list(
     communicator: Core,
     arrays: Sequence[Any],
@@ -106,6 +115,7 @@ def start_list(
     out: Any,
     algorithm: str | None,
     deterministic: bool | None,
+    stream: Any = None,
 ) -> Work:
     """All messages of a list; the Work gives ``out``, or a list of results."""
     members = members_of(arrays, out)
@@ -116,13 +126,15 @@ def start_list(
 
     lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
     messages = []
-    for numbers in _core.messages_of(lengths):
+    for numbers in _shared(members, lengths):
         dtype = lengths[numbers[0]][0]
         nbytes = sum(lengths[number][1] for number in numbers)
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
-        messages.append(Message([members[number].ends for number in numbers], prepared))
+        first = members[numbers[0]]
+        where = Where(first.ends.framework, first.x, stream)
+        messages.append(Message([members[number].ends for number in numbers], prepared, where))
     if not messages:
         work = _core.open_work()
         _core.fill_work(work, results())

@@ -7,6 +7,7 @@ from typing import Any
 
 from pycoll.arrays import framework_of
 from pycoll.core import Core, operation
+from pycoll.device_view import need_host
 from pycoll.errors import InvalidArgumentError
 
 TAG_MAX = 2**31 - 1
@@ -49,11 +50,13 @@ class Messages(Core):
     def _send(self, x: Any, dest: int, tag: int, asynchronous: bool) -> Any:
         dest, tag = self._check_rank(dest, "dest"), _check_tag(tag)
         view = framework_of(x).view(x, "x")
+        need_host(view, "x", "send takes")
         return self._native.send(view, dest, tag, asynchronous)
 
     def _recv(self, out: Any, source: int, tag: int, asynchronous: bool) -> Any:
         source, tag = self._check_rank(source, "source"), _check_tag(tag)
         view = framework_of(out, "out").out(out, "out")
+        need_host(view, "out", "recv takes")
         if not view.writable:
             raise InvalidArgumentError("out is read-only: pass an array that can be written")
         if not view.contiguous:

@@ -9,6 +9,7 @@ from pycoll import _core
 from pycoll.arrays import NUMPY, Framework, framework_of
 from pycoll.collective import Collective
 from pycoll.core import Core, ends_of, finisher, nothing, operation
+from pycoll.device_view import Where
 from pycoll.errors import InvalidArgumentError
 from pycoll.rows import (
     HEADER_LENGTH,
@@ -27,7 +28,7 @@ from pycoll.types import ITEM_BYTES, DType
 
 
 class Moving(Core):
-    """Part of Communicator. ``x``, ``out``, ``algorithm``, ``async_op``, errors: see Reducing."""
+    """Part of Communicator. ``x``, ``out``, ``stream`` and the other common words: see Reducing."""
 
     @operation
     def broadcast(
@@ -38,6 +39,7 @@ class Moving(Core):
         out: Any = None,
         algorithm: str | None = None,
         async_op: bool = False,
+        stream: Any = None,
     ) -> Any:
         """The root's ``x``, on every rank, as a new array (or in ``out``).
 
@@ -58,6 +60,7 @@ class Moving(Core):
             count,
             async_op,
             finisher(framework, x, memory, out),
+            Where(framework, x, stream),
         )
 
     @operation
@@ -69,6 +72,7 @@ class Moving(Core):
         out: Any = None,
         algorithm: str | None = None,
         async_op: bool = False,
+        stream: Any = None,
     ) -> Any:
         """All ranks' ``x``, joined along axis 0 in rank order, on every rank.
 
@@ -86,7 +90,7 @@ class Moving(Core):
         source = framework.view(x, "x")
         rows = self._all_rows(source, lengths, "all_gather")
         return self._gather_to(
-            Collective.ALL_GATHER, 0, framework, x, source, rows, out, algorithm, async_op
+            Collective.ALL_GATHER, 0, framework, x, source, rows, out, algorithm, async_op, stream
         )
 
     @operation
@@ -99,6 +103,7 @@ class Moving(Core):
         out: Any = None,
         algorithm: str | None = None,
         async_op: bool = False,
+        stream: Any = None,
     ) -> Any:
         """All ranks' ``x``, joined along axis 0 as in all_gather, on ``root``; None elsewhere.
 
@@ -109,7 +114,7 @@ class Moving(Core):
         source = framework.view(x, "x")
         rows = self._all_rows(source, lengths, "gather")
         return self._gather_to(
-            Collective.GATHER, root, framework, x, source, rows, out, algorithm, async_op
+            Collective.GATHER, root, framework, x, source, rows, out, algorithm, async_op, stream
         )
 
     @operation
@@ -121,6 +126,7 @@ class Moving(Core):
         out: Any = None,
         algorithm: str | None = None,
         async_op: bool = False,
+        stream: Any = None,
     ) -> Any:
         """The rows of the root's ``x``, split along axis 0 as in reduce_scatter.
 
@@ -132,7 +138,9 @@ class Moving(Core):
         told = self._broadcast_numbers(
             header(source.dtype, source.shape) if source is not None else None, HEADER_LENGTH, root
         )
-        return self._scatter_told(framework, source, x, root, told, out, algorithm, async_op)
+        return self._scatter_told(
+            framework, source, x, root, told, out, algorithm, async_op, stream
+        )
 
     def _scattered(self, x: Any, root: int) -> tuple[Framework, _core.BufferView | None]:
         """What kind of array to return, and on the root what there is to scatter."""
@@ -160,6 +168,7 @@ class Moving(Core):
         out: Any,
         algorithm: str | None,
         async_op: bool,
+        stream: Any = None,
     ) -> Any:
         dtype, shape = read_header(told)
         rows = shares(shape[0], self.size)
@@ -177,6 +186,7 @@ class Moving(Core):
             sum(counts),
             async_op,
             finisher(framework, x, memory, out),
+            Where(framework, x, stream),
         )
 
     @operation
@@ -188,6 +198,7 @@ class Moving(Core):
         out: Any = None,
         algorithm: str | None = None,
         async_op: bool = False,
+        stream: Any = None,
     ) -> Any:
         """Rows of ``x`` to every rank, and rows from every rank joined in rank order.
 
@@ -224,6 +235,7 @@ class Moving(Core):
             total,
             async_op,
             finisher(framework, x, memory, out),
+            Where(framework, x, stream),
         )
 
     @operation
@@ -258,6 +270,7 @@ class Moving(Core):
         out: Any,
         algorithm: str | None,
         async_op: bool,
+        stream: Any,
     ) -> Any:
         row_shape = source.shape or (1,)
         counts = elements(rows, row_shape)
@@ -278,7 +291,10 @@ class Moving(Core):
             row_shape[1:],
         )
         finish = finisher(framework, x, memory, out) if receives else lambda: out
-        return self._start(prepared, source, target, source.dtype, counts, total, async_op, finish)
+        where = Where(framework, x, stream)
+        return self._start(
+            prepared, source, target, source.dtype, counts, total, async_op, finish, where
+        )
 
     def _exchanged_rows(
         self, source: _core.BufferView, splits: Sequence[int] | None

@@ -40,6 +40,8 @@ class Plans:
         self.topology = topology
         self.parameters = parameters
         self._plans: dict[tuple[Collective, str, int], _core.Plan] = {}
+        self._keys: dict[_core.Plan, tuple[Collective, str, int]] = {}
+        self._lanes: dict[_core.Plan, int] = {}
 
     def prepare(
         self,
@@ -99,7 +101,20 @@ class Plans:
         if plan is None:
             data = _lowered(collective, name, self.topology, self.rank, root)
             plan = self._plans[key] = _core.Plan(data)
+            self._keys[plan] = key
         return plan
+
+    def lanes(self, plan: _core.Plan) -> int:
+        """The most lanes that any rank's plan of the same schedule has. Lowers all of them once."""
+        lanes = self._lanes.get(plan)
+        if lanes is None:
+            collective, name, root = self._keys[plan]
+            all_ranks = (
+                _core.Plan(_lowered(collective, name, self.topology, rank, root))
+                for rank in range(self.topology.size)
+            )
+            lanes = self._lanes[plan] = max(one.lanes for one in all_ranks)
+        return lanes
 
 
 class _Needs(NamedTuple):

@@ -8,6 +8,7 @@ from pycoll import _core
 from pycoll.arrays import framework_of, output_view
 from pycoll.collective import Collective
 from pycoll.core import Core, Ends, ends_of, finisher, operation
+from pycoll.device_view import Where, need_host
 from pycoll.rows import elements, need_axis, shares, with_rows
 
 
@@ -21,7 +22,10 @@ class Reducing(Core):
     ``out``: where the result goes, of its shape and dtype, writable and contiguous; x itself to
     work in place. ``algorithm``: a name, or None for the selector's choice (``explain`` tells).
     ``async_op``: return a Work at once. ``deterministic``: the same bits for any algorithm and
-    transport, by folding in rank order; None takes the communicator's setting.
+    transport, by folding in rank order; None takes the communicator's setting. ``stream``: for
+    arrays on CUDA devices, the stream on which the operation is ordered; None is the current one of
+    the array's framework. The host waits for nothing then: what fails is raised by a later call, or
+    by ``synchronize()`` of the Work. scan and exscan take arrays in host memory only.
 
     Raises InvalidArgumentError before any byte moves, and what the world does: MismatchError,
     PeerLostError, TimeoutError, ClosedError, TransportError.
@@ -37,6 +41,7 @@ class Reducing(Core):
         algorithm: str | None = None,
         async_op: bool = False,
         deterministic: bool | None = None,
+        stream: Any = None,
     ) -> Any:
         """The combination of all ranks' ``x``, on every rank, with the same bits everywhere.
 
@@ -55,11 +60,11 @@ class Reducing(Core):
         if isinstance(x, list | tuple):
             from pycoll.lists import start_list
 
-            work = start_list(self, x, op, out, algorithm, deterministic)
+            work = start_list(self, x, op, out, algorithm, deterministic, stream)
             return work if async_op else work.wait()
         ends = ends_of(x, out)
         return self._reduce_alike(
-            Collective.ALL_REDUCE, x, ends, op, 0, out, algorithm, async_op, deterministic
+            Collective.ALL_REDUCE, x, ends, op, 0, out, algorithm, async_op, deterministic, stream
         )
 
     @operation
@@ -73,6 +78,7 @@ class Reducing(Core):
         algorithm: str | None = None,
         async_op: bool = False,
         deterministic: bool | None = None,
+        stream: Any = None,
     ) -> Any:
         """The combination of all ranks' ``x``, on ``root``; the others get None.
 
@@ -82,17 +88,28 @@ class Reducing(Core):
         if self.rank == root:
             ends = ends_of(x, out)
             return self._reduce_alike(
-                Collective.REDUCE, x, ends, op, root, out, algorithm, async_op, deterministic
+                Collective.REDUCE,
+                x,
+                ends,
+                op,
+                root,
+                out,
+                algorithm,
+                async_op,
+                deterministic,
+                stream,
             )
-        source = framework_of(x).view(x, "x")
+        framework = framework_of(x)
+        source = framework.view(x, "x")
         if out is not None:
             output_view(out, source.dtype, source.shape, source, True)
         prepared = self._prepare(
             Collective.REDUCE, source.dtype, op, root, source.nbytes, algorithm, deterministic
         )
         count = source.count
+        where = Where(framework, x, stream)
         return self._start(
-            prepared, source, None, source.dtype, [count], count, async_op, lambda: out
+            prepared, source, None, source.dtype, [count], count, async_op, lambda: out, where
         )
 
     @operation
@@ -105,6 +122,7 @@ class Reducing(Core):
         algorithm: str | None = None,
         async_op: bool = False,
         deterministic: bool | None = None,
+        stream: Any = None,
     ) -> Any:
         """Combine all ranks' ``x`` and give every rank its rows of it.
 
@@ -139,6 +157,7 @@ class Reducing(Core):
             source.count,
             async_op,
             finisher(framework, x, memory, out),
+            Where(framework, x, stream),
         )
 
     @operation
@@ -158,6 +177,7 @@ class Reducing(Core):
         3
         """
         ends = ends_of(x, out)
+        need_host(ends.source, "x", "scan takes")
         return self._reduce_alike(
             Collective.SCAN, x, ends, op, 0, out, algorithm, async_op, deterministic
         )
@@ -182,6 +202,7 @@ class Reducing(Core):
         2
         """
         ends = ends_of(x, out)
+        need_host(ends.source, "x", "exscan takes")
         return self._reduce_alike(
             Collective.EXSCAN, x, ends, op, 0, out, algorithm, async_op, deterministic
         )
@@ -197,6 +218,7 @@ class Reducing(Core):
         algorithm: str | None,
         async_op: bool,
         deterministic: bool | None,
+        stream: Any = None,
     ) -> Any:
         """The engine's part where the result has the shape of x."""
         framework, source, memory, target = ends
@@ -214,4 +236,5 @@ class Reducing(Core):
                     _core.fill(target, identity)
                     return given()
 
-        return self._start(prepared, source, target, dtype, [count], count, async_op, finish)
+        where = Where(framework, x, stream)
+        return self._start(prepared, source, target, dtype, [count], count, async_op, finish, where)

@@ -20,7 +20,7 @@ struct Manner {
 };
 
 // Everything of a program but addresses of device memory; whoever has such memory copies rows,
-// places and ports there and fills in `rows`, `places`, `ports`, `scratch`, `control`, `awaited`.
+// places and ports there and fills in the pointers and `label`.
 struct Binding {
   Program program{};
   std::vector<Place> places;

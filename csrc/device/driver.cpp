@@ -5,15 +5,6 @@
 namespace pycoll::device {
 namespace {
 
-// Of CUdevice_attribute, fixed since CUDA 5.
-constexpr int kComputeCapabilityMajor = 75;
-constexpr int kComputeCapabilityMinor = 76;
-
-struct Library {
-  Driver driver{};
-  std::string missing;  // why the table is of no use; empty if it is
-};
-
 template <typename Function>
 void find(void* library, const char* name, Function*& entry, std::string& missing) {
   entry = reinterpret_cast<Function*>(::dlsym(library, name));
@@ -22,30 +13,65 @@ void find(void* library, const char* name, Function*& entry, std::string& missin
   }
 }
 
-Library open_library() {
-  Library opened;
-  // Never closed: the driver keeps threads of its own.
-  void* handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) {
-    const char* error = ::dlerror();
-    opened.missing = std::string("libcuda.so.1 cannot be opened (") +
-                     (error != nullptr ? error : "no reason given") +
-                     "); it comes with the NVIDIA driver";
-    return opened;
-  }
-  Driver& driver = opened.driver;
-  const auto get = [&](const char* name, auto& entry) {
-    find(handle, name, entry, opened.missing);
-  };
+template <typename Get>
+void find_devices(const Get& get, Driver& driver) {
   get("cuInit", driver.init);
   get("cuDriverGetVersion", driver.driver_version);
   get("cuDeviceGetCount", driver.device_count);
   get("cuDeviceGet", driver.device_get);
   get("cuDeviceGetName", driver.device_name);
   get("cuDeviceGetAttribute", driver.device_attribute);
+  get("cuDeviceGetUuid_v2", driver.device_uuid);
+  get("cuDeviceCanAccessPeer", driver.device_can_access_peer);
   get("cuGetErrorString", driver.error_text);
-  return opened;
+  get("cuGetErrorName", driver.error_name);
+  get("cuDevicePrimaryCtxRetain", driver.context_retain);
+  get("cuCtxPushCurrent_v2", driver.context_push);
+  get("cuCtxPopCurrent_v2", driver.context_pop);
+  get("cuCtxEnablePeerAccess", driver.context_enable_peer);
+  get("cuModuleLoadData", driver.module_load);
+  get("cuModuleGetFunction", driver.module_function);
+  get("cuOccupancyMaxActiveBlocksPerMultiprocessor", driver.occupancy);
 }
+
+template <typename Get>
+void find_memory(const Get& get, Driver& driver) {
+  get("cuMemAlloc_v2", driver.memory_allocate);
+  get("cuMemFree_v2", driver.memory_free);
+  get("cuMemHostAlloc", driver.host_allocate);
+  get("cuMemFreeHost", driver.host_free);
+  get("cuMemHostGetDevicePointer_v2", driver.host_device_pointer);
+  get("cuPointerGetAttribute", driver.pointer_attribute);
+  get("cuMemcpyHtoDAsync_v2", driver.copy_to_device);
+  get("cuMemcpyDtoHAsync_v2", driver.copy_to_host);
+  get("cuMemcpyDtoDAsync_v2", driver.copy_on_device);
+  get("cuMemsetD8Async", driver.set_bytes);
+  get("cuIpcGetMemHandle", driver.ipc_get);
+  get("cuIpcOpenMemHandle_v2", driver.ipc_open);
+  get("cuIpcCloseMemHandle", driver.ipc_close);
+}
+
+template <typename Get>
+void find_streams(const Get& get, Driver& driver) {
+  get("cuStreamCreate", driver.stream_create);
+  get("cuStreamDestroy_v2", driver.stream_destroy);
+  get("cuStreamSynchronize", driver.stream_synchronize);
+  get("cuStreamWaitEvent", driver.stream_wait);
+  get("cuStreamGetCtx", driver.stream_context);
+  get("cuStreamGetCaptureInfo_v2", driver.stream_capture_info);
+  get("cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode);
+  get("cuEventCreate", driver.event_create);
+  get("cuEventDestroy_v2", driver.event_destroy);
+  get("cuEventRecord", driver.event_record);
+  get("cuEventQuery", driver.event_query);
+  get("cuLaunchCooperativeKernel", driver.launch_cooperative);
+}
+
+struct Library {
+  Driver driver{};
+  std::string missing;  // why the table is of no use; empty if it is
+  Library() { (void)open_driver("libcuda.so.1", &driver, &missing); }
+};
 
 std::string failed(const Driver& driver, const char* what, int error) {
   const char* text = nullptr;
@@ -61,8 +87,8 @@ std::string describe(const Driver& driver, int ordinal) {
   int minor = 0;
   const bool known = driver.device_get(&device, ordinal) == 0 &&
                      driver.device_name(name, sizeof(name) - 1, device) == 0 &&
-                     driver.device_attribute(&major, kComputeCapabilityMajor, device) == 0 &&
-                     driver.device_attribute(&minor, kComputeCapabilityMinor, device) == 0;
+                     driver.device_attribute(&major, kAttributeMajor, device) == 0 &&
+                     driver.device_attribute(&minor, kAttributeMinor, device) == 0;
   if (!known) return std::to_string(ordinal) + " unknown";
   return std::to_string(ordinal) + " " + name + " (sm_" + std::to_string(major) +
          std::to_string(minor) + ")";
@@ -70,11 +96,46 @@ std::string describe(const Driver& driver, int ordinal) {
 
 }  // namespace
 
+bool open_driver(const char* name, Driver* driver, std::string* why) {
+  // Never closed: the driver keeps threads of its own.
+  void* handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* error = ::dlerror();
+    *why = std::string("libcuda.so.1 cannot be opened (") +
+           (error != nullptr ? error : "no reason given") + "); it comes with the NVIDIA driver";
+    return false;
+  }
+  std::string missing;
+  const auto get = [&](const char* function, auto& entry) {
+    find(handle, function, entry, missing);
+  };
+  find_devices(get, *driver);
+  find_memory(get, *driver);
+  find_streams(get, *driver);
+  if (missing.empty()) return true;
+  *why = missing;
+  return false;
+}
+
 const Driver* driver(std::string* why) {
-  static const Library opened = open_library();
+  static const Library opened;
   if (opened.missing.empty()) return &opened.driver;
   *why = opened.missing;
   return nullptr;
+}
+
+std::string error_text(const Driver& driver, int error) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (driver.error_name(error, &name) != 0 || name == nullptr) name = "CUDA_ERROR_UNKNOWN";
+  if (driver.error_text(error, &text) != 0 || text == nullptr) text = "no text";
+  return std::string(name) + " (" + text + ")";
+}
+
+Status check(const Driver& driver, int error, const std::string& what) {
+  if (error == 0) return Status();
+  return Status::error(Code::kTransport,
+                       "the CUDA driver cannot " + what + ": " + error_text(driver, error));
 }
 
 std::string driver_summary(const Driver& driver) {

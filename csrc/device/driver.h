@@ -1,14 +1,56 @@
 // The CUDA driver, opened at run time: one extension works with and without it.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "base/status.h"
+
 namespace pycoll::device {
 
-// The functions of libcuda.so.1 that pycoll calls. Names and meanings are those of the cu*
-// functions; handles are pointers or ints there too, and 0 is success. A test may fill one.
+// Handles of the driver, which are pointers there too.
+using ContextHandle = void*;
+using ModuleHandle = void*;
+using FunctionHandle = void*;
+using StreamHandle = void*;
+using EventHandle = void*;
+// CUdeviceptr. Device memory is never touched through it on the host.
+using Address = std::uint64_t;
+
+// CUuuid and CUipcMemHandle, which travel between processes as they are.
+struct Uuid {
+  unsigned char bytes[16];
+};
+struct IpcHandle {
+  unsigned char bytes[64];
+};
+
+// Of CUresult and other enums, fixed by the driver's ABI.
+inline constexpr int kErrorOutOfMemory = 2;
+inline constexpr int kErrorPeerAlreadyEnabled = 704;
+inline constexpr int kErrorNotReady = 600;
+inline constexpr int kAttributeMultiprocessors = 16;
+inline constexpr int kAttributeMajor = 75;
+inline constexpr int kAttributeMinor = 76;
+inline constexpr int kAttributeCooperative = 95;
+inline constexpr int kPointerMemoryType = 2;
+inline constexpr int kPointerDevice = 9;
+inline constexpr int kMemoryTypeDevice = 2;
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kHostPortableMapped = 3;
+inline constexpr unsigned kIpcLazyPeer = 1;
+inline constexpr int kCaptureNone = 0;
+inline constexpr int kCaptureActive = 1;
+inline constexpr int kCaptureModeRelaxed = 2;
+// Streams that every context has; 0 means the first.
+inline StreamHandle legacy_stream() { return std::bit_cast<StreamHandle>(std::uintptr_t{1}); }
+inline StreamHandle per_thread_stream() { return std::bit_cast<StreamHandle>(std::uintptr_t{2}); }
+
+// The functions of libcuda.so.1 that pycoll calls, named after cuNAME in words. Meanings are those
+// of the cu* functions; 0 is success. A test may fill one.
 struct Driver {
   int (*init)(unsigned int flags);
   int (*driver_version)(int* version);
@@ -16,11 +58,59 @@ struct Driver {
   int (*device_get)(int* device, int ordinal);
   int (*device_name)(char* name, int length, int device);
   int (*device_attribute)(int* value, int attribute, int device);
+  int (*device_uuid)(Uuid* uuid, int device);
+  int (*device_can_access_peer)(int* can, int device, int peer);
   int (*error_text)(int error, const char** text);
+  int (*error_name)(int error, const char** name);
+  // Contexts are primary ones, which all libraries of the process share.
+  int (*context_retain)(ContextHandle* context, int device);
+  int (*context_push)(ContextHandle context);
+  int (*context_pop)(ContextHandle* context);
+  int (*context_enable_peer)(ContextHandle peer, unsigned int flags);
+  int (*module_load)(ModuleHandle* module, const void* image);
+  int (*module_function)(FunctionHandle* function, ModuleHandle module, const char* name);
+  int (*occupancy)(int* blocks, FunctionHandle function, int threads, std::size_t shared_bytes);
+  int (*memory_allocate)(Address* memory, std::size_t bytes);
+  int (*memory_free)(Address memory);
+  int (*host_allocate)(void** memory, std::size_t bytes, unsigned int flags);
+  int (*host_free)(void* memory);
+  int (*host_device_pointer)(Address* address, void* memory, unsigned int flags);
+  int (*pointer_attribute)(void* value, int attribute, Address address);
+  int (*copy_to_device)(Address to, const void* from, std::size_t bytes, StreamHandle stream);
+  int (*copy_to_host)(void* to, Address from, std::size_t bytes, StreamHandle stream);
+  int (*copy_on_device)(Address to, Address from, std::size_t bytes, StreamHandle stream);
+  int (*set_bytes)(Address to, unsigned char value, std::size_t bytes, StreamHandle stream);
+  int (*ipc_get)(IpcHandle* handle, Address memory);
+  int (*ipc_open)(Address* memory, IpcHandle handle, unsigned int flags);
+  int (*ipc_close)(Address memory);
+  int (*stream_create)(StreamHandle* stream, unsigned int flags);
+  int (*stream_destroy)(StreamHandle stream);
+  int (*stream_synchronize)(StreamHandle stream);
+  int (*stream_wait)(StreamHandle stream, EventHandle event, unsigned int flags);
+  int (*stream_context)(StreamHandle stream, ContextHandle* context);
+  // `graph`, `dependencies` and their `count` may be null.
+  int (*stream_capture_info)(StreamHandle stream, int* status, std::uint64_t* id, void** graph,
+                             const void*** dependencies, std::size_t* count);
+  int (*exchange_capture_mode)(int* mode);
+  int (*event_create)(EventHandle* event, unsigned int flags);
+  int (*event_destroy)(EventHandle event);
+  int (*event_record)(EventHandle event, StreamHandle stream);
+  int (*event_query)(EventHandle event);
+  int (*launch_cooperative)(FunctionHandle function, unsigned int blocks_x, unsigned int blocks_y,
+                            unsigned int blocks_z, unsigned int threads_x, unsigned int threads_y,
+                            unsigned int threads_z, unsigned int shared_bytes, StreamHandle stream,
+                            void** parameters);
 };
 
 // Opened once per process and kept; nullptr with `why` if that fails. Any thread.
 const Driver* driver(std::string* why);
+// Fills the table from the library of that name, which stays open; otherwise false with `why`.
+bool open_driver(const char* name, Driver* driver, std::string* why);
+
+// ok for 0; otherwise kTransport with what was done, the driver's name for the error and its text.
+Status check(const Driver& driver, int error, const std::string& what);
+// "CUDA_ERROR_INVALID_VALUE (invalid argument)"
+std::string error_text(const Driver& driver, int error);
 
 // For users: "driver 13.0, 2 devices: 0 NVIDIA H200 (sm_90), ...", or why there is none.
 std::string driver_summary();

@@ -40,6 +40,27 @@ class Executor {
 
   // Returns when the lane has run, or when everybody should stop.
   PYCOLL_DEVICE void run() {
+    const std::uint32_t beat = begin();
+    run_lane();
+    if (thread() == 0) store_relaxed(&program_.beats[block()], beat + 1);
+  }
+
+ private:
+  static constexpr int kInFlight = Reduction::kInFlight;
+  static constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
+
+  // The block's beat, told to the host.
+  PYCOLL_DEVICE std::uint32_t begin() {
+    if (thread() != 0) return 0;
+    std::uint32_t* runs = &program_.runs[block()];
+    const std::uint32_t beat = load(runs) + 1;
+    store(runs, beat + 1);
+    if (block() == 0) store_relaxed(&program_.control->label, program_.label);
+    store_relaxed(&program_.beats[block()], beat);
+    return beat;
+  }
+
+  PYCOLL_DEVICE void run_lane() {
     const LaneRange lane = program_.lanes[block() % program_.lane_count];
     const Range longest = share_of(program_.longest);
     const std::uint64_t tiles =
@@ -52,10 +73,6 @@ class Executor {
       }
     }
   }
-
- private:
-  static constexpr int kInFlight = Reduction::kInFlight;
-  static constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
 
   PYCOLL_DEVICE Range share_of(std::uint64_t length) const {
     const std::uint64_t granule = kGranuleBytes / program_.item_bytes;

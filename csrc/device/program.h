@@ -54,10 +54,15 @@ struct Port {
 inline constexpr std::uint32_t kStopMismatch = 2;
 
 // What host and kernels tell each other while kernels run; in memory that both reach. Behind it
-// lies one word per rank, nonzero if a wait for that rank was given up.
+// lies one word per rank, nonzero if a wait for that rank was given up, and one per block, its
+// beat: a block adds one when it begins and one when it ends, so that it is odd while the block
+// runs. The host sees so what runs and for how long, also what a graph replays that it knows
+// nothing of.
 struct Control {
   std::uint32_t stop;      // a Code; once it is not kOk all waits end and nothing more is written
   std::uint32_t odd_peer;  // 1 + the rank whose segment belongs to another operation; 0 for none
+  std::uint32_t label;     // of the program that began last
+  std::uint32_t reserved;
 };
 
 // Where a row's operands lie: bytes from the beginning of input or output to element 0 of the
@@ -73,8 +78,8 @@ struct LaneRange {
   std::uint32_t end;
 };
 
-// Constant while kernels run, Ports and Control apart. All pointers are device memory, that of
-// `control` and `awaited` the host's, mapped.
+// Constant while kernels run, Ports, Control and runs apart. All pointers are device memory, those
+// of `control`, `awaited` and `beats` the host's, mapped.
 struct Program {
   const plan::Row* rows;
   const Place* places;  // one per row
@@ -82,6 +87,8 @@ struct Program {
   std::byte* scratch;   // shares * scratch_slots slots
   Control* control;
   std::uint32_t* awaited;  // one per rank
+  std::uint32_t* beats;    // one per block
+  std::uint32_t* runs;     // the beats once more, where a block reads them fast
   LaneRange lanes[plan::kLanesMax];
   std::uint32_t lane_count;
   std::uint32_t shares;
@@ -93,6 +100,7 @@ struct Program {
   std::uint64_t agreement;       // hash of the descriptor
   std::uint32_t item_bytes;
   std::uint32_t divisor;  // of final values; 0 if nothing is divided
+  std::uint32_t label;    // what the host calls it
   DType dtype;
   ReduceOp op;
   // Some rank of the operation has several lanes: what one lane wrote may be read by another that

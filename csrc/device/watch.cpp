@@ -1,5 +1,6 @@
 #include "device/watch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <utility>
@@ -23,27 +24,35 @@ std::string to_text(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Watch::Watch(Control* control, std::uint32_t* awaited, std::uint32_t size, Clock& clock)
-    : control_(control), awaited_(awaited), size_(size), clock_(clock) {}
+Watch::Watch(const Words& words, Clock& clock, Names names)
+    : words_(words), clock_(clock), names_(std::move(names)), seen_(words.beats.size()) {}
 
-void Watch::begin(std::string operation, Nanoseconds timeout) {
-  operation_ = std::move(operation);
-  timeout_ = timeout;
-  deadline_ = later(clock_.now(), timeout);
+std::string Watch::operation() const {
+  return names_(shared(words_.control->label).load(std::memory_order_relaxed));
 }
 
-std::uint32_t Watch::stop() const { return shared(control_->stop).load(std::memory_order_acquire); }
+std::uint32_t Watch::stop() const {
+  return shared(words_.control->stop).load(std::memory_order_acquire);
+}
 
-void Watch::tell(Code code) {
+void Watch::tell(Code code) const {
   std::uint32_t running = 0;
-  shared(control_->stop)
+  shared(words_.control->stop)
       .compare_exchange_strong(running, static_cast<std::uint32_t>(code), std::memory_order_release,
                                std::memory_order_relaxed);
 }
 
 bool Watch::look() {
+  const Nanoseconds now = clock_.now();
+  running_ = 0;
+  for (std::size_t block = 0; block < seen_.size(); ++block) {
+    Seen& seen = seen_[block];
+    const std::uint32_t beat = shared(words_.beats[block]).load(std::memory_order_relaxed);
+    if (beat != seen.beat) seen = {beat, now};
+    if (beat % 2 != 0) running_ = std::max(running_, now - seen.since);
+  }
   if (stop() != 0) return true;
-  if (clock_.now() < deadline_) return false;
+  if (running_ < timeout_) return false;
   tell(Code::kTimeout);
   return true;
 }
@@ -56,8 +65,8 @@ void Watch::give_up(Status reason) {
 
 std::vector<int> Watch::awaited_ranks() const {
   std::vector<int> ranks;
-  for (std::uint32_t rank = 0; rank < size_; ++rank) {
-    if (shared(awaited_[rank]).load(std::memory_order_relaxed) != 0) {
+  for (std::size_t rank = 0; rank < words_.awaited.size(); ++rank) {
+    if (shared(words_.awaited[rank]).load(std::memory_order_relaxed) != 0) {
       ranks.push_back(static_cast<int>(rank));
     }
   }
@@ -68,10 +77,10 @@ Status Watch::outcome() {
   const auto code = static_cast<Code>(stop());
   if (code == Code::kOk || (!reason_.ok() && code == reason_.code())) return reason_;
   if (code == Code::kMismatch) {
-    const std::uint32_t odd = shared(control_->odd_peer).load(std::memory_order_relaxed);
+    const std::uint32_t odd = shared(words_.control->odd_peer).load(std::memory_order_relaxed);
     const int rank = static_cast<int>(odd) - 1;
     reason_ = Status::error(code,
-                            operation_ + ": rank " + std::to_string(rank) +
+                            operation() + ": rank " + std::to_string(rank) +
                                 " is in another operation, or in this one with another size, "
                                 "type, operation or algorithm; all ranks must call alike",
                             {rank});
@@ -80,7 +89,7 @@ Status Watch::outcome() {
   std::vector<int> ranks = awaited_ranks();
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(timeout_) / 1e9);
-  std::string message = operation_ + ": not done after " + seconds + " s";
+  std::string message = operation() + ": not done after " + seconds + " s";
   if (!ranks.empty()) message += "; the device still waited for ranks " + to_text(ranks);
   reason_ = Status::error(code, std::move(message), std::move(ranks));
   return reason_;

@@ -2,7 +2,10 @@
 // passed or the caller knows that they wait in vain, and says afterwards what happened.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,17 +15,30 @@
 
 namespace pycoll::device {
 
-// Over one rank's Control and the words behind it, which outlive the watch. One thread at a time;
+// What kernels and host share, in memory that both reach.
+struct Words {
+  Control* control = nullptr;
+  std::span<std::uint32_t> awaited;  // one per rank
+  std::span<std::uint32_t> beats;    // one per block
+};
+
+// Over one rank's words, which outlive the watch. One thread at a time, apart from give_up();
 // kernels may run meanwhile.
 class Watch {
  public:
-  Watch(Control* control, std::uint32_t* awaited, std::uint32_t size, Clock& clock);
+  // What the program of that label does: "all_reduce of 8 float32, op sum".
+  using Names = std::function<std::string(std::uint32_t label)>;
 
-  // An operation of that name begins and has this long. Requires: the last one's outcome() was ok.
-  void begin(std::string operation, Nanoseconds timeout);
+  Watch(const Words& words, Clock& clock, Names names);
+
+  // A block may run this long, counted from the first look that finds it running: the deadline of
+  // what the host launched and of what graphs replay.
+  void set_timeout(Nanoseconds timeout) { timeout_ = timeout; }
 
   // Looks once; cheap. True if the kernels have been told to stop, by whomever.
   bool look();
+  // How long the block that runs longest has been running, as of the last look; zero if none runs.
+  Nanoseconds running() const { return running_; }
 
   // Tells the kernels to stop: a peer was lost or has given up, as `reason` says. The first reason
   // stays.
@@ -32,19 +48,26 @@ class Watch {
   // segment belonged to another operation, or kTimeout naming the ranks that were waited for.
   // What comes after a failure fails alike: counters of ports no longer agree.
   Status outcome();
+  // What ran last, in words.
+  std::string operation() const;
+  Nanoseconds timeout() const { return timeout_; }
 
  private:
+  struct Seen {
+    std::uint32_t beat = 0;
+    Nanoseconds since = 0;
+  };
+
   std::uint32_t stop() const;
-  void tell(Code code);
+  void tell(Code code) const;
   std::vector<int> awaited_ranks() const;
 
-  Control* control_;
-  std::uint32_t* awaited_;
-  std::uint32_t size_;
+  Words words_;
   Clock& clock_;
-  std::string operation_;
+  Names names_;
   Nanoseconds timeout_ = kForever;
-  Nanoseconds deadline_ = kForever;
+  Nanoseconds running_ = 0;
+  std::vector<Seen> seen_;  // by block
   Status reason_;
 };
 

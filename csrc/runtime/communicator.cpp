@@ -345,6 +345,22 @@ Status Communicator::failure() {
   return engine_->failure();
 }
 
+Status Communicator::look_beside(const std::string& operation, bool patient) {
+  if (Status status = foreign(); !status.ok()) return status;
+  const std::lock_guard<Gate> lock(gate_);
+  engine_->look_beside(operation, patient);
+  tell_ended();
+  return engine_->failure();
+}
+
+Status Communicator::fail_beside(const Status& status, const std::string& operation, double after) {
+  if (Status wrong = foreign(); !wrong.ok()) return wrong;
+  const std::lock_guard<Gate> lock(gate_);
+  engine_->fail_beside(status, operation, after);
+  tell_ended();
+  return engine_->failure();
+}
+
 void Communicator::close() {
   if (!foreign().ok()) return;
   const std::lock_guard<std::mutex> closing(closing_);

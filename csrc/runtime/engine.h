@@ -74,6 +74,14 @@ class Engine final : public ChannelSource {
   bool poll();   // moves bytes on all media; true if any moved
   bool active() const;
 
+  // For operations of the same ranks beside the engine, on devices, that have waited for a while.
+  // Looks whether a peer has failed or died, or has left unless `patient`: then everything ends
+  // with what watch() would say, and failure() tells.
+  void look_beside(const std::string& operation, bool patient);
+  // Such an operation has failed after so many seconds: everything ends, here and on peers, with
+  // its code.
+  void fail_beside(const Status& status, const std::string& operation, double after);
+
   // Ends everything with kInterrupted here and kPeerLost, naming this rank, elsewhere.
   void interrupt();
   // Orderly: open operations end with kClosed; peers see the link closed. Idempotent.
@@ -155,6 +163,7 @@ class Engine final : public ChannelSource {
   std::vector<Standing> standings();
   std::vector<int> absent();
   std::string current_text() const;
+  void hear_mismatch(int peer, const transport::Notice& notice);
   void give_up(const Status& status, int culprit, const std::string& detail);
   void post(Code failure, int culprit, const std::string& detail);
 
@@ -172,6 +181,7 @@ class Engine final : public ChannelSource {
   std::uint64_t sequence_ = 0;        // of what runs first; of what ran last while nothing runs
   transport::Descriptor descriptor_;  // of operation sequence_
   std::uint64_t entered_ = 0;         // the sequence number of what began last
+  std::string beside_;                // what look_beside() looks for, while it does
   Status failure_;
   std::uint64_t disputed_ = 0;  // operation about which ranks disagree; 0: none
   Nanoseconds dispute_ends_ = 0;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "base/assert.h"
@@ -40,9 +41,16 @@ std::uint64_t disputed_in(const Notice& notice) {
   return std::max<std::uint64_t>(1, std::strtoull(detail_of(notice).c_str(), nullptr, 10));
 }
 
+// What the detail of a disagreement about an operation beside the engine begins with; that of the
+// engine's own begins with a number.
+constexpr std::string_view kBeside = "beside: ";
+
+bool is_beside(const Notice& notice) { return detail_of(notice).starts_with(kBeside); }
+
 }  // namespace
 
 std::string Engine::current_text() const {
+  if (!beside_.empty()) return beside_;
   return !running_.empty() ? name_operation(sequence_, descriptor_) : "send/recv";
 }
 
@@ -119,6 +127,10 @@ bool Engine::look_at_notices() {
       case Code::kClosed:
         break;
       case Code::kMismatch:
+        if (is_beside(notice)) {
+          hear_mismatch(peer, notice);
+          return true;
+        }
         if (disputed_ == 0) disagree(disputed_in(notice));
         break;
       case Code::kTimeout:
@@ -130,6 +142,49 @@ bool Engine::look_at_notices() {
     }
   }
   return false;
+}
+
+// Kernels know no descriptions: only who found a segment of another operation, and whose.
+void Engine::hear_mismatch(int peer, const Notice& notice) {
+  const int culprit = notice.culprit >= 0 && notice.culprit < size() ? notice.culprit : peer;
+  give_up(Status::error(Code::kMismatch,
+                        detail_of(notice).substr(kBeside.size()) + ": " +
+                            name_rank(peer, options_.names) + " found that " +
+                            name_rank(culprit, options_.names) +
+                            " is in another operation; all ranks must call alike",
+                        {culprit}),
+          culprit, detail_of(notice));
+}
+
+void Engine::look_beside(const std::string& operation, bool patient) {
+  if (!failure_.ok() || closed_) return;
+  beside_ = operation;
+  poll();
+  bool over = look_at_notices();
+  for (int peer = 0; peer < size() && !over; ++peer) {
+    Link* link = links_[static_cast<std::size_t>(peer)];
+    if (link == nullptr || link->state() == LinkState::kOpen) continue;
+    const bool left = link->state() == LinkState::kClosed;
+    if (left && patient) continue;
+    const std::string how =
+        left ? "it closed its communicator before the operation was done" : link->reason();
+    give_up(peer_lost_verdict(peer, how, operation, options_.names), peer, how);
+    over = true;
+  }
+  beside_.clear();
+}
+
+void Engine::fail_beside(const Status& status, const std::string& operation, double after) {
+  if (!failure_.ok() || closed_) return;
+  const int culprit = status.ranks().empty() ? rank() : status.ranks().front();
+  if (status.code() == Code::kTimeout) {
+    const Overdue overdue{after, true, status.ranks(), operation};
+    give_up(timeout_verdict(operation, overdue, options_.names), culprit, to_detail(overdue));
+  } else if (status.code() == Code::kMismatch) {
+    give_up(status, culprit, std::string(kBeside) + operation);
+  } else {
+    give_up(status, culprit, status.message());
+  }
 }
 
 // In the words of the rank whose deadline it was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,9 @@ class Case:
     ``bytes`` counts as nccl-tests counts it: the gathered array of an all_gather or gather, what
     goes into the others. ``count`` is what nccl-tests shows beside it: one share where shared.
     """
+
+    #: What the bytes travel over, if not the communicator's transports.
+    medium = ""
 
     def __init__(self, comm: Communicator, options: SweepOptions, nbytes: int) -> None:
         self._comm = comm
@@ -70,18 +74,37 @@ class Case:
         """One operation."""
         self._method(self._source, algorithm=algorithm, **self._words)
 
+    def time(self, algorithm: str | None, batch: int) -> float:
+        """Seconds of one operation of ``batch`` back-to-back ones, begun by all ranks together."""
+        self._comm.barrier()
+        begin = time.perf_counter()
+        for _ in range(batch):
+            self.run(algorithm)
+        return (time.perf_counter() - begin) / batch
+
+    def limit_share(self, seconds: float) -> float | None:
+        """The part of what the hardware could do at best, where that is known."""
+        return None
+
+    def _clear(self) -> None:
+        self._out.view(np.uint8)[:] = 0
+
+    def _result(self) -> inputs.Array:
+        return self._out
+
     def count_wrong(self, algorithm: str | None) -> int:
         """Run once; the elements of this rank that differ from the exact result."""
         self.fill()
         if not self._in_place:
-            self._out.view(np.uint8)[:] = 0  # another algorithm may have been here
+            self._clear()  # another algorithm may have been here
         self._comm.barrier()
         self.run(algorithm)
         if not self._has_result:
             return 0
         wrong = 0
-        for start in range(0, len(self._out), _CHECK_SLICE):
-            piece = self._out[start : start + _CHECK_SLICE]
+        result = self._result()
+        for start in range(0, len(result), _CHECK_SLICE):
+            piece = result[start : start + _CHECK_SLICE]
             wrong += int(np.count_nonzero(piece != self._expected(start, len(piece))))
         return wrong
 
@@ -110,3 +133,12 @@ class Case:
             begin = first - peer * share + offset
             parts.append(inputs.values(options.dtype, options.op, peer, size, begin, last - first))
         return np.concatenate(parts).astype(self._out.dtype)
+
+
+def make_case(comm: Communicator, options: SweepOptions, nbytes: int) -> Case:
+    """In host memory, or on this rank's device."""
+    if options.device == "cpu":
+        return Case(comm, options, nbytes)
+    from pycoll.bench.device_case import DeviceCase
+
+    return DeviceCase(comm, options, nbytes)

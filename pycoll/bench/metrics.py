@@ -52,6 +52,8 @@ class Measurement:
     iterations: int
     #: The lower quartile, which other work on the machine hardly touches.
     quartile_s: float = 0.0
+    #: Of what the hardware could do at best; None where that is not known.
+    limit_share: float | None = None
 
     @property
     def algbw(self) -> float:

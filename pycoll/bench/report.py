@@ -62,7 +62,8 @@ def row(line: Measurement, several: bool) -> str:
         four_digits(line.busbw),
         _number_wrong(line.wrong),
     )
-    return _line(cells, line.dtype) + (f" {line.algorithm}" if several else "")
+    share = "" if line.limit_share is None else f" {line.limit_share:.0%} of the limit"
+    return _line(cells, line.dtype) + (f" {line.algorithm}" if several else "") + share
 
 
 def four_digits(value: float) -> str:

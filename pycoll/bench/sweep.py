@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pycoll.bench.case import Case, elements
+from pycoll.bench.case import Case, elements, make_case
 from pycoll.bench.inputs import array_type
 from pycoll.bench.metrics import Measurement, percentile
 from pycoll.collective import REDUCING, ROOTED, Collective
@@ -50,6 +50,8 @@ class SweepOptions:
     budget_s: float = 1.5
     check: bool = True
     in_place: bool = True
+    device: str = "cpu"
+    graph: bool = False
 
     def validate(self, size: int) -> None:
         """InvalidArgumentError for what ``size`` ranks cannot measure."""
@@ -65,6 +67,10 @@ class SweepOptions:
             find_reduction(self.op, DType[self.dtype.upper()], self.collective)
         if kind in ROOTED and not 0 <= self.root < size:
             raise InvalidArgumentError(f"root is {self.root}: expected a rank below {size}")
+        if self.graph and self.device == "cpu":
+            raise InvalidArgumentError("graph is for --device cuda")
+        if self.device != "cpu" and self.collective in ("scan", "exscan"):
+            raise InvalidArgumentError(f"{self.collective} runs on arrays in host memory only")
         if self.begin_bytes > self.end_bytes:
             raise InvalidArgumentError(
                 f"the first size, {self.begin_bytes}, is above the last, {self.end_bytes}"
@@ -103,16 +109,8 @@ def _slowest(comm: Communicator, times: list[float]) -> list[float]:
 def _batch_size(comm: Communicator, case: Case, name: str | None) -> int:
     comm.barrier()
     case.run(name)
-    single = _slowest(comm, [_sample(comm, case, name, 3)])[0]
+    single = _slowest(comm, [case.time(name, 3)])[0]
     return max(1, min(_BATCH_MAX, int(_SAMPLE_S / max(single, 1e-9))))
-
-
-def _sample(comm: Communicator, case: Case, name: str | None, batch: int) -> float:
-    comm.barrier()
-    begin = time.perf_counter()
-    for _ in range(batch):
-        case.run(name)
-    return (time.perf_counter() - begin) / batch
 
 
 def measure(
@@ -120,7 +118,7 @@ def measure(
 ) -> Iterator[Measurement]:
     """Measure one size with every algorithm (the selector's choice if none), interleaved."""
     ways: list[str | None] = [*names] or [None]
-    case = Case(comm, options, nbytes)
+    case = make_case(comm, options, nbytes)
     wrong: list[int | None] = [None] * len(ways)
     if options.check:
         counts = np.array([case.count_wrong(name) for name in ways], np.int64)
@@ -132,7 +130,7 @@ def measure(
         for index, name in enumerate(ways):
             # Sums in place grow without end; every sample starts from the exact inputs.
             case.fill()
-            times[index].append(_sample(comm, case, name, batches[index]))
+            times[index].append(case.time(name, batches[index]))
         spent = _slowest(comm, [time.perf_counter() - begin])[0]
         if done >= _SAMPLES_MIN and spent > options.budget_s:
             break
@@ -142,7 +140,7 @@ def measure(
             collective=options.collective,
             algorithm=name
             or comm.choice(options.collective, case.bytes, options.dtype, options.op),
-            transport=comm.transport_names(),
+            transport=comm.transport_names() if options.device == "cpu" else case.medium,
             ranks=comm.size,
             bytes=case.bytes,
             count=case.count,
@@ -154,6 +152,7 @@ def measure(
             wrong=wrong[index],
             iterations=len(samples) * batches[index],
             quartile_s=percentile(samples, 0.25),
+            limit_share=case.limit_share(percentile(samples, 0.5)),
         )
 
 

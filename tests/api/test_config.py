@@ -34,6 +34,7 @@ GOOD = [
     ("PYCOLL_DETERMINISTIC", "1", "deterministic", True),
     ("PYCOLL_DETERMINISTIC", "False", "deterministic", False),
     ("PYCOLL_TUNING", "/a/b.json", "tuning", "/a/b.json"),
+    ("PYCOLL_DEVICE_MEMORY_MIB", "8", "device_memory_mib", 8),
 ]
 
 BAD = [
@@ -55,6 +56,7 @@ BAD = [
     ("PYCOLL_ISA", "neon", "reference, portable, avx2, avx512"),
     ("PYCOLL_DETERMINISTIC", "maybe", "1 or 0"),
     ("PYCOLL_TUNING", "", "not empty"),
+    ("PYCOLL_DEVICE_MEMORY_MIB", "0", "from 1 to 1048576"),
 ]
 
 

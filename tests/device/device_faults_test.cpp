@@ -216,8 +216,8 @@ class ManualClock final : public Clock {
 struct Watched {
   explicit Watched(const device::Shape& shape) : world(shape) {
     for (std::uint32_t rank = 0; rank < shape.size; ++rank) {
-      watches.emplace_back(&world.control(rank), world.awaited(rank), shape.size, clock);
-      watches.back().begin("all_reduce", Nanoseconds{1'000'000'000});
+      watches.emplace_back(world.words(rank), clock, [](std::uint32_t) { return "all_reduce"; });
+      watches.back().set_timeout(Nanoseconds{1'000'000'000});
     }
   }
   bool look(bool stuck) {

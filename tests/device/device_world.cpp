@@ -4,9 +4,7 @@
 #include <cstring>
 #include <deque>
 
-#include "device/executor.h"
-#include "device/kernels.h"
-#include "device/reductions.h"
+#include "emulated_kernels.h"
 #include "kernels_cases.h"
 #include "plan/layout.h"
 #include "runtime/simulation.h"
@@ -15,31 +13,6 @@ namespace pycoll::testing {
 namespace {
 
 constexpr std::byte kUntouched{0xa5};
-
-void execute(device::Protocol protocol, device::KernelKind kind, const device::Program& program,
-             const device::Call& call, device::Shared& shared) {
-  const auto with = [&]<typename Protocol>() {
-    using namespace device;
-    switch (kind) {
-      case KernelKind::kAny:
-        return Executor<Protocol, Any>(program, call, Any{program.dtype, program.op}, shared).run();
-      case KernelKind::kSumFloat32:
-        return Executor<Protocol, FixedSum<Real<float>>>(program, call, {}, shared).run();
-      case KernelKind::kSumBFloat16:
-        return Executor<Protocol, FixedSum<BFloat16>>(program, call, {}, shared).run();
-      case KernelKind::kSumFloat16:
-        return Executor<Protocol, FixedSum<Float16>>(program, call, {}, shared).run();
-    }
-  };
-  switch (protocol) {
-    case device::Protocol::kLl:
-      return with.operator()<device::Ll>();
-    case device::Protocol::kLl128:
-      return with.operator()<device::Ll128>();
-    case device::Protocol::kSimple:
-      return with.operator()<device::Simple>();
-  }
-}
 
 bool is_ordered(const Schedule& schedule) {
   return std::any_of(schedule.plans.begin(), schedule.plans.end(),
@@ -170,7 +143,9 @@ DeviceWorld::DeviceWorld(const device::Shape& shape) : shape_(shape) {
   ranks_.resize(shape.size);
   for (Rank& rank : ranks_) {
     rank.arena = DeviceMemory(device::arena_bytes(shape));
-    rank.control = DeviceMemory(sizeof(device::Control) + shape.size * sizeof(std::uint32_t));
+    const std::size_t words = shape.size + std::size_t{shape.shares} * plan::kLanesMax;
+    rank.control = DeviceMemory(sizeof(device::Control) + words * sizeof(std::uint32_t));
+    rank.runs = DeviceMemory(std::size_t{shape.shares} * plan::kLanesMax * sizeof(std::uint32_t));
     arenas.push_back(rank.arena.data());
   }
   for (std::uint32_t rank = 0; rank < shape.size; ++rank) {
@@ -187,12 +162,12 @@ void DeviceWorld::set_steps(std::uint64_t step) {
   }
 }
 
-device::Control& DeviceWorld::control(std::uint32_t rank) {
-  return *reinterpret_cast<device::Control*>(ranks_[rank].control.data());
-}
-
-std::uint32_t* DeviceWorld::awaited(std::uint32_t rank) {
-  return reinterpret_cast<std::uint32_t*>(ranks_[rank].control.data() + sizeof(device::Control));
+device::Words DeviceWorld::words(std::uint32_t rank) {
+  std::byte* memory = ranks_[rank].control.data();
+  auto* behind = reinterpret_cast<std::uint32_t*>(memory + sizeof(device::Control));
+  return {reinterpret_cast<device::Control*>(memory),
+          {behind, shape_.size},
+          {behind + shape_.size, std::size_t{shape_.shares} * plan::kLanesMax}};
 }
 
 // What a host does before a launch.
@@ -211,8 +186,11 @@ void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& bu
   program.places = rank.binding.places.data();
   program.ports = rank.table.data();
   program.scratch = rank.scratch.data();
-  program.control = &control(number);
-  program.awaited = awaited(number);
+  const device::Words shared = words(number);
+  program.control = shared.control;
+  program.awaited = shared.awaited.data();
+  program.beats = shared.beats.data();
+  program.runs = reinterpret_cast<std::uint32_t*>(rank.runs.data());
   rank.call = {request.input.data, request.output.data};
 }
 

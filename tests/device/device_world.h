@@ -78,13 +78,13 @@ class DeviceWorld {
   // Leaves out what only plans of several lanes need.
   void forget_order() { forgets_order_ = true; }
 
-  device::Control& control(std::uint32_t rank);
-  std::uint32_t* awaited(std::uint32_t rank);
+  device::Words words(std::uint32_t rank);
 
  private:
   struct Rank {
     DeviceMemory arena;
     DeviceMemory control;
+    DeviceMemory runs;
     std::vector<device::Port> ports;
     std::vector<device::Port*> table;
     DeviceMemory scratch;

@@ -22,13 +22,26 @@ std::uint32_t mask_of(std::uintptr_t address, std::size_t bytes) {
   return ((1u << bytes) - 1) << (address % 16);
 }
 
+// One access: other threads and processes may look. Both are aligned.
+template <typename Word>
+void copy_word(unsigned char* to, const unsigned char* from) {
+  Word word = 0;
+  std::memcpy(&word, from, sizeof(word));
+  __atomic_store_n(reinterpret_cast<Word*>(to), word, __ATOMIC_RELAXED);
+}
+
 void copy_masked(unsigned char* to, const unsigned char* from, std::uint32_t mask) {
-  if (mask == kAllBytes) {
-    std::memcpy(to, from, 16);
-    return;
-  }
-  for (std::uint32_t i = 0; i < 16; ++i) {
-    if ((mask >> i & 1) != 0) to[i] = from[i];
+  for (std::uint32_t i = 0; i < 16;) {
+    if (i % 8 == 0 && (mask >> i & 0xff) == 0xff) {
+      copy_word<std::uint64_t>(to + i, from + i);
+      i += 8;
+    } else if (i % 4 == 0 && (mask >> i & 0xf) == 0xf) {
+      copy_word<std::uint32_t>(to + i, from + i);
+      i += 4;
+    } else {
+      if ((mask >> i & 1) != 0) to[i] = from[i];
+      ++i;
+    }
   }
 }
 
@@ -61,6 +74,27 @@ void Emulator::add_block(std::uint32_t index, std::uint32_t threads,
   }
 }
 
+void Emulator::add_grid(std::uint32_t blocks, std::uint32_t threads,
+                        const std::function<void(std::uint32_t block)>& body,
+                        std::function<void()> on_end) {
+  const auto grid = std::make_shared<Grid>();
+  grid->alive = blocks * threads;
+  grid->on_end = std::move(on_end);
+  for (std::uint32_t block = 0; block < blocks; ++block) {
+    add_block(block, threads, [body, block] { body(block); });
+    blocks_.back()->grid = grid;
+  }
+}
+
+// The end of a kernel is a release of all it did; that of a block is nothing.
+void Emulator::end_grid(const std::shared_ptr<Grid>& grid) {
+  for (const auto& block : blocks_) {
+    if (block->grid == grid) drain(*block, true);
+  }
+  std::erase_if(blocks_, [&](const auto& block) { return block->grid == grid; });
+  grid->on_end();
+}
+
 bool Emulator::run(const std::function<bool(bool stuck)>& host) {
   while (alive_ != 0) {
     if (++switches_ % kHostEvery == 0 && host(false)) wake_all();
@@ -73,7 +107,6 @@ bool Emulator::run(const std::function<bool(bool stuck)>& host) {
       if (runnable_.empty()) return false;
     }
   }
-  // The end of a kernel is a release of all it did; that of a block is nothing.
   for (const auto& block : blocks_) drain(*block, true);
   return true;
 }
@@ -92,6 +125,8 @@ void Emulator::step() {
   if (!thread.fiber->ended()) return;
   thread.fiber.reset();
   --alive_;
+  const std::shared_ptr<Grid> grid = thread.block->grid;
+  if (grid != nullptr && --grid->alive == 0) end_grid(grid);
 }
 
 std::uint32_t Emulator::thread() const { return threads_[current_].index; }
@@ -168,7 +203,7 @@ void Emulator::load(const void* from, void* to, std::size_t bytes, Order order) 
   const auto address = reinterpret_cast<std::uintptr_t>(from);
   PYCOLL_ASSERT(address % bytes == 0, "%zu bytes at %p", bytes, from);
   const std::uint32_t mask = mask_of(address, bytes);
-  unsigned char granule[16];
+  alignas(8) unsigned char granule[16];
   std::memcpy(granule + address % 16, from, bytes);
   if (order == Order::kAcquireRelease && fault_ != Fault::kNoAcquire) block.seen.clear();
   if (order == Order::kWeak) {
@@ -190,7 +225,7 @@ void Emulator::store(void* to, const void* from, std::size_t bytes, Order order)
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   PYCOLL_ASSERT(address % bytes == 0, "%zu bytes at %p", bytes, to);
   const std::uint32_t mask = mask_of(address, bytes);
-  unsigned char granule[16];
+  alignas(8) unsigned char granule[16];
   std::memcpy(granule + address % 16, from, bytes);
   const auto [entry, is_new] = block.stored.try_emplace(address / 16);
   Granule& stored = entry->second;
@@ -230,6 +265,7 @@ void Emulator::drain(Block& block, bool all) {
 // One store that is on its way arrives, or a half of it; a late one only if `with_late`. False if
 // there is none.
 bool Emulator::deliver_one(bool with_late) {
+  if (blocks_.empty()) return false;
   const std::size_t first = prng_.below(blocks_.size());
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     Block& block = *blocks_[(first + i) % blocks_.size()];

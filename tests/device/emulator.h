@@ -50,6 +50,11 @@ class Emulator final : public device::Emulation {
   // A block whose threads all run `body`. Requires: threads is a multiple of device::kWarp.
   void add_block(std::uint32_t index, std::uint32_t threads, const std::function<void()>& body);
 
+  // A kernel: blocks from 0 up, each of which runs `body`. `on_end` is called, in run(), when all
+  // have ended and what they stored is in memory; it may add more.
+  void add_grid(std::uint32_t blocks, std::uint32_t threads,
+                const std::function<void(std::uint32_t block)>& body, std::function<void()> on_end);
+
   // Until all blocks have ended: true. `host` is called now and then, and with `stuck` when nothing
   // can move; it says whether it has written memory that device code reads. False if nothing moves
   // even so: a hang.
@@ -74,7 +79,7 @@ class Emulator final : public device::Emulation {
   };
   // Sixteen aligned bytes, those whose bit is set.
   struct Granule {
-    unsigned char bytes[16] = {};
+    alignas(8) unsigned char bytes[16] = {};
     std::uint32_t mask = 0;
     std::uint32_t thread = 0;  // the last that stored here
     std::uint64_t epoch = 0;   // of the block, then
@@ -82,7 +87,12 @@ class Emulator final : public device::Emulation {
     bool is_late = false;
     std::size_t place = 0;  // in Block::order
   };
+  struct Grid {
+    std::uint32_t alive = 0;  // threads
+    std::function<void()> on_end;
+  };
   struct Block {
+    std::shared_ptr<Grid> grid;  // nullptr: of none
     std::uint32_t index = 0;
     std::uint32_t threads = 0;
     std::uint64_t epoch = 0;  // meetings so far
@@ -110,6 +120,7 @@ class Emulator final : public device::Emulation {
   void deliver(Block& block, std::uintptr_t key, std::uint32_t mask);
   bool deliver_line(Block& block, std::uintptr_t key);
   void drain(Block& block, bool all);
+  void end_grid(const std::shared_ptr<Grid>& grid);
 
   Prng prng_;
   Fault fault_;

@@ -1,0 +1,225 @@
+// Devices: communicators on device memory, which Python names by its address.
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <bit>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bind.h"
+#include "bindings/handle.h"
+#include "bindings/plan.h"
+#include "bindings/request.h"
+#include "device/communicator.h"
+
+namespace pycoll::bindings {
+namespace {
+
+using device::Mark;
+
+device::StreamHandle stream_of(std::uintptr_t handle) {
+  return std::bit_cast<device::StreamHandle>(handle);
+}
+
+// The driver, started; throws InvalidArgumentError about the argument `name` where there is none.
+const device::Driver& need_driver(const std::string& name) {
+  std::string why;
+  const device::Driver* driver = device::driver(&why);
+  if (driver == nullptr) {
+    raise_if_failed(
+        Status::error(Code::kInvalidArgument, name + " is on a CUDA device, but " + why), "");
+  }
+  raise_if_failed(device::check(*driver, driver->init(0), "start"), "");
+  return *driver;
+}
+
+int device_of(std::uintptr_t address, const std::string& name) {
+  int ordinal = 0;
+  raise_if_failed(
+      device::locate(need_driver(name), std::bit_cast<const void*>(address), name, &ordinal), "");
+  return ordinal;
+}
+
+// A communicator's devices, as Python holds them; its host's communicator lives as long.
+class DeviceHandle {
+ public:
+  DeviceHandle(const SharedHandle& host, std::vector<std::string> names, int ordinal,
+               std::uint64_t machine, std::uint64_t process, std::uint64_t memory_max,
+               const py::function& exchange)
+      : host_(host) {
+    const device::Driver& driver = need_driver("x");
+    device::Options options;
+    raise_if_failed(device::Gpu::open(driver, device::module_image(), ordinal, &options.gpu), "");
+    options.membership = {static_cast<std::uint32_t>(host->native->rank()),
+                          static_cast<std::uint32_t>(host->native->size()),
+                          std::move(names),
+                          machine,
+                          process,
+                          memory_max};
+    runtime::Communicator* native = host->native.get();
+    options.host.look = [native](const std::string& operation, bool patient) {
+      return native->look_beside(operation, patient);
+    };
+    options.host.fail = [native](const Status& status, const std::string& operation, double after) {
+      return native->fail_beside(status, operation, after);
+    };
+    options.clock = std::make_shared<SteadyClock>();
+    options.timeout = host->timeout();
+    open(std::move(options), exchange);
+  }
+  ~DeviceHandle() {
+    try {
+      discard();
+    } catch (const std::exception&) {
+      [[maybe_unused]] auto* left_behind = native_.release();
+    }
+  }
+  DeviceHandle(const DeviceHandle&) = delete;
+  DeviceHandle& operator=(const DeviceHandle&) = delete;
+
+  device::Communicator& native() const {
+    if (::getpid() != pid_) {
+      raise_if_failed(Status::error(Code::kClosed,
+                                    "this communicator belongs to the parent process; a forked "
+                                    "child cannot use its devices: start it with spawn"),
+                      "");
+    }
+    return *native_;
+  }
+  const SharedHandle& host() const { return host_; }
+
+ private:
+  // What it launched is waited for, perhaps by ranks that are threads and want the GIL.
+  void discard() {
+    if (::getpid() != pid_) {
+      // A forked child has neither the thread that watches nor the devices.
+      [[maybe_unused]] auto* parents = native_.release();
+      return;
+    }
+    const py::gil_scoped_release release;
+    native_.reset();
+  }
+
+  void open(device::Options options, const py::function& exchange) {
+    std::exception_ptr raised;
+    const auto ask = [&](const std::string& mine, std::vector<std::string>* all) {
+      const py::gil_scoped_acquire gil;
+      try {
+        *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>();
+        return Status();
+      } catch (const std::exception&) {
+        raised = std::current_exception();
+        return Status::error(Code::kInterrupted, "the ranks cannot tell each other their devices");
+      }
+    };
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      status = device::Communicator::open(std::move(options), ask, &native_);
+    }
+    if (raised != nullptr) std::rethrow_exception(raised);
+    raise_if_failed(status, "");
+  }
+
+  SharedHandle host_;
+  std::unique_ptr<device::Communicator> native_;
+  const pid_t pid_ = ::getpid();
+};
+
+runtime::CollectiveRequest device_request(const PlanHandle& plan, const py::tuple& input,
+                                          const py::tuple& output, Terms terms) {
+  runtime::CollectiveRequest request = make_request(plan, nullptr, nullptr, std::move(terms), {});
+  request.input = {std::bit_cast<const std::byte*>(input[0].cast<std::uintptr_t>()),
+                   input[1].cast<std::uint64_t>()};
+  request.output = {std::bit_cast<std::byte*>(output[0].cast<std::uintptr_t>()),
+                    output[1].cast<std::uint64_t>()};
+  return request;
+}
+
+std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& plan,
+                                    const py::tuple& input, const py::tuple& output, int dtype,
+                                    int op, std::vector<std::uint64_t> counts,
+                                    std::uint64_t plan_key, std::uint64_t count,
+                                    std::uint32_t lanes, std::uintptr_t stream, bool beside) {
+  const runtime::CollectiveRequest request =
+      device_request(plan, input, output,
+                     {dtype, op, std::move(counts), plan_key, count, transport::kSegmentBytesMax});
+  std::shared_ptr<Mark> done;
+  Status status;
+  device::Communicator& native = self.native();
+  native.set_timeout(self.host()->timeout());
+  {
+    const py::gil_scoped_release release;
+    status = beside ? native.launch_beside(request, lanes, stream_of(stream), &done)
+                    : native.launch(request, lanes, stream_of(stream));
+  }
+  raise_if_failed(status, name_of(request.descriptor.collective));
+  return done;
+}
+
+bool has_passed(const DeviceHandle& self, const Mark& mark) {
+  bool is_past = false;
+  raise_if_failed(self.native().passed(mark, &is_past), "wait");
+  return is_past;
+}
+
+std::shared_ptr<Mark> mark_stream(const DeviceHandle& self, std::uintptr_t stream) {
+  std::shared_ptr<Mark> made;
+  raise_if_failed(self.native().mark(stream_of(stream), &made), "");
+  return made;
+}
+
+std::uint64_t capture_on(const DeviceHandle& self, std::uintptr_t stream) {
+  const device::Gpu::Current current(self.native().gpu());
+  std::uint64_t capture = 0;
+  raise_if_failed(current.status(), "");
+  raise_if_failed(self.native().capture_of(stream_of(stream), &capture), "");
+  return capture;
+}
+
+std::optional<std::string> failure_of_device(const DeviceHandle& self) {
+  const Status status = self.native().failure();
+  return status.ok() ? std::nullopt : std::optional<std::string>(status.message());
+}
+
+void close_device(const DeviceHandle& self) {
+  device::Communicator& native = self.native();
+  const py::gil_scoped_release release;
+  native.close();
+}
+
+}  // namespace
+
+void bind_devices(py::module_& module) {
+  [[maybe_unused]] const py::class_<Mark, std::shared_ptr<Mark>> marks(module, "DeviceMark",
+                                                                       "A place in a stream.");
+  py::class_<DeviceHandle>(module, "DeviceCommunicator",
+                           "One rank's operations on its device; made by all ranks together.")
+      .def(py::init<const SharedHandle&, std::vector<std::string>, int, std::uint64_t,
+                    std::uint64_t, std::uint64_t, const py::function&>(),
+           py::arg("communicator"), py::arg("names"), py::arg("ordinal"), py::arg("machine"),
+           py::arg("process"), py::arg("memory_max"), py::arg("exchange"))
+      .def("run", &run_on_device, py::arg("plan"), py::arg("input"), py::arg("output"),
+           py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
+           py::arg("count"), py::arg("lanes"), py::arg("stream"), py::arg("beside") = false,
+           "Launch; memory is (address, bytes). A mark behind the operation if it runs beside.")
+      .def("mark", &mark_stream, py::arg("stream"))
+      .def(
+          "join",
+          [](const DeviceHandle& self, const Mark& mark, std::uintptr_t stream) {
+            raise_if_failed(self.native().join(mark, stream_of(stream)), "wait");
+          },
+          py::arg("mark"), py::arg("stream"))
+      .def("passed", &has_passed, py::arg("mark"))
+      .def("capture_of", &capture_on, py::arg("stream"))
+      .def("failure", &failure_of_device)
+      .def("close", &close_device);
+  module.def("device_of", &device_of, py::arg("address"), py::arg("name") = "x",
+             "The number of the device whose memory this is.");
+}
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,312 @@
+// Launching; what looks after launched operations is in communicator_watch.cpp.
+#include "device/communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <system_error>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "plan/plan.h"
+#include "runtime/verdict.h"
+
+namespace pycoll::device {
+namespace {
+
+Status refused(std::string message) {
+  return Status::error(Code::kInvalidArgument, std::move(message));
+}
+
+// Which rank of which communicator uses a stream, where several ranks are threads of this process
+// and share a device.
+struct Streams {
+  std::mutex mutex;
+  std::map<std::tuple<const Gpu*, std::uint64_t, StreamHandle>, std::uint32_t> ranks;
+};
+Streams& streams_here() {
+  static Streams* const all = new Streams;
+  return *all;
+}
+
+bool is_legacy(StreamHandle stream) { return stream == nullptr || stream == legacy_stream(); }
+
+}  // namespace
+
+Mark::~Mark() {
+  if (event_ == nullptr) return;
+  const Gpu::Current current(*gpu_);
+  (void)gpu_->driver().event_destroy(event_);
+}
+
+Communicator::Communicator(Options options)
+    : options_(std::move(options)), timeout_(options_.timeout) {}
+
+Status Communicator::open(Options options, const Exchange& exchange,
+                          std::unique_ptr<Communicator>* communicator) {
+  std::unique_ptr<Communicator> made(new Communicator(std::move(options)));
+  Status status = made->start(exchange);
+  if (status.ok()) *communicator = std::move(made);
+  return status;
+}
+
+// What fails here alone is told to the others by the next exchange, or by the last one.
+Status Communicator::start(const Exchange& exchange) {
+  const auto& gpu = options_.gpu;
+  const Gpu::Current current(*gpu);
+  const Gpu::Uncaptured uncaptured(*gpu);
+  Status status = current.status();
+  if (status.ok()) status = Upload::open(gpu, &upload_);
+  std::vector<std::string> nothing;
+  status = exchange_or_fail(exchange, status, std::string(), options_.membership.names, &nothing);
+  if (status.ok()) {
+    status = Channels::open(gpu, options_.membership, exchange, *upload_, &channels_);
+  }
+  if (!status.ok()) return status;
+  status = make_words();
+  if (status.ok()) status = programs_->start();
+  if (status.ok()) {
+    status = driver_check(gpu->driver().stream_create(&own_stream_, kStreamNonBlocking),
+                          "make a stream");
+  }
+  if (status.ok()) {
+    try {
+      watcher_ = std::thread([this] { run_watch(); });
+    } catch (const std::system_error& error) {
+      status = Status::error(Code::kTransport,
+                             std::string("cannot start the thread that watches the device (") +
+                                 error.what() + "): raise the limit of processes (ulimit -u)");
+    }
+  }
+  return exchange_or_fail(exchange, status, std::string(), options_.membership.names, &nothing);
+}
+
+Status Communicator::make_words() {
+  const std::size_t blocks = std::size_t{channels_->shape().shares} * plan::kLanesMax;
+  const std::size_t size = options_.membership.size;
+  const std::size_t bytes = sizeof(Control) + (size + blocks) * sizeof(std::uint32_t);
+  Status status =
+      Reserved::take(options_.gpu, Reserved::Kind::kHost, bytes, "flags", &words_memory_);
+  if (!status.ok()) return status;
+  std::byte* host = words_memory_.host();
+  std::fill_n(host, bytes, std::byte{0});
+  auto* behind = reinterpret_cast<std::uint32_t*>(host + sizeof(Control));
+  words_ = {reinterpret_cast<Control*>(host), {behind, size}, {behind + size, blocks}};
+  programs_ = std::make_unique<Programs>(options_.gpu, *channels_, *upload_, words_,
+                                         words_memory_.address());
+  watch_ = std::make_unique<Watch>(words_, *options_.clock,
+                                   [this](std::uint32_t label) { return programs_->name(label); });
+  return Status();
+}
+
+Status Communicator::make_mark(std::shared_ptr<Mark>* mark) const {
+  std::shared_ptr<Mark> made(new Mark(options_.gpu));
+  Status status = driver_check(
+      options_.gpu->driver().event_create(&made->event_, kEventDisableTiming), "make an event");
+  if (status.ok()) *mark = std::move(made);
+  return status;
+}
+
+Status Communicator::capture_of(StreamHandle stream, std::uint64_t* capture) const {
+  int state = kCaptureNone;
+  std::uint64_t id = 0;
+  *capture = 0;
+  Status status = driver_check(
+      options_.gpu->driver().stream_capture_info(stream, &state, &id, nullptr, nullptr, nullptr),
+      "use the stream (while another one is captured, the default stream "
+      "cannot be used)");
+  if (!status.ok() || state == kCaptureNone) return status;
+  if (state == kCaptureActive) {
+    *capture = id;
+    return Status();
+  }
+  return refused(
+      "the stream is being captured, and that capture has failed already: end it, and "
+      "look for the first call that was not allowed in it");
+}
+
+Status Communicator::check_context(StreamHandle stream) const {
+  if (is_legacy(stream) || stream == per_thread_stream()) return Status();  // of any device
+  ContextHandle context = nullptr;
+  Status status =
+      driver_check(options_.gpu->driver().stream_context(stream, &context), "find the stream");
+  if (!status.ok() || context == options_.gpu->context()) return status;
+  return refused("stream is of another device than this rank's, which is device " +
+                 std::to_string(options_.gpu->ordinal()) + ": pass a stream of that device");
+}
+
+// A kernel that waits for another rank's must not stand before it in one queue.
+Status Communicator::use_stream(StreamHandle stream) {
+  if (launched_ && stream == last_stream_) return Status();
+  Status status = check_context(stream);
+  if (!status.ok() || channels_->neighbours().empty() || stream == per_thread_stream()) {
+    return status;
+  }
+  if (is_legacy(stream)) {
+    return refused("ranks " + std::to_string(options_.membership.rank) + " and " +
+                   std::to_string(channels_->neighbours().front()) +
+                   " are threads on one device, and this call's stream is the default one, which "
+                   "runs nothing beside other streams: give each thread a stream of its own");
+  }
+  Streams& all = streams_here();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto [entry, is_new] = all.ranks.try_emplace(
+      {options_.gpu.get(), channels_->group(), stream}, options_.membership.rank);
+  if (is_new) streams_.push_back(stream);
+  if (entry->second == options_.membership.rank) return Status();
+  return refused("ranks " + std::to_string(options_.membership.rank) + " and " +
+                 std::to_string(entry->second) +
+                 " use the same stream, where one would wait for the other for ever: give each "
+                 "thread a stream of its own");
+}
+
+void Communicator::forget_streams() {
+  Streams& all = streams_here();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (StreamHandle stream : streams_) {
+    all.ranks.erase({options_.gpu.get(), channels_->group(), stream});
+  }
+  streams_.clear();
+}
+
+// The operation comes behind the one before it, in whatever stream that was.
+Status Communicator::follow(StreamHandle stream, std::uint64_t capture) {
+  const Driver& driver = options_.gpu->driver();
+  if (capture != 0) {
+    const bool same = last_captured_ != nullptr && last_captured_->capture_ == capture;
+    if (!same || last_captured_stream_ == stream) return Status();
+    return driver_check(driver.stream_wait(stream, last_captured_->event_, 0),
+                        "order streams of a capture");
+  }
+  if (last_ == nullptr || last_stream_ == stream) return Status();
+  return driver_check(driver.stream_wait(stream, last_->event_, 0), "order streams");
+}
+
+Status Communicator::record(StreamHandle stream, std::uint64_t capture) {
+  std::shared_ptr<Mark>& mark = capture != 0 ? last_captured_ : last_;
+  // A Mark that somebody holds stays where it is.
+  if (mark == nullptr || mark.use_count() > 1 || mark->capture_ != capture) {
+    Status status = make_mark(&mark);
+    if (!status.ok()) return status;
+  }
+  mark->capture_ = capture;
+  (capture != 0 ? last_captured_stream_ : last_stream_) = stream;
+  launched_ |= capture == 0;
+  return driver_check(options_.gpu->driver().event_record(mark->event_, stream), "record an event");
+}
+
+Status Communicator::run(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                         StreamHandle stream, std::uint64_t capture) {
+  Prepared* prepared = nullptr;
+  Status status =
+      programs_->find(request, lanes, [this] { return await_quiet(kForever); }, &prepared);
+  if (status.ok()) status = follow(stream, capture);
+  if (!status.ok()) return status;
+  prepared->captured |= capture != 0;
+  Call call{request.input.data, request.output.data};
+  void* parameters[] = {&prepared->program, &call};
+  status = driver_check(
+      options_.gpu->driver().launch_cooperative(prepared->kernel, prepared->blocks, 1, 1,
+                                                prepared->threads, 1, 1, 0, stream, parameters),
+      "launch " + programs_->name(prepared->program.label));
+  return status.ok() ? record(stream, capture) : status;
+}
+
+Status Communicator::launch(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                            StreamHandle stream) {
+  if (failed_.load(std::memory_order_acquire)) return failure();
+  const std::lock_guard<std::mutex> lock(launching_);
+  const Gpu::Current current(*options_.gpu);
+  std::uint64_t capture = 0;
+  Status status = current.status();
+  if (status.ok()) status = use_stream(stream);
+  if (status.ok()) status = capture_of(stream, &capture);
+  return status.ok() ? run(request, lanes, stream, capture) : status;
+}
+
+Status Communicator::launch_beside(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                                   StreamHandle stream, std::shared_ptr<Mark>* done) {
+  if (failed_.load(std::memory_order_acquire)) return failure();
+  const std::lock_guard<std::mutex> lock(launching_);
+  const Driver& driver = options_.gpu->driver();
+  const Gpu::Current current(*options_.gpu);
+  std::uint64_t capture = 0;
+  std::shared_ptr<Mark> fork;
+  Status status = current.status();
+  if (status.ok()) status = check_context(stream);
+  if (status.ok()) status = capture_of(stream, &capture);
+  if (status.ok()) status = make_mark(&fork);
+  if (status.ok())
+    status = driver_check(driver.event_record(fork->event_, stream), "fork a stream");
+  if (status.ok()) {
+    status = driver_check(driver.stream_wait(own_stream_, fork->event_, 0), "fork a stream");
+  }
+  if (status.ok()) status = run(request, lanes, own_stream_, capture);
+  if (status.ok()) *done = capture != 0 ? last_captured_ : last_;
+  return status;
+}
+
+Status Communicator::mark(StreamHandle stream, std::shared_ptr<Mark>* mark) {
+  const Gpu::Current current(*options_.gpu);
+  std::uint64_t capture = 0;
+  std::shared_ptr<Mark> made;
+  Status status = current.status();
+  if (status.ok()) status = capture_of(stream, &capture);
+  if (status.ok() && capture != 0) status = refused("the stream is being captured");
+  if (status.ok()) status = make_mark(&made);
+  if (status.ok()) {
+    status =
+        driver_check(options_.gpu->driver().event_record(made->event_, stream), "record an event");
+  }
+  if (status.ok()) *mark = std::move(made);
+  return status;
+}
+
+Status Communicator::join(const Mark& mark, StreamHandle stream) {
+  if (failed_.load(std::memory_order_acquire)) return failure();
+  const Gpu::Current current(*options_.gpu);
+  std::uint64_t capture = 0;
+  Status status = current.status();
+  if (status.ok()) status = check_context(stream);
+  if (status.ok()) status = capture_of(stream, &capture);
+  if (!status.ok()) return status;
+  if (capture != mark.capture_) {
+    return refused(capture != 0 ? "an operation that began before the capture cannot be waited for "
+                                  "in it: wait before the capture begins"
+                                : "the operation is part of a graph, and its stream is no longer "
+                                  "captured: wait() belongs into the capture");
+  }
+  return driver_check(options_.gpu->driver().stream_wait(stream, mark.event_, 0), "join streams");
+}
+
+Status Communicator::passed(const Mark& mark, bool* passed) {
+  *passed = true;
+  if (mark.capture_ != 0) {
+    return refused(
+        "the operation is part of a graph, so the host cannot wait for it: synchronize "
+        "the stream that the graph is launched on");
+  }
+  const Gpu::Current current(*options_.gpu);
+  // Somebody may be capturing, and the driver takes questions for part of it.
+  const Gpu::Uncaptured uncaptured(*options_.gpu);
+  const int error = options_.gpu->driver().event_query(mark.event_);
+  *passed = error != kErrorNotReady;
+  if (!*passed) return Status();
+  if (failed_.load(std::memory_order_acquire)) return failure();
+  return driver_check(error, "run an operation");
+}
+
+Status Communicator::check_memory(const void* address, const std::string& name) const {
+  int ordinal = -1;
+  Status status = locate(options_.gpu->driver(), address, name, &ordinal);
+  if (!status.ok()) return status;
+  if (ordinal == options_.gpu->ordinal()) return Status();
+  return refused(name + " is on device " + std::to_string(ordinal) +
+                 ", but this rank uses device " + std::to_string(options_.gpu->ordinal()) +
+                 ": a communicator stays with the device of its first device array");
+}
+
+void Communicator::set_timeout(Nanoseconds timeout) { timeout_.store(timeout); }
+
+}  // namespace pycoll::device

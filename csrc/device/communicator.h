@@ -1,0 +1,155 @@
+// The devices' side of a communicator: launches plans on streams of the caller, without waiting for
+// anything, and looks after what it launched.
+//
+// Operations run in the order of their calls, whatever their streams are. What fails, fails later:
+// every call from then on, and every Mark that is asked, gives the failure, which is the host's
+// communicator's failure too.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "device/channels.h"
+#include "device/exchange.h"
+#include "device/gpu.h"
+#include "device/programs.h"
+#include "device/watch.h"
+#include "runtime/request.h"
+
+namespace pycoll::device {
+
+// The host's communicator, as the watching thread asks and tells it; each gives its failure, or ok.
+struct Host {
+  // Whether a peer failed or is gone; see runtime::Communicator::look_beside.
+  std::function<Status(const std::string& operation, bool patient)> look;
+  std::function<Status(const Status& status, const std::string& operation, double after)> fail;
+};
+
+struct Options {
+  std::shared_ptr<const Gpu> gpu;
+  Membership membership;
+  Host host;
+  std::shared_ptr<Clock> clock;
+  Nanoseconds timeout = kForever;
+};
+
+class Communicator;
+
+// A place in the order of a stream, which the communicator can wait for; from begin().
+class Mark {
+ public:
+  ~Mark();
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+
+ private:
+  friend class Communicator;
+  explicit Mark(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {}
+  std::shared_ptr<const Gpu> gpu_;
+  EventHandle event_ = nullptr;
+  std::uint64_t capture_ = 0;  // in which it was made; 0: in none
+};
+
+// Threads: every method may be called from any thread at any time, except the destructor.
+class Communicator {
+ public:
+  // A collective call over `exchange`. Fails on all ranks or on none; see Channels::open.
+  static Status open(Options options, const Exchange& exchange,
+                     std::unique_ptr<Communicator>* communicator);
+  // Waits for what was launched, as close() does.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // Puts the operation at the end of `stream`; never waits for a device. The request's memory is
+  // that of the device, and must stay until the stream is past it. `lanes` is the most that any
+  // rank's plan has.
+  // kInvalidArgument, with nothing launched: a request that does not fit, a stream of another
+  // device, or one that other ranks of this process use.
+  Status launch(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                StreamHandle stream);
+  // The same beside `stream`: behind what is in it now, but the stream goes on. `done` is where
+  // the operation ends.
+  Status launch_beside(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                       StreamHandle stream, std::shared_ptr<Mark>* done);
+  // A mark at the end of `stream`; kInvalidArgument while it is captured.
+  Status mark(StreamHandle stream, std::shared_ptr<Mark>* mark);
+  // What comes in `stream` from now on waits for the mark; the host does not.
+  Status join(const Mark& mark, StreamHandle stream);
+  // Whether the device is past the mark; the failure if there is one.
+  Status passed(const Mark& mark, bool* passed);
+
+  // Bad memory is told apart from good here: kInvalidArgument where `address` is none of this
+  // device. `name` is the argument's name.
+  Status check_memory(const void* address, const std::string& name) const;
+  // The stream that is captured, if any: its capture's number, else 0.
+  Status capture_of(StreamHandle stream, std::uint64_t* capture) const;
+
+  void set_timeout(Nanoseconds timeout);
+  // The failure that ended this communicator, or ok.
+  Status failure() const;
+  const Gpu& gpu() const { return *options_.gpu; }
+
+  // Waits a few seconds until the device has run what was launched, then tells it to stop. Graphs
+  // must not be replayed any more. Idempotent.
+  void close();
+
+ private:
+  explicit Communicator(Options options);
+  Status start(const Exchange& exchange);
+  Status make_words();
+  Status use_stream(StreamHandle stream);
+  Status check_context(StreamHandle stream) const;
+  Status follow(StreamHandle stream, std::uint64_t capture);
+  Status run(const runtime::CollectiveRequest& request, std::uint32_t lanes, StreamHandle stream,
+             std::uint64_t capture);
+  Status record(StreamHandle stream, std::uint64_t capture);
+  Status make_mark(std::shared_ptr<Mark>* mark) const;
+  Status await_quiet(Nanoseconds patience);
+  void forget_streams();
+  Status driver_check(int error, const std::string& what) const {
+    return check(options_.gpu->driver(), error, what);
+  }
+
+  void run_watch();
+  void look_at_host();
+  void conclude();
+  bool await_kernels();
+
+  Options options_;
+  std::unique_ptr<Upload> upload_;
+  std::unique_ptr<Channels> channels_;
+  std::unique_ptr<Programs> programs_;
+  Reserved words_memory_;
+  Words words_;
+
+  std::mutex launching_;  // guards what follows; never held while a device is waited for
+  StreamHandle own_stream_ = nullptr;
+  StreamHandle last_stream_ = nullptr;
+  bool launched_ = false;
+  std::shared_ptr<Mark> last_;           // behind the last operation outside of captures
+  std::shared_ptr<Mark> last_captured_;  // behind the last one of the newest capture
+  StreamHandle last_captured_stream_ = nullptr;
+  std::vector<StreamHandle> streams_;  // entered as this rank's
+
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> leaving_{false};
+  std::atomic<Nanoseconds> timeout_;
+  mutable std::mutex watching_;  // guards what follows
+  std::condition_variable wake_;
+  std::unique_ptr<Watch> watch_;  // the watching thread's alone
+  Status failure_;
+  bool stopping_ = false;
+  bool closed_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace pycoll::device

@@ -1,0 +1,126 @@
+// The thread that looks after launched operations, and the end of a communicator.
+#include <chrono>
+#include <utility>
+
+#include "device/communicator.h"
+
+namespace pycoll::device {
+namespace {
+
+constexpr std::chrono::milliseconds kRarely{50};
+constexpr std::chrono::milliseconds kOften{5};
+// How long a block runs before the host looks whether its peers still live, and before a peer that
+// left in order counts as lost: what it had sent is there by then.
+constexpr Nanoseconds kPatience = 100'000'000;
+constexpr Nanoseconds kLastPatience = 1'000'000'000;
+// How long kernels may take to see that they should stop.
+constexpr Nanoseconds kStopsWithin = 2'000'000'000;
+// How long close() waits for operations that others may still come to.
+constexpr Nanoseconds kLeavesWithin = 5'000'000'000;
+
+}  // namespace
+
+void Communicator::run_watch() {
+  std::unique_lock<std::mutex> lock(watching_);
+  while (!stopping_) {
+    lock.unlock();
+    watch_->set_timeout(timeout_.load());
+    if (leaving_.load(std::memory_order_acquire)) {
+      watch_->give_up(Status::error(Code::kClosed,
+                                    "the communicator was closed during " + watch_->operation()));
+    }
+    const bool stopped = watch_->look();
+    if (stopped) {
+      conclude();
+      return;
+    }
+    if (watch_->running() >= kPatience) look_at_host();
+    lock.lock();
+    if (!stopping_) wake_.wait_for(lock, watch_->running() != 0 ? kOften : kRarely);
+  }
+}
+
+void Communicator::look_at_host() {
+  Status status = options_.host.look(watch_->operation(), watch_->running() < kLastPatience);
+  if (!status.ok()) watch_->give_up(std::move(status));
+}
+
+// Kernels tell what they waited for on their way out. They end before the failure is known, so that
+// whoever knows may use the memory.
+void Communicator::conclude() {
+  const Nanoseconds after = watch_->timeout();
+  const std::string operation = watch_->operation();
+  (void)await_kernels();
+  Status status = watch_->outcome();
+  const Status told = options_.host.fail(status, operation, static_cast<double>(after) * 1e-9);
+  if (!told.ok()) status = told;
+  const std::lock_guard<std::mutex> lock(watching_);
+  failure_ = std::move(status);
+  failed_.store(true, std::memory_order_release);
+}
+
+bool Communicator::await_kernels() {
+  const Nanoseconds begin = options_.clock->now();
+  for (;;) {
+    (void)watch_->look();
+    if (watch_->running() == 0) return true;
+    if (options_.clock->now() - begin >= kStopsWithin) return false;
+    std::this_thread::sleep_for(kOften);
+  }
+}
+
+Status Communicator::failure() const {
+  const std::lock_guard<std::mutex> lock(watching_);
+  return failure_;
+}
+
+// Requires: launching_ is held, or nobody launches any more.
+Status Communicator::await_quiet(Nanoseconds patience) {
+  if (last_ == nullptr) return Status();
+  const Nanoseconds begin = options_.clock->now();
+  for (bool is_past = false;;) {
+    Status status = passed(*last_, &is_past);
+    if (is_past || !status.ok()) return status;
+    if (options_.clock->now() - begin >= patience) {
+      return Status::error(Code::kTimeout, "the device still runs");
+    }
+    std::this_thread::sleep_for(kOften / 5);
+  }
+}
+
+void Communicator::close() {
+  {
+    const std::lock_guard<std::mutex> lock(watching_);
+    if (std::exchange(closed_, true)) return;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(launching_);
+    if (await_quiet(kLeavesWithin).code() == Code::kTimeout) {
+      leaving_.store(true, std::memory_order_release);
+      wake_.notify_all();
+      (void)await_quiet(kStopsWithin);
+    }
+  }
+  {
+    const std::lock_guard<std::mutex> lock(watching_);
+    stopping_ = true;
+    if (failure_.ok()) failure_ = Status::error(Code::kClosed, "the communicator is closed");
+    failed_.store(true, std::memory_order_release);
+  }
+  wake_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+}
+
+Communicator::~Communicator() {
+  if (watcher_.joinable() || own_stream_ != nullptr) close();
+  const Gpu::Current current(*options_.gpu);
+  if (watch_ != nullptr && !await_kernels()) {
+    channels_->abandon();
+    programs_->abandon();
+    words_memory_.abandon();
+  }
+  if (channels_ != nullptr) forget_streams();
+  if (own_stream_ != nullptr) (void)options_.gpu->driver().stream_destroy(own_stream_);
+}
+
+}  // namespace pycoll::device

@@ -1,0 +1,190 @@
+#include "device/programs.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "base/bytes.h"
+#include "plan/layout.h"
+
+namespace pycoll::device {
+namespace {
+
+// Below, latency counts, and LL needs no fences; above, LL's flags would be half of the bytes.
+constexpr std::uint64_t kLlBytesMax = 64 * 1024;
+// What one more block per lane is worth.
+constexpr std::uint64_t kBytesPerShare = 128 * 1024;
+
+std::uint64_t bytes_of(const runtime::CollectiveRequest& request) {
+  std::uint64_t count = 0;
+  for (const std::uint64_t one : request.counts) count += one;
+  return count * item_bytes(request.descriptor.dtype);
+}
+
+// All that a program depends on.
+std::string key_of(const runtime::CollectiveRequest& request) {
+  const auto plan = reinterpret_cast<std::uintptr_t>(request.plan.get());
+  std::string key(reinterpret_cast<const char*>(&plan), sizeof(plan));
+  key.append(reinterpret_cast<const char*>(&request.descriptor), sizeof(request.descriptor));
+  key.append(reinterpret_cast<const char*>(request.counts.data()),
+             request.counts.size() * sizeof(request.counts[0]));
+  return key;
+}
+
+// Enough for one unit each of the longest segment, in whole warps.
+std::uint32_t threads_for(const Program& program) {
+  const std::uint64_t share = div_ceil(program.longest, program.shares);
+  const std::uint64_t segment = std::min<std::uint64_t>(share, program.segment_length);
+  const std::uint64_t units = div_ceil(segment * program.item_bytes, kPackBytes);
+  const std::uint64_t wanted = round_up(std::max<std::uint64_t>(units, 1), kWarp);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, kThreadsMax));
+}
+
+}  // namespace
+
+Programs::Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels, Upload& upload,
+                   const Words& words, Address words_at)
+    : gpu_(std::move(gpu)),
+      channels_(channels),
+      upload_(upload),
+      words_(words),
+      words_at_(words_at),
+      pieces_(gpu_) {}
+
+Programs::~Programs() = default;
+
+Status Programs::start() {
+  const std::size_t bytes = words_.beats.size() * sizeof(std::uint32_t);
+  Status status = Reserved::take(gpu_, Reserved::Kind::kDevice, bytes, "counters", &runs_);
+  return status.ok() ? upload_.clear(runs_.address(), bytes) : status;
+}
+
+void Programs::abandon() {
+  for (Reserved& one : scratch_) one.abandon();
+  runs_.abandon();
+}
+
+std::string Programs::name(std::uint32_t label) const {
+  const std::lock_guard<std::mutex> lock(naming_);
+  return label < names_.size() ? names_[label] : "device operation";
+}
+
+std::uint32_t Programs::enter_name(const runtime::CollectiveRequest& request) {
+  std::string text = "device " + transport::to_text(request.descriptor);
+  const std::lock_guard<std::mutex> lock(naming_);
+  const auto found = std::find(names_.begin(), names_.end(), text);
+  const auto label = static_cast<std::uint32_t>(found - names_.begin());
+  if (found == names_.end()) names_.push_back(std::move(text));
+  return label;
+}
+
+Status Programs::find(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                      const std::function<Status()>& quiet, Prepared** found) {
+  const std::string key = key_of(request);
+  const auto known = known_.find(key);
+  if (known != known_.end()) {
+    *found = &known->second;
+    return Status();
+  }
+  if (known_.size() >= kMax) {
+    Status status = quiet();
+    if (!status.ok()) return status;
+    forget_uncaptured();
+  }
+  Prepared made;
+  Status status = prepare(request, lanes, &made);
+  if (status.ok()) *found = &(known_[key] = made);
+  return status;
+}
+
+void Programs::forget_uncaptured() {
+  std::erase_if(known_, [&](const auto& one) {
+    const Prepared& prepared = one.second;
+    if (prepared.captured) return false;
+    pieces_.give_back(prepared.memory, prepared.bytes);
+    return true;
+  });
+}
+
+Status Programs::choose(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                        Manner* manner) const {
+  const std::uint32_t room = channels_.blocks() / lanes;
+  if (room == 0) {
+    return Status::error(
+        Code::kInvalidArgument,
+        "this algorithm needs " + std::to_string(lanes) + " blocks that run at once, but " +
+            std::to_string(channels_.sharing()) + " ranks share the device, which leaves " +
+            std::to_string(channels_.blocks()) + ": choose algorithm=\"ring\" or fewer ranks");
+  }
+  const std::uint64_t bytes = bytes_of(request);
+  manner->protocol = bytes <= kLlBytesMax ? Protocol::kLl : Protocol::kSimple;
+  const std::uint64_t wanted = std::max<std::uint64_t>(1, div_ceil(bytes, kBytesPerShare));
+  manner->shares = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(wanted, std::min(room, channels_.shape().shares)));
+  manner->ordered = lanes > 1;
+  return Status();
+}
+
+Status Programs::prepare(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                         Prepared* made) {
+  Manner manner;
+  Binding binding;
+  Status status = choose(request, lanes, &manner);
+  if (status.ok()) status = bind(request, channels_.shape(), manner, &binding);
+  if (status.ok()) status = need_scratch(binding.scratch_bytes);
+  if (!status.ok()) return status;
+  const bool reduces = plan::reduces(request.descriptor.collective);
+  made->plan = request.plan;
+  made->program = binding.program;
+  made->kernel = gpu_->kernel(manner.protocol,
+                              kind_of(reduces, request.descriptor.dtype, request.descriptor.op));
+  made->blocks = binding.program.lane_count * manner.shares;
+  made->threads = threads_for(binding.program);
+  return place(request, binding, made);
+}
+
+Status Programs::need_scratch(std::uint64_t bytes) {
+  if (bytes == 0 || (!scratch_.empty() && scratch_.back().bytes() >= bytes)) return Status();
+  Reserved more;
+  Status status = Reserved::take(gpu_, Reserved::Kind::kDevice, bytes, "scratch", &more);
+  if (status.ok()) scratch_.push_back(std::move(more));
+  return status;
+}
+
+Status Programs::place(const runtime::CollectiveRequest& request, const Binding& binding,
+                       Prepared* made) {
+  const auto rows = std::as_bytes(request.plan->plan().rows);
+  const auto places = std::as_bytes(std::span(binding.places));
+  std::vector<Address> ports;
+  ports.reserve(binding.ports.size());
+  for (const std::uint32_t port : binding.ports) ports.push_back(channels_.port(port));
+  const auto table = std::as_bytes(std::span(ports));
+  std::vector<std::byte> all;
+  for (const auto part : {rows, places, table}) all.insert(all.end(), part.begin(), part.end());
+  made->bytes = all.size();
+  Status status = pieces_.take(all.size(), &made->memory);
+  if (status.ok()) status = upload_.copy(made->memory, all.data(), all.size());
+  if (!status.ok()) return status;
+
+  const auto at = [](Address address) { return std::bit_cast<std::byte*>(address); };
+  Program& program = made->program;
+  program.rows = reinterpret_cast<const plan::Row*>(at(made->memory));
+  program.places = reinterpret_cast<const Place*>(at(made->memory + rows.size()));
+  program.ports = reinterpret_cast<Port* const*>(at(made->memory + rows.size() + places.size()));
+  program.scratch = scratch_.empty() ? nullptr : scratch_.back().pointer<std::byte>();
+  // Words are laid out for kernels as for the host.
+  const auto* begin = reinterpret_cast<const std::byte*>(words_.control);
+  const auto shared = [&](const void* word) {
+    return at(words_at_ + static_cast<std::size_t>(static_cast<const std::byte*>(word) - begin));
+  };
+  program.control = reinterpret_cast<Control*>(shared(words_.control));
+  program.awaited = reinterpret_cast<std::uint32_t*>(shared(words_.awaited.data()));
+  program.beats = reinterpret_cast<std::uint32_t*>(shared(words_.beats.data()));
+  program.runs = runs_.pointer<std::uint32_t>();
+  program.label = enter_name(request);
+  return Status();
+}
+
+}  // namespace pycoll::device

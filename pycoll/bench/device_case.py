@@ -1,0 +1,109 @@
+"""A case on devices: arrays there, times by events, on request replayed from a graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pycoll.bench import cuda, inputs
+from pycoll.bench.case import Case
+from pycoll.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pycoll.bench.sweep import SweepOptions
+    from pycoll.communicator import Communicator
+
+
+class _Device:
+    """What all cases of a rank share: its device, by its place on the host, and a stream there."""
+
+    def __init__(self, comm: Communicator) -> None:
+        try:
+            devices = cuda.driver().count()
+        except (OSError, cuda.DriverError) as error:
+            raise InvalidArgumentError(f"device is cuda, but there is none: {error}") from None
+        if devices == 0:
+            raise InvalidArgumentError("device is cuda, but the driver sees none")
+        self.stream = cuda.Stream(comm.local_rank % devices)
+        self.clock = cuda.Clock(self.stream)
+        #: Ranks on one device; alike on all where it divides.
+        self.sharing = -(-comm.local_size // devices)
+        with self.stream:
+            # Ranks that share a device would measure each other; the first one's figure will do.
+            rate = cuda.copy_bandwidth(1 << 26) if comm.rank == 0 else 0.0
+        line = np.array([rate])
+        comm.all_reduce(line, "max", out=line)
+        self.copy_bandwidth = float(line[0])
+
+
+_devices: WeakKeyDictionary[Communicator, _Device] = WeakKeyDictionary()
+
+
+class DeviceCase(Case):
+    """As Case; ranks that share a device are said to."""
+
+    def __init__(self, comm: Communicator, options: SweepOptions, nbytes: int) -> None:
+        super().__init__(comm, options, nbytes)
+        if comm not in _devices:
+            _devices[comm] = _Device(comm)
+        self._device = _devices[comm]
+        self._graphs: dict[tuple[str | None, int], cuda.Graph] = {}
+        with self._device.stream:
+            self._there = cuda.array(self._source)
+            self._out_there = self._there if self._in_place else cuda.array(self._out)
+        if "out" in self._words:
+            self._words["out"] = self._out_there
+        sharing = self._device.sharing
+        self.medium = "cuda" if sharing == 1 else f"cuda ({sharing} ranks per device)"
+
+    def fill(self) -> None:
+        """Start again from the exact inputs."""
+        with self._device.stream:
+            self._there.put(self._kept)
+
+    def run(self, algorithm: str | None) -> None:
+        """One operation, enqueued."""
+        with self._device.stream:
+            self._method(self._there, algorithm=algorithm, **self._words)
+
+    def time(self, algorithm: str | None, batch: int) -> float:
+        """Seconds of one operation, by the device's clock."""
+        graph = self._captured(algorithm, batch) if self._options.graph else None
+        self._device.stream.synchronize()
+        self._comm.barrier()
+        self._device.clock.start()
+        if graph is not None:
+            graph.launch()
+        else:
+            for _ in range(batch):
+                self.run(algorithm)
+        return self._device.clock.stop() / batch
+
+    def limit_share(self, seconds: float) -> float | None:
+        """Of a device that all ranks share: every byte of input read and of output written once."""
+        if self._options.collective != "all_reduce" or self._device.sharing != self._comm.size:
+            return None
+        best = 2 * self.bytes * self._comm.size / self._device.copy_bandwidth
+        return best / seconds if seconds else None
+
+    def _captured(self, algorithm: str | None, batch: int) -> cuda.Graph:
+        key = (algorithm, batch)
+        if key not in self._graphs:
+            self.run(algorithm)  # so that all is prepared
+            self._device.stream.synchronize()
+            with self._device.stream.capture() as graph:
+                for _ in range(batch):
+                    self.run(algorithm)
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _clear(self) -> None:
+        with self._device.stream:
+            self._out_there.put(np.zeros_like(self._out))
+
+    def _result(self) -> inputs.Array:
+        with self._device.stream:
+            result: Any = self._out_there.get()
+        return np.asarray(result)

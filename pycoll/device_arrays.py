@@ -1,0 +1,111 @@
+"""Arrays on CUDA devices: rows of the table in ``pycoll.arrays``, and each framework's streams.
+
+| argument | result | stream without ``stream=`` |
+|---|---|---|
+| CuPy array | cupy.ndarray | CuPy's current one of the array's device |
+| torch tensor on cuda (``torch_arrays``) | torch.Tensor | torch's current one of that device |
+| Numba device array | Numba device array | the array's, else Numba's default one |
+| other ``__cuda_array_interface__`` | by its ``__array_namespace__``, or ``out`` alone | its own |
+
+Frameworks are found where the caller's object comes from, never imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pycoll import _core
+from pycoll.device_view import DeviceView, stand_in, view_of_interface
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import numpy_dtype
+
+Shape = tuple[int, ...]
+
+#: The default stream by the name that every context knows it by.
+LEGACY_STREAM = 1
+
+
+class CudaInterface:
+    """Whatever exports ``__cuda_array_interface__``."""
+
+    def ordinal(self, x: Any) -> int | None:
+        """The device of an array that may have no elements; None where it does not tell."""
+        return None
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        """The elements in C order; see ``pycoll.arrays.Framework``."""
+        view = self._look(x, name)
+        return stand_in(view if view.contiguous else self._look(self.packed(x, name), name))
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        """The memory as it is."""
+        return stand_in(self._look(out, name))
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        """New memory on the device of ``like``."""
+        make = getattr(like, "__array_namespace__", None)
+        if make is None:
+            raise InvalidArgumentError(
+                f"x is a {type(like).__name__}, of which pycoll cannot make a new one: pass out="
+            )
+        words = {"device": like.device} if hasattr(like, "device") else {}
+        return make().empty(shape, dtype=numpy_dtype(dtype), **words)
+
+    def result(self, memory: Any) -> _core.BufferView:
+        """The memory of what ``empty`` gave."""
+        return self.out(memory, "the result")
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        """The result itself: it is of the caller's type."""
+        return memory
+
+    def stream(self, x: Any) -> int:
+        """The stream that work on ``x`` is ordered on."""
+        return int(x.__cuda_array_interface__.get("stream") or LEGACY_STREAM)
+
+    def packed(self, x: Any, name: str) -> Any:
+        """A contiguous copy, made on the device in that stream."""
+        raise InvalidArgumentError(
+            f"{name} is not contiguous in C order, and pycoll cannot pack a "
+            f"{type(x).__name__} on its device: pass one that is"
+        )
+
+    def _look(self, x: Any, name: str) -> DeviceView:
+        return view_of_interface(x, name, self.ordinal(x))
+
+
+class CuPy(CudaInterface):
+    """CuPy arrays."""
+
+    def __init__(self) -> None:
+        self.cupy = sys.modules["cupy"]
+
+    def ordinal(self, x: Any) -> int | None:
+        """The device."""
+        return int(x.device.id)
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        """New memory on the device of ``like``."""
+        with like.device:
+            return self.cupy.empty(shape, numpy_dtype(dtype))
+
+    def stream(self, x: Any) -> int:
+        """The framework's current stream of that device."""
+        return int(self.cupy.cuda.get_current_stream(x.device.id).ptr) or LEGACY_STREAM
+
+    def packed(self, x: Any, name: str) -> Any:
+        """A contiguous copy."""
+        with x.device:
+            return self.cupy.ascontiguousarray(x)
+
+
+class Numba(CudaInterface):
+    """Numba's device arrays."""
+
+    def __init__(self) -> None:
+        self.cuda = sys.modules["numba"].cuda
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        """New memory on the device of ``like``."""
+        return self.cuda.device_array(shape, numpy_dtype(dtype), stream=like.stream)

@@ -1,0 +1,182 @@
+"""Operations on device arrays: ordered on streams, never waited for by the host.
+
+| step of the first operation | who is told |
+|---|---|
+| every rank opens its device and makes channels there | all, over the host's communicator |
+| each maps the others' memory | all: it fails on all ranks or on none |
+
+From then on nothing goes over the host. A failure is found by a thread that watches; every later
+call raises it, and so does ``Work.synchronize``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pycoll import _core
+from pycoll.bootstrap.host import machine_identity, process_token
+from pycoll.device_view import DeviceView, Where
+from pycoll.errors import InvalidArgumentError, TimeoutError
+from pycoll.work import check_timeout
+
+if TYPE_CHECKING:
+    from pycoll.plans import Prepared
+
+#: Between two looks of a thread that waits for a device.
+_NAP_S = 50e-6
+_NAP_MAX_S = 1e-3
+
+
+class DeviceWork:
+    """An operation on device arrays that runs beside its stream.
+
+    Its arrays are kept until it has ended.
+    """
+
+    def __init__(
+        self,
+        native: _core.DeviceCommunicator,
+        mark: _core.DeviceMark,
+        where: Where,
+        finish: Callable[[], Any],
+    ) -> None:
+        self._native = native
+        self._mark = mark
+        self._where = where
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Whether the device has run it; raises what it raised."""
+        return self._native.passed(self._mark)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Let the current stream wait for the operation, and return its result at once.
+
+        ``timeout`` is there because other Works have it; this host waits for nothing.
+        """
+        if timeout is not None:
+            check_timeout(timeout)
+        self._native.join(self._mark, self._where.handle())
+        return self._finish()
+
+    def synchronize(self, timeout: float | None = None) -> Any:
+        """Block the host until the device has run the operation, and return its result.
+
+        Raises what the operation raised; TimeoutError if it still runs after ``timeout`` seconds.
+        """
+        limit = None if timeout is None else time.monotonic() + check_timeout(timeout)
+        nap = _NAP_S
+        while not self.done():
+            if limit is not None and time.monotonic() >= limit:
+                raise TimeoutError("the operation is still under way after the wait's timeout")
+            time.sleep(nap)
+            nap = min(2 * nap, _NAP_MAX_S)
+        return self._finish()
+
+
+class Devices:
+    """The devices' side of one communicator; opened by its first operation on device arrays."""
+
+    def __init__(
+        self,
+        communicator: _core.Communicator,
+        names: Sequence[str],
+        memory_max: int,
+        exchange: Callable[[bytes], list[bytes]],
+    ) -> None:
+        self._communicator = communicator
+        self._names = names
+        self._memory_max = memory_max
+        self._exchange = exchange
+        self._native: _core.DeviceCommunicator | None = None
+        self._ordinal = 0
+        #: Arrays of operations beside their streams, each with its end.
+        self._kept: deque[tuple[_core.DeviceMark, tuple[Any, ...]]] = deque()
+
+    def run(
+        self,
+        prepared: Prepared,
+        ends: tuple[Any, Any],
+        dtype: int,
+        counts: list[int],
+        count: int,
+        lanes: int,
+        async_op: bool,
+        finish: Callable[[], Any],
+        where: Where,
+    ) -> Any:
+        """Launch; the result, or a DeviceWork. ``lanes``: the most of any rank's plan."""
+        source, target = ends
+        native = self._opened(source, target)
+        stream = where.handle()
+        mark = native.run(
+            prepared.plan,
+            _memory(source),
+            _memory(target),
+            dtype=dtype,
+            op=prepared.op,
+            counts=counts,
+            plan_key=prepared.key,
+            count=count,
+            lanes=lanes,
+            stream=stream,
+            beside=async_op,
+        )
+        self._drop_past(native)
+        # The arrays' allocator knows its own stream only. A graph's memory is the graph's matter.
+        if (async_op or where.stream is not None) and native.capture_of(stream) == 0:
+            end = mark if mark is not None else native.mark(stream)
+            self._kept.append((end, (where.x, source, target)))
+        return finish() if mark is None else DeviceWork(native, mark, where, finish)
+
+    def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
+        views = [("x", source), ("out", target)]
+        for name, view in views:
+            if view is None:
+                continue
+            if not isinstance(view, DeviceView):
+                raise InvalidArgumentError(
+                    f"{name} is in host memory, but the other array is on a device: pass both alike"
+                )
+            if self._native is None:
+                self._open(view.ordinal or 0)
+            if view.count and view.ordinal != self._ordinal:
+                raise InvalidArgumentError(
+                    f"{name} is on {view.device}, but this rank uses cuda:{self._ordinal}: a "
+                    "communicator stays with the device of its first device array"
+                )
+        assert self._native is not None  # one of the views made it
+        return self._native
+
+    def _open(self, ordinal: int) -> None:
+        self._native = _core.DeviceCommunicator(
+            self._communicator,
+            self._names,
+            ordinal,
+            int(machine_identity()[:16], 16),
+            int(process_token()[:16], 16),
+            self._memory_max,
+            self._exchange,
+        )
+        self._ordinal = ordinal
+
+    def _drop_past(self, native: _core.DeviceCommunicator) -> None:
+        while self._kept and native.passed(self._kept[0][0]):
+            self._kept.popleft()
+
+    def failure(self) -> str | None:
+        """What ended it, or None."""
+        return None if self._native is None else self._native.failure()
+
+    def close(self) -> None:
+        """Wait for the device, a few seconds at most; what still runs then is told to stop."""
+        if self._native is not None:
+            self._native.close()
+        self._kept.clear()
+
+
+def _memory(view: DeviceView | None) -> tuple[int, int]:
+    return (0, 0) if view is None else (view.address, view.nbytes)

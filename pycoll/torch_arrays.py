@@ -1,0 +1,102 @@
+"""torch tensors: the row of the table in ``pycoll.arrays`` for them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pycoll import _core
+from pycoll.device_view import DeviceView, stand_in
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import DType
+
+Shape = tuple[int, ...]
+
+
+class Torch:
+    """Tensors in host memory and on CUDA devices.
+
+    Gradients do not flow through pycoll: inputs are detached.
+    """
+
+    def __init__(self) -> None:
+        self.torch = torch = sys.modules["torch"]
+        names = {DType.FLOAT8_E4M3: "float8_e4m3fn"}
+        found = {dtype: getattr(torch, names.get(dtype, dtype.word), None) for dtype in DType}
+        self.dtypes = {int(dtype): one for dtype, one in found.items() if one is not None}
+        self.known = {one: dtype for dtype, one in self.dtypes.items()}
+        self.capsule = torch.utils.dlpack.to_dlpack
+        for kind in (torch.Tensor, torch.nn.Parameter):
+            _core.learn_tensor(kind)
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        """The elements in C order."""
+        plain = x.resolve_conj().resolve_neg() if self._lazy(x) else x
+        view = self._export(plain, name)
+        if view.contiguous:
+            return view
+        # A device packs its own.
+        return self._export(plain.contiguous(), name) if x.is_cuda else _core.packed(view)
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        """The memory as it is."""
+        if self._lazy(out):
+            raise InvalidArgumentError(
+                f"{name} is a conjugated or negated view, not memory of its own: "
+                f"pass {name}.resolve_conj().resolve_neg()"
+            )
+        return self._export(out, name)
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        """A tensor on the device of ``like``."""
+        return self.torch.empty(shape, dtype=self.dtypes[dtype], device=like.device)
+
+    def result(self, memory: Any) -> _core.BufferView:
+        """The memory of what ``empty`` gave."""
+        return self._export(memory, "the result")
+
+    def stream(self, x: Any) -> int:
+        """torch's current stream of the tensor's device."""
+        return int(self.torch.cuda.current_stream(x.device).cuda_stream)
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        """The tensor itself."""
+        return memory
+
+    def _lazy(self, x: Any) -> bool:
+        return bool(x.is_conj() or x.is_neg())
+
+    def _export(self, x: Any, name: str) -> _core.BufferView:
+        if x.device.type not in ("cpu", "cuda"):
+            raise InvalidArgumentError(
+                f"{name} is a torch tensor on {x.device}, whose memory pycoll does not reach: "
+                f"pass {name}.cpu()"
+            )
+        if x.layout is not self.torch.strided:
+            raise InvalidArgumentError(
+                f"{name} is a torch tensor of layout {x.layout}: pass {name}.to_dense()"
+            )
+        if x.dtype not in self.known:
+            words = ", ".join(dtype.word for dtype in DType)
+            raise InvalidArgumentError(
+                f"{name} has dtype {x.dtype}, which pycoll cannot move; it moves {words}"
+            )
+        plain = x.detach() if x.requires_grad else x
+        if x.is_cuda:
+            return stand_in(_device_view(plain, self.known, name))
+        return _core.view(self.capsule(plain), name)
+
+
+def _device_view(x: Any, dtypes: dict[Any, int], name: str) -> DeviceView:
+    """A torch tensor on a CUDA device, whose own interface does not know all types."""
+    item = x.element_size()
+    return DeviceView(
+        name,
+        int(x.data_ptr()),
+        tuple(x.shape),
+        tuple(stride * item for stride in x.stride()),
+        DType(dtypes[x.dtype]),
+        True,
+        x,
+        x.device.index,
+    )

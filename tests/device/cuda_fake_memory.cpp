@@ -1,0 +1,111 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "cuda_fake.h"
+
+namespace pycoll::testing::fake {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+// So much of new memory is filled with garbage, in front and at the end.
+constexpr std::size_t kGarbage = 64 * 1024;
+
+// What an IPC handle holds: where another process finds the shared memory.
+struct Exported {
+  std::uint32_t magic;
+  std::int32_t pid;
+  std::int32_t fd;
+  std::int32_t device;
+  std::uint64_t bytes;
+};
+constexpr std::uint32_t kMagic = 0x66616b65;
+
+void* map(int fd, std::size_t bytes) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
+}  // namespace
+
+Error Machine::allocate(int ordinal, std::size_t bytes, bool host, std::uint64_t* address) {
+  if (bytes == 0) return kInvalidValue;
+  const std::size_t rounded = round_up(bytes, kPage);
+  if (!host && device(ordinal).allocated + rounded > settings_.memory) return kOutOfMemory;
+  Allocation made{rounded, ordinal, ::memfd_create("fake-cuda", MFD_CLOEXEC), host, false};
+  if (made.fd < 0 || ::ftruncate(made.fd, static_cast<off_t>(rounded)) != 0) return kOutOfMemory;
+  void* memory = map(made.fd, rounded);
+  if (memory == nullptr) return kOutOfMemory;
+  const std::size_t part = std::min(kGarbage, rounded);
+  std::memset(memory, 0xcb, part);
+  std::memset(static_cast<char*>(memory) + rounded - part, 0xcb, part);
+  *address = reinterpret_cast<std::uint64_t>(memory);
+  memory_[*address] = made;
+  if (!host) device(ordinal).allocated += rounded;
+  return kSuccess;
+}
+
+Error Machine::free(std::uint64_t address, bool host) {
+  const auto found = memory_.find(address);
+  if (found == memory_.end() || found->second.host != host || found->second.opened) {
+    return kInvalidValue;
+  }
+  if (!host) device(found->second.device).allocated -= found->second.bytes;
+  ::munmap(reinterpret_cast<void*>(address), found->second.bytes);
+  ::close(found->second.fd);
+  memory_.erase(found);
+  return kSuccess;
+}
+
+const Allocation* Machine::find(std::uint64_t address, std::size_t bytes, std::uint64_t* base) {
+  auto found = memory_.upper_bound(address);
+  if (found == memory_.begin()) return nullptr;
+  --found;
+  if (address + bytes > found->first + found->second.bytes) return nullptr;
+  if (bytes == 0 && address >= found->first + found->second.bytes) return nullptr;
+  if (base != nullptr) *base = found->first;
+  return &found->second;
+}
+
+Error Machine::export_memory(std::uint64_t address, void* handle) {
+  const auto found = memory_.find(address);
+  if (found == memory_.end() || found->second.host || found->second.opened) return kInvalidValue;
+  const Exported exported{kMagic, ::getpid(), found->second.fd, found->second.device,
+                          found->second.bytes};
+  std::memset(handle, 0, 64);
+  std::memcpy(handle, &exported, sizeof(exported));
+  return kSuccess;
+}
+
+Error Machine::open_memory(int ordinal, const void* handle, std::uint64_t* address) {
+  Exported exported;
+  std::memcpy(&exported, handle, sizeof(exported));
+  if (exported.magic != kMagic) return kInvalidValue;
+  if (exported.pid == ::getpid()) return kInvalidContext;
+  if (exported.device != ordinal && !settings_.peers) return kInvalidDevice;
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", exported.pid, exported.fd);
+  const int fd = ::open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return kInvalidValue;
+  void* memory = map(fd, exported.bytes);
+  ::close(fd);
+  if (memory == nullptr) return kOutOfMemory;
+  *address = reinterpret_cast<std::uint64_t>(memory);
+  memory_[*address] = {exported.bytes, ordinal, -1, false, true};
+  return kSuccess;
+}
+
+Error Machine::close_memory(std::uint64_t address) {
+  const auto found = memory_.find(address);
+  if (found == memory_.end() || !found->second.opened) return kInvalidValue;
+  ::munmap(reinterpret_cast<void*>(address), found->second.bytes);
+  memory_.erase(found);
+  return kSuccess;
+}
+
+}  // namespace pycoll::testing::fake

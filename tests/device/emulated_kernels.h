@@ -1,0 +1,13 @@
+// The kernels of the module, as functions that an emulated thread runs.
+#pragma once
+
+#include "device/executor.h"
+#include "device/kernels.h"
+
+namespace pycoll::testing {
+
+// What the thread that runs does of that kernel. `shared` is its block's.
+void execute(device::Protocol protocol, device::KernelKind kind, const device::Program& program,
+             const device::Call& call, device::Shared& shared);
+
+}  // namespace pycoll::testing

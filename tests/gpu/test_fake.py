@@ -1,0 +1,85 @@
+"""Device arrays on the driver of tests/device, which needs no GPU: on_device.py in a fresh process.
+
+The driver is found by its name, libcuda.so.1, in place of NVIDIA's; it is built here if need be.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycoll import _core
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "python"
+MODULES = ("on_device", "on_failures")
+TESTS = [str(Path(__file__).with_name(f"{module}.py")) for module in MODULES]
+
+
+@pytest.fixture(scope="module")
+def environ() -> dict[str, str]:
+    """What makes a process find the driver of the tests."""
+    if "not part of this build" in _core.device_summary():
+        pytest.skip("THIS BUILD HAS NO CUDA KERNELS: nothing of device arrays is tested")
+    if not re.search(r"PYCOLL_TESTS:\w+=ON", (BUILD / "CMakeCache.txt").read_text()):
+        configure = ["cmake", "-DPYCOLL_TESTS=ON", str(BUILD)]
+        subprocess.run(configure, check=True, capture_output=True, timeout=200)
+    subprocess.run(
+        ["cmake", "--build", str(BUILD), "--target", "cuda_fake"],
+        check=True,
+        capture_output=True,
+        timeout=280,
+    )
+    folder = BUILD / "tests" / "device" / "fake"
+    assert (folder / "libcuda.so.1").exists()
+    paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": os.pathsep.join(paths),
+        "PYCOLL_DEVICE_MEMORY_MIB": "2",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(Path(__file__).parent)]),
+    }
+
+
+def test_device_arrays_on_the_fake_driver(environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def output_of(environ: dict[str, str], *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
+    """Their results are right; their times mean nothing there."""
+    sizes = ["-b", "8", "-e", "64", "-f", "8"]
+    words = ["bench", "all_reduce", "-n", "2", *sizes, "--samples", "5", "--graph"]
+    text = output_of(environ, "-m", "pycoll", *words, "--device", "cuda")
+    assert "over cuda" in text
+    assert "wrong elements        : 0 OK" in text
+    text = output_of(environ, "bench/gpu.py", "--ranks", "2", "--sizes", "64")
+    assert "2 threads" in text
+    assert len(text.splitlines()) == 4
