@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/prng.h"
 #include "transport/sim.h"
