@@ -9,9 +9,10 @@ unset PYTHONDONTWRITEBYTECODE
 bash tests/packages.sh "$bin/python"
 
 # On time that nobody else wants: pip unpacks on one core, and ranks wait for each other.
-chrt --idle 0 bash tests/cpp/build.sh >build/cpp.log 2>&1 &
+# A session of their own, so that nothing of them outlives a failure.
+setsid chrt --idle 0 bash tests/cpp/build.sh >build/cpp.log 2>&1 &
 builds=$!
-trap 'kill "$builds" 2>/dev/null || true' EXIT
+trap 'kill -- "-$builds" 2>/dev/null || true' EXIT
 
 bash tests/setup.sh "$bin"
 bash tests/lint.sh "$bin"
