@@ -22,8 +22,8 @@ tidy() {
 }
 # The bindings in the batches in which they were compiled, since pybind11's headers take most of
 # the time; clang's analyzer, which looks at nothing that a batch includes, knows nothing of
-# Python's references anyway. In a batch clang takes libstdc++'s own use of a deprecated function for
-# ours.
+# Python's references anyway. In a batch clang takes libstdc++'s own use of a deprecated function
+# for ours.
 find build/python/bindings -name 'unity_*.cxx' |
   tidy -p build/python --extra-arg=-Wno-deprecated-declarations \
   '--checks=-bugprone-suspicious-include,-clang-analyzer-*'
