@@ -38,6 +38,12 @@ print("end of file" if os.read(liveness, 1) == b"" else "bytes", flush=True)
 """
 
 
+def one_line(process: subprocess.Popen[str]) -> str:
+    """What `process` printed first; its death ends the wait."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
 def test_the_death_of_a_process_ends_its_liveness_socket() -> None:
     paths = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__)))]
     environment = {
@@ -57,13 +63,15 @@ def test_the_death_of_a_process_ends_its_liveness_socket() -> None:
         for rank in range(2)
     ]
     try:
-        outputs = [processes[0].communicate("k", timeout=30)[0]]
-        outputs.append(processes[1].communicate(timeout=30)[0])
+        ready = [one_line(process) for process in processes]  # rank 1 too, before rank 0 kills it
+        killer, _ = processes[0].communicate("k", timeout=30)
+        processes[1].wait(timeout=30)
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    assert outputs == ["0\nend of file\n", "1\n"]
+            process.communicate()
+    assert ready == ["0\n", "1\n"]
+    assert killer == "end of file\n"
     assert processes[1].returncode == -signal.SIGKILL
 
 
