@@ -9,15 +9,19 @@ unset PYTHONDONTWRITEBYTECODE
 bash tests/packages.sh "$bin/python"
 
 # On time that nobody else wants: pip unpacks on one core, and ranks wait for each other.
-# A session of their own, so that nothing of them outlives a failure.
+# Sessions of their own, so that nothing of them outlives a failure.
 setsid chrt --idle 0 bash tests/cpp/build.sh >build/cpp.log 2>&1 &
-builds=$!
-trap 'kill -- "-$builds" 2>/dev/null || true' EXIT
+sanitized=$!
+trap 'kill -- "-$sanitized" "-${installed:-$sanitized}" 2>/dev/null || true' EXIT
 
 bash tests/setup.sh "$bin"
+setsid chrt --idle 0 cmake --build build/python --target cpp_tests >build/python.log 2>&1 &
+installed=$!
 bash tests/lint.sh "$bin"
-# A file stays with one worker: tests of a file share worlds of ranks.
-"$bin/python" -m pytest tests -n auto --dist loadfile -q
-wait "$builds" || { cat build/cpp.log && exit 1; }
+# A file stays with one worker: tests of a file share worlds of ranks. Many wait for what ranks do
+# late or never, so there are half as many workers again as cores. See conftest.py for the order.
+"$bin/python" -m pytest tests -n $(($(nproc) * 3 / 2)) --dist loadfile --no-loadscope-reorder -q
+wait "$installed" || { cat build/python.log && exit 1; }
+wait "$sanitized" || { cat build/cpp.log && exit 1; }
 bash tests/cpp/run.sh
 bash tests/fuzz/run.sh

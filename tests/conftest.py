@@ -40,9 +40,29 @@ for _signum in (signal.SIGINT, signal.SIGHUP):
 
 SEED = os.environ.get("TEST_SEED", "0")
 
+#: Where most seconds are spent. They are started first, so that no worker is left with one of them
+#: when the others are through.
+LONG_FILES = (
+    "test_bench_net.py",
+    "test_horovod.py",
+    "test_distributed.py",
+    "test_torch_scripts.py",
+    "test_vanish.py",
+    "test_algorithms.py",
+    "test_docs.py",
+    "test_bench_scripts.py",
+    "test_fake.py",
+    "test_launch.py",
+)
+
 
 def pytest_report_header() -> str:
     return f"seeds: TEST_SEED={SEED}; {len(os.sched_getaffinity(0))} usable cores"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,24 +7,30 @@ bash "$(dirname "$0")/../cpp/configure.sh" build/asan
 mkdir -p build/fuzz
 cmake --build build/asan --target fuzz >"$log" || { cat "$log" && exit 1; }
 
-for target in build/asan/tests/fuzz/fuzz_*; do
-  [ -x "$target" ] && [ -f "$target" ] || continue
-  name=$(basename "$target")
+# One target for its time; the canary until it is caught.
+fuzz() {
+  local name
+  name=$(basename "$1")
   if [ "$name" = fuzz_canary ]; then
-    if "$target" -max_total_time=20 -artifact_prefix=build/fuzz/ >/dev/null 2>&1; then
+    if "$1" -max_total_time=20 -artifact_prefix=build/fuzz/ >/dev/null 2>&1; then
       echo "fuzz_canary was not caught: failures would go unseen" >&2
-      exit 1
+      return 1
     fi
     echo "fuzz_canary: caught, as it must be"
-    continue
+    return
   fi
-  corpus=build/fuzz/corpus-${name#fuzz_}
+  local corpus=build/fuzz/corpus-${name#fuzz_}
   mkdir -p "$corpus"
-  if ! "$target" -max_total_time="$seconds" -timeout=10 -artifact_prefix=build/fuzz/ "$corpus" \
+  if ! "$1" -max_total_time="$seconds" -timeout=10 -artifact_prefix=build/fuzz/ "$corpus" \
     "tests/fuzz/corpus/${name#fuzz_}" >"build/fuzz/$name.log" 2>&1; then
     tail -40 "build/fuzz/$name.log" >&2
-    exit 1
+    return 1
   fi
   grep -E '^Done' "build/fuzz/$name.log" || true
   echo "$name: no failure in ${seconds} s"
-done
+}
+
+export seconds
+export -f fuzz
+find build/asan/tests/fuzz -maxdepth 1 -name 'fuzz_*' -type f -executable -print0 |
+  xargs -0 -P "$(nproc)" -I{} bash -euo pipefail -c 'fuzz {}'
