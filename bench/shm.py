@@ -11,7 +11,7 @@ once. B is the rate at which memory moves bytes when every core runs `a += b` at
 its own that fit in no cache, as threads of one process, in the same run: three bytes are counted
 for each byte of `a`, which is read and written while `b` is read. B is the median over rounds, and
 the share is limit / time. Two shares are shown: for ordinary NumPy arrays and for arrays from
-pycoll.empty, which peers on the same host may reach without a copy.
+pycoll.empty, which peers on the same host read where they lie.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ struct TransportHandle {
 };
 
 void bind_buffer(py::module_& module);
+void bind_memory(py::module_& module);
 void bind_plan(py::module_& module);
 void bind_transports(py::module_& module);
 void bind_communicator(py::module_& module);

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, module) {
   namespace bindings = pycoll::bindings;
   module.doc() = "Native engines of pycoll; use the pycoll package.";
   bindings::bind_buffer(module);
+  bindings::bind_memory(module);
   bindings::bind_plan(module);
   bindings::bind_transports(module);
   bindings::bind_communicator(module);

@@ -318,10 +318,15 @@ _LINE = 64
 
 
 def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dtype[Any]]:
-    """A NumPy array for buffers that live long: uninitialised, aligned to cache lines.
+    """A NumPy array that ranks on this host can reach directly, for buffers that live long.
 
-    From 2 MiB up it starts on a huge page and asks for more of them. ``dtype`` is anything that
-    NumPy takes, or a name of pycoll's ("bfloat16").
+    What a collective sends from such an array, they read where it lies instead of from a copy, in
+    pieces of 16 KiB and more; the collective then ends when they have. They need the right to open
+    this process's descriptors, as processes of one user have; otherwise, and between hosts, it is
+    an ordinary array. Uninitialised, aligned to cache lines. ``dtype`` is anything that NumPy
+    takes, or a name of pycoll's ("bfloat16").
+
+    The memory is shared: a forked child that writes there changes its parent's array.
 
     >>> pycoll.empty((2, 3), "float32").shape
     (2, 3)
@@ -334,10 +339,23 @@ def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dty
     if min(axes, default=0) < 0:
         raise InvalidArgumentError(f"shape is {shape!r}: expected whole numbers of at least 0")
     nbytes = math.prod(axes) * target.itemsize
+    memory = _reachable(nbytes) if nbytes >= _core.LENT_BYTES_MIN else aligned(nbytes)
+    return memory.view(target).reshape(axes)
+
+
+def _reachable(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    try:
+        return np.frombuffer(_core.reachable_memory(nbytes), np.uint8)
+    except MemoryError:  # no room for the file that it would lie in
+        return aligned(nbytes)
+
+
+def aligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Memory of this process alone: uninitialised, from 2 MiB up on huge pages if there are any."""
     step = _HUGE_PAGE if nbytes >= _HUGE_PAGE else _LINE
     memory = _pages(nbytes + step) if step == _HUGE_PAGE else np.empty(nbytes + step, np.uint8)
     skipped = -memory.ctypes.data % step
-    return memory[skipped : skipped + nbytes].view(target).reshape(axes)
+    return memory[skipped : skipped + nbytes]
 
 
 def _element_type(dtype: Any) -> np.dtype[Any]:

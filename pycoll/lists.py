@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pycoll import _core
-from pycoll.arrays import empty
+from pycoll.arrays import aligned
 from pycoll.collective import Collective
 from pycoll.core import Core, Ends, ends_of, finisher, nothing
 from pycoll.device_view import DeviceView, Where
@@ -44,7 +44,7 @@ class Message(NamedTuple):
             source, target, then = first.source, first.target, finish
         else:
             nbytes = sum(one.source.nbytes for one in self.members)
-            source = target = fused_view(empty(nbytes, np.uint8), dtype)
+            source = target = fused_view(aligned(nbytes), dtype)
             _core.pack([one.source for one in self.members], source)
 
             def then() -> Any:

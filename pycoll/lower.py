@@ -13,7 +13,7 @@ from dataclasses import replace
 from pycoll import plan_format
 from pycoll.collective import ROOTED, Collective
 from pycoll.draft import FOREVER, Draft, Drafting
-from pycoll.plan_format import FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Channel, Plan, Row
+from pycoll.plan_format import FINAL, FLUSH, LEND, NO_CARRY, TOKEN_ROW, Buffer, Channel, Plan, Row
 from pycoll.schedule import LANES_MAX, TOKEN, Schedule, ScheduleError, Transfer
 
 #: Collectives whose result for ``avg`` is divided; a row that completes a value is flagged final.
@@ -89,6 +89,8 @@ class _Placing:
         self.in_place = drafting.schedule.collective in IN_PLACE
         self.scratch_slots = 0
         self.handed: dict[int, dict[int, int]] = {}
+        self.writers: dict[int, list[Draft]] = {}
+        self.reads: dict[int, int] = {}
 
     def plan(self) -> Plan:
         drafting, schedule = self.drafting, self.schedule
@@ -104,6 +106,7 @@ class _Placing:
             by_lane[numbers[draft.lane]].append((index, draft))
         self._assign_slots(by_lane)
         self.handed = self._handed_over(by_lane)
+        self._find_uses()
         channels: dict[Channel, int] = {}
         rows = []
         for lane, drafts in enumerate(by_lane):
@@ -202,6 +205,8 @@ class _Placing:
             flags |= FLUSH
         if self._is_final(draft):
             flags |= FINAL
+        if draft.send and self._may_lend(draft):
+            flags |= LEND
         return Row(
             TOKEN_ROW if draft.chunk == TOKEN else self.schedule.sized_by(draft.chunk),
             lane,
@@ -215,6 +220,46 @@ class _Placing:
             tuple([channels.setdefault(channel, len(channels)) for channel in draft.send]),
             draft.carry.slot if draft.carry is not None else NO_CARRY,
         )
+
+    def _find_uses(self) -> None:
+        """Who writes each output chunk, and how many rows read each of the rank's contributions."""
+        for draft in self.rows:
+            value = draft.result
+            if draft.copies_out >= 0:
+                self.writers.setdefault(draft.copies_out, []).append(draft)
+            elif value is not None and value.home is Buffer.OUTPUT:
+                self.writers.setdefault(value.slot, []).append(draft)
+            for read in (draft.own, draft.carry):
+                if read is not None:
+                    self.reads[id(read)] = self.reads.get(id(read), 0) + 1
+
+    def _may_lend(self, draft: Draft) -> bool:
+        """Whether receivers may read what the row sends where it lies, as late as they like.
+
+        They may where nothing is written afterwards, or only what they had to read it for.
+        """
+        value = draft.result
+        if draft.recv:
+            return value is not None and value.home is Buffer.OUTPUT and value.output >= 0
+        own = draft.own
+        if own is None or own.home not in (Buffer.INPUT, Buffer.OUTPUT):
+            return False
+        if own.home is Buffer.OUTPUT:
+            return own.output >= 0
+        writers = [] if not self.in_place else self.writers.get(own.slot, [])
+        others = [one for one in writers if one.recv or one.own is not own]
+        return not others or self._returns(draft, others)
+
+    def _returns(self, draft: Draft, writers: list[Draft]) -> bool:
+        """Whether all that is written where the row's value lies is made of that value.
+
+        The result of all_reduce is. If the rank's contribution left in one segment of this row, and
+        in no other way, whoever made the result had read that segment first.
+        """
+        complete = self.schedule.collective is Collective.ALL_REDUCE and all(
+            one.result is not None and one.result.output >= 0 for one in writers
+        )
+        return complete and len(draft.send) == 1 and self.reads[id(draft.own)] == 1
 
     def _needs_flush(self, draft: Draft, lane: int, index: int, chunk: int) -> bool:
         own = draft.own

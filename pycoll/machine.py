@@ -22,7 +22,20 @@ from typing import NamedTuple, NoReturn
 
 from pycoll.collective import Collective
 from pycoll.lower import DIVIDING, IN_PLACE
-from pycoll.plan_format import DEPTH, FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Plan, Row, unpack
+from pycoll.plan_format import (
+    DEPTH,
+    FINAL,
+    FLUSH,
+    LEND,
+    NO_CARRY,
+    TOKEN_ROW,
+    Buffer,
+    Plan,
+    Row,
+    lent_place,
+    place_text,
+    unpack,
+)
 from pycoll.schedule import Schedule, ScheduleError, input_blocks, output_blocks
 from pycoll.values import Trees, Value, check_same_bits, combine, initial, outputs_of, ranks_text
 
@@ -45,6 +58,7 @@ class Segment:
     chunk: int
     held: Held | None
     clock: list[int]
+    lent: bool = False  # read where it lies, so no flush ends it
     consumed: Epoch | None = None
 
 
@@ -93,17 +107,14 @@ def verify_plans(
 
     Shown: no deadlock with channels of `depth` segments; no segment is left over; right outputs in
     every tile; no race, also in place where the collective runs in place; memory that was handed
-    over is not written before it is drained; the final flag is on exactly the rows that complete a
-    value. A flush waits for the medium only, never for another row, so it is no cause of deadlock.
+    over is not written before it is drained, nor what was lent before it is read; the final flag is
+    on exactly the rows that complete a value. A flush waits for the medium only, never for another
+    row, so it is no cause of deadlock.
 
     ``tiles_of`` gives each data chunk its own number of tiles (1..tiles), as uneven sizes do.
     ``everyone_heard`` also demands that every rank ends causally after every rank's start.
     """
     _Machine([unpack(image) for image in plans], depth, tiles, tiles_of).run(everyone_heard)
-
-
-def _place_text(buffer: int, slot: int) -> str:
-    return f"{Buffer(buffer).name.lower()} {slot}"
 
 
 class _Machine:
@@ -128,7 +139,7 @@ class _Machine:
         if len(plans) != self.size:
             raise ScheduleError(f"{len(plans)} plans were given for size {self.size}")
         ranks = range(self.size)
-        self.in_place = self.kind in IN_PLACE
+        self.in_place, self.everyone = self.kind in IN_PLACE, (1 << self.size) - 1
         self.inputs = [input_blocks(self.kind, self.size, self.root, rank) for rank in ranks]
         self.outputs = [output_blocks(self.kind, self.size, self.root, rank) for rank in ranks]
         self.places: dict[tuple[int, int, int, int], Place] = {}
@@ -206,16 +217,15 @@ class _Machine:
         for segment in arrived:
             segment.consumed = now
         held = None if row.chunk == TOKEN_ROW else self._result(process, row, arrived, now)
-        source = self._place(process, row.source, row.source_slot) if row.source else None
-        handing = source is not None and not row.recv and row.source != Buffer.SCRATCH
-        known = clock.copy()
-        for queue in send:
-            segment = Segment(row.chunk, held, known)
-            queue.segments.append(segment)
-            if handing and source is not None:
-                source.sends.append((now, segment))
         if row.target:
             self._write(process, row, held, now)
+        where = lent_place(row) if row.flags & LEND or not row.recv else None
+        known = clock.copy()
+        for queue in send:
+            segment = Segment(row.chunk, held, known, bool(row.flags & LEND))
+            queue.segments.append(segment)
+            if where is not None:
+                self._place(process, *where).sends.append((now, segment))
 
     def _result(self, process: Process, row: Row, arrived: list[Segment], now: Epoch) -> Held:
         operands = [segment.held for segment in arrived]
@@ -237,8 +247,7 @@ class _Machine:
                 self._refuse(process, str(error))
         if len(present) > 1 and any(held.final for held in present):
             self._refuse(process, "combines a value that is final already")
-        everyone = (1 << self.size) - 1
-        complete = len(present) > 1 and self.kind in DIVIDING and value.ranks == everyone
+        complete = len(present) > 1 and self.kind in DIVIDING and value.ranks == self.everyone
         if bool(row.flags & FINAL) != complete:
             state = "is final but" if row.flags & FINAL else "is not final though it"
             self._refuse(process, f"{state} makes {value} from {len(present)} operands")
@@ -265,7 +274,7 @@ class _Machine:
         wrote = [place.written, place.copied if buffer == Buffer.OUTPUT else None]
         for writer in wrote:
             if writer is not None and not self._after(process, writer):
-                where = _place_text(buffer, slot)
+                where = place_text(buffer, slot)
                 self._refuse(process, f"reads {where} while {self._who(writer)} writes it")
         if buffer == Buffer.INPUT:
             if slot // self.parts not in self.inputs[process.rank]:
@@ -278,20 +287,19 @@ class _Machine:
                 )
             return Held(initial(slot, process.rank), process.tile, False)
         if place.held is None:
-            self._refuse(process, f"reads {_place_text(buffer, slot)}, which nothing has written")
+            self._refuse(process, f"reads {place_text(buffer, slot)}, which nothing has written")
         return place.held
 
     def _write(self, process: Process, row: Row, held: Held | None, now: Epoch) -> None:
         place = self._place(process, row.target, row.target_slot)
-        slot = row.target_slot
-        if row.target == Buffer.OUTPUT:
-            if slot // self.parts not in self.outputs[process.rank]:
-                self._refuse(process, f"writes output chunk {slot}, which is not there")
-            if slot != row.chunk:
-                self._refuse(process, f"writes output chunk {slot}, which may differ in size")
+        slot, to_output = row.target_slot, row.target == Buffer.OUTPUT
+        if to_output and slot // self.parts not in self.outputs[process.rank]:
+            self._refuse(process, f"writes output chunk {slot}, which is not there")
+        if to_output and slot != row.chunk:
+            self._refuse(process, f"writes output chunk {slot}, which may differ in size")
         place.held = held
         stays = row.source == Buffer.INPUT and row.source_slot == slot and not row.recv
-        if row.target == Buffer.OUTPUT and stays and self._shared(process.rank, slot):
+        if to_output and stays and self._shared(process.rank, slot):
             place.copied = now
             return  # whoever writes here comes after this row's read; only reads are left to check
         self._check_write(process, row, place)
@@ -307,12 +315,12 @@ class _Machine:
                 self._refuse_write(process, row, f"{self._who(reader)} reads it")
         for begun, segment in place.sends:
             ended = segment.consumed is not None and self._after(process, segment.consumed)
-            drained = row.flags & FLUSH and self._after(process, begun)
+            drained = row.flags & FLUSH and not segment.lent and self._after(process, begun)
             if not ended and not drained:
                 self._refuse_write(process, row, f"it is being sent by {self._who(begun)}")
 
     def _refuse_write(self, process: Process, row: Row, why: str) -> NoReturn:
-        self._refuse(process, f"writes {_place_text(row.target, row.target_slot)} while {why}")
+        self._refuse(process, f"writes {place_text(row.target, row.target_slot)} while {why}")
 
     def _after(self, process: Process, epoch: Epoch) -> bool:
         return process.clock[epoch[0]] >= epoch[1]

@@ -31,6 +31,7 @@ DEPTH = 2
 
 FINAL = 1
 FLUSH = 2
+LEND = 4
 
 HEADER = struct.Struct("<4sHBB9I16sI")
 CHANNEL = struct.Struct("<IHBB")
@@ -229,7 +230,7 @@ def _check_rows(plan: Plan, data_chunks: int) -> None:
         if not lane <= row.lane < plan.lane_count:
             _malformed(f"row {index}: lane {row.lane} after lane {lane}")
         lane = row.lane
-        if row.flags > FINAL | FLUSH:
+        if row.flags > FINAL | FLUSH | LEND:
             _malformed(f"row {index}: flags {row.flags}")
         for direction, ends in ((0, row.recv), (1, row.send)):
             for end in ends:
@@ -246,12 +247,27 @@ def _check_rows(plan: Plan, data_chunks: int) -> None:
             _malformed(f"row {index}: {wrong}")
 
 
+def place_text(buffer: int, slot: int) -> str:
+    """A row's place, for texts."""
+    return f"{Buffer(buffer).name.lower()} {slot}"
+
+
+def lent_place(row: Row) -> tuple[int, int] | None:
+    """Buffer and slot where receivers may read what the row sends; None if it lies in neither."""
+    if row.recv:
+        return (row.target, row.target_slot) if row.target == Buffer.OUTPUT else None
+    stable = row.source in (Buffer.INPUT, Buffer.OUTPUT)
+    return (row.source, row.source_slot) if stable else None
+
+
 def _wrong_place(plan: Plan, row: Row, data_chunks: int) -> str:
     """What is wrong about a row's places and operands; empty if nothing is."""
     if row.chunk == TOKEN_ROW:
         if row.source or row.target or row.flags or row.source_position or row.carry != NO_CARRY:
             return "a token row moves data"
         return "" if row.recv or row.send else "does nothing"
+    if row.flags & LEND and not (row.send and lent_place(row)):
+        return "lends no memory of its own"
     if row.chunk >= data_chunks:
         return f"chunk {row.chunk} of {data_chunks}"
     scratch = plan.scratch_slots

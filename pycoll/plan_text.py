@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from pycoll.plan_format import FINAL, FLUSH, NO_CARRY, TOKEN_ROW, Buffer, Plan, Row, unpack
+from pycoll.plan_format import (
+    FINAL,
+    FLUSH,
+    LEND,
+    NO_CARRY,
+    TOKEN_ROW,
+    Buffer,
+    Plan,
+    Row,
+    place_text,
+    unpack,
+)
 from pycoll.schedule import TOKEN, Schedule, Transfer
 
 
@@ -57,16 +68,13 @@ def plan_text(image: bytes) -> str:
 def _row_text(plan: Plan, row: Row) -> str:
     operands = [f"rank {plan.channels[end].peer}" for end in row.recv]
     if row.source:
-        operands.insert(row.source_position, _place_text(row.source, row.source_slot))
+        operands.insert(row.source_position, place_text(row.source, row.source_slot))
     if row.carry != NO_CARRY:
-        operands.insert(0, _place_text(Buffer.SCRATCH, row.carry))
+        operands.insert(0, place_text(Buffer.SCRATCH, row.carry))
     results = [f"rank {plan.channels[end].peer}" for end in row.send]
     if row.target:
-        results.insert(0, _place_text(row.target, row.target_slot))
+        results.insert(0, place_text(row.target, row.target_slot))
     chunk = "token" if row.chunk == TOKEN_ROW else f"chunk {row.chunk}"
-    flags = (" final" if row.flags & FINAL else "") + (" flush" if row.flags & FLUSH else "")
+    names = {FINAL: " final", FLUSH: " flush", LEND: " lend"}
+    flags = "".join(name for flag, name in names.items() if row.flags & flag)
     return f"{chunk}: {' + '.join(operands) or 'nothing'} -> {', '.join(results) or 'none'}{flags}"
-
-
-def _place_text(buffer: int, slot: int) -> str:
-    return f"{Buffer(buffer).name.lower()} {slot}"

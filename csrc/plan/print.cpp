@@ -72,6 +72,7 @@ std::string line(const Plan& plan, const Row& row) {
   std::string flags;
   if ((row.flags & kFlagFinal) != 0) append(&flags, "final", ", ");
   if ((row.flags & kFlagFlush) != 0) append(&flags, "flush", ", ");
+  if ((row.flags & kFlagLend) != 0) append(&flags, "lend", ", ");
   if (!flags.empty()) text += " (" + flags + ")";
   return text + "\n";
 }

@@ -63,6 +63,13 @@ Status RowChecker::check_scalars(const Row& row) const {
   return Status();
 }
 
+// Whether what a row sends lies in memory that no other tile uses: with receive channels in its
+// target, otherwise in its source.
+bool RowChecker::has_lasting_memory(const Row& row) {
+  const auto buffer = static_cast<Buffer>(row.recv_count != 0 ? row.target : row.source);
+  return buffer == Buffer::kInput || buffer == Buffer::kOutput;
+}
+
 // Which combinations of operands, results and flags make sense at all.
 Status RowChecker::check_meaning(const Row& row) const {
   const bool token = row.chunk == kToken;
@@ -91,6 +98,10 @@ Status RowChecker::check_meaning(const Row& row) const {
   if ((row.flags & kFlagFinal) != 0 && (operands < 2 || !reducing)) {
     return violation(place(), "flags", row.flags,
                      "without final (1), this row of " + name + " combines nothing");
+  }
+  if ((row.flags & kFlagLend) != 0 && (row.send_count == 0 || !has_lasting_memory(row))) {
+    return violation(place(), "flags", row.flags,
+                     "without lend (4), this row sends no input or output as it lies there");
   }
   return Status();
 }

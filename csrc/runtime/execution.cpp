@@ -76,7 +76,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
   lends_ = false;
   for (Lane& lane : lanes_) {
     lane.next = lane.begin;
-    lane.handed_over = 0;
+    lane.handed_over = lane.lent = 0;
     lane.tile = 0;
   }
 }
@@ -97,73 +97,13 @@ Progress Execution::advance() {
   return moved ? Progress::kMoved : Progress::kBlocked;
 }
 
-bool Execution::has_turns(const plan::Row& row) const {
-  const auto ours = [this](std::uint16_t index) {
-    return ports_[index].turn->served == ports_[index].ticket;
-  };
-  return std::all_of(row.recv, row.recv + row.recv_count, ours) &&
-         std::all_of(row.send, row.send + row.send_count, ours);
-}
-
-void Execution::pass_on(Port& port) {
-  port.passed_on = true;
-  ++port.turn->served;
-}
-
-// The row has run: the next execution gets the channels that no later row of this one uses. A
-// channel that still reads this one's memory stays, so that its drained() speaks of nobody else's.
-void Execution::pass_on_behind(const plan::Row& row, std::uint32_t index) {
-  for (int i = 0; i < row.recv_count; ++i) {
-    Port& port = ports_[row.recv[i]];
-    if (port.last_row == index) pass_on(port);
-  }
-  for (int i = 0; i < row.send_count; ++i) {
-    Port& port = ports_[row.send[i]];
-    if (port.last_row != index) continue;
-    if (port.send->drained()) {
-      pass_on(port);
-    } else {
-      port.lent = lends_ = true;
-    }
-  }
-}
-
-// Passes on what was lent and is read by nobody any more.
-void Execution::take_back() {
-  lends_ = false;
-  for (Port& port : ports_) {
-    if (!port.lent || port.passed_on) continue;
-    if (port.send->drained()) {
-      pass_on(port);
-    } else {
-      lends_ = true;
-    }
-  }
-}
-
-// All rows have run: passes on what is left. True when that was all of it.
-bool Execution::settle() {
-  bool all = true;
-  for (Port& port : ports_) {
-    if (port.passed_on) continue;
-    // An earlier execution may still use a channel that no row of this one did.
-    const bool ours = port.turn->served == port.ticket;
-    if (ours && (port.send == nullptr || port.send->drained())) {
-      pass_on(port);
-    } else {
-      all = false;
-    }
-  }
-  return all;
-}
-
 // Runs rows of one lane until it blocks or ends. A lane that is through all tiles has next == end.
 Progress Execution::advance_lane(Lane& lane) {
   for (int rows = 0; rows < kRowsPerAdvance; ++rows) {
     const Progress progress = run_row(lane);
     if (progress == Progress::kBlocked) return rows > 0 ? Progress::kMoved : Progress::kBlocked;
     if (progress != Progress::kMoved) return progress;
-    lane.handed_over = 0;
+    lane.handed_over = lane.lent = 0;
     const std::uint32_t index = lane.next++;
     if (bound_.tiles() == 1) pass_on_behind(*bound_.rows()[index].row, index);
     if (lane.next < lane.end) continue;
@@ -191,7 +131,8 @@ bool Execution::segment_of(const BoundRow& bound, std::uint64_t tile, std::uint6
 
 // Finds the segment at the head of every receive channel; kMoved when all are there and belong
 // here.
-Progress Execution::collect(const plan::Row& row, std::size_t bytes, const std::byte** received) {
+Progress Execution::collect(const plan::Row& row, std::size_t bytes, const std::byte** received,
+                            bool* borrowed) {
   for (int i = 0; i < row.recv_count; ++i) {
     const Port& port = ports_[row.recv[i]];
     const transport::Segment* segment = port.recv->peek();
@@ -203,6 +144,7 @@ Progress Execution::collect(const plan::Row& row, std::size_t bytes, const std::
       return Progress::kDisagree;
     }
     received[i] = segment->data;
+    *borrowed |= segment->lent;
   }
   return Progress::kMoved;
 }
@@ -214,10 +156,14 @@ bool Execution::hand_over(Lane& lane, const plan::Row& row, const std::byte* dat
     const std::uint32_t bit = 1u << i;
     if ((lane.handed_over & bit) != 0) continue;
     transport::SendChannel& channel = *ports_[row.send[i]].send;
-    const bool sent = repeats(row, i) ? (lane.handed_over & 1) != 0 && repeat(row, channel)
-                                      : channel.hand_over(header_, data);
+    const bool lent = lends(row, i, data);
+    const bool sent = lent ? channel.lend(header_, data)
+                      : repeats(row, i) && (lane.lent & 1) == 0
+                          ? (lane.handed_over & 1) != 0 && repeat(row, channel)
+                          : channel.hand_over(header_, data);
     if (sent) {
       lane.handed_over |= bit;
+      if (lent) lane.lent |= bit;
     } else {
       all = false;
     }
@@ -239,8 +185,20 @@ bool Execution::repeat(const plan::Row& row, transport::SendChannel& channel) co
 
 bool Execution::flushed() const {
   return std::all_of(ports_.begin(), ports_.end(), [](const Port& port) {
-    return port.send == nullptr || port.passed_on || port.send->drained();
+    return port.send == nullptr || port.passed_on || port.send->flushed();
   });
+}
+
+// Whether the peer of the row's send number `i` may read at `data` what the row sends.
+bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const {
+  return (row.flags & plan::kFlagLend) != 0 &&
+         ports_[row.send[i]].send->lendable(data, header_.bytes);
+}
+
+// Whether what the row has just read was what its peers had sent, all of it.
+bool Execution::intact(const plan::Row& row) const {
+  return std::all_of(row.recv, row.recv + row.recv_count,
+                     [this](std::uint16_t index) { return ports_[index].recv->intact(); });
 }
 
 // What the row combines, in its order, and the local memory where the result goes.
@@ -267,21 +225,28 @@ void Execution::gather(const BoundRow& bound, const std::byte* const* received, 
 
 // Room for the result in every channel that needs a copy of its own; false if some has none yet.
 bool Execution::reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const {
+  // In memory of several arrays the target is no address yet.
+  const bool lending = all->target != nullptr && request_.parts.empty();
   for (int i = 0; i < row.send_count; ++i) {
     transport::SendChannel* channel = ports_[row.send[i]].send;
     std::byte* room = channel->reserve(bytes);
     if (room == nullptr) return false;
-    if (!repeats(row, i)) all->rooms[all->room_count++] = {channel, room};
+    if (lending && lends(row, i, all->target)) {
+      all->lent |= 1u << i;
+    } else if (!repeats(row, i) || (all->lent & 1) != 0) {
+      all->rooms[all->room_count++] = {channel, room};
+    }
   }
   return true;
 }
 
-// Sends what the rooms hold now.
-void Execution::commit(const plan::Row& row) const {
+// Sends what the rooms, or the target, hold now.
+void Execution::commit(const plan::Row& row, const Gathered& all) const {
   for (int i = 0; i < row.send_count; ++i) {
     const Port& port = ports_[row.send[i]];
-    if (repeats(row, i)) {
-      const bool sent = repeat(row, *port.send);
+    const bool lent = (all.lent >> i & 1) != 0;
+    if (lent || (repeats(row, i) && (all.lent & 1) == 0)) {
+      const bool sent = lent ? port.send->lend(header_, all.target) : repeat(row, *port.send);
       PYCOLL_ASSERT(sent, "channel to rank %d lost its room", port.peer);
     } else {
       port.send->commit(header_);
@@ -300,7 +265,8 @@ Progress Execution::run_row(Lane& lane) {
   header_.bytes = static_cast<std::uint32_t>(bytes);
 
   const std::byte* received[plan::kRecvMax];
-  const Progress ready = collect(row, bytes, received);
+  bool borrowed = false;
+  const Progress ready = collect(row, bytes, received, &borrowed);
   if (ready != Progress::kMoved) return ready;
   Gathered all;
   gather(bound, received, offset * bound_.item_bytes(), &all);
@@ -316,7 +282,9 @@ Progress Execution::run_row(Lane& lane) {
   if (!has_room) return Progress::kBlocked;
   if (length != 0) combine_parts(row, all, length);
   if (spoiled()) return Progress::kSpoiled;
-  if (!direct) commit(row);
+  // What a failing peer took back is used no further; that it has failed will be heard.
+  if (borrowed && !intact(row)) return Progress::kBlocked;
+  if (!direct) commit(row, all);
   for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();
   return Progress::kMoved;
 }

@@ -84,6 +84,7 @@ class Execution {
     std::uint32_t end = 0;
     std::uint32_t next = 0;
     std::uint32_t handed_over = 0;  // bit i: send i of the current row is already on its way
+    std::uint32_t lent = 0;         // bit i: and is read where it lies
     std::uint64_t tile = 0;
   };
   struct Port {
@@ -108,12 +109,15 @@ class Execution {
   Progress run_row(Lane& lane);
   bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                   std::uint64_t* length) const;
-  Progress collect(const plan::Row& row, std::size_t bytes, const std::byte** received);
+  Progress collect(const plan::Row& row, std::size_t bytes, const std::byte** received,
+                   bool* borrowed);
   static void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
                      Gathered* all);
   bool hand_over(Lane& lane, const plan::Row& row, const std::byte* data);
   bool reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const;
-  void commit(const plan::Row& row) const;
+  void commit(const plan::Row& row, const Gathered& all) const;
+  bool lends(const plan::Row& row, int i, const std::byte* data) const;
+  bool intact(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
   std::byte* address_of(std::uint8_t buffer, const std::byte* place, std::size_t* run) const;
@@ -146,6 +150,10 @@ void Execution::visit_awaited(Visit visit) const {
       if (port.recv->peek() == nullptr) visit(port.peer);
     }
     for (int i = 0; i < row.send_count; ++i) visit(ports_[row.send[i]].peer);
+  }
+  // All rows may have run, and a peer still read what was lent to it.
+  for (const Port& port : ports_) {
+    if (port.send != nullptr && !port.passed_on && !port.send->drained()) visit(port.peer);
   }
 }
 

@@ -21,6 +21,7 @@ struct Execution::Gathered {
   std::byte* target = nullptr;
   Room rooms[plan::kSendMax];
   int room_count = 0;
+  std::uint32_t lent = 0;  // bit i: send i is to be read in the target, and needs no room
 };
 
 }  // namespace pycoll::runtime

@@ -207,6 +207,11 @@ void ShmTransport::disarm() {
   liveness_urgent_ = true;
 }
 
+// Before whoever is told of the failure can change what was lent.
+void ShmTransport::let_go() {
+  if (whole_.data() != nullptr) shm::store_ordered(control().lending.withdrawn, 1);
+}
+
 void ShmTransport::close() {
   if (!events_.valid()) return;
   writer_->close();

@@ -56,6 +56,7 @@ class ShmTransport final : public Transport {
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return events_.get(); }
+  void let_go() override;
   void close() override;
 
  private:

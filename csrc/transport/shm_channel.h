@@ -10,6 +10,7 @@
 
 #include "base/assert.h"
 #include "transport/shm_layout.h"
+#include "transport/shm_lending.h"
 #include "transport/shm_stores.h"
 
 namespace pycoll::transport::shm {
@@ -83,8 +84,10 @@ struct Whole {
 struct Wiring {
   AckLine* own_acks;
   const AckLine* peer_acks;
-  Bell* bell;                     // wakes the peer
-  Bell* own_bell;                 // wakes this rank itself, if it is armed
+  Bell* bell;      // wakes the peer
+  Bell* own_bell;  // wakes this rank itself, if it is armed
+  Lender* lender;
+  Borrower* borrower;
   std::optional<bool> streaming;  // see Stores
 };
 
@@ -104,6 +107,7 @@ class ShmSendChannel final : public SendChannel {
         starved_bit_(std::uint64_t{1} << number),
         bell_(wiring.bell),
         own_bell_(wiring.own_bell),
+        lender_(wiring.lender),
         stores_(wiring.streaming) {
     for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
       rooms_[slot].data = payloads + slot * kPayloadStride;
@@ -150,10 +154,36 @@ class ShmSendChannel final : public SendChannel {
     return true;
   }
 
-  // True once for room that came after a reserve() in vain.
+  bool lendable(const std::byte* data, std::size_t bytes) override {
+    std::uint64_t offset = 0;
+    return lender_->find(data, bytes, &offset);
+  }
+
+  bool lend(const SegmentHeader& header, const std::byte* data) override {
+    std::uint64_t offset = 0;
+    const bool found = lender_->find(data, header.bytes, &offset);
+    PYCOLL_ASSERT(found, "%u bytes lent that the peer cannot read", header.bytes);
+    if (!find_room()) return false;
+    publish_place(header, offset | kLentBit);
+    lent_ = next_;
+    return true;
+  }
+
+  bool drained() override {
+    if (is_drained()) return true;
+    if (!undrained_) want(starved_, true);
+    return false;
+  }
+  bool flushed() override { return true; }  // what is handed over is copied at once
+
+  // True once for room that came after a reserve() in vain, or the end of what was lent.
   bool has_news() {
-    if (!starved_ || !has_room()) return false;
-    set_starved(false);
+    if (starved_ && has_room()) {
+      want(false, undrained_);
+      return true;
+    }
+    if (!undrained_ || !is_drained()) return false;
+    want(starved_, false);
     return true;
   }
 
@@ -171,7 +201,7 @@ class ShmSendChannel final : public SendChannel {
   };
 
   bool find_room() {
-    if (has_room() == starved_) set_starved(!starved_);
+    if (has_room() == starved_) want(!starved_, undrained_);
     if (starved_) return false;
     const std::uint64_t slot = next_ % kChannelDepth;
     if (owned_[slot]->reader_count != 0) vacate(slot);
@@ -199,16 +229,23 @@ class ShmSendChannel final : public SendChannel {
 
   // `inlined` is the payload if it is short, otherwise it lies in `room`.
   void publish(const SegmentHeader& header, const std::byte* inlined, const Room* room) {
+    if (header.bytes > kInlineBytes) {
+      return publish_place(header, static_cast<std::uint64_t>(room->data - segment_));
+    }
     SlotLine& line = lines_[next_ % kChannelDepth];
     line.header = header;
-    if (header.bytes > kInlineBytes) {
-      const auto offset = static_cast<std::uint64_t>(room->data - segment_);
-      std::memcpy(line.payload, &offset, sizeof(offset));
-    } else if (inlined != line.payload) {
-      std::memcpy(line.payload, inlined, kInlineBytes);
-    }
+    if (inlined != line.payload) std::memcpy(line.payload, inlined, kInlineBytes);
     bell_->publish(line.stamp, ++next_);
   }
+
+  void publish_place(const SegmentHeader& header, std::uint64_t offset) {
+    SlotLine& line = lines_[next_ % kChannelDepth];
+    line.header = header;
+    std::memcpy(line.payload, &offset, sizeof(offset));
+    bell_->publish(line.stamp, ++next_);
+  }
+
+  bool is_drained() { return lent_ == 0 || has_released(lent_); }
 
   // The peer's line is read only when its count, as known, leaves no room.
   bool has_room() {
@@ -223,13 +260,16 @@ class ShmSendChannel final : public SendChannel {
     if (next_ - released <= next_ - known_released_) known_released_ = released;
   }
 
-  // This rank alone writes the word, so plain reading back is enough. Peers heed only what was set
-  // before arm(): who finds a channel full while armed must arm again before it sleeps.
-  void set_starved(bool starved) {
-    starved_ = starved;
+  // What the peer's releases are wanted for: room, or the end of what was lent. This rank alone
+  // writes the word, so plain reading back is enough. Peers heed only what was set before arm():
+  // who finds a channel full while armed must arm again before it sleeps.
+  void want(bool room, bool drain) {
+    const bool more = (room && !starved_) || (drain && !undrained_);
+    starved_ = room;
+    undrained_ = drain;
     store_release(*starved_word_,
-                  starved ? *starved_word_ | starved_bit_ : *starved_word_ & ~starved_bit_);
-    if (starved) own_bell_->ring();
+                  room || drain ? *starved_word_ | starved_bit_ : *starved_word_ & ~starved_bit_);
+    if (more) own_bell_->ring();
   }
 
   const std::byte* segment_;
@@ -241,11 +281,14 @@ class ShmSendChannel final : public SendChannel {
   std::uint64_t starved_bit_;
   Bell* bell_;
   Bell* own_bell_;
+  Lender* lender_;
   Stores stores_;
   bool streamed_ = false;   // into the room that is reserved
   std::uint64_t next_ = 0;  // segments committed
   std::uint64_t known_released_ = 0;
-  bool starved_ = false;
+  std::uint64_t lent_ = 0;  // segments committed when the last one was lent; 0: none
+  bool starved_ = false;    // reserve() found no room
+  bool undrained_ = false;  // drained() found what is still being read
 };
 
 // The first header from the peer that cannot be. Set by a channel, judged by its link.
@@ -267,6 +310,7 @@ class ShmRecvChannel final : public RecvChannel {
         peer_starved_(&wiring.peer_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
         bell_(wiring.bell),
+        borrower_(wiring.borrower),
         fault_(fault) {}
 
   const Segment* peek() override {
@@ -276,10 +320,13 @@ class ShmRecvChannel final : public RecvChannel {
     return take(line);
   }
 
+  bool intact() override { return !arrived_.lent || borrower_->intact(); }
+
   void release() override {
     PYCOLL_ASSERT(peeked_, "release of segment %llu before peek",
                   static_cast<unsigned long long>(head_));
     peeked_ = false;
+    if (std::exchange(arrived_.lent, false)) borrower_->give_back();
     bell_->publish_if_wanted(*released_, ++head_, *peer_starved_, starved_bit_);
   }
 
@@ -298,16 +345,24 @@ class ShmRecvChannel final : public RecvChannel {
     const std::uint32_t bytes = arrived_.header.bytes;
     std::uint64_t offset = 0;
     if (bytes > kInlineBytes) std::memcpy(&offset, line.payload, sizeof(offset));
-    if (bytes > kSegmentBytesMax || offset > segment_.bytes - bytes) {
-      *fault_ = {true, bytes, offset};
+    const std::byte* data = bytes <= kSegmentBytesMax ? find(line, bytes, offset) : nullptr;
+    if (data == nullptr) {
+      *fault_ = {true, bytes, offset & ~kLentBit};
       return nullptr;
     }
-    arrived_.data = bytes == 0              ? nullptr
-                    : bytes <= kInlineBytes ? line.payload
-                                            : segment_.base + offset;
+    arrived_.data = bytes == 0 ? nullptr : data;
+    arrived_.lent = (offset & kLentBit) != 0;
     told_ = head_ + 1;
     peeked_ = true;
     return &arrived_;
+  }
+
+  // Where the payload lies; nullptr if that is nowhere.
+  const std::byte* find(const SlotLine& line, std::uint32_t bytes, std::uint64_t offset) {
+    if (bytes <= kInlineBytes) return line.payload;
+    if ((offset & kLentBit) != 0) return borrower_->borrow(offset & ~kLentBit, bytes);
+    if (bytes >= kLentBytesMin) borrower_->look();
+    return offset <= segment_.bytes - bytes ? segment_.base + offset : nullptr;
   }
 
   Whole<const std::byte> segment_;
@@ -316,6 +371,7 @@ class ShmRecvChannel final : public RecvChannel {
   const std::uint64_t* peer_starved_;
   std::uint64_t starved_bit_;
   Bell* bell_;
+  Borrower* borrower_;
   Fault* fault_;
   std::uint64_t head_ = 0;  // segments released
   std::uint64_t told_ = 0;  // segments that the owner of this end knows of

@@ -1,13 +1,16 @@
 // What lies where in a rank's shared segment. Each rank owns one segment, which it alone writes and
 // its peers map read-only:
 //
-//   control page   who the owner is; whether it sleeps; its notices; whether it has closed
-//   ack lines      one per peer: how many segments the owner has released, where it waits for room
+//   control page   who the owner is; whether it sleeps; its notices; whether it has closed; where
+//                  its arena is
+//   ack lines      one per peer: how many segments the owner has released, what it waits for, which
+//                  arena of the peer it can read
 //   lanes          one block per peer: headers of the segments that the owner sends to it, all
 //                  channels, and room for their payloads
 //
 // A header tells where in the owner's segment its payload lies: in the lane's own room, or in
-// another's if several peers are to read the same payload.
+// another's if several peers are to read the same payload. Or the payload is lent: it lies in the
+// arena of the owner's process (shm_arena.h).
 //
 // The file is sparse: a lane that carries nothing costs address space, no memory. Words that change
 // hands are 64 bits wide, only ever grow, and are read and written through the functions below.
@@ -22,7 +25,7 @@ namespace pycoll::transport::shm {
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kLinePair = 128;
 
-inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700002;  // "pycoll", layout version 2
+inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700003;  // "pycoll", layout version 3
 
 // Notices go round over this many places, so that a reader has the time of several posts to copy
 // one.
@@ -52,27 +55,44 @@ struct alignas(kLinePair) NoticePlace {
   std::uint64_t words[sizeof(Notice) / sizeof(std::uint64_t)];
 };
 
+// Where payloads are lent from. The other words are written before `generation`.
+struct alignas(kLinePair) Lending {
+  std::uint64_t generation;  // of the arena, see ArenaFile; 0: none so far
+  std::uint64_t bytes;
+  std::uint64_t fd;  // in the owner's process
+  std::uint64_t
+      withdrawn;  // 1 once what was lent may change: whoever reads it no longer may use it
+};
+
 struct alignas(kPage) Control {
   Identity identity;
   Sleep sleep;
   News news;
+  Lending lending;
   NoticePlace notices[kNoticePlaces];
 };
 static_assert(sizeof(Control) == kPage);
 
 struct alignas(kLinePair) AckLine {
   std::uint64_t released[kChannelsMax];
-  std::uint64_t starved;  // bit per channel on which the owner found no room to send to this peer
+  // Bit per channel on which the owner found no room to send to this peer, or waits until what it
+  // lent is read.
+  std::uint64_t starved;
+  std::uint64_t arena;  // generation of the peer's arena that the owner has mapped
 };
 
 // A segment's header, and its payload if that is small: one line carries both from core to core.
-// Otherwise the payload's offset from the start of the owner's segment stands there, 8 bytes.
+// Otherwise the payload's offset from the start of the owner's segment stands there, 8 bytes; with
+// kLentBit, from the start of its arena.
 struct alignas(kLinePair) SlotLine {
   std::uint64_t stamp;  // this slot holds segment number stamp - 1 of the channel
   SegmentHeader header;
   std::byte payload[32];
 };
 inline constexpr std::size_t kInlineBytes = sizeof(SlotLine::payload);
+inline constexpr std::uint64_t kLentBit = std::uint64_t{1} << 63;
+// Shorter payloads are copied: to wait until they are read would take longer.
+inline constexpr std::size_t kLentBytesMin = 16 * 1024;
 static_assert(offsetof(SlotLine, payload) == 32 &&
               offsetof(SlotLine, payload) + kInlineBytes == 64);
 

@@ -59,14 +59,17 @@ ShmLink::ShmLink(const LinkOptions& options, LinkMemory memory, UniqueFd doorbel
       writer_(writer),
       reader_(&peer_control()),
       bell_(&peer_control().sleep, doorbell_.get(), options.fenced),
-      own_bell_(own_bell) {}
+      own_bell_(own_bell),
+      lender_(reinterpret_cast<Control*>(memory_.own.base), memory_.peer_acks),
+      borrower_(&peer_control(), memory_.own_acks, options.peer, options.pid) {}
 
 const Control& ShmLink::peer_control() const {
   return *reinterpret_cast<const Control*>(memory_.peer.data());
 }
 
 Wiring ShmLink::wiring() {
-  return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_, options_.streaming};
+  return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_, &lender_,
+          &borrower_,       options_.streaming};
 }
 
 SendChannel& ShmLink::send_channel(std::uint32_t number) {

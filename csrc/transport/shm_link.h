@@ -102,6 +102,8 @@ class ShmLink final : public Link {
   NoticeReader reader_;
   Bell bell_;
   Bell* own_bell_;
+  Lender lender_;
+  Borrower borrower_;
   Fault fault_;
   LinkState state_ = LinkState::kOpen;
   std::string reason_;

@@ -109,8 +109,24 @@ class SendChannel {
     return true;
   }
 
-  // True when no memory that was handed over is still being read.
+  // Whether the peer can read this memory where it lies, and that is worthwhile. May become true as
+  // segments pass, and stays true while the memory exists.
+  virtual bool lendable(const std::byte* data, std::size_t bytes) {
+    (void)data, (void)bytes;
+    return false;
+  }
+  // Sends header.bytes for the peer to read at `data`; false while the channel is full. `data` must
+  // stay unchanged until the peer has read it: by what the peer sends later, or by drained().
+  // Requires: lendable(data, header.bytes).
+  virtual bool lend(const SegmentHeader& header, const std::byte* data) {
+    (void)header, (void)data;
+    return false;
+  }
+
+  // True when no memory that was handed over or lent is still being read.
   virtual bool drained() { return true; }
+  // The same of memory that was handed over only.
+  virtual bool flushed() { return drained(); }
 
   // Names the memory that payloads are published in, if several peers read it in place: channels
   // with the same one can repeat each other's segments. nullptr where each peer gets its own copy.
@@ -127,7 +143,10 @@ class SendChannel {
 
 struct Segment {
   SegmentHeader header;
-  const std::byte* data = nullptr;  // aligned as in SendChannel::reserve; nullptr if bytes == 0
+  // Aligned as in SendChannel::reserve unless lent, and then as the sender's memory is; nullptr if
+  // bytes == 0.
+  const std::byte* data = nullptr;
+  bool lent = false;  // see RecvChannel::intact
 };
 
 class RecvChannel {
@@ -136,6 +155,11 @@ class RecvChannel {
 
   // The oldest segment that has arrived whole, in place, or nullptr. Valid until release.
   virtual const Segment* peek() = 0;
+
+  // Whether all that was read of a lent segment until now is what was sent. Once false, as when the
+  // sender's operation has failed, it stays false, and what was read must not be used.
+  // Requires: peek() gave a segment.
+  virtual bool intact() { return true; }
 
   // Gives the segment's room back to the sender. Requires: peek() gave a segment.
   virtual void release() = 0;
@@ -184,17 +208,19 @@ class Transport {
   virtual bool poll() = 0;
 
   // Going to sleep: after arm() returned true, any segment, notice or loss that becomes visible,
-  // and room in a channel whose reserve() failed, makes event_fd() readable. False means there may
-  // be news already: look again instead of sleeping. News is told once, by poll() or by arm(), so
-  // that who waits for something else can sleep beside a segment that nobody wants. Each arm() is
-  // followed by disarm(), which also makes the descriptor quiet again.
+  // and room in a channel whose reserve() failed or whose drained() was false, makes event_fd()
+  // readable. False means there may be news already: look again instead of sleeping. News is told
+  // once, by poll() or by arm(), so that who waits for something else can sleep beside a segment
+  // that nobody wants. Each arm() is followed by disarm(), which also makes the descriptor quiet
+  // again.
   virtual bool arm() = 0;
   virtual void disarm() = 0;
   // Descriptor to poll(2) for reading while armed; -1 for a medium on a virtual clock.
   virtual int event_fd() const = 0;
 
-  // Stops reading memory that was handed over: what is still to be sent from it is copied to memory
-  // of the transport's own. For operations that fail: their owner may free the memory right after.
+  // Stops reading memory that was handed over or lent: what is still to be sent from it is copied
+  // to memory of the transport's own, and who reads what was lent learns that it no longer may. For
+  // operations that fail: their owner may free the memory right after. Nothing is lent afterwards.
   virtual void let_go() {}
 
   // Orderly: peers see kClosed, and a closing notice unless a failure came before. Frees mappings,

@@ -7,6 +7,7 @@ namespace {
 
 using plan::Buffer;
 using plan::kFlagFinal;
+using plan::kFlagLend;
 using plan::kToken;
 using testing::Builder;
 using testing::check_rules;
@@ -24,7 +25,7 @@ TEST(row_field_rules) {
            DAMAGE(plan.rows[0].lane = 1)},
           {"row 0: recv_count is 9, must be at most 8", DAMAGE(plan.rows[0].recv_count = 9)},
           {"row 0: send_count is 9, must be at most 8", DAMAGE(plan.rows[0].send_count = 9)},
-          {"row 0: flags is 4, must be at most 3", DAMAGE(plan.rows[0].flags = 4)},
+          {"row 0: flags is 8, must be at most 7", DAMAGE(plan.rows[0].flags = 8)},
           {"row 0: source is 4, must be at most 3", DAMAGE(plan.rows[0].source = 4)},
           {"row 0: source_position is 3, must be at most 2, the receive channels",
            DAMAGE(plan.rows[0].source_position = 3)},
@@ -65,6 +66,10 @@ TEST(row_meaning_rules) {
            DAMAGE(plan.row(kToken, {}, {}, 1))},
           {"row 3: flags is 1, must be without final (1), this row of all_reduce combines nothing",
            DAMAGE(plan.rows[3].flags = kFlagFinal)},
+          {"row 0: flags is 5, must be without lend (4), this row sends no input or output as it "
+           "lies there",
+           DAMAGE(plan.rows[0].flags |= kFlagLend)},
+          {"row 3: flags is 4, must be without lend (4)", DAMAGE(plan.rows[3].flags = kFlagLend)},
       },
       sample);
   const auto broadcast = [] {

@@ -23,7 +23,7 @@ from simulate import (
 )
 
 from pycoll.lower import lower_all
-from pycoll.plan_format import FINAL, FLUSH, Channel, Plan, pack, unpack
+from pycoll.plan_format import FINAL, FLUSH, LEND, Channel, Plan, pack, unpack
 from pycoll.plan_text import plan_text, schedule_text
 from pycoll.schedule import TOKEN, Schedule, ScheduleError, Transfer
 from pycoll.verify import fold_order, verify_plans, verify_schedule
@@ -236,6 +236,7 @@ PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
     "drop receive": lambda rng, plan, i: change_row(i, plan, recv=plan.rows[i].recv[1:]),
     "flush": flip(FLUSH),
     "final": flip(FINAL),
+    "lend": flip(LEND),
     "channel": change_channel,
     "redirect": redirect_channel,
     "new lane": new_lane,

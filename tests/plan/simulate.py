@@ -3,7 +3,7 @@
 Written against the documents alone (schedule.py's docstring, FORMAT.md) and sharing no code with
 the proof but the reader of plan bytes. Contributions are random residues, so a wrong set of
 contributions gives a wrong sum. A result that is final is multiplied by `FINAL_FACTOR` in place of
-the division that `avg` does. Memory that a row may hand over is read as late as allowed.
+the division that `avg` does. Memory that a row may hand over or lends is read as late as allowed.
 """
 
 from __future__ import annotations
@@ -233,18 +233,22 @@ class World:
                 value = self.op(value, operand)
             if row.flags & 1:
                 value = value * self.factor % PRIME
+        lent = bool(row.flags & 4)
         late = self.lazy and memory is not None and not row.recv and row.source != 3
-        for queue in send:
-            source = (memory, key) if late else None
-            queue.append([row.chunk, value, source, lane[4], rank])
+        if lent and row.recv:
+            memory, key = self.place(rank, row.target, row.target_slot, tile)
+            late = self.lazy
         if row.target:
             self.store(rank, row, tile, value)
+        for queue in send:
+            source = (memory, key) if late else None
+            queue.append([row.chunk, value, source, lane[4], rank, lent])
 
     def store(self, rank: int, row, tile: int, value: int) -> None:
         if row.flags & 2:
             for queue in self.channels.values():
                 for segment in queue:
-                    if segment[4] == rank:
+                    if segment[4] == rank and not segment[5]:
                         segment[1], segment[2] = self.load(segment), None
         if row.target == 2 and row.target_slot != row.chunk:
             raise WrongRunError("writes a chunk of another size")

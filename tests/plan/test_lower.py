@@ -28,7 +28,7 @@ from simulate import PRIME, World, in_order, plans_are_right, run_schedule, sour
 
 from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower, lower_all
-from pycoll.plan_format import FINAL, FLUSH, TOKEN_ROW, Buffer, Plan, pack, unpack
+from pycoll.plan_format import FINAL, FLUSH, LEND, TOKEN_ROW, Buffer, Plan, pack, unpack
 from pycoll.plan_text import plan_text, schedule_text
 from pycoll.schedule import REDUCE, Schedule, ScheduleError, Transfer
 from pycoll.verify import hears_all, verify_plans
@@ -98,8 +98,8 @@ def test_the_bytes_are_those_of_the_format() -> None:
     rows = [struct.unpack_from("<I8BII16H12x", image, 80 + 64 * i) for i in range(3)]
     assert len(image) == 80 + 64 * 3
     # chunk, lane, recvs, sends, flags, source, position, target, carry, slots, recv, send
-    assert rows[0] == (1, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, *none * 8, 0, *none * 7)
-    assert rows[1] == (0, 0, 1, 1, 1, 1, 1, 2, 0, 0, 0, 1, *none * 7, 0, *none * 7)
+    assert rows[0] == (1, 0, 0, 1, 4, 1, 0, 0, 0, 1, 0, *none * 8, 0, *none * 7)
+    assert rows[1] == (0, 0, 1, 1, 5, 1, 1, 2, 0, 0, 0, 1, *none * 7, 0, *none * 7)
     assert rows[2] == (1, 0, 1, 0, 2, 0, 0, 2, 0, 0, 1, 1, *none * 15)
 
 
@@ -125,7 +125,9 @@ def test_receive_reduce_send_is_one_row_and_sums_on_the_way_stay_nowhere() -> No
     assert len(rows) == 2 * 5 - 1
     for row in rows[1:4]:
         assert (row.source, row.target, len(row.recv), len(row.send)) == (Buffer.INPUT, 0, 1, 1)
-    assert rows[4].flags == FINAL and rows[4].target == Buffer.OUTPUT and len(rows[4].send) == 1
+    assert (
+        rows[4].flags == FINAL | LEND and rows[4].target == Buffer.OUTPUT and len(rows[4].send) == 1
+    )
     for row in rows[5:]:
         assert (row.source, row.target, len(row.recv)) == (Buffer.NONE, Buffer.OUTPUT, 1)
     assert unpack(lower(ring(5), 2)).scratch_slots == 0
@@ -337,8 +339,8 @@ def test_text_shows_routes_and_rows() -> None:
     assert plan_text(lower(ring(2), 1)).splitlines() == [
         "all_reduce of 2 ranks, rank 1: 3 rows, 0 scratch slots",
         "lane 0",
-        "  chunk 1: input 1 -> rank 0",
-        "  chunk 0: rank 0 + input 0 -> output 0, rank 0 final",
+        "  chunk 1: input 1 -> rank 0 lend",
+        "  chunk 0: rank 0 + input 0 -> output 0, rank 0 final lend",
         "  chunk 1: rank 0 -> output 1 flush",
     ]
 

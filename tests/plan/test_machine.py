@@ -9,7 +9,7 @@ from samples import binomial, chain, doubling, make, ring
 
 from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower_all
-from pycoll.plan_format import FINAL, FLUSH, Buffer, pack, unpack
+from pycoll.plan_format import FINAL, FLUSH, LEND, Buffer, pack, unpack
 from pycoll.schedule import ScheduleError, Transfer
 from pycoll.verify import verify_plans
 
@@ -61,6 +61,28 @@ def test_a_missing_flush_is_a_race_only_where_memory_is_shared() -> None:
     verify_plans(edit(ring_plans, 0, index, flags=0))
 
 
+def test_memory_is_lent_only_until_somebody_who_has_read_it_sends_what_replaces_it() -> None:
+    """In a ring what returns was made of what left; in an exchange both write at once."""
+    first, second, *_ = unpack(lower_all(ring(3))[0]).rows
+    assert first.flags == LEND and not second.flags & LEND  # a sum that passes through no memory
+    exchange = lower_all(doubling(2))
+    assert not unpack(exchange[0]).rows[0].flags & LEND
+    assert refused(edit(exchange, 0, 0, flags=LEND)) == (
+        "rank 0, lane 0, row 1 (chunk 0), tile 0: "
+        "writes output 0 while it is being sent by rank 0 lane 0"
+    )
+
+
+def test_results_are_lent_where_they_stay() -> None:
+    plans = lower_all(chain(3))
+    rows = unpack(plans[1]).rows
+    passing = [row for row in rows if row.recv and row.send]
+    assert [bool(row.flags & LEND) for row in passing] == [False, True]
+    assert [row.target for row in passing] == [Buffer.NONE, Buffer.OUTPUT]
+    up = rows.index(passing[0])
+    assert "lends no memory of its own" in refused(edit(plans, 1, up, flags=LEND))
+
+
 def test_final_in_the_wrong_place_is_refused() -> None:
     plans = lower_all(ring(3))
     rows = unpack(plans[0]).rows
@@ -76,7 +98,7 @@ def test_lanes_that_share_memory_without_an_order_are_a_race() -> None:
     split = unpack(plans[2])
     assert split.lane_count == 1
     row = split.rows[0]
-    stored = row._replace(send=())
+    stored = row._replace(send=(), flags=row.flags & FINAL)
     sent = row._replace(lane=1, recv=(), source=2, source_position=0, target=0, flags=0)
     plans[2] = pack(replace(split, lane_count=2, rows=(stored, sent)))
     assert "output 0, which nothing has written" in refused(plans) or "while" in refused(plans)
@@ -86,7 +108,7 @@ def test_a_copy_from_the_input_is_a_write_unless_in_place() -> None:
     plans = lower_all(binomial(2, 0))
     plan = unpack(plans[0])
     (both,) = plan.rows
-    copied = both._replace(send=())
+    copied = both._replace(send=(), flags=0)
     sent = both._replace(lane=1, source=Buffer.OUTPUT, target=Buffer.NONE, target_slot=0)
     verify_plans([pack(replace(plan, rows=(copied, sent._replace(lane=0)))), plans[1]])
     text = refused([pack(replace(plan, rows=(copied, sent), lane_count=2)), plans[1]])

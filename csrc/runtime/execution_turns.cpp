@@ -1,0 +1,69 @@
+// Channels among the executions that share them: each gets a channel when the one before is through
+// with it, memory that is still being read included.
+#include <algorithm>
+
+#include "runtime/execution.h"
+
+namespace pycoll::runtime {
+
+bool Execution::has_turns(const plan::Row& row) const {
+  const auto ours = [this](std::uint16_t index) {
+    return ports_[index].turn->served == ports_[index].ticket;
+  };
+  return std::all_of(row.recv, row.recv + row.recv_count, ours) &&
+         std::all_of(row.send, row.send + row.send_count, ours);
+}
+
+void Execution::pass_on(Port& port) {
+  port.passed_on = true;
+  ++port.turn->served;
+}
+
+// The row has run: the next execution gets the channels that no later row of this one uses. A
+// channel that still reads this one's memory stays, so that its drained() speaks of nobody else's.
+void Execution::pass_on_behind(const plan::Row& row, std::uint32_t index) {
+  for (int i = 0; i < row.recv_count; ++i) {
+    Port& port = ports_[row.recv[i]];
+    if (port.last_row == index) pass_on(port);
+  }
+  for (int i = 0; i < row.send_count; ++i) {
+    Port& port = ports_[row.send[i]];
+    if (port.last_row != index) continue;
+    if (port.send->drained()) {
+      pass_on(port);
+    } else {
+      port.lent = lends_ = true;
+    }
+  }
+}
+
+// Passes on what was lent and is read by nobody any more.
+void Execution::take_back() {
+  lends_ = false;
+  for (Port& port : ports_) {
+    if (!port.lent || port.passed_on) continue;
+    if (port.send->drained()) {
+      pass_on(port);
+    } else {
+      lends_ = true;
+    }
+  }
+}
+
+// All rows have run: passes on what is left. True when that was all of it.
+bool Execution::settle() {
+  bool all = true;
+  for (Port& port : ports_) {
+    if (port.passed_on) continue;
+    // An earlier execution may still use a channel that no row of this one did.
+    const bool ours = port.turn->served == port.ticket;
+    if (ours && (port.send == nullptr || port.send->drained())) {
+      pass_on(port);
+    } else {
+      all = false;
+    }
+  }
+  return all;
+}
+
+}  // namespace pycoll::runtime

@@ -1,0 +1,180 @@
+// Memory that is lent: where it comes from, and that its reader never takes what has changed for
+// what was sent.
+#include <poll.h>
+
+#include <cstring>
+#include <string>
+
+#include "base/bytes.h"
+#include "conformance_world.h"
+#include "shm_fixture.h"
+#include "transport/shm_arena.h"
+
+using namespace pycoll;
+using namespace pycoll::conformance;
+using pycoll::testing::attach_shm;
+using pycoll::testing::make_shm;
+using transport::ShmTransport;
+using transport::shm::Arena;
+
+namespace {
+
+constexpr std::size_t kBytes = 40'000;
+
+// Two ranks of this process. Rank 0 lends, once `introduce()` has shown rank 1 the arena.
+class Pair {
+ public:
+  Pair() {
+    attach_shm(*lender_, *borrower_, 1, UniqueFd());
+    attach_shm(*borrower_, *lender_, 0, UniqueFd());
+  }
+
+  ShmTransport& lender() { return *lender_; }
+  SendChannel& send() { return lender_->link(1)->send_channel(2); }
+  RecvChannel& recv() { return borrower_->link(0)->recv_channel(2); }
+
+  // Looking at it makes rank 0 tell of the arena, and a long payload makes rank 1 look for it.
+  void introduce(const std::byte* memory) {
+    CHECK(!send().lendable(memory, kBytes), "lendable to a rank that has mapped nothing");
+    CHECK(try_send(send(), 5, sent_, kBytes), "no room");
+    CHECK(try_receive(recv(), 5, sent_, kBytes), "no segment");
+    ++sent_;
+    CHECK(send().lendable(memory, kBytes), "rank 1 has not mapped the arena");
+  }
+
+  void lend(const std::byte* memory) {
+    CHECK(send().lend(header_for(6, sent_, kBytes), memory), "no room");
+    ++sent_;
+  }
+
+ private:
+  std::unique_ptr<ShmTransport> lender_ = make_shm(0, 2);
+  std::unique_ptr<ShmTransport> borrower_ = make_shm(1, 2);
+  std::uint64_t sent_ = 0;
+};
+
+// Memory of the arena, filled.
+class Block {
+ public:
+  explicit Block(std::size_t bytes = kBytes) : data_(Arena::of_process().allocate(bytes)) {
+    CHECK(data_ != nullptr, "no %zu bytes of arena", bytes);
+    std::memset(data_, 7, bytes);
+  }
+  Block(const Block&) = delete;
+  ~Block() { Arena::free(data_); }
+  std::byte* data() { return data_; }
+
+ private:
+  std::byte* data_;
+};
+
+bool readable(const ShmTransport& transport) {
+  pollfd wait = {transport.event_fd(), POLLIN, 0};
+  return ::poll(&wait, 1, 0) == 1;
+}
+
+}  // namespace
+
+TEST(an_arena_gives_memory_again_that_was_freed) {
+  Arena& arena = Arena::of_process();
+  std::uint64_t at = 0;
+  std::byte* first = arena.allocate(3 * Arena::kAlignment);
+  std::byte* second = arena.allocate(10);
+  std::byte* third = arena.allocate(Arena::kAlignment + 1);
+  const std::uint64_t generation = arena.generation();
+  for (std::byte* block : {first, second, third}) {
+    CHECK(reinterpret_cast<std::uintptr_t>(block) % 4096 == 0 && *block == std::byte{0}, "%p",
+          static_cast<void*>(block));
+    *block = std::byte{9};
+  }
+  CHECK(second == first + 3 * Arena::kAlignment && third == second + Arena::kAlignment,
+        "blocks overlap or are scattered");
+  CHECK(arena.find(second, 10, &at) && at == 3 * Arena::kAlignment, "second at %llu",
+        static_cast<unsigned long long>(at));
+  CHECK(!arena.find(reinterpret_cast<std::byte*>(&at), 8, &at), "the stack is in the arena");
+  Arena::free(second);
+  Arena::free(first);
+  std::byte* again = arena.allocate(4 * Arena::kAlignment);
+  CHECK(again == first && again[0] == std::byte{0} && again[3 * Arena::kAlignment] == std::byte{0},
+        "two holes are not one, or hold what was there");
+  Arena::free(again);
+  Arena::free(third);
+  CHECK(!arena.find(third, 1, &at), "freed memory can be lent");
+  CHECK(arena.file().fd < 0 && arena.file().generation == 0, "the file is left");
+  const Block fresh;
+  CHECK(arena.generation() == generation + 1, "another file by the same number");
+}
+
+TEST(more_than_there_can_be_is_refused) {
+  CHECK(Arena::of_process().allocate(std::size_t{1} << 60) == nullptr, "a billion gigabytes");
+  std::uint64_t at = 0;
+  const Block block;
+  CHECK(!Arena::of_process().find(nullptr, 1, &at), "nothing is in the arena");
+}
+
+TEST(lent_memory_is_read_where_it_lies) {
+  Pair pair;
+  Block block;
+  pair.introduce(block.data());
+  pair.lend(block.data());
+  const Segment* segment = pair.recv().peek();
+  CHECK(segment != nullptr && segment->lent && segment->header.bytes == kBytes, "not lent");
+  block.data()[kBytes - 1] = std::byte{8};
+  CHECK(segment->data[0] == std::byte{7} && segment->data[kBytes - 1] == std::byte{8},
+        "this is a copy");
+  CHECK(pair.send().flushed() && !pair.send().drained(), "drained before it was read");
+  CHECK(pair.recv().intact(), "nobody took it back");
+  pair.recv().release();
+  CHECK(pair.send().drained(), "read, and not drained");
+}
+
+TEST(short_and_foreign_memory_is_not_lent) {
+  Pair pair;
+  Block block;
+  pair.introduce(block.data());
+  std::vector<std::byte> foreign(kBytes);
+  CHECK(!pair.send().lendable(foreign.data(), kBytes), "ordinary memory");
+  CHECK(!pair.send().lendable(block.data(), 100), "100 bytes");
+}
+
+TEST(who_waits_until_memory_is_read_is_woken) {
+  Pair pair;
+  Block block;
+  pair.introduce(block.data());
+  pair.lend(block.data());
+  CHECK(!pair.send().drained(), "drained before it was read");
+  pair.lender().arm();
+  pair.lender().disarm();
+  CHECK(pair.lender().arm() && !readable(pair.lender()), "news of nothing");
+  CHECK(pair.recv().peek() != nullptr, "no segment");
+  pair.recv().release();
+  CHECK(readable(pair.lender()), "nobody woke the lender");
+  pair.lender().disarm();
+  CHECK(pair.send().drained(), "woken for nothing");
+}
+
+TEST(what_a_failing_rank_takes_back_is_not_intact) {
+  Pair pair;
+  Block block;
+  pair.introduce(block.data());
+  pair.lend(block.data());
+  CHECK(pair.recv().peek() != nullptr && pair.recv().intact(), "no segment");
+  pair.lender().let_go();
+  CHECK(!pair.recv().intact(), "taken back, and taken for what was sent");
+}
+
+TEST(every_arena_is_introduced_anew) {
+  Pair pair;
+  for (int arena = 0; arena < 3; ++arena) {
+    Block block;
+    pair.introduce(block.data());
+    pair.lend(block.data());
+    const Segment* segment = pair.recv().peek();
+    CHECK(segment != nullptr && segment->lent && segment->data[0] == std::byte{7}, "arena %d",
+          arena);
+    pair.recv().release();
+    CHECK(pair.send().drained(), "read, and not drained");
+  }
+}
+
+RUN_TESTS()
