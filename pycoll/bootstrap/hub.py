@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 import select
-import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +35,8 @@ DESCRIPTORS = 3
 _BYTE = b"F"
 #: The kernel takes 253 descriptors in a message.
 _RANKS_PER_MESSAGE = 64
+#: selectors.EVENT_READ, whose module only the hub imports, since that takes a while.
+_READ = 1
 #: How often a rank that waits asks whether another one has failed.
 _CHECK_S = 0.1
 #: Between attempts while the hub's backlog is full, or more descriptors are on their way than the
@@ -112,6 +113,8 @@ class _Hub:
     def __init__(self, party: Party) -> None:
         self.brought: dict[int, list[int]] = {}
         self._party = party
+        import selectors
+
         self._selector = selectors.DefaultSelector()
         self._visitors: dict[int, socket.socket] = {}
 
@@ -175,9 +178,7 @@ class _Hub:
 
     def _admit(self, claim: Claim, sock: socket.socket) -> None:
         self._visitors[claim.rank] = sock
-        self._selector.register(
-            sock, selectors.EVENT_READ, lambda mask: self._take(claim.rank, sock)
-        )
+        self._selector.register(sock, _READ, lambda mask: self._take(claim.rank, sock))
 
     def _take(self, rank: int, sock: socket.socket) -> None:
         try:
