@@ -65,6 +65,11 @@ PyObject* call_bound(PyObject* object, PyObject* const* arguments, std::size_t c
   if (method.collective) {
     const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
     CallsObject* calls = as_calls(self);
+    const InPlace here = read_in_place(method, arguments, given, names);
+    if (calls != nullptr && here.x != nullptr) {
+      const std::optional<PyObject*> result = reduce_in_place(calls, here.x, here.async);
+      if (result) return *result;
+    }
     Arguments sorted;
     if (calls != nullptr && sort_arguments(method, arguments, given, names, &sorted)) {
       const std::optional<PyObject*> result = call_natively(calls, *method.collective, sorted);

@@ -89,6 +89,7 @@ void CallTable::add(Prepared prepared) {
   if (prepared_.size() >= kPreparedMax) {
     newest_.fill(nullptr);
     slots_.fill(Slot{});
+    in_place_.fill(InPlace{});
     prepared_.clear();
     generation_ = next_generation();
   }

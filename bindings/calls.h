@@ -73,13 +73,27 @@ class CallTable {
                                              std::span<const std::uint64_t> counts,
                                              std::uint64_t input_bytes, std::uint64_t output_bytes);
 
+  // The call that all_reduce(x, out=x) is for such an x, if it was noted; empty otherwise. Nothing
+  // else decides about it, so that nothing else need be read.
+  std::shared_ptr<runtime::Call>& in_place(DType dtype, std::uint64_t count) {
+    InPlace& place = in_place_[(count ^ static_cast<std::uint64_t>(dtype)) % kInPlaceMax];
+    if (place.dtype != dtype || place.count != count) place = {nullptr, count, dtype};
+    return place.call;
+  }
+
  private:
   // Bound calls keep memory of their own, so there are not many; a newer one takes the place.
   static constexpr std::size_t kCallsMax = 64;
   static constexpr std::size_t kPreparedMax = 4096;
+  static constexpr std::size_t kInPlaceMax = 64;
   struct Slot {
     const Prepared* prepared = nullptr;
     std::shared_ptr<runtime::Call> call;
+  };
+  struct InPlace {
+    std::shared_ptr<runtime::Call> call;
+    std::uint64_t count = 0;
+    DType dtype = DType::kUInt8;
   };
 
   SharedHandle handle_;
@@ -87,6 +101,7 @@ class CallTable {
   std::unordered_multimap<std::size_t, std::unique_ptr<Prepared>> prepared_;
   std::array<const Prepared*, kCollectiveCount> newest_{};  // found last, by collective
   std::array<Slot, kCallsMax> slots_;
+  std::array<InPlace, kInPlaceMax> in_place_;
   std::vector<std::byte> fusion_memory_;
   std::unique_ptr<Fusions> fusions_;
 };

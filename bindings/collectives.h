@@ -43,6 +43,7 @@ struct Reading {
   bool async = false;
   bool reads = true;  // this rank has an input
   bool writes = true;
+  bool plain_in_place = false;  // all_reduce(x, out=x), and nothing else was given but async_op
   bool fills_identity = false;  // the result is the reduction's identity, whatever the plan does
   Flat source;
   Flat target;
@@ -125,6 +126,9 @@ std::optional<PyObject*> tell_and_run(CallsObject* self, Collective collective,
 // Runs a call to its end.
 Status run_call(CommunicatorHandle& handle, const std::shared_ptr<runtime::Call>& call,
                 const std::byte* input, std::byte* output);
+
+// all_reduce(x, out=x), or its start, where nothing has to be read but x; as call_natively().
+std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async);
 
 // The whole call: a new reference, or nullptr with a Python error set; nullopt: declined.
 std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,

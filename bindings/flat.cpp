@@ -88,29 +88,31 @@ PyObject* make_numpy(DType dtype, int ndim, const py::ssize_t* shape, Flat* flat
 struct TensorClass {
   PyTypeObject* type = nullptr;
   const dlpack::Exchange* exchange = nullptr;
+  PyObject* is_neg = nullptr;  // methods, as the class has them
+  PyObject* is_conj = nullptr;
 };
 std::array<TensorClass, 4> tensor_classes;
 
-const dlpack::Exchange* exchange_of(PyTypeObject* type) {
+const TensorClass* tensor_class_of(PyTypeObject* type) {
   for (const TensorClass& one : tensor_classes) {
-    if (one.type == type) return one.exchange;
+    if (one.type == type) return &one;
   }
   return nullptr;
 }
 
-// Whether x.name() is False: conjugation and negation may be put off, with the memory as it was.
-bool denies(PyObject* x, PyObject* name) {
-  PyObject* answer = PyObject_CallMethodNoArgs(x, name);
+// Whether method(x) is False: conjugation and negation may be put off, with the memory as it was.
+bool denies(PyObject* method, PyObject* x) {
+  PyObject* arguments[] = {nullptr, x};
+  PyObject* answer =
+      PyObject_Vectorcall(method, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
   if (answer == nullptr) PyErr_Clear();
   Py_XDECREF(answer);
   return answer == Py_False;
 }
 
-bool is_plain(PyObject* x, DType dtype) {
-  static PyObject* const negated = PyUnicode_InternFromString("is_neg");
-  static PyObject* const conjugated = PyUnicode_InternFromString("is_conj");
+bool is_plain(const TensorClass& known, PyObject* x, DType dtype) {
   const bool complex = dtype == DType::kComplex64 || dtype == DType::kComplex128;
-  return denies(x, negated) && (!complex || denies(x, conjugated));
+  return denies(known.is_neg, x) && (!complex || denies(known.is_conj, x));
 }
 
 bool in_c_order(const dlpack::Tensor& tensor, std::uint64_t count) {
@@ -123,9 +125,9 @@ bool in_c_order(const dlpack::Tensor& tensor, std::uint64_t count) {
   return true;
 }
 
-bool flatten_tensor(const dlpack::Exchange& exchange, PyObject* x, Flat* flat) {
+bool flatten_tensor(const TensorClass& known, PyObject* x, Flat* flat) {
   dlpack::Tensor tensor;
-  if (exchange.view(x, &tensor) != 0) {
+  if (known.exchange->view(x, &tensor) != 0) {
     PyErr_Clear();
     return false;
   }
@@ -141,7 +143,7 @@ bool flatten_tensor(const dlpack::Exchange& exchange, PyObject* x, Flat* flat) {
   for (int axis = 0; axis < tensor.ndim; ++axis) {
     flat->count *= static_cast<std::uint64_t>(tensor.shape[axis]);
   }
-  return in_c_order(tensor, flat->count) && is_plain(x, *dtype);
+  return in_c_order(tensor, flat->count) && is_plain(known, x, *dtype);
 }
 
 void forget_error(void* /*context*/, const char* /*kind*/, const char* /*message*/) {}
@@ -180,9 +182,13 @@ bool learn_tensor(const py::type& type) {
   const auto* exchange = static_cast<const dlpack::Exchange*>(
       PyCapsule_GetPointer(capsule.ptr(), dlpack::kExchangeName));
   if (exchange->version.major != dlpack::kMajorVersion || exchange->view == nullptr) return false;
+  py::object is_neg = py::getattr(type, "is_neg", py::none());
+  py::object is_conj = py::getattr(type, "is_conj", py::none());
+  if (is_neg.is_none() || is_conj.is_none()) return false;
   for (TensorClass& one : tensor_classes) {
     if (one.type != nullptr) continue;
-    one = {reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr()), exchange};
+    one = {reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr()), exchange, is_neg.release().ptr(),
+           is_conj.release().ptr()};
     return true;
   }
   return false;
@@ -199,8 +205,8 @@ void learn_number(int number, DType dtype) {
 
 bool flatten(PyObject* x, Flat* flat) {
   if (Py_TYPE(x) == numpy.array) return flatten_numpy(x, flat);
-  const dlpack::Exchange* exchange = exchange_of(Py_TYPE(x));
-  return exchange != nullptr && flatten_tensor(*exchange, x, flat);
+  const TensorClass* known = tensor_class_of(Py_TYPE(x));
+  return known != nullptr && flatten_tensor(*known, x, flat);
 }
 
 bool same_shape(const Flat& one, int ndim, const py::ssize_t* shape) {
@@ -215,7 +221,7 @@ PyObject* make_flat(PyObject* like, DType dtype, int ndim, const py::ssize_t* sh
   if (like == nullptr || Py_TYPE(like) == numpy.array) {
     return numpy.array == nullptr ? nullptr : make_numpy(dtype, ndim, shape, flat);
   }
-  return make_tensor(*exchange_of(Py_TYPE(like)), like, ndim, shape, flat);
+  return make_tensor(*tensor_class_of(Py_TYPE(like))->exchange, like, ndim, shape, flat);
 }
 
 void bind_flat(py::module_& module) {

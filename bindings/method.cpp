@@ -23,6 +23,11 @@ PyObject* call_method(PyObject* object, PyObject* const* arguments, std::size_t 
   const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
   if (method.collective && given > 0) {
     CallsObject* self = as_calls(arguments[0]);
+    const InPlace here = read_in_place(method, arguments + 1, given - 1, names);
+    if (self != nullptr && here.x != nullptr) {
+      const std::optional<PyObject*> result = reduce_in_place(self, here.x, here.async);
+      if (result) return *result;
+    }
     Arguments sorted;
     if (self != nullptr && sort_arguments(method, arguments + 1, given - 1, names, &sorted)) {
       const std::optional<PyObject*> result = call_natively(self, *method.collective, sorted);
@@ -99,6 +104,9 @@ void read_parameters(MethodObject& method, const py::handle& wrapped) {
     PyUnicode_InternInPlace(&name);
     method.names[method.name_count] = name;
     method.parameters[method.name_count++] = *parameter;
+    if (method.collective != Collective::kAllReduce) continue;
+    if (*parameter == Parameter::kOut) method.out_name = name;
+    if (*parameter == Parameter::kAsync) method.async_name = name;
   }
   method.positional_count = positional - 1;
 }

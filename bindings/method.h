@@ -25,11 +25,34 @@ struct MethodObject {
   std::size_t positional_count;
   std::array<PyObject*, kNamesMax> names;  // interned
   std::array<Parameter, kNamesMax> parameters;
+  // Of those, `out` and `async_op`; nullptr unless it is an all_reduce.
+  PyObject* out_name;
+  PyObject* async_name;
 };
 
 // Sorts arguments, self apart, by parameter; false for what only the definition can judge.
 bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std::size_t count,
                     PyObject* names, Arguments* sorted);
+
+// all_reduce(x, out=x), or with async_op=True behind that, as most programs write it.
+struct InPlace {
+  PyObject* x = nullptr;  // borrowed; nullptr for every other call
+  bool async = false;
+};
+
+// Arguments without self.
+inline InPlace read_in_place(const MethodObject& method, PyObject* const* arguments,
+                             std::size_t count, PyObject* names) {
+  if (count != 1 || names == nullptr || method.out_name == nullptr ||
+      PyTuple_GET_SIZE(names) == 0 || PyTuple_GET_ITEM(names, 0) != method.out_name ||
+      arguments[1] != arguments[0]) {
+    return {};
+  }
+  if (PyTuple_GET_SIZE(names) == 1) return {arguments[0], false};
+  const bool async = PyTuple_GET_SIZE(names) == 2 &&
+                     PyTuple_GET_ITEM(names, 1) == method.async_name && arguments[2] == Py_True;
+  return {async ? arguments[0] : nullptr, async};
+}
 
 // method(self, ...) without the native way: arguments[-1] is room of the caller's if `count` has
 // PY_VECTORCALL_ARGUMENTS_OFFSET.

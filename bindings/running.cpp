@@ -60,16 +60,16 @@ namespace {
 
 std::shared_ptr<Operation> start_call(CommunicatorHandle& handle,
                                       const std::shared_ptr<runtime::Call>& call,
-                                      const Reading& reading) {
+                                      const std::byte* input, std::byte* output) {
   runtime::Communicator& native = *handle.native;
   const Nanoseconds timeout = handle.timeout();
   std::shared_ptr<Operation> operation = new_operation();
-  if (native.try_start(call, reading.input(), reading.output(), operation, timeout, 0, true)) {
+  if (native.try_start(call, input, output, operation, timeout, 0, true)) {
     return operation;
   }
   std::shared_ptr<runtime::Call> held = call;
   const py::gil_scoped_release release;
-  native.start(std::move(held), reading.input(), reading.output(), operation, timeout);
+  native.start(std::move(held), input, output, operation, timeout);
   return operation;
 }
 
@@ -111,6 +111,9 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
   const auto* call =
       table.call(prepared, reading.blocks(), reading.input_bytes(), reading.output_bytes());
   const std::string_view name = name_of(reading.choice.collective);
+  if (reading.plain_in_place && call != nullptr) {
+    table.in_place(reading.source.dtype, reading.source.count) = *call;
+  }
   if (!reading.async) {
     const Status status = call != nullptr
                               ? run_call(handle, *call, reading.input(), reading.output())
@@ -128,7 +131,7 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
     return work;
   }
   std::shared_ptr<Operation> operation =
-      call != nullptr ? start_call(handle, *call, reading)
+      call != nullptr ? start_call(handle, *call, reading.input(), reading.output())
                       : start_request(handle, make_request(prepared, reading));
   py::object x;
   if (!operation->done()) x = py::reinterpret_borrow<py::object>(reading.x);
@@ -153,6 +156,17 @@ void run_parts(CallsObject* self, const Prepared& prepared, DType dtype,
 
 namespace {
 
+bool is_plain_in_place(Collective collective, const Arguments& arguments) {
+  if (collective != Collective::kAllReduce ||
+      at(arguments, Parameter::kOut) != at(arguments, Parameter::kX)) {
+    return false;
+  }
+  for (const Parameter other : {Parameter::kOp, Parameter::kAlgorithm, Parameter::kDeterministic}) {
+    if (at(arguments, other) != nullptr) return false;
+  }
+  return true;
+}
+
 std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
                                       const Arguments& arguments, Remembered* remembered) {
   const bool grouped = self->group != Py_None;
@@ -171,6 +185,7 @@ std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
   Reading reading;
   if (!read_call(*self, collective, arguments, &reading)) return std::nullopt;
   if (grouped) return defer_natively(self, reading);
+  reading.plain_in_place = is_plain_in_place(collective, arguments);
   const Prepared* prepared = self->table->find(reading.choice);
   if (prepared == nullptr) return std::nullopt;
   return run_reading(self, *prepared, reading, remembered,
@@ -178,6 +193,58 @@ std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
 }
 
 }  // namespace
+
+namespace {
+
+// A new reference to `out`, or nullptr with an error set.
+PyObject* run_known(CallsObject* self, Collective collective,
+                    const std::shared_ptr<runtime::Call>& call, const std::byte* input,
+                    std::byte* output, PyObject* out) {
+  CommunicatorHandle& handle = self->table->handle();
+  handle.drop_done();
+  if (input == output && handle.native->rests_alone()) return Py_NewRef(out);
+  const Status status = run_call(handle, call, input, output);
+  if (status.ok() && PyErr_Occurred() == nullptr) return Py_NewRef(out);
+  return guarded(
+      [&]() -> PyObject* { fail(self, status, name_of(collective), name_of(collective)); });
+}
+
+}  // namespace
+
+namespace {
+
+// The same, as a Work.
+PyObject* start_known(CallsObject* self, const std::shared_ptr<runtime::Call>& call,
+                      std::byte* data, PyObject* x) {
+  CommunicatorHandle& handle = self->table->handle();
+  handle.drop_done();
+  auto result = py::reinterpret_borrow<py::object>(x);
+  if (handle.native->rests_alone()) {
+    PyObject* work = make_open_work(std::move(result));
+    fill_work(work);
+    return work;
+  }
+  std::shared_ptr<Operation> operation = start_call(handle, call, data, data);
+  return make_work({self->table->shared(), std::move(operation), nullptr,
+                    name_of(Collective::kAllReduce), true},
+                   std::move(result), {})
+      .release()
+      .ptr();
+}
+
+}  // namespace
+
+std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async) {
+  Flat flat;
+  if (self->group != Py_None || self->table == nullptr || UserOp::running() || !flatten(x, &flat) ||
+      !flat.writable) {
+    return std::nullopt;
+  }
+  const auto& call = self->table->in_place(flat.dtype, flat.count);
+  if (call == nullptr) return std::nullopt;
+  if (async) return guarded([&] { return start_known(self, call, flat.data, x); });
+  return run_known(self, Collective::kAllReduce, call, flat.data, flat.data, x);
+}
 
 bool Look::same(PyObject* object) const {
   Flat now;
@@ -199,12 +266,7 @@ std::optional<PyObject*> Remembered::run(CallsObject* self, Collective collectiv
       (out != x && !out_.same(out))) {
     return std::nullopt;
   }
-  CommunicatorHandle& handle = self->table->handle();
-  handle.drop_done();
-  const Status status = run_call(handle, call_, x_.flat.data, out_.flat.data);
-  if (status.ok() && PyErr_Occurred() == nullptr) return Py_NewRef(out);
-  return guarded(
-      [&]() -> PyObject* { fail(self, status, name_of(collective), name_of(collective)); });
+  return run_known(self, collective, call_, x_.flat.data, out_.flat.data, out);
 }
 
 // Only what writes to the caller's memory: a new array is another one each time.

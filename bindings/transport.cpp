@@ -94,6 +94,17 @@ void bind_transports(py::module_& module) {
       .def(
           "doorbell_fd", [](const ShmHandle& handle) { return handle.shm->doorbell_fd(); },
           "This rank's doorbell, to be passed to peers; stays owned here.")
+      .def(
+          "lifeline_fd", [](const ShmHandle& handle) { return handle.shm->lifeline_fd(); },
+          "The socket whose end tells peers that this rank is gone, to be passed to them; stays "
+          "owned here.")
+      .def(
+          "inbox_fd", [](const ShmHandle& handle) { return handle.shm->inbox_fd(); },
+          "Where holders of this rank's lifeline leave it descriptors; stays owned here.")
+      .def(
+          "liveness_fd",
+          [](const ShmHandle& handle, int peer) { return handle.shm->liveness_fd(peer); },
+          py::arg("peer"), "The peer's lifeline, or -1; stays owned here.")
       .def("attach", &attach_shm, py::arg("peer"), py::arg("segment_fd"), py::arg("doorbell_fd"),
            py::arg("liveness_fd"), py::arg("pid"),
            "Join a peer's memory. Takes ownership of the three descriptors.");

@@ -14,17 +14,23 @@ namespace {
 
 thread_local bool inside_reduction = false;
 
+}  // namespace
+
 class Inside {
  public:
-  Inside() { inside_reduction = true; }
-  ~Inside() { inside_reduction = false; }
+  Inside() {
+    inside_reduction = true;
+    ++UserOp::inside_count;
+  }
+  ~Inside() {
+    inside_reduction = false;
+    --UserOp::inside_count;
+  }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
 };
 
-}  // namespace
-
-bool UserOp::running() { return inside_reduction; }
+bool UserOp::inside() { return inside_reduction; }
 
 kernels::Combine UserOp::combine() { return {&UserOp::fold, this}; }
 

@@ -23,13 +23,18 @@ class UserOp {
   kernels::Combine combine();
   const std::atomic<bool>* failed() const { return &failed_; }
 
-  // Whether this thread is inside a user's reduction.
-  static bool running();
+  // Whether this thread is inside a user's reduction. Requires: the GIL.
+  static bool running() { return inside_count != 0 && inside(); }
 
   // Throws the kept exception once. Requires: the GIL.
   void rethrow();
 
  private:
+  friend class Inside;
+  static bool inside();
+  // Threads that are inside one; guarded by the GIL.
+  static inline int inside_count = 0;
+
   static void fold(void* target, const void* const* sources, int source_count, std::size_t count,
                    void* context);
   void fold_with_gil(void* target, const void* const* sources, int source_count, std::size_t count);

@@ -133,7 +133,6 @@ def init(
     >>> pycoll.init(rank=0, size=1).size
     1
     """
-    from pycoll import tuning
     from pycoll.bootstrap import join
 
     config = _settings(
@@ -155,11 +154,18 @@ def init(
             address=address,
             secret=secret,
             comm=comm,
-            bring=tuning.text_of,
+            bring=_tuning_text,
         )
         communicator = Communicator(joined, config, "world")
         _world.set(communicator)
         return communicator
+
+
+def _tuning_text(config: Config) -> str:
+    """What rank 0 tells the others; none of them need import this."""
+    from pycoll import tuning
+
+    return tuning.text_of(config)
 
 
 def _settings(**given: Any) -> Config:
@@ -266,7 +272,6 @@ def local_world(
     """
     from dataclasses import replace
 
-    from pycoll import tuning
     from pycoll.bootstrap import join_threads
 
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -278,7 +283,7 @@ def local_world(
         config if hosts is None else replace(config, host_id=str(hosts[number]))
         for number in range(count)
     ]
-    joined = join_threads(count, configs, bring=tuning.text_of)
+    joined = join_threads(count, configs, bring=_tuning_text)
     return [Communicator(one, configs[number], "local_world") for number, one in enumerate(joined)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,9 @@ class Communicator(Reducing, Moving, Messages):
         self._config = config
         self._device_memory_max = config.device_memory_mib << 20
         self._tuning = joined.tuning
+        #: For splits: what joined the ranks, and what they told of themselves.
+        self._transports = joined.transports
+        self._identities = joined.identities
         self._splits = 0
         self._fusion = FusionBuffer()
         self._make_group = Group
@@ -167,26 +171,50 @@ class Communicator(Reducing, Moving, Messages):
         """Ranks with equal ``color`` form new communicators, ordered by ``key``, then by rank.
 
         Every rank calls; one that passes None is in no group and gets None. Each group has its own
-        connections, made here within the init timeout. Raises what joining raises.
+        connections, made here: within hosts over this communicator, otherwise as by init. Raises
+        what an all_gather and what joining raises.
         """
         from dataclasses import replace
-
-        from pycoll.bootstrap import join_group, sit_out
 
         if self._group is not None:
             raise InvalidArgumentError("split inside a group: leave the with block first")
         numbers = [color is not None, 0 if color is None else _integer("color", color)]
-        told = self._all_gather_numbers([*numbers, _integer("key", key)], "split")
+        told = self._all_gather_numbers([*numbers, _integer("key", key)], "split").tolist()
         self._splits += 1
-        # Ranks that sit out take part in the rounds of those that join, if there are any.
-        if color is None:
-            if any(line[0] for line in told):
-                sit_out(self._gather_blobs)
-            return None
-        same = [r for r, line in enumerate(told) if line[0] and int(line[1]) == color]
-        members = sorted(same, key=lambda rank: (int(told[rank][2]), rank))
         name = f"{self.name}/{self._splits}.{color}"
-        joined = join_group(
+        joined = self._join_part(told, color, name)
+        if joined is None:
+            return None
+        return Communicator(joined, replace(self._config, timeout_s=self.timeout_s), name)
+
+    def _join_part(
+        self, told: Sequence[tuple[int, int, int]], color: int | None, name: str
+    ) -> Joined | None:
+        from pycoll.bootstrap import Parent, can_share, join_group, join_part, sit_out
+
+        groups: dict[int, list[int]] = {}
+        for rank in sorted(range(self.size), key=lambda rank: told[rank][2]):
+            if told[rank][0]:
+                groups.setdefault(told[rank][1], []).append(rank)
+        if not groups:
+            return None
+        members = [] if color is None else groups[color]
+        if can_share(self._identities, list(groups.values())):
+            shm = next((one for one in self._transports if one.name == "shm"), None)
+            parent = Parent(
+                self.rank,
+                self._identities,
+                shm,
+                lambda numbers: self._all_gather_numbers(numbers, "part").tolist(),
+                self._gather_blobs,
+                self._splits,
+            )
+            return join_part(parent, list(groups.values()), members, self._tuning)
+        # Ranks that sit out take part in the rounds of those that join.
+        if not members:
+            sit_out(self._gather_blobs)
+            return None
+        return join_group(
             self._gather_blobs,
             members,
             members.index(self.rank),
@@ -194,7 +222,6 @@ class Communicator(Reducing, Moving, Messages):
             self._config,
             bring=lambda _: self._tuning,
         )
-        return Communicator(joined, replace(self._config, timeout_s=self.timeout_s), name)
 
     def close(self) -> None:
         """Leave: peers see an orderly end, and nothing is kept. Later calls raise ClosedError.

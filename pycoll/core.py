@@ -21,7 +21,7 @@ from pycoll.types import DType
 
 if TYPE_CHECKING:
     from pycoll.devices import Devices
-    from pycoll.plans import Prepared
+    from pycoll.plans import Plans, Prepared
     from pycoll.topology import Topology
 
 _Arguments = ParamSpec("_Arguments")
@@ -76,25 +76,32 @@ class Core(_core.Calls):
         crowding: float,
         tuning: str,
     ) -> None:
-        # Algorithms and proofs are two thirds of the package; importing it need not wait for them.
-        from pycoll.plans import Plans
         from pycoll.topology import topology_of
-        from pycoll.tuning import from_text
 
         self.rank = rank
         self.size = size
         self._names = names
         self._topology: Topology = topology_of(hosts)
         self._native = _core.Communicator(rank, size, transports, timeout_s, names)
-        several = len(self._topology.hosts) > 1
-        parameters = from_text(tuning).parameters(inside, several).crowded(crowding)
-        self._plans = Plans(rank, self._topology, parameters)
+        self._chosen_by = (tuning, inside, crowding)
         #: By collective; an enum's member as part of a key would cost a call in Python.
         self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]
         self._deterministic = deterministic
         #: Of channels on this rank's device.
         self._device_memory_max = 128 << 20
         self._devices: Devices | None = None
+
+    @functools.cached_property
+    def _plans(self) -> Plans:
+        # Algorithms and proofs are two thirds of the package: neither importing it nor joining need
+        # wait for them.
+        from pycoll.plans import Plans
+        from pycoll.tuning import from_text
+
+        tuning, inside, crowding = self._chosen_by
+        several = len(self._topology.hosts) > 1
+        parameters = from_text(tuning).parameters(inside, several).crowded(crowding)
+        return Plans(self.rank, self._topology, parameters)
 
     def _complete(self, error: PycollError, name: str) -> None:
         """Add what is known here to an error from below."""

@@ -18,13 +18,16 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pycoll.algorithms import Algorithm
 from pycoll.collective import Collective
-from pycoll.costs import Cost
-from pycoll.schedule import TOKEN, Schedule
-from pycoll.topology import Topology
+
+if TYPE_CHECKING:
+    # Those who only want to know what links cost, to join or to tune, need no algorithm.
+    from pycoll.algorithms import Algorithm
+    from pycoll.costs import Cost
+    from pycoll.schedule import Schedule
+    from pycoll.topology import Topology
 
 #: Most bytes of a chunk that travel as one segment; what transports have room for.
 SEGMENT_BYTES = 65536
@@ -228,6 +231,8 @@ def answers_awaited(schedule: Schedule) -> dict[tuple[int, int], int]:
 
 def profile_of_schedule(schedule: Schedule, topology: Topology) -> Profile:
     """From the transfers: per step the busiest rank inside, and the busiest host across."""
+    from pycoll.schedule import TOKEN
+
     size, host = schedule.size, topology.levels[0]
     chunks = message_chunks(schedule)
     steps: dict[tuple[int, bool], _Tally] = defaultdict(_Tally)

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import platform
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -178,6 +177,8 @@ def store(tuning: Tuning, path: Path, made: str) -> None:
         "media": _media_as_json(tuning),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
+    import tempfile
+
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -24,16 +24,6 @@ constexpr Nanoseconds kSignalCheckEvery = 20'000'000;
 // thread for each would cost more than all of it. It looks after them when nobody came for so long.
 constexpr std::chrono::microseconds kNap{200};
 
-std::atomic<long> fork_generation{0};
-
-void count_fork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
-
-long current_generation() {
-  static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
-  (void)registered;
-  return fork_generation.load(std::memory_order_relaxed);
-}
-
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -135,9 +125,15 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock
   oversubscribed_ = neighbours > usable_cores();
 }
 
+long Communicator::current_generation() {
+  static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
+  (void)registered;
+  return fork_generation.load(std::memory_order_relaxed);
+}
+
 // Asked before any lock is taken: in a child the locks may be held by threads that are not there.
 Status Communicator::foreign() const {
-  if (current_generation() == birth_) return Status();
+  if (!is_foreign()) return Status();
   return Status::error(Code::kClosed,
                        "this communicator belongs to the parent process; a forked child cannot use "
                        "it: call pycoll.init() in the child, or start it with spawn");

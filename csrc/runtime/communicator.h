@@ -7,6 +7,7 @@
 // that their operation has ended, or that it is their turn to drive.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -75,6 +76,9 @@ class Communicator {
   bool try_start(const std::shared_ptr<Call>& call, const std::byte* input, std::byte* output,
                  const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
                  Nanoseconds patience, bool leave);
+  // Whether a call in place has nothing to do: what one rank alone makes of its memory is what is
+  // there, and nothing runs, waits or has failed that would have to come first.
+  bool rests_alone() const { return engine_->size() == 1 && engine_->vacant() && !is_foreign(); }
   // In a world of one rank, runs the whole call. False, with nothing done, if another thread has
   // the communicator or a collective is under way. Requires: size() is 1.
   bool try_alone(Call& call, const std::byte* input, std::byte* output, Status* status);
@@ -110,9 +114,15 @@ class Communicator {
   class Waiter;
   enum class Look : std::uint8_t { kBusy, kQuiet, kOverdue };
 
+  // How often the process was forked, as seen by the children.
+  static inline std::atomic<long> fork_generation{0};
+  static void count_fork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
+  static long current_generation();
+
   Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock);
   ~Communicator() = default;
   static std::shared_ptr<Operation> ended(Status status);
+  bool is_foreign() const { return fork_generation.load(std::memory_order_relaxed) != birth_; }
   Status foreign() const;
   Status drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,
                       Nanoseconds patience, const Interrupted& interrupted);

@@ -8,7 +8,7 @@ namespace pycoll::runtime {
 
 // Locks if nobody else has the lock, waits or sleeps, so that nobody needs to be told anything.
 bool Communicator::enter_alone(std::unique_lock<Gate>& lock) {
-  return foreign().ok() && lock.try_lock() && waiters_ == nullptr && !sleeping_ && !stopping_;
+  return !is_foreign() && lock.try_lock() && waiters_ == nullptr && !sleeping_ && !stopping_;
 }
 
 void Communicator::spin(const Operation& operation, Nanoseconds patience) {
@@ -45,7 +45,7 @@ bool Communicator::try_start(const std::shared_ptr<Call>& call, const std::byte*
 // Nobody waits for what this call does, so that nobody needs to be told either.
 bool Communicator::try_alone(Call& call, const std::byte* input, std::byte* output,
                              Status* status) {
-  if (!foreign().ok() || !gate_.try_lock()) return false;
+  if (is_foreign() || !gate_.try_lock()) return false;
   const std::lock_guard<Gate> lock(gate_, std::adopt_lock);
   if (!engine_->idle() || stopping_) return false;
   *status = engine_->run_alone(call, input, output);

@@ -93,6 +93,7 @@ std::shared_ptr<Operation> Engine::start(CollectiveRequest request, Nanoseconds 
   } else {
     begin({nullptr, nullptr, nullptr, operation, timeout, 0}, &request);
   }
+  note_vacancy();
   return operation;
 }
 
@@ -108,6 +109,7 @@ void Engine::start(std::shared_ptr<Call> call, const std::byte* input, std::byte
   } else {
     queue_.push({std::move(pending), nullptr});
   }
+  note_vacancy();
 }
 
 namespace {
@@ -214,6 +216,7 @@ void Engine::begin_next() {
     Queued next = queue_.pop();
     begin(std::move(next.pending), next.request.get());
   }
+  note_vacancy();
 }
 
 // Ends what is over, as far as everything before it is. The operation is told last: it may belong
@@ -336,6 +339,7 @@ void Engine::end_all(const Status& status) {
     if (mailbox != nullptr) mailbox->fail(status);
   }
   message_deadlines_.clear();
+  note_vacancy();
 }
 
 bool Engine::poll() {

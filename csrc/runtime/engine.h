@@ -14,6 +14,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -64,6 +65,8 @@ class Engine final : public ChannelSource {
   Status run_alone(Call& call, const std::byte* input, std::byte* output);
   // Whether no collective runs or waits.
   bool idle() const { return running_.empty(); }
+  // Whether so it is, and nothing has failed; for any thread, as of a moment ago.
+  bool vacant() const { return vacant_.load(std::memory_order_acquire); }
   // Whether the collective that runs is a short call.
   bool runs_short() const { return !running_.empty() && running_.front().pending.call != nullptr; }
 
@@ -137,6 +140,11 @@ class Engine final : public ChannelSource {
 
   explicit Engine(EngineOptions options);
   void begin_next();
+  // Behind whatever may have changed what vacant() says.
+  void note_vacancy() {
+    const bool vacant = running_.empty() && queue_.empty() && failure_.ok();
+    vacant_.store(vacant, std::memory_order_release);  // pairs with the load in vacant()
+  }
   Status fits(const CollectiveRequest& request) const;
   bool may_begin(const Pending& pending) const;
   bool begin(Pending pending, CollectiveRequest* request);
@@ -187,6 +195,7 @@ class Engine final : public ChannelSource {
   Nanoseconds dispute_ends_ = 0;
   Standing disputed_standing_;  // of this rank, as it told its peers
   bool closed_ = false;
+  std::atomic<bool> vacant_{true};
 };
 
 }  // namespace pycoll::runtime

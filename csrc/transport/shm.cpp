@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <string>
@@ -91,6 +92,13 @@ Status ShmTransport::open() {
     return failed("rank " + std::to_string(rank_) +
                   " cannot make its doorbell (is `ulimit -n` too low?)");
   }
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+    return failed("rank " + std::to_string(rank_) +
+                  " cannot make its lifeline (is `ulimit -n` too low?)");
+  }
+  inbox_.reset(ends[0]);
+  lifeline_.reset(ends[1]);
   own_bell_ = std::make_unique<shm::Bell>(&control().sleep, doorbell_.get(), false);
   return {};
 }
@@ -151,6 +159,12 @@ Link* ShmTransport::link(int peer) {
   return links_[static_cast<std::size_t>(peer)].get();
 }
 
+int ShmTransport::liveness_fd(int peer) const {
+  if (peer < 0 || static_cast<std::size_t>(peer) >= links_.size()) return -1;
+  const auto& link = links_[static_cast<std::size_t>(peer)];
+  return link == nullptr ? -1 : link->liveness_fd();
+}
+
 bool ShmTransport::poll() {
   bool changed = false;
   for (ShmLink* link : attached_) changed |= link->refresh();
@@ -184,11 +198,10 @@ bool ShmTransport::check_liveness() {
 }
 
 // A socket at its end would keep event_fd() readable for ever. Removed by hand, since a copy of the
-// descriptor elsewhere would keep it watched.
-void ShmTransport::forget_liveness(ShmLink& link) {
+// descriptor elsewhere would keep it watched. It stays open: see liveness_fd(int).
+void ShmTransport::forget_liveness(const ShmLink& link) {
   if (link.liveness_fd() < 0) return;
   (void)::epoll_ctl(events_.get(), EPOLL_CTL_DEL, link.liveness_fd(), nullptr);
-  link.drop_liveness();
 }
 
 bool ShmTransport::arm() {
@@ -224,6 +237,8 @@ void ShmTransport::close() {
   whole_ = {};
   events_.reset();
   doorbell_.reset();
+  inbox_.reset();
+  lifeline_.reset();
   segment_.reset();
 }
 

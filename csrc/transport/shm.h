@@ -3,8 +3,10 @@
 // Segments are written once and read in place. Layout: shm_layout.h.
 //
 // A peer that dies is noticed by the end of a socket that its process held; what it sent stays
-// readable, because mappings outlive their owner. A peer is trusted to be the rank it says (the
-// bootstrap admitted it), not to be sane: whatever it writes, no read leaves the mapping.
+// readable, because mappings outlive their owner. Each rank holds one such socket, its inbox, and
+// all peers hold its other end, the lifeline: so to join takes as many descriptors as there are
+// ranks, not pairs. A peer is trusted to be the rank it says (the bootstrap admitted it), not to be
+// sane: whatever it writes, no read leaves the mapping.
 #pragma once
 
 #include <memory>
@@ -27,7 +29,7 @@ struct ShmOptions {
   std::optional<bool> streaming = std::nullopt;
 };
 
-// Threads: as in transport.h. Costs two descriptors per rank and peer, and three of its own; memory
+// Threads: as in transport.h. Costs two descriptors per rank and peer, and five of its own; memory
 // is used only where segments have passed.
 class ShmTransport final : public Transport {
  public:
@@ -41,13 +43,19 @@ class ShmTransport final : public Transport {
   // which hands them to its attach().
   int segment_fd() const { return segment_.get(); }
   int doorbell_fd() const { return doorbell_.get(); }
+  int lifeline_fd() const { return lifeline_.get(); }
+  // Borrowed alike: where whoever holds this rank's lifeline can leave it descriptors, one message
+  // at a time (SOCK_SEQPACKET); non-blocking. The transport itself reads and writes neither.
+  int inbox_fd() const { return inbox_.get(); }
+  // The peer's lifeline, or -1; borrowed alike, whatever has become of the peer.
+  int liveness_fd(int peer) const;
 
-  // Makes the link to `peer` from its two descriptors and a connected unix stream socket on which
-  // no byte is sent: its end means that process `pid` is gone. `liveness` may be empty if the peer
-  // is a thread of this process; then only its notices tell. Takes the descriptors in any case. On
-  // failure there is no link: kInvalidArgument for a peer that cannot be or is attached, kTransport
-  // when the segment is not what rank `peer` of a communicator of this size makes, or the system
-  // refuses.
+  // Makes the link to `peer` from its segment and doorbell and a connected unix socket on which
+  // nothing comes, such as its lifeline: its end means that process `pid` is gone. `liveness` may
+  // be empty if the peer is a thread of this process; then only its notices tell. Takes the
+  // descriptors in any case. On failure there is no link: kInvalidArgument for a peer that cannot
+  // be or is attached, kTransport when the segment is not what rank `peer` of a communicator of
+  // this size makes, or the system refuses.
   Status attach(int peer, UniqueFd segment, UniqueFd doorbell, UniqueFd liveness, int pid);
 
   std::string_view name() const override { return "shm"; }
@@ -67,13 +75,15 @@ class ShmTransport final : public Transport {
   Status map_link(int peer, int segment, shm::LinkMemory* memory);
   bool liveness_due();
   bool check_liveness();
-  void forget_liveness(shm::ShmLink& link);
+  void forget_liveness(const shm::ShmLink& link);
   shm::Control& control() { return *reinterpret_cast<shm::Control*>(whole_.data()); }
 
   const int rank_;
   const int size_;
   UniqueFd segment_;
   UniqueFd doorbell_;
+  UniqueFd inbox_;
+  UniqueFd lifeline_;
   UniqueFd events_;     // epoll over the doorbell and all liveness sockets
   shm::Mapping whole_;  // of this rank's segment
   std::unique_ptr<shm::NoticeWriter> writer_;

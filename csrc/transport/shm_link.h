@@ -87,7 +87,6 @@ class ShmLink final : public Link {
   void peer_gone();
   void wake_peer() { bell_.ring(); }
   int liveness_fd() const { return liveness_.get(); }
-  void drop_liveness() { liveness_.reset(); }
 
  private:
   const Control& peer_control() const;

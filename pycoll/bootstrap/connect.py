@@ -1,10 +1,11 @@
 """From an exchange to transports: every pair of ranks gets one medium, connected and proven.
 
-Four rounds: who we are; where we listen; who could reach whom; whether all is connected. Every rank
-takes part in every round whatever happened to it before, so a failure is told to all and nobody is
-left waiting.
+First all tell who they are; then the processes of each host share memory (hub.py). Where that joins
+all pairs, one round remains: whether it went well. Otherwise three: where we listen; who could
+reach whom; whether all is connected. Every rank takes part in every round whatever happened to it
+before, so a failure is told to all and nobody is left waiting.
 
-In each pair the higher rank connects and the lower one accepts.
+In each pair that sockets join, the higher rank connects and the lower one accepts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
@@ -24,23 +25,29 @@ from pycoll.bootstrap.identity import (
     choose_all,
     falls_back,
     host_numbers,
+    is_plain,
     ranks_per_core,
     session_key,
     transport_inside,
 )
-from pycoll.bootstrap.links import Links
-from pycoll.bootstrap.reach import unreachable
-from pycoll.bootstrap.verbs import Port, choose_port
+from pycoll.bootstrap.neighbours import Ends, Neighbours
 from pycoll.config import Config
 
-#: How many rounds ``connect`` and ``sit_out`` take; one is for the verdict.
+if TYPE_CHECKING:
+    from pycoll.bootstrap.links import Links
+    from pycoll.bootstrap.verbs import Port
+
+#: How many rounds ``connect`` takes at most, and ``sit_out`` always; one is for the verdict.
 ROUNDS = 4
 #: Of the time that is left, linking may use this much; the rest is for telling how it went.
 _LINK_SHARE = 0.8
 
 
 class Transport(Protocol):
-    """What a factory makes: an end of one medium. shm also has segment_fd() and doorbell_fd()."""
+    """What a factory makes: an end of one medium.
+
+    shm also has segment_fd(), doorbell_fd() and lifeline_fd().
+    """
 
     def attach(self, peer: int, *args: Any) -> None:
         """Take over a peer's descriptors."""
@@ -56,7 +63,7 @@ class Connected(NamedTuple):
     """``transports`` in order of preference; ``names[r]`` is "host:pid" of rank r; ``hosts[r]`` its
     host's number, counted from 0 in order of ranks; ``inside`` the medium of one host's ranks;
     ``crowding`` the ranks per core of the most crowded host; ``tuning`` what rank 0 brought for
-    all."""
+    all; ``identities`` what all told of themselves."""
 
     transports: list[Any]
     names: list[str]
@@ -64,6 +71,7 @@ class Connected(NamedTuple):
     inside: str
     crowding: float
     tuning: str
+    identities: Sequence[Identity]
 
 
 def native_factories() -> dict[str, Factory]:
@@ -93,75 +101,172 @@ def connect(
     limit = deadline or Deadline(config.init_timeout_s)
     brought, failure = _brought(exchange.rank, config, bring)
     port, without = _verbs_port(config)
-    mine = Identity.mine(config, brought, "" if port is None else port.network, without)
-    identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
-    key = session_key(exchange.secret, communicator_id, identities)
+    makers = native_factories() if factories is None and exchange.size > 1 else factories or {}
     with contextlib.ExitStack() as cleanup:
-        links: Links | None = None
-        try:
-            if failure is not None:
-                raise failure
-            kinds = choose_all(exchange.rank, identities)
-            makers = native_factories() if factories is None and kinds else factories or {}
-            links = Links(
-                exchange.rank, identities, kinds, config, key, communicator_id, makers, port
-            )
-            cleanup.callback(links.close)
-            endpoint = links.listen()
-        except (errors.PycollError, OSError) as error:
-            failure = _as_error(error)
-            endpoint = {}
-        endpoints = _gather(exchange, endpoint, failure)
-        names = [identity.name for identity in identities]
-        if exchange.rank == 0:
-            _tell_of_fallbacks(identities, endpoints)
-        share = limit.within(_LINK_SHARE * limit.remaining())
-        transports, outcomes, failure = _link(exchange, links, names, endpoints, share, failure)
-    _judge(outcomes, failure)
+        ends = _ends(exchange, config, makers, failure)
+        cleanup.callback(ends.close)
+        network = "" if port is None else port.network
+        mine = Identity.mine(config, brought, network, without, ends.door_name)
+        identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
+        joint = _Joint(exchange, identities, config, communicator_id, makers, port)
+        cleanup.callback(joint.close)
+        joint.failure = failure
+        outcomes = joint.run(ends, limit.within(_LINK_SHARE * limit.remaining()))
+        judge(outcomes, joint.failure)
+        transports = joint.transports
+    return describe(transports, identities, identities[0].tuning)
+
+
+def describe(transports: list[Any], identities: Sequence[Identity], tuning: str) -> Connected:
+    """What follows from the identities of ranks that are connected."""
     return Connected(
         transports,
-        names,
+        [identity.name for identity in identities],
         host_numbers(identities),
         transport_inside(identities),
         ranks_per_core(identities),
-        identities[0].tuning,
+        tuning,
+        identities,
     )
 
 
-def _link(
-    exchange: Exchange,
-    links: Links | None,
-    names: Sequence[str],
-    endpoints: Sequence[Mapping[str, Any]],
-    deadline: Deadline,
-    failure: errors.PycollError | None,
-) -> tuple[list[Any], list[dict[str, Any]], errors.PycollError | None]:
-    """The last two rounds: transports, what every rank told in the end, why this one failed."""
-    transports: list[Any] = []
-    unreached: dict[int, str] = {}
-    if any("error" in other for other in endpoints):
-        links = None
-    if links is not None:
+class _Joint:
+    """The rounds behind the first. ``failure`` is why this rank fails, once it does."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        identities: Sequence[Identity],
+        config: Config,
+        communicator_id: str,
+        makers: Mapping[str, Factory],
+        port: Port | None,
+    ) -> None:
+        self.failure: errors.PycollError | None = None
+        self.transports: list[Any] = []
+        self._exchange = exchange
+        self._identities = identities
+        self._config = config
+        self._name = communicator_id
+        self._key = session_key(exchange.secret, communicator_id, identities)
+        self._makers = makers
+        self._port = port
+        self._links: Links | None = None
+
+    def run(self, ends: Ends, deadline: Deadline) -> list[dict[str, Any]]:
+        """What every rank tells in the end."""
         try:
-            unreached = links.dial(endpoints, deadline, exchange.check)
+            neighbours = self._meet(ends, deadline)
+            if not (self._exchange.brief and is_plain(self._identities)):
+                self._link(neighbours, deadline)
+            elif neighbours.shm is not None:
+                self.transports = [neighbours.shm]
+            outcomes = self._gather({})
+        except errors.PycollError as error:
+            # An alarm has ended the meeting for all; our own reason says more.
+            raise self.failure or error from None
+        if any("error" in outcome for outcome in outcomes):
+            self.transports = []
+        return outcomes
+
+    def close(self) -> None:
+        """Nothing listens, and no thread is left; the transports are whoever took them."""
+        if self._links is not None:
+            self._links.close()
+        self.transports = []
+
+    def _meet(self, ends: Ends, deadline: Deadline) -> Neighbours:
+        exchange = self._exchange
+        neighbours = Neighbours(exchange.rank, self._identities, ends, self._key, self._name)
+        if self.failure is None and neighbours.failure is not None:
+            self.failure = as_error(neighbours.failure)
+        try:
+            neighbours.meet(deadline, exchange.check)
         except (errors.PycollError, OSError) as error:
-            failure = _alarmed(exchange, error)
-    try:
-        rows = _unreached(_gather(exchange, {"unreached": unreached}, failure))
-        if any(rows):
-            failure = failure or unreachable(names, rows)
-        if links is not None and failure is None:
-            try:
-                transports = links.finish(endpoints, deadline, exchange.check)
-            except (errors.PycollError, OSError) as error:
-                failure = _alarmed(exchange, error)
-        outcomes = _gather(exchange, {}, failure)
-    except errors.PycollError as error:
-        # An alarm has ended the meeting for all; our own reason says more.
-        raise failure or error from None
-    if failure is not None or any("error" in outcome for outcome in outcomes):
-        transports = []
-    return transports, outcomes, failure
+            self._alarm(error)
+        return neighbours
+
+    def _link(self, neighbours: Neighbours, deadline: Deadline) -> None:
+        """The rounds for threads of one process, and for pairs that sockets join."""
+        endpoint: dict[str, Any] = {}
+        try:
+            if self.failure is None:
+                endpoint = neighbours.endpoint() | self._listen()
+        except (errors.PycollError, OSError) as error:
+            self.failure = as_error(error)
+        endpoints = self._gather(endpoint)
+        if self._exchange.rank == 0:
+            _tell_of_fallbacks(self._identities, endpoints)
+        if any("error" in other for other in endpoints):
+            self._gather({})
+            return
+        unreached: dict[int, str] = {}
+        try:
+            if self._links is not None:
+                unreached = self._links.dial(endpoints, deadline, self._exchange.check)
+        except (errors.PycollError, OSError) as error:
+            self._alarm(error)
+        rows = _unreached(self._gather({"unreached": unreached}))
+        if self.failure is None and any(rows):
+            from pycoll.bootstrap.reach import unreachable
+
+            self.failure = unreachable([identity.name for identity in self._identities], rows)
+        if self.failure is None:
+            self._finish(neighbours, endpoints, deadline)
+
+    def _listen(self) -> dict[str, Any]:
+        rank = self._exchange.rank
+        kinds = choose_all(rank, self._identities)
+        kinds = {peer: kind for peer, kind in kinds.items() if kind != "shm"}
+        if not kinds:
+            return {}
+        from pycoll.bootstrap.links import Links
+
+        links = self._links = Links(
+            rank,
+            self._identities,
+            kinds,
+            self._config,
+            self._key,
+            self._name,
+            self._makers,
+            self._port,
+        )
+        return links.listen()
+
+    def _finish(
+        self, neighbours: Neighbours, endpoints: Sequence[Mapping[str, Any]], deadline: Deadline
+    ) -> None:
+        try:
+            neighbours.attach_threads(endpoints)
+            if neighbours.shm is not None:
+                self.transports.append(neighbours.shm)
+            if self._links is not None:
+                self.transports += self._links.finish(deadline, self._exchange.check)
+        except (errors.PycollError, OSError) as error:
+            self._alarm(error)
+
+    def _alarm(self, error: errors.PycollError | OSError) -> None:
+        """Tell the others at once, who may be waiting for this rank."""
+        failure = self.failure = as_error(error)
+        self._exchange.alarm(_with_rank(self._exchange.rank, str(failure)))
+
+    def _gather(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        told = {"error": str(self.failure)} if self.failure is not None else facts
+        return [json.loads(data) for data in self._exchange.all_gather(json.dumps(told).encode())]
+
+
+def _ends(
+    exchange: Exchange,
+    config: Config,
+    makers: Mapping[str, Factory],
+    failure: errors.PycollError | None,
+) -> Ends:
+    """A rank that has failed already has no door, so that no neighbour waits for it there."""
+    make = makers.get("shm")
+    if failure is not None or exchange.size == 1 or make is None or "shm" not in config.transports:
+        return Ends(None)
+    return Ends(lambda: make(exchange.rank, exchange.size))
 
 
 def _unreached(told: Sequence[Mapping[str, Any]]) -> list[dict[int, str]]:
@@ -188,6 +293,8 @@ def _verbs_port(config: Config) -> tuple[Port | None, str]:
     missing = str(importlib.import_module("pycoll._core").verbs_missing())
     if missing:
         return None, f"verbs: {missing}"
+    from pycoll.bootstrap.verbs import choose_port
+
     try:
         return choose_port(config, config.local_rank or 0), ""
     except errors.TransportError as error:
@@ -212,7 +319,7 @@ def _tell_of_fallbacks(
             more = f"; and {len(lacking) - 1} ranks more" if len(lacking) > 1 else ""
             warnings.warn(
                 f"tcp is used instead of verbs: rank {rank} ({mine.name}): {without[rank]}{more}",
-                stacklevel=3,
+                stacklevel=5,
             )
             return
 
@@ -223,32 +330,19 @@ def sit_out(all_gather: Callable[[bytes], Sequence[bytes]]) -> None:
         all_gather(b"")
 
 
-def _gather(
-    exchange: Exchange, facts: dict[str, Any], failure: errors.PycollError | None
-) -> list[dict[str, Any]]:
-    told = {"error": str(failure)} if failure is not None else facts
-    return [json.loads(data) for data in exchange.all_gather(json.dumps(told).encode())]
-
-
-def _alarmed(exchange: Exchange, error: errors.PycollError | OSError) -> errors.PycollError:
-    """Tell the others at once, who may be waiting for this rank."""
-    failure = _as_error(error)
-    exchange.alarm(_with_rank(exchange.rank, str(failure)))
-    return failure
-
-
 def _with_rank(rank: int, text: str) -> str:
     return text if text.startswith(f"rank {rank} ") else f"rank {rank} failed to join: {text}"
 
 
-def _as_error(error: errors.PycollError | OSError) -> errors.PycollError:
+def as_error(error: errors.PycollError | OSError) -> errors.PycollError:
+    """What the system refuses, as an error of pycoll's."""
     if isinstance(error, errors.PycollError):
         return error
     advice = " (raise the limit, ulimit -n)" if error.errno in (23, 24) else ""
     return errors.TransportError(f"{error.strerror or error}{advice}", operation="init")
 
 
-def _judge(outcomes: Sequence[Mapping[str, Any]], own: errors.PycollError | None) -> None:
+def judge(outcomes: Sequence[Mapping[str, Any]], own: errors.PycollError | None) -> None:
     """Raise if any rank failed: the rank's own error, or one that tells of the others'."""
     if own is not None:
         raise own

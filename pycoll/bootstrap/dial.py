@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import os
@@ -233,30 +232,3 @@ def _settled(connecting: dict[int, Any], timeout_s: float) -> list[int]:
     for fd in connecting:
         poller.register(fd, select.POLLOUT)
     return [fd for fd, _ in poller.poll(max(1, int(timeout_s * 1e3)))]
-
-
-def dial_unix(
-    name: str, talk: Callable[[socket.socket, Deadline], None], deadline: Deadline
-) -> socket.socket:
-    """The same for an abstract unix socket. Raises UnreachableError."""
-    reason = "no answer"
-    while not deadline.passed():
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.ExitStack() as undo:
-            undo.callback(sock.close)
-            try:
-                sock.settimeout(max(deadline.remaining(), 0.001))
-                sock.connect(name)
-                talk(sock, deadline.within(STRANGER_S))
-            except ConnectionRefusedError as error:
-                raise UnreachableError(f"its unix socket: {error.strerror}") from None
-            except HandshakeError as error:
-                raise UnreachableError(f"its unix socket: {error}") from None
-            except (OSError, EOFError) as error:
-                # A full backlog, or drowned by strangers: ask again.
-                reason = str(error) or type(error).__name__
-            else:
-                undo.pop_all()
-                return sock
-        time.sleep(min(_PAUSE_S, deadline.remaining()))
-    raise UnreachableError(f"its unix socket: {reason}")

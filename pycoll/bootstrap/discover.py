@@ -10,7 +10,6 @@ import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pycoll.bootstrap.deadline import Deadline
@@ -317,7 +316,8 @@ def _ancestor(names: tuple[str, ...]) -> str | None:
     pid = os.getppid()
     while pid > 1:
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            with open(f"/proc/{pid}/stat") as file:
+                stat = file.read()
         except OSError:
             return None
         name = stat[stat.index("(") + 1 : stat.rindex(")")]

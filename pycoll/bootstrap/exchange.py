@@ -24,12 +24,14 @@ class Exchange(Protocol):
     """``all_gather`` raises pycoll's errors, and TimeoutError at the deadline it was made with.
 
     ``secret``: bytes that only the ranks know beforehand, or b"" where the way itself keeps others
-    out. ``close`` is called on every path; ``abandon`` instead if this rank broke off.
+    out. ``brief``: rounds that all these ranks know to be needless may be left out, since nobody
+    else takes part. ``close`` is called on every path; ``abandon`` instead if this rank broke off.
     """
 
     rank: int
     size: int
     secret: bytes
+    brief: bool
 
     def all_gather(self, blob: bytes) -> list[bytes]:
         """The blobs of all ranks in rank order; called equally often by every rank."""
@@ -52,6 +54,8 @@ class Exchange(Protocol):
 
 class _Lasting:
     """An exchange that holds nothing of its own and knows nothing between rounds."""
+
+    brief = True
 
     def alarm(self, text: str) -> None:
         """No way to tell."""
@@ -159,6 +163,7 @@ class ParentExchange(_Lasting):
     """
 
     secret = b""
+    brief = False
 
     def __init__(
         self,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import socket
-from pathlib import Path
 
 _token: tuple[int, str] = (0, "")
 
@@ -20,7 +18,7 @@ def process_token() -> str:
     """The same text for all threads of this process, and no other; survives no fork."""
     global _token  # noqa: PLW0603
     if _token[0] != os.getpid():
-        _token = (os.getpid(), secrets.token_hex(16))
+        _token = (os.getpid(), os.urandom(16).hex())
     return _token[1]
 
 
@@ -36,13 +34,21 @@ def machine_identity() -> str:
         parts.append(f"{namespace.st_dev}:{namespace.st_ino}")
     except OSError:
         parts.append(socket.gethostname())
-    for device in sorted(Path("/sys/class/net").glob("*/device")):
-        parts.append(_read(str(device.parent / "address")))
+    devices = sorted(f"/sys/class/net/{name}" for name in _names("/sys/class/net"))
+    parts += [_read(f"{one}/address") for one in devices if os.path.exists(f"{one}/device")]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        with open(path) as file:
+            return file.read().strip()
     except OSError:
         return ""
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

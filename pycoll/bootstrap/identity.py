@@ -21,8 +21,9 @@ from pycoll.errors import InvalidArgumentError
 class Identity:
     """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
 
-    ``cores`` is how many it may run on. ``tuning`` is what rank 0 brings for all; empty from the
-    others. ``verbs`` is the RDMA network it is on (``verbs.Port.network``), or empty; ``without``
+    ``door`` is where processes of its host find it, empty if they cannot (``hub.Door``). ``cores``
+    is how many it may run on. ``tuning`` is what rank 0 brings for all; empty from the others.
+    ``verbs`` is the RDMA network it is on (``verbs.Port.network``), or empty; ``without``
     why it is on none though its settings name verbs.
     """
 
@@ -34,13 +35,21 @@ class Identity:
     transports: tuple[str, ...]
     tcp_sockets: int
     nonce: str
+    door: str = ""
     cores: int = 1
     tuning: str = ""
     verbs: str = ""
     without: str = ""
 
     @classmethod
-    def mine(cls, config: Config, tuning: str = "", verbs: str = "", without: str = "") -> Identity:
+    def mine(
+        cls,
+        config: Config,
+        tuning: str = "",
+        verbs: str = "",
+        without: str = "",
+        door: str = "",
+    ) -> Identity:
         """This process's, with a fresh nonce."""
         return cls(
             name=process_name(),
@@ -51,6 +60,7 @@ class Identity:
             transports=config.transports,
             tcp_sockets=config.tcp_sockets,
             nonce=os.urandom(32).hex(),
+            door=door,
             cores=len(os.sched_getaffinity(0)),
             tuning=tuning,
             verbs=verbs,
@@ -73,12 +83,24 @@ def same_host(a: Identity, b: Identity) -> bool:
     return a.machine == b.machine and a.host_id == b.host_id
 
 
+def shares_memory(a: Identity, b: Identity) -> bool:
+    """Whether shm joins the two, or would if they were different ranks."""
+    return same_host(a, b) and "shm" in a.transports and "shm" in b.transports
+
+
+def is_plain(identities: Sequence[Identity]) -> bool:
+    """Whether all pairs are processes that share memory, so that nothing else is to be made."""
+    return len({identity.process for identity in identities}) == len(identities) and all(
+        shares_memory(identities[0], identity) for identity in identities
+    )
+
+
 def choose_transport(a: Identity, b: Identity) -> str | None:
     """The medium of a pair, the first that both allow: shm inside a host, verbs within one RDMA
     network, tcp. None if none goes."""
-    both = [kind for kind in a.transports if kind in b.transports]
-    if same_host(a, b) and "shm" in both:
+    if shares_memory(a, b):
         return "shm"
+    both = [kind for kind in a.transports if kind in b.transports]
     if a.verbs and a.verbs == b.verbs and "verbs" in both:
         return "verbs"
     return "tcp" if "tcp" in both else None

@@ -1,4 +1,4 @@
-"""One rank's connections while they are made: listeners, admitted and dialled sockets, descriptors.
+"""One rank's sockets to other hosts while they are made: listeners, admitted and dialled ones.
 
 Every descriptor in here is closed by ``close`` unless a transport has taken it over.
 """
@@ -6,8 +6,6 @@ Every descriptor in here is closed by ``close`` unless a transport has taken it 
 from __future__ import annotations
 
 import ipaddress
-import os
-import secrets
 import socket
 import threading
 import time
@@ -22,7 +20,6 @@ from pycoll.bootstrap.dial import (
     Route,
     UnreachableError,
     dial,
-    dial_unix,
     order_candidates,
     probe,
     rails_of,
@@ -32,18 +29,10 @@ from pycoll.bootstrap.doorkeeper import Doorkeeper, Loop, describe_origin
 from pycoll.bootstrap.frames import list_ranks
 from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, ask, scope_of
 from pycoll.bootstrap.identity import Identity, socket_count
-from pycoll.bootstrap.network import (
-    Interface,
-    abstract_name,
-    interfaces,
-    listen_in_range,
-    listen_unix,
-    peer_of,
-)
+from pycoll.bootstrap.network import Interface, interfaces, listen_in_range
 from pycoll.bootstrap.verbs import Pairs, Port
 from pycoll.config import Config
 
-_FD_BYTE = b"F"
 #: How often a rank that waits for peers asks whether another one has failed.
 _CHECK_S = 0.1
 #: After so many peers that a network was silent for, while another one answered, it is not probed.
@@ -70,23 +59,18 @@ class Links:
         self._key = key
         self._scope = scope_of("", communicator_id)
         self._mine = identities[rank]
-        self._threads = {p for p in kinds if identities[p].process == self._mine.process}
-        shm = {p for p, kind in kinds.items() if kind == "shm"}
         self._tcp_peers = sorted(p for p, kind in kinds.items() if kind == "tcp")
         self._verbs_peers = sorted(p for p, kind in kinds.items() if kind == "verbs")
         #: Peers to which tcp sockets lead; for verbs one, whose end tells the end of the peer.
         self._socket_peers = sorted(self._tcp_peers + self._verbs_peers)
-        self._shm_peers = sorted(shm - self._threads)
-        self._shared_peers = sorted(shm & self._threads)
         size = len(identities)
-        self._shm = factories["shm"](rank, size) if shm else None
         self._tcp = factories["tcp"](rank, size) if self._tcp_peers else None
         self._factories = factories
         self._pairs: Pairs | None = None
         if self._verbs_peers and port is not None:
             self._pairs = Pairs(rank, identities, self._verbs_peers, port, factories["verbs"])
         self._arrived = threading.Condition()
-        #: (peer, index) -> socket; index 0 of a shm peer is its only one.
+        #: (peer, index) -> socket.
         self._sockets: dict[tuple[int, int], socket.socket] = {}
         self._own_interfaces: list[Interface] = []
         #: Peers that did not answer, by way; far below zero once one has.
@@ -97,25 +81,17 @@ class Links:
     def listen(self) -> dict[str, Any]:
         """Open what the higher peers need to reach this rank; returns where, for the exchange."""
         endpoint: dict[str, Any] = {}
-        if self._shm is not None:
-            endpoint["descriptors"] = [self._shm.segment_fd(), self._shm.doorbell_fd()]
         if self._pairs is not None:
             endpoint |= self._pairs.prepare()
-        if self._socket_peers:
-            self._own_interfaces = interfaces(self._config.interfaces)
-        if not any(peer > self._rank for peer in self._socket_peers + self._shm_peers):
+        self._own_interfaces = interfaces(self._config.interfaces)
+        if not any(peer > self._rank for peer in self._socket_peers):
             return endpoint
         self._loop = Loop(f"pycoll-accept-{self._rank}")
         self._doorkeeper = Doorkeeper(
             self._loop.selector, self._key, self._scope, self._decide, self._admit
         )
         self._loop.every.append(self._doorkeeper.expire)
-        if any(peer > self._rank for peer in self._shm_peers):
-            name = abstract_name(secrets.token_hex(16))
-            self._doorkeeper.listen(listen_unix(name), Purpose.SHM)
-            endpoint["unix"] = name
-        if any(peer > self._rank for peer in self._socket_peers):
-            endpoint["tcp"] = self._listen_tcp(self._doorkeeper)
+        endpoint["tcp"] = self._listen_tcp(self._doorkeeper)
         self._loop.start()
         return endpoint
 
@@ -168,48 +144,34 @@ class Links:
         """
         self._fall_back(endpoints)
         unreached: dict[int, str] = {}
-        for peer in sorted(self._shm_peers + self._socket_peers):
+        for peer in self._socket_peers:
             if peer > self._rank:
                 break
             # A peer that does not answer leaves time for the others.
             limit = deadline.within(deadline.remaining() / 2)
             try:
-                if peer in self._shm_peers:
-                    self._dial_unix(peer, str(endpoints[peer]["unix"]), limit)
-                else:
-                    self._dial_tcp(peer, endpoints[peer]["tcp"], limit)
+                self._dial_tcp(peer, endpoints[peer]["tcp"], limit)
             except UnreachableError as error:
                 # Perhaps the peer listens no more because joining has failed elsewhere: then that
                 # is the news. The word of it may be a moment behind.
                 time.sleep(_CHECK_S)
                 check()
-                kind = "tcp" if peer in self._socket_peers else "shm"
-                unreached[peer] = f"over {kind}: {error}"
+                unreached[peer] = f"over tcp: {error}"
         return unreached
 
-    def finish(
-        self,
-        endpoints: Sequence[Mapping[str, Any]],
-        deadline: Deadline,
-        check: Callable[[], None],
-    ) -> list[Any]:
+    def finish(self, deadline: Deadline, check: Callable[[], None]) -> list[Any]:
         """Wait for the higher peers, hand everything to the transports.
 
         ``check`` is called while waiting.
         """
         self._await_higher(deadline, check)
-        for peer in self._shared_peers:
-            segment, doorbell = (os.dup(int(fd)) for fd in endpoints[peer]["descriptors"])
-            self._attach_shm(peer, segment, doorbell, -1, self._mine.pid)
-        for peer in self._shm_peers:
-            self._receive_descriptors(peer, deadline)
         for peer in self._tcp_peers:
             self._attach_tcp(peer)
         for peer in self._verbs_peers:
             if self._pairs is not None:
                 self._pairs.attach(peer, self._sockets.pop((peer, 0)))
         verbs = None if self._pairs is None else self._pairs.transport
-        made = (self._shm, verbs, self._tcp)
+        made = (verbs, self._tcp)
         return [transport for transport in made if transport is not None]
 
     def close(self) -> None:
@@ -223,29 +185,22 @@ class Links:
             sock.close()
         self._sockets.clear()
         # An exception may keep this object for a while; the transports are whoever took them.
-        self._shm = self._pairs = self._tcp = None
+        self._pairs = self._tcp = None
 
     def _count(self, peer: int) -> int:
         return socket_count(self._mine, self._identities[peer]) if peer in self._tcp_peers else 1
 
     def _decide(self, claim: Claim) -> Verdict:
-        wanted = self._socket_peers if claim.purpose is Purpose.TCP else self._shm_peers
-        if claim.peer != self._rank or claim.rank <= self._rank or claim.rank not in wanted:
+        ours = claim.peer == self._rank and claim.purpose is Purpose.TCP
+        if not ours or claim.rank <= self._rank or claim.rank not in self._socket_peers:
             return Verdict.UNWANTED
         # A peer may know before this rank that the two fall back from verbs, so that it counts as
         # one of tcp.
         most = socket_count(self._mine, self._identities[claim.rank])
-        if claim.index >= (most if claim.purpose is Purpose.TCP else 1):
-            return Verdict.UNWANTED
-        with self._arrived:
-            taken = (claim.rank, claim.index) in self._sockets
-        return Verdict.DUPLICATE if taken and claim.purpose is Purpose.SHM else Verdict.ADMITTED
+        return Verdict.ADMITTED if claim.index < most else Verdict.UNWANTED
 
     def _admit(self, claim: Claim, sock: socket.socket) -> None:
-        if claim.purpose is Purpose.SHM:
-            self._send_descriptors(sock)
-        else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._arrived:
             # A peer that proves itself anew has given up its earlier connection.
             earlier = self._sockets.pop((claim.rank, claim.index), None)
@@ -256,13 +211,6 @@ class Links:
 
     def _talk(self, claim: Claim) -> Callable[[socket.socket, Deadline], None]:
         return lambda sock, limit: ask(sock, self._key, self._scope, claim, limit)
-
-    def _dial_unix(self, peer: int, name: str, deadline: Deadline) -> None:
-        claim = Claim(Purpose.SHM, self._rank, peer)
-        sock = dial_unix(name, self._talk(claim), deadline)
-        with self._arrived:
-            self._sockets[peer, 0] = sock
-        self._send_descriptors(sock)
 
     def _dial_tcp(self, peer: int, endpoint: Sequence[Any], deadline: Deadline) -> None:
         offered = [Candidate(*facts) for facts in endpoint]
@@ -305,7 +253,7 @@ class Links:
         return answered
 
     def _await_higher(self, deadline: Deadline, check: Callable[[], None]) -> None:
-        higher = [p for p in self._shm_peers + self._socket_peers if p > self._rank]
+        higher = [p for p in self._socket_peers if p > self._rank]
         needed = {(p, index) for p in higher for index in range(self._count(p))}
         missing = sorted({peer for peer, _ in needed})
         while missing and not deadline.passed():
@@ -324,39 +272,6 @@ class Links:
                 ranks=missing,
                 operation="init",
             )
-
-    def _send_descriptors(self, sock: socket.socket) -> None:
-        if self._shm is None:
-            return
-        # One byte with two descriptors always fits into the buffer of a fresh socket.
-        socket.send_fds(sock, [_FD_BYTE], [self._shm.segment_fd(), self._shm.doorbell_fd()])
-
-    def _receive_descriptors(self, peer: int, deadline: Deadline) -> None:
-        sock = self._sockets[peer, 0]
-        sock.settimeout(max(deadline.remaining(), 0.001))
-        reason = "it hung up"
-        fds: list[int] = []
-        try:
-            data, fds, flags, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
-        except OSError as error:
-            data, flags, reason = b"", 0, str(error)
-        if data != _FD_BYTE or len(fds) != 2 or flags & socket.MSG_CTRUNC:
-            for fd in fds:
-                os.close(fd)
-            raise errors.TransportError(
-                f"rank {self._rank} got no shared memory from rank {peer} "
-                f"({self._identities[peer].name}): {reason}; is the limit of open files reached?",
-                rank=peer,
-                operation="init",
-            )
-        pid, _ = peer_of(sock)
-        del self._sockets[peer, 0]
-        sock.setblocking(False)
-        self._attach_shm(peer, fds[0], fds[1], sock.detach(), pid)
-
-    def _attach_shm(self, peer: int, segment: int, doorbell: int, liveness: int, pid: int) -> None:
-        if self._shm is not None:
-            self._shm.attach(peer, segment, doorbell, liveness, pid)
 
     def _attach_tcp(self, peer: int) -> None:
         sockets = [self._sockets.pop((peer, index)) for index in range(self._count(peer))]

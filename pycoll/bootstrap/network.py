@@ -6,15 +6,17 @@ import array
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import os
 import socket
 import struct
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.errors import InvalidArgumentError, TransportError
+
+if TYPE_CHECKING:
+    # Within one host nobody looks at networks, and nobody need import this.
+    import ipaddress
 
 BACKLOG = 512
 _SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
@@ -37,6 +39,8 @@ class Interface(NamedTuple):
     @property
     def loopback(self) -> bool:
         """Whether it leads nowhere but to this machine."""
+        import ipaddress
+
         return ipaddress.ip_address(self.address).is_loopback
 
 
@@ -85,6 +89,8 @@ def interfaces(only: Iterable[str] = ()) -> list[Interface]:
 
 
 def _ipv4() -> list[Interface]:
+    import ipaddress
+
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         room = array.array("B", bytes(_IFREQ_BYTES * 256))
@@ -107,7 +113,8 @@ def _ipv4() -> list[Interface]:
 
 def _speed(name: str) -> int:
     try:
-        return max(0, int(Path(f"/sys/class/net/{name}/speed").read_text()))
+        with open(f"/sys/class/net/{name}/speed") as file:
+            return max(0, int(file.read()))
     except (OSError, ValueError):
         return 0
 
@@ -118,9 +125,12 @@ def _flags(sock: socket.socket, name: bytes) -> int:
 
 
 def _ipv6() -> list[Interface]:
+    import ipaddress
+
     found = []
     try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        with open("/proc/net/if_inet6") as file:
+            lines = file.read().splitlines()
     except OSError:
         return []
     for line in lines:
@@ -207,6 +217,8 @@ def listen_at(host: str, port: int) -> socket.socket:
     A name that means 127.x.y.z here (Debian's /etc/hosts) means something else on other hosts, so
     only "localhost" and addresses in numbers are bound as they are.
     """
+    import ipaddress
+
     try:
         numeric: ipaddress.IPv4Address | ipaddress.IPv6Address | None = ipaddress.ip_address(host)
     except ValueError:

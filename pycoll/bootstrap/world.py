@@ -9,10 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll.bootstrap.connect import Bring, Connected, Factory, connect
+from pycoll.bootstrap.connect import (
+    Bring,
+    Connected,
+    Factory,
+    connect,
+    describe,
+    native_factories,
+)
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discover import discover, open_exchange
 from pycoll.bootstrap.exchange import Exchange, MemoryExchange, ParentExchange
+from pycoll.bootstrap.identity import Identity
+from pycoll.bootstrap.parts import Parent, make_part
 from pycoll.config import Config
 
 
@@ -23,7 +32,7 @@ class Joined:
     ``transports`` go into ``_core.Communicator``, the first with a link to a peer wins. ``names``
     are "host:pid" by rank, ``hosts`` the host's number by rank. ``inside`` is the medium between
     ranks of one host, ``crowding`` the ranks per core of the most crowded one, ``tuning`` what rank
-    0 brought. ``source`` says who told the rank.
+    0 brought. ``identities`` is what the ranks told of themselves, ``source`` who told the rank.
     """
 
     rank: int
@@ -34,6 +43,7 @@ class Joined:
     inside: str
     crowding: float
     tuning: str
+    identities: Sequence[Identity]
     source: str
 
     @property
@@ -105,6 +115,27 @@ def join_group(
         exchange, config, communicator_id=communicator_id, factories=factories, bring=bring
     )
     return _joined(exchange, connected, "split")
+
+
+def join_part(
+    parent: Parent,
+    groups: Sequence[Sequence[int]],
+    members: Sequence[int],
+    tuning: str,
+    factory: Factory | None = None,
+) -> Joined | None:
+    """Some ranks of a communicator form new ones, where ``can_share`` says so; see make_part.
+
+    ``groups`` are all new ones, ``members`` this rank's, or empty. Every rank of the parent takes
+    part at the same time.
+    """
+    make = native_factories()["shm"] if factory is None else factory
+    transports = make_part(parent, members, max(map(len, groups)), make)
+    if not members:
+        return None
+    identities = [parent.identities[member] for member in members]
+    connected = describe(transports, identities, tuning)
+    return Joined(members.index(parent.rank), len(members), *connected, "split")
 
 
 def _connect_and_close(

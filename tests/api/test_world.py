@@ -16,11 +16,8 @@ import numpy as np
 import oracle
 import pytest
 from harness import ROOT, ProcessWorld, fresh_world, python, world_in_processes, world_in_threads
-from hypothesis import given
-from hypothesis import strategies as st
 
 import pycoll
-from pycoll import ClosedError, InvalidArgumentError
 
 Comm = pycoll.Communicator
 
@@ -286,60 +283,6 @@ except KeyboardInterrupt:
     print(time.monotonic() - begin < 1.5)
 """
     assert python(code) == "True"
-
-
-# ---- split
-
-
-@given(
-    st.integers(1, 6).flatmap(
-        lambda n: st.lists(
-            st.tuples(st.sampled_from([None, 0, 1, 7]), st.integers(-3, 3)), min_size=n, max_size=n
-        )
-    )
-)
-def test_split(places: list[tuple[int | None, int]]) -> None:
-    size = len(places)
-
-    def rank(comm: Comm) -> Any:
-        color, key = places[comm.rank]
-        part = comm.split(color, key)
-        if part is None:
-            return None
-        with part:
-            order = part.all_gather(comm.rank)
-            return part.rank, part.size, order, part.all_reduce(comm.rank)
-
-    for parent_rank, found in enumerate(world_in_threads(size).run(rank)):
-        color = places[parent_rank][0]
-        if color is None:
-            assert found is None
-            continue
-        same = [r for r in range(size) if places[r][0] == color]
-        order = sorted(same, key=lambda r: (places[r][1], r))
-        assert found == (order.index(parent_rank), len(order), order, sum(order))
-
-
-def test_a_part_is_independent_of_its_parent() -> None:
-    def rank(comm: Comm) -> None:
-        part = comm.split(comm.rank % 2)
-        assert part is not None and part.name.startswith(comm.name)
-        if comm.rank % 2:
-            assert part.all_reduce(1) == 2
-        works = [comm.all_reduce(1, async_op=True), part.all_reduce(1, async_op=True)]
-        assert [work.wait() for work in works] == [4, 2]
-        part.close()
-        with pytest.raises(ClosedError):
-            part.barrier()
-        assert comm.all_reduce(1) == 4
-
-    world_in_threads(4).run(rank)
-
-
-def test_split_inside_a_group_is_refused() -> None:
-    comm = world_in_threads(1).communicators[0]
-    with comm.group(), pytest.raises(InvalidArgumentError, match="split inside a group"):
-        comm.split(0)
 
 
 # ---- the package

@@ -26,13 +26,18 @@ HANG_S = 60.0
 
 
 class FakeShm:
-    """A segment that holds its owner's rank, and a doorbell; keeps what peers hand over."""
+    """A segment that holds its owner's rank, a doorbell, both ends of a lifeline; keeps what peers
+    hand over.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self._segment = os.memfd_create("fake")
         os.write(self._segment, struct.pack("<i", rank))
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inbox, self._lifeline = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for sock in (self._inbox, self._lifeline):
+            sock.setblocking(False)
         self.peers: dict[int, tuple[int, int, int, int]] = {}
 
     def segment_fd(self) -> int:
@@ -40,6 +45,15 @@ class FakeShm:
 
     def doorbell_fd(self) -> int:
         return self._doorbell
+
+    def lifeline_fd(self) -> int:
+        return self._lifeline.fileno()
+
+    def inbox_fd(self) -> int:
+        return self._inbox.fileno()
+
+    def liveness_fd(self, peer: int) -> int:
+        return self.peers[peer][2]
 
     def attach(self, peer: int, segment: int, doorbell: int, liveness: int, pid: int) -> None:
         assert peer not in self.peers
@@ -49,6 +63,8 @@ class FakeShm:
         for fd in [self._segment, self._doorbell, *(f for p in self.peers.values() for f in p[:3])]:
             if fd >= 0:
                 os.close(fd)
+        self._inbox.close()
+        self._lifeline.close()
         self.peers.clear()
         self._segment = self._doorbell = -1
 

@@ -1,0 +1,223 @@
+"""Parts of a communicator whose ranks share memory: made over the parent, with nothing to dial.
+
+Each rank makes its memory for the part and leaves the descriptors in the inboxes of the others,
+whose lifelines it holds since the parent was made: only the parent's ranks do, so there is nothing
+to prove. An all_gather of the parent's follows, behind which everything that was left can be taken
+without waiting; a rank that fails or dies is told, or seen, there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from pycoll import errors
+from pycoll.bootstrap.connect import as_error, judge
+from pycoll.bootstrap.hub import DESCRIPTORS
+from pycoll.bootstrap.identity import Identity, shares_memory
+
+_Given = TypeVar("_Given")
+
+#: In an inbox: which split of the parent, and which of its ranks this comes from.
+_HEAD = struct.Struct("<QI")
+#: Descriptors under way at once count against the limit of open files, which is seldom below 1024:
+#: so many may be at a time, twice over where a rank is a step behind another.
+_UNDER_WAY_MAX = 384
+
+
+class Parent(NamedTuple):
+    """What a part needs of its parent. ``numbers`` gathers equally many of every rank, ``blobs``
+    bytes; ``shm`` is None in a parent of one. ``split`` counts from 1."""
+
+    rank: int
+    identities: Sequence[Identity]
+    shm: Any
+    numbers: Callable[[list[int]], Sequence[Sequence[int]]]
+    blobs: Callable[[bytes], Sequence[bytes]]
+    split: int
+
+
+def can_share(identities: Sequence[Identity], groups: Sequence[Sequence[int]]) -> bool:
+    """Whether shared memory joins each of the groups."""
+    return all(
+        shares_memory(identities[group[0]], identities[rank]) for group in groups for rank in group
+    )
+
+
+def make_part(
+    parent: Parent,
+    members: Sequence[int],
+    largest: int,
+    make: Callable[[int, int], Any],
+) -> list[Any]:
+    """The transports of this rank in its part; every rank of the parent calls.
+
+    ``members`` are parent ranks in the new order, empty where this rank is in no part; ``largest``
+    is how many the largest part has. Raises, on all ranks of a part, what made one of them fail;
+    and what the parent raises.
+    """
+    part = _Part(parent, members)
+    try:
+        part.attempt(part.open, make)
+        told: list[Sequence[int]] = []
+        for offsets in _steps(len(parent.identities), largest):
+            part.attempt(part.leave, offsets)
+            told += part.agree()
+            part.attempt(part.take, offsets)
+        told += part.agree()
+        if any(line[0] for line in told):
+            facts = {} if part.failure is None else {"error": str(part.failure)}
+            texts = [json.loads(data) for data in parent.blobs(json.dumps(facts).encode())]
+            judge([texts[member] for member in members], part.failure)
+        return [] if part.shm is None else [part.shm]
+    finally:
+        part.close()
+
+
+def _steps(ranks: int, largest: int) -> Iterator[range]:
+    """How far each rank reaches to the left and right, step by step; alike on all ranks."""
+    each = max(1, _UNDER_WAY_MAX // (DESCRIPTORS * ranks))
+    for first in range(1, largest, each):
+        yield range(first, min(first + each, largest))
+
+
+class _Part:
+    """One rank's share of the work. ``failure`` is why it failed, if it did."""
+
+    def __init__(self, parent: Parent, members: Sequence[int]) -> None:
+        self.shm: Any = None
+        self.failure: errors.PycollError | None = None
+        self._parent = parent
+        self._members = members
+        #: What all ranks told last; nothing at first.
+        self._lines: Sequence[Sequence[int]] = [[0]] * len(parent.identities)
+        self._stash: dict[int, list[int]] = {}
+        mine = parent.identities[parent.rank].process
+        self._threads = {r for r in members if parent.identities[r].process == mine}
+
+    def attempt(self, action: Callable[[_Given], None], given: _Given) -> None:
+        """Unless this rank, or another of the part, has failed already."""
+        if self.failure is not None or any(self._lines[member][0] for member in self._members):
+            return
+        try:
+            action(given)
+        except (errors.PycollError, OSError) as error:
+            self.failure = as_error(error)
+            self.shm = None
+
+    def agree(self) -> Sequence[Sequence[int]]:
+        """Tell how it goes; what all ranks told."""
+        if self.shm is None:
+            mine = [self.failure is not None, -1, -1]
+        else:
+            mine = [False, self.shm.segment_fd(), self.shm.doorbell_fd()]
+        self._lines = self._parent.numbers([int(number) for number in mine])
+        return self._lines
+
+    def open(self, make: Callable[[int, int], Any]) -> None:
+        """This rank's memory."""
+        if len(self._members) > 1:
+            self.shm = make(self._members.index(self._parent.rank), len(self._members))
+
+    def leave(self, offsets: range) -> None:
+        """This rank's descriptors, for those to its right."""
+        if self.shm is None:
+            return
+        head = _HEAD.pack(self._parent.split, self._parent.rank)
+        own = [self.shm.segment_fd(), self.shm.doorbell_fd(), self.shm.lifeline_fd()]
+        for peer in self._at(offsets, 1):
+            if peer in self._threads:
+                continue
+            with _borrowed(self._parent.shm.liveness_fd(peer)) as lifeline:
+                try:
+                    socket.send_fds(lifeline, [head], own, socket.MSG_NOSIGNAL)
+                except OSError as error:
+                    raise self._undelivered(peer, error) from None
+
+    def take(self, offsets: range) -> None:
+        """Those of the ranks to its left."""
+        if self.shm is None:
+            return
+        for peer in self._at(offsets, -1):
+            identity = self._parent.identities[peer]
+            if peer in self._threads:
+                segment, doorbell = (os.dup(int(fd)) for fd in self._lines[peer][1:])
+                found = [segment, doorbell, -1]
+            else:
+                found = self._from(peer)
+            self.shm.attach(self._members.index(peer), *found, identity.pid)
+
+    def close(self) -> None:
+        """Keep nothing but what was attached."""
+        for descriptors in self._stash.values():
+            _close(descriptors)
+        self.shm = None
+
+    def _at(self, offsets: range, direction: int) -> Iterator[int]:
+        size = len(self._members)
+        here = self._members.index(self._parent.rank)
+        for offset in offsets:
+            if offset < size:
+                yield self._members[(here + direction * offset) % size]
+
+    def _from(self, peer: int) -> list[int]:
+        while peer not in self._stash:
+            with _borrowed(self._parent.shm.inbox_fd()) as inbox:
+                try:
+                    head, found, flags, _ = socket.recv_fds(
+                        inbox, _HEAD.size, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                    )
+                except BlockingIOError:
+                    raise self._nothing(peer, "nothing came") from None
+            split, sender = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, -1)
+            if split != self._parent.split:
+                _close(found)  # of a split that failed
+            elif len(found) != DESCRIPTORS or flags & socket.MSG_CTRUNC:
+                _close(found)
+                raise self._nothing(sender, "some of its descriptors were lost")
+            elif sender in self._stash or sender not in self._members:
+                _close(found)
+            else:
+                self._stash[sender] = found
+        return self._stash.pop(peer)
+
+    def _who(self, rank: int) -> str:
+        return f"rank {self._members.index(rank)} ({self._parent.identities[rank].name})"
+
+    def _nothing(self, peer: int, reason: str) -> errors.TransportError:
+        return errors.TransportError(
+            f"{self._who(self._parent.rank)} got no shared memory from {self._who(peer)}: "
+            f"{reason}; is the limit of open files reached (ulimit -n)?",
+            rank=self._members.index(peer),
+            operation="split",
+        )
+
+    def _undelivered(self, peer: int, error: OSError) -> errors.TransportError:
+        limited = error.errno in (errno.ETOOMANYREFS, errno.EAGAIN)
+        advice = " (raise the limit of open files, ulimit -n)" if limited else ""
+        return errors.TransportError(
+            f"{self._who(self._parent.rank)} could not pass shared memory to {self._who(peer)}: "
+            f"{error.strerror}{advice}",
+            rank=self._members.index(peer),
+            operation="split",
+        )
+
+
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
