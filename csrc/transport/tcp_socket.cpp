@@ -84,6 +84,11 @@ Status prepare_socket(int fd) {
   return {};
 }
 
+void push(int fd) {
+  // Set again, the option also sends what is pending.
+  try_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
 std::size_t unsent_bytes(int fd) {
   int bytes = 0;
   if (!is_tcp(fd) || ::ioctl(fd, SIOCOUTQNSD, &bytes) != 0) return 0;

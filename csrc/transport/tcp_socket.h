@@ -15,6 +15,13 @@ namespace pycoll::transport {
 // Fails with kInvalidArgument, naming the reason, when `fd` is no connected stream socket.
 Status prepare_socket(int fd);
 
+// Sends what the kernel has accepted and may hold back. A write of more than one packet's worth
+// (64 KiB with segmentation offload) leaves a short rest, and Linux keeps that ("autocorking")
+// until the packets before it have left the interface's queue, whatever TCP_NODELAY says: where
+// several sockets share a slow interface, behind all that they have queued since. Costs one system
+// call.
+void push(int fd);
+
 // Bytes that the kernel has accepted but not yet sent even once; 0 where it does not say.
 std::size_t unsent_bytes(int fd);
 

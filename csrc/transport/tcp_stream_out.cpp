@@ -6,9 +6,16 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "transport/tcp_socket.h"
 #include "transport/tcp_stream.h"
 
 namespace pycoll::transport {
+namespace {
+
+// So much, written at once, may leave a rest that the kernel holds back; less is one packet.
+constexpr std::size_t kPushBytes = 32 * 1024;
+
+}  // namespace
 
 TcpStream::TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride, NoticeBox* notices,
                      const std::string& address)
@@ -51,7 +58,7 @@ bool TcpStream::has_output() const {
 }
 
 bool TcpStream::flush() {
-  bool moved = false;
+  std::size_t moved = 0;
   blocked_ = false;
   while (has_output()) {
     if (batch_begin_ == batch_end_ && !stage_batch()) break;
@@ -71,14 +78,15 @@ bool TcpStream::flush() {
       abandon_output();
       return true;
     }
-    moved |= sent > 0;
+    moved += static_cast<std::size_t>(sent);
     account(static_cast<std::size_t>(sent));
     if (batch_begin_ != batch_end_) {
       blocked_ = true;
       break;
     }
   }
-  return moved;
+  if (moved >= kPushBytes) push(socket_.get());
+  return moved > 0;
 }
 
 // Fills an empty batch from what waits; false when nothing does. Every frame carries the counters
