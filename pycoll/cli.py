@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pycoll.errors import PycollError
+from pycoll.units import Bytes, Seconds, SecondsPerByte
 
 COLLECTIVES = (
     "all_reduce",
@@ -23,28 +23,6 @@ COLLECTIVES = (
     "scan",
     "exscan",
 )
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-if TYPE_CHECKING:
-    IntegerType = click.ParamType[int]
-else:  # older releases have no type argument
-    IntegerType = click.ParamType
-
-
-class Bytes(IntegerType):
-    """A number of bytes: 8, 64K, 1M, 2GiB."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse ``value``; fail with what would be accepted."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(value).strip(), re.I)
-        if match is None:
-            self.fail(f"{value!r} is not a number of bytes such as 8, 64K, 1M or 2G", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _fail(error: PycollError) -> click.ClickException:
@@ -195,37 +173,62 @@ def info() -> None:
 
 
 @main.command()
-@click.argument("collective", type=click.Choice((*COLLECTIVES, "barrier")), metavar="COLLECTIVE")
-@click.option("--size", type=click.IntRange(min=1), default=8, show_default=True, help="Ranks.")
+@click.argument(
+    "collective",
+    type=click.Choice((*COLLECTIVES, "barrier")),
+    metavar="[COLLECTIVE]",
+    default="all_reduce",
+)
+@click.option("--size", type=click.IntRange(min=1), help="Ranks.  [default: 8]")
 @click.option("--bytes", "nbytes", type=Bytes(), default="1M", show_default=True, help="Message.")
 @click.option(
     "--hosts", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts they are on."
 )
 @click.option(
+    "--local-size", type=click.IntRange(min=1), help="Ranks per host; forecasts all algorithms."
+)
+@click.option("--alpha", type=Seconds(), help="Latency between hosts: 2us.")
+@click.option("--beta", type=SecondsPerByte(), help="Of a host's link, each way: 25GB/s, 200Gb/s.")
+@click.option("--local-alpha", type=Seconds(), help="Latency inside a host: 300ns.")
+@click.option("--local-beta", type=SecondsPerByte(), help="Of a rank inside a host: 15GB/s.")
+@click.option(
     "--algorithm", metavar="NAME", help="Explain this one instead of the selector's choice."
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Also list the plan of this rank.")
 @click.option("--measured", is_flag=True, help="Also run it here, on sizes up to --bytes.")
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    help="Draw the forecast: .png, .pdf or .svg.",
+)
 def explain(
-    collective: str,
-    size: int,
-    nbytes: int,
-    hosts: int,
-    algorithm: str | None,
-    rank: int | None,
     measured: bool,
+    alpha: float | None,
+    beta: float | None,
+    local_alpha: float | None,
+    local_beta: float | None,
+    **words: Any,
 ) -> None:
     """Say which algorithm runs, why, and what it is expected to cost.
 
-    COLLECTIVE is all_reduce, reduce, broadcast, reduce_scatter, all_gather, gather, scatter,
-    all_to_all, scan, exscan or barrier.
-    """
-    from pycoll.information import comparison, explanation
+    COLLECTIVE is all_reduce (if none is named), reduce, broadcast, reduce_scatter, all_gather,
+    gather, scatter, all_to_all, scan, exscan or barrier.
 
+    With --local-size or --plot it also forecasts the time of every algorithm: by message size, and
+    of one message in worlds of up to 16384 ranks. Machines need not exist for that: alpha is a
+    link's latency, in ns, us or ms; beta is given as the rate that it stands for, in bytes (25GB/s)
+    or bits (200Gb/s) per second, powers of ten. What is not given is as pycoll tune has measured
+    here, or built in.
+    """
+    from pycoll.explanation import Question, comparison, explanation
+
+    links = {"alpha": alpha, "beta": beta, "local_alpha": local_alpha, "local_beta": local_beta}
     try:
-        click.echo(explanation(collective, size, nbytes, hosts, algorithm, rank))
+        question = Question(links=links, **words)
+        click.echo(explanation(question))
         if measured:
-            for line in comparison(collective, size, nbytes, hosts, algorithm):
+            for line in comparison(question):
                 click.echo(line)
     except PycollError as error:
         raise _fail(error) from error

@@ -1,4 +1,4 @@
-"""What ``pycoll info`` and ``pycoll explain`` print."""
+"""What ``pycoll info`` prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -111,51 +110,3 @@ def print_information() -> None:
             now = "(set)"
         settings.add_row(one.variable, now, one.default, one.help)
     console.print(settings)
-
-
-def explanation(
-    collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None, rank: int | None
-) -> str:
-    """Choice, prediction and, for ``rank``, the rows it will run."""
-    from pycoll.collective import Collective
-    from pycoll.config import Config
-    from pycoll.select import choose, explain_text
-    from pycoll.topology import Topology
-    from pycoll.tuning import local_parameters
-
-    kind = Collective[collective.upper()]
-    topology = Topology.even(size, hosts)
-    nbytes = 0 if kind is Collective.BARRIER else nbytes
-    parameters = local_parameters(Config.read(), hosts > 1)
-    text = explain_text(kind, topology, nbytes, algorithm=algorithm, parameters=parameters)
-    if rank is None:
-        return text
-    name = algorithm or choose(kind, topology, nbytes, parameters=parameters).name
-    return text + "\n\n" + _plan_text(collective, size, nbytes, hosts, name, rank)
-
-
-def comparison(
-    collective: str, size: int, nbytes: int, hosts: int, algorithm: str | None
-) -> Iterator[str]:
-    """Predicted and measured times on this machine, line by line."""
-    from pycoll.bench.tune import predicted_and_measured
-    from pycoll.config import Config
-    from pycoll.errors import InvalidArgumentError
-
-    if hosts != 1 or collective == "barrier":
-        raise InvalidArgumentError("--measured needs a collective with a message, on one host")
-    yield from predicted_and_measured(collective, size, nbytes, algorithm, Config.read())
-
-
-def _plan_text(
-    collective: str, size: int, nbytes: int, hosts: int, algorithm: str, rank: int
-) -> str:
-    from pycoll import _core
-    from pycoll.errors import InvalidArgumentError
-    from pycoll.plans import plan_bytes
-    from pycoll.topology import Topology
-
-    if rank >= size:
-        raise InvalidArgumentError(f"rank is {rank}, it must be below size, which is {size}")
-    topology = Topology.even(size, hosts)
-    return str(_core.Plan(plan_bytes(collective, size, rank, nbytes, topology, algorithm)))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pycoll.errors import InvalidArgumentError
+from pycoll.pictures import check_picture
 from pycoll.timelines import STEP, Event
 
 Span = tuple[float, float]
-PICTURES = (".png", ".pdf", ".svg")
 
 
 class Seen(NamedTuple):
@@ -111,17 +111,11 @@ def chosen(steps: Sequence[Seen], number: int | None) -> list[Seen]:
 def plot(path: Path, steps: Sequence[Seen]) -> None:
     """One step of every rank: the backward pass above, communication below.
 
-    Raises InvalidArgumentError where matplotlib is missing, and for other endings than .png, .pdf
-    and .svg.
+    Raises InvalidArgumentError as `check_picture` does.
     """
-    if path.suffix not in PICTURES:
-        raise InvalidArgumentError(
-            f"--plot: {path.name!r} must end in one of {', '.join(PICTURES)}"
-        )
-    try:
-        import matplotlib
-    except ImportError:
-        raise InvalidArgumentError("--plot needs the package matplotlib; install it") from None
+    check_picture(path)
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -106,33 +106,77 @@ def levels(composition: Composition, size: int) -> Levels:
     costs = []
     for across in (False, True):
         phases = [phase for phase in composition.phases if phase.across is across]
-        load = [[Fraction(0)] * 3 for _ in range(size)]
+        loads = Loads(message, size)
         for phase in phases:
-            for group in phase.groups:
-                add_load(phase, group, message, load)
-        sent, received, reduced = (max(one[i] for one in load) for i in range(3))
+            loads.add(phase)
+        sent, received, reduced = loads.most()
         steps = sum(phase.steps for phase in phases)
         costs.append(Cost(steps, sent, received, reduced, message))
     sharing = max(len(phase.groups) for phase in composition.phases if phase.across)
     return Levels(costs[0], costs[1], sharing)
 
 
-def add_load(phase: Phase, group: Group, message: int, load: list[list[Fraction]]) -> None:
-    """Adds what the group's ranks send, receive and reduce at most."""
-    cost = phase.algorithm.cost(len(group.members), phase.topology)
-    tokens = not group.blocks or TOKEN in group.blocks[0]
-    largest = max((len(block) for block in group.blocks), default=1)
-    share = Fraction(1 if tokens else largest * len(group.blocks), message)
-    amounts = (cost.sent, cost.received, Fraction(0) if tokens else cost.reduced)
-    for rank in group.members:
-        for i, amount in enumerate(amounts):
-            load[rank][i] += share * amount
+Load = tuple[Fraction, Fraction, Fraction]
+
+
+class Loads:
+    """What each rank sends, receives and reduces at most, in units of a message of some chunks.
+
+    Of thousands of ranks most have done the same, so sums are made once for all that have.
+    """
+
+    def __init__(self, message: int, size: int) -> None:
+        self._message = message
+        self._sums: list[Load] = [(Fraction(0), Fraction(0), Fraction(0))]
+        self._numbers: dict[Load, int] = {self._sums[0]: 0}
+        #: Of each rank, where its sum stands in ``_sums``.
+        self._places = [0] * size
+
+    def add(self, phase: Phase) -> None:
+        """What the phase's groups do."""
+        behind: dict[tuple[int, ...], dict[int, int]] = {}
+        for group in phase.groups:
+            tokens = not group.blocks or TOKEN in group.blocks[0]
+            largest = max((len(block) for block in group.blocks), default=1)
+            kind = (len(group.members), largest, len(group.blocks), tokens)
+            next_of = behind.setdefault(kind, {})
+            for rank in group.members:
+                place = self._places[rank]
+                if place not in next_of:
+                    next_of[place] = self._number(place, self._amounts(phase, *kind))
+                self._places[rank] = next_of[place]
+
+    def _amounts(self, phase: Phase, members: int, largest: int, blocks: int, tokens: bool) -> Load:
+        cost = phase.algorithm.cost(members, phase.topology)
+        share = Fraction(1 if tokens else largest * blocks, self._message)
+        reduced = Fraction(0) if tokens else cost.reduced
+        return share * cost.sent, share * cost.received, share * reduced
+
+    def _number(self, place: int, more: Load) -> int:
+        """Where the sum of these stands."""
+        sent, received, reduced = self._sums[place]
+        load = (sent + more[0], received + more[1], reduced + more[2])
+        if load not in self._numbers:
+            self._numbers[load] = len(self._sums)
+            self._sums.append(load)
+        return self._numbers[load]
+
+    def most(self) -> Load:
+        """The most that any rank sends, receives and reduces."""
+        found = [self._sums[place] for place in set(self._places)]
+        return (
+            max(load[0] for load in found),
+            max(load[1] for load in found),
+            max(load[2] for load in found),
+        )
 
 
 def message_chunks(composition: Composition) -> int:
     """Chunks of the whole message."""
     groups = [group for phase in composition.phases for group in phase.groups]
-    return len({chunk for group in groups for block in group.blocks for chunk in block})
+    # Groups alike share their blocks, and there may be thousands.
+    every = {id(group.blocks): group.blocks for group in groups}.values()
+    return len({chunk for blocks in every for block in blocks for chunk in block})
 
 
 def total(levels: Levels) -> Cost:

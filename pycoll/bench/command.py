@@ -7,7 +7,6 @@ rank measures in place and rank 0 reports.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from pycoll.bench import report
 from pycoll.bench.metrics import Measurement
 from pycoll.bench.sweep import SweepOptions, hosts_of, sweep
 from pycoll.errors import InvalidArgumentError
+from pycoll.pictures import check_picture
 
 #: A rank imports the very package that this process has: "-m" would prefer one that happens to lie
 #: in the current folder, such as the source tree without its native part.
@@ -44,17 +44,11 @@ class Wishes:
 
     def validate(self) -> None:
         """InvalidArgumentError before anything is measured that could then not be written."""
-        for name, path in (("--json", self.json_path), ("--plot", self.plot_path)):
-            if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-                raise InvalidArgumentError(f"{name}: {str(path)!r} is no file that can be written")
-        if self.plot_path is None:
-            return
-        if importlib.util.find_spec("matplotlib") is None:
-            raise InvalidArgumentError("--plot needs the package matplotlib; install it")
-        if self.plot_path.suffix not in report.PICTURES:
-            raise InvalidArgumentError(
-                f"--plot: {self.plot_path.name!r} must end in one of {', '.join(report.PICTURES)}"
-            )
+        path = self.json_path
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise InvalidArgumentError(f"--json: {str(path)!r} is no file that can be written")
+        if self.plot_path is not None:
+            check_picture(self.plot_path)
 
 
 def run_bench(options: SweepOptions, wishes: Wishes) -> int:

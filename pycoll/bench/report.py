@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.bench.metrics import Measurement
 from pycoll.collective import REDUCING, ROOTED, Collective
+from pycoll.pictures import Panel, draw_panels
 
 if TYPE_CHECKING:
     from pycoll.bench.sweep import SweepOptions
 
-#: Endings of the pictures that can be drawn.
-PICTURES = (".png", ".pdf", ".svg")
 #: Name, unit and width of each column; together with an algorithm's name they fit 100 columns.
 _COLUMNS = (
     ("size", "B", 10),
@@ -111,74 +110,7 @@ def plot(path: Path, lines: Sequence[Measurement], options: SweepOptions) -> Non
 
 def draw(path: Path, curves: Mapping[str, Sequence[Measurement]], title: str) -> None:
     """A picture with time and bus bandwidth of each curve, both axes logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    style: Any = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.linewidth": 0.4,
-        "grid.alpha": 0.6,
-        "legend.frameon": False,
-        "svg.fonttype": "none",
-    }
-    with pyplot.rc_context(style):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-        for index, (name, mine) in enumerate(curves.items()):
-            _curve(left, mine, [line.median_s * 1e6 for line in mine], index, name)
-            _curve(right, mine, [line.busbw for line in mine], index, name)
-        sizes = [line.bytes for lines in curves.values() for line in lines]
-        _axes(left, sizes, "time (µs)")
-        _axes(right, sizes, "bus bandwidth (GB/s)")
-        if len(curves) > 1:
-            figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
-        figure.suptitle(title, fontsize=10)
-        figure.savefig(path, dpi=200)
-        pyplot.close(figure)
-
-
-#: Colours that stay apart for colour-blind readers (Okabe and Ito), and marks for print without.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
-_MARKS = "os^Dv<>Pp*"
-
-
-def _curve(
-    axes: Any, lines: Sequence[Measurement], values: list[float], index: int, name: str
-) -> None:
-    axes.plot(
-        [line.bytes for line in lines],
-        values,
-        color=_COLOURS[index % len(_COLOURS)],
-        marker=_MARKS[index % len(_MARKS)],
-        linestyle=("-", "--")[index // len(_COLOURS) % 2],
-        markersize=3.5,
-        linewidth=1.1,
-        label=name,
-    )
-
-
-def _axes(axes: Any, sizes: Sequence[int], label: str) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("message size")
-    axes.set_ylabel(label)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    first, last = min(sizes).bit_length() - 1, max(sizes).bit_length() - 1
-    step = max(1, -(-(last - first) // 5))
-    ticks = [1 << power for power in range(first, last + 1, step)]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(ticks, [_size_text(tick) for tick in ticks])
-
-
-def _size_text(nbytes: int) -> str:
-    for unit, scale in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes // scale} {unit}iB"
-    return f"{nbytes} B"
+    times = {name: [(one.bytes, one.median_s * 1e6) for one in c] for name, c in curves.items()}
+    rates = {name: [(one.bytes, one.busbw) for one in c] for name, c in curves.items()}
+    panels = (Panel("time (µs)", times), Panel("bus bandwidth (GB/s)", rates))
+    draw_panels(path, panels, title)
