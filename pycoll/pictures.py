@@ -85,7 +85,7 @@ def draw_panels(path: Path, panels: Sequence[Panel], title: str) -> None:
         figure, every = pyplot.subplots(
             1,
             len(panels),
-            figsize=(4.5 * len(panels), max(3.6, 0.19 * len(names) + 0.8)),
+            figsize=_inches(len(panels), names),
             layout="constrained",
             squeeze=False,
         )
@@ -100,6 +100,12 @@ def draw_panels(path: Path, panels: Sequence[Panel], title: str) -> None:
         figure.suptitle(title, fontsize=10)
         figure.savefig(path, dpi=200)
         pyplot.close(figure)
+
+
+def _inches(panels: int, names: Sequence[str]) -> tuple[float, float]:
+    """Width and height; a legend of long or many names makes no panel smaller."""
+    longest = max(map(len, names), default=0)
+    return 4.5 * panels + max(0.0, 0.08 * (longest - 10)), max(3.6, 0.19 * len(names) + 0.8)
 
 
 def _draw_curve(
