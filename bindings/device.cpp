@@ -61,6 +61,7 @@ class DeviceHandle {
                           process,
                           memory_max};
     runtime::Communicator* native = host->native.get();
+    options.host.count = [native](bool captured) { native->count_beside(captured); };
     options.host.look = [native](const std::string& operation, bool patient) {
       return native->look_beside(operation, patient);
     };

@@ -210,6 +210,7 @@ Status Communicator::run(const runtime::CollectiveRequest& request, std::uint32_
       options_.gpu->driver().launch_cooperative(prepared->kernel, prepared->blocks, 1, 1,
                                                 prepared->threads, 1, 1, 0, stream, parameters),
       "launch " + programs_->name(prepared->program.label));
+  if (status.ok()) options_.host.count(capture != 0);
   return status.ok() ? record(stream, capture) : status;
 }
 

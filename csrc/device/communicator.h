@@ -26,8 +26,10 @@
 
 namespace pycoll::device {
 
-// The host's communicator, as the watching thread asks and tells it; each gives its failure, or ok.
+// The host's communicator, as the watching thread asks and tells it; both give its failure, or ok.
 struct Host {
+  // An operation has been launched, or is part of a graph now; by the thread that launches.
+  std::function<void(bool captured)> count;
   // Whether a peer failed or is gone; see runtime::Communicator::look_beside.
   std::function<Status(const std::string& operation, bool patient)> look;
   std::function<Status(const Status& status, const std::string& operation, double after)> fail;

@@ -341,6 +341,8 @@ Status Communicator::failure() {
   return engine_->failure();
 }
 
+void Communicator::count_beside(bool replayable) { engine_->count_beside(replayable); }
+
 Status Communicator::look_beside(const std::string& operation, bool patient) {
   if (Status status = foreign(); !status.ok()) return status;
   const std::lock_guard<Gate> lock(gate_);

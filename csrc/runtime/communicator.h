@@ -98,7 +98,9 @@ class Communicator {
 
   // The failure that ended this communicator, or ok.
   Status failure();
-  // As the engine's, for operations on devices; both give the failure, or ok.
+  // As the engine's, for operations on devices; the first takes no lock, the others give the
+  // failure, or ok.
+  void count_beside(bool replayable);
   Status look_beside(const std::string& operation, bool patient);
   Status fail_beside(const Status& status, const std::string& operation, double after);
   // Orderly; operations that run end with kClosed. Returns when the progress thread has ended.

@@ -77,9 +77,14 @@ class Engine final : public ChannelSource {
   bool poll();   // moves bytes on all media; true if any moved
   bool active() const;
 
-  // For operations of the same ranks beside the engine, on devices, that have waited for a while.
-  // Looks whether a peer has failed or died, or has left unless `patient`: then everything ends
-  // with what watch() would say, and failure() tells.
+  // An operation of the same ranks beside the engine, on devices, has been called; collectives and
+  // those are called in one order on all ranks. `replayable`: it may run again without a call, so
+  // that from now on nothing follows from counts. Any thread.
+  void count_beside(bool replayable);
+  // For such operations that have waited for a while.
+  // Looks whether a peer has failed or died, has left unless `patient`, or is at a collective
+  // that this rank will call after `operation` only: then everything ends with what watch() would
+  // say, and failure() tells.
   void look_beside(const std::string& operation, bool patient);
   // Such an operation has failed after so many seconds: everything ends, here and on peers, with
   // its code.
@@ -171,7 +176,10 @@ class Engine final : public ChannelSource {
   std::vector<Standing> standings();
   std::vector<int> absent();
   std::string current_text() const;
+  bool hear_beside(int peer, const transport::Notice& notice);
   void hear_mismatch(int peer, const transport::Notice& notice);
+  void hear_apart(const transport::Notice& notice);
+  bool look_at_order(const std::string& operation);
   void give_up(const Status& status, int culprit, const std::string& detail);
   void post(Code failure, int culprit, const std::string& detail);
 
@@ -190,6 +198,9 @@ class Engine final : public ChannelSource {
   transport::Descriptor descriptor_;  // of operation sequence_
   std::uint64_t entered_ = 0;         // the sequence number of what began last
   std::string beside_;                // what look_beside() looks for, while it does
+  std::atomic<std::uint64_t> besides_{0};  // operations called beside the engine, or kUncounted
+  std::uint64_t told_besides_ = 0;         // as peers have heard while this rank waited
+  Nanoseconds apart_ends_ = 0;             // when it is judged who calls in another order; 0: never
   Status failure_;
   std::uint64_t disputed_ = 0;  // operation about which ranks disagree; 0: none
   Nanoseconds dispute_ends_ = 0;

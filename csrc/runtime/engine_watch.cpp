@@ -2,13 +2,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "base/assert.h"
 #include "runtime/engine.h"
+#include "runtime/notices.h"
 
 namespace pycoll::runtime {
 namespace {
@@ -26,26 +25,11 @@ constexpr Nanoseconds kDisputeLasts = 1'000'000'000;
 
 double seconds(Nanoseconds duration) { return static_cast<double>(duration) * 1e-9; }
 
-Code failure_of(const Notice& notice) { return static_cast<Code>(notice.failure); }
-
-// Harmless text, whatever the peer wrote.
-std::string detail_of(const Notice& notice) {
-  std::string text(notice.detail, ::strnlen(notice.detail, sizeof(notice.detail)));
-  std::replace_if(text.begin(), text.end(), [](char one) { return one < ' ' || one > '~'; }, '?');
-  return text;
-}
-
 // The operation that ranks disagree about, from a notice with kMismatch; its sender may be in
 // another one. Never 0.
 std::uint64_t disputed_in(const Notice& notice) {
   return std::max<std::uint64_t>(1, std::strtoull(detail_of(notice).c_str(), nullptr, 10));
 }
-
-// What the detail of a disagreement about an operation beside the engine begins with; that of the
-// engine's own begins with a number.
-constexpr std::string_view kBeside = "beside: ";
-
-bool is_beside(const Notice& notice) { return detail_of(notice).starts_with(kBeside); }
 
 }  // namespace
 
@@ -68,7 +52,7 @@ void Engine::post(Code failure, int culprit, const std::string& detail) {
 
 void Engine::announce() {
   announced_ = true;
-  post(Code::kOk, -1, "");
+  post(Code::kOk, -1, besides_detail(besides_.load(std::memory_order_relaxed)));
 }
 
 // Ends every open operation and all later ones; the notice makes the peers do the same.
@@ -127,10 +111,7 @@ bool Engine::look_at_notices() {
       case Code::kClosed:
         break;
       case Code::kMismatch:
-        if (is_beside(notice)) {
-          hear_mismatch(peer, notice);
-          return true;
-        }
+        if (hear_beside(peer, notice)) return true;
         if (disputed_ == 0) disagree(disputed_in(notice));
         break;
       case Code::kTimeout:
@@ -142,49 +123,6 @@ bool Engine::look_at_notices() {
     }
   }
   return false;
-}
-
-// Kernels know no descriptions: only who found a segment of another operation, and whose.
-void Engine::hear_mismatch(int peer, const Notice& notice) {
-  const int culprit = notice.culprit >= 0 && notice.culprit < size() ? notice.culprit : peer;
-  give_up(Status::error(Code::kMismatch,
-                        detail_of(notice).substr(kBeside.size()) + ": " +
-                            name_rank(peer, options_.names) + " found that " +
-                            name_rank(culprit, options_.names) +
-                            " is in another operation; all ranks must call alike",
-                        {culprit}),
-          culprit, detail_of(notice));
-}
-
-void Engine::look_beside(const std::string& operation, bool patient) {
-  if (!failure_.ok() || closed_) return;
-  beside_ = operation;
-  poll();
-  bool over = look_at_notices();
-  for (int peer = 0; peer < size() && !over; ++peer) {
-    Link* link = links_[static_cast<std::size_t>(peer)];
-    if (link == nullptr || link->state() == LinkState::kOpen) continue;
-    const bool left = link->state() == LinkState::kClosed;
-    if (left && patient) continue;
-    const std::string how =
-        left ? "it closed its communicator before the operation was done" : link->reason();
-    give_up(peer_lost_verdict(peer, how, operation, options_.names), peer, how);
-    over = true;
-  }
-  beside_.clear();
-}
-
-void Engine::fail_beside(const Status& status, const std::string& operation, double after) {
-  if (!failure_.ok() || closed_) return;
-  const int culprit = status.ranks().empty() ? rank() : status.ranks().front();
-  if (status.code() == Code::kTimeout) {
-    const Overdue overdue{after, true, status.ranks(), operation};
-    give_up(timeout_verdict(operation, overdue, options_.names), culprit, to_detail(overdue));
-  } else if (status.code() == Code::kMismatch) {
-    give_up(status, culprit, std::string(kBeside) + operation);
-  } else {
-    give_up(status, culprit, status.message());
-  }
 }
 
 // In the words of the rank whose deadline it was.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 namespace pycoll::runtime {
@@ -14,6 +15,10 @@ using transport::Descriptor;
 // Characters of a notice's detail, and how many of them the name of a message may take.
 constexpr std::size_t kDetailMax = sizeof(transport::Notice::detail) - 1;
 constexpr std::size_t kMessageMax = 32;
+// Of the name of an operation beside the engine, the longest of which has some 50.
+constexpr std::size_t kBesideMax = 56;
+constexpr std::string_view kApart = "apart: ";
+constexpr std::string_view kBesides = "besides ";
 
 // A group of ranks that mean the same operation, in ascending order.
 struct Camp {
@@ -61,6 +66,29 @@ Status apart_verdict(const std::vector<Camp>& camps) {
             name_operation(camps[i].sequence, camps[i].descriptor);
   }
   return Status::error(Code::kMismatch, std::move(text), outside_first(camps));
+}
+
+// "2,3,17", as far as it has room.
+std::string join_within(const std::vector<int>& ranks, std::size_t room) {
+  std::string list;
+  for (const int rank : ranks) {
+    const std::string one = (list.empty() ? "" : ",") + std::to_string(rank);
+    if (list.size() + one.size() > room) break;
+    list += one;
+  }
+  return list;
+}
+
+// The same read again, up to what is no such list; ranks outside [0, size) are dropped.
+std::vector<int> ranks_from(const char** cursor, int size) {
+  std::vector<int> ranks;
+  while (**cursor >= '0' && **cursor <= '9') {
+    char* end = nullptr;
+    const long rank = std::strtol(*cursor, &end, 10);
+    if (rank < size) ranks.push_back(static_cast<int>(rank));
+    *cursor = *end == ',' ? end + 1 : end;
+  }
+  return ranks;
 }
 
 }  // namespace
@@ -113,14 +141,9 @@ std::string to_detail(const Overdue& overdue) {
   char text[48];
   std::snprintf(text, sizeof(text), "%.3g;%c;", overdue.seconds, overdue.entered ? 'e' : 'm');
   std::string detail = text;
-  const std::size_t room = kDetailMax - 1 - std::min(overdue.message.size(), kMessageMax);
-  std::string list;
-  for (const int rank : overdue.ranks) {
-    const std::string one = (list.empty() ? "" : ",") + std::to_string(rank);
-    if (detail.size() + list.size() + one.size() > room) break;
-    list += one;
-  }
-  return detail + list + ";" + overdue.message.substr(0, kMessageMax);
+  const std::size_t room =
+      kDetailMax - 1 - std::min(overdue.message.size(), kMessageMax) - detail.size();
+  return detail + join_within(overdue.ranks, room) + ";" + overdue.message.substr(0, kMessageMax);
 }
 
 Overdue overdue_from(const std::string& detail, int size) {
@@ -132,11 +155,7 @@ Overdue overdue_from(const std::string& detail, int size) {
   overdue.entered = end[1] == 'e';
   if (end[2] != ';') return overdue;
   cursor = end + 3;
-  while (*cursor >= '0' && *cursor <= '9') {
-    const long rank = std::strtol(cursor, &end, 10);
-    if (rank < size) overdue.ranks.push_back(static_cast<int>(rank));
-    cursor = *end == ',' ? end + 1 : end;
-  }
+  overdue.ranks = ranks_from(&cursor, size);
   if (*cursor == ';') overdue.message = cursor + 1;
   return overdue;
 }
@@ -155,6 +174,55 @@ Status timeout_verdict(const std::string& collective, const Overdue& overdue,
     text += overdue.entered ? " sent nothing more" : " did not arrive";
   }
   return Status::error(Code::kTimeout, std::move(text), overdue.ranks);
+}
+
+void blame(std::vector<int> on_host, std::vector<int> on_devices, Apart* apart) {
+  std::sort(on_host.begin(), on_host.end());
+  std::sort(on_devices.begin(), on_devices.end());
+  apart->odd_on_host = on_host.size() != on_devices.size() ? on_host.size() < on_devices.size()
+                                                           : on_devices.front() < on_host.front();
+  apart->odd = apart->odd_on_host ? std::move(on_host) : std::move(on_devices);
+}
+
+// "apart: h2,3;device all_reduce of 4 float32, op sum"
+std::string to_detail(const Apart& apart) {
+  const std::string beside = apart.beside.substr(0, kBesideMax);
+  const std::size_t room = kDetailMax - kApart.size() - 2 - beside.size();
+  std::string list = join_within(apart.odd, room);
+  return std::string(kApart) + (apart.odd_on_host ? 'h' : 'd') + list + ";" + beside;
+}
+
+bool is_apart(const std::string& detail) { return detail.starts_with(kApart); }
+
+Apart apart_from(const std::string& detail, int size) {
+  Apart apart;
+  if (detail.size() <= kApart.size()) return apart;
+  apart.odd_on_host = detail[kApart.size()] == 'h';
+  const char* cursor = detail.c_str() + kApart.size() + 1;
+  apart.odd = ranks_from(&cursor, size);
+  if (*cursor == ';') apart.beside = cursor + 1;
+  return apart;
+}
+
+Status order_verdict(const Apart& apart, const std::vector<std::string>& names) {
+  const std::string on_host =
+      name_operation(apart.sequence, apart.descriptor) + " with arrays in host memory";
+  std::string text = apart.odd.size() == 1 ? name_rank(apart.odd.front(), names) + " is"
+                                           : name_ranks(apart.odd) + " are";
+  text += " at " + (apart.odd_on_host ? on_host : apart.beside) + ", the other ranks at " +
+          (apart.odd_on_host ? apart.beside : on_host) +
+          ": all ranks must call alike, with arrays of the host or of devices";
+  return Status::error(Code::kMismatch, std::move(text), apart.odd);
+}
+
+std::string besides_detail(std::uint64_t count) {
+  return count == kUncounted ? std::string() : std::string(kBesides) + std::to_string(count);
+}
+
+std::uint64_t besides_from(const std::string& detail) {
+  if (!detail.starts_with(kBesides)) return kUncounted;
+  const char* digits = detail.c_str() + kBesides.size();
+  return *digits >= '0' && *digits <= '9' ? std::strtoull(digits, nullptr, 10) : kUncounted;
 }
 
 Status peer_lost_verdict(int rank, const std::string& how, const std::string& operation,

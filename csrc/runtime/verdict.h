@@ -44,6 +44,34 @@ Overdue overdue_from(const std::string& detail, int size);
 Status timeout_verdict(const std::string& collective, const Overdue& overdue,
                        const std::vector<std::string>& names);
 
+// Ranks called a collective and an operation beside the engine in different orders: some wait in
+// the one on arrays of the host, others in the other on arrays of devices.
+struct Apart {
+  std::vector<int> odd;      // ranks at fault, ascending
+  bool odd_on_host = false;  // they are those in the host's collective
+  std::uint64_t sequence = 0;
+  transport::Descriptor descriptor;  // of the host's collective
+  std::string beside;                // "device all_reduce of 4 float32, op sum"
+};
+
+// The smaller side is at fault, at a tie the one without the lowest rank. Requires: neither is
+// empty.
+void blame(std::vector<int> on_host, std::vector<int> on_devices, Apart* apart);
+
+// How a rank tells its peers; sequence and descriptor travel as those of the notice. A list of very
+// many ranks is cut.
+std::string to_detail(const Apart& apart);
+bool is_apart(const std::string& detail);
+// As overdue_from.
+Apart apart_from(const std::string& detail, int size);
+Status order_verdict(const Apart& apart, const std::vector<std::string>& names);
+
+// What a rank says of itself: how many operations beside the engine it has called.
+inline constexpr std::uint64_t kUncounted = ~std::uint64_t{0};
+std::string besides_detail(std::uint64_t count);
+// kUncounted where nothing is said of it.
+std::uint64_t besides_from(const std::string& detail);
+
 // `rank` died or left while `operation` was under way.
 Status peer_lost_verdict(int rank, const std::string& how, const std::string& operation,
                          const std::vector<std::string>& names);

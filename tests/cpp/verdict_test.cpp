@@ -181,3 +181,52 @@ TEST(whatever_a_peer_writes_is_harmless) {
 }
 
 RUN_TESTS()
+
+TEST(ranks_on_hosts_and_devices_call_in_different_orders) {
+  Apart apart;
+  apart.sequence = 5;
+  apart.descriptor = all_reduce(4);
+  apart.beside = "device all_reduce of 4 float32, op sum";
+  blame({2}, {1, 0}, &apart);
+  const std::string detail = to_detail(apart);
+  CHECK(detail == "apart: h2;device all_reduce of 4 float32, op sum", "%s", detail.c_str());
+  CHECK(is_apart(detail), "%s", detail.c_str());
+  Apart heard = apart_from(detail, 3);
+  heard.sequence = apart.sequence;
+  heard.descriptor = apart.descriptor;
+  for (const Apart& one : {apart, heard}) {
+    expect(order_verdict(one, {"a:1", "b:2", "c:3"}), Code::kMismatch,
+           "rank 2 (c:3) is at operation 5 (all_reduce of 4 float32, op sum) with arrays in host "
+           "memory, the other ranks at device all_reduce of 4 float32, op sum: all ranks must call "
+           "alike, with arrays of the host or of devices",
+           {2});
+  }
+  blame({3, 0}, {2, 1}, &apart);
+  expect(
+      order_verdict(apart, {}), Code::kMismatch,
+      "ranks 1 and 2 are at device all_reduce of 4 float32, op sum, the other ranks at operation "
+      "5 (all_reduce of 4 float32, op sum) with arrays in host memory: all ranks must call "
+      "alike, with arrays of the host or of devices",
+      {1, 2});
+}
+
+TEST(what_many_ranks_or_a_bad_peer_say_of_devices_fits) {
+  Apart apart;
+  apart.beside = std::string(200, 'x');
+  std::vector<int> many;
+  for (int rank = 1; rank < 300; ++rank) many.push_back(rank);
+  std::vector<int> more(300, 0);
+  blame(many, more, &apart);
+  const std::string cut = to_detail(apart);
+  CHECK(cut.size() < sizeof(transport::Notice::detail), "%zu", cut.size());
+  CHECK(apart_from(cut, 300).odd.size() > 5, "%s", cut.c_str());
+  CHECK(apart_from("apart: h9,1;text", 2).odd == std::vector<int>{1}, "rank 1 is one");
+  for (const char* text : {"apart: ", "apart: h", "apart: x;", "apart: h99999999999999999999;"}) {
+    CHECK(apart_from(text, 4).odd.empty(), "%s", text);
+  }
+  CHECK(besides_from(besides_detail(7)) == 7, "%s", besides_detail(7).c_str());
+  for (const char* text : {"", "besides ", "besides -1", "5"}) {
+    CHECK(besides_from(text) == kUncounted, "%s", text);
+  }
+  CHECK(besides_detail(kUncounted).empty(), "nothing is said");
+}

@@ -117,6 +117,7 @@ class CudaRanks {
     made.membership.machine = number + 1 == options.size ? options.machine_of_last : 1;
     made.membership.process = 7;
     made.membership.memory_max = options.memory_max;
+    made.host.count = [](bool) {};
     made.host.look = [](const std::string&, bool) { return Status(); };
     made.host.fail = [&rank](const Status& status, const std::string&, double) {
       return rank.told = status;

@@ -52,6 +52,7 @@ def test_a_rank_that_does_not_come_is_named_on_all_others(broken: ThreadWorld) -
             )
             assert isinstance(failure_of(lambda: comm.all_reduce(np.ones(1))), LateError)
         else:
+            time.sleep(1)  # in a collective of the host it would be found elsewhere
             assert isinstance(failure_of(comm.barrier), LateError)
 
     ranks_of(broken, run)
@@ -65,6 +66,54 @@ def test_ranks_that_disagree(broken: ThreadWorld) -> None:
         error = failure_of(work.synchronize)
         assert isinstance(error, MismatchError), error
         assert "all ranks must call alike" in str(error)
+
+    ranks_of(broken, run)
+
+
+@pytest.mark.parametrize(("on_host", "odd"), [({2}, 2), ({0, 1}, 2), ({0}, 0)])
+def test_host_and_device_arrays_in_one_collective(on_host: set[int], odd: int) -> None:
+    """Found long before the deadline, and told alike by all."""
+    world = fresh_world(3)
+
+    def run(comm: pycoll.Communicator) -> tuple[str, int | None, bool]:
+        comm.all_reduce(array(np.ones(4)))
+        begin = time.monotonic()
+        if comm.rank in on_host:
+            error = failure_of(lambda: comm.all_reduce(np.ones(4)))
+        else:
+            error = failure_of(comm.all_reduce(array(np.ones(4)), async_op=True).synchronize)
+        assert isinstance(error, MismatchError), error
+        return str(error), error.rank, time.monotonic() - begin < 5
+
+    outcomes = ranks_of(world, run)
+    world.close()
+    for text, rank, was_quick in outcomes:
+        assert was_quick
+        assert rank == odd
+        name, _, rest = text.removeprefix("the communicator has failed: ").partition(" (")
+        assert name == f"rank {odd}"
+        assert "all_reduce of 4 float64, op sum) with arrays in host memory" in rest
+        assert "at device all_reduce of 4 float64, op sum" in rest
+        assert "all ranks must call alike, with arrays of the host or of devices" in rest
+
+
+def test_waiting_beside_a_collective_of_the_host_is_no_mistake(broken: ThreadWorld) -> None:
+    """The others wait on the host or on the device; what counts is the order of the calls."""
+
+    def run(comm: pycoll.Communicator) -> None:
+        x = array(np.ones(4))
+        comm.all_reduce(x)
+        early = comm.all_reduce(np.ones(3), async_op=True)
+        if comm.rank == 1:
+            time.sleep(1.5)
+        works = [comm.all_reduce(x, async_op=True) for _ in range(2)]
+        barrier = comm.barrier(async_op=True)
+        works.append(comm.all_reduce(x, async_op=True))
+        if comm.rank == 0:
+            works[1].synchronize(30)
+        barrier.wait()
+        np.testing.assert_array_equal(works[2].synchronize(30).get(), np.full(4, 2.0))
+        early.wait()
 
     ranks_of(broken, run)
 
