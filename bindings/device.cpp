@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -141,14 +142,22 @@ runtime::CollectiveRequest device_request(const PlanHandle& plan, const py::tupl
   return request;
 }
 
+// Addresses of input and output, and the bytes up to the array's end.
+using PartOfList = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
+
 std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& plan,
                                     const py::tuple& input, const py::tuple& output, int dtype,
                                     int op, std::vector<std::uint64_t> counts,
                                     std::uint64_t plan_key, std::uint64_t count,
-                                    std::uint32_t lanes, std::uintptr_t stream, bool beside) {
-  const runtime::CollectiveRequest request =
+                                    std::uint32_t lanes, std::uintptr_t stream, bool beside,
+                                    const std::vector<PartOfList>& parts) {
+  runtime::CollectiveRequest request =
       device_request(plan, input, output,
                      {dtype, op, std::move(counts), plan_key, count, transport::kSegmentBytesMax});
+  for (const auto& [source, target, end] : parts) {
+    request.parts.push_back(
+        {std::bit_cast<const std::byte*>(source), std::bit_cast<std::byte*>(target), end});
+  }
   std::shared_ptr<Mark> done;
   Status status;
   device::Communicator& native = self.native();
@@ -207,7 +216,9 @@ void bind_devices(py::module_& module) {
       .def("run", &run_on_device, py::arg("plan"), py::arg("input"), py::arg("output"),
            py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
            py::arg("count"), py::arg("lanes"), py::arg("stream"), py::arg("beside") = false,
-           "Launch; memory is (address, bytes). A mark behind the operation if it runs beside.")
+           py::arg("parts") = std::vector<PartOfList>(),
+           "Launch; memory is (address, bytes), of several arrays the first one's address and all "
+           "bytes. A mark behind the operation if it runs beside.")
       .def("mark", &mark_stream, py::arg("stream"))
       .def(
           "join",
@@ -219,6 +230,7 @@ void bind_devices(py::module_& module) {
       .def("capture_of", &capture_on, py::arg("stream"))
       .def("failure", &failure_of_device)
       .def("close", &close_device);
+  module.attr("DEVICE_PARTS_MAX") = device::kPartsMax;
   module.def("device_of", &device_of, py::arg("address"), py::arg("name") = "x",
              "The number of the device whose memory this is.");
 }

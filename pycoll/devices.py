@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import _core
 from pycoll.bootstrap.host import machine_identity, process_token
@@ -77,6 +77,50 @@ class DeviceWork:
         return self._finish()
 
 
+class OnDevice(NamedTuple):
+    """One array of several, with its result and its stream."""
+
+    source: Any
+    target: Any
+    where: Where
+
+
+class Launch(NamedTuple):
+    """What an operation is, apart from its memory. ``total`` counts elements of all
+    ranks' arrays as the descriptor does; ``lanes``: the most of any rank's plan."""
+
+    prepared: Prepared
+    dtype: int
+    counts: list[int]
+    total: int
+    lanes: int
+    async_op: bool
+    where: Where
+
+    def run(
+        self,
+        native: _core.DeviceCommunicator,
+        source: tuple[int, int],
+        target: tuple[int, int],
+        parts: Sequence[tuple[int, int, int]] = (),
+    ) -> _core.DeviceMark | None:
+        """Put it at the end of its stream; see ``_core.DeviceCommunicator.run``."""
+        return native.run(
+            self.prepared.plan,
+            source,
+            target,
+            dtype=self.dtype,
+            op=self.prepared.op,
+            counts=self.counts,
+            plan_key=self.prepared.key,
+            count=self.total,
+            lanes=self.lanes,
+            stream=self.where.handle(),
+            beside=self.async_op,
+            parts=parts,
+        )
+
+
 class Devices:
     """The devices' side of one communicator; opened by its first operation on device arrays."""
 
@@ -111,26 +155,67 @@ class Devices:
         """Launch; the result, or a DeviceWork. ``lanes``: the most of any rank's plan."""
         source, target = ends
         native = self._opened(source, target)
-        stream = where.handle()
-        mark = native.run(
-            prepared.plan,
-            _memory(source),
-            _memory(target),
-            dtype=dtype,
-            op=prepared.op,
-            counts=counts,
-            plan_key=prepared.key,
-            count=count,
-            lanes=lanes,
-            stream=stream,
-            beside=async_op,
-        )
-        self._drop_past(native)
-        # The arrays' allocator knows its own stream only. A graph's memory is the graph's matter.
-        if (async_op or where.stream is not None) and native.capture_of(stream) == 0:
-            end = mark if mark is not None else native.mark(stream)
-            self._kept.append((end, (where.x, source, target)))
+        launch = Launch(prepared, dtype, counts, count, lanes, async_op, where)
+        mark = launch.run(native, _memory(source), _memory(target))
+        self._keep(launch, native, mark, (source, target))
         return finish() if mark is None else DeviceWork(native, mark, where, finish)
+
+    def run_list(
+        self,
+        prepared: Prepared,
+        members: Sequence[OnDevice],
+        lanes: int,
+        async_op: bool,
+        finish: Callable[[], Any],
+    ) -> Any:
+        """Launch one operation on many arrays, as if they were one; see ``run``.
+
+        It is ordered on the streams of all. Requires: one dtype, and from 1 to
+        ``_core.DEVICE_PARTS_MAX`` members.
+        """
+        parts, nbytes, count = [], 0, 0
+        for source, target, _ in members:
+            native = self._opened(source, target)
+            nbytes += source.nbytes
+            count += source.count
+            if source.nbytes:
+                parts.append((source.address, target.address, nbytes))
+        first = parts[0] if parts else (0, 0, 0)
+        if len(parts) == 1:
+            parts = []  # the kernels for one array are faster
+        where = members[0].where
+        launch = Launch(prepared, members[0].source.dtype, [count], count, lanes, async_op, where)
+        stream = where.handle()
+        others = {one.where.handle() for one in members} - {stream}
+        for other in others:
+            native.join(native.mark(other), stream)
+        mark = launch.run(native, (first[0], nbytes), (first[1], nbytes), parts)
+        self._keep(launch, native, mark, tuple(members))
+        if mark is not None:
+            return DeviceWork(native, mark, where, finish)
+        for other in others:
+            native.join(native.mark(stream), other)
+        return finish()
+
+    def _keep(
+        self,
+        launch: Launch,
+        native: _core.DeviceCommunicator,
+        mark: _core.DeviceMark | None,
+        arrays: tuple[Any, ...],
+    ) -> None:
+        """Hold arrays that others' allocators might give away while the operation runs.
+
+        They know their own streams only. A graph's memory is the graph's matter.
+        """
+        self._drop_past(native)
+        where = launch.where
+        if not launch.async_op and where.stream is None:
+            return
+        stream = where.handle()
+        if native.capture_of(stream) == 0:
+            end = mark if mark is not None else native.mark(stream)
+            self._kept.append((end, (where.x, *arrays)))
 
     def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
         views = [("x", source), ("out", target)]

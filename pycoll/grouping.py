@@ -11,6 +11,7 @@ The members are independent of each other: none may read what another writes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from pycoll import _core
 from pycoll.arrays import empty
 from pycoll.collective import Collective
 from pycoll.core import Ends, ends_of, nothing
-from pycoll.device_view import DeviceView
+from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError
 from pycoll.lists import Member, fused_view, members_of
 from pycoll.work import Work
@@ -51,6 +52,22 @@ class _UserFusion(list["_UserReduction"]):
         return sum(one.ends.source.nbytes for one in self)
 
 
+class _OnDevice(NamedTuple):
+    """An all_reduce on a device array."""
+
+    member: Member
+    where: Where
+    work: Work
+
+
+class _Launch(list["_OnDevice"]):
+    """Those that are one launch, with their common terms."""
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.key = key
+
+
 class _List(NamedTuple):
     """An all_reduce of a list, whose arrays are members of their own."""
 
@@ -73,11 +90,12 @@ class Group(_core.Group):
     _messages: list[tuple[str, tuple[Any, ...], dict[str, Any], Work]] | None = None
     _works: list[Work]
     _open: dict[tuple[Any, ...], _UserFusion]
+    _launches: dict[tuple[Any, ...], _Launch]
 
     def add(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Work:
         """Note a call; its result is in the Work once the group has ended."""
         if self._messages is None:
-            self._messages, self._works, self._open = [], [], {}
+            self._messages, self._works, self._open, self._launches = [], [], {}, {}
             self.add_other(None)  # so that run() has its say
         words = {word: value for word, value in words.items() if word != "async_op"}
         if name == "all_reduce":
@@ -103,21 +121,23 @@ class Group(_core.Group):
     ) -> Work:
         is_list = isinstance(x, list | tuple)
         members = members_of(x, out) if is_list else [Member(x, out, ends_of(x, out))]
-        if any(isinstance(one.ends.source, DeviceView) for one in members):
-            # Nothing is packed on devices: it runs as it was called.
+        on_devices = [isinstance(one.ends.source, DeviceView) for one in members]
+        if any(on_devices) and not all(on_devices):
             words = {"algorithm": algorithm, "deterministic": deterministic, "stream": stream}
             work = _core.open_work()
             self.add_other(("all_reduce", (x, op), {"out": out, **words}, work))
             return work
-        if stream is not None:
-            raise InvalidArgumentError(
-                "stream is for device arrays, but x is in host memory: leave it away"
-            )
+        add: Callable[[Member, Any, str | None, bool | None], Work]
+        if any(on_devices):
+            add = functools.partial(self._add_on_device, stream=stream)
+        else:
+            Where(None, None, stream).need_none()
+            add = self._add_member
         if not is_list:
-            return self._add_member(members[0], op, algorithm, deterministic)
+            return add(members[0], op, algorithm, deterministic)
         for one in members:  # all are right, or none is added
             self._prepared(one, op, algorithm, deterministic)
-        works = [self._add_member(one, op, algorithm, deterministic) for one in members]
+        works = [add(one, op, algorithm, deterministic) for one in members]
         self._works += works
         work = _core.open_work()
         self.add_other(_List(work, works, out))
@@ -148,6 +168,25 @@ class Group(_core.Group):
             self.add_other(fusion)
         return work
 
+    def _add_on_device(
+        self,
+        member: Member,
+        op: Any,
+        algorithm: str | None,
+        deterministic: bool | None,
+        stream: Any,
+    ) -> Work:
+        prepared = self._prepared(member, op, algorithm, deterministic)
+        word = prepared.reduction.name if prepared.reduction is not None else "sum"
+        key = (member.ends.source.dtype, word, algorithm, deterministic)
+        launch = self._launches.get(key)
+        if launch is None or len(launch) == _core.DEVICE_PARTS_MAX:
+            launch = self._launches[key] = _Launch(key)
+            self.add_other(launch)
+        work = _core.open_work()
+        launch.append(_OnDevice(member, Where(member.ends.framework, member.x, stream), work))
+        return work
+
     def _prepared(
         self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
     ) -> Prepared:
@@ -169,6 +208,8 @@ class Group(_core.Group):
                 _core.run_fusion(self, communicator, entry)
             elif isinstance(entry, _UserFusion):
                 self._run_user_fusion(entry)
+            elif isinstance(entry, _Launch):
+                self._run_launch(entry)
             elif isinstance(entry, _List):
                 entry.fill()
             elif entry is not None:
@@ -207,6 +248,23 @@ class Group(_core.Group):
             _core.unpack(target, [one.ends.target for one in fusion])
         for one in fusion:
             _core.fill_work(one.work, one.finish())
+
+    def _run_launch(self, launch: _Launch) -> None:
+        from pycoll.devices import OnDevice
+
+        communicator = self.communicator
+        dtype, op, algorithm, deterministic = launch.key
+        nbytes = sum(one.member.ends.source.nbytes for one in launch)
+        prepared = communicator._prepare(
+            Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
+        )
+        members = [
+            OnDevice(one.member.ends.source, one.member.ends.target, one.where) for one in launch
+        ]
+        lanes = communicator._plans.lanes(prepared.plan)
+        communicator._on_devices().run_list(prepared, members, lanes, False, nothing)
+        for one in launch:
+            _core.fill_work(one.work, one.member.finisher()())
 
 
 class FusionBuffer:

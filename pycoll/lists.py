@@ -3,13 +3,14 @@
 Arrays of equal dtype, of up to 1 MiB each, travel end to end in messages of up to 16 MiB; longer
 ones travel alone, straight from their memory. Which share a message depends on their order, dtypes
 and lengths only (bindings/fusions.h), so it is alike on all ranks. Common lists never come here:
-bindings/lists.cpp reads and runs them.
+bindings/lists.cpp reads and runs them. Arrays on devices lie in no message: those of equal dtype,
+whatever their lengths, are one launch, whose kernel finds each where it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pycoll.plans import Prepared
     from pycoll.work import Work
 
+_T = TypeVar("_T")
+
 #: The engine only wants the size of an element, so any type of that size names the memory.
 _BY_ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
@@ -34,12 +37,17 @@ class Message(NamedTuple):
 
     members: list[Ends]
     prepared: Prepared
-    where: Where
+    wheres: list[Where]
 
-    def start(self, communicator: Core, finish: Callable[[], Any]) -> Work:
-        """Give it to the engine; wait() puts results in place, then gives ``finish()``."""
+    def start(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
+        """Give it to the engine; wait() puts results in place, then gives ``finish()``.
+
+        Without ``async_op`` what is on a device goes to the array's stream, not beside it.
+        """
         first = self.members[0]
         dtype = first.source.dtype
+        if isinstance(first.source, DeviceView):
+            return self._launch(communicator, finish, async_op)
         if len(self.members) == 1:
             source, target, then = first.source, first.target, finish
         else:
@@ -53,8 +61,24 @@ class Message(NamedTuple):
 
         count = source.count
         work: Work = communicator._start(
-            self.prepared, source, target, dtype, [count], count, True, then, self.where
+            self.prepared, source, target, dtype, [count], count, True, then, self.wheres[0]
         )
+        return work
+
+    def _launch(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
+        """On a device nothing is copied: the kernel knows where each array lies."""
+        from pycoll.devices import OnDevice
+
+        members = [
+            OnDevice(one.source, one.target, where)
+            for one, where in zip(self.members, self.wheres, strict=True)
+        ]
+        lanes = communicator._plans.lanes(self.prepared.plan)
+        devices = communicator._on_devices()
+        made = devices.run_list(self.prepared, members, lanes, async_op, finish)
+        work: Work = made if async_op else _core.open_work()
+        if not async_op:
+            _core.fill_work(work, made)
         return work
 
 
@@ -102,10 +126,31 @@ def _outs_of(arrays: Sequence[Any], out: Any) -> Sequence[Any]:
 
 
 def _shared(members: list[Member], lengths: list[tuple[int, int]]) -> list[list[int]]:
-    """Which arrays share a message: those on devices none, since nothing is packed there."""
-    if any(isinstance(one.ends.source, DeviceView) for one in members):
-        return [[number] for number in range(len(members))]
-    return _core.messages_of(lengths)
+    """Which arrays share a message; on devices all of one dtype, as far as a launch can name them.
+
+    Messages are in the order of their first arrays.
+    """
+    on_devices = [isinstance(one.ends.source, DeviceView) for one in members]
+    if not any(on_devices):
+        return _core.messages_of(lengths)
+    here = [number for number, there in enumerate(on_devices) if not there]
+    shared = [
+        [here[number] for number in message]
+        for message in _core.messages_of([lengths[number] for number in here])
+    ]
+    by_dtype: dict[int, list[int]] = {}
+    for number, there in enumerate(on_devices):
+        if there:
+            by_dtype.setdefault(lengths[number][0], []).append(number)
+    for numbers in by_dtype.values():
+        shared += launches_of(numbers)
+    return sorted(shared)
+
+
+def launches_of(members: list[_T]) -> list[list[_T]]:
+    """In groups of as many as one launch takes."""
+    most = _core.DEVICE_PARTS_MAX
+    return [members[begin : begin + most] for begin in range(0, len(members), most)]
 
 
 def start_list(
@@ -116,6 +161,7 @@ def start_list(
     algorithm: str | None,
     deterministic: bool | None,
     stream: Any = None,
+    async_op: bool = True,
 ) -> Work:
     """All messages of a list; the Work gives ``out``, or a list of results."""
     members = members_of(arrays, out)
@@ -132,9 +178,9 @@ def start_list(
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
-        first = members[numbers[0]]
-        where = Where(first.ends.framework, first.x, stream)
-        messages.append(Message([members[number].ends for number in numbers], prepared, where))
+        mine = [members[number] for number in numbers]
+        wheres = [Where(one.ends.framework, one.x, stream) for one in mine]
+        messages.append(Message([one.ends for one in mine], prepared, wheres))
     if not messages:
         work = _core.open_work()
         _core.fill_work(work, results())
@@ -146,5 +192,5 @@ def start_list(
             work.wait()
         return results()
 
-    earlier.extend(message.start(communicator, nothing) for message in messages[:-1])
-    return messages[-1].start(communicator, last)
+    earlier.extend(message.start(communicator, nothing, async_op) for message in messages[:-1])
+    return messages[-1].start(communicator, last, async_op)

@@ -36,7 +36,10 @@ Status check(const runtime::CollectiveRequest& request, const Shape& shape, cons
       request.descriptor.op == ReduceOp::kUser) {
     return invalid("a reduction registered by the user runs on the host only");
   }
-  if (!request.parts.empty()) return invalid("memory that is several arrays is the host's only");
+  if (request.parts.size() > kPartsMax) {
+    return invalid("memory is " + std::to_string(request.parts.size()) +
+                   " arrays, of which one launch takes " + std::to_string(kPartsMax));
+  }
   return Status();
 }
 
@@ -112,6 +115,17 @@ Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const
   made.scratch_bytes = program.scratch_stride * program.scratch_slots * program.shares;
   *binding = std::move(made);
   return Status();
+}
+
+ListCall list_call(const runtime::CollectiveRequest& request) {
+  ListCall call;
+  call.count = static_cast<std::uint32_t>(request.parts.size());
+  call.reserved = 0;
+  for (std::size_t i = 0; i < request.parts.size(); ++i) {
+    const runtime::Part& part = request.parts[i];
+    call.parts[i] = {part.input, part.output, part.end};
+  }
+  return call;
 }
 
 }  // namespace pycoll::device

@@ -34,4 +34,7 @@ struct Binding {
 Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const Manner& manner,
             Binding* binding);
 
+// What a kernel for lists is launched with. Requires: bind() took the request.
+ListCall list_call(const runtime::CollectiveRequest& request);
+
 }  // namespace pycoll::device

@@ -205,7 +205,10 @@ Status Communicator::run(const runtime::CollectiveRequest& request, std::uint32_
   if (!status.ok()) return status;
   prepared->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
-  void* parameters[] = {&prepared->program, &call};
+  ListCall list;
+  if (!request.parts.empty()) list = list_call(request);
+  void* arrays = request.parts.empty() ? static_cast<void*>(&call) : &list;
+  void* parameters[] = {&prepared->program, arrays};
   status = driver_check(
       options_.gpu->driver().launch_cooperative(prepared->kernel, prepared->blocks, 1, 1,
                                                 prepared->threads, 1, 1, 0, stream, parameters),

@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "base/bytes.h"
-#include "device/local.h"
+#include "device/arrays.h"
 #include "device/memory.h"
 #include "device/program.h"
 #include "device/protocols.h"
@@ -24,14 +24,18 @@ struct Shared {
   Slot slots[plan::kRecvMax + plan::kSendMax];  // of the current row: received ones, then rooms
 };
 
-template <typename Protocol, typename Reduction>
+// `Arrays` is where the caller's elements lie: OneArray or ManyArrays.
+template <typename Protocol, typename Reduction, typename Arrays = OneArray>
 class Executor {
+  using Call = typename Arrays::Call;
+  using Local = typename Arrays::Local;
+
  public:
   // Requires: threads() is a multiple of kWarp; block() < program.lane_count * program.shares.
   PYCOLL_DEVICE Executor(const Program& program, const Call& call, Reduction reduction,
                          Shared& shared)
       : program_(program),
-        call_(call),
+        arrays_(call),
         reduction_(reduction),
         protocol_(program.item_bytes),
         shared_(shared),
@@ -183,27 +187,27 @@ class Executor {
     return program_.scratch + number * program_.scratch_stride;
   }
 
-  PYCOLL_DEVICE const std::byte* source() const {
+  PYCOLL_DEVICE Local source() const {
     switch (static_cast<plan::Buffer>(row_->source)) {
       case plan::Buffer::kInput:
-        return call_.input + place_->source + skip_;
+        return arrays_.input(place_->source + skip_);
       case plan::Buffer::kOutput:
-        return call_.output + place_->source + skip_;
+        return arrays_.output(place_->source + skip_);
       case plan::Buffer::kScratch:
-        return scratch(row_->source_slot);
+        return Arrays::own(scratch(row_->source_slot));
       case plan::Buffer::kNone:
         break;
     }
-    return nullptr;
+    return Arrays::none();
   }
 
-  PYCOLL_DEVICE std::byte* target() const {
+  PYCOLL_DEVICE Local target() const {
     if (static_cast<plan::Buffer>(row_->target) == plan::Buffer::kOutput) {
-      return call_.output + place_->target + skip_;
+      return arrays_.output(place_->target + skip_);
     }
     return static_cast<plan::Buffer>(row_->target) == plan::Buffer::kScratch
-               ? scratch(row_->target_slot)
-               : nullptr;
+               ? Arrays::own(scratch(row_->target_slot))
+               : Arrays::none();
   }
 
   PYCOLL_DEVICE std::uint32_t valid_bytes(std::uint32_t unit) const {
@@ -232,10 +236,10 @@ class Executor {
     Pack value[kInFlight];
     for (int k = 0; k < operands; ++k) {
       const int place = k - carries;
-      const std::byte* local = nullptr;
+      Local local = Arrays::none();
       int slot = place;
       if (place < 0) {
-        local = scratch(row_->carry - 1u);
+        local = Arrays::own(scratch(row_->carry - 1u));
       } else if (locals != 0 && place == row_->source_position) {
         local = source();
       } else if (locals != 0 && place > row_->source_position) {
@@ -255,16 +259,16 @@ class Executor {
   }
 
   // One operand, from local memory or the row's slot of that number, copied or combined.
-  PYCOLL_DEVICE bool take(std::uint32_t first, std::uint32_t units, const std::byte* local,
-                          int slot, bool combines, Pack (&value)[kInFlight]) {
+  PYCOLL_DEVICE bool take(std::uint32_t first, std::uint32_t units, Local local, int slot,
+                          bool combines, Pack (&value)[kInFlight]) {
     Pack next[kInFlight];
     PYCOLL_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
       const std::uint32_t unit = first + static_cast<std::uint32_t>(i) * threads();
       next[i] = {0, 0};
       if (unit >= units) continue;
-      if (local != nullptr) {
-        next[i] = load_bytes(local + protocol_.offset(unit), valid_bytes(unit));
+      if (Arrays::exists(local)) {
+        next[i] = arrays_.load_at(local, protocol_.offset(unit), valid_bytes(unit));
       } else if (!protocol_.receive(shared_.slots[slot], unit, bytes_, &next[i], wait_)) {
         return false;
       }
@@ -278,12 +282,14 @@ class Executor {
 
   PYCOLL_DEVICE void give(std::uint32_t first, std::uint32_t units,
                           const Pack (&value)[kInFlight]) {
-    std::byte* to = target();
+    const Local to = target();
     PYCOLL_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
       const std::uint32_t unit = first + static_cast<std::uint32_t>(i) * threads();
       if (unit >= units) continue;
-      if (to != nullptr) store_bytes(to + protocol_.offset(unit), value[i], valid_bytes(unit));
+      if (Arrays::exists(to)) {
+        arrays_.store_at(to, protocol_.offset(unit), value[i], valid_bytes(unit));
+      }
       for (int peer = 0; peer < row_->send_count; ++peer) {
         protocol_.send(shared_.slots[plan::kRecvMax + peer], unit, bytes_, value[i]);
       }
@@ -291,7 +297,7 @@ class Executor {
   }
 
   const Program& program_;
-  const Call& call_;
+  Arrays arrays_;
   Reduction reduction_;
   Protocol protocol_;
   Shared& shared_;

@@ -1,5 +1,6 @@
 // The kernels: the executor in each protocol, with sums of the types that training uses known to
-// the compiler and one kernel for all other reductions. Names are those of kernel_name().
+// the compiler, one kernel for all other reductions, and one for lists of arrays. Names are those
+// of kernel_name().
 #include "device/executor.h"
 #include "device/program.h"
 #include "device/reductions.h"
@@ -7,40 +8,46 @@
 namespace pycoll::device {
 namespace {
 
-template <typename Protocol, typename Reduction>
-__device__ __forceinline__ void execute(const Program& program, const Call& call,
+template <typename Protocol, typename Arrays = OneArray, typename Reduction>
+__device__ __forceinline__ void execute(const Program& program, const typename Arrays::Call& call,
                                         Reduction reduction) {
   __shared__ Shared shared;
-  Executor<Protocol, Reduction>(program, call, reduction, shared).run();
+  Executor<Protocol, Reduction, Arrays>(program, call, reduction, shared).run();
 }
 
 }  // namespace
 }  // namespace pycoll::device
 
-#define PYCOLL_KERNELS(name, Protocol)                                                          \
-  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)                  \
-      pycoll_##name##_sum_float32(const __grid_constant__ pycoll::device::Program program,      \
-                                  const __grid_constant__ pycoll::device::Call call) {          \
-    using namespace pycoll::device;                                                             \
-    execute<Protocol>(program, call, FixedSum<Real<float>>());                                  \
-  }                                                                                             \
-  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)                  \
-      pycoll_##name##_sum_bfloat16(const __grid_constant__ pycoll::device::Program program,     \
-                                   const __grid_constant__ pycoll::device::Call call) {         \
-    using namespace pycoll::device;                                                             \
-    execute<Protocol>(program, call, FixedSum<BFloat16>());                                     \
-  }                                                                                             \
-  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)                  \
-      pycoll_##name##_sum_float16(const __grid_constant__ pycoll::device::Program program,      \
-                                  const __grid_constant__ pycoll::device::Call call) {          \
-    using namespace pycoll::device;                                                             \
-    execute<Protocol>(program, call, FixedSum<Float16>());                                      \
-  }                                                                                             \
-  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)                  \
-      pycoll_##name##_any(const __grid_constant__ pycoll::device::Program program,              \
-                          const __grid_constant__ pycoll::device::Call call) {                  \
-    using namespace pycoll::device;                                                             \
-    execute<Protocol>(program, call, Any{program.dtype, program.op});                           \
+#define PYCOLL_KERNELS(name, Protocol)                                                      \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)              \
+      pycoll_##name##_sum_float32(const __grid_constant__ pycoll::device::Program program,  \
+                                  const __grid_constant__ pycoll::device::Call call) {      \
+    using namespace pycoll::device;                                                         \
+    execute<Protocol>(program, call, FixedSum<Real<float>>());                              \
+  }                                                                                         \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)              \
+      pycoll_##name##_sum_bfloat16(const __grid_constant__ pycoll::device::Program program, \
+                                   const __grid_constant__ pycoll::device::Call call) {     \
+    using namespace pycoll::device;                                                         \
+    execute<Protocol>(program, call, FixedSum<BFloat16>());                                 \
+  }                                                                                         \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)              \
+      pycoll_##name##_sum_float16(const __grid_constant__ pycoll::device::Program program,  \
+                                  const __grid_constant__ pycoll::device::Call call) {      \
+    using namespace pycoll::device;                                                         \
+    execute<Protocol>(program, call, FixedSum<Float16>());                                  \
+  }                                                                                         \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)              \
+      pycoll_##name##_any(const __grid_constant__ pycoll::device::Program program,          \
+                          const __grid_constant__ pycoll::device::Call call) {              \
+    using namespace pycoll::device;                                                         \
+    execute<Protocol>(program, call, Any{program.dtype, program.op});                       \
+  }                                                                                         \
+  extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)              \
+      pycoll_##name##_list(const __grid_constant__ pycoll::device::Program program,         \
+                           const __grid_constant__ pycoll::device::ListCall call) {         \
+    using namespace pycoll::device;                                                         \
+    execute<Protocol, ManyArrays>(program, call, Any{program.dtype, program.op});           \
   }
 
 PYCOLL_KERNELS(ll, Ll)

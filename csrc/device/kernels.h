@@ -17,8 +17,9 @@ enum class KernelKind : std::uint8_t {
   kSumFloat32 = 1,
   kSumBFloat16 = 2,
   kSumFloat16 = 3,
+  kList = 4,  // any reduction, on several arrays
 };
-inline constexpr std::uint32_t kKernelKindCount = 4;
+inline constexpr std::uint32_t kKernelKindCount = 5;
 
 // The fastest that gives the right bits. `reduces`: whether rows combine at all; what is only
 // copied goes with more bytes in flight through any of the fixed ones.
@@ -31,7 +32,8 @@ constexpr KernelKind kind_of(bool reduces, DType dtype, ReduceOp op) {
   return KernelKind::kAny;
 }
 
-// The kernel's name in the module. Each takes a Program and a Call by value, and wants
+// The kernel's name in the module. Each takes a Program and a Call, kList a ListCall, by value, and
+// wants
 // lane_count * shares blocks of a multiple of kWarp, at most kThreadsMax, threads that all run at
 // the same time: blocks of different ranks wait for each other.
 std::string kernel_name(Protocol protocol, KernelKind kind);

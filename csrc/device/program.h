@@ -114,4 +114,22 @@ struct Call {
   std::byte* output;
 };
 
+// One of several arrays that an operation treats as if they lay one behind the other.
+struct Part {
+  const std::byte* input;
+  std::byte* output;
+  std::uint64_t end;  // bytes of this one and all in front of it; more than those in front
+};
+
+// Travels with the launch, whose parameters may have 4096 bytes.
+inline constexpr std::uint32_t kPartsMax = 128;
+
+// The same where memory is several arrays.
+struct ListCall {
+  Part parts[kPartsMax];  // those behind the last one are not looked at
+  std::uint32_t count;
+  std::uint32_t reserved;
+};
+static_assert(sizeof(Program) + sizeof(ListCall) <= 4096);
+
 }  // namespace pycoll::device

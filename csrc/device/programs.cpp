@@ -30,6 +30,7 @@ std::string key_of(const runtime::CollectiveRequest& request) {
   key.append(reinterpret_cast<const char*>(&request.descriptor), sizeof(request.descriptor));
   key.append(reinterpret_cast<const char*>(request.counts.data()),
              request.counts.size() * sizeof(request.counts[0]));
+  key.push_back(request.parts.empty() ? 'o' : 'l');  // another kernel
   return key;
 }
 
@@ -138,8 +139,10 @@ Status Programs::prepare(const runtime::CollectiveRequest& request, std::uint32_
   const bool reduces = plan::reduces(request.descriptor.collective);
   made->plan = request.plan;
   made->program = binding.program;
-  made->kernel = gpu_->kernel(manner.protocol,
-                              kind_of(reduces, request.descriptor.dtype, request.descriptor.op));
+  const KernelKind kind = request.parts.empty()
+                              ? kind_of(reduces, request.descriptor.dtype, request.descriptor.op)
+                              : KernelKind::kList;
+  made->kernel = gpu_->kernel(manner.protocol, kind);
   made->blocks = binding.program.lane_count * manner.shares;
   made->threads = threads_for(binding.program);
   return place(request, binding, made);

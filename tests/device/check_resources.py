@@ -14,7 +14,7 @@ THREADS, REGISTERS = 512, 65536
 KERNELS = {
     f"pycoll_{protocol}_{kind}"
     for protocol in ("ll", "ll128", "simple")
-    for kind in ("any", "sum_float32", "sum_bfloat16", "sum_float16")
+    for kind in ("any", "sum_float32", "sum_bfloat16", "sum_float16", "list")
 }
 PROPERTIES = re.compile(
     r"Function properties for (\w+)\n\s*(\d+) bytes stack frame, "

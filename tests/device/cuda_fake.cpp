@@ -179,8 +179,12 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
     emulator_->add_grid(
         launch->blocks, launch->threads,
         [launch, shared](std::uint32_t block) {
-          execute(launch->kernel->protocol, launch->kernel->kind, launch->program, launch->call,
-                  (*shared)[block]);
+          const Kernel& kernel = *launch->kernel;
+          device::Shared& own = (*shared)[block];
+          if (kernel.kind == device::KernelKind::kList) {
+            return execute(kernel.protocol, launch->program, launch->list, own);
+          }
+          execute(kernel.protocol, kernel.kind, launch->program, launch->call, own);
         },
         [this, stream, launch] {
           const auto held = this->lock();

@@ -68,6 +68,7 @@ struct Launch {
   std::uint32_t threads = 1;
   device::Program program{};
   device::Call call{};
+  device::ListCall list{};
 };
 
 struct Graph;

@@ -76,7 +76,7 @@ bool is_device(Machine& machine, Address address, std::size_t bytes) {
   return found != nullptr && !found->host;
 }
 
-const char* const kKernelNames[] = {"any", "sum_float32", "sum_bfloat16", "sum_float16"};
+const char* const kKernelNames[] = {"any", "sum_float32", "sum_bfloat16", "sum_float16", "list"};
 const char* const kProtocols[] = {"ll", "ll128", "simple"};
 
 }  // namespace

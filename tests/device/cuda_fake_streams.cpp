@@ -141,7 +141,11 @@ EXPORT int cuLaunchCooperativeKernel(void* function, unsigned blocks, unsigned, 
   launch->blocks = blocks;
   launch->threads = threads;
   launch->program = *static_cast<const device::Program*>(parameters[0]);
-  launch->call = *static_cast<const device::Call*>(parameters[1]);
+  if (launch->kernel->kind == device::KernelKind::kList) {
+    launch->list = *static_cast<const device::ListCall*>(parameters[1]);
+  } else {
+    launch->call = *static_cast<const device::Call*>(parameters[1]);
+  }
   Op op;
   op.launch = launch;
   return add(machine, device, stream, std::move(op));

@@ -75,6 +75,9 @@ Scenario draw_case(const Schedule& schedule, device::Protocol protocol, std::uin
     one.counts.push_back(header.block_count > 8 ? length % 100
                                                 : length * header.parts + prng.below(header.parts));
   }
+  if (schedule.collective() == Collective::kAllReduce && prng.chance(1, 2)) {
+    one.arrays = 2 + static_cast<std::uint32_t>(prng.below(20));
+  }
   return one;
 }
 

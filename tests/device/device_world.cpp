@@ -55,7 +55,8 @@ std::string Scenario::to_text() const {
   for (const std::uint64_t count : counts) text += " " + std::to_string(count);
   return text + ", " + std::to_string(shares) + " shares of " + std::to_string(threads) +
          " threads, misaligned by " + std::to_string(misaligned) + (in_place ? ", in place" : "") +
-         ", seed " + std::to_string(seed);
+         (arrays > 1 ? ", cut into " + std::to_string(arrays) : "") + ", seed " +
+         std::to_string(seed);
 }
 
 std::vector<Buffers> make_buffers(const Scenario& one) {
@@ -170,10 +171,53 @@ device::Words DeviceWorld::words(std::uint32_t rank) {
           {behind + shape_.size, std::size_t{shape_.shares} * plan::kLanesMax}};
 }
 
+// The request's memory as several arrays, each aligned as it comes.
+void DeviceWorld::cut(Rank& rank, const Scenario& one, runtime::CollectiveRequest& request) {
+  const std::size_t item = item_bytes(one.dtype);
+  const std::uint64_t count = request.input.bytes / item;
+  rank.ends.clear();
+  rank.inputs.clear();
+  rank.outputs.clear();
+  if (one.arrays == 1 || count < 2) return;
+  Prng prng(one.seed);
+  for (std::uint32_t i = 1; i < one.arrays; ++i) {
+    rank.ends.push_back((1 + prng.below(count - 1)) * item);
+  }
+  rank.ends.push_back(count * item);
+  std::sort(rank.ends.begin(), rank.ends.end());
+  rank.ends.erase(std::unique(rank.ends.begin(), rank.ends.end()), rank.ends.end());
+  const bool in_place = request.input.data == request.output.data;
+  std::uint64_t begin = 0;
+  for (const std::uint64_t end : rank.ends) {
+    const auto copy_of = [&](const std::byte* from) {
+      DeviceMemory piece(end - begin, item * prng.below(1 + 32 / item));
+      std::memcpy(piece.data(), from + begin, end - begin);
+      return piece;
+    };
+    rank.inputs.push_back(copy_of(request.input.data));
+    rank.outputs.push_back(copy_of(request.output.data));
+    const std::byte* input = (in_place ? rank.outputs : rank.inputs).back().data();
+    request.parts.push_back({input, rank.outputs.back().data(), end});
+    begin = end;
+  }
+}
+
+// Back where the request had it.
+void DeviceWorld::join(Rank& rank, const Scenario& one, Buffers& buffers) {
+  std::uint64_t begin = 0;
+  for (std::size_t i = 0; i < rank.ends.size(); ++i) {
+    CHECK(rank.inputs[i].is_whole() && rank.outputs[i].is_whole(),
+          "something was written beside array %zu: %s", i, one.to_text().c_str());
+    std::memcpy(buffers.output.data() + begin, rank.outputs[i].data(), rank.ends[i] - begin);
+    begin = rank.ends[i];
+  }
+}
+
 // What a host does before a launch.
 void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& buffers) {
   Rank& rank = ranks_[number];
-  const runtime::CollectiveRequest request = make_request(one, number, buffers);
+  runtime::CollectiveRequest request = make_request(one, number, buffers);
+  cut(rank, one, request);
   const device::Manner manner{one.protocol, one.shares,
                               !forgets_order_ && is_ordered(*one.schedule)};
   const Status status = device::bind(request, shape_, manner, &rank.binding);
@@ -192,6 +236,7 @@ void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& bu
   program.beats = shared.beats.data();
   program.runs = reinterpret_cast<std::uint32_t*>(rank.runs.data());
   rank.call = {request.input.data, request.output.data};
+  rank.list = device::list_call(request);
 }
 
 bool DeviceWorld::run(const std::vector<Scenario>& scenarios, std::vector<Buffers>& buffers,
@@ -203,17 +248,23 @@ bool DeviceWorld::run(const std::vector<Scenario>& scenarios, std::vector<Buffer
     if (one.schedule == nullptr) continue;
     prepare(number, one, buffers[number]);
     const device::Program& program = ranks_[number].binding.program;
-    const device::Call& call = ranks_[number].call;
+    const Rank& rank = ranks_[number];
     const device::KernelKind kind =
         device::kind_of(plan::reduces(one.schedule->collective()), one.dtype, one.op);
     for (std::uint32_t block = 0; block < program.lane_count * program.shares; ++block) {
       device::Shared* own = &shared.emplace_back();
-      emulator.add_block(block, one.threads, [&program, &call, own, kind, &one] {
-        execute(one.protocol, kind, program, call, *own);
+      emulator.add_block(block, one.threads, [&program, &rank, own, kind, &one] {
+        if (!rank.ends.empty()) return execute(one.protocol, program, rank.list, *own);
+        execute(one.protocol, kind, program, rank.call, *own);
       });
     }
   }
-  return emulator.run(host ? host : [](bool) { return false; });
+  const bool ended = emulator.run(host ? host : [](bool) { return false; });
+  for (std::uint32_t number = 0; number < shape_.size; ++number) {
+    const Scenario& one = scenarios[number % scenarios.size()];
+    if (one.schedule != nullptr) join(ranks_[number], one, buffers[number]);
+  }
+  return ended;
 }
 
 }  // namespace pycoll::testing

@@ -49,6 +49,8 @@ struct Scenario {
   std::size_t misaligned = 0;  // bytes by which buffers miss a multiple of 128
   std::uint64_t seed = 1;      // of inputs and of the emulation
   std::uint32_t threads = device::kWarp;
+  std::uint32_t arrays =
+      1;  // that the memory is at most cut into; more than one for all_reduce only
 
   std::string to_text() const;
 };
@@ -90,9 +92,16 @@ class DeviceWorld {
     DeviceMemory scratch;
     device::Binding binding;
     device::Call call{};
+    // Of the arrays that the memory was cut into.
+    std::vector<std::uint64_t> ends;
+    std::vector<DeviceMemory> inputs;
+    std::vector<DeviceMemory> outputs;
+    device::ListCall list{};
   };
 
   void prepare(std::uint32_t rank, const Scenario& one, Buffers& buffers);
+  static void cut(Rank& rank, const Scenario& one, runtime::CollectiveRequest& request);
+  static void join(Rank& rank, const Scenario& one, Buffers& buffers);
 
   device::Shape shape_;
   std::vector<Rank> ranks_;

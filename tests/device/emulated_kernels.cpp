@@ -1,12 +1,29 @@
 #include "emulated_kernels.h"
 
+#include "base/assert.h"
 #include "device/reductions.h"
 
 namespace pycoll::testing {
+namespace {
+
+// The function, with the protocol as its type.
+template <typename Function>
+void with_protocol(device::Protocol protocol, const Function& function) {
+  switch (protocol) {
+    case device::Protocol::kLl:
+      return function.template operator()<device::Ll>();
+    case device::Protocol::kLl128:
+      return function.template operator()<device::Ll128>();
+    case device::Protocol::kSimple:
+      return function.template operator()<device::Simple>();
+  }
+}
+
+}  // namespace
 
 void execute(device::Protocol protocol, device::KernelKind kind, const device::Program& program,
              const device::Call& call, device::Shared& shared) {
-  const auto with = [&]<typename Protocol>() {
+  with_protocol(protocol, [&]<typename Protocol>() {
     using namespace device;
     switch (kind) {
       case KernelKind::kAny:
@@ -17,16 +34,20 @@ void execute(device::Protocol protocol, device::KernelKind kind, const device::P
         return Executor<Protocol, FixedSum<BFloat16>>(program, call, {}, shared).run();
       case KernelKind::kSumFloat16:
         return Executor<Protocol, FixedSum<Float16>>(program, call, {}, shared).run();
+      case KernelKind::kList:
+        break;
     }
-  };
-  switch (protocol) {
-    case device::Protocol::kLl:
-      return with.operator()<device::Ll>();
-    case device::Protocol::kLl128:
-      return with.operator()<device::Ll128>();
-    case device::Protocol::kSimple:
-      return with.operator()<device::Simple>();
-  }
+    PYCOLL_ASSERT(false, "kernel %d takes a list", static_cast<int>(kind));
+  });
+}
+
+void execute(device::Protocol protocol, const device::Program& program,
+             const device::ListCall& call, device::Shared& shared) {
+  with_protocol(protocol, [&]<typename Protocol>() {
+    using namespace device;
+    const Any reduction{program.dtype, program.op};
+    Executor<Protocol, Any, ManyArrays>(program, call, reduction, shared).run();
+  });
 }
 
 }  // namespace pycoll::testing

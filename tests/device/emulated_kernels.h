@@ -9,5 +9,8 @@ namespace pycoll::testing {
 // What the thread that runs does of that kernel. `shared` is its block's.
 void execute(device::Protocol protocol, device::KernelKind kind, const device::Program& program,
              const device::Call& call, device::Shared& shared);
+// The same of the kernel for lists.
+void execute(device::Protocol protocol, const device::Program& program,
+             const device::ListCall& call, device::Shared& shared);
 
 }  // namespace pycoll::testing

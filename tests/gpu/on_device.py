@@ -101,6 +101,62 @@ def test_lists_and_groups(world: ThreadWorld) -> None:
     ranks_of(world, run)
 
 
+def test_many_arrays_are_one_launch(world: ThreadWorld) -> None:
+    """Also in place, of no elements, on several streams, and more than one launch takes."""
+
+    def run(comm: pycoll.Communicator) -> None:
+        lengths = [5, 0, 1, 33, 300, 7]
+        values = [np.arange(n, dtype=np.float32) + comm.rank for n in lengths]
+        expected = [np.arange(n) * 3.0 + 3 for n in lengths]
+        numbers = [np.arange(n, dtype=np.int8) for n in (3, 9)]
+        arrays = [array(one) for one in [*values, *numbers]]
+        for async_op in (False, True):
+            made = comm.all_reduce(arrays, async_op=async_op)
+            for result, right in zip(made.wait() if async_op else made, expected, strict=False):
+                np.testing.assert_array_equal(result.get(), right)
+        np.testing.assert_array_equal(made.synchronize(30)[7].get(), np.arange(9) * 3)
+        assert comm.all_reduce(arrays, out=arrays) is arrays
+        other = Stream()
+        cuda.current().synchronize()  # type: ignore[union-attr] # on_stream made one
+        with comm.group():
+            first = comm.all_reduce(arrays[3], out=arrays[3])
+            second = comm.all_reduce(arrays[4], stream=other)
+            third = comm.all_reduce(arrays[0], "max")
+            last = comm.all_reduce([arrays[5], arrays[2]])
+        assert first.wait() is arrays[3]
+        np.testing.assert_array_equal(arrays[3].get(), expected[3] * 3)
+        with other:
+            np.testing.assert_array_equal(second.wait().get(), expected[4] * 3)
+        np.testing.assert_array_equal(third.wait().get(), expected[0])
+        np.testing.assert_array_equal(last.wait()[1].get(), expected[2] * 3)
+        many = comm.all_reduce([array(np.full(2, n)) for n in range(300)], "avg")
+        assert [int(one.get()[1]) for one in many] == list(range(300))
+        nothing = comm.all_reduce([array(np.ones(0)), array(np.ones((2, 0)))])
+        assert [one.shape for one in nothing] == [(0,), (2, 0)]
+        mixed = comm.all_reduce([np.ones(2), array(np.ones(3)), np.ones(4)])
+        np.testing.assert_array_equal(mixed[1].get(), np.full(3, 3.0))
+        np.testing.assert_array_equal(mixed[2], np.full(4, 3.0))
+
+    ranks_of(world, run)
+
+
+def test_lists_are_captured_and_replayed(world: ThreadWorld) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        stream = cuda.current()
+        assert stream is not None
+        arrays = [array(np.full(n, 1.0)) for n in (3, 40, 5)]
+        comm.all_reduce(arrays, out=arrays)
+        with stream.capture() as graph:
+            comm.all_reduce(arrays, out=arrays)
+            comm.all_reduce(arrays, out=arrays, async_op=True).wait()
+        for _ in range(2):
+            graph.launch()
+        for one in arrays:
+            np.testing.assert_array_equal(one.get(), np.full(one.shape, 3.0**5))
+
+    ranks_of(world, run)
+
+
 # Streams
 
 
