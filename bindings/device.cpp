@@ -2,7 +2,9 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/exporters.h"
 #include "bindings/handle.h"
 #include "bindings/plan.h"
 #include "bindings/request.h"
@@ -145,12 +148,35 @@ runtime::CollectiveRequest device_request(const PlanHandle& plan, const py::tupl
 // Addresses of input and output, and the bytes up to the array's end.
 using PartOfList = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
 
+// From ("pack" or "unpack", packed, item bytes, strided, lengths, strides), addresses and bytes; or
+// from ("fill", packed, item bytes, count, value).
+device::Copy copy_of(const py::tuple& one) {
+  const auto kind = one[0].cast<std::string>();
+  auto* packed = std::bit_cast<std::byte*>(one[1].cast<std::uintptr_t>());
+  const auto item = one[2].cast<std::uint32_t>();
+  if (kind == "fill") {
+    const auto value = one[4].cast<std::string>();
+    device::Pack pack{0, 0};
+    std::memcpy(&pack, value.data(), std::min(value.size(), sizeof(pack)));
+    return device::make_fill(packed, one[3].cast<std::uint64_t>(), pack, item);
+  }
+  const device::Strided strided{std::bit_cast<std::byte*>(one[3].cast<std::uintptr_t>()),
+                                one[4].cast<std::vector<std::uint64_t>>(),
+                                one[5].cast<std::vector<std::int64_t>>()};
+  device::Copy copy{};
+  const auto way = kind == "pack" ? device::Copy::Kind::kPack : device::Copy::Kind::kUnpack;
+  raise_if_failed(device::make_copy(way, strided, packed, item, &copy), "");
+  return copy;
+}
+
 std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& plan,
                                     const py::tuple& input, const py::tuple& output, int dtype,
                                     int op, std::vector<std::uint64_t> counts,
                                     std::uint64_t plan_key, std::uint64_t count,
                                     std::uint32_t lanes, std::uintptr_t stream, bool beside,
-                                    const std::vector<PartOfList>& parts) {
+                                    const std::vector<PartOfList>& parts,
+                                    const std::vector<py::tuple>& before,
+                                    const std::vector<py::tuple>& after) {
   runtime::CollectiveRequest request =
       device_request(plan, input, output,
                      {dtype, op, std::move(counts), plan_key, count, transport::kSegmentBytesMax});
@@ -158,14 +184,17 @@ std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& 
     request.parts.push_back(
         {std::bit_cast<const std::byte*>(source), std::bit_cast<std::byte*>(target), end});
   }
+  device::Copies copies;
+  for (const py::tuple& one : before) copies.before.push_back(copy_of(one));
+  for (const py::tuple& one : after) copies.after.push_back(copy_of(one));
   std::shared_ptr<Mark> done;
   Status status;
   device::Communicator& native = self.native();
   native.set_timeout(self.host()->timeout());
   {
     const py::gil_scoped_release release;
-    status = beside ? native.launch_beside(request, lanes, stream_of(stream), &done)
-                    : native.launch(request, lanes, stream_of(stream));
+    status = beside ? native.launch_beside(request, lanes, stream_of(stream), &done, copies)
+                    : native.launch(request, lanes, stream_of(stream), copies);
   }
   raise_if_failed(status, name_of(request.descriptor.collective));
   return done;
@@ -217,6 +246,8 @@ void bind_devices(py::module_& module) {
            py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
            py::arg("count"), py::arg("lanes"), py::arg("stream"), py::arg("beside") = false,
            py::arg("parts") = std::vector<PartOfList>(),
+           py::arg("before") = std::vector<py::tuple>(),
+           py::arg("after") = std::vector<py::tuple>(),
            "Launch; memory is (address, bytes), of several arrays the first one's address and all "
            "bytes. A mark behind the operation if it runs beside.")
       .def("mark", &mark_stream, py::arg("stream"))
@@ -230,6 +261,9 @@ void bind_devices(py::module_& module) {
       .def("capture_of", &capture_on, py::arg("stream"))
       .def("failure", &failure_of_device)
       .def("close", &close_device);
+  module.def("device_tensor", &device_tensor, py::arg("capsule"), py::arg("name"),
+             "What a DLPack capsule says of memory on a CUDA device, which it gives away: address, "
+             "shape, strides in bytes, dtype, whether it is writable, owner, and device.");
   module.attr("DEVICE_PARTS_MAX") = device::kPartsMax;
   module.def("device_of", &device_of, py::arg("address"), py::arg("name") = "x",
              "The number of the device whose memory this is.");

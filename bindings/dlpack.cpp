@@ -147,4 +147,52 @@ BufferView from_dlpack(py::handle x, std::string_view name) {
   return from_capsule(make_capsule(x, name), name);
 }
 
+namespace {
+
+// What Python makes a DeviceView of; the owner calls the tensor's deleter.
+py::tuple facts_of(const dlpack::Tensor& tensor, const std::shared_ptr<void>& owner, bool writable,
+                   std::string_view name) {
+  if (tensor.device.type != dlpack::kCuda && tensor.device.type != dlpack::kCudaManaged) {
+    refuse_device(name, tensor.device.type);
+  }
+  const DType dtype = dlpack_dtype(tensor.dtype, name);
+  const auto item = static_cast<std::int64_t>(item_bytes(dtype));
+  py::tuple shape(tensor.ndim);
+  py::tuple strides(tensor.strides == nullptr ? 0 : tensor.ndim);
+  for (py::ssize_t axis = 0; axis < tensor.ndim; ++axis) {
+    shape[static_cast<std::size_t>(axis)] = tensor.shape[axis];
+    if (tensor.strides != nullptr) {
+      strides[static_cast<std::size_t>(axis)] = tensor.strides[axis] * item;
+    }
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
+  py::capsule keeper(new std::shared_ptr<void>(owner),
+                     [](void* one) { delete static_cast<std::shared_ptr<void>*>(one); });
+  return py::make_tuple(
+      address == 0 ? 0 : address + tensor.byte_offset, shape,
+      tensor.strides == nullptr ? py::object(py::none()) : py::object(std::move(strides)),
+      static_cast<int>(dtype), writable, keeper, tensor.device.id);
+}
+
+}  // namespace
+
+py::tuple device_tensor(py::handle capsule, std::string_view name) {
+  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kVersionedName) != 0) {
+    using Managed = dlpack::ManagedTensorVersioned;
+    auto* managed = take<Managed>(capsule, dlpack::kVersionedName, dlpack::kVersionedUsedName);
+    const std::shared_ptr<void> owner = own(managed);
+    if (managed->version.major != dlpack::kMajorVersion) {
+      refuse(name, "exports DLPack version " + std::to_string(managed->version.major) +
+                       ", but pycoll reads version 1");
+    }
+    return facts_of(managed->tensor, owner, (managed->flags & dlpack::kFlagReadOnly) == 0, name);
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kPlainName) == 0) {
+    refuse(name, "gave no DLPack capsule");
+  }
+  auto* managed = take<dlpack::ManagedTensor>(capsule, dlpack::kPlainName, dlpack::kPlainUsedName);
+  const std::shared_ptr<void> owner = own(managed);
+  return facts_of(managed->tensor, owner, true, name);
+}
+
 }  // namespace pycoll::bindings

@@ -17,6 +17,9 @@ inline constexpr std::uint32_t kMajorVersion = 1;
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::int32_t kCudaHost = 3;
 inline constexpr std::int32_t kRocmHost = 11;
+// CUDA's memory on devices, and what it moves between them and the host.
+inline constexpr std::int32_t kCuda = 2;
+inline constexpr std::int32_t kCudaManaged = 13;
 
 struct Device {
   std::int32_t type;

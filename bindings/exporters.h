@@ -1,4 +1,4 @@
-// What the ways of reading an array share. Private to buffer.cpp and dlpack.cpp.
+// What the ways of reading an array share. Private to the bindings.
 #pragma once
 
 #include <optional>
@@ -33,6 +33,9 @@ void measure(BufferView& view, const std::byte* data, std::string_view name);
 
 // By x.__dlpack__(), or from the capsule that it gave. The capsule is spent afterwards.
 BufferView from_dlpack(pybind11::handle x, std::string_view name);
+// What a capsule says of memory on a CUDA device: (address, shape, strides in bytes or None, dtype,
+// writable, owner, ordinal). The capsule is spent afterwards.
+pybind11::tuple device_tensor(pybind11::handle capsule, std::string_view name);
 BufferView from_capsule(pybind11::handle capsule, std::string_view name);
 
 }  // namespace pycoll::bindings

@@ -11,6 +11,7 @@ here, only found where the caller's object comes from them.
 | torch tensor in host memory | torch.Tensor without gradient: inputs are detached |
 | JAX array on CPU devices | jax.Array; never an ``out``, since it is immutable |
 | other object with ``__dlpack__`` | by its ``__array_namespace__().from_dlpack``, or NumPy |
+| the same, on a CUDA device | by its ``__array_namespace__().empty`` (``pycoll.dlpack_arrays``) |
 | bytes, bytearray, memoryview, array.array | the same type; bytes count as uint8 |
 | other object with the buffer protocol | numpy.ndarray |
 | bool, int, float, complex | the same (int64, float64, complex128), or a list of them |
@@ -29,6 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pycoll import _core
+from pycoll.device_view import DeviceView
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import DType, numpy_dtype
 
@@ -191,15 +193,10 @@ class _Jax:
         return sys.modules["jax"].device_put(memory, where)
 
 
-class _DLPack(_NumPy):
-    """Whatever else exports itself; results come back through its own array namespace."""
+def _dlpack() -> Framework:
+    from pycoll.dlpack_arrays import DLPack
 
-    def finish(self, like: Any, memory: Any) -> Any:
-        namespace = getattr(like, "__array_namespace__", None)
-        try:
-            return memory if namespace is None else namespace().from_dlpack(memory)
-        except (BufferError, TypeError, ValueError):
-            return memory  # a type that NumPy cannot export: bfloat16 and the 8-bit floats
+    return DLPack()
 
 
 def _torch() -> Framework:
@@ -266,8 +263,8 @@ def _learn(x: Any, name: str) -> Framework:
 
             found = CudaInterface()
         else:
-            found = _DLPack() if hasattr(x, "__dlpack__") else NUMPY
-            _core.view(x, name)
+            found = _dlpack() if hasattr(x, "__dlpack__") else NUMPY
+            found.view(x, name)
     _TABLE[kind] = found
     return found
 
@@ -292,7 +289,7 @@ def output_view(
         raise InvalidArgumentError(f"out has shape {view.shape}, but the result has {shape}")
     if not view.writable:
         raise InvalidArgumentError("out is read-only: pass an array that can be written")
-    if not view.contiguous:
+    if not view.contiguous and not isinstance(view, DeviceView):  # a device unpacks by itself
         raise InvalidArgumentError(
             f"out of shape {shape} is not contiguous in C order: pass one that is, or leave out= "
             "away and copy the result"

@@ -6,6 +6,7 @@
 | torch tensor on cuda (``torch_arrays``) | torch.Tensor | torch's current one of that device |
 | Numba device array | Numba device array | the array's, else Numba's default one |
 | other ``__cuda_array_interface__`` | by its ``__array_namespace__``, or ``out`` alone | its own |
+| ``__dlpack__`` alone (``dlpack_arrays``) | the same | the default stream |
 
 Frameworks are found where the caller's object comes from, never imported.
 """
@@ -34,9 +35,8 @@ class CudaInterface:
         return None
 
     def view(self, x: Any, name: str) -> _core.BufferView:
-        """The elements in C order; see ``pycoll.arrays.Framework``."""
-        view = self._look(x, name)
-        return stand_in(view if view.contiguous else self._look(self.packed(x, name), name))
+        """The elements as they lie: what is not in C order is packed by the operation."""
+        return stand_in(self._look(x, name))
 
     def out(self, out: Any, name: str) -> _core.BufferView:
         """The memory as it is."""
@@ -47,7 +47,8 @@ class CudaInterface:
         make = getattr(like, "__array_namespace__", None)
         if make is None:
             raise InvalidArgumentError(
-                f"x is a {type(like).__name__}, of which pycoll cannot make a new one: pass out="
+                f"x is a {type(like).__name__}, of which pycoll cannot make a new one: pass out=, "
+                "and arrays that are contiguous in C order"
             )
         words = {"device": like.device} if hasattr(like, "device") else {}
         return make().empty(shape, dtype=numpy_dtype(dtype), **words)
@@ -63,13 +64,6 @@ class CudaInterface:
     def stream(self, x: Any) -> int:
         """The stream that work on ``x`` is ordered on."""
         return int(x.__cuda_array_interface__.get("stream") or LEGACY_STREAM)
-
-    def packed(self, x: Any, name: str) -> Any:
-        """A contiguous copy, made on the device in that stream."""
-        raise InvalidArgumentError(
-            f"{name} is not contiguous in C order, and pycoll cannot pack a "
-            f"{type(x).__name__} on its device: pass one that is"
-        )
 
     def _look(self, x: Any, name: str) -> DeviceView:
         return view_of_interface(x, name, self.ordinal(x))
@@ -93,11 +87,6 @@ class CuPy(CudaInterface):
     def stream(self, x: Any) -> int:
         """The framework's current stream of that device."""
         return int(self.cupy.cuda.get_current_stream(x.device.id).ptr) or LEGACY_STREAM
-
-    def packed(self, x: Any, name: str) -> Any:
-        """A contiguous copy."""
-        with x.device:
-            return self.cupy.ascontiguousarray(x)
 
 
 class Numba(CudaInterface):

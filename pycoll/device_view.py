@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -31,9 +32,11 @@ class DeviceView:
         "count",
         "dtype",
         "nbytes",
+        "order",
         "ordinal",
         "owner",
         "shape",
+        "strides",
         "writable",
     )
 
@@ -47,8 +50,12 @@ class DeviceView:
         writable: bool,
         owner: Any,
         ordinal: int | None = None,
+        order: Callable[[int], None] | None = None,
     ) -> None:
         """``strides`` in bytes. InvalidArgumentError, about the argument ``name``, for bad memory.
+
+        ``order``, if given, makes a stream wait for whatever made or reads the elements; the
+        operation calls it with its own.
 
         ``ordinal`` is the device, if the caller knows; it is asked of the driver anyway, which
         knows what was freed. An array without elements may be nowhere.
@@ -61,6 +68,9 @@ class DeviceView:
         self.count = math.prod(shape)
         self.nbytes = self.count * ITEM_BYTES[dtype]
         self.contiguous = strides is None or _in_c_order(shape, strides, ITEM_BYTES[dtype])
+        #: Bytes; None in C order.
+        self.strides = None if self.contiguous else strides
+        self.order = order
         self.ordinal = ordinal
         if self.count:
             self.ordinal = _core.device_of(address, name)
@@ -73,9 +83,11 @@ class DeviceView:
     def overlap(self, other: Any) -> int:
         """0: no byte in common; 1: exactly the same memory; 2: partly the same.
 
-        Requires both to be contiguous.
+        0 too where one is not contiguous: then the operation works on a copy of it.
         """
         if not isinstance(other, DeviceView) or not self.nbytes or not other.nbytes:
+            return 0
+        if not (self.contiguous and other.contiguous):
             return 0
         if self.address == other.address and self.nbytes == other.nbytes:
             return 1

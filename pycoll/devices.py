@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import _core
 from pycoll.bootstrap.host import machine_identity, process_token
+from pycoll.device_copies import Copies, order_memory
 from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError, TimeoutError
 from pycoll.work import check_timeout
@@ -102,6 +103,7 @@ class Launch(NamedTuple):
         native: _core.DeviceCommunicator,
         source: tuple[int, int],
         target: tuple[int, int],
+        copies: Copies,
         parts: Sequence[tuple[int, int, int]] = (),
     ) -> _core.DeviceMark | None:
         """Put it at the end of its stream; see ``_core.DeviceCommunicator.run``."""
@@ -118,6 +120,8 @@ class Launch(NamedTuple):
             stream=self.where.handle(),
             beside=self.async_op,
             parts=parts,
+            before=copies.before,
+            after=copies.after,
         )
 
 
@@ -139,6 +143,8 @@ class Devices:
         self._ordinal = 0
         #: Arrays of operations beside their streams, each with its end.
         self._kept: deque[tuple[_core.DeviceMark, tuple[Any, ...]]] = deque()
+        #: Packed copies that graphs use.
+        self._captured: list[Any] = []
 
     def run(
         self,
@@ -151,13 +157,27 @@ class Devices:
         async_op: bool,
         finish: Callable[[], Any],
         where: Where,
+        fill: bytes | None = None,
     ) -> Any:
-        """Launch; the result, or a DeviceWork. ``lanes``: the most of any rank's plan."""
+        """Launch; the result, or a DeviceWork. ``lanes``: the most of any rank's plan.
+
+        ``fill``: what all elements of the result are then, whatever the operation gives.
+        """
         source, target = ends
         native = self._opened(source, target)
         launch = Launch(prepared, dtype, counts, count, lanes, async_op, where)
-        mark = launch.run(native, _memory(source), _memory(target))
-        self._keep(launch, native, mark, (source, target))
+        stream = where.handle()
+        for view in (source, target):
+            if view is not None and view.order is not None:
+                view.order(stream)
+        copies = Copies()
+        packed, made = copies.source(source, where), copies.target(target, where)
+        if fill is not None:
+            copies.fill(made, fill)
+        if copies.memory:
+            order_memory(native, where, stream)
+        mark = launch.run(native, _memory(packed), _memory(made), copies)
+        self._keep(launch, native, mark, (source, target), copies.memory)
         return finish() if mark is None else DeviceWork(native, mark, where, finish)
 
     def run_list(
@@ -173,13 +193,17 @@ class Devices:
         It is ordered on the streams of all. Requires: one dtype, and from 1 to
         ``_core.DEVICE_PARTS_MAX`` members.
         """
+        copies = Copies()
         parts, nbytes, count = [], 0, 0
-        for source, target, _ in members:
+        for source, target, where in members:
             native = self._opened(source, target)
             nbytes += source.nbytes
             count += source.count
             if source.nbytes:
-                parts.append((source.address, target.address, nbytes))
+                packed, result = copies.source(source, where), copies.target(target, where)
+                assert packed is not None
+                assert result is not None  # every member has both
+                parts.append((packed.address, result.address, nbytes))
         first = parts[0] if parts else (0, 0, 0)
         if len(parts) == 1:
             parts = []  # the kernels for one array are faster
@@ -189,8 +213,14 @@ class Devices:
         others = {one.where.handle() for one in members} - {stream}
         for other in others:
             native.join(native.mark(other), stream)
-        mark = launch.run(native, (first[0], nbytes), (first[1], nbytes), parts)
-        self._keep(launch, native, mark, tuple(members))
+        if copies.memory:
+            order_memory(native, where, stream)
+        for member in members:
+            for view in (member.source, member.target):
+                if view.order is not None:
+                    view.order(stream)
+        mark = launch.run(native, (first[0], nbytes), (first[1], nbytes), copies, parts)
+        self._keep(launch, native, mark, tuple(members), copies.memory)
         if mark is not None:
             return DeviceWork(native, mark, where, finish)
         for other in others:
@@ -203,19 +233,23 @@ class Devices:
         native: _core.DeviceCommunicator,
         mark: _core.DeviceMark | None,
         arrays: tuple[Any, ...],
+        copies: list[Any],
     ) -> None:
         """Hold arrays that others' allocators might give away while the operation runs.
 
-        They know their own streams only. A graph's memory is the graph's matter.
+        They know their own streams only. A graph's memory is the graph's matter, but for what the
+        caller does not know of.
         """
         self._drop_past(native)
         where = launch.where
-        if not launch.async_op and where.stream is None:
+        if not launch.async_op and where.stream is None and not copies:
             return
         stream = where.handle()
         if native.capture_of(stream) == 0:
             end = mark if mark is not None else native.mark(stream)
-            self._kept.append((end, (where.x, *arrays)))
+            self._kept.append((end, (where.x, *arrays, *copies)))
+        else:
+            self._captured += copies
 
     def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
         views = [("x", source), ("out", target)]

@@ -8,7 +8,7 @@ from pycoll import _core
 from pycoll.arrays import framework_of, output_view
 from pycoll.collective import Collective
 from pycoll.core import Core, Ends, ends_of, finisher, operation
-from pycoll.device_view import Where, need_host
+from pycoll.device_view import DeviceView, Where
 from pycoll.rows import elements, need_axis, shares, with_rows
 
 
@@ -25,7 +25,7 @@ class Reducing(Core):
     transport, by folding in rank order; None takes the communicator's setting. ``stream``: for
     arrays on CUDA devices, the stream on which the operation is ordered; None is the current one of
     the array's framework. The host waits for nothing then: what fails is raised by a later call, or
-    by ``synchronize()`` of the Work. scan and exscan take arrays in host memory only.
+    by ``synchronize()`` of the Work.
 
     Raises InvalidArgumentError before any byte moves, and what the world does: MismatchError,
     PeerLostError, TimeoutError, ClosedError, TransportError.
@@ -171,6 +171,7 @@ class Reducing(Core):
         algorithm: str | None = None,
         async_op: bool = False,
         deterministic: bool | None = None,
+        stream: Any = None,
     ) -> Any:
         """The combination of ``x`` of ranks 0 to this one, in rank order ("avg" is not defined).
 
@@ -178,9 +179,8 @@ class Reducing(Core):
         3
         """
         ends = ends_of(x, out)
-        need_host(ends.source, "x", "scan takes")
         return self._reduce_alike(
-            Collective.SCAN, x, ends, op, 0, out, algorithm, async_op, deterministic
+            Collective.SCAN, x, ends, op, 0, out, algorithm, async_op, deterministic, stream
         )
 
     @operation
@@ -193,6 +193,7 @@ class Reducing(Core):
         algorithm: str | None = None,
         async_op: bool = False,
         deterministic: bool | None = None,
+        stream: Any = None,
     ) -> Any:
         """The combination of ``x`` of the ranks below this one, in rank order.
 
@@ -203,9 +204,8 @@ class Reducing(Core):
         2
         """
         ends = ends_of(x, out)
-        need_host(ends.source, "x", "exscan takes")
         return self._reduce_alike(
-            Collective.EXSCAN, x, ends, op, 0, out, algorithm, async_op, deterministic
+            Collective.EXSCAN, x, ends, op, 0, out, algorithm, async_op, deterministic, stream
         )
 
     def _reduce_alike(
@@ -219,7 +219,7 @@ class Reducing(Core):
         algorithm: str | None,
         async_op: bool,
         deterministic: bool | None,
-        stream: Any = None,
+        stream: Any,
     ) -> Any:
         """The engine's part where the result has the shape of x."""
         framework, source, memory, target = ends
@@ -228,8 +228,24 @@ class Reducing(Core):
             collective, dtype, op, root, source.nbytes, algorithm, deterministic
         )
         finish = finisher(framework, x, memory, out)
+        where = Where(framework, x, stream)
         if collective is Collective.EXSCAN and prepared.reduction is not None:
             identity = prepared.reduction.identity_bytes(dtype)
+            if self.rank == 0 and isinstance(target, DeviceView):
+                ends_there = (source, target)
+                lanes = self._plans.lanes(prepared.plan)
+                return self._on_devices().run(
+                    prepared,
+                    ends_there,
+                    dtype,
+                    [count],
+                    count,
+                    lanes,
+                    async_op,
+                    finish,
+                    where,
+                    identity,
+                )
             if self.rank == 0:
                 given = finish
 
@@ -237,5 +253,4 @@ class Reducing(Core):
                     _core.fill(target, identity)
                     return given()
 
-        where = Where(framework, x, stream)
         return self._start(prepared, source, target, dtype, [count], count, async_op, finish, where)

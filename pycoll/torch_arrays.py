@@ -30,13 +30,10 @@ class Torch:
             _core.learn_tensor(kind)
 
     def view(self, x: Any, name: str) -> _core.BufferView:
-        """The elements in C order."""
+        """The elements, on the host in C order; a device packs by itself."""
         plain = x.resolve_conj().resolve_neg() if self._lazy(x) else x
         view = self._export(plain, name)
-        if view.contiguous:
-            return view
-        # A device packs its own.
-        return self._export(plain.contiguous(), name) if x.is_cuda else _core.packed(view)
+        return view if x.is_cuda or view.contiguous else _core.packed(view)
 
     def out(self, out: Any, name: str) -> _core.BufferView:
         """The memory as it is."""

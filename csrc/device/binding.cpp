@@ -128,4 +128,41 @@ ListCall list_call(const runtime::CollectiveRequest& request) {
   return call;
 }
 
+Status make_copy(Copy::Kind kind, const Strided& strided, std::byte* packed,
+                 std::uint32_t item_bytes, Copy* copy) {
+  Copy made{};
+  made.packed = packed;
+  made.strided = strided.memory;
+  made.count = 1;
+  made.kind = kind;
+  made.item_bytes = item_bytes;
+  for (std::size_t axis = 0; axis < strided.lengths.size(); ++axis) {
+    const std::uint64_t length = strided.lengths[axis];
+    const std::int64_t stride = strided.strides[axis];
+    made.count *= length;
+    if (length == 1) continue;
+    const bool joins =
+        made.axes > 0 && made.strides[made.axes - 1] == stride * static_cast<std::int64_t>(length);
+    if (!joins && made.axes == kAxesMax) {
+      return invalid("an array has more than " + std::to_string(kAxesMax) +
+                     " axes that do not lie together: pass one that is contiguous");
+    }
+    if (!joins) made.lengths[made.axes++] = 1;
+    made.lengths[made.axes - 1] *= length;
+    made.strides[made.axes - 1] = stride;
+  }
+  *copy = made;
+  return Status();
+}
+
+Copy make_fill(std::byte* packed, std::uint64_t count, Pack value, std::uint32_t item_bytes) {
+  Copy made{};
+  made.packed = packed;
+  made.count = count;
+  made.value = value;
+  made.kind = Copy::Kind::kFill;
+  made.item_bytes = item_bytes;
+  return made;
+}
+
 }  // namespace pycoll::device

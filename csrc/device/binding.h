@@ -37,4 +37,17 @@ Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const
 // What a kernel for lists is launched with. Requires: bind() took the request.
 ListCall list_call(const runtime::CollectiveRequest& request);
 
+// Memory of the caller that is not in C order.
+struct Strided {
+  std::byte* memory = nullptr;         // element 0
+  std::vector<std::uint64_t> lengths;  // by axis, none of them 0
+  std::vector<std::int64_t> strides;   // bytes
+};
+
+// Between strided memory and `packed`. kInvalidArgument where there are too many axes.
+Status make_copy(Copy::Kind kind, const Strided& strided, std::byte* packed,
+                 std::uint32_t item_bytes, Copy* copy);
+// `count` elements that are all `value`.
+Copy make_fill(std::byte* packed, std::uint64_t count, Pack value, std::uint32_t item_bytes);
+
 }  // namespace pycoll::device

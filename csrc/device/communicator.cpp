@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/bytes.h"
 #include "plan/plan.h"
 #include "runtime/verdict.h"
 
@@ -196,12 +197,29 @@ Status Communicator::record(StreamHandle stream, std::uint64_t capture) {
   return driver_check(options_.gpu->driver().event_record(mark->event_, stream), "record an event");
 }
 
+Status Communicator::copy(const std::vector<Copy>& copies, StreamHandle stream) {
+  for (Copy one : copies) {
+    if (one.count == 0) continue;
+    const std::uint64_t wanted = div_ceil(one.count, kThreadsMax);
+    one.blocks =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, options_.gpu->blocks_max()));
+    void* parameters[] = {&one};
+    Status status = driver_check(
+        options_.gpu->driver().launch_cooperative(options_.gpu->copier(), one.blocks, 1, 1,
+                                                  kThreadsMax, 1, 1, 0, stream, parameters),
+        "launch a copy of an array that is not contiguous");
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
 Status Communicator::run(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                         StreamHandle stream, std::uint64_t capture) {
+                         StreamHandle stream, std::uint64_t capture, const Copies& copies) {
   Prepared* prepared = nullptr;
   Status status =
       programs_->find(request, lanes, [this] { return await_quiet(kForever); }, &prepared);
   if (status.ok()) status = follow(stream, capture);
+  if (status.ok()) status = copy(copies.before, stream);
   if (!status.ok()) return status;
   prepared->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
@@ -214,11 +232,12 @@ Status Communicator::run(const runtime::CollectiveRequest& request, std::uint32_
                                                 prepared->threads, 1, 1, 0, stream, parameters),
       "launch " + programs_->name(prepared->program.label));
   if (status.ok()) options_.host.count(capture != 0);
+  if (status.ok()) status = copy(copies.after, stream);
   return status.ok() ? record(stream, capture) : status;
 }
 
 Status Communicator::launch(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                            StreamHandle stream) {
+                            StreamHandle stream, const Copies& copies) {
   if (failed_.load(std::memory_order_acquire)) return failure();
   const std::lock_guard<std::mutex> lock(launching_);
   const Gpu::Current current(*options_.gpu);
@@ -226,11 +245,12 @@ Status Communicator::launch(const runtime::CollectiveRequest& request, std::uint
   Status status = current.status();
   if (status.ok()) status = use_stream(stream);
   if (status.ok()) status = capture_of(stream, &capture);
-  return status.ok() ? run(request, lanes, stream, capture) : status;
+  return status.ok() ? run(request, lanes, stream, capture, copies) : status;
 }
 
 Status Communicator::launch_beside(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                                   StreamHandle stream, std::shared_ptr<Mark>* done) {
+                                   StreamHandle stream, std::shared_ptr<Mark>* done,
+                                   const Copies& copies) {
   if (failed_.load(std::memory_order_acquire)) return failure();
   const std::lock_guard<std::mutex> lock(launching_);
   const Driver& driver = options_.gpu->driver();
@@ -246,7 +266,7 @@ Status Communicator::launch_beside(const runtime::CollectiveRequest& request, st
   if (status.ok()) {
     status = driver_check(driver.stream_wait(own_stream_, fork->event_, 0), "fork a stream");
   }
-  if (status.ok()) status = run(request, lanes, own_stream_, capture);
+  if (status.ok()) status = run(request, lanes, own_stream_, capture, copies);
   if (status.ok()) *done = capture != 0 ? last_captured_ : last_;
   return status;
 }

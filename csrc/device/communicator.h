@@ -43,6 +43,13 @@ struct Options {
   Nanoseconds timeout = kForever;
 };
 
+// Copies of this rank's memory, in order, that belong to an operation: in front of it in its stream
+// and behind it.
+struct Copies {
+  std::vector<Copy> before;
+  std::vector<Copy> after;
+};
+
 class Communicator;
 
 // A place in the order of a stream, which the communicator can wait for; from begin().
@@ -76,12 +83,12 @@ class Communicator {
   // rank's plan has.
   // kInvalidArgument, with nothing launched: a request that does not fit, a stream of another
   // device, or one that other ranks of this process use.
-  Status launch(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                StreamHandle stream);
+  Status launch(const runtime::CollectiveRequest& request, std::uint32_t lanes, StreamHandle stream,
+                const Copies& copies = {});
   // The same beside `stream`: behind what is in it now, but the stream goes on. `done` is where
   // the operation ends.
   Status launch_beside(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                       StreamHandle stream, std::shared_ptr<Mark>* done);
+                       StreamHandle stream, std::shared_ptr<Mark>* done, const Copies& copies = {});
   // A mark at the end of `stream`; kInvalidArgument while it is captured.
   Status mark(StreamHandle stream, std::shared_ptr<Mark>* mark);
   // What comes in `stream` from now on waits for the mark; the host does not.
@@ -112,7 +119,8 @@ class Communicator {
   Status check_context(StreamHandle stream) const;
   Status follow(StreamHandle stream, std::uint64_t capture);
   Status run(const runtime::CollectiveRequest& request, std::uint32_t lanes, StreamHandle stream,
-             std::uint64_t capture);
+             std::uint64_t capture, const Copies& copies);
+  Status copy(const std::vector<Copy>& copies, StreamHandle stream);
   Status record(StreamHandle stream, std::uint64_t capture);
   Status make_mark(std::shared_ptr<Mark>* mark) const;
   Status await_quiet(Nanoseconds patience);

@@ -137,6 +137,10 @@ Status Gpu::load(std::span<const std::byte> image) {
       resident = std::min(resident, blocks);
     }
   }
+  if (status.ok()) {
+    status = check(driver_, driver_.module_function(&copier_, module, kCopyName),
+                   std::string("find the kernel ") + kCopyName);
+  }
   if (!status.ok()) return status;
   status = check(driver_, driver_.device_attribute(&cooperative, kAttributeCooperative, device_),
                  "tell whether it launches cooperatively");

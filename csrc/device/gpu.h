@@ -71,6 +71,7 @@ class Gpu {
   FunctionHandle kernel(Protocol protocol, KernelKind kind) const {
     return kernels_[static_cast<std::size_t>(protocol)][static_cast<std::size_t>(kind)];
   }
+  FunctionHandle copier() const { return copier_; }
   // Lets kernels reach the memory of another device of this process. kInvalidArgument where the
   // machine cannot; ok for the same device.
   Status reach(int ordinal) const;
@@ -86,6 +87,7 @@ class Gpu {
   ContextHandle context_ = nullptr;
   Uuid uuid_{};
   std::uint32_t blocks_max_ = 0;
+  FunctionHandle copier_ = nullptr;
   std::array<std::array<FunctionHandle, kKernelKindCount>, kProtocolCount> kernels_{};
 };
 

@@ -2,6 +2,7 @@
 // the compiler, one kernel for all other reductions, and one for lists of arrays. Names are those
 // of kernel_name().
 #include "device/executor.h"
+#include "device/packing.h"
 #include "device/program.h"
 #include "device/reductions.h"
 
@@ -53,3 +54,8 @@ __device__ __forceinline__ void execute(const Program& program, const typename A
 PYCOLL_KERNELS(ll, Ll)
 PYCOLL_KERNELS(ll128, Ll128)
 PYCOLL_KERNELS(simple, Simple)
+
+extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)
+    pycoll_copy(const __grid_constant__ pycoll::device::Copy copy) {
+  pycoll::device::run_copy(copy);
+}

@@ -37,6 +37,8 @@ constexpr KernelKind kind_of(bool reduces, DType dtype, ReduceOp op) {
 // lane_count * shares blocks of a multiple of kWarp, at most kThreadsMax, threads that all run at
 // the same time: blocks of different ranks wait for each other.
 std::string kernel_name(Protocol protocol, KernelKind kind);
+// The kernel that takes a Copy by value, and any number of blocks and threads.
+inline constexpr const char* kCopyName = "pycoll_copy";
 
 // The module for cuModuleLoadData, a fat binary; empty where this build has none.
 std::span<const std::byte> module_image();

@@ -132,4 +132,23 @@ struct ListCall {
 };
 static_assert(sizeof(Program) + sizeof(ListCall) <= 4096);
 
+// More than array libraries have, and less where neighbours lie together.
+inline constexpr std::uint32_t kAxesMax = 32;
+
+// What the kernel that copies does with elements in C order: to `packed` from where they are
+// strided, the way back, or the same value everywhere.
+struct Copy {
+  enum class Kind : std::uint32_t { kPack = 0, kUnpack = 1, kFill = 2 };
+  std::byte* packed;
+  std::byte* strided;   // element 0; nullptr for kFill
+  std::uint64_t count;  // elements
+  Pack value;           // of kFill, its first item_bytes bytes
+  Kind kind;
+  std::uint32_t item_bytes;
+  std::uint32_t axes;
+  std::uint32_t blocks;             // of the launch
+  std::uint64_t lengths[kAxesMax];  // the last axis is the fastest
+  std::int64_t strides[kAxesMax];   // bytes
+};
+
 }  // namespace pycoll::device

@@ -69,8 +69,6 @@ class SweepOptions:
             raise InvalidArgumentError(f"root is {self.root}: expected a rank below {size}")
         if self.graph and self.device == "cpu":
             raise InvalidArgumentError("graph is for --device cuda")
-        if self.device != "cpu" and self.collective in ("scan", "exscan"):
-            raise InvalidArgumentError(f"{self.collective} runs on arrays in host memory only")
         if self.begin_bytes > self.end_bytes:
             raise InvalidArgumentError(
                 f"the first size, {self.begin_bytes}, is above the last, {self.end_bytes}"

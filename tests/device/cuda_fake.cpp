@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "device/packing.h"
 #include "emulated_kernels.h"
 
 namespace pycoll::testing::fake {
@@ -181,6 +182,7 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
         [launch, shared](std::uint32_t block) {
           const Kernel& kernel = *launch->kernel;
           device::Shared& own = (*shared)[block];
+          if (kernel.copies) return device::run_copy(launch->copy);
           if (kernel.kind == device::KernelKind::kList) {
             return execute(kernel.protocol, launch->program, launch->list, own);
           }

@@ -60,6 +60,7 @@ struct Point {
 struct Kernel {
   device::Protocol protocol;
   device::KernelKind kind;
+  bool copies;  // the one that takes a Copy; it has no protocol and no kind
 };
 
 struct Launch {
@@ -69,6 +70,7 @@ struct Launch {
   device::Program program{};
   device::Call call{};
   device::ListCall list{};
+  device::Copy copy{};
 };
 
 struct Graph;

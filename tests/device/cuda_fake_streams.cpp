@@ -140,8 +140,14 @@ EXPORT int cuLaunchCooperativeKernel(void* function, unsigned blocks, unsigned, 
   launch->kernel = static_cast<const Kernel*>(function);
   launch->blocks = blocks;
   launch->threads = threads;
-  launch->program = *static_cast<const device::Program*>(parameters[0]);
-  if (launch->kernel->kind == device::KernelKind::kList) {
+  if (launch->kernel->copies) {
+    launch->copy = *static_cast<const device::Copy*>(parameters[0]);
+  } else {
+    launch->program = *static_cast<const device::Program*>(parameters[0]);
+  }
+  if (launch->kernel->copies) {
+    // That is all it takes.
+  } else if (launch->kernel->kind == device::KernelKind::kList) {
     launch->list = *static_cast<const device::ListCall*>(parameters[1]);
   } else {
     launch->call = *static_cast<const device::Call*>(parameters[1]);

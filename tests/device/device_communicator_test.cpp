@@ -288,6 +288,26 @@ TEST(devices_that_are_not_there_are_refused) {
         "%s", status.message().c_str());
 }
 
+TEST(copies_join_axes_that_lie_together) {
+  using device::Copy;
+  Copy copy{};
+  std::byte memory[16];
+  const device::Strided joined{memory, {2, 1, 3, 4}, {192, 5, 64, 16}};
+  Status status = device::make_copy(Copy::Kind::kPack, joined, memory, 8, &copy);
+  CHECK(status.ok() && copy.count == 24 && copy.axes == 1, "%u axes", copy.axes);
+  CHECK(copy.lengths[0] == 24 && copy.strides[0] == 16, "not joined");
+  device::Strided apart;
+  for (int axis = 0; axis < 33; ++axis) {
+    apart.lengths.push_back(2);
+    apart.strides.push_back(1);
+  }
+  status = device::make_copy(Copy::Kind::kPack, apart, memory, 1, &copy);
+  CHECK(
+      status.code() == Code::kInvalidArgument &&
+          status.message().find("more than 32 axes that do not lie together") != std::string::npos,
+      "%s", status.message().c_str());
+}
+
 }  // namespace
 }  // namespace pycoll
 

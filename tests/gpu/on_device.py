@@ -6,7 +6,6 @@ libcuda.so.1 is used: that of the tests, or NVIDIA's.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,6 +67,9 @@ def test_every_collective(world: ThreadWorld) -> None:
         same(lambda x: comm.gather(x, 1), rows)
         same(lambda x: comm.scatter(x, 1), mine)
         same(comm.all_to_all, mine)
+        same(comm.scan, mine)
+        same(lambda x: comm.exscan(x, "max"), mine)
+        same(lambda x: comm.exscan(x, "prod", async_op=True).wait(), mine.astype(np.int8))
         same(lambda x: comm.all_to_all(x, [1, 2, 3]), mine)
         same(comm.all_reduce, np.empty((0, 3)))
 
@@ -292,7 +294,7 @@ def test_streams_that_cannot_be_used(world: ThreadWorld) -> None:
     ranks_of(world, run)
 
 
-def test_memory_that_is_gone_or_not_in_order(world: ThreadWorld) -> None:
+def test_memory_that_is_gone(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         gone = array(np.ones(1 << 20))
         cuda.current().synchronize()  # type: ignore[union-attr] # on_stream made one
@@ -302,16 +304,6 @@ def test_memory_that_is_gone_or_not_in_order(world: ThreadWorld) -> None:
             "x is memory that the CUDA driver does not know: was it freed?"
         )
 
-        inside = array(np.ones((4, 4)))
-
-        class Strided:
-            @property
-            def __cuda_array_interface__(self) -> dict[str, Any]:
-                facts = inside.__cuda_array_interface__
-                return {**facts, "shape": (4, 2), "strides": (32, 16)}
-
-        assert "not contiguous in C order" in text_of(lambda: comm.all_reduce(Strided()))
-
     ranks_of(world, run)
 
 
@@ -320,10 +312,6 @@ def test_what_runs_on_the_host_only(world: ThreadWorld) -> None:
 
     def run(comm: pycoll.Communicator) -> None:
         x = array(np.ones(4))
-        for name in ("scan", "exscan"):
-            method = getattr(comm, name)
-            text = text_of(functools.partial(method, x))
-            assert text.endswith(f"but {name} takes arrays in host memory only: pass a copy there")
         assert "send takes arrays in host memory only" in text_of(lambda: comm.send(x, 0))
         assert "recv takes arrays in host memory only" in text_of(lambda: comm.recv(x, 0))
         assert "a reduction registered by the user runs on the host only" in text_of(

@@ -17,8 +17,7 @@ from pycoll import _core
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "python"
-MODULES = ("on_device", "on_failures")
-TESTS = [str(Path(__file__).with_name(f"{module}.py")) for module in MODULES]
+MODULES = ("on_device", "on_layouts", "on_failures")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,11 @@ def output_of(environ: dict[str, str], *words: str, timeout: float) -> str:
     return done.stdout
 
 
-def test_device_arrays_on_the_fake_driver(environ: dict[str, str]) -> None:
-    output_of(environ, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS, timeout=290)
+@pytest.mark.parametrize("module", MODULES)
+def test_device_arrays_on_the_fake_driver(environ: dict[str, str], module: str) -> None:
+    """Each in a process of its own, whose device has little memory."""
+    test = str(Path(__file__).with_name(f"{module}.py"))
+    output_of(environ, "-m", "pytest", "-q", "-p", "no:cacheprovider", test, timeout=290)
 
 
 def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
