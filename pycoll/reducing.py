@@ -19,13 +19,13 @@ class Reducing(Core):
     arguments must be alike on all ranks. ``op``: sum, prod, min, max, avg, band, bor, bxor, or a
     name from ``register_op``; bitwise ones take integers and bool only, min and max not complex;
     integers wrap, and avg rounds them towards zero. Types of 16 and 8 bits are combined in float32.
-    ``out``: where the result goes, of its shape and dtype, writable and contiguous; x itself to
-    work in place. ``algorithm``: a name, or None for the selector's choice (``explain`` tells).
-    ``async_op``: return a Work at once. ``deterministic``: the same bits for any algorithm and
-    transport, by folding in rank order; None takes the communicator's setting. ``stream``: for
-    arrays on CUDA devices, the stream on which the operation is ordered; None is the current one of
-    the array's framework. The host waits for nothing then: what fails is raised by a later call, or
-    by ``synchronize()`` of the Work.
+    ``out``: where the result goes, of its shape and dtype, writable, and contiguous unless it is on
+    a device; x itself to work in place. ``algorithm``: a name, or None for the selector's choice
+    (``explain`` tells). ``async_op``: return a Work at once. ``deterministic``: the same bits for
+    any algorithm and transport, by folding in rank order; None takes the communicator's setting.
+    ``stream``: for arrays on CUDA devices, the stream on which the operation is ordered; None is
+    the current one of the array's framework. The host waits for nothing then: what fails is raised
+    by a later call, or by ``synchronize()`` of the Work.
 
     Raises InvalidArgumentError before any byte moves, and what the world does: MismatchError,
     PeerLostError, TimeoutError, ClosedError, TransportError.
