@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <iterator>
 
 #include "base/bytes.h"
@@ -45,14 +47,17 @@ bool Arena::open() {
   const std::size_t bytes = file_bytes();
   UniqueFd fd;
   Mapping mapping;
-  if (bytes == 0 || !create_segment(bytes, &fd).ok() ||
-      !Mapping::map(fd.get(), 0, bytes, true, &mapping).ok()) {
+  std::uint64_t key = 0;
+  if (bytes == 0 || ::getrandom(&key, sizeof(key), 0) != sizeof(key) ||
+      !create_segment(bytes, &fd).ok() || !Mapping::map(fd.get(), 0, bytes, true, &mapping).ok()) {
     return false;
   }
   (void)::madvise(mapping.data(), bytes, MADV_HUGEPAGE);
+  std::memcpy(mapping.data(), &key, sizeof(key));
+  key_ = key;
   fd_ = std::move(fd);
   mapping_ = std::move(mapping);
-  vacant_ = {{0, bytes}};
+  vacant_ = {{kAlignment, bytes - kAlignment}};
   __atomic_store_n(&generation_, generation_ + 1, __ATOMIC_RELAXED);
   __atomic_store_n(&bytes_, bytes, __ATOMIC_RELAXED);
   __atomic_store_n(&base_, mapping_.data(), __ATOMIC_RELEASE);
@@ -127,7 +132,7 @@ std::uint64_t Arena::generation() const { return __atomic_load_n(&generation_, _
 ArenaFile Arena::file() {
   const std::lock_guard lock(mutex_);
   if (mapping_.data() == nullptr) return {};
-  return {generation_, bytes_, fd_.get()};
+  return {generation_, bytes_, key_, fd_.get()};
 }
 
 }  // namespace pycoll::transport::shm

@@ -21,6 +21,7 @@ namespace pycoll::transport::shm {
 struct ArenaFile {
   std::uint64_t generation = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t key = 0;  // random, and what the file begins with: so that it is no other file
   int fd = -1;
 };
 
@@ -62,6 +63,7 @@ class Arena {
   std::byte* base_ = nullptr;
   std::uint64_t bytes_ = 0;
   std::uint64_t generation_ = 0;
+  std::uint64_t key_ = 0;
 };
 
 }  // namespace pycoll::transport::shm

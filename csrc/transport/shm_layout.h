@@ -59,6 +59,7 @@ struct alignas(kLinePair) NoticePlace {
 struct alignas(kLinePair) Lending {
   std::uint64_t generation;  // of the arena, see ArenaFile; 0: none so far
   std::uint64_t bytes;
+  std::uint64_t key;
   std::uint64_t fd;  // in the owner's process
   std::uint64_t
       withdrawn;  // 1 once what was lent may change: whoever reads it no longer may use it

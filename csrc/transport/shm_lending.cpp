@@ -10,21 +10,25 @@ namespace pycoll::transport::shm {
 void Lender::publish() {
   const ArenaFile file = arena_.file();
   store_release(own_->lending.bytes, file.bytes);
+  store_release(own_->lending.key, file.key);
   store_release(own_->lending.fd, static_cast<std::uint64_t>(file.fd));
   store_release(own_->lending.generation, file.generation);
 }
 
-// Where the peer has another arena by the time its descriptor is opened, that one is mapped under
-// the wrong number, and never used: the peer lends by its own.
+// By the time its descriptor is opened the peer may have another arena; and where processes count
+// each other differently, as some containers do, this is somebody else's file. The key tells.
 void Borrower::open(std::uint64_t generation) {
   seen_ = generation;
   const std::uint64_t bytes = load_acquire(control_->lending.bytes);
   const std::string path =
       "/proc/" + std::to_string(pid_) + "/fd/" + std::to_string(load_acquire(control_->lending.fd));
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Whatever file that is, opening it must not wait.
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   Mapping mapping;
   if (!file.valid() || !check_segment(file.get(), bytes, peer_).ok() ||
-      !Mapping::map(file.get(), 0, bytes, false, &mapping).ok()) {
+      !Mapping::map(file.get(), 0, bytes, false, &mapping).ok() ||
+      load_acquire(*reinterpret_cast<const std::uint64_t*>(mapping.data())) !=
+          load_acquire(control_->lending.key)) {
     return;
   }
   arena_ = std::move(mapping);

@@ -6,7 +6,7 @@ from samples import direct_reduce, make, one_shot, rows_of, tree
 
 from pycoll.collective import Collective
 from pycoll.lower import lower, lower_all
-from pycoll.plan_format import FINAL, Buffer, unpack
+from pycoll.plan_format import FINAL, LEND, Buffer, unpack
 from pycoll.schedule import REDUCE, Transfer
 from pycoll.verify import verify_plans
 
@@ -15,7 +15,12 @@ def test_children_of_one_step_arrive_in_one_row() -> None:
     plan = unpack(lower(tree(7), 0))
     assert len(plan.rows) == 1, "the root turns around in one row"
     row = plan.rows[0]
-    assert (len(row.recv), len(row.send), row.flags, row.target) == (2, 2, FINAL, Buffer.OUTPUT)
+    assert (len(row.recv), len(row.send), row.flags, row.target) == (
+        2,
+        2,
+        FINAL | LEND,
+        Buffer.OUTPUT,
+    )
     assert plan.lane_count == 1, "lanes that exchange values are one"
     middle = unpack(lower(tree(7), 1))
     assert middle.lane_count == 2
