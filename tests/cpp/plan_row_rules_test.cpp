@@ -69,7 +69,9 @@ TEST(row_meaning_rules) {
           {"row 0: flags is 5, must be without lend (4), this row sends no input or output as it "
            "lies there",
            DAMAGE(plan.rows[0].flags |= kFlagLend)},
-          {"row 3: flags is 4, must be without lend (4)", DAMAGE(plan.rows[3].flags = kFlagLend)},
+          {"row 3: flags is 4, must be without lend (4), this row sends no input or output as it "
+           "lies there",
+           DAMAGE(plan.rows[3].flags = kFlagLend)},
       },
       sample);
   const auto broadcast = [] {
