@@ -7,6 +7,7 @@
 #include "base/assert.h"
 #include "base/bytes.h"
 #include "base/copy.h"
+#include "plan/layout.h"
 #include "runtime/execution_row.h"
 
 namespace pycoll::runtime {
@@ -31,6 +32,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   if (!status.ok()) return status;
   const plan::Plan& plan = request_.plan->plan();
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
+  fresh_ = plan::reduces(static_cast<Collective>(plan.header->collective));
   scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
 
   ports_.clear();
@@ -192,7 +194,7 @@ bool Execution::flushed() const {
 // Whether the peer of the row's send number `i` may read at `data` what the row sends.
 bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const {
   return (row.flags & plan::kFlagLend) != 0 &&
-         ports_[row.send[i]].send->lendable(data, header_.bytes);
+         ports_[row.send[i]].send->lendable(data, header_.bytes, fresh_);
 }
 
 // Whether what the row has just read was what its peers had sent, all of it.

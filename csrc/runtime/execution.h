@@ -137,6 +137,7 @@ class Execution {
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
   bool lends_ = false;  // some port is lent
+  bool fresh_ = false;  // what is sent was probably written a moment ago
 };
 
 template <typename Visit>

@@ -109,15 +109,15 @@ class SendChannel {
     return true;
   }
 
-  // Whether the peer can read this memory where it lies, and that is worthwhile. May become true as
-  // segments pass, and stays true while the memory exists.
-  virtual bool lendable(const std::byte* data, std::size_t bytes) {
-    (void)data, (void)bytes;
+  // Whether the peer can read this memory where it lies, and that is worthwhile, now; `fresh` if it
+  // was written a moment ago, as what is reduced again and again is.
+  virtual bool lendable(const std::byte* data, std::size_t bytes, bool fresh) {
+    (void)data, (void)bytes, (void)fresh;
     return false;
   }
   // Sends header.bytes for the peer to read at `data`; false while the channel is full. `data` must
   // stay unchanged until the peer has read it: by what the peer sends later, or by drained().
-  // Requires: lendable(data, header.bytes).
+  // Requires: lendable() has said so since this memory exists.
   virtual bool lend(const SegmentHeader& header, const std::byte* data) {
     (void)header, (void)data;
     return false;

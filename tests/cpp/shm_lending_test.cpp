@@ -24,7 +24,8 @@ constexpr std::size_t kBytes = 40'000;
 // Two ranks of this process. Rank 0 lends, once `introduce()` has shown rank 1 the arena.
 class Pair {
  public:
-  Pair() {
+  explicit Pair(const transport::ShmOptions& options = {})
+      : lender_(make_shm(0, 2, options)), borrower_(make_shm(1, 2, options)) {
     attach_shm(*lender_, *borrower_, 1, UniqueFd());
     attach_shm(*borrower_, *lender_, 0, UniqueFd());
   }
@@ -35,11 +36,11 @@ class Pair {
 
   // Looking at it makes rank 0 tell of the arena, and a long payload makes rank 1 look for it.
   void introduce(const std::byte* memory) {
-    CHECK(!send().lendable(memory, kBytes), "lendable to a rank that has mapped nothing");
+    CHECK(!send().lendable(memory, kBytes, false), "lendable to a rank that has mapped nothing");
     CHECK(try_send(send(), 5, sent_, kBytes), "no room");
     CHECK(try_receive(recv(), 5, sent_, kBytes), "no segment");
     ++sent_;
-    CHECK(send().lendable(memory, kBytes), "rank 1 has not mapped the arena");
+    CHECK(send().lendable(memory, kBytes, false), "rank 1 has not mapped the arena");
   }
 
   void lend(const std::byte* memory) {
@@ -48,8 +49,8 @@ class Pair {
   }
 
  private:
-  std::unique_ptr<ShmTransport> lender_ = make_shm(0, 2);
-  std::unique_ptr<ShmTransport> borrower_ = make_shm(1, 2);
+  std::unique_ptr<ShmTransport> lender_;
+  std::unique_ptr<ShmTransport> borrower_;
   std::uint64_t sent_ = 0;
 };
 
@@ -133,8 +134,18 @@ TEST(short_and_foreign_memory_is_not_lent) {
   Block block;
   pair.introduce(block.data());
   std::vector<std::byte> foreign(kBytes);
-  CHECK(!pair.send().lendable(foreign.data(), kBytes), "ordinary memory");
-  CHECK(!pair.send().lendable(block.data(), 100), "100 bytes");
+  CHECK(!pair.send().lendable(foreign.data(), kBytes, false), "ordinary memory");
+  CHECK(!pair.send().lendable(block.data(), 100, false), "100 bytes");
+}
+
+TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
+  for (const bool far : {false, true}) {
+    Pair pair({.streaming = far});
+    Block block;
+    pair.introduce(block.data());
+    CHECK(pair.send().lendable(block.data(), kBytes, true) != far, "far: %d", far);
+    CHECK(pair.send().lendable(block.data(), kBytes, false), "far: %d", far);
+  }
 }
 
 TEST(who_waits_until_memory_is_read_is_woken) {
