@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,12 @@ _RATES = {
 #: No link's latency is longer.
 SECONDS_MAX = 10.0
 _NUMBER = r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)"
+
+
+def _amount(value: Any, units: Mapping[str, float]) -> float | None:
+    """A number with one of the units; None if it is none."""
+    match = re.fullmatch(rf"{_NUMBER}\s*(\S+)", str(value).strip())
+    return None if match is None or match[2] not in units else float(match[1]) * units[match[2]]
 
 
 class Bytes(IntegerType):
@@ -53,10 +60,9 @@ class Seconds(NumberType):
         """Parse ``value``; fail with what would be accepted."""
         if isinstance(value, float):
             return value
-        match = re.fullmatch(rf"{_NUMBER}\s*(\S+)", str(value).strip())
-        if match is None or match[2] not in _SECONDS:
+        seconds = _amount(value, _SECONDS)
+        if seconds is None:
             self.fail(f"{value!r} is not a time such as 300ns, 2.5us or 1ms", param, ctx)
-        seconds = float(match[1]) * _SECONDS[match[2]]
         if seconds > SECONDS_MAX:
             self.fail(f"{value!r} is more than {SECONDS_MAX:g} s", param, ctx)
         return seconds
@@ -73,12 +79,11 @@ class SecondsPerByte(NumberType):
         """Parse ``value``; fail with what would be accepted."""
         if isinstance(value, float):
             return value
-        match = re.fullmatch(rf"{_NUMBER}\s*(\S+)", str(value).strip())
-        if match is None or match[2] not in _RATES:
+        rate = _amount(value, _RATES)
+        if rate is None:
             self.fail(
                 f"{value!r} is not a rate such as 25GB/s (bytes) or 200Gb/s (bits)", param, ctx
             )
-        rate = float(match[1]) * _RATES[match[2]]
         if not (rate > 0 and math.isfinite(rate)):
             self.fail(f"{value!r} is not a finite rate above zero", param, ctx)
         return 1 / rate

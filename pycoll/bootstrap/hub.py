@@ -15,7 +15,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
@@ -83,6 +83,23 @@ class Party(NamedTuple):
 Found = Mapping[int, Sequence[int]]
 #: Raises when going on has become pointless.
 Check = Callable[[], None]
+
+
+def descriptors_of(shm: Any) -> list[int]:
+    """A rank's, which stay its transport's."""
+    return [shm.segment_fd(), shm.doorbell_fd(), shm.lifeline_fd()]
+
+
+def of_thread(segment: int, doorbell: int) -> list[int]:
+    """Descriptors of a rank in this process, to be attached: threads have no lifelines."""
+    return [os.dup(segment), os.dup(doorbell), -1]
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close them, whatever is wrong with any."""
+    for fd in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def pass_around(
@@ -161,7 +178,7 @@ class _Hub:
 
     def drop(self) -> None:
         """Close what was brought."""
-        _close(fd for descriptors in self.brought.values() for fd in descriptors)
+        close_all(fd for descriptors in self.brought.values() for fd in descriptors)
         self.brought.clear()
 
     def close(self) -> None:
@@ -212,7 +229,7 @@ def _visit(
     found: dict[int, list[int]] = {}
     others = [rank for rank in party.ranks if rank != party.rank]
     with contextlib.ExitStack() as undo:
-        undo.callback(lambda: _close(fd for fds in found.values() for fd in fds))
+        undo.callback(lambda: close_all(fd for fds in found.values() for fd in fds))
         with _knock(party, hub_door, deadline, check) as sock:
             _send(sock, own, deadline, check)
             for ranks in _messages(others):
@@ -298,7 +315,7 @@ def _receive(sock: socket.socket, count: int) -> list[int]:
     data, descriptors, flags, _ = socket.recv_fds(sock, 1, count, socket.MSG_CMSG_CLOEXEC)
     if data == _BYTE and len(descriptors) == count and not flags & socket.MSG_CTRUNC:
         return descriptors
-    _close(descriptors)
+    close_all(descriptors)
     raise EOFError("some of its descriptors were lost" if data else "")
 
 
@@ -318,9 +335,3 @@ def _nothing_from(party: Party, rank: int, reason: str) -> errors.TransportError
         rank=rank,
         operation="init",
     )
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    for fd in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(fd)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.handshake import scope_of
-from pycoll.bootstrap.hub import Door, Party, pass_around
+from pycoll.bootstrap.hub import Door, Party, close_all, descriptors_of, of_thread, pass_around
 from pycoll.bootstrap.identity import Identity, shares_memory
 
 
@@ -90,14 +89,11 @@ class Neighbours:
             for peer in sorted(set(found) - set(self._threads)):
                 self._ends.shm.attach(peer, *found.pop(peer), self._identities[peer].pid)
         finally:
-            for descriptors in found.values():
-                for fd in descriptors:
-                    os.close(fd)
+            close_all(fd for descriptors in found.values() for fd in descriptors)
 
     def _own(self) -> list[int]:
         # An exception may keep a caller's variables for a while: the transport is in none.
-        shm = self._ends.shm
-        return [shm.segment_fd(), shm.doorbell_fd(), shm.lifeline_fd()]
+        return descriptors_of(self._ends.shm)
 
     def endpoint(self) -> dict[str, Any]:
         """What threads of the same process need."""
@@ -109,5 +105,6 @@ class Neighbours:
         """Share memory with those in this process."""
         for peer in self._threads:
             if peer != self._rank:
-                segment, doorbell = (os.dup(int(fd)) for fd in endpoints[peer]["descriptors"])
-                self._ends.shm.attach(peer, segment, doorbell, -1, self._identities[peer].pid)
+                segment, doorbell = map(int, endpoints[peer]["descriptors"])
+                found = of_thread(segment, doorbell)
+                self._ends.shm.attach(peer, *found, self._identities[peer].pid)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pycoll import errors
 from pycoll.bootstrap.connect import as_error, judge
-from pycoll.bootstrap.hub import DESCRIPTORS
+from pycoll.bootstrap.hub import DESCRIPTORS, close_all, descriptors_of, of_thread
 from pycoll.bootstrap.identity import Identity, shares_memory
 
 _Given = TypeVar("_Given")
@@ -130,7 +129,7 @@ class _Part:
         if self.shm is None:
             return
         head = _HEAD.pack(self._parent.split, self._parent.rank)
-        own = [self.shm.segment_fd(), self.shm.doorbell_fd(), self.shm.lifeline_fd()]
+        own = descriptors_of(self.shm)
         for peer in self._at(offsets, 1):
             if peer in self._threads:
                 continue
@@ -147,8 +146,8 @@ class _Part:
         for peer in self._at(offsets, -1):
             identity = self._parent.identities[peer]
             if peer in self._threads:
-                segment, doorbell = (os.dup(int(fd)) for fd in self._lines[peer][1:])
-                found = [segment, doorbell, -1]
+                segment, doorbell = map(int, self._lines[peer][1:])
+                found = of_thread(segment, doorbell)
             else:
                 found = self._from(peer)
             self.shm.attach(self._members.index(peer), *found, identity.pid)
@@ -156,7 +155,7 @@ class _Part:
     def close(self) -> None:
         """Keep nothing but what was attached."""
         for descriptors in self._stash.values():
-            _close(descriptors)
+            close_all(descriptors)
         self.shm = None
 
     def _at(self, offsets: range, direction: int) -> Iterator[int]:
@@ -177,12 +176,12 @@ class _Part:
                     raise self._nothing(peer, "nothing came") from None
             split, sender = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, -1)
             if split != self._parent.split:
-                _close(found)  # of a split that failed
+                close_all(found)  # of a split that failed
             elif len(found) != DESCRIPTORS or flags & socket.MSG_CTRUNC:
-                _close(found)
+                close_all(found)
                 raise self._nothing(sender, "some of its descriptors were lost")
             elif sender in self._stash or sender not in self._members:
-                _close(found)
+                close_all(found)
             else:
                 self._stash[sender] = found
         return self._stash.pop(peer)
@@ -216,8 +215,3 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
         yield sock
     finally:
         sock.detach()
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for fd in descriptors:
-        os.close(fd)
