@@ -159,10 +159,14 @@ bool Execution::hand_over(Lane& lane, const plan::Row& row, const std::byte* dat
     if ((lane.handed_over & bit) != 0) continue;
     transport::SendChannel& channel = *ports_[row.send[i]].send;
     const bool lent = lends(row, i, data);
-    const bool sent = lent ? channel.lend(header_, data)
-                      : repeats(row, i) && (lane.lent & 1) == 0
-                          ? (lane.handed_over & 1) != 0 && repeat(row, channel)
-                          : channel.hand_over(header_, data);
+    bool sent = false;
+    if (lent) {
+      sent = channel.lend(header_, data);
+    } else if (repeats(row, i, lane.lent)) {
+      sent = (lane.handed_over & 1) != 0 && repeat(row, channel);
+    } else {
+      sent = channel.hand_over(header_, data);
+    }
     if (sent) {
       lane.handed_over |= bit;
       if (lent) lane.lent |= bit;
@@ -174,9 +178,9 @@ bool Execution::hand_over(Lane& lane, const plan::Row& row, const std::byte* dat
 }
 
 // Whether the row's send number `i` needs no copy of its own, because its peer can read what is
-// sent to the first.
-bool Execution::repeats(const plan::Row& row, int i) const {
-  if (i == 0) return false;
+// sent to the first; of what is `lent` (bit i: send i) there is no copy to read.
+bool Execution::repeats(const plan::Row& row, int i, std::uint32_t lent) const {
+  if (i == 0 || (lent & 1) != 0) return false;
   const void* memory = ports_[row.send[i]].send->memory();
   return memory != nullptr && memory == ports_[row.send[0]].send->memory();
 }
@@ -235,7 +239,7 @@ bool Execution::reserve(const plan::Row& row, std::size_t bytes, Gathered* all) 
     if (room == nullptr) return false;
     if (lending && lends(row, i, all->target)) {
       all->lent |= 1u << i;
-    } else if (!repeats(row, i) || (all->lent & 1) != 0) {
+    } else if (!repeats(row, i, all->lent)) {
       all->rooms[all->room_count++] = {channel, room};
     }
   }
@@ -247,7 +251,7 @@ void Execution::commit(const plan::Row& row, const Gathered& all) const {
   for (int i = 0; i < row.send_count; ++i) {
     const Port& port = ports_[row.send[i]];
     const bool lent = (all.lent >> i & 1) != 0;
-    if (lent || (repeats(row, i) && (all.lent & 1) == 0)) {
+    if (lent || repeats(row, i, all.lent)) {
       const bool sent = lent ? port.send->lend(header_, all.target) : repeat(row, *port.send);
       PYCOLL_ASSERT(sent, "channel to rank %d lost its room", port.peer);
     } else {

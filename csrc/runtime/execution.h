@@ -118,7 +118,7 @@ class Execution {
   void commit(const plan::Row& row, const Gathered& all) const;
   bool lends(const plan::Row& row, int i, const std::byte* data) const;
   bool intact(const plan::Row& row) const;
-  bool repeats(const plan::Row& row, int i) const;
+  bool repeats(const plan::Row& row, int i, std::uint32_t lent) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
   std::byte* address_of(std::uint8_t buffer, const std::byte* place, std::size_t* run) const;
   bool bind_part(const plan::Row& row, std::size_t bytes, Gathered* all) const;
