@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <ctime>
 #include <system_error>
 
 namespace pycoll::runtime {
@@ -23,6 +24,12 @@ constexpr Nanoseconds kSignalCheckEvery = 20'000'000;
 // Who starts short operations one after the other drives them on the way; waking the progress
 // thread for each would cost more than all of it. It looks after them when nobody came for so long.
 constexpr std::chrono::microseconds kNap{200};
+
+// To sleep, however shortly, lets the scheduler choose a core anew.
+void leave_core() {
+  const timespec shortly = {0, 1};
+  ::nanosleep(&shortly, nullptr);
+}
 
 void relax() {
 #if defined(__x86_64__)
@@ -156,7 +163,7 @@ Status Communicator::drive(const Operation& operation, Nanoseconds patience,
 Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,
                                   Nanoseconds patience, const Interrupted& interrupted) {
   Waiter me(*this, operation);
-  Pace pace(oversubscribed_);
+  Pace pace(oversubscribed_, company_.together());
   const Nanoseconds begin = patience == kForever ? 0 : clock_->now();
   Nanoseconds asked = 0;
   while (!operation.done()) {
@@ -164,6 +171,10 @@ Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation&
     const bool driving = driver() == &me;
     const Look found = driving ? look(pace) : Look::kQuiet;
     if (found == Look::kBusy) continue;
+    if (found == Look::kQuiet && driving && patience == kForever && pace.hurried()) {
+      rest(lock, pace);
+      continue;
+    }
     const Nanoseconds now = clock_->now();
     if (asked == 0) asked = now;
     if (interrupted && now - asked >= kSignalCheckEvery) {
@@ -181,6 +192,7 @@ Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation&
       rest(lock, pace);
     }
   }
+  company_.note(pace);
   return operation.status();
 }
 
@@ -215,7 +227,8 @@ Communicator::Look Communicator::look(Pace& pace) {
     relax();
   } else {
     pace.looked();
-    if (!(pace.hurried() ? engine_->poll() : engine_->watch())) return Look::kQuiet;
+    const bool moved = pace.hurried() ? engine_->carry(pace.asks()) : engine_->watch();
+    if (!moved) return Look::kQuiet;
     pace.reset();
     tell_ended();
   }
@@ -250,8 +263,11 @@ void Communicator::pass_on() {
 
 void Communicator::rest(std::unique_lock<Gate>& lock, Pace& pace) {
   if (pace.yield()) {
+    const Nanoseconds begin = oversubscribed_ ? 0 : clock_->now();
+    const bool leaves = !oversubscribed_ && company_.leaves(begin);
     lock.unlock();
-    sched_yield();
+    leaves ? leave_core() : void(sched_yield());
+    if (!oversubscribed_ && !leaves) pace.yielded(clock_->now() - begin);
     lock.lock();
   } else if (sleeping_ || stopping_) {
     changed_.wait_for(lock, kSleep);

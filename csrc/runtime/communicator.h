@@ -156,7 +156,8 @@ class Communicator {
   bool napping_ = false;  // the progress thread sleeps for a moment, and wakes by itself
   bool visited_ = false;  // short operations were left to it, by a thread that will come back
   bool oversubscribed_ = false;
-  long birth_ = 0;  // fork generation that made this object
+  Company company_;  // of threads that wait for their own operation
+  long birth_ = 0;   // fork generation that made this object
   Communicator* next_forgotten_ = nullptr;
 };
 

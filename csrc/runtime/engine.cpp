@@ -342,10 +342,14 @@ void Engine::end_all(const Status& status) {
   note_vacancy();
 }
 
-bool Engine::poll() {
+bool Engine::poll() { return carry(true); }
+
+bool Engine::carry(bool all) {
   if (closed_) return false;
   bool moved = false;
-  for (const auto& medium : options_.transports) moved |= medium->poll();
+  for (const auto& medium : options_.transports) {
+    if (all || medium->carries_by_poll()) moved |= medium->poll();
+  }
   return moved;
 }
 

@@ -75,6 +75,8 @@ class Engine final : public ChannelSource {
   bool step();
   bool watch();  // true if anything moved or changed
   bool poll();   // moves bytes on all media; true if any moved
+  // The same on the media that need it to move bytes; on `all` if peers' states are wanted too.
+  bool carry(bool all);
   bool active() const;
 
   // An operation of the same ranks beside the engine, on devices, has been called; collectives and

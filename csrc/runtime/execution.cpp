@@ -6,6 +6,7 @@
 
 #include "base/assert.h"
 #include "base/bytes.h"
+#include "base/cache.h"
 #include "base/copy.h"
 #include "plan/layout.h"
 #include "runtime/execution_row.h"
@@ -16,6 +17,16 @@ namespace {
 // Combined in pieces of this many bytes, so that a result is still in L1 when it is combined with
 // further operands and copied to further destinations.
 constexpr std::size_t kPieceBytes = 8 * 1024;
+
+// Whether what is copied has left the caches before anybody reads it: no row does, and the caller's
+// memory has no room there.
+bool is_beyond_caches(const CollectiveRequest& request) {
+  const auto rows = request.plan->plan().rows;
+  return request.input.bytes + request.output.bytes > cache_bytes() &&
+         std::none_of(rows.begin(), rows.end(), [](const plan::Row& row) {
+           return static_cast<plan::Buffer>(row.source) == plan::Buffer::kOutput;
+         });
+}
 
 }  // namespace
 
@@ -33,6 +44,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   const plan::Plan& plan = request_.plan->plan();
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
   fresh_ = plan::reduces(static_cast<Collective>(plan.header->collective));
+  large_ = is_beyond_caches(request_);
   scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
 
   ports_.clear();
@@ -69,6 +81,8 @@ void Execution::find_last_rows() {
 
 void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte* output) {
   bound_.move_to(input, output);
+  // In place, its lines are in a cache: they were read a moment ago.
+  streams_ = large_ && input != output;
   header_.sequence = sequence;
   odd_peer_ = -1;
   for (Port& port : ports_) {
@@ -189,9 +203,13 @@ bool Execution::repeat(const plan::Row& row, transport::SendChannel& channel) co
   return channel.repeat(header_, *ports_[row.send[0]].send);
 }
 
-bool Execution::flushed() const {
-  return std::all_of(ports_.begin(), ports_.end(), [](const Port& port) {
-    return port.send == nullptr || port.passed_on || port.send->flushed();
+// Whether memory that this operation handed over may still be read in the row's target.
+bool Execution::reads(const std::byte* target, std::size_t bytes) const {
+  // In memory of several arrays the target is no address yet.
+  const bool whole = !request_.parts.empty();
+  return std::any_of(ports_.begin(), ports_.end(), [&](const Port& port) {
+    if (port.send == nullptr || port.passed_on) return false;
+    return whole ? !port.send->flushed() : port.send->reads(target, bytes);
   });
 }
 
@@ -276,7 +294,7 @@ Progress Execution::run_row(Lane& lane) {
   if (ready != Progress::kMoved) return ready;
   Gathered all;
   gather(bound, received, offset * bound_.item_bytes(), &all);
-  if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && !flushed()) {
+  if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && reads(all.target, bytes)) {
     return Progress::kBlocked;
   }
   // Nothing changes the caller's memory before it is sent; scratch is used again.
@@ -288,6 +306,7 @@ Progress Execution::run_row(Lane& lane) {
   if (!has_room) return Progress::kBlocked;
   if (length != 0) combine_parts(row, all, length);
   if (spoiled()) return Progress::kSpoiled;
+  if (streams_) stream_fence();
   // What a failing peer took back is used no further; that it has failed will be heard.
   if (borrowed && !intact(row)) return Progress::kBlocked;
   if (!direct) commit(row, all);
@@ -315,10 +334,12 @@ void Execution::fold(void* result, const void** operands, int operand_count,
   combine.function(result, operands, operand_count, count, combine.context);
 }
 
-void Execution::copy(const Gathered& all, std::size_t bytes) {
+void Execution::copy(const Gathered& all, std::size_t bytes) const {
   const std::byte* from = all.operands[0];
   // In place it is there already.
-  if (all.target != nullptr && all.target != from) copy_bytes(all.target, from, bytes);
+  if (all.target != nullptr && all.target != from) {
+    streams_ ? stream_copy(all.target, from, bytes) : copy_bytes(all.target, from, bytes);
+  }
   for (int i = 0; i < all.room_count; ++i)
     all.rooms[i].channel->fill(all.rooms[i].data, from, bytes);
 }

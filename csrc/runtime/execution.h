@@ -98,6 +98,7 @@ class Execution {
     bool lent = false;           // it is but for memory that the channel still reads
   };
   struct Gathered;
+  class Walk;
 
   void find_last_rows();
   bool has_turns(const plan::Row& row) const;
@@ -120,14 +121,13 @@ class Execution {
   bool intact(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i, std::uint32_t lent) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
-  std::byte* address_of(std::uint8_t buffer, const std::byte* place, std::size_t* run) const;
   bool bind_part(const plan::Row& row, std::size_t bytes, Gathered* all) const;
   void combine_parts(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
   void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
-  static void copy(const Gathered& all, std::size_t bytes);
+  void copy(const Gathered& all, std::size_t bytes) const;
   void fold(void* result, const void** operands, int operand_count, std::uint64_t count) const;
   bool spoiled() const;
-  bool flushed() const;
+  bool reads(const std::byte* target, std::size_t bytes) const;
 
   CollectiveRequest request_;
   BoundPlan bound_;
@@ -136,8 +136,10 @@ class Execution {
   transport::SegmentHeader header_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
-  bool lends_ = false;  // some port is lent
-  bool fresh_ = false;  // what is sent was probably written a moment ago
+  bool large_ = false;    // caches have no room for input and output
+  bool streams_ = false;  // copies are written past the caches
+  bool lends_ = false;    // some port is lent
+  bool fresh_ = false;    // what is sent was probably written a moment ago
 };
 
 template <typename Visit>

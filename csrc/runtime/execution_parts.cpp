@@ -3,36 +3,70 @@
 // only here do places become addresses.
 #include <algorithm>
 #include <iterator>
+#include <optional>
+#include <vector>
 
 #include "base/assert.h"
 #include "runtime/execution.h"
 #include "runtime/execution_row.h"
 
 namespace pycoll::runtime {
-// The address of a place, from where on `*run` bytes at most lie together.
-std::byte* Execution::address_of(std::uint8_t buffer, const std::byte* place,
-                                 std::size_t* run) const {
-  const bool reads = static_cast<plan::Buffer>(buffer) == plan::Buffer::kInput;
-  const std::byte* first = reads ? request_.input.data : request_.output.data;
-  const auto offset = static_cast<std::uint64_t>(place - first);
-  const auto part =
-      std::upper_bound(request_.parts.begin(), request_.parts.end(), offset,
-                       [](std::uint64_t at, const Part& one) { return at < one.end; });
-  PYCOLL_ASSERT(part != request_.parts.end(), "place %llu lies behind all parts",
-                static_cast<unsigned long long>(offset));
-  const std::uint64_t begin = part == request_.parts.begin() ? 0 : std::prev(part)->end;
-  *run = std::min<std::size_t>(*run, part->end - offset);
-  return (reads ? const_cast<std::byte*>(part->input) : part->output) + (offset - begin);
+// Walks through the arrays from a place on: found once for a segment, then from array to array.
+class Execution::Walk {
+ public:
+  // Requires: `place` is in memory of `request`'s parts, that of its inputs if `reads`.
+  Walk(const CollectiveRequest& request, bool reads, const std::byte* place) : reads_(reads) {
+    const std::byte* first = reads ? request.input.data : request.output.data;
+    const auto offset = static_cast<std::uint64_t>(place - first);
+    part_ = std::upper_bound(request.parts.begin(), request.parts.end(), offset,
+                             [](std::uint64_t at, const Part& one) { return at < one.end; });
+    PYCOLL_ASSERT(part_ != request.parts.end(), "place %llu lies behind all parts",
+                  static_cast<unsigned long long>(offset));
+    left_ = part_->end - offset;
+    skip_ = offset - (part_ == request.parts.begin() ? 0 : std::prev(part_)->end);
+  }
+
+  std::byte* address() const {
+    return (reads_ ? const_cast<std::byte*>(part_->input) : part_->output) + skip_;
+  }
+
+  // So many bytes lie together here. More than 0.
+  std::uint64_t left() const { return left_; }
+
+  // Requires: bytes <= left(), and there is more behind them if they are equal.
+  void advance(std::uint64_t bytes) {
+    skip_ += bytes;
+    left_ -= bytes;
+    if (left_ != 0) return;
+    const std::uint64_t end = part_->end;
+    ++part_;
+    skip_ = 0;
+    left_ = part_->end - end;
+  }
+
+ private:
+  bool reads_;
+  std::vector<Part>::const_iterator part_;
+  std::uint64_t left_;
+  std::uint64_t skip_;
+};
+
+namespace {
+
+// Requires: whoever asks has looked whether this is memory of the caller.
+bool is_input(std::uint8_t buffer) {
+  return static_cast<plan::Buffer>(buffer) == plan::Buffer::kInput;
 }
+
+}  // namespace
 
 // Whether the row may send its own memory as it is: as one piece, and nothing else is to be done.
 bool Execution::bind_part(const plan::Row& row, std::size_t bytes, Gathered* all) const {
   if (request_.parts.empty() || bytes == 0) return true;
   if (all->target != nullptr) return false;
-  std::size_t run = bytes;
-  const std::byte* address = address_of(row.source, all->operands[all->local], &run);
-  if (run != bytes) return false;
-  all->operands[all->local] = address;
+  const Walk walk(request_, is_input(row.source), all->operands[all->local]);
+  if (walk.left() < bytes) return false;
+  all->operands[all->local] = walk.address();
   return true;
 }
 
@@ -43,19 +77,29 @@ void Execution::combine_parts(const plan::Row& row, const Gathered& all,
   const bool writes = all.target != nullptr && in_memory(row.target);
   if (request_.parts.empty() || (!reads && !writes)) return combine(row, all, length);
   if (all.target == nullptr && all.room_count == 0) return;  // sent as it is: see bind_part()
-  const std::size_t bytes = length * bound_.item_bytes();
+  std::optional<Walk> source;
+  std::optional<Walk> target;
+  if (reads) source.emplace(request_, is_input(row.source), all.operands[all.local]);
+  if (writes) target.emplace(request_, is_input(row.target), all.target);
   Gathered piece = all;
-  for (std::size_t done = 0; done < bytes;) {
-    std::size_t run = bytes - done;
-    for (int i = 0; i < all.operand_count; ++i) piece.operands[i] = all.operands[i] + done;
-    for (int i = 0; i < all.room_count; ++i) piece.rooms[i].data = all.rooms[i].data + done;
-    if (all.target != nullptr) piece.target = all.target + done;
-    if (reads) {
-      piece.operands[all.local] = address_of(row.source, piece.operands[all.local], &run);
+  for (std::uint64_t left = length * bound_.item_bytes(); left != 0;) {
+    std::uint64_t run = left;
+    if (source) {
+      run = std::min(run, source->left());
+      piece.operands[piece.local] = source->address();
     }
-    if (writes) piece.target = address_of(row.target, piece.target, &run);
+    if (target) {
+      run = std::min(run, target->left());
+      piece.target = target->address();
+    }
     combine(row, piece, run / bound_.item_bytes());
-    done += run;
+    left -= run;
+    if (left == 0) break;
+    if (source) source->advance(run);
+    if (target) target->advance(run);
+    for (int i = 0; i < piece.operand_count; ++i) piece.operands[i] += run;
+    for (int i = 0; i < piece.room_count; ++i) piece.rooms[i].data += run;
+    if (piece.target != nullptr) piece.target += run;
   }
 }
 

@@ -61,6 +61,7 @@ class ShmTransport final : public Transport {
   std::string_view name() const override { return "shm"; }
   Link* link(int peer) override;
   bool poll() override;
+  bool carries_by_poll() const override { return false; }
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return events_.get(); }

@@ -49,7 +49,8 @@ bool Arena::open() {
   Mapping mapping;
   std::uint64_t key = 0;
   if (bytes == 0 || ::getrandom(&key, sizeof(key), 0) != sizeof(key) ||
-      !create_segment(bytes, &fd).ok() || !Mapping::map(fd.get(), 0, bytes, true, &mapping).ok()) {
+      !create_segment(bytes, &fd).ok() ||
+      !Mapping::map(fd.get(), 0, bytes, true, &mapping, kAlignment).ok()) {
     return false;
   }
   (void)::madvise(mapping.data(), bytes, MADV_HUGEPAGE);
@@ -75,7 +76,7 @@ std::byte* Arena::allocate(std::size_t bytes) {
   const auto [offset, room] = *hole;
   vacant_.erase(hole);
   if (room > length) vacant_.emplace(offset + length, room - length);
-  taken_.emplace(offset, length);
+  taken_.emplace(offset, bytes);
   return mapping_.data() + offset;
 }
 
@@ -88,7 +89,9 @@ void Arena::release(std::byte* memory) {
   if (base == nullptr || memory < base || memory >= base + bytes_) return;
   const auto found = taken_.find(static_cast<std::size_t>(memory - base));
   if (found == taken_.end()) return;
-  const auto [offset, length] = *found;
+  const auto [offset, bytes] = *found;
+  const std::size_t length = round_up(bytes, kAlignment);
+  for (ArenaWatcher* watcher : watchers_) watcher->freed(memory, bytes);
   taken_.erase(found);
   if (taken_.empty()) {
     __atomic_store_n(&base_, nullptr, __ATOMIC_RELEASE);
@@ -128,6 +131,28 @@ bool Arena::find(const std::byte* data, std::size_t bytes, std::uint64_t* offset
 }
 
 std::uint64_t Arena::generation() const { return __atomic_load_n(&generation_, __ATOMIC_RELAXED); }
+
+ArenaBlock Arena::block_of(const std::byte* data) {
+  const std::lock_guard lock(mutex_);
+  std::byte* base = mapping_.data();
+  if (base == nullptr || data < base) return {};
+  const auto offset = static_cast<std::size_t>(data - base);
+  auto found = taken_.upper_bound(offset);
+  if (found == taken_.begin()) return {};
+  --found;
+  if (offset - found->first >= found->second) return {};
+  return {base + found->first, found->second};
+}
+
+void Arena::watch(ArenaWatcher& watcher) {
+  const std::lock_guard lock(mutex_);
+  watchers_.push_back(&watcher);
+}
+
+void Arena::unwatch(ArenaWatcher& watcher) {
+  const std::lock_guard lock(mutex_);
+  std::erase(watchers_, &watcher);
+}
 
 ArenaFile Arena::file() {
   const std::lock_guard lock(mutex_);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "transport/shm_memory.h"
@@ -23,6 +24,23 @@ struct ArenaFile {
   std::uint64_t bytes = 0;
   std::uint64_t key = 0;  // random, and what the file begins with: so that it is no other file
   int fd = -1;
+};
+
+// Hears of memory that goes back: what was noted about its addresses is true no more.
+class ArenaWatcher {
+ public:
+  virtual ~ArenaWatcher() = default;
+
+  // [begin, begin + bytes) was allocated at once and is free when this returns. Called on the
+  // thread that frees, under the arena's lock: may take locks of its own, but of the arena's
+  // functions call find() and generation() only.
+  virtual void freed(const std::byte* begin, std::size_t bytes) = 0;
+};
+
+// What one allocate() gave.
+struct ArenaBlock {
+  std::byte* begin = nullptr;
+  std::size_t bytes = 0;
 };
 
 // Any thread, except of_process() while a fork is under way in another.
@@ -47,6 +65,13 @@ class Arena {
   // Of the memory that find() knows.
   std::uint64_t generation() const;
   ArenaFile file();
+  // The allocation that `data` lies in; empty if none does.
+  ArenaBlock block_of(const std::byte* data);
+
+  // `watcher` hears of all memory that is freed from now on, until unwatch(), which returns when it
+  // hears nothing any more. Watch the arena that the memory is from: a child of fork has another.
+  void watch(ArenaWatcher& watcher);
+  void unwatch(ArenaWatcher& watcher);
 
  private:
   bool open();
@@ -57,8 +82,9 @@ class Arena {
   UniqueFd fd_;
   Mapping mapping_;
   int pid_ = 0;                                // whose arena it is
-  std::map<std::size_t, std::size_t> taken_;   // offset to length
-  std::map<std::size_t, std::size_t> vacant_;  // the same; no two of them touch
+  std::map<std::size_t, std::size_t> taken_;   // offset to bytes wanted
+  std::map<std::size_t, std::size_t> vacant_;  // offset to length; no two of them touch
+  std::vector<ArenaWatcher*> watchers_;
   // Under the lock for writing.
   std::byte* base_ = nullptr;
   std::uint64_t bytes_ = 0;

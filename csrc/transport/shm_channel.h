@@ -95,17 +95,17 @@ struct Wiring {
 // leaves its own room idle and names the other's. Room is free once all who read it have released
 // it. Its owner does not wait for readers on other channels: it exchanges rooms with one of them,
 // whose own is idle. So how far channels run ahead of each other stays their receivers' business.
-class ShmSendChannel final : public SendChannel {
+class alignas(64) ShmSendChannel final : public SendChannel {
  public:
   // `lines` and `payloads` (kPayloadStride apart) are the channel's part of `segment`.
   ShmSendChannel(std::uint32_t number, Whole<std::byte> segment, SlotLine* lines,
                  std::byte* payloads, const Wiring& wiring)
-      : segment_(segment.base),
-        lines_(lines),
+      : lines_(lines),
         released_(&wiring.peer_acks->released[number]),
+        bell_(wiring.bell),
+        segment_(segment.base),
         starved_word_(&wiring.own_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
-        bell_(wiring.bell),
         own_bell_(wiring.own_bell),
         lender_(wiring.lender),
         stores_(wiring.streaming) {
@@ -120,7 +120,7 @@ class ShmSendChannel final : public SendChannel {
   std::byte* reserve(std::size_t bytes) override {
     PYCOLL_ASSERT(bytes <= kSegmentBytesMax, "%zu bytes in one segment", bytes);
     stores_.look(bytes, *released_, known_released_);
-    if (!find_room()) return nullptr;
+    if (!find_room(bytes)) return nullptr;
     const std::uint64_t slot = next_ % kChannelDepth;
     if (bytes <= kInlineBytes) return lines_[slot].payload;
     return owned_[slot]->data;
@@ -142,7 +142,7 @@ class ShmSendChannel final : public SendChannel {
   const void* memory() const override { return segment_; }
 
   bool repeat(const SegmentHeader& header, SendChannel& other) override {
-    if (!find_room()) return false;
+    if (!find_room(header.bytes)) return false;
     const auto& lender = static_cast<const ShmSendChannel&>(other);
     const std::uint64_t last = (lender.next_ - 1) % kChannelDepth;
     Room* room = lender.owned_[last];
@@ -166,7 +166,7 @@ class ShmSendChannel final : public SendChannel {
     std::uint64_t offset = 0;
     const bool found = lender_->find(data, header.bytes, &offset);
     PYCOLL_ASSERT(found, "%u bytes lent that the peer cannot read", header.bytes);
-    if (!find_room()) return false;
+    if (!find_room(header.bytes)) return false;
     publish_place(header, offset | kLentBit);
     lent_ = next_;
     return true;
@@ -203,11 +203,12 @@ class ShmSendChannel final : public SendChannel {
     Reader readers[kReadersMax] = {};
   };
 
-  bool find_room() {
+  // For a segment of `bytes`; small ones need no room but their line's.
+  bool find_room(std::size_t bytes) {
     if (has_room() == starved_) want(!starved_, undrained_);
     if (starved_) return false;
     const std::uint64_t slot = next_ % kChannelDepth;
-    if (owned_[slot]->reader_count != 0) vacate(slot);
+    if (bytes > kInlineBytes && owned_[slot]->reader_count != 0) vacate(slot);
     return true;
   }
 
@@ -237,7 +238,13 @@ class ShmSendChannel final : public SendChannel {
     }
     SlotLine& line = lines_[next_ % kChannelDepth];
     line.header = header;
-    if (inlined != line.payload) std::memcpy(line.payload, inlined, kInlineBytes);
+    if (inlined != line.payload) {
+      std::memcpy(line.payload, inlined, kFirstLineBytes);
+      if (header.bytes > kFirstLineBytes) {
+        std::memcpy(line.payload + kFirstLineBytes, inlined + kFirstLineBytes,
+                    kInlineBytes - kFirstLineBytes);
+      }
+    }
     bell_->publish(line.stamp, ++next_);
   }
 
@@ -275,23 +282,26 @@ class ShmSendChannel final : public SendChannel {
     if (more) own_bell_->ring();
   }
 
-  const std::byte* segment_;
+  // One line is all that a small segment needs: with more ranks than cores each operation finds the
+  // caches cold.
   SlotLine* lines_;
-  Room rooms_[kChannelDepth];
-  Room* owned_[kChannelDepth];  // by slot; rooms of this channel and of those it exchanged with
   const std::uint64_t* released_;
-  std::uint64_t* starved_word_;
-  std::uint64_t starved_bit_;
   Bell* bell_;
-  Bell* own_bell_;
-  Lender* lender_;
-  Stores stores_;
-  bool streamed_ = false;   // into the room that is reserved
   std::uint64_t next_ = 0;  // segments committed
   std::uint64_t known_released_ = 0;
   std::uint64_t lent_ = 0;  // segments committed when the last one was lent; 0: none
+  bool streamed_ = false;   // into the room that is reserved
   bool starved_ = false;    // reserve() found no room
   bool undrained_ = false;  // drained() found what is still being read
+
+  const std::byte* segment_;
+  Room* owned_[kChannelDepth];  // by slot; rooms of this channel and of those it exchanged with
+  std::uint64_t* starved_word_;
+  std::uint64_t starved_bit_;
+  Bell* own_bell_;
+  Lender* lender_;
+  Stores stores_;
+  Room rooms_[kChannelDepth];
 };
 
 // The first header from the peer that cannot be. Set by a channel, judged by its link.
@@ -301,20 +311,20 @@ struct Fault {
   std::uint64_t claimed_offset = 0;  // of the payload, where bytes are possible
 };
 
-class ShmRecvChannel final : public RecvChannel {
+class alignas(64) ShmRecvChannel final : public RecvChannel {
  public:
   // Once there is a fault, no channel of the link receives any more; `fault` outlives the channel.
   // `lines` are the channel's part of the peer's `segment`.
   ShmRecvChannel(std::uint32_t number, Whole<const std::byte> segment, const SlotLine* lines,
                  const Wiring& wiring, Fault* fault)
-      : segment_(segment),
-        lines_(lines),
+      : lines_(lines),
         released_(&wiring.own_acks->released[number]),
+        bell_(wiring.bell),
+        fault_(fault),
+        segment_(segment),
         peer_starved_(&wiring.peer_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
-        bell_(wiring.bell),
-        borrower_(wiring.borrower),
-        fault_(fault) {}
+        borrower_(wiring.borrower) {}
 
   const Segment* peek() override {
     if (peeked_) return &arrived_;
@@ -368,18 +378,20 @@ class ShmRecvChannel final : public RecvChannel {
     return offset <= segment_.bytes - bytes ? segment_.base + offset : nullptr;
   }
 
-  Whole<const std::byte> segment_;
+  // One line for all but the segment itself, see ShmSendChannel.
   const SlotLine* lines_;
   std::uint64_t* released_;
-  const std::uint64_t* peer_starved_;
-  std::uint64_t starved_bit_;
   Bell* bell_;
-  Borrower* borrower_;
   Fault* fault_;
   std::uint64_t head_ = 0;  // segments released
   std::uint64_t told_ = 0;  // segments that the owner of this end knows of
-  Segment arrived_;
   bool peeked_ = false;
+  Segment arrived_;
+
+  Whole<const std::byte> segment_;
+  const std::uint64_t* peer_starved_;
+  std::uint64_t starved_bit_;
+  Borrower* borrower_;
 };
 
 }  // namespace pycoll::transport::shm

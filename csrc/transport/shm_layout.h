@@ -25,7 +25,7 @@ namespace pycoll::transport::shm {
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kLinePair = 128;
 
-inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700003;  // "pycoll", layout version 3
+inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700004;  // "pycoll", layout version 4
 
 // Notices go round over this many places, so that a reader has the time of several posts to copy
 // one.
@@ -82,20 +82,22 @@ struct alignas(kLinePair) AckLine {
   std::uint64_t arena;  // generation of the peer's arena that the owner has mapped
 };
 
-// A segment's header, and its payload if that is small: one line carries both from core to core.
-// Otherwise the payload's offset from the start of the owner's segment stands there, 8 bytes; with
-// kLentBit, from the start of its arena.
+// A segment's header, and its payload if that is small: one line carries both from core to core, or
+// two, which processors fetch together; no other page is touched. Otherwise the payload's offset
+// from the start of the owner's segment stands there, 8 bytes; with kLentBit, from the start of its
+// arena.
 struct alignas(kLinePair) SlotLine {
   std::uint64_t stamp;  // this slot holds segment number stamp - 1 of the channel
   SegmentHeader header;
-  std::byte payload[32];
+  std::byte payload[96];
 };
 inline constexpr std::size_t kInlineBytes = sizeof(SlotLine::payload);
+inline constexpr std::size_t kFirstLineBytes = 32;  // of the payload, beside the header
 inline constexpr std::uint64_t kLentBit = std::uint64_t{1} << 63;
 // Shorter payloads are copied: to wait until they are read would take longer.
 inline constexpr std::size_t kLentBytesMin = 16 * 1024;
-static_assert(offsetof(SlotLine, payload) == 32 &&
-              offsetof(SlotLine, payload) + kInlineBytes == 64);
+static_assert(offsetof(SlotLine, payload) + kFirstLineBytes == kLinePair / 2 &&
+              sizeof(SlotLine) == kLinePair);
 
 // Payloads are not a multiple of a page apart, else equal offsets of all slots would meet in the
 // same few sets of the first-level cache.

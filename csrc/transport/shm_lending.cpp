@@ -26,7 +26,7 @@ void Borrower::open(std::uint64_t generation) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   Mapping mapping;
   if (!file.valid() || !check_segment(file.get(), bytes, peer_).ok() ||
-      !Mapping::map(file.get(), 0, bytes, false, &mapping).ok() ||
+      !Mapping::map(file.get(), 0, bytes, false, &mapping, Arena::kAlignment).ok() ||
       load_acquire(*reinterpret_cast<const std::uint64_t*>(mapping.data())) !=
           load_acquire(control_->lending.key)) {
     return;

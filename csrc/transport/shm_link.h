@@ -99,11 +99,12 @@ class ShmLink final : public Link {
   UniqueFd liveness_;
   NoticeWriter* writer_;
   NoticeReader reader_;
-  Bell bell_;
+  // What every segment looks at, in one line.
+  alignas(64) Bell bell_;
+  Fault fault_;
   Bell* own_bell_;
   Lender lender_;
   Borrower borrower_;
-  Fault fault_;
   LinkState state_ = LinkState::kOpen;
   std::string reason_;
   std::uint64_t seen_notices_ = 0;

@@ -8,9 +8,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
+
+#include "base/bytes.h"
 
 namespace pycoll::transport::shm {
 namespace {
@@ -21,6 +25,10 @@ Status failed(const std::string& what, std::vector<int> ranks = {}) {
   return Status::error(Code::kTransport,
                        "shared memory: " + what + ": " + std::generic_category().message(errno),
                        std::move(ranks));
+}
+
+Status unmapped(std::size_t bytes) {
+  return failed("cannot map " + std::to_string(bytes) + " bytes (is `ulimit -v` too low?)");
 }
 
 }  // namespace
@@ -38,16 +46,34 @@ Mapping::~Mapping() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
 }
 
-Status Mapping::map(int fd, std::size_t offset, std::size_t bytes, bool writable, Mapping* made) {
-  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, static_cast<off_t>(offset));
-  if (data == MAP_FAILED) {
-    return failed("cannot map " + std::to_string(bytes) + " bytes (is `ulimit -v` too low?)");
+Status Mapping::map(int fd, std::size_t offset, std::size_t bytes, bool writable, Mapping* made,
+                    std::size_t alignment) {
+  Mapping place;
+  if (alignment > 1) {
+    const Status status = reserve(bytes, alignment, &place);
+    if (!status.ok()) return status;
   }
-  Mapping mapping;
-  mapping.data_ = static_cast<std::byte*>(data);
-  mapping.bytes_ = bytes;
-  *made = std::move(mapping);
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  const int flags = MAP_SHARED | (place.data_ != nullptr ? MAP_FIXED : 0);
+  void* data = ::mmap(place.data_, bytes, protection, flags, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) return unmapped(bytes);
+  place.data_ = nullptr;  // what lay there is the file now
+  *made = Mapping(static_cast<std::byte*>(data), bytes);
+  return {};
+}
+
+// Addresses without memory: too many at first, then what lies before and behind goes back.
+Status Mapping::reserve(std::size_t bytes, std::size_t alignment, Mapping* made) {
+  const std::size_t all = bytes + alignment;
+  void* data = ::mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return unmapped(bytes);
+  auto* begin = static_cast<std::byte*>(data);
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::size_t before = round_up(address, alignment) - address;
+  const std::size_t behind = all - before - bytes;
+  if (before > 0) ::munmap(begin, before);
+  if (behind > 0) ::munmap(begin + before + bytes, behind);
+  *made = Mapping(begin + before, bytes);
   return {};
 }
 

@@ -22,11 +22,16 @@ class Mapping {
 
   // Maps [offset, offset + bytes) of `fd`, shared. Requires: offset is a multiple of the page size,
   // and the file is sealed at no less than offset + bytes, else touching the memory may kill us.
-  static Status map(int fd, std::size_t offset, std::size_t bytes, bool writable, Mapping* made);
+  // The memory begins at a multiple of `alignment`, a power of two; 1: wherever the system likes.
+  static Status map(int fd, std::size_t offset, std::size_t bytes, bool writable, Mapping* made,
+                    std::size_t alignment = 1);
 
   std::byte* data() const { return data_; }
 
  private:
+  Mapping(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+  static Status reserve(std::size_t bytes, std::size_t alignment, Mapping* made);
+
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -31,7 +31,7 @@ class Stores {
   // `known` when it was read last: if it has changed, its line comes from the peer's cache, which
   // takes as long as the peer is far.
   void look(std::size_t bytes, const std::uint64_t& word, std::uint64_t known) {
-    if (settled_ || bytes < kStreamedBytesMin || ++rooms_ < kRoomsPerLook) return;
+    if (bytes < kStreamedBytesMin || settled_ || ++rooms_ < kRoomsPerLook) return;
     SteadyClock clock;
     const Nanoseconds begin = clock.now();
     if (load_acquire(word) == known) return;
@@ -45,7 +45,7 @@ class Stores {
 
   // True if later stores must be ordered behind it by stream_fence().
   bool fill(std::byte* room, const std::byte* from, std::size_t bytes) const {
-    if (streaming_ && bytes >= kStreamedBytesMin) {
+    if (bytes >= kStreamedBytesMin && streaming_) {
       stream_copy(room, from, bytes);
       return true;
     }

@@ -72,8 +72,8 @@ inline PlanImage ring_plan(int size, int rank) {
   return load(builder);
 }
 
-// A broadcast along the chain 0, 1, 2.
-inline PlanImage chain_plan(int rank) {
+// A broadcast along the chain 0, 1, 2, of memory that is lent if `lend`.
+inline PlanImage chain_plan(int rank, bool lend = false) {
   const auto self = static_cast<std::uint32_t>(rank);
   PlanBuilder builder(Collective::kBroadcast, 3, self);
   std::vector<std::uint16_t> from, to;
@@ -84,6 +84,7 @@ inline PlanImage chain_plan(int rank) {
   if (rank > 0) row.recv[row.recv_count++] = from[0];
   if (rank < 2) row.send[row.send_count++] = to[0];
   put(row, plan::Buffer::kOutput, 0);
+  if (lend && rank < 2) row.flags = plan::kFlagLend;
   return load(builder);
 }
 

@@ -43,7 +43,7 @@ void an_idle_poll_says_that_nothing_changed(const Medium& medium) {
 // however the machine schedules them.
 void notices_are_never_torn(const Medium& medium) {
   World world(medium, 2, seed_of(21));
-  const int kEnough = medium.threads ? static_cast<int>(rounds(8'000)) : 100;
+  const int kEnough = medium.threads ? static_cast<int>(rounds(8'000) / medium.variants) : 100;
   // Through sockets a poll brings one notice, in shared memory each look may find another.
   const int kFewest = kEnough / 20;
   const std::uint64_t kPolls = rounds(2'000);

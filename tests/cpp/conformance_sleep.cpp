@@ -121,7 +121,7 @@ void dawdle(Prng& prng) {
 // and its sleep there must be no gap, not even as wide as a store takes to leave its processor.
 void arming_races_with_segments(const Medium& medium) {
   World world(medium, 2, seed_of(47));
-  const std::uint64_t kRounds = rounds(15'000);
+  const std::uint64_t kRounds = rounds(15'000) / medium.variants;
   const auto spin = [&world](int rank, auto ready) {
     while (!ready()) {
       if (!world.at(rank).poll()) std::this_thread::yield();
@@ -151,7 +151,7 @@ void arming_races_with_segments(const Medium& medium) {
 // may be made at that very moment, and no other room after it.
 void reserving_after_arm_races_with_releases(const Medium& medium) {
   World world(medium, 2, seed_of(48));
-  const std::uint64_t kRounds = rounds(10'000);
+  const std::uint64_t kRounds = rounds(10'000) / medium.variants;
   const Actor sender = [&, prng = Prng(world.seed() + 1)]() mutable {
     SendChannel& send = world.send(0, 1, 0);
     for (std::uint64_t index = 0; index < kChannelDepth + kRounds; ++index) {

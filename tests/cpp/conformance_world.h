@@ -92,7 +92,8 @@ inline SegmentHeader header_for(std::uint64_t key, std::uint64_t index, std::siz
 
 // Sizes at every edge that an implementation may have, otherwise anything.
 inline std::size_t random_bytes(Prng& prng) {
-  constexpr std::size_t kEdges[] = {0, 1, 8, 31, 32, 33, 63, 64, 65, 4095, 4096, 65535, 65536};
+  constexpr std::size_t kEdges[] = {0,  1,  8,  31, 32,   33,   63,    64,
+                                    65, 95, 96, 97, 4095, 4096, 65535, 65536};
   if (prng.chance(1, 2)) return kEdges[prng.below(std::size(kEdges))];
   return prng.below(prng.chance(1, 8) ? kSegmentBytesMax + 1 : 300);
 }
@@ -102,7 +103,7 @@ inline bool try_send(SendChannel& channel, std::uint64_t key, std::uint64_t inde
                      std::size_t bytes) {
   std::byte* room = channel.reserve(bytes);
   if (room == nullptr) return false;
-  CHECK(reinterpret_cast<std::uintptr_t>(room) % (bytes > 32 ? 64 : 16) == 0,
+  CHECK(reinterpret_cast<std::uintptr_t>(room) % (bytes > 96 ? 64 : 16) == 0,
         "room for %zu bytes at %p", bytes, static_cast<void*>(room));
   fill(room, bytes, key);
   channel.commit(header_for(key, index, bytes));
@@ -118,7 +119,7 @@ inline void check_segment(const Segment& segment, std::uint64_t key, std::uint64
         segment.header.tag);
   CHECK((segment.data == nullptr) == (bytes == 0), "%zu bytes at %p", bytes,
         static_cast<const void*>(segment.data));
-  CHECK(reinterpret_cast<std::uintptr_t>(segment.data) % (bytes > 32 ? 64 : 16) == 0,
+  CHECK(reinterpret_cast<std::uintptr_t>(segment.data) % (bytes > 96 ? 64 : 16) == 0,
         "%zu bytes arrived at %p", bytes, static_cast<const void*>(segment.data));
   CHECK(holds(segment.data, bytes, key), "segment %llu of %zu bytes arrived changed",
         static_cast<unsigned long long>(index), bytes);

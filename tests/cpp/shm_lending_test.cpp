@@ -1,18 +1,20 @@
 // Memory that is lent: where it comes from, and that its reader never takes what has changed for
 // what was sent.
 #include <poll.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <string>
 
+#include "arena_block.h"
 #include "base/bytes.h"
 #include "conformance_world.h"
 #include "shm_fixture.h"
-#include "transport/shm_arena.h"
 
 using namespace pycoll;
 using namespace pycoll::conformance;
 using pycoll::testing::attach_shm;
+using pycoll::testing::Block;
 using pycoll::testing::make_shm;
 using transport::ShmTransport;
 using transport::shm::Arena;
@@ -54,21 +56,6 @@ class Pair {
   std::uint64_t sent_ = 0;
 };
 
-// Memory of the arena, filled.
-class Block {
- public:
-  explicit Block(std::size_t bytes = kBytes) : data_(Arena::of_process().allocate(bytes)) {
-    CHECK(data_ != nullptr, "no %zu bytes of arena", bytes);
-    std::memset(data_, 7, bytes);
-  }
-  Block(const Block&) = delete;
-  ~Block() { Arena::free(data_); }
-  std::byte* data() { return data_; }
-
- private:
-  std::byte* data_;
-};
-
 bool readable(const ShmTransport& transport) {
   pollfd wait = {transport.event_fd(), POLLIN, 0};
   return ::poll(&wait, 1, 0) == 1;
@@ -102,20 +89,35 @@ TEST(an_arena_gives_memory_again_that_was_freed) {
   Arena::free(third);
   CHECK(!arena.find(third, 1, &at), "freed memory can be lent");
   CHECK(arena.file().fd < 0 && arena.file().generation == 0, "the file is left");
-  const Block fresh;
+  const Block fresh(kBytes);
   CHECK(arena.generation() == generation + 1, "another file by the same number");
+}
+
+TEST(an_arena_begins_on_a_huge_page_wherever_the_system_maps) {
+  Block first(kBytes);
+  const std::byte* end = first.data() - Arena::kAlignment + Arena::of_process().file().bytes;
+  first.free();
+  // Where the arena ended, so that the next one cannot lie there.
+  constexpr std::size_t kPage = 4096;
+  void* page = ::mmap(const_cast<std::byte*>(end) - kPage, kPage, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  CHECK(page == end - kPage, "cannot map a page at %p", static_cast<const void*>(end - kPage));
+  Block second(kBytes);
+  CHECK(reinterpret_cast<std::uintptr_t>(second.data()) % Arena::kAlignment == 0, "%p",
+        static_cast<void*>(second.data()));
+  ::munmap(page, kPage);
 }
 
 TEST(more_than_there_can_be_is_refused) {
   CHECK(Arena::of_process().allocate(std::size_t{1} << 60) == nullptr, "a billion gigabytes");
   std::uint64_t at = 0;
-  const Block block;
+  const Block block(kBytes);
   CHECK(!Arena::of_process().find(nullptr, 1, &at), "nothing is in the arena");
 }
 
 TEST(lent_memory_is_read_where_it_lies) {
   Pair pair;
-  Block block;
+  Block block(kBytes);
   pair.introduce(block.data());
   pair.lend(block.data());
   const Segment* segment = pair.recv().peek();
@@ -131,7 +133,7 @@ TEST(lent_memory_is_read_where_it_lies) {
 
 TEST(short_and_foreign_memory_is_not_lent) {
   Pair pair;
-  Block block;
+  Block block(kBytes);
   pair.introduce(block.data());
   std::vector<std::byte> foreign(kBytes);
   CHECK(!pair.send().lendable(foreign.data(), kBytes, false), "ordinary memory");
@@ -141,7 +143,7 @@ TEST(short_and_foreign_memory_is_not_lent) {
 TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
   for (const bool far : {false, true}) {
     Pair pair({.streaming = far});
-    Block block;
+    Block block(kBytes);
     pair.introduce(block.data());
     CHECK(pair.send().lendable(block.data(), kBytes, true) != far, "far: %d", far);
     CHECK(pair.send().lendable(block.data(), kBytes, false), "far: %d", far);
@@ -150,7 +152,7 @@ TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
 
 TEST(who_waits_until_memory_is_read_is_woken) {
   Pair pair;
-  Block block;
+  Block block(kBytes);
   pair.introduce(block.data());
   pair.lend(block.data());
   CHECK(!pair.send().drained(), "drained before it was read");
@@ -166,7 +168,7 @@ TEST(who_waits_until_memory_is_read_is_woken) {
 
 TEST(what_a_failing_rank_takes_back_is_not_intact) {
   Pair pair;
-  Block block;
+  Block block(kBytes);
   pair.introduce(block.data());
   pair.lend(block.data());
   CHECK(pair.recv().peek() != nullptr && pair.recv().intact(), "no segment");
@@ -177,7 +179,7 @@ TEST(what_a_failing_rank_takes_back_is_not_intact) {
 TEST(every_arena_is_introduced_anew) {
   Pair pair;
   for (int arena = 0; arena < 3; ++arena) {
-    Block block;
+    Block block(kBytes);
     pair.introduce(block.data());
     pair.lend(block.data());
     const Segment* segment = pair.recv().peek();

@@ -79,9 +79,10 @@ class TcpFixture : public Fixture {
 };
 
 Medium over(const char* prefix, Sockets sockets) {
-  return {prefix, true, [sockets](int size, std::uint64_t) {
-            return std::make_unique<TcpFixture>(size, sockets);
-          }};
+  const auto make = [sockets](int size, std::uint64_t) {
+    return std::make_unique<TcpFixture>(size, sockets);
+  };
+  return {prefix, true, make, 5};
 }
 
 using testing::Medium::kLoopback, testing::Medium::kUnixPair;

@@ -39,6 +39,8 @@ struct Medium {
   bool threads;
   // `size` transports; seed for a simulated medium, others ignore it.
   std::function<std::unique_ptr<Fixture>(int size, std::uint64_t seed)> make;
+  // As many variants of one transport are tested: they share the rounds of long races.
+  std::uint64_t variants = 1;
 };
 
 // Registers every case for `medium` before main() begins.

@@ -1,0 +1,37 @@
+// Memory of the arena of this process, as arrays of pycoll.empty() have it.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "check.h"
+#include "transport/shm_arena.h"
+
+namespace pycoll::testing {
+
+// Filled with sevens.
+class Block {
+ public:
+  explicit Block(std::size_t bytes)
+      : data_(transport::shm::Arena::of_process().allocate(bytes)), bytes_(bytes) {
+    CHECK(data_ != nullptr, "no %zu bytes of arena", bytes);
+    std::memset(data_, 7, bytes);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() { free(); }
+
+  // Before its time.
+  void free() {
+    if (data_ != nullptr) transport::shm::Arena::free(data_);
+    data_ = nullptr;
+  }
+  std::byte* data() { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_;
+  std::size_t bytes_;
+};
+
+}  // namespace pycoll::testing
