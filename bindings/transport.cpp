@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/buffer.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
 #include "transport/verbs.h"
@@ -79,6 +80,18 @@ void attach_verbs(VerbsHandle& handle, int peer, const py::bytes& address, int l
       handle.verbs->attach(peer, std::string(address), std::move(owned), std::move(name)), "init");
 }
 
+py::tuple registered_by_verbs(const VerbsHandle& handle) {
+  const transport::verbs::RegistrationFacts facts = handle.verbs->registered();
+  return py::make_tuple(facts.pinned_bytes, facts.refusal);
+}
+
+// The bytes of the view, gaps included.
+bool keep_by_verbs(VerbsHandle& handle, const BufferView& view) {
+  auto* low = const_cast<std::byte*>(view.low);  // of memory that the caller may write
+  if (!view.writable || view.extent == 0) return false;
+  return handle.verbs->keep(low, view.extent);
+}
+
 }  // namespace
 
 void bind_transports(py::module_& module) {
@@ -122,7 +135,18 @@ void bind_transports(py::module_& module) {
           py::arg("peer"), "Free what prepare() made for a peer that is not attached.")
       .def("attach", &attach_verbs, py::arg("peer"), py::arg("address"), py::arg("liveness_fd"),
            py::arg("name"),
-           "Connect to a prepared peer. Takes ownership of the socket, whose end is the peer's.");
+           "Connect to a prepared peer. Takes ownership of the socket, whose end is the peer's.")
+      .def("registered", &registered_by_verbs,
+           "Bytes of users' memory that are registered, and why no more are; empty if none was "
+           "refused.")
+      .def("keep", &keep_by_verbs, py::arg("view"), py::call_guard<py::gil_scoped_release>(),
+           "Register memory that the caller leaves where it is; False where that cannot be.")
+      .def(
+          "lapse",
+          [](VerbsHandle& handle, const BufferView& view) {
+            handle.verbs->lapse(view.low, view.extent);
+          },
+          py::arg("view"), "Take back one keep().");
   module.def("verbs_missing", &transport::verbs_missing,
              "Why this process cannot use verbs; empty if it can.");
 }

@@ -13,7 +13,7 @@ Status VerbsTransport::create(int, int, const VerbsPort&, std::unique_ptr<VerbsT
 }
 
 Status VerbsTransport::create(int, int, const VerbsPort&, const verbs::Api&,
-                              std::unique_ptr<VerbsTransport>*) {
+                              const verbs::RegistrationLimits&, std::unique_ptr<VerbsTransport>*) {
   return Status::error(Code::kTransport, "verbs: " + verbs_missing());
 }
 

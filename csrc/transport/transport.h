@@ -83,8 +83,8 @@ class SendChannel {
   virtual ~SendChannel() = default;
 
   // Room for one segment of `bytes`, or nullptr while the channel is full. The room is aligned to
-  // 64 bytes (16 for payloads that travel inside their header's line), belongs to the caller until
-  // commit, and is the same if asked twice.
+  // 64 bytes (16 for up to 96 bytes, which may travel beside their header), belongs to the caller
+  // until commit, and is the same if asked twice.
   // Requires: bytes <= kSegmentBytesMax.
   virtual std::byte* reserve(std::size_t bytes) = 0;
 
@@ -127,6 +127,12 @@ class SendChannel {
   virtual bool drained() { return true; }
   // The same of memory that was handed over only.
   virtual bool flushed() { return drained(); }
+  // Whether some of [data, data + bytes) may have been handed over and still be read. Where that is
+  // not known, all that was handed over counts.
+  virtual bool reads(const std::byte* data, std::size_t bytes) {
+    (void)data, (void)bytes;
+    return !flushed();
+  }
 
   // Names the memory that payloads are published in, if several peers read it in place: channels
   // with the same one can repeat each other's segments. nullptr where each peer gets its own copy.
@@ -206,6 +212,9 @@ class Transport {
   // Moves what can be moved on every link without blocking and refreshes their states. True if
   // anything changed. Called again and again while an operation waits, so cheap when idle.
   virtual bool poll() = 0;
+  // False if segments and room show in the channels by themselves, so that poll() only tells of
+  // peers: then who waits may look at channels alone, most of the time.
+  virtual bool carries_by_poll() const { return true; }
 
   // Going to sleep: after arm() returned true, any segment, notice or loss that becomes visible,
   // and room in a channel whose reserve() failed or whose drained() was false, makes event_fd()

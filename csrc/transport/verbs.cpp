@@ -2,12 +2,14 @@
 
 #include <arpa/inet.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <mutex>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -30,8 +32,11 @@ enum Tag : std::uint32_t { kCompletionTag = ~0u, kTroubleTag = ~0u - 1, kTimerTa
 
 class Medium final : public VerbsTransport {
  public:
-  Medium(int rank, int size, std::unique_ptr<Device> device)
-      : rank_(rank), size_(size), device_(std::move(device)) {
+  Medium(int rank, int size, std::unique_ptr<Device> device, const RegistrationLimits& limits)
+      : rank_(rank),
+        size_(size),
+        device_(std::move(device)),
+        registrations_(std::make_unique<Registrations>(*device_, limits)) {
     by_rank_.resize(static_cast<std::size_t>(size));
   }
   ~Medium() override { Medium::close(); }
@@ -45,6 +50,19 @@ class Medium final : public VerbsTransport {
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return events_.get(); }
+  void let_go() override;
+  RegistrationFacts registered() const override {
+    const std::lock_guard lock(ending_);
+    return registrations_ != nullptr ? registrations_->facts() : RegistrationFacts();
+  }
+  bool keep(std::byte* data, std::size_t bytes) override {
+    const std::lock_guard lock(ending_);
+    return registrations_ != nullptr && registrations_->keep(data, bytes);
+  }
+  void lapse(const std::byte* data, std::size_t bytes) override {
+    const std::lock_guard lock(ending_);
+    if (registrations_ != nullptr) registrations_->lapse(data, bytes);
+  }
   void close() override;
 
  private:
@@ -53,8 +71,10 @@ class Medium final : public VerbsTransport {
   void drop_liveness(VerbsLink& link);
   bool take_completions();
   bool take(const ibv_wc& completion);
+  bool read_out(Nanoseconds patience);
   bool events_due();
   bool look_at_events();
+  bool look_at_trouble();
   bool end_graces(Nanoseconds now);
   void set_timer(Nanoseconds delay);
 
@@ -62,6 +82,8 @@ class Medium final : public VerbsTransport {
   const int size_;
   SteadyClock clock_;
   std::unique_ptr<Device> device_;
+  mutable std::mutex ending_;  // those who register on other threads against close()
+  std::unique_ptr<Registrations> registrations_;
   UniqueFd timer_;   // rings when a grace ends
   UniqueFd events_;  // epoll over completions, trouble, the timer and all liveness sockets
   std::vector<std::unique_ptr<VerbsLink>> by_rank_;
@@ -106,7 +128,7 @@ Status Medium::prepare(int peer, std::string* address) {
     return Status::error(Code::kInvalidArgument,
                          "verbs: peer " + std::to_string(peer) + " is prepared already");
   }
-  auto link = std::make_unique<VerbsLink>(*device_, peer);
+  auto link = std::make_unique<VerbsLink>(*device_, *registrations_, peer);
   Status status = link->prepare(address);
   if (status.ok()) place = std::move(link);
   return status;
@@ -169,12 +191,16 @@ bool Medium::take(const ibv_wc& completion) {
   VerbsLink& link = *whose;
   const bool open = link.state() == LinkState::kOpen;
   if (completion.status != IBV_WC_SUCCESS) {
+    // The device may have told why, and the link is to say so.
+    (void)look_at_trouble();
     link.failed(completion);
     if (!Queue::is_receive(completion.wr_id)) (void)link.sent(completion.wr_id);
+    if (open && link.state() == LinkState::kClosed) drop_liveness(link);
     return open;
   }
-  if (!Queue::is_receive(completion.wr_id)) return link.sent(completion.wr_id);
-  const bool news = link.received(ntohl(completion.imm_data), completion.byte_len);
+  const bool news = Queue::is_receive(completion.wr_id)
+                        ? link.received(ntohl(completion.imm_data), completion.byte_len)
+                        : link.sent(completion.wr_id);
   if (open && link.state() != LinkState::kOpen) drop_liveness(link);
   return news;
 }
@@ -195,6 +221,13 @@ bool Medium::events_due() {
   return true;
 }
 
+// True if all links have ended, since the device works no more.
+bool Medium::look_at_trouble() {
+  if (!device_->take_trouble()) return false;
+  for (VerbsLink* link : links_) link->fail(device_->name() + " broke: " + device_->trouble());
+  return true;
+}
+
 bool Medium::look_at_events() {
   std::array<epoll_event, 16> events;
   const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
@@ -203,9 +236,7 @@ bool Medium::look_at_events() {
     const std::uint32_t tag = events[static_cast<std::size_t>(i)].data.u32;
     if (tag == kCompletionTag || tag == kTimerTag) continue;
     if (tag == kTroubleTag) {
-      if (!device_->take_trouble()) continue;
-      for (VerbsLink* link : links_) link->fail(device_->name() + " broke: " + device_->trouble());
-      changed = true;
+      changed |= look_at_trouble();
       continue;
     }
     VerbsLink& link = *by_rank_[tag];
@@ -263,6 +294,32 @@ void Medium::disarm() {
   look_now_ = true;
 }
 
+// What the device has been given it reads until the peer has acknowledged it. Where the peer does
+// not, for that moment, the queue pair is given up: that is the only way to end its reading.
+void Medium::let_go() {
+  if (!events_.valid()) return;
+  for (VerbsLink* link : links_) {
+    link->let_go();
+    if (link->state() != LinkState::kOpen && link->reads_users()) link->stop();
+  }
+  if (read_out(VerbsTransport::kLetGoLasts)) return;
+  for (VerbsLink* link : links_) {
+    if (link->reads_users()) link->stop();
+  }
+  (void)read_out(VerbsTransport::kLetGoLasts);
+}
+
+// Until no device reads memory of users; false if `patience` ends before.
+bool Medium::read_out(Nanoseconds patience) {
+  const auto reads = [](VerbsLink* link) { return link->reads_users(); };
+  const Nanoseconds deadline = clock_.now() + patience;
+  while (std::any_of(links_.begin(), links_.end(), reads)) {
+    if (clock_.now() >= deadline) return false;
+    if (!take_completions()) ::sched_yield();
+  }
+  return true;
+}
+
 // Goes on receiving meanwhile: a goodbye from the other side ends the wait for ours.
 void Medium::close() {
   if (!events_.valid()) return;
@@ -277,6 +334,10 @@ void Medium::close() {
   }
   links_.clear();
   by_rank_.clear();
+  {
+    const std::lock_guard lock(ending_);
+    registrations_.reset();
+  }
   device_.reset();
   events_.reset();
   timer_.reset();
@@ -290,10 +351,11 @@ Status VerbsTransport::create(int rank, int size, const VerbsPort& port,
   std::string why;
   const verbs::Api* api = verbs::library(&why);
   if (api == nullptr) return Status::error(Code::kTransport, "verbs: " + why);
-  return create(rank, size, port, *api, made);
+  return create(rank, size, port, *api, verbs::RegistrationLimits::of_machine(), made);
 }
 
 Status VerbsTransport::create(int rank, int size, const VerbsPort& port, const verbs::Api& api,
+                              const verbs::RegistrationLimits& limits,
                               std::unique_ptr<VerbsTransport>* made) {
   if (size < 1 || rank < 0 || rank >= size) {
     return Status::error(Code::kInvalidArgument, "verbs: rank " + std::to_string(rank) +
@@ -304,7 +366,7 @@ Status VerbsTransport::create(int rank, int size, const VerbsPort& port, const v
   const int completions = std::max(1, size - 1) * verbs::Queue::kCompletions;
   Status status = verbs::Device::open(api, port, completions, &device);
   if (!status.ok()) return status;
-  auto medium = std::make_unique<verbs::Medium>(rank, size, std::move(device));
+  auto medium = std::make_unique<verbs::Medium>(rank, size, std::move(device), limits);
   status = medium->open();
   if (status.ok()) *made = std::move(medium);
   return status;

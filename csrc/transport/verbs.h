@@ -6,6 +6,8 @@
 // was built, everything here exists and says so.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,7 +21,28 @@ namespace pycoll::transport {
 
 namespace verbs {
 struct Api;
-}
+
+// So much memory of users at once, and so much of it in all, may be registered.
+struct RegistrationLimits {
+  // An array is registered in pieces of this size, as its parts are used: pinning 16 MiB takes
+  // about as long as copying them once.
+  std::size_t piece_bytes = std::size_t{16} << 20;
+  std::size_t pinned_bytes = 0;
+
+  // A quarter of the machine's memory in all.
+  static RegistrationLimits of_machine();
+};
+
+// What is registered now, and how that went.
+struct RegistrationFacts {
+  std::size_t pinned_bytes = 0;
+  std::size_t pieces = 0;
+  std::uint64_t made = 0;  // since the beginning
+  // Why the device last refused, for users; empty if it never did. From then on no more is pinned
+  // than was; a cause other than missing memory ends all registering.
+  std::string refusal;
+};
+}  // namespace verbs
 
 // Where a rank is on the RDMA network: "mlx5_0", its port from 1, the index in the port's table of
 // GIDs (the addresses; for RoCE one of version 2).
@@ -32,14 +55,18 @@ struct VerbsPort {
 // Empty if this process can use verbs; otherwise why not and what to install.
 std::string verbs_missing();
 
-// Threads: as in transport.h. Pins about 4 MiB of memory per prepared peer and costs one descriptor
-// per peer and four of its own, beside those of the driver.
+// Threads: as in transport.h. Pins about 4 MiB of memory per prepared peer, and what is sent of
+// memory of the arena (shm_arena.h); costs one descriptor per peer and four of its own, beside
+// those of the driver.
 class VerbsTransport : public Transport {
  public:
   // How long close() may wait for what is still on its way to peers.
   static constexpr Nanoseconds kCloseLasts = 1'000'000'000;
   // A peer's socket has ended without a goodbye so long: then none is on its way.
   static constexpr Nanoseconds kGoodbyeGrace = 100'000'000;
+  // So long let_go() waits for peers to acknowledge what is sent from memory of users; as long
+  // again for the device to let go of it.
+  static constexpr Nanoseconds kLetGoLasts = 100'000'000;
 
   // Opens the device. kInvalidArgument for a rank outside [0, size) or a device that is not there;
   // kTransport when it cannot be used, with what to do about it.
@@ -47,6 +74,7 @@ class VerbsTransport : public Transport {
                        std::unique_ptr<VerbsTransport>* made);
   // As above over the functions of `api`, which outlives the transport; for tests.
   static Status create(int rank, int size, const VerbsPort& port, const verbs::Api& api,
+                       const verbs::RegistrationLimits& limits,
                        std::unique_ptr<VerbsTransport>* made);
 
   // Makes queue pair and memory for `peer`; `address` gets the bytes for its attach(). Fails with
@@ -64,6 +92,16 @@ class VerbsTransport : public Transport {
   // before both ends are attached. Fails as prepare(), and when no way leads to the address.
   virtual Status attach(int peer, const std::string& address, UniqueFd liveness,
                         std::string name) = 0;
+
+  // Any thread.
+  virtual verbs::RegistrationFacts registered() const = 0;
+
+  // Registers ordinary memory, so that it is sent from where it lies, until as many lapse() with
+  // the same arguments; close() ends all. The caller promises that the same pages stay at these
+  // addresses until then, and may be written. False where it cannot be registered: it is copied as
+  // ever, and registered() tells why. Any thread.
+  virtual bool keep(std::byte* data, std::size_t bytes) = 0;
+  virtual void lapse(const std::byte* data, std::size_t bytes) = 0;
 
   std::string_view name() const override { return "verbs"; }
 };

@@ -45,6 +45,9 @@ struct Api {
   int (*destroy_qp)(ibv_qp* pair);
   const char* (*wc_status_str)(ibv_wc_status status);
   const char* (*event_type_str)(ibv_event_type type);
+  // Any thread. IBV_FORK_UNNEEDED where the kernel gives children copies of what is pinned.
+  // Libraries before rdma-core 35 lack it: nullptr.
+  int (*is_fork_initialized)();
 };
 
 // A struct of libibverbs with zero in every field, also in those of enums that know no zero.

@@ -1,5 +1,7 @@
 #include "transport/verbs_channel.h"
 
+#include <cstring>
+
 #include "base/assert.h"
 #include "transport/verbs_link.h"
 
@@ -8,11 +10,7 @@ namespace pycoll::transport::verbs {
 std::byte* VerbsSendChannel::reserve(std::size_t bytes) {
   PYCOLL_ASSERT(bytes <= kSegmentBytesMax, "segment of %zu bytes, at most %zu", bytes,
                 kSegmentBytesMax);
-  const bool full = committed_ - released_ == kChannelDepth;
-  if (full || !link_.is_done(free_at_[committed_ % kChannelDepth])) {
-    link_.note_want();
-    return nullptr;
-  }
+  if (!has_room()) return nullptr;
   reserved_bytes_ = bytes;
   return link_.outgoing(slot_offset(number_, committed_) + kPayloadAt);
 }
@@ -20,6 +18,21 @@ std::byte* VerbsSendChannel::reserve(std::size_t bytes) {
 void VerbsSendChannel::commit(const SegmentHeader& header) {
   PYCOLL_ASSERT(reserved_bytes_ == header.bytes, "commit of %u bytes, reserved %zu", header.bytes,
                 reserved_bytes_);
+  submit(header);
+}
+
+// The slot of the next segment is free; if not, the next completion is news.
+bool VerbsSendChannel::has_room() {
+  const std::size_t slot = committed_ % kChannelDepth;
+  if (committed_ - released_ == kChannelDepth || !link_.is_done(free_at_[slot])) {
+    link_.note_want();
+    return false;
+  }
+  drop(sources_[slot]);
+  return true;
+}
+
+void VerbsSendChannel::submit(const SegmentHeader& header) {
   reserved_bytes_ = kNothing;
   std::byte* slot = link_.outgoing(slot_offset(number_, committed_));
   reinterpret_cast<SlotHeader*>(slot + kHeaderAt)->header = header;
@@ -31,10 +44,77 @@ void VerbsSendChannel::commit(const SegmentHeader& header) {
   }
 }
 
+Registration* VerbsSendChannel::acquire(const std::byte* data, std::size_t bytes) const {
+  if (bytes < kStraightBytesMin || abandoned_ || link_.has_let_go()) return nullptr;
+  return link_.registrations().acquire(data, bytes);
+}
+
+bool VerbsSendChannel::hand_over(const SegmentHeader& header, const std::byte* data) {
+  PYCOLL_ASSERT(header.bytes <= kSegmentBytesMax, "segment of %u bytes, at most %zu", header.bytes,
+                kSegmentBytesMax);
+  if (!has_room()) return false;
+  Registration* registration = acquire(data, header.bytes);
+  if (registration == nullptr) return SendChannel::hand_over(header, data);
+  const std::size_t slot = committed_ % kChannelDepth;
+  sources_[slot] = {data, header.bytes, registration};
+  ++source_count_;
+  free_at_[slot] = kNever;
+  submit(header);
+  return true;
+}
+
+bool VerbsSendChannel::lendable(const std::byte* data, std::size_t bytes, bool fresh) {
+  (void)fresh;  // the device reads what is in a cache as well as what is not
+  Registration* registration = acquire(data, bytes);
+  if (registration == nullptr) return false;
+  link_.registrations().release(registration);
+  return true;
+}
+
 bool VerbsSendChannel::drained() {
-  if (posted_ == committed_) return true;
+  settle();
+  if (posted_ == committed_ && source_count_ == 0) return true;
   link_.note_want();
   return false;
+}
+
+bool VerbsSendChannel::flushed() {
+  settle();
+  if (source_count_ == 0) return true;
+  link_.note_want();
+  return false;
+}
+
+bool VerbsSendChannel::reads(const std::byte* data, std::size_t bytes) {
+  settle();
+  for (const Source& source : sources_) {
+    if (source.registration == nullptr) continue;
+    if (source.data < data + bytes && data < source.data + source.bytes) {
+      link_.note_want();
+      return true;
+    }
+  }
+  return false;
+}
+
+// Gives back what the device has read.
+void VerbsSendChannel::settle() {
+  for (std::size_t slot = 0; source_count_ != 0 && slot < kChannelDepth; ++slot) {
+    if (link_.is_done(free_at_[slot])) drop(sources_[slot]);
+  }
+}
+
+void VerbsSendChannel::drop(Source& source) {
+  if (source.registration == nullptr) return;
+  link_.registrations().release(source.registration);
+  source = {};
+  --source_count_;
+}
+
+const std::byte* VerbsSendChannel::source(std::uint32_t* key) const {
+  const Source& source = sources_[posted_ % kChannelDepth];
+  if (source.registration != nullptr) *key = source.registration->local_key();
+  return source.data;
 }
 
 void VerbsSendChannel::posted(std::uint64_t position) {
@@ -51,7 +131,21 @@ bool VerbsSendChannel::accept_released(std::uint32_t released, int bits) {
 
 void VerbsSendChannel::abandon() {
   abandoned_ = true;
-  posted_ = committed_;
+  for (; posted_ != committed_; ++posted_) {
+    drop(sources_[posted_ % kChannelDepth]);
+    free_at_[posted_ % kChannelDepth] = 0;
+  }
+}
+
+void VerbsSendChannel::let_go() {
+  for (std::uint32_t segment = posted_; segment != committed_; ++segment) {
+    Source& source = sources_[segment % kChannelDepth];
+    if (source.registration == nullptr) continue;
+    std::memcpy(link_.outgoing(slot_offset(number_, segment) + kPayloadAt), source.data,
+                source.bytes);
+    drop(source);
+    free_at_[segment % kChannelDepth] = 0;
+  }
 }
 
 const Segment* VerbsRecvChannel::peek() {

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "transport/verbs_layout.h"
+#include "transport/verbs_registrations.h"
 
 namespace pycoll::transport::verbs {
 
@@ -17,6 +18,8 @@ class VerbsLink;
 //   released <= posted <= committed <= released + kChannelDepth
 // A slot is used again when its segment was released and the device reads it no more. Either may
 // come first: the peer's word can overtake the acknowledgement that lets the device forget.
+//
+// A payload from registered memory is sent from there: of its slot only the header is used.
 class VerbsSendChannel final : public SendChannel {
  public:
   // Rooms lie in the link's outgoing area, once it has one.
@@ -24,27 +27,60 @@ class VerbsSendChannel final : public SendChannel {
 
   std::byte* reserve(std::size_t bytes) override;
   void commit(const SegmentHeader& header) override;
-  // User memory was copied when it was handed over; this waits for segments that the device has not
-  // got yet, since their owner may not poll for long.
+  bool hand_over(const SegmentHeader& header, const std::byte* data) override;
+  // What may be sent from where it lies; whoever combines into such memory then need not copy.
+  bool lendable(const std::byte* data, std::size_t bytes, bool fresh) override;
+  // What is lent is handed over: the device reads it, and tells when it has.
+  bool lend(const SegmentHeader& header, const std::byte* data) override {
+    return hand_over(header, data);
+  }
+  // Waits also for segments that the device has not got yet, since their owner may not poll for
+  // long.
   bool drained() override;
+  bool flushed() override;
+  bool reads(const std::byte* data, std::size_t bytes) override;
 
   // --- for the link
   std::uint32_t number() const { return number_; }
   std::uint32_t next() const { return posted_; }
-  // The next segment was given to the device, which reads its slot until `position` is done.
+  // The user's memory that the payload of the next segment lies in; nullptr: its slot.
+  const std::byte* source(std::uint32_t* key) const;
+  // The next segment was given to the device, which reads its slot and source until `position` is
+  // done.
   void posted(std::uint64_t position);
   // The peer's count of released segments, of which `bits` bits travelled. False when it counts
   // what was never sent.
   bool accept_released(std::uint32_t released, int bits);
   // Nothing leaves any more.
   void abandon();
+  // Moves payloads that the device has not got into their slots, so that the user's memory is free.
+  void let_go();
 
  private:
   static constexpr std::size_t kNothing = ~std::size_t{0};
+  // A position that is never done.
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+  // Less is copied: that takes no longer than the device takes to tell that it has read.
+  static constexpr std::size_t kStraightBytesMin = 16 * 1024;
+
+  // Memory of the user that the device reads, or will.
+  struct Source {
+    const std::byte* data = nullptr;
+    std::size_t bytes = 0;
+    Registration* registration = nullptr;  // nullptr: there is none
+  };
+
+  Registration* acquire(const std::byte* data, std::size_t bytes) const;
+  bool has_room();
+  void submit(const SegmentHeader& header);
+  void settle();
+  void drop(Source& source);
 
   const std::uint32_t number_;
   VerbsLink& link_;
   std::array<std::uint64_t, kChannelDepth> free_at_{};  // position by slot
+  std::array<Source, kChannelDepth> sources_;           // by slot
+  int source_count_ = 0;
   std::size_t reserved_bytes_ = kNothing;
   std::uint32_t committed_ = 0;
   std::uint32_t posted_ = 0;

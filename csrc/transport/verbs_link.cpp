@@ -13,8 +13,11 @@
 
 namespace pycoll::transport::verbs {
 
-VerbsLink::VerbsLink(Device& device, int peer)
-    : device_(device), peer_(peer), queue_(device, static_cast<std::uint32_t>(peer)) {
+VerbsLink::VerbsLink(Device& device, Registrations& registrations, int peer)
+    : device_(device),
+      registrations_(registrations),
+      peer_(peer),
+      queue_(device, static_cast<std::uint32_t>(peer)) {
   sends_.reserve(kChannelsMax);
   recvs_.reserve(kChannelsMax);
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
@@ -93,11 +96,15 @@ void VerbsLink::credit_due(std::uint32_t number, bool now) {
 
 bool VerbsLink::sent(std::uint64_t id) {
   queue_.sent(id);
+  if (goodbye_heard_ && state_ == LinkState::kOpen && !reads_users()) {
+    end(LinkState::kClosed, "");
+    return true;
+  }
   return std::exchange(wanted_, false);
 }
 
 void VerbsLink::failed(const ibv_wc& completion) {
-  if (state_ != LinkState::kOpen) return;
+  if (state_ != LinkState::kOpen || goodbye_heard_) return;
   const std::string status = device_.api().wc_status_str(completion.status);
   const std::string& trouble = device_.trouble();
   std::string reason =
@@ -115,10 +122,29 @@ void VerbsLink::end(LinkState state, std::string reason) {
   state_ = state;
   reason_ = std::move(reason);
   grace_ends_ = kForever;
+  drop_output();
+}
+
+void VerbsLink::drop_output() {
   line_count_ = 0;
   credits_due_ = 0;
   notice_waits_ = notice_seen_due_ = false;
   for (VerbsSendChannel& channel : sends_) channel.abandon();
+}
+
+void VerbsLink::let_go() {
+  has_let_go_ = true;
+  for (VerbsSendChannel& channel : sends_) channel.let_go();
+}
+
+bool VerbsLink::reads_users() {
+  return !std::all_of(sends_.begin(), sends_.end(),
+                      [](VerbsSendChannel& channel) { return channel.flushed(); });
+}
+
+void VerbsLink::stop() {
+  fail(name_ + " does not answer over " + device_.name());
+  queue_.stop();
 }
 
 // A connection that ends tells that the process is gone, unless its goodbye is still on the way:
@@ -128,7 +154,7 @@ bool VerbsLink::hear_liveness(Nanoseconds now) {
   const ssize_t count = ::recv(liveness_.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
   const int error = count < 0 ? errno : 0;
   if (error == EAGAIN || error == EINTR) return false;
-  if (state_ == LinkState::kOpen) {
+  if (state_ == LinkState::kOpen && !goodbye_heard_) {
     if (count > 0) {
       fail(name_ + " sent bytes where none belong");
     } else if (error != 0 && error != ECONNRESET) {

@@ -19,8 +19,8 @@ namespace pycoll::transport::verbs {
 
 class VerbsLink final : public Link {
  public:
-  // `device` outlives the link.
-  VerbsLink(Device& device, int peer);
+  // `device` and `registrations` outlive the link.
+  VerbsLink(Device& device, Registrations& registrations, int peer);
 
   // Makes pair and areas; `address` gets what the peer's connect() wants. Called once.
   Status prepare(std::string* address);
@@ -40,6 +40,8 @@ class VerbsLink final : public Link {
   std::byte* outgoing(std::size_t offset) const { return outgoing_->at(offset); }
   std::byte* incoming(std::size_t offset) const { return incoming_->at(offset); }
   bool is_done(std::uint64_t position) const { return queue_.done(position); }
+  Registrations& registrations() const { return registrations_; }
+  bool has_let_go() const { return has_let_go_; }
   // A segment was committed on channel `number`.
   void submit(std::uint32_t number);
   // Room was freed of which the peer should know, now or with the next flush().
@@ -61,6 +63,13 @@ class VerbsLink final : public Link {
   // The socket has something to say: reads it. True if it has ended or failed; drop it then.
   bool hear_liveness(Nanoseconds now);
   void drop_liveness() { liveness_.reset(); }
+  // No memory of users is sent from any more, but for what the device has been given: that ends by
+  // itself where the peer answers, or by stop().
+  void let_go();
+  // Whether the device may be reading memory of users.
+  bool reads_users();
+  // Ends what the device does for this link; the link is lost, if it was open.
+  void stop();
   // The end of the grace for a goodbye, or kForever when none is awaited.
   Nanoseconds grace_ends() const { return grace_ends_; }
   void end_grace();
@@ -83,10 +92,13 @@ class VerbsLink final : public Link {
   bool receive_segment(Immediate what, std::uint32_t bytes);
   bool receive_credit(Immediate what);
   bool receive_notice(Immediate what);
+  bool receive_goodbye();
   bool malformed(const std::string& what);
+  void drop_output();
   void end(LinkState state, std::string reason);
 
   Device& device_;
+  Registrations& registrations_;
   const int peer_;
   std::string name_;
   std::unique_ptr<Area> outgoing_;
@@ -112,12 +124,15 @@ class VerbsLink final : public Link {
   enum class Goodbye : std::uint8_t { kNone, kWanted, kPosted };
   Goodbye goodbye_ = Goodbye::kNone;
   std::uint64_t goodbye_done_at_ = 0;
+  // The peer's is here, and the link closes when the device reads no more.
+  bool goodbye_heard_ = false;
 
   LinkState state_ = LinkState::kOpen;
   std::string reason_;
   Nanoseconds grace_ends_ = kForever;
   bool connected_ = false;
   bool wanted_ = false;
+  bool has_let_go_ = false;
 };
 
 }  // namespace pycoll::transport::verbs

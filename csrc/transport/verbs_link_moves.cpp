@@ -14,7 +14,7 @@ bool VerbsLink::has_output() const {
 }
 
 bool VerbsLink::flush() {
-  if (state_ != LinkState::kOpen || !connected_) return false;
+  if (state_ != LinkState::kOpen || !connected_ || goodbye_heard_) return false;
   bool moved = false;
   while (queue_.has_room() && post_one()) moved = true;
   queue_.ring();
@@ -65,13 +65,19 @@ void VerbsLink::post_segment(VerbsSendChannel& channel) {
   }
   credits_due_ = 0;
   const std::size_t bytes = header->header.bytes;
+  std::uint32_t key = 0;
+  const std::byte* source = channel.source(&key);
   const Immediate immediate{Kind::kSegment, static_cast<std::uint8_t>(channel.number()),
                             static_cast<std::uint16_t>(segment)};
-  if (sizeof(SlotHeader) + bytes <= queue_.packet_bytes()) {
+  if (source == nullptr && sizeof(SlotHeader) + bytes <= queue_.packet_bytes()) {
     const Piece whole = piece(slot + kHeaderAt, sizeof(SlotHeader) + bytes);
     channel.posted(queue_.send(nullptr, whole, immediate));
   } else {
-    const Piece payload = piece(slot + kPayloadAt, bytes);
+    Piece payload = piece(slot + kPayloadAt, bytes);
+    if (source != nullptr) {
+      payload.data = source;
+      payload.key = key;
+    }
     channel.posted(queue_.send(&payload, piece(slot + kHeaderAt, sizeof(SlotHeader)), immediate));
   }
 }
@@ -104,7 +110,7 @@ void VerbsLink::say_goodbye() {
 }
 
 bool VerbsLink::is_told() const {
-  return state_ != LinkState::kOpen || !connected_ ||
+  return state_ != LinkState::kOpen || !connected_ || goodbye_heard_ ||
          (goodbye_ == Goodbye::kPosted && queue_.done(goodbye_done_at_));
 }
 
@@ -112,7 +118,7 @@ bool VerbsLink::is_told() const {
 
 bool VerbsLink::received(std::uint32_t immediate, std::uint32_t bytes) {
   queue_.received();
-  if (state_ != LinkState::kOpen) return false;
+  if (state_ != LinkState::kOpen || goodbye_heard_) return false;
   const Immediate what = Immediate::of(immediate);
   switch (what.kind) {
     case Kind::kSegment:
@@ -125,8 +131,7 @@ bool VerbsLink::received(std::uint32_t immediate, std::uint32_t bytes) {
       notice_unread_ = false;
       return false;
     case Kind::kGoodbye:
-      end(LinkState::kClosed, "");
-      return true;
+      return receive_goodbye();
   }
   return malformed("kind " + std::to_string(static_cast<int>(what.kind)));
 }
@@ -179,6 +184,19 @@ bool VerbsLink::receive_notice(Immediate what) {
     (void)flush();
   }
   return true;
+}
+
+// The peer needs nothing more of us, so that the device may drop what it still repeats. Memory of
+// users that it reads until then would keep their operations from ending on a closed link.
+bool VerbsLink::receive_goodbye() {
+  if (!reads_users()) {
+    end(LinkState::kClosed, "");
+    return true;
+  }
+  goodbye_heard_ = true;
+  drop_output();
+  queue_.stop();
+  return false;
 }
 
 bool VerbsLink::malformed(const std::string& what) {

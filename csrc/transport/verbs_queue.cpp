@@ -172,6 +172,12 @@ void Queue::ring() {
   if (error != 0 && error_ == 0) error_ = error;
 }
 
+void Queue::stop() {
+  ibv_qp_attr wanted = attributes(IBV_QPS_ERR);
+  // Refused by a device that is broken; then its completions come or not as they may.
+  (void)device_.api().modify_qp(pair_.get(), &wanted, IBV_QP_STATE);
+}
+
 bool Queue::post_receives(std::uint32_t count) {
   ibv_recv_wr receive{};
   receive.wr_id = std::uint64_t{1} << 63 | static_cast<std::uint64_t>(number_) << 32;

@@ -58,6 +58,9 @@ class Queue {
   // Hands everything that was sent to the device, as one chain: it costs one doorbell, a write over
   // the bus. A refusal shows in error().
   void ring();
+  // Ends everything that is under way: all requests complete soon, with an error unless they were
+  // done. Nothing may be sent afterwards.
+  void stop();
   // errno of the request that the device refused, or 0.
   int error() const { return error_; }
 

@@ -1,6 +1,7 @@
 #include "verbs_fake.h"
 
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +15,8 @@ namespace pycoll::testing {
 namespace {
 
 constexpr int kDevices = 8;
+// Longer than a header or a notice: a payload.
+constexpr std::uint32_t kPayloadMin = 1024;
 template <typename Inside, typename Handle>
 Inside* inside(Handle* handle) {
   return reinterpret_cast<Inside*>(handle);
@@ -47,6 +50,11 @@ ibv_device** get_device_list(int* count) {
 }
 
 int fork_init() { return 0; }
+
+int is_fork_initialized() {
+  const auto held = net().lock();
+  return net().copies_at_fork ? 2 : 1;
+}
 void free_device_list(ibv_device** list) { delete[] list; }
 const char* get_device_name(ibv_device* device) { return device->name; }
 
@@ -130,10 +138,15 @@ int dealloc_pd(ibv_pd* domain) {
 
 ibv_mr* reg_mr(ibv_pd* domain, void* memory, std::size_t bytes, int access) {
   const auto held = net().lock();
-  if (net().refuse_memory) {
-    errno = ENOMEM;
+  if (const int error = net().refusal(bytes)) {
+    ++net().refusals;
+    errno = error;
     return nullptr;
   }
+  // As ibv_fork_init() has it: children of a fork do not get these pages.
+  CHECK(net().copies_at_fork || ::madvise(memory, bytes, MADV_DONTFORK) == 0,
+        "%zu bytes at %p are not whole pages", bytes, memory);
+  net().registered_bytes += bytes;
   ++net().handles;
   auto* made = new FakeRegion;
   made->handle.context = domain->context;
@@ -150,6 +163,8 @@ ibv_mr* reg_mr(ibv_pd* domain, void* memory, std::size_t bytes, int access) {
 
 int dereg_mr(ibv_mr* handle) {
   const auto held = net().lock();
+  CHECK(!net().reads(*handle), "%zu bytes freed while they are sent", handle->length);
+  net().registered_bytes -= handle->length;
   --net().handles;
   net().regions.erase(handle->lkey);
   net().regions.erase(handle->rkey);
@@ -266,6 +281,10 @@ ibv_qp* create_qp(ibv_pd* domain, ibv_qp_init_attr* wanted) {
 int modify_qp(ibv_qp* handle, ibv_qp_attr* wanted, int mask) {
   const auto held = net().lock();
   auto* pair = inside<FakePair>(handle);
+  if (wanted->qp_state == IBV_QPS_ERR) {
+    net().fail(*pair, IBV_WC_WR_FLUSH_ERR);
+    return 0;
+  }
   CHECK((mask & IBV_QP_STATE) != 0 && wanted->qp_state == handle->state + 1,
         "a pair goes from state %d to %d", handle->state, wanted->qp_state);
   handle->state = wanted->qp_state;
@@ -316,6 +335,8 @@ FakeRequest request_of(const FakePair& pair, const ibv_send_wr& wanted) {
     CHECK(region != nullptr && region->handle.lkey == from.lkey, "%u bytes without a key",
           from.length);
     made.source = source;
+    made.source_key = from.lkey;
+    if (from.length >= kPayloadMin) net().sent[source] += from.length;
   }
   const std::uint32_t packets = (made.bytes - 1) / FakeNetwork::kPacketBytes + 1;
   for (std::uint32_t i = 0; i < packets; ++i) made.packets.push_back(i);
@@ -355,46 +376,17 @@ const char* event_type_str(ibv_event_type type) {
 
 const transport::verbs::Api& FakeVerbs::api() {
   static const transport::verbs::Api table = {
-      fork_init,       get_device_list, free_device_list, get_device_name,     open_device,
-      close_device,    query_device,    query_port,       query_gid,           alloc_pd,
-      dealloc_pd,      reg_mr,          dereg_mr,         create_comp_channel, destroy_comp_channel,
-      create_cq,       destroy_cq,      get_cq_event,     ack_cq_events,       get_async_event,
-      ack_async_event, create_qp,       modify_qp,        destroy_qp,          wc_status_str,
-      event_type_str,
+      fork_init,       get_device_list,     free_device_list,
+      get_device_name, open_device,         close_device,
+      query_device,    query_port,          query_gid,
+      alloc_pd,        dealloc_pd,          reg_mr,
+      dereg_mr,        create_comp_channel, destroy_comp_channel,
+      create_cq,       destroy_cq,          get_cq_event,
+      ack_cq_events,   get_async_event,     ack_async_event,
+      create_qp,       modify_qp,           destroy_qp,
+      wc_status_str,   event_type_str,      is_fork_initialized,
   };
   return table;
-}
-
-FakeVerbs::FakeVerbs(const FakeOptions& options)
-    : network_(std::make_unique<FakeNetwork>(options)) {}
-FakeVerbs::~FakeVerbs() = default;
-void FakeVerbs::cut(int device) {
-  const auto held = network_->lock();
-  network_->cut.insert(device);
-}
-
-void FakeVerbs::tell_port_error(int device) {
-  const auto held = network_->lock();
-  for (FakeContext* context : network_->contexts) {
-    if (context->device != device) continue;
-    context->events.push_back(IBV_EVENT_PORT_ERR);
-    const std::uint64_t one = 1;
-    CHECK(::write(context->handle.async_fd, &one, sizeof(one)) == sizeof(one), "no event");
-  }
-}
-
-void FakeVerbs::refuse_memory(bool refuse) {
-  const auto held = network_->lock();
-  network_->refuse_memory = refuse;
-}
-
-std::uint64_t FakeVerbs::messages() const {
-  const auto held = network_->lock();
-  return network_->messages;
-}
-std::uint64_t FakeVerbs::disordered() const {
-  const auto held = network_->lock();
-  return network_->disordered;
 }
 
 }  // namespace pycoll::testing

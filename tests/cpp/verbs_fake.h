@@ -10,6 +10,7 @@
 // handles that are not freed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -42,8 +43,20 @@ class FakeVerbs {
   void cut(int device);
   // The port of the device says that it is down; nothing else changes.
   void tell_port_error(int device);
-  // From now on memory cannot be registered: ENOMEM.
-  void refuse_memory(bool refuse);
+  // From now on no more than `beyond` what is registered now can be: `error`; 0: as before.
+  void refuse_memory(int error, std::size_t beyond = 0);
+  // How many times memory was refused.
+  int refusals() const;
+  // Whether children of a fork get copies of what is registered, as on Linux from 5.12 on; if not,
+  // as at first, they get none of it.
+  void copy_at_fork(bool copy);
+  // While held, this device sends as ever but does not tell what it has sent.
+  void hold_completions(int device, bool hold);
+  std::size_t registered_bytes() const;
+  // Bytes of payloads, of 1 KiB or more, that devices were told to read from this memory, or from
+  // anywhere.
+  std::uint64_t sent_from(const std::byte* begin, std::size_t bytes) const;
+  std::uint64_t sent_bytes() const;
   // Messages that have arrived whole at any peer.
   std::uint64_t messages() const;
   // Messages of which a packet arrived before one of an earlier message or before an earlier one of

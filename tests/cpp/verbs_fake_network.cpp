@@ -79,7 +79,9 @@ bool FakeNetwork::step() {
 }
 
 bool FakeNetwork::advance(FakePair& pair) {
-  if (!pair.late.empty() && (options.orderly || pair.sends.empty() || prng_.chance(1, 8))) {
+  const bool holds = holding.count(pair.device) != 0 && pair.handle.state != IBV_QPS_ERR;
+  if (!holds && !pair.late.empty() &&
+      (options.orderly || pair.sends.empty() || prng_.chance(1, 8))) {
     tell(*reinterpret_cast<FakeCompletions*>(pair.handle.send_cq), pair.late.front());
     pair.late.pop_front();
     return true;
@@ -176,6 +178,20 @@ void FakeNetwork::tell(FakeCompletions& queue, const ibv_wc& completion) {
   queue.armed = false;
   const std::uint64_t one = 1;
   CHECK(::write(queue.handle.channel->fd, &one, sizeof(one)) == sizeof(one), "no event");
+}
+
+bool FakeNetwork::reads(const ibv_mr& region) const {
+  const auto* begin = static_cast<const std::byte*>(region.addr);
+  for (const auto& [number, pair] : pairs) {
+    for (const FakeRequest& request : pair->sends) {
+      const std::byte* source = request.source;
+      if (source != nullptr && source >= begin && source < begin + region.length &&
+          request.source_key == region.lkey) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 const FakeRegion* FakeNetwork::region(std::uint32_t key, std::uint64_t address,

@@ -50,6 +50,7 @@ struct FakeRequest {
   std::uint32_t immediate_bits = 0;
   std::vector<std::byte> copied;      // inline
   const std::byte* source = nullptr;  // otherwise
+  std::uint32_t source_key = 0;
   std::uint32_t bytes = 0;
   std::uint64_t target = 0;
   std::uint32_t key = 0;
@@ -83,6 +84,12 @@ class FakeNetwork {
   bool step();
   void tell(FakeCompletions& queue, const ibv_wc& completion);
   void fail(FakePair& pair, ibv_wc_status status);
+  // errno of registering so many bytes now, or 0.
+  int refusal(std::size_t bytes) const {
+    return registered_bytes + bytes > memory_max ? memory_error : 0;
+  }
+  // Whether some request that is under way reads there.
+  bool reads(const ibv_mr& region) const;
   const FakeRegion* region(std::uint32_t key, std::uint64_t address, std::size_t bytes) const;
 
   const FakeOptions options;
@@ -91,8 +98,14 @@ class FakeNetwork {
   std::set<FakeContext*> contexts;
   std::set<int> cut;
   std::uint32_t next_number = 17;
-  int handles = 0;  // made and not freed
-  bool refuse_memory = false;
+  int handles = 0;        // made and not freed
+  std::set<int> holding;  // devices that do not tell what they have sent
+  std::size_t registered_bytes = 0;
+  std::size_t memory_max = 0;
+  int refusals = 0;
+  bool copies_at_fork = false;
+  int memory_error = 0;                            // of registering more; 0: any amount is fine
+  std::map<const std::byte*, std::uint64_t> sent;  // bytes of payloads, by where they lay
   std::uint64_t messages = 0;
   std::uint64_t disordered = 0;
 

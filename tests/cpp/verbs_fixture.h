@@ -59,10 +59,14 @@ class VerbsRanks {
   std::vector<std::unique_ptr<transport::VerbsTransport>> ranks_;
 };
 
-inline std::unique_ptr<transport::VerbsTransport> make_fake(int rank, int size) {
+// Pieces of 256 KiB, 1 MiB in all.
+inline constexpr transport::verbs::RegistrationLimits kSmallLimits{256 << 10, 1 << 20};
+
+inline std::unique_ptr<transport::VerbsTransport> make_fake(
+    int rank, int size, const transport::verbs::RegistrationLimits& limits = kSmallLimits) {
   std::unique_ptr<transport::VerbsTransport> made;
-  const Status status =
-      transport::VerbsTransport::create(rank, size, FakeVerbs::port(rank), FakeVerbs::api(), &made);
+  const Status status = transport::VerbsTransport::create(rank, size, FakeVerbs::port(rank),
+                                                          FakeVerbs::api(), limits, &made);
   CHECK(status.ok(), "%s", status.message().c_str());
   return made;
 }

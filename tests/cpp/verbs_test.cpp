@@ -1,7 +1,10 @@
 // What is particular to verbs, over the fake provider: disorder below the contract, peers that stop
 // answering, ports that go down, memory that cannot be pinned, addresses that are none.
+#include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "base/clock.h"
 #include "conformance_world.h"
@@ -76,6 +79,19 @@ TEST(a_peer_that_stops_answering_is_lost_with_the_reason) {
   CHECK(now() - start < VerbsTransport::kCloseLasts, "close waits for one that is lost");
 }
 
+TEST(what_the_device_tells_last_is_in_the_reason) {
+  FakeVerbs fake({});
+  VerbsRanks ranks = two_ranks();
+  fake.cut(1);
+  CHECK(try_send(ranks.at(0).link(1)->send_channel(0), 1, 0, 5000), "no room");
+  ranks.at(0).poll();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  fake.tell_port_error(0);  // the completion comes with the next poll, which sees that first
+  await_end(ranks);
+  const std::string reason = ranks.at(0).link(1)->reason();
+  CHECK(reason.find("the device told of: port error") != std::string::npos, "%s", reason.c_str());
+}
+
 TEST(close_ends_though_nobody_answers) {
   FakeVerbs fake({});
   VerbsRanks ranks = two_ranks();
@@ -88,12 +104,12 @@ TEST(close_ends_though_nobody_answers) {
 TEST(memory_that_cannot_be_pinned_is_told_with_the_way_out) {
   FakeVerbs fake({});
   auto transport = make_fake(0, 2);
-  fake.refuse_memory(true);
+  fake.refuse_memory(ENOMEM);
   std::string address;
   const Status refused = transport->prepare(1, &address);
   CHECK(says(refused, Code::kTransport, "fake0 port 1: cannot register"), "another error");
   CHECK(transport->link(1) == nullptr, "a link that was not made");
-  fake.refuse_memory(false);
+  fake.refuse_memory(0);
   CHECK(transport->prepare(1, &address).ok() && address.size() == 48, "no second try");
 }
 
@@ -127,11 +143,13 @@ TEST(wrong_peers_and_addresses_are_refused) {
 TEST(devices_that_are_not_there_are_named) {
   FakeVerbs fake({});
   std::unique_ptr<VerbsTransport> made;
-  Status status = VerbsTransport::create(0, 2, {"mlx5_7", 1, 0}, FakeVerbs::api(), &made);
+  Status status =
+      VerbsTransport::create(0, 2, {"mlx5_7", 1, 0}, FakeVerbs::api(), kSmallLimits, &made);
   CHECK(says(status, Code::kInvalidArgument, "no device \"mlx5_7\"; there are: fake0, fake1"), "?");
-  status = VerbsTransport::create(2, 2, FakeVerbs::port(0), FakeVerbs::api(), &made);
+  status = VerbsTransport::create(2, 2, FakeVerbs::port(0), FakeVerbs::api(), kSmallLimits, &made);
   CHECK(says(status, Code::kInvalidArgument, "rank 2 is not in [0, size) for size 2"), "?");
-  status = VerbsTransport::create(0, 1000, FakeVerbs::port(0), FakeVerbs::api(), &made);
+  status =
+      VerbsTransport::create(0, 1000, FakeVerbs::port(0), FakeVerbs::api(), kSmallLimits, &made);
   CHECK(says(status, Code::kTransport, "queues 32768 completions at most"), "?");
 }
 

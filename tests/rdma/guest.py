@@ -1,6 +1,6 @@
 """Runs a command in a throw-away virtual machine that has RDMA devices (Soft-RoCE, rdma_rxe).
 
-    python tests/rdma/guest.py [--timeout S] -- COMMAND [ARG...]
+    python tests/rdma/guest.py [--timeout S] [--package NAME]... -- COMMAND [ARG...]
 
 The machine runs Debian's kernel under QEMU, emulated, so it needs neither KVM nor root. Its root is
 that of this machine, read-only below a file system in memory: programs and virtual environments run
@@ -163,9 +163,9 @@ def machine(image: Path, scratch: Path, ports: list[int]) -> list[str]:
     return command
 
 
-def run(command: list[str], timeout_s: float) -> int:
+def run(command: list[str], timeout_s: float, packages: list[str]) -> int:
     """Boot, run, copy the output; the exit status."""
-    image = prepare(CACHE)
+    image = prepare(CACHE, packages)
     with tempfile.TemporaryDirectory(prefix="guest-") as folder:
         scratch = Path(folder)
         (scratch / "initrd").write_bytes(first_root(image, command))
@@ -225,12 +225,13 @@ def tail(path: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--timeout", type=float, default=600, metavar="S", help="boot included")
+    parser.add_argument("--package", action="append", default=[], help="Debian's, for in there")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     if shutil.which("qemu-system-x86_64") is None:
         parser.error("no QEMU; apt-get install --no-install-recommends qemu-system-x86")
     try:
-        return run(arguments.command, arguments.timeout)
+        return run(arguments.command, arguments.timeout, arguments.package)
     except BrokenGuestError as error:
         print(f"guest: {error}", file=sys.stderr)
         return 125

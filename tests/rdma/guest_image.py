@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 TOOLS = ("kmod", "ibverbs-providers", "iproute2")
@@ -52,15 +53,18 @@ def output_of(*command: str | Path, cwd: Path | None = None, executable: Path | 
     return done.stdout
 
 
-def prepare(cache: Path) -> Path:
-    """The folder with ``vmlinux``, ``busybox``, ``version`` and ``layer``; fetched if need be."""
-    contents = " ".join([*TOOLS, *MODULES, Path(__file__).read_text()])
+def prepare(cache: Path, packages: Sequence[str] = ()) -> Path:
+    """The folder with ``vmlinux``, ``busybox``, ``version`` and ``layer``; fetched if need be.
+
+    ``packages`` are laid over this machine's root beside the tools, with what they need.
+    """
+    contents = " ".join([*TOOLS, *packages, *MODULES, Path(__file__).read_text()])
     done = cache / hashlib.sha256(contents.encode()).hexdigest()[:12]
     if not done.exists():
         cache.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=cache))
         try:
-            _fetch(work)
+            _fetch(work, packages)
             work.rename(done)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
@@ -68,7 +72,7 @@ def prepare(cache: Path) -> Path:
     return done
 
 
-def _fetch(work: Path) -> None:
+def _fetch(work: Path, packages: Sequence[str]) -> None:
     debs, layer = work / "debs", work / "layer"
     (debs / "partial").mkdir(parents=True)
     output_of("apt-get", "-qq", "update")
@@ -82,7 +86,7 @@ def _fetch(work: Path) -> None:
     # Only what the host lacks, with what that needs.
     output_of(
         *("apt-get", "install", "-y", "--download-only", "--no-install-recommends"),
-        *("-o", "Debug::NoLocking=1", "-o", f"Dir::Cache::archives={debs}", *TOOLS),
+        *("-o", "Debug::NoLocking=1", "-o", f"Dir::Cache::archives={debs}", *TOOLS, *packages),
     )
     # Debian's root has links for these; a folder in the layer would hide them.
     (layer / "usr/lib/modules").mkdir(parents=True)

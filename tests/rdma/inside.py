@@ -27,9 +27,14 @@ PORT = 4711
 PATIENCE_S = 900.0
 
 
-#: May lock 64 KiB of memory, and root only as much: another user may not get at Python.
-LIMITED = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock")
-LIMITED += ("sh", "-c", 'ulimit -l 64; exec "$@"', "sh")
+def limited_to(kib: int) -> tuple[str, ...]:
+    """Leads a command that may lock so much memory, as root too: another user may not get at
+    Python."""
+    limit = ("sh", "-c", f'ulimit -l {kib}; exec "$@"', "sh")
+    return ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", *limit)
+
+
+LIMITED = limited_to(64)
 
 
 class FailedError(Exception):
@@ -131,6 +136,33 @@ def collectives(size: int) -> str:
     return outputs[0].strip()
 
 
+def arrays() -> str:
+    """What lies in memory of pycoll.empty() is registered."""
+    outputs = Ranks(2, "arrays").succeed()
+    for out in outputs:
+        told = re.search(r"registered ([\d.]+) MiB of arrays$", out.strip())
+        require(told is not None and float(told[1]) >= 8, f"not registered: {out}")
+    return outputs[0].strip()
+
+
+def arrays_kept() -> str:
+    """Ordinary arrays that are registered are, and are no more when that is over."""
+    outputs = Ranks(2, "kept").succeed()
+    for out in outputs:
+        lines = out.splitlines()
+        require(all(line.startswith(f"{1 << 23} B kept") for line in lines[:2]), f"not kept: {out}")
+        require("registered 0 B of arrays" in lines[2], f"still registered: {out}")
+    return outputs[0].splitlines()[0]
+
+
+def arrays_limited() -> str:
+    """Who may lock slots but not arrays gets right results, and is told why."""
+    outputs = Ranks(2, "arrays", limited_to(6 * 1024)).succeed()
+    for out in outputs:
+        require("cannot register" in out and "ulimit -l" in out, f"not told: {out}")
+    return outputs[0].strip()[:300]
+
+
 def killed_rank() -> str:
     ranks = Ranks(2, "loop")
     for rank in range(2):
@@ -205,6 +237,9 @@ CHECKS: dict[str, Callable[[], str]] = {
     "conformance, 2 devices": lambda: conformance(2),
     "all collectives, 2 ranks": lambda: collectives(2),
     "all collectives, 4 ranks": lambda: collectives(4),
+    "arrays, registered": arrays,
+    "arrays, kept": arrays_kept,
+    "arrays beyond locked memory": arrays_limited,
     "a killed rank": killed_rank,
     "lost packets": lambda: disturbed(("loss", "1%")),
     "damaged and doubled packets": lambda: disturbed(("corrupt", "1%", "duplicate", "2%")),
@@ -215,10 +250,13 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or list(CHECKS)
-    for name, check in CHECKS.items():
-        if not any(word in name for word in wanted):
-            continue
+    words = sys.argv[1:]
+    wanted = [name for name in CHECKS if not words or any(word in name for word in words)]
+    if not wanted:
+        print(f"no check is called {' or '.join(words)}; there are: {', '.join(CHECKS)}")
+        return 2
+    for name in wanted:
+        check = CHECKS[name]
         started = time.monotonic()
         try:
             found = check()

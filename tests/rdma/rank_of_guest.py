@@ -27,10 +27,22 @@ def same(found: Any, wanted: Any, what: str) -> None:
         raise FailedError(f"{what}: wrong result")
 
 
-def one_of_each(comm: pycoll.Communicator, count: int) -> int:
-    """Every collective once with about ``count`` elements; how many were checked."""
+def reachable(array: Any) -> Any:
+    """A copy in memory of pycoll.empty()."""
+    made = pycoll.empty(array.shape, array.dtype)
+    made[...] = array
+    return made
+
+
+def one_of_each(
+    comm: pycoll.Communicator, count: int, place: Callable[[Any], Any] = np.array
+) -> int:
+    """Every collective once with about ``count`` elements; how many were checked.
+
+    What is sent lies where ``place`` copies it to.
+    """
     rank, size = comm.rank, comm.size
-    all_values = [values(r, count, count) for r in range(size)]
+    all_values = [place(values(r, count, count)) for r in range(size)]
     mine, root = all_values[rank], size - 1
     total = np.sum(all_values, axis=0)
     same(comm.all_reduce(mine), total, "all_reduce")
@@ -38,13 +50,13 @@ def one_of_each(comm: pycoll.Communicator, count: int) -> int:
     reduced = comm.reduce(mine, root=root)
     if rank == root:
         same(reduced, total, "reduce")
-    sent = all_values[root] if rank == root else np.zeros_like(mine)
+    sent = all_values[root] if rank == root else place(np.zeros_like(mine))
     same(comm.broadcast(sent, root=root), all_values[root], "broadcast")
     same(comm.all_gather(mine), np.concatenate(all_values), "all_gather")
     gathered = comm.gather(mine, root=root)
     if rank == root:
         same(gathered, np.concatenate(all_values), "gather")
-    blocks = [values(r, count * size, 7).reshape(size, count) for r in range(size)]
+    blocks = [place(values(r, count * size, 7).reshape(size, count)) for r in range(size)]
     same(comm.reduce_scatter(blocks[rank]), np.sum(blocks, axis=0)[rank : rank + 1], "rs")
     same(comm.all_to_all(blocks[rank]), np.stack([b[rank] for b in blocks]), "all_to_all")
     whole = blocks[root] if rank == root else None
@@ -87,6 +99,32 @@ def large(comm: pycoll.Communicator) -> None:
     print(f"2 sums of 4 MiB over {comm.transport_names()}")
 
 
+def arrays(comm: pycoll.Communicator) -> None:
+    """All collectives on 1 MiB, and sums of 8 MiB in place, of memory that devices may read where
+    it lies; tells how much of it is registered."""
+    checked = one_of_each(comm, 1 << 18, reachable)
+    everyone = [values(r, 1 << 21, 5) for r in range(comm.size)]
+    for _ in range(2):
+        mine = reachable(everyone[comm.rank])
+        same(comm.all_reduce(mine, out=mine), np.sum(everyone, axis=0), "all_reduce in place")
+    told = comm.explain("all_reduce", 1 << 23).splitlines()[-1]
+    print(f"{checked + 2} results over {comm.transport_names()};{told}")
+
+
+def kept(comm: pycoll.Communicator) -> None:
+    """Sums of 8 MiB of ordinary memory that is registered, in place; tells how much of it was, and
+    that nothing is when it is over."""
+    everyone = [values(r, 1 << 21, 5) for r in range(comm.size)]
+    for _ in range(2):
+        mine = everyone[comm.rank].copy()
+        with comm.register(mine) as held:
+            same(comm.all_reduce(mine, out=mine), np.sum(everyone, axis=0), "all_reduce in place")
+            told = comm.explain("all_reduce", 1 << 23).splitlines()[-1]
+            print(f"{held.nbytes} B kept;{told}")
+        same(comm.all_reduce(mine, out=mine), np.sum(everyone, axis=0) * comm.size, "copied")
+    print(comm.explain("all_reduce", 1 << 23).splitlines()[-1])
+
+
 def loop(comm: pycoll.Communicator) -> None:
     """Sums until something happens; then tells what."""
     mine = values(comm.rank, 20_000, 1)
@@ -100,7 +138,9 @@ def loop(comm: pycoll.Communicator) -> None:
 
 
 JOBS: dict[str, Callable[[pycoll.Communicator], None]] = {
+    "arrays": arrays,
     "collectives": collectives,
+    "kept": kept,
     "large": large,
     "loop": loop,
 }

@@ -3,6 +3,7 @@
 # QEMU where we are root and apt is there; kernel and tools are fetched into build/rdma.
 set -euo pipefail
 bin=$1
+shift
 if ! command -v qemu-system-x86_64 >/dev/null; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "missing: qemu-system-x86 (Debian's name); install it" >&2
