@@ -53,7 +53,7 @@ class DeviceHandle {
  public:
   DeviceHandle(const SharedHandle& host, std::vector<std::string> names, int ordinal,
                std::uint64_t machine, std::uint64_t process, std::uint64_t memory_max,
-               const py::function& exchange)
+               const py::function& exchange, const py::function& wires)
       : host_(host) {
     const device::Driver& driver = need_driver("x");
     device::Options options;
@@ -63,7 +63,8 @@ class DeviceHandle {
                           std::move(names),
                           machine,
                           process,
-                          memory_max};
+                          memory_max,
+                          {}};
     runtime::Communicator* native = host->native.get();
     options.host.count = [native](bool captured) { native->count_beside(captured); };
     options.host.look = [native](const std::string& operation, bool patient) {
@@ -74,7 +75,7 @@ class DeviceHandle {
     };
     options.clock = std::make_shared<SteadyClock>();
     options.timeout = host->timeout();
-    open(std::move(options), exchange);
+    open(std::move(options), exchange, wires);
   }
   ~DeviceHandle() {
     try {
@@ -109,22 +110,33 @@ class DeviceHandle {
     native_.reset();
   }
 
-  void open(device::Options options, const py::function& exchange) {
+  // What Python raises ends the exchange, and is raised here.
+  void open(device::Options options, const py::function& exchange, const py::function& wires) {
     std::exception_ptr raised;
-    const auto ask = [&](const std::string& mine, std::vector<std::string>* all) {
+    const auto ask = [&](const auto& question) {
       const py::gil_scoped_acquire gil;
       try {
-        *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>();
+        question();
         return Status();
       } catch (const std::exception&) {
         raised = std::current_exception();
         return Status::error(Code::kInterrupted, "the ranks cannot tell each other their devices");
       }
     };
+    const auto tell = [&](const std::string& mine, std::vector<std::string>* all) {
+      return ask([&] { *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>(); });
+    };
+    options.membership.wires = [&](std::vector<std::shared_ptr<transport::Transport>>* made) {
+      return ask([&] {
+        for (const py::handle one : wires()) {
+          made->push_back(one.cast<const TransportHandle&>().transport);
+        }
+      });
+    };
     Status status;
     {
       const py::gil_scoped_release release;
-      status = device::Communicator::open(std::move(options), ask, &native_);
+      status = device::Communicator::open(std::move(options), tell, &native_);
     }
     if (raised != nullptr) std::rethrow_exception(raised);
     raise_if_failed(status, "");
@@ -169,6 +181,14 @@ device::Copy copy_of(const py::tuple& one) {
   return copy;
 }
 
+device::Copies copies_of(const std::vector<py::tuple>& before,
+                         const std::vector<py::tuple>& after) {
+  device::Copies copies;
+  for (const py::tuple& one : before) copies.before.push_back(copy_of(one));
+  for (const py::tuple& one : after) copies.after.push_back(copy_of(one));
+  return copies;
+}
+
 std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& plan,
                                     const py::tuple& input, const py::tuple& output, int dtype,
                                     int op, std::vector<std::uint64_t> counts,
@@ -184,9 +204,7 @@ std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& 
     request.parts.push_back(
         {std::bit_cast<const std::byte*>(source), std::bit_cast<std::byte*>(target), end});
   }
-  device::Copies copies;
-  for (const py::tuple& one : before) copies.before.push_back(copy_of(one));
-  for (const py::tuple& one : after) copies.after.push_back(copy_of(one));
+  const device::Copies copies = copies_of(before, after);
   std::shared_ptr<Mark> done;
   Status status;
   device::Communicator& native = self.native();
@@ -197,6 +215,30 @@ std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& 
                     : native.launch(request, lanes, stream_of(stream), copies);
   }
   raise_if_failed(status, name_of(request.descriptor.collective));
+  return done;
+}
+
+// Whether it sends, the other rank, tag, address and bytes.
+using MessageWords = std::tuple<bool, std::uint32_t, std::uint32_t, std::uintptr_t, std::uint64_t>;
+
+std::shared_ptr<Mark> run_messages(const DeviceHandle& self, const PlanHandle& plan,
+                                   const std::vector<MessageWords>& words, std::uintptr_t stream,
+                                   bool beside, const std::vector<py::tuple>& before,
+                                   const std::vector<py::tuple>& after) {
+  device::Messages messages{plan.image, {}};
+  for (const auto& [sends, peer, tag, address, bytes] : words) {
+    messages.all.push_back({sends, peer, tag, std::bit_cast<std::byte*>(address), bytes});
+  }
+  const device::Copies copies = copies_of(before, after);
+  std::shared_ptr<Mark> done;
+  Status status;
+  device::Communicator& native = self.native();
+  native.set_timeout(self.host()->timeout());
+  {
+    const py::gil_scoped_release release;
+    status = native.launch_messages(messages, stream_of(stream), beside ? &done : nullptr, copies);
+  }
+  raise_if_failed(status, "");
   return done;
 }
 
@@ -239,9 +281,12 @@ void bind_devices(py::module_& module) {
   py::class_<DeviceHandle>(module, "DeviceCommunicator",
                            "One rank's operations on its device; made by all ranks together.")
       .def(py::init<const SharedHandle&, std::vector<std::string>, int, std::uint64_t,
-                    std::uint64_t, std::uint64_t, const py::function&>(),
+                    std::uint64_t, std::uint64_t, const py::function&, const py::function&>(),
            py::arg("communicator"), py::arg("names"), py::arg("ordinal"), py::arg("machine"),
-           py::arg("process"), py::arg("memory_max"), py::arg("exchange"))
+           py::arg("process"), py::arg("memory_max"), py::arg("exchange"), py::arg("wires"))
+      .def(
+          "warnings", [](const DeviceHandle& self) { return self.native().warnings(); },
+          "Why devices are out of reach that should not be; alike on all ranks.")
       .def("run", &run_on_device, py::arg("plan"), py::arg("input"), py::arg("output"),
            py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
            py::arg("count"), py::arg("lanes"), py::arg("stream"), py::arg("beside") = false,
@@ -250,6 +295,14 @@ void bind_devices(py::module_& module) {
            py::arg("after") = std::vector<py::tuple>(),
            "Launch; memory is (address, bytes), of several arrays the first one's address and all "
            "bytes. A mark behind the operation if it runs beside.")
+      .def("run_messages", &run_messages, py::arg("plan"), py::arg("messages"), py::kw_only(),
+           py::arg("stream"), py::arg("beside") = false,
+           py::arg("before") = std::vector<py::tuple>(),
+           py::arg("after") = std::vector<py::tuple>(),
+           "Launch messages: (sends, peer, tag, address, bytes), sent ones by peer, then received "
+           "ones by peer. A mark behind them if they run beside.")
+      .def_property_readonly("message_lanes",
+                             [](const DeviceHandle& self) { return self.native().message_lanes(); })
       .def("mark", &mark_stream, py::arg("stream"))
       .def(
           "join",
@@ -265,6 +318,7 @@ void bind_devices(py::module_& module) {
              "What a DLPack capsule says of memory on a CUDA device, which it gives away: address, "
              "shape, strides in bytes, dtype, whether it is writable, owner, and device.");
   module.attr("DEVICE_PARTS_MAX") = device::kPartsMax;
+  module.attr("DEVICE_MESSAGE_NUMBER") = device::kMessageNumber;
   module.def("device_of", &device_of, py::arg("address"), py::arg("name") = "x",
              "The number of the device whose memory this is.");
 }

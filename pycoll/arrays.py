@@ -9,7 +9,7 @@ here, only found where the caller's object comes from them.
 | NumPy scalar | NumPy scalar, or an array where the result has axes |
 | CuPy, Numba and torch arrays on CUDA devices | the same (``pycoll.device_arrays``) |
 | torch tensor in host memory | torch.Tensor without gradient: inputs are detached |
-| JAX array on CPU devices | jax.Array; never an ``out``, since it is immutable |
+| JAX array on CPU or CUDA (``pycoll.jax_arrays``) | jax.Array; never an ``out``, being immutable |
 | other object with ``__dlpack__`` | by its ``__array_namespace__().from_dlpack``, or NumPy |
 | the same, on a CUDA device | by its ``__array_namespace__().empty`` (``pycoll.dlpack_arrays``) |
 | bytes, bytearray, memoryview, array.array | the same type; bytes count as uint8 |
@@ -154,49 +154,16 @@ class _PythonArray(_NumPy):
         return sys.modules["array"].array(code, bytes(shape[0] * target.itemsize))
 
 
-class _Jax:
-    """JAX arrays on CPU devices; immutable, so results are always new."""
-
-    def view(self, x: Any, name: str) -> _core.BufferView:
-        if "Tracer" in type(x).__name__ or not hasattr(x, "devices"):
-            raise InvalidArgumentError(
-                f"{name} is a traced JAX value: call pycoll outside jit, grad and vmap"
-            )
-        platforms = {device.platform for device in x.devices()}
-        if platforms != {"cpu"}:
-            raise InvalidArgumentError(
-                f"{name} is a JAX array on {', '.join(sorted(platforms))}; of device arrays pycoll "
-                f"takes those of torch, CuPy and Numba: pass jax.device_get({name})"
-            )
-        try:
-            memory = np.asarray(x)
-        except (TypeError, RuntimeError) as error:
-            raise InvalidArgumentError(f"{name} cannot be read: {error}") from None
-        view = _core.view(memory, name)
-        return view if view.contiguous else _core.packed(view)
-
-    def out(self, out: Any, name: str) -> _core.BufferView:
-        raise InvalidArgumentError(
-            f"{name} is a JAX array, which is immutable: leave {name} away, the result is new"
-        )
-
-    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
-        return np.empty(shape, numpy_dtype(dtype))
-
-    def result(self, memory: Any) -> _core.BufferView:
-        return _core.view(memory, "the result")
-
-    def finish(self, like: Any, memory: Any) -> Any:
-        # The memory is given away, so it does not matter whether JAX copies it.
-        same = memory.shape == like.shape
-        where = like.sharding if same else min(like.devices(), key=lambda device: device.id)
-        return sys.modules["jax"].device_put(memory, where)
-
-
 def _dlpack() -> Framework:
     from pycoll.dlpack_arrays import DLPack
 
     return DLPack()
+
+
+def _jax() -> Framework:
+    from pycoll.jax_arrays import Jax
+
+    return Jax()
 
 
 def _torch() -> Framework:
@@ -238,8 +205,8 @@ _FOREIGN: dict[tuple[str, str], Callable[[], Framework]] = {
     ("torch", "Tensor"): _torch,
     ("cupy", "ndarray"): _cupy,
     ("numba", "DeviceNDArray"): _numba,
-    ("jaxlib", "ArrayImpl"): _Jax,
-    ("jax", "Tracer"): _Jax,
+    ("jaxlib", "ArrayImpl"): _jax,
+    ("jax", "Tracer"): _jax,
 }
 
 
@@ -315,13 +282,14 @@ _LINE = 64
 
 
 def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dtype[Any]]:
-    """A NumPy array that ranks on this host can reach directly, for buffers that live long.
+    """A NumPy array that ranks on this host and RDMA devices can reach, for buffers that live long.
 
     What a collective sends from such an array, they read where it lies instead of from a copy, in
-    pieces of 16 KiB and more; the collective then ends when they have. They need the right to open
-    this process's descriptors, as processes of one user have; otherwise, and between hosts, it is
-    an ordinary array. Uninitialised, aligned to cache lines. ``dtype`` is anything that NumPy
-    takes, or a name of pycoll's ("bfloat16").
+    pieces of 16 KiB and more; the collective then ends when they have. Ranks need the right to
+    open this process's descriptors, as processes of one user have; an RDMA device, which serves
+    ``verbs``, that to lock the memory (``ulimit -l``). Otherwise, and over tcp, it is an ordinary
+    array. Uninitialised, aligned to cache lines. ``dtype`` is anything that NumPy takes, or a name
+    of pycoll's ("bfloat16").
 
     The memory is shared: a forked child that writes there changes its parent's array.
 

@@ -103,14 +103,6 @@ def stand_in(view: DeviceView) -> _core.BufferView:
     return cast("_core.BufferView", view)
 
 
-def need_host(view: Any, name: str, what: str) -> None:
-    """InvalidArgumentError for memory of a device where only the host's will do."""
-    if isinstance(view, DeviceView):
-        raise InvalidArgumentError(
-            f"{name} is on {view.device}, but {what} arrays in host memory only: pass a copy there"
-        )
-
-
 def dtype_of(name: str, dtype: Any) -> DType:
     """The type that NumPy calls so. InvalidArgumentError about the argument ``name``."""
     found = _BY_NAME.get(str(dtype))
@@ -173,11 +165,26 @@ class Where(NamedTuple):
             )
         return int(current(self.x))
 
-    def need_none(self) -> None:
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the framework's allocator knows of no stream that operations run in."""
+        return bool(getattr(self.framework, "hands_on", False))
+
+    def hands_on(self) -> int | None:
+        """The stream that has to wait for ``stream=`` before the framework sees results; or None.
+
+        Of most frameworks the caller sees to that.
+        """
+        if self.stream is None or not self.is_foreign:
+            return None
+        current = int(self.framework.stream(self.x))
+        return None if current == self.handle() else current
+
+    def need_none(self, name: str = "x") -> None:
         """For arrays in host memory."""
         if self.stream is not None:
             raise InvalidArgumentError(
-                "stream is for device arrays, but x is in host memory: leave it away"
+                f"stream is for device arrays, but {name} is in host memory: leave it away"
             )
 
 

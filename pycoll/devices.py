@@ -3,27 +3,32 @@
 | step of the first operation | who is told |
 |---|---|
 | every rank opens its device and makes channels there | all, over the host's communicator |
-| each maps the others' memory | all: it fails on all ranks or on none |
+| each maps the others' memory and tries it | all: it fails on all ranks or on none |
+| ranks out of each other's reach connect their hosts once more | all |
 
-From then on nothing goes over the host. A failure is found by a thread that watches; every later
-call raises it, and so does ``Work.synchronize``.
+From then on nothing goes over the host's communicator. A failure is found by a thread that watches;
+every later call raises it, and so does ``Work.synchronize``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import _core
-from pycoll.bootstrap.host import machine_identity, process_token
+from pycoll.bootstrap.host import process_token
 from pycoll.device_copies import Copies, order_memory
+from pycoll.device_messages import MessagePlans, rounds_of
 from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError, TimeoutError
 from pycoll.work import check_timeout
 
 if TYPE_CHECKING:
+    from pycoll.messages import Message
     from pycoll.plans import Prepared
 
 #: Between two looks of a thread that waits for a device.
@@ -61,6 +66,9 @@ class DeviceWork:
         if timeout is not None:
             check_timeout(timeout)
         self._native.join(self._mark, self._where.handle())
+        hands_on = self._where.hands_on()
+        if hands_on is not None:
+            self._native.join(self._mark, hands_on)
         return self._finish()
 
     def synchronize(self, timeout: float | None = None) -> Any:
@@ -126,20 +134,30 @@ class Launch(NamedTuple):
 
 
 class Devices:
-    """The devices' side of one communicator; opened by its first operation on device arrays."""
+    """The devices' side of one communicator; opened by its first operation on device arrays.
+
+    ``host`` is equal for ranks of one host. ``wires`` connects the hosts of all ranks for this
+    alone; all ranks call it, or none does.
+    """
 
     def __init__(
         self,
         communicator: _core.Communicator,
         names: Sequence[str],
+        host: str,
         memory_max: int,
         exchange: Callable[[bytes], list[bytes]],
+        wires: Callable[[], list[Any]],
     ) -> None:
         self._communicator = communicator
         self._names = names
+        self._host = host
         self._memory_max = memory_max
         self._exchange = exchange
+        self._wires = wires
         self._native: _core.DeviceCommunicator | None = None
+        self._rank = communicator.rank
+        self._message_plans = MessagePlans(len(names), communicator.rank)
         self._ordinal = 0
         #: Arrays of operations beside their streams, each with its end.
         self._kept: deque[tuple[_core.DeviceMark, tuple[Any, ...]]] = deque()
@@ -177,8 +195,11 @@ class Devices:
         if copies.memory:
             order_memory(native, where, stream)
         mark = launch.run(native, _memory(packed), _memory(made), copies)
-        self._keep(launch, native, mark, (source, target), copies.memory)
-        return finish() if mark is None else DeviceWork(native, mark, where, finish)
+        self._keep(where, async_op, native, mark, (source, target), copies.memory)
+        if mark is not None:
+            return DeviceWork(native, mark, where, finish)
+        _hand_on(native, where)
+        return finish()
 
     def run_list(
         self,
@@ -220,16 +241,68 @@ class Devices:
                 if view.order is not None:
                     view.order(stream)
         mark = launch.run(native, (first[0], nbytes), (first[1], nbytes), copies, parts)
-        self._keep(launch, native, mark, tuple(members), copies.memory)
+        self._keep(where, async_op, native, mark, tuple(members), copies.memory)
         if mark is not None:
             return DeviceWork(native, mark, where, finish)
         for other in others:
             native.join(native.mark(stream), other)
+        _hand_on(native, where)
         return finish()
+
+    def exchange(self, messages: Sequence[Message], async_op: bool) -> DeviceWork | None:
+        """Launch messages, those of a group together; a DeviceWork if ``async_op``.
+
+        Requires: one message if ``async_op``, at least one otherwise.
+        """
+        native = self._native
+        if native is None:
+            raise InvalidArgumentError(
+                f"the {messages[0].text} is of a device array, but the ranks' devices have not met "
+                "yet: they meet in the first collective on device arrays, so call one before"
+            )
+        for one in messages:
+            self._check_device(one.view, "x" if one.sends else "out")
+        for members in rounds_of(messages, self._rank):
+            mark = self._launch_messages(native, members, async_op)
+        if mark is None:
+            return None
+        result = messages[0].result
+        return DeviceWork(native, mark, messages[0].where, lambda: result)
+
+    def _launch_messages(
+        self, native: _core.DeviceCommunicator, members: Sequence[Message], async_op: bool
+    ) -> _core.DeviceMark | None:
+        stream = members[0].where.handle()
+        others = {one.where.handle() for one in members} - {stream}
+        for other in others:
+            native.join(native.mark(other), stream)
+        copies = Copies()
+        words = []
+        for one in members:
+            view = one.view
+            assert isinstance(view, DeviceView)
+            if view.order is not None:
+                view.order(stream)
+            known = len(copies.memory)
+            memory = (copies.source if one.sends else copies.target)(view, one.where)
+            if len(copies.memory) > known:
+                order_memory(native, one.where, stream)
+            words.append((one.sends, one.peer, one.tag, *_memory(memory)))
+        plan = self._message_plans.of(members, native.message_lanes)
+        mark = native.run_messages(
+            plan, words, stream=stream, beside=async_op, before=copies.before, after=copies.after
+        )
+        places = [one.where for one in members]
+        where = next((one for one in places if one.stream is not None), places[0])
+        self._keep(where, async_op, native, mark, tuple(members), copies.memory)
+        for other in others:
+            native.join(native.mark(stream), other)
+        return mark
 
     def _keep(
         self,
-        launch: Launch,
+        where: Where,
+        async_op: bool,
         native: _core.DeviceCommunicator,
         mark: _core.DeviceMark | None,
         arrays: tuple[Any, ...],
@@ -241,8 +314,8 @@ class Devices:
         caller does not know of.
         """
         self._drop_past(native)
-        where = launch.where
-        if not launch.async_op and where.stream is None and not copies:
+        knows = where.stream is None and not where.is_foreign
+        if not async_op and knows and not copies:
             return
         stream = where.handle()
         if native.capture_of(stream) == 0:
@@ -262,25 +335,34 @@ class Devices:
                 )
             if self._native is None:
                 self._open(view.ordinal or 0)
-            if view.count and view.ordinal != self._ordinal:
-                raise InvalidArgumentError(
-                    f"{name} is on {view.device}, but this rank uses cuda:{self._ordinal}: a "
-                    "communicator stays with the device of its first device array"
-                )
+            self._check_device(view, name)
         assert self._native is not None  # one of the views made it
         return self._native
+
+    def _check_device(self, view: Any, name: str) -> None:
+        if view.count and view.ordinal != self._ordinal:
+            raise InvalidArgumentError(
+                f"{name} is on {view.device}, but this rank uses cuda:{self._ordinal}: a "
+                "communicator stays with the device of its first device array"
+            )
 
     def _open(self, ordinal: int) -> None:
         self._native = _core.DeviceCommunicator(
             self._communicator,
             self._names,
             ordinal,
-            int(machine_identity()[:16], 16),
-            int(process_token()[:16], 16),
+            _number(self._host),
+            _number(process_token()),
             self._memory_max,
             self._exchange,
+            self._wires,
         )
         self._ordinal = ordinal
+        # They are needed once, and refer to whoever owns this: it should end when it is let go.
+        del self._exchange, self._wires
+        if self._communicator.rank == 0:
+            for line in self._native.warnings():
+                warnings.warn(line, stacklevel=5)
 
     def _drop_past(self, native: _core.DeviceCommunicator) -> None:
         while self._kept and native.passed(self._kept[0][0]):
@@ -295,6 +377,18 @@ class Devices:
         if self._native is not None:
             self._native.close()
         self._kept.clear()
+
+
+def _number(text: str) -> int:
+    """Equal for equal texts alone, but for chances that nobody meets."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+
+
+def _hand_on(native: _core.DeviceCommunicator, where: Where) -> None:
+    """Let what the framework does with the result wait for the operation's stream."""
+    hands_on = where.hands_on()
+    if hands_on is not None:
+        native.join(native.mark(where.handle()), hands_on)
 
 
 def _memory(view: DeviceView | None) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 #include "device/arena.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/assert.h"
@@ -18,7 +19,20 @@ constexpr std::uint64_t kHeaderBytes = round_up(kDepth * sizeof(Pack), kGranuleB
 // A line of its own: the peer writes it while we write our own credits elsewhere.
 constexpr std::uint64_t kCreditBytes = kGranuleBytes;
 
+// Channel numbers that schedules use between two ranks, the tree's four in both directions, and
+// that of messages.
+constexpr std::uint32_t kNumbers = kMessageNumber + 1;
+constexpr std::uint32_t kSharesWanted = 32;
+// With fewer, a network is as busy, and slots are pinned memory.
+constexpr std::uint32_t kSharesCarried = 8;
+constexpr std::uint32_t kChannelsMax = 320;  // of one rank, all peers, numbers and shares together
+// LL128 is not chosen, since no driver tells where lines arrive whole; its channels are the
+// smallest.
+constexpr std::array<std::uint32_t, kProtocolCount> kSegmentBytes{8 * 1024, kPackBytes, 64 * 1024};
+constexpr std::uint32_t kSegmentBytesMin = 1024;
+
 static_assert(kDepth == transport::kChannelDepth, "plans are proved for channels of that depth");
+static_assert(transport::kSegmentBytesMax <= kLengthMask, "headers tell the length of segments");
 
 std::uint64_t end_bytes(const Shape& shape, Protocol protocol) {
   return kHeaderBytes + kCreditBytes + std::uint64_t{kDepth} * slot_stride(shape, protocol);
@@ -53,6 +67,21 @@ Status out_of_range(const std::string& name, std::uint64_t value, std::uint64_t 
 }
 
 }  // namespace
+
+// Every level has half the segment, and half the shares.
+Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bool carried) {
+  Shape shape;
+  shape.size = size;
+  shape.numbers = kNumbers;
+  const std::uint32_t wanted = carried ? kSharesCarried : kSharesWanted;
+  const std::uint32_t shares = std::min({wanted, kChannelsMax / (size * kNumbers), blocks});
+  shape.shares = std::max(1u, shares >> level);
+  for (std::uint32_t i = 0; i < kProtocolCount; ++i) {
+    const std::uint32_t least = std::min(kSegmentBytesMin, kSegmentBytes[i]);
+    shape.segment_bytes[i] = std::max(least, kSegmentBytes[i] >> level);
+  }
+  return shape;
+}
 
 Status check(const Shape& shape) {
   if (shape.size < 1 || shape.size > kSizeMax) return out_of_range("size", shape.size, 1, kSizeMax);
@@ -112,19 +141,50 @@ std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
     const std::uint32_t peer = rest % shape.size;
     rest /= shape.size;
     const auto protocol = static_cast<Protocol>(rest / 2);
-    if (peer == rank) continue;
+    if (peer == rank || arenas[peer] == nullptr) continue;
     const bool sends = static_cast<plan::Direction>(rest % 2) == plan::Direction::kSend;
     std::byte* mine = end(protocol, rank, peer, number, share);
     std::byte* theirs = end(protocol, peer, rank, number, share);
-    std::byte* inbox = sends ? theirs : mine;
-    ports[index] = {inbox + kHeaderBytes + kCreditBytes,
-                    reinterpret_cast<Pack*>(inbox),
-                    reinterpret_cast<std::uint64_t*>((sends ? mine : theirs) + kHeaderBytes),
-                    0,
-                    peer,
-                    0};
+    const End inbox = end_at(sends ? theirs : mine);
+    ports[index] = {inbox.slots, inbox.headers, end_at(sends ? mine : theirs).credit, 0, peer, 0};
   }
   return ports;
+}
+
+std::uint64_t share_of_peer(const Shape& shape, Protocol protocol, std::uint32_t peer) {
+  return end_offset(shape, protocol, peer, 0, 0);
+}
+
+std::uint64_t share_bytes(const Shape& shape, Protocol protocol) {
+  return std::uint64_t{shape.numbers} * shape.shares * end_bytes(shape, protocol);
+}
+
+End end_at(std::byte* memory) {
+  return {reinterpret_cast<Pack*>(memory), reinterpret_cast<std::uint64_t*>(memory + kHeaderBytes),
+          memory + kHeaderBytes + kCreditBytes};
+}
+
+std::uint64_t carried_bytes(const Shape& shape) {
+  return 2 * share_bytes(shape, Protocol::kSimple);
+}
+
+std::uint64_t carried_offset(const Shape& shape, std::uint32_t number, plan::Direction direction,
+                             std::uint32_t share) {
+  const std::uint64_t way = static_cast<std::uint64_t>(direction);
+  const std::uint64_t index = (way * shape.numbers + number) * shape.shares + share;
+  return index * end_bytes(shape, Protocol::kSimple);
+}
+
+void carry_ports(const Shape& shape, std::uint32_t peer, std::byte* memory, std::span<Port> ports) {
+  for (const auto direction : {plan::Direction::kRecv, plan::Direction::kSend}) {
+    for (std::uint32_t number = 0; number < shape.numbers; ++number) {
+      for (std::uint32_t share = 0; share < shape.shares; ++share) {
+        const End end = end_at(memory + carried_offset(shape, number, direction, share));
+        ports[port_index(shape, Protocol::kSimple, peer, number, direction, share)] = {
+            end.slots, end.headers, end.credit, 0, peer, 0};
+      }
+    }
+  }
 }
 
 }  // namespace pycoll::device

@@ -17,6 +17,9 @@
 
 namespace pycoll::device {
 
+// The channel number of messages; collectives use those below.
+inline constexpr std::uint32_t kMessageNumber = 4;
+
 // Agreed by all ranks of a communicator.
 struct Shape {
   std::uint32_t size = 1;     // ranks
@@ -26,6 +29,11 @@ struct Shape {
   // ones few meetings per byte.
   std::array<std::uint32_t, kProtocolCount> segment_bytes{8 * 1024, 30 * 1024, 64 * 1024};
 };
+
+// Channels become smaller by levels, where there is less memory; at the last one they are smallest.
+inline constexpr std::uint32_t kLevels = 7;
+// For so many ranks with so many blocks each. `carried`: some of them by the host.
+Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bool carried);
 
 // kInvalidArgument names the field that is out of its bounds.
 Status check(const Shape& shape);
@@ -39,8 +47,28 @@ std::uint64_t arena_bytes(const Shape& shape);
 std::uint32_t port_index(const Shape& shape, Protocol protocol, std::uint32_t peer,
                          std::uint32_t number, plan::Direction direction, std::uint32_t share);
 // All ports of `rank`, steps zero, as they are copied to its device memory once; `arenas` are the
-// base addresses of all ranks' arenas as this rank sees them. Ports to itself point nowhere.
+// base addresses of all ranks' arenas as this rank sees them, nullptr for those it does not reach.
+// Ports to these and to itself point nowhere.
 std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
                              std::span<std::byte* const> arenas);
+// Where in an arena lies what `peer` writes, and how many bytes of one protocol that is.
+std::uint64_t share_of_peer(const Shape& shape, Protocol protocol, std::uint32_t peer);
+std::uint64_t share_bytes(const Shape& shape, Protocol protocol);
+
+// Channels that the host carries (carrier.h), in Protocol::kSimple only: both of their ends lie in
+// one piece of memory per peer, of the host and mapped for the rank's kernels.
+std::uint64_t carried_bytes(const Shape& shape);
+std::uint64_t carried_offset(const Shape& shape, std::uint32_t number, plan::Direction direction,
+                             std::uint32_t share);
+
+// One end of a channel, as it lies in an arena or in memory that the host carries from.
+struct End {
+  Pack* headers;          // kDepth
+  std::uint64_t* credit;  // a line of its own
+  std::byte* slots;       // kDepth
+};
+End end_at(std::byte* memory);
+// Points the ports of `peer` to its piece of memory that the host carries from, as kernels see it.
+void carry_ports(const Shape& shape, std::uint32_t peer, std::byte* memory, std::span<Port> ports);
 
 }  // namespace pycoll::device

@@ -1,5 +1,7 @@
 #include "device/binding.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -48,20 +50,60 @@ std::uint64_t distance(const std::byte* address, const std::byte* base) {
 }
 
 std::vector<Place> places_of(const runtime::BoundPlan& bound,
-                             const runtime::CollectiveRequest& request) {
-  const auto offset = [&](const std::byte* address, std::uint8_t buffer) -> std::uint64_t {
-    const auto kind = static_cast<plan::Buffer>(buffer);
-    if (kind == plan::Buffer::kInput) return distance(address, request.input.data);
-    if (kind == plan::Buffer::kOutput) return distance(address, request.output.data);
-    return 0;
-  };
+                             const runtime::CollectiveRequest& request, std::uint32_t shares) {
+  const std::size_t item = item_bytes(request.descriptor.dtype);
+  const std::uint64_t agreement = hash_bytes(&request.descriptor, sizeof(request.descriptor));
   std::vector<Place> places;
-  places.reserve(bound.rows().size());
+  places.reserve(bound.rows().size() * shares);
   for (const runtime::BoundRow& row : bound.rows()) {
-    places.push_back(
-        {offset(row.source, row.row->source), offset(row.target, row.row->target), row.length});
+    for (std::uint32_t share = 0; share < shares; ++share) {
+      const Range part = share_of(row.length, item, shares, share);
+      const auto offset = [&](const std::byte* address, std::uint8_t buffer) -> std::uint64_t {
+        const auto kind = static_cast<plan::Buffer>(buffer);
+        const std::uint64_t skip = part.offset * item;
+        if (kind == plan::Buffer::kInput) return distance(address, request.input.data) + skip;
+        if (kind == plan::Buffer::kOutput) return distance(address, request.output.data) + skip;
+        return 0;
+      };
+      places.push_back({offset(row.source, row.row->source), offset(row.target, row.row->target),
+                        part.length, agreement});
+    }
   }
   return places;
+}
+
+// Whether the rows of the only lane may run between two meetings, and how; empty if not.
+//
+// A joined lane waits at the beginning of a tile for all the room that it needs in it, and gives
+// back what it received at the tile's end. Channels are used kUsesMax times per tile at most, so
+// that this room is there as soon as peers have ended the tile kDepth / kUsesMax before, whatever
+// they wait for in this one: who is behind all others never waits for room, and what it waits for
+// besides, it waits for in the order of the proved plan.
+//
+// No row needs what another thread has done in a row before: byte i of a chunk is always the same
+// thread's. What tells by its header alone, data of Simple and tokens, needs the meetings.
+std::vector<Chain> joins(const plan::Plan& plan, const Manner& manner) {
+  const std::size_t rows = plan.rows.size();
+  if (manner.protocol == Protocol::kSimple || manner.ordered || plan.header->lane_count != 1 ||
+      rows > kJoinedRowsMax || plan.channels.size() > kJoinedChannelsMax) {
+    return {};
+  }
+  std::vector<Chain> chains(plan.channels.size());
+  for (Chain& one : chains) std::fill(std::begin(one.uses), std::end(one.uses), kNoUse);
+  for (std::size_t row = 0; row < rows; ++row) {
+    const plan::Row& one = plan.rows[row];
+    if (one.chunk == plan::kToken) return {};
+    for (std::uint32_t port = 0; port < kPortsOfRow; ++port) {
+      const std::uint16_t channel =
+          port < plan::kRecvMax ? one.recv[port] : one.send[port - plan::kRecvMax];
+      if (channel == plan::kNoChannel) continue;
+      auto& uses = chains[channel].uses;
+      auto* free = std::find(std::begin(uses), std::end(uses), kNoUse);
+      if (free == std::end(uses)) return {};
+      *free = static_cast<std::uint16_t>(row * kPortsOfRow + port);
+    }
+  }
+  return chains;
 }
 
 void set_lanes(const plan::Plan& plan, Program* program) {
@@ -75,6 +117,13 @@ void set_lanes(const plan::Plan& plan, Program* program) {
 }
 
 }  // namespace
+
+Range share_of(std::uint64_t length, std::size_t item, std::uint32_t shares, std::uint32_t share) {
+  const std::uint64_t granule = kGranuleBytes / item;
+  const Range part = partition(div_ceil(length, granule), shares, share);
+  const std::uint64_t begin = std::min(part.offset * granule, length);
+  return {begin, std::min(begin + part.length * granule, length) - begin};
+}
 
 Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const Manner& manner,
             Binding* binding) {
@@ -91,7 +140,8 @@ Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const
   const plan::Plan& plan = request.plan->plan();
   Binding made;
   Program& program = made.program;
-  made.places = places_of(bound, request);
+  made.places = places_of(bound, request, manner.shares);
+  made.chains = joins(plan, manner);
   for (const plan::Channel& channel : plan.channels) {
     for (std::uint32_t share = 0; share < manner.shares; ++share) {
       made.ports.push_back(port_index(shape, manner.protocol, channel.peer, channel.number,
@@ -100,13 +150,14 @@ Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const
   }
   set_lanes(plan, &program);
   const std::uint32_t segment = shape.segment_bytes[static_cast<std::size_t>(manner.protocol)];
+  program.channel_count = static_cast<std::uint32_t>(plan.channels.size());
   program.shares = manner.shares;
   program.scratch_slots = plan.header->scratch_slots;
   program.slot_stride = slot_stride(shape, manner.protocol);
   program.scratch_stride = round_up(segment, kGranuleBytes);
   program.segment_length = segment / item;
-  program.longest = bound.tiles();
-  program.agreement = hash_bytes(&request.descriptor, sizeof(request.descriptor));
+  made.longest = share_of(bound.tiles(), item, manner.shares, 0).length;
+  program.tiles = div_ceil(made.longest, program.segment_length);
   program.item_bytes = static_cast<std::uint32_t>(item);
   program.divisor = request.scale != nullptr ? shape.size : 0;
   program.dtype = request.descriptor.dtype;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/status.h"
 #include "device/arena.h"
 #include "device/program.h"
@@ -20,13 +21,22 @@ struct Manner {
 };
 
 // Everything of a program but addresses of device memory; whoever has such memory copies rows,
-// places and ports there and fills in the pointers and `label`.
+// places, chains and ports there and fills in the pointers and `label`.
 struct Binding {
   Program program{};
   std::vector<Place> places;
+  std::vector<Chain> chains;         // none where the lane is not joined
   std::vector<std::uint32_t> ports;  // port_index() of each entry of Program::ports
   std::uint64_t scratch_bytes = 0;   // aligned to kGranuleBytes
+  std::uint64_t longest = 0;         // elements of the longest share of any chunk
 };
+
+// What one more block per lane is worth in Simple; in LL it is one segment, so that a message is
+// one push and one poll however long it is.
+inline constexpr std::uint64_t kBytesPerShare = 128 * 1024;
+
+// The elements of a chunk that are one share's; they begin at a multiple of kGranuleBytes.
+Range share_of(std::uint64_t length, std::size_t item, std::uint32_t shares, std::uint32_t share);
 
 // The request's memory is device memory and is not touched; `combine` and `scale` only say whether
 // values are combined and divided. kInvalidArgument names what does not fit and leaves *binding

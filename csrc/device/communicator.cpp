@@ -62,7 +62,8 @@ Status Communicator::start(const Exchange& exchange) {
   std::vector<std::string> nothing;
   status = exchange_or_fail(exchange, status, std::string(), options_.membership.names, &nothing);
   if (status.ok()) {
-    status = Channels::open(gpu, options_.membership, exchange, *upload_, &channels_);
+    status =
+        Channels::open(gpu, options_.membership, exchange, *upload_, options_.clock, &channels_);
   }
   if (!status.ok()) return status;
   status = make_words();
@@ -71,6 +72,7 @@ Status Communicator::start(const Exchange& exchange) {
     status = driver_check(gpu->driver().stream_create(&own_stream_, kStreamNonBlocking),
                           "make a stream");
   }
+  if (status.ok() && channels_->carrier() != nullptr) status = channels_->carrier()->start();
   if (status.ok()) {
     try {
       watcher_ = std::thread([this] { run_watch(); });
@@ -213,11 +215,11 @@ Status Communicator::copy(const std::vector<Copy>& copies, StreamHandle stream) 
   return Status();
 }
 
-Status Communicator::run(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                         StreamHandle stream, std::uint64_t capture, const Copies& copies) {
+Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capture,
+                         const Copies& copies) {
+  const runtime::CollectiveRequest& request = *job.request;
   Prepared* prepared = nullptr;
-  Status status =
-      programs_->find(request, lanes, [this] { return await_quiet(kForever); }, &prepared);
+  Status status = programs_->find(job, [this] { return await_quiet(kForever); }, &prepared);
   if (status.ok()) status = follow(stream, capture);
   if (status.ok()) status = copy(copies.before, stream);
   if (!status.ok()) return status;
@@ -231,13 +233,35 @@ Status Communicator::run(const runtime::CollectiveRequest& request, std::uint32_
       options_.gpu->driver().launch_cooperative(prepared->kernel, prepared->blocks, 1, 1,
                                                 prepared->threads, 1, 1, 0, stream, parameters),
       "launch " + programs_->name(prepared->program.label));
-  if (status.ok()) options_.host.count(capture != 0);
+  // Ranks compare how many operations of all ranks they have called.
+  if (status.ok() && job.messages == nullptr) options_.host.count(capture != 0);
   if (status.ok()) status = copy(copies.after, stream);
   return status.ok() ? record(stream, capture) : status;
 }
 
 Status Communicator::launch(const runtime::CollectiveRequest& request, std::uint32_t lanes,
                             StreamHandle stream, const Copies& copies) {
+  return launch_job({&request, lanes}, stream, copies);
+}
+
+Status Communicator::launch_beside(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+                                   StreamHandle stream, std::shared_ptr<Mark>* done,
+                                   const Copies& copies) {
+  return launch_job_beside({&request, lanes}, stream, done, copies);
+}
+
+Status Communicator::launch_messages(const Messages& messages, StreamHandle stream,
+                                     std::shared_ptr<Mark>* done, const Copies& copies) {
+  const Membership& mine = options_.membership;
+  runtime::CollectiveRequest request;
+  Status status = to_request(messages, mine.size, mine.rank, &request);
+  if (!status.ok()) return status;
+  const Job job{&request, 1, &messages};
+  return done != nullptr ? launch_job_beside(job, stream, done, copies)
+                         : launch_job(job, stream, copies);
+}
+
+Status Communicator::launch_job(const Job& job, StreamHandle stream, const Copies& copies) {
   if (failed_.load(std::memory_order_acquire)) return failure();
   const std::lock_guard<std::mutex> lock(launching_);
   const Gpu::Current current(*options_.gpu);
@@ -245,12 +269,11 @@ Status Communicator::launch(const runtime::CollectiveRequest& request, std::uint
   Status status = current.status();
   if (status.ok()) status = use_stream(stream);
   if (status.ok()) status = capture_of(stream, &capture);
-  return status.ok() ? run(request, lanes, stream, capture, copies) : status;
+  return status.ok() ? run(job, stream, capture, copies) : status;
 }
 
-Status Communicator::launch_beside(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                                   StreamHandle stream, std::shared_ptr<Mark>* done,
-                                   const Copies& copies) {
+Status Communicator::launch_job_beside(const Job& job, StreamHandle stream,
+                                       std::shared_ptr<Mark>* done, const Copies& copies) {
   if (failed_.load(std::memory_order_acquire)) return failure();
   const std::lock_guard<std::mutex> lock(launching_);
   const Driver& driver = options_.gpu->driver();
@@ -266,7 +289,7 @@ Status Communicator::launch_beside(const runtime::CollectiveRequest& request, st
   if (status.ok()) {
     status = driver_check(driver.stream_wait(own_stream_, fork->event_, 0), "fork a stream");
   }
-  if (status.ok()) status = run(request, lanes, own_stream_, capture, copies);
+  if (status.ok()) status = run(job, own_stream_, capture, copies);
   if (status.ok()) *done = capture != 0 ? last_captured_ : last_;
   return status;
 }
@@ -277,7 +300,11 @@ Status Communicator::mark(StreamHandle stream, std::shared_ptr<Mark>* mark) {
   std::shared_ptr<Mark> made;
   Status status = current.status();
   if (status.ok()) status = capture_of(stream, &capture);
-  if (status.ok() && capture != 0) status = refused("the stream is being captured");
+  if (status.ok() && capture != 0) {
+    status = refused(
+        "the stream is being captured, and another stream cannot wait for it: in a capture, pass "
+        "arrays of the captured stream, and no other stream=");
+  }
   if (status.ok()) status = make_mark(&made);
   if (status.ok()) {
     status =

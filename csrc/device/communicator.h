@@ -20,6 +20,7 @@
 #include "device/channels.h"
 #include "device/exchange.h"
 #include "device/gpu.h"
+#include "device/messages.h"
 #include "device/programs.h"
 #include "device/watch.h"
 #include "runtime/request.h"
@@ -89,6 +90,12 @@ class Communicator {
   // the operation ends.
   Status launch_beside(const runtime::CollectiveRequest& request, std::uint32_t lanes,
                        StreamHandle stream, std::shared_ptr<Mark>* done, const Copies& copies = {});
+  // Messages, put behind what is in `stream` and, with `done`, beside it, as above. The ranks of
+  // the messages alone launch; nobody else knows.
+  Status launch_messages(const Messages& messages, StreamHandle stream, std::shared_ptr<Mark>* done,
+                         const Copies& copies = {});
+  // Lanes that a plan of messages may have.
+  std::uint32_t message_lanes() const { return device::message_lanes(channels_->blocks()); }
   // A mark at the end of `stream`; kInvalidArgument while it is captured.
   Status mark(StreamHandle stream, std::shared_ptr<Mark>* mark);
   // What comes in `stream` from now on waits for the mark; the host does not.
@@ -106,6 +113,8 @@ class Communicator {
   // The failure that ended this communicator, or ok.
   Status failure() const;
   const Gpu& gpu() const { return *options_.gpu; }
+  // For users, alike on all ranks: why devices are out of reach that should not be.
+  const std::vector<std::string>& warnings() const { return channels_->warnings(); }
 
   // Waits a few seconds until the device has run what was launched, then tells it to stop. Graphs
   // must not be replayed any more. Idempotent.
@@ -118,8 +127,10 @@ class Communicator {
   Status use_stream(StreamHandle stream);
   Status check_context(StreamHandle stream) const;
   Status follow(StreamHandle stream, std::uint64_t capture);
-  Status run(const runtime::CollectiveRequest& request, std::uint32_t lanes, StreamHandle stream,
-             std::uint64_t capture, const Copies& copies);
+  Status launch_job(const Job& job, StreamHandle stream, const Copies& copies);
+  Status launch_job_beside(const Job& job, StreamHandle stream, std::shared_ptr<Mark>* done,
+                           const Copies& copies);
+  Status run(const Job& job, StreamHandle stream, std::uint64_t capture, const Copies& copies);
   Status copy(const std::vector<Copy>& copies, StreamHandle stream);
   Status record(StreamHandle stream, std::uint64_t capture);
   Status make_mark(std::shared_ptr<Mark>* mark) const;

@@ -41,7 +41,12 @@ void Communicator::run_watch() {
 }
 
 void Communicator::look_at_host() {
-  Status status = options_.host.look(watch_->operation(), watch_->running() < kLastPatience);
+  const bool patient = watch_->running() < kLastPatience;
+  Status status = options_.host.look(watch_->operation(), patient);
+  // Of a peer that died the host says how; a way may also break by itself.
+  if (status.ok() && !patient && channels_->carrier() != nullptr) {
+    status = channels_->carrier()->lost(watch_->operation());
+  }
   if (!status.ok()) watch_->give_up(std::move(status));
 }
 
@@ -100,6 +105,10 @@ void Communicator::close() {
       wake_.notify_all();
       (void)await_quiet(kStopsWithin);
     }
+  }
+  // The last segments may still be in the host's hands.
+  if (channels_->carrier() != nullptr) {
+    channels_->carrier()->close(failed_.load(std::memory_order_acquire) ? 0 : kLeavesWithin);
   }
   {
     const std::lock_guard<std::mutex> lock(watching_);

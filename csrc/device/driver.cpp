@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <map>
+
 namespace pycoll::device {
 namespace {
 
@@ -23,6 +25,7 @@ void find_devices(const Get& get, Driver& driver) {
   get("cuDeviceGetAttribute", driver.device_attribute);
   get("cuDeviceGetUuid_v2", driver.device_uuid);
   get("cuDeviceCanAccessPeer", driver.device_can_access_peer);
+  get("cuDeviceGetP2PAttribute", driver.device_pair_attribute);
   get("cuGetErrorString", driver.error_text);
   get("cuGetErrorName", driver.error_name);
   get("cuDevicePrimaryCtxRetain", driver.context_retain);
@@ -49,6 +52,20 @@ void find_memory(const Get& get, Driver& driver) {
   get("cuIpcGetMemHandle", driver.ipc_get);
   get("cuIpcOpenMemHandle_v2", driver.ipc_open);
   get("cuIpcCloseMemHandle", driver.ipc_close);
+}
+
+template <typename Get>
+void find_allocations(const Get& get, Driver& driver) {
+  get("cuMemCreate", driver.allocation_create);
+  get("cuMemRelease", driver.allocation_release);
+  get("cuMemRetainAllocationHandle", driver.allocation_of);
+  get("cuMemExportToShareableHandle", driver.allocation_export);
+  get("cuMemImportFromShareableHandle", driver.allocation_import);
+  get("cuMemAddressReserve", driver.address_reserve);
+  get("cuMemAddressFree", driver.address_free);
+  get("cuMemMap", driver.memory_map);
+  get("cuMemUnmap", driver.memory_unmap);
+  get("cuMemSetAccess", driver.memory_access);
 }
 
 template <typename Get>
@@ -94,6 +111,36 @@ std::string describe(const Driver& driver, int ordinal) {
          std::to_string(minor) + ")";
 }
 
+// Atomics that the link itself does are what the driver tells of NVLink; PCIe has none.
+std::string link_of(const Driver& driver, int one, int other) {
+  int device = 0;
+  int peer = 0;
+  int can = 0;
+  int atomics = 0;
+  if (driver.device_get(&device, one) != 0 || driver.device_get(&peer, other) != 0 ||
+      driver.device_can_access_peer(&can, device, peer) != 0 || can == 0) {
+    return "by way of the host";
+  }
+  const bool is_fast =
+      driver.device_pair_attribute(&atomics, kPairNativeAtomics, device, peer) == 0 && atomics != 0;
+  return is_fast ? "over NVLink" : "over PCIe";
+}
+
+// How devices reach each other: "; all pairs over NVLink", "; 0-1 over NVLink; 0-2, 1-2 over PCIe".
+std::string describe_links(const Driver& driver, int count) {
+  std::map<std::string, std::string> pairs;
+  for (int one = 0; one < count; ++one) {
+    for (int other = one + 1; other < count; ++other) {
+      std::string& list = pairs[link_of(driver, one, other)];
+      list += (list.empty() ? "" : ", ") + std::to_string(one) + "-" + std::to_string(other);
+    }
+  }
+  if (pairs.size() == 1 && count > 2) return "; all pairs " + pairs.begin()->first;
+  std::string text;
+  for (const auto& [link, list] : pairs) text.append("; ").append(list).append(" ").append(link);
+  return text;
+}
+
 }  // namespace
 
 bool open_driver(const char* name, Driver* driver, std::string* why) {
@@ -111,6 +158,7 @@ bool open_driver(const char* name, Driver* driver, std::string* why) {
   };
   find_devices(get, *driver);
   find_memory(get, *driver);
+  find_allocations(get, *driver);
   find_streams(get, *driver);
   if (missing.empty()) return true;
   *why = missing;
@@ -154,7 +202,7 @@ std::string driver_summary(const Driver& driver) {
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     text += (ordinal == 0 ? ": " : ", ") + describe(driver, ordinal);
   }
-  return text;
+  return text + describe_links(driver, count);
 }
 
 std::string driver_summary() {

@@ -26,6 +26,26 @@ struct Uuid {
 struct IpcHandle {
   unsigned char bytes[64];
 };
+// CUmemGenericAllocationHandle, CUmemAllocationProp and CUmemAccessDesc: memory apart from its
+// addresses, which descriptors can name.
+using AllocationHandle = std::uint64_t;
+struct MemoryLocation {
+  int type = 1;  // a device
+  int ordinal = 0;
+};
+struct AllocationProperties {
+  int type = 1;          // pinned
+  int handle_types = 1;  // kHandleDescriptor
+  MemoryLocation location;
+  void* reserved = nullptr;
+  unsigned char flags[8] = {};
+};
+static_assert(sizeof(AllocationProperties) == 32);
+struct MemoryAccess {
+  MemoryLocation location;
+  int flags = 3;  // reads and writes
+};
+static_assert(sizeof(MemoryAccess) == 12);
 
 // Of CUresult and other enums, fixed by the driver's ABI.
 inline constexpr int kErrorOutOfMemory = 2;
@@ -35,6 +55,9 @@ inline constexpr int kAttributeMultiprocessors = 16;
 inline constexpr int kAttributeMajor = 75;
 inline constexpr int kAttributeMinor = 76;
 inline constexpr int kAttributeCooperative = 95;
+inline constexpr int kAttributeDescriptors = 103;
+inline constexpr int kHandleDescriptor = 1;
+inline constexpr int kPairNativeAtomics = 3;
 inline constexpr int kPointerMemoryType = 2;
 inline constexpr int kPointerDevice = 9;
 inline constexpr int kMemoryTypeDevice = 2;
@@ -60,6 +83,7 @@ struct Driver {
   int (*device_attribute)(int* value, int attribute, int device);
   int (*device_uuid)(Uuid* uuid, int device);
   int (*device_can_access_peer)(int* can, int device, int peer);
+  int (*device_pair_attribute)(int* value, int attribute, int device, int peer);
   int (*error_text)(int error, const char** text);
   int (*error_name)(int error, const char** name);
   // Contexts are primary ones, which all libraries of the process share.
@@ -83,6 +107,21 @@ struct Driver {
   int (*ipc_get)(IpcHandle* handle, Address memory);
   int (*ipc_open)(Address* memory, IpcHandle handle, unsigned int flags);
   int (*ipc_close)(Address memory);
+  int (*allocation_create)(AllocationHandle* handle, std::size_t bytes,
+                           const AllocationProperties* properties, std::uint64_t flags);
+  int (*allocation_release)(AllocationHandle handle);
+  int (*allocation_of)(AllocationHandle* handle, void* address);
+  int (*allocation_export)(void* descriptor, AllocationHandle handle, int type,
+                           std::uint64_t flags);
+  int (*allocation_import)(AllocationHandle* handle, void* descriptor, int type);
+  int (*address_reserve)(Address* address, std::size_t bytes, std::size_t alignment, Address hint,
+                         std::uint64_t flags);
+  int (*address_free)(Address address, std::size_t bytes);
+  int (*memory_map)(Address address, std::size_t bytes, std::size_t offset, AllocationHandle handle,
+                    std::uint64_t flags);
+  int (*memory_unmap)(Address address, std::size_t bytes);
+  int (*memory_access)(Address address, std::size_t bytes, const MemoryAccess* access,
+                       std::size_t count);
   int (*stream_create)(StreamHandle* stream, unsigned int flags);
   int (*stream_destroy)(StreamHandle stream);
   int (*stream_synchronize)(StreamHandle stream);
@@ -112,7 +151,8 @@ Status check(const Driver& driver, int error, const std::string& what);
 // "CUDA_ERROR_INVALID_VALUE (invalid argument)"
 std::string error_text(const Driver& driver, int error);
 
-// For users: "driver 13.0, 2 devices: 0 NVIDIA H200 (sm_90), ...", or why there is none.
+// For users: "driver 13.0, 2 devices: 0 NVIDIA H200 (sm_90), ...; all pairs over NVLink", or why
+// there is none.
 std::string driver_summary();
 // The same of a given driver.
 std::string driver_summary(const Driver& driver);

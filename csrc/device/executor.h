@@ -4,7 +4,10 @@
 //   release
 //
 // It is runtime/execution.cpp with threads: the same rows in the same order, the same fold from the
-// left, so the same bits. A row has two meetings of the block, one before its bytes and one after.
+// left, so the same bits. A row has two meetings of the block, one before its bytes and one after;
+// a joined lane has two in all:
+//
+//   for tile: wait for all rooms, publish -> for row: combine -> target, slots -> release all
 #pragma once
 
 #include <cstddef>
@@ -21,7 +24,9 @@ namespace pycoll::device {
 
 // The block's own fast memory.
 struct Shared {
-  Slot slots[plan::kRecvMax + plan::kSendMax];  // of the current row: received ones, then rooms
+  // Of a row, kPortsOfRow: received ones, then rooms. The current row's are the first ones, or
+  // those of its number in a joined lane.
+  Slot slots[kJoinedRowsMax * kPortsOfRow];
 };
 
 // `Arrays` is where the caller's elements lie: OneArray or ManyArrays.
@@ -51,7 +56,6 @@ class Executor {
 
  private:
   static constexpr int kInFlight = Reduction::kInFlight;
-  static constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
 
   // The block's beat, told to the host.
   PYCOLL_DEVICE std::uint32_t begin() {
@@ -64,52 +68,48 @@ class Executor {
     return beat;
   }
 
+  // One place moves bytes, for both kinds of lanes: it is most of the code.
   PYCOLL_DEVICE void run_lane() {
+    const bool joined = !Protocol::kDataBehindHeader && program_.chains != nullptr;
     const LaneRange lane = program_.lanes[block() % program_.lane_count];
-    const Range longest = share_of(program_.longest);
-    const std::uint64_t tiles =
-        longest.length == 0 ? 1 : div_ceil(longest.length, program_.segment_length);
-    for (std::uint64_t tile = 0; tile < tiles; ++tile) {
+    if (joined && thread() < program_.channel_count) chain_ = program_.chains[thread()];
+    for (std::uint64_t tile = 0; tile < program_.tiles; ++tile) {
+      bool went_well = !joined || open_channel(tile);
+      if (joined && sync_any(!went_well)) return;
       for (std::uint32_t index = lane.begin; index < lane.end; ++index) {
-        row_ = &program_.rows[index];
-        place_ = &program_.places[index];
-        if (find_segment(tile, tiles) && !run_row()) return;
+        if (!find_segment(index, tile)) continue;
+        slots_ = shared_.slots + (joined ? index * kPortsOfRow : 0);
+        if (!joined && sync_any(!open_slots())) return;
+        // Who has to stop says so to its warp first: lanes that read lines stay together.
+        const bool stops =
+            warp_any(!went_well || !(joined ? await_header_in(index) : await_late_headers()));
+        went_well = !stops && move();
+        if (joined && stops) break;
+        if (joined) continue;
+        // All is read and written behind this, so slots may be given back and headers sent.
+        if (sync_any(!went_well)) return;
+        close_slots();
       }
+      if (!joined) continue;
+      if (sync_any(!went_well)) return;
+      close_channel();
     }
   }
 
-  PYCOLL_DEVICE Range share_of(std::uint64_t length) const {
-    const std::uint64_t granule = kGranuleBytes / program_.item_bytes;
-    const Range part = partition(div_ceil(length, granule), program_.shares, share_);
-    const std::uint64_t begin = part.offset * granule;
-    if (begin >= length) return {length, 0};
-    const std::uint64_t end = begin + part.length * granule;
-    return {begin, (end < length ? end : length) - begin};
-  }
-
-  // The row's bytes in this tile; false if it has nothing to do.
-  PYCOLL_DEVICE bool find_segment(std::uint64_t tile, std::uint64_t tiles) {
+  // The row and its bytes in this tile; false if it has nothing to do.
+  PYCOLL_DEVICE bool find_segment(std::uint32_t index, std::uint64_t tile) {
+    row_ = &program_.rows[index];
+    place_ = &program_.places[index * program_.shares + share_];
     skip_ = 0;
     bytes_ = 0;
-    if (row_->chunk == plan::kToken) return tile + 1 == tiles;
-    const Range share = share_of(place_->length);
+    if (row_->chunk == plan::kToken) return tile + 1 == program_.tiles;
+    if (place_->length == kAbsent) return false;
     const std::uint64_t offset = tile * program_.segment_length;
-    if (offset >= share.length) return tile == 0;  // travels empty, as a header
-    const std::uint64_t left = share.length - offset;
+    if (offset >= place_->length) return tile == 0;  // travels empty, as a header
+    const std::uint64_t left = place_->length - offset;
     const std::uint64_t length = left < program_.segment_length ? left : program_.segment_length;
-    skip_ = (share.offset + offset) * program_.item_bytes;
+    skip_ = offset * program_.item_bytes;
     bytes_ = static_cast<std::uint32_t>(length) * program_.item_bytes;
-    return true;
-  }
-
-  PYCOLL_DEVICE bool run_row() {
-    bool went_well = open_slots();
-    if (sync_any(!went_well)) return false;
-    // Lanes of a warp stay together, since they read lines together.
-    went_well = !warp_any(!await_late_headers()) && move();
-    // All is read and written behind this, so slots may be given back and headers sent.
-    if (sync_any(!went_well)) return false;
-    close_slots();
     return true;
   }
 
@@ -132,10 +132,14 @@ class Executor {
     // A communicator that stopped stays stopped, so it does not matter that this comes early.
     const std::uint64_t step = load(&port->step);
     store(&port->step, step + 1);
-    const Slot slot{port->slots + step % kDepth * program_.slot_stride, step, port};
+    const Slot slot = slot_at(port, step);
     shared_.slots[thread()] = slot;
     if (!receives()) return await_room(slot);
     return Protocol::kDataBehindHeader ? await_header(slot) : true;
+  }
+
+  PYCOLL_DEVICE Slot slot_at(Port* port, std::uint64_t step) const {
+    return {port->slots + step % kDepth * program_.slot_stride, step, port};
   }
 
   // Paired with the release in close_slots() of the receiver: its reads come before our writes.
@@ -148,7 +152,9 @@ class Executor {
   }
 
   // What both ends of a segment must agree on.
-  PYCOLL_DEVICE std::uint64_t expectation() const { return program_.agreement + bytes_ * kOdd; }
+  PYCOLL_DEVICE std::uint64_t expectation() const {
+    return (place_->agreement & ~kLengthMask) | bytes_;
+  }
 
   // Paired with close_slots() of the sender. A line of Ll: its halves carry flags of their own.
   PYCOLL_DEVICE bool await_header(const Slot& slot) {
@@ -176,8 +182,50 @@ class Executor {
     if (receives()) return store_release(slot.port->credit, slot.step + 1);
     // Behind what all threads of the block wrote, by the meeting before.
     if (fences()) fence();
+    publish(slot);
+  }
+
+  PYCOLL_DEVICE void publish(const Slot& slot) const {
     store16_relaxed(slot.port->headers + slot.step % kDepth,
                     Ll::line(expectation(), Ll::flag(slot.step)));
+  }
+
+  // --- joined lanes; thread i looks after channel i, all its uses in a tile
+
+  // Room for all that the channel carries in this tile. Headers need not come behind their data,
+  // whose lines tell for themselves that they are there: they only tell what they are of.
+  PYCOLL_DEVICE bool open_channel(std::uint64_t tile) {
+    if (thread() >= program_.channel_count) return true;
+    port_ = program_.ports[thread() * program_.shares + share_];
+    first_step_ = load(&port_->step);
+    std::uint64_t step = first_step_;
+    bool went_well = true;
+    for (const std::uint16_t use : chain_.uses) {
+      if (use == kNoUse || !find_segment(use / kPortsOfRow, tile)) continue;
+      const Slot slot = slot_at(port_, step++);
+      shared_.slots[use] = slot;
+      if (use % kPortsOfRow < plan::kRecvMax || !went_well) continue;
+      went_well = await_room(slot);
+      if (went_well) publish(slot);
+    }
+    store(&port_->step, step);
+    return went_well;
+  }
+
+  PYCOLL_DEVICE bool await_header_in(std::uint32_t row) {
+    for (const std::uint16_t use : chain_.uses) {
+      const bool is_here = use / kPortsOfRow == row && use % kPortsOfRow < plan::kRecvMax;
+      if (is_here && !await_header(shared_.slots[use])) return false;
+    }
+    return true;
+  }
+
+  // All is read behind the meeting.
+  PYCOLL_DEVICE void close_channel() {
+    if (thread() >= program_.channel_count) return;
+    if (chain_.uses[0] % kPortsOfRow >= plan::kRecvMax) return;
+    const std::uint64_t step = load(&port_->step);
+    if (step != first_step_) store_release(port_->credit, step);
   }
 
   // --- bytes
@@ -223,7 +271,7 @@ class Executor {
       if (!move_units(first, units)) return false;
     }
     for (int i = 0; i < row_->send_count; ++i) {
-      protocol_.finish(shared_.slots[plan::kRecvMax + i], bytes_, program_.slot_stride);
+      protocol_.finish(slots_[plan::kRecvMax + i], bytes_, program_.slot_stride);
     }
     return true;
   }
@@ -269,7 +317,7 @@ class Executor {
       if (unit >= units) continue;
       if (Arrays::exists(local)) {
         next[i] = arrays_.load_at(local, protocol_.offset(unit), valid_bytes(unit));
-      } else if (!protocol_.receive(shared_.slots[slot], unit, bytes_, &next[i], wait_)) {
+      } else if (!protocol_.receive(slots_[slot], unit, bytes_, &next[i], wait_)) {
         return false;
       }
     }
@@ -291,7 +339,7 @@ class Executor {
         arrays_.store_at(to, protocol_.offset(unit), value[i], valid_bytes(unit));
       }
       for (int peer = 0; peer < row_->send_count; ++peer) {
-        protocol_.send(shared_.slots[plan::kRecvMax + peer], unit, bytes_, value[i]);
+        protocol_.send(slots_[plan::kRecvMax + peer], unit, bytes_, value[i]);
       }
     }
   }
@@ -303,10 +351,15 @@ class Executor {
   Shared& shared_;
   Wait wait_;
   std::uint32_t share_;
+  Slot* slots_ = nullptr;  // of the current row
   const plan::Row* row_ = nullptr;
   const Place* place_ = nullptr;
-  std::uint64_t skip_ = 0;   // bytes from element 0 of the chunk to the segment
+  std::uint64_t skip_ = 0;   // bytes from the share's first element of the chunk to the segment
   std::uint32_t bytes_ = 0;  // of the segment
+  // This thread's channel of a joined lane, and its steps when the tile began.
+  Chain chain_{{kNoUse, kNoUse}};
+  Port* port_ = nullptr;
+  std::uint64_t first_step_ = 0;
 };
 
 }  // namespace pycoll::device

@@ -1,6 +1,7 @@
 #include "device/gpu.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -108,7 +109,15 @@ Status Gpu::start(std::span<const std::byte> image) {
     status =
         check(driver_, driver_.context_retain(&context_, device_), "make the context of " + name);
   }
+  char text[64] = {};
+  if (status.ok()) {
+    status = check(driver_, driver_.device_name(text, sizeof(text) - 1, device_), "name " + name);
+  }
   if (!status.ok()) return status;
+  name_ = text;
+  int descriptors = 0;
+  has_descriptors_ = driver_.device_attribute(&descriptors, kAttributeDescriptors, device_) == 0 &&
+                     descriptors != 0;
   const Current current(*this);
   return current.status().ok() ? load(image) : current.status();
 }
@@ -159,23 +168,37 @@ Status Gpu::load(std::span<const std::byte> image) {
   return Status();
 }
 
+int Gpu::find(const Uuid& uuid) const {
+  int count = 0;
+  if (driver_.device_count(&count) != 0) return -1;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    int device = 0;
+    Uuid found{};
+    if (driver_.device_get(&device, ordinal) != 0) continue;
+    if (driver_.device_uuid(&found, device) != 0) continue;
+    if (std::memcmp(&found, &uuid, sizeof(Uuid)) == 0) return ordinal;
+  }
+  return -1;
+}
+
+bool Gpu::can_reach(int ordinal) const {
+  int peer = 0;
+  int can = 0;
+  if (ordinal == ordinal_) return true;  // of which the driver says that it cannot
+  return driver_.device_get(&peer, ordinal) == 0 &&
+         driver_.device_can_access_peer(&can, device_, peer) == 0 && can != 0;
+}
+
 Status Gpu::reach(int ordinal) const {
   if (ordinal == ordinal_) return Status();
   const std::string pair =
       "device " + std::to_string(ordinal_) + " reach device " + std::to_string(ordinal);
   int peer = 0;
-  int can = 0;
   ContextHandle context = nullptr;
   Status status = check(driver_, driver_.device_get(&peer, ordinal), "let " + pair);
   if (status.ok()) {
-    status = check(driver_, driver_.device_can_access_peer(&can, device_, peer), "let " + pair);
+    status = check(driver_, driver_.context_retain(&context, peer), "let " + pair);
   }
-  if (!status.ok()) return status;
-  if (can == 0) {
-    return unusable("the machine does not let " + pair +
-                    " (neither NVLink nor peer access over PCIe): pass arrays in host memory");
-  }
-  status = check(driver_, driver_.context_retain(&context, peer), "let " + pair);
   if (!status.ok()) return status;
   const Current current(*this);
   if (!current.status().ok()) return current.status();

@@ -66,14 +66,20 @@ class Gpu {
   int ordinal() const { return ordinal_; }
   ContextHandle context() const { return context_; }
   const Uuid& uuid() const { return uuid_; }
+  const std::string& name() const { return name_; }
   // Blocks of kThreadsMax threads, of any kernel, that run at the same time.
   std::uint32_t blocks_max() const { return blocks_max_; }
+  // Whether its memory can have descriptors (shared_memory.h).
+  bool has_descriptors() const { return has_descriptors_; }
   FunctionHandle kernel(Protocol protocol, KernelKind kind) const {
     return kernels_[static_cast<std::size_t>(protocol)][static_cast<std::size_t>(kind)];
   }
   FunctionHandle copier() const { return copier_; }
-  // Lets kernels reach the memory of another device of this process. kInvalidArgument where the
-  // machine cannot; ok for the same device.
+  // The number of the device that this process sees by this identity; -1 if it sees none.
+  int find(const Uuid& uuid) const;
+  // Whether the machine lets kernels reach the memory of another device; true for the same device.
+  bool can_reach(int ordinal) const;
+  // Lets them. Requires: can_reach().
   Status reach(int ordinal) const;
 
  private:
@@ -86,7 +92,9 @@ class Gpu {
   int device_ = 0;
   ContextHandle context_ = nullptr;
   Uuid uuid_{};
+  std::string name_;
   std::uint32_t blocks_max_ = 0;
+  bool has_descriptors_ = false;
   FunctionHandle copier_ = nullptr;
   std::array<std::array<FunctionHandle, kKernelKindCount>, kProtocolCount> kernels_{};
 };

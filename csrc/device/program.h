@@ -30,6 +30,10 @@ inline constexpr std::uint32_t kGranuleBytes = 128;
 
 inline constexpr std::uint32_t kThreadsMax = 512;
 
+// A header holds a hash of what ranks agree on, and in its low bits the segment's bytes: whoever
+// carries the segment knows nothing else of it.
+inline constexpr std::uint64_t kLengthMask = (std::uint64_t{1} << 17) - 1;
+
 // One end of a channel, in its own rank's device memory; the other rank's end mirrors it. Slots and
 // headers lie with the receiver, the credit with the sender: everybody polls its own memory.
 //
@@ -65,13 +69,31 @@ struct Control {
   std::uint32_t reserved;
 };
 
-// Where a row's operands lie: bytes from the beginning of input or output to element 0 of the
-// chunk. Nothing for scratch, whose slot the row names.
+// What a row is for one share: no division is left to kernels.
 struct Place {
+  // Bytes from the beginning of input or output to the share's first element of the chunk. Nothing
+  // for scratch, whose slot the row names.
   std::uint64_t source;
   std::uint64_t target;
-  std::uint64_t length;  // elements of the chunk
+  std::uint64_t length;     // elements; kAbsent: the share has no part in the row
+  std::uint64_t agreement;  // hash of what both ends of each of the row's channels must agree on
 };
+inline constexpr std::uint64_t kAbsent = ~std::uint64_t{0};
+
+// A lane whose rows run between two meetings of the block instead of two meetings each, all of
+// whose channels are opened together; see joins() in binding.cpp for which lanes that is.
+inline constexpr std::uint32_t kJoinedRowsMax = 16;
+inline constexpr std::uint32_t kJoinedChannelsMax = 32;  // one per thread of the smallest block
+inline constexpr std::uint32_t kPortsOfRow = plan::kRecvMax + plan::kSendMax;
+// Of one channel in one tile: half of the segments that it holds.
+inline constexpr std::uint32_t kUsesMax = kDepth / 2;
+
+// The uses of one channel in a joined lane, in the order of the rows: kPortsOfRow * row + the
+// channel's place among the row's received ones, or kRecvMax + that among its sent ones.
+struct Chain {
+  std::uint16_t uses[kUsesMax];
+};
+inline constexpr std::uint16_t kNoUse = 0xffff;
 
 struct LaneRange {
   std::uint32_t begin;
@@ -82,7 +104,8 @@ struct LaneRange {
 // of `control`, `awaited` and `beats` the host's, mapped.
 struct Program {
   const plan::Row* rows;
-  const Place* places;  // one per row
+  const Place* places;  // of row r and share s at [r * shares + s]
+  const Chain* chains;  // one per channel where the only lane is joined, else nullptr
   Port* const* ports;   // of channel c of the plan and share s at [c * shares + s]
   std::byte* scratch;   // shares * scratch_slots slots
   Control* control;
@@ -91,13 +114,13 @@ struct Program {
   std::uint32_t* runs;     // the beats once more, where a block reads them fast
   LaneRange lanes[plan::kLanesMax];
   std::uint32_t lane_count;
+  std::uint32_t channel_count;
   std::uint32_t shares;
   std::uint32_t scratch_slots;
   std::uint32_t slot_stride;     // bytes from one slot of a channel to the next
   std::uint64_t scratch_stride;  // the same of scratch
   std::uint64_t segment_length;  // elements
-  std::uint64_t longest;         // elements of the longest chunk of the operation
-  std::uint64_t agreement;       // hash of the descriptor
+  std::uint64_t tiles;           // of every share, at least 1
   std::uint32_t item_bytes;
   std::uint32_t divisor;  // of final values; 0 if nothing is divided
   std::uint32_t label;    // what the host calls it

@@ -14,8 +14,6 @@ namespace {
 
 // Below, latency counts, and LL needs no fences; above, LL's flags would be half of the bytes.
 constexpr std::uint64_t kLlBytesMax = 64 * 1024;
-// What one more block per lane is worth.
-constexpr std::uint64_t kBytesPerShare = 128 * 1024;
 
 std::uint64_t bytes_of(const runtime::CollectiveRequest& request) {
   std::uint64_t count = 0;
@@ -35,9 +33,9 @@ std::string key_of(const runtime::CollectiveRequest& request) {
 }
 
 // Enough for one unit each of the longest segment, in whole warps.
-std::uint32_t threads_for(const Program& program) {
-  const std::uint64_t share = div_ceil(program.longest, program.shares);
-  const std::uint64_t segment = std::min<std::uint64_t>(share, program.segment_length);
+std::uint32_t threads_for(const Binding& binding) {
+  const Program& program = binding.program;
+  const std::uint64_t segment = std::min<std::uint64_t>(binding.longest, program.segment_length);
   const std::uint64_t units = div_ceil(segment * program.item_bytes, kPackBytes);
   const std::uint64_t wanted = round_up(std::max<std::uint64_t>(units, 1), kWarp);
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, kThreadsMax));
@@ -72,8 +70,10 @@ std::string Programs::name(std::uint32_t label) const {
   return label < names_.size() ? names_[label] : "device operation";
 }
 
-std::uint32_t Programs::enter_name(const runtime::CollectiveRequest& request) {
-  std::string text = "device " + transport::to_text(request.descriptor);
+std::uint32_t Programs::enter_name(const Job& job) {
+  std::string text =
+      "device " + (job.messages != nullptr ? to_text(*job.messages)
+                                           : transport::to_text(job.request->descriptor));
   const std::lock_guard<std::mutex> lock(naming_);
   const auto found = std::find(names_.begin(), names_.end(), text);
   const auto label = static_cast<std::uint32_t>(found - names_.begin());
@@ -81,9 +81,8 @@ std::uint32_t Programs::enter_name(const runtime::CollectiveRequest& request) {
   return label;
 }
 
-Status Programs::find(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                      const std::function<Status()>& quiet, Prepared** found) {
-  const std::string key = key_of(request);
+Status Programs::find(const Job& job, const std::function<Status()>& quiet, Prepared** found) {
+  const std::string key = job.messages != nullptr ? key_of(*job.messages) : key_of(*job.request);
   const auto known = known_.find(key);
   if (known != known_.end()) {
     *found = &known->second;
@@ -95,7 +94,7 @@ Status Programs::find(const runtime::CollectiveRequest& request, std::uint32_t l
     forget_uncaptured();
   }
   Prepared made;
-  Status status = prepare(request, lanes, &made);
+  Status status = prepare(job, &made);
   if (status.ok()) *found = &(known_[key] = made);
   return status;
 }
@@ -120,20 +119,32 @@ Status Programs::choose(const runtime::CollectiveRequest& request, std::uint32_t
             std::to_string(channels_.blocks()) + ": choose algorithm=\"ring\" or fewer ranks");
   }
   const std::uint64_t bytes = bytes_of(request);
-  manner->protocol = bytes <= kLlBytesMax ? Protocol::kLl : Protocol::kSimple;
-  const std::uint64_t wanted = std::max<std::uint64_t>(1, div_ceil(bytes, kBytesPerShare));
+  const bool is_small = bytes <= kLlBytesMax && !channels_.some_carried();
+  manner->protocol = is_small ? Protocol::kLl : Protocol::kSimple;
+  const std::size_t ll = static_cast<std::size_t>(Protocol::kLl);
+  const std::uint64_t per_share = is_small ? channels_.shape().segment_bytes[ll] : kBytesPerShare;
+  const std::uint64_t wanted = std::max<std::uint64_t>(1, div_ceil(bytes, per_share));
   manner->shares = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(wanted, std::min(room, channels_.shape().shares)));
   manner->ordered = lanes > 1;
   return Status();
 }
 
-Status Programs::prepare(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                         Prepared* made) {
+Status Programs::bind(const Job& job, Manner* manner, Binding* binding) const {
+  const Shape& shape = channels_.shape();
+  if (job.messages != nullptr) {
+    const std::uint32_t shares = message_shares(shape, channels_.blocks());
+    return device::bind(*job.messages, *job.request, shape, shares, binding);
+  }
+  Status status = choose(*job.request, job.lanes, manner);
+  return status.ok() ? device::bind(*job.request, shape, *manner, binding) : status;
+}
+
+Status Programs::prepare(const Job& job, Prepared* made) {
+  const runtime::CollectiveRequest& request = *job.request;
   Manner manner;
   Binding binding;
-  Status status = choose(request, lanes, &manner);
-  if (status.ok()) status = bind(request, channels_.shape(), manner, &binding);
+  Status status = bind(job, &manner, &binding);
   if (status.ok()) status = need_scratch(binding.scratch_bytes);
   if (!status.ok()) return status;
   const bool reduces = plan::reduces(request.descriptor.collective);
@@ -143,9 +154,9 @@ Status Programs::prepare(const runtime::CollectiveRequest& request, std::uint32_
                               ? kind_of(reduces, request.descriptor.dtype, request.descriptor.op)
                               : KernelKind::kList;
   made->kernel = gpu_->kernel(manner.protocol, kind);
-  made->blocks = binding.program.lane_count * manner.shares;
-  made->threads = threads_for(binding.program);
-  return place(request, binding, made);
+  made->blocks = binding.program.lane_count * binding.program.shares;
+  made->threads = threads_for(binding);
+  return place(job, binding, made);
 }
 
 Status Programs::need_scratch(std::uint64_t bytes) {
@@ -156,16 +167,18 @@ Status Programs::need_scratch(std::uint64_t bytes) {
   return status;
 }
 
-Status Programs::place(const runtime::CollectiveRequest& request, const Binding& binding,
-                       Prepared* made) {
-  const auto rows = std::as_bytes(request.plan->plan().rows);
+Status Programs::place(const Job& job, const Binding& binding, Prepared* made) {
+  const auto rows = std::as_bytes(job.request->plan->plan().rows);
   const auto places = std::as_bytes(std::span(binding.places));
   std::vector<Address> ports;
   ports.reserve(binding.ports.size());
   for (const std::uint32_t port : binding.ports) ports.push_back(channels_.port(port));
   const auto table = std::as_bytes(std::span(ports));
+  const auto chains = std::as_bytes(std::span(binding.chains));
   std::vector<std::byte> all;
-  for (const auto part : {rows, places, table}) all.insert(all.end(), part.begin(), part.end());
+  for (const auto part : {rows, places, table, chains}) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
   made->bytes = all.size();
   Status status = pieces_.take(all.size(), &made->memory);
   if (status.ok()) status = upload_.copy(made->memory, all.data(), all.size());
@@ -173,9 +186,12 @@ Status Programs::place(const runtime::CollectiveRequest& request, const Binding&
 
   const auto at = [](Address address) { return std::bit_cast<std::byte*>(address); };
   Program& program = made->program;
-  program.rows = reinterpret_cast<const plan::Row*>(at(made->memory));
-  program.places = reinterpret_cast<const Place*>(at(made->memory + rows.size()));
-  program.ports = reinterpret_cast<Port* const*>(at(made->memory + rows.size() + places.size()));
+  Address next = made->memory;
+  const auto behind = [&](std::size_t bytes) { return at(std::exchange(next, next + bytes)); };
+  program.rows = reinterpret_cast<const plan::Row*>(behind(rows.size()));
+  program.places = reinterpret_cast<const Place*>(behind(places.size()));
+  program.ports = reinterpret_cast<Port* const*>(behind(table.size()));
+  program.chains = chains.empty() ? nullptr : reinterpret_cast<const Chain*>(behind(chains.size()));
   program.scratch = scratch_.empty() ? nullptr : scratch_.back().pointer<std::byte>();
   // Words are laid out for kernels as for the host.
   const auto* begin = reinterpret_cast<const std::byte*>(words_.control);
@@ -186,7 +202,7 @@ Status Programs::place(const runtime::CollectiveRequest& request, const Binding&
   program.awaited = reinterpret_cast<std::uint32_t*>(shared(words_.awaited.data()));
   program.beats = reinterpret_cast<std::uint32_t*>(shared(words_.beats.data()));
   program.runs = runs_.pointer<std::uint32_t>();
-  program.label = enter_name(request);
+  program.label = enter_name(job);
   return Status();
 }
 

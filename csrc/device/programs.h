@@ -13,6 +13,7 @@
 #include "device/binding.h"
 #include "device/channels.h"
 #include "device/gpu.h"
+#include "device/messages.h"
 #include "device/reserve.h"
 #include "device/watch.h"
 
@@ -30,6 +31,14 @@ struct Prepared {
   std::size_t bytes = 0;
 };
 
+// What is launched: a collective, or messages. `lanes` is the most that any rank's plan of the
+// collective has.
+struct Job {
+  const runtime::CollectiveRequest* request = nullptr;
+  std::uint32_t lanes = 1;
+  const Messages* messages = nullptr;  // of which `request` was made
+};
+
 // One thread at a time; name() apart, which any thread may call. Requires everywhere: the GPU's
 // context is current.
 class Programs {
@@ -44,22 +53,22 @@ class Programs {
   Programs& operator=(const Programs&) = delete;
   Status start();
 
-  // The program of a request, whose memory does not count. `lanes` is the most that any rank's plan
-  // has. `quiet` waits until no launched program runs; it is called when others must make room.
-  Status find(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-              const std::function<Status()>& quiet, Prepared** found);
+  // The program of a job, whose memory does not count. `quiet` waits until no launched program
+  // runs; it is called when others must make room.
+  Status find(const Job& job, const std::function<Status()>& quiet, Prepared** found);
   // What the program of that label does, in words.
   std::string name(std::uint32_t label) const;
   // Nobody may ever use the memory again.
   void abandon();
 
  private:
-  Status prepare(const runtime::CollectiveRequest& request, std::uint32_t lanes, Prepared* made);
+  Status prepare(const Job& job, Prepared* made);
+  Status bind(const Job& job, Manner* manner, Binding* binding) const;
   Status choose(const runtime::CollectiveRequest& request, std::uint32_t lanes,
                 Manner* manner) const;
-  Status place(const runtime::CollectiveRequest& request, const Binding& binding, Prepared* made);
+  Status place(const Job& job, const Binding& binding, Prepared* made);
   Status need_scratch(std::uint64_t bytes);
-  std::uint32_t enter_name(const runtime::CollectiveRequest& request);
+  std::uint32_t enter_name(const Job& job);
   void forget_uncaptured();
 
   std::shared_ptr<const Gpu> gpu_;

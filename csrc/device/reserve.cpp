@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "device/program.h"
+#include "device/shared_memory.h"
 
 namespace pycoll::device {
 namespace {
@@ -39,6 +40,7 @@ Status allocate(const Gpu& gpu, Reserved::Kind kind, std::size_t bytes, const st
   const Gpu::Uncaptured uncaptured(gpu);
   const std::string what = "allocate " + std::to_string(bytes) + " bytes for " + purpose +
                            " on device " + std::to_string(gpu.ordinal());
+  if (kind == Reserved::Kind::kShared) return allocate_shared(gpu, bytes, &made->address);
   if (kind == Reserved::Kind::kDevice) {
     return check(driver, driver.memory_allocate(&made->address, bytes), what);
   }
@@ -64,7 +66,7 @@ Reserved& Reserved::operator=(Reserved&& other) noexcept {
 
 Status Reserved::take(const std::shared_ptr<const Gpu>& gpu, Kind kind, std::size_t bytes,
                       const std::string& purpose, Reserved* memory) {
-  const std::size_t unit = kind == Kind::kDevice ? kDeviceUnit : kHostUnit;
+  const std::size_t unit = kind == Kind::kHost ? kHostUnit : kDeviceUnit;
   const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), unit);
   Reserve& all = reserve();
   Idle found{};

@@ -22,6 +22,7 @@ class Reserved {
  public:
   enum class Kind : std::uint8_t {
     kDevice,  // cuMemAlloc, rounded up so that it can be shared with other processes by itself
+    kShared,  // the same for those that IPC handles are refused for (shared_memory.h)
     kHost,    // pinned and mapped: `host` is where the host finds it
   };
 

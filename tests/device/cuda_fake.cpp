@@ -28,6 +28,9 @@ Settings read_settings() {
   made.version = static_cast<int>(setting("FAKE_CUDA_VERSION", 13000));
   made.seed = setting("FAKE_CUDA_SEED", 1);
   made.peers = setting("FAKE_CUDA_PEERS", 1) != 0;
+  made.corrupts = setting("FAKE_CUDA_CORRUPT", 0) != 0;
+  made.ipc = setting("FAKE_CUDA_IPC", 1) != 0;
+  made.descriptors = setting("FAKE_CUDA_DESCRIPTORS", 1) != 0;
   return made;
 }
 
@@ -192,8 +195,16 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
           const auto held = this->lock();
           device(stream->device).resident -= launch->blocks;
           finish(*stream, stream->ops.front());
-        });
+        },
+        stream->device);
   }
+}
+
+bool Machine::spoils(int origin, std::uintptr_t address) {
+  const auto held = lock();
+  if (!settings_.corrupts) return false;
+  const Allocation* found = find(address, 1);
+  return found != nullptr && !found->host && found->home != origin;
 }
 
 // Between steps of kernels, and when none can move.
@@ -226,6 +237,11 @@ void Machine::run() {
     }
     Emulator emulator({prng_.below(1u << 30) + 1, testing::Fault::kNone});
     emulator_ = &emulator;
+    if (settings_.corrupts) {
+      emulator.spoils = [this](int origin, std::uintptr_t address) {
+        return spoils(origin, address);
+      };
+    }
     start_launches(held);
     held.unlock();
     const bool ended = emulator.run([this](bool stuck) { return host(stuck); });

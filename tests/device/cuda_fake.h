@@ -10,7 +10,9 @@
 //
 // Settings, from the environment: FAKE_CUDA_DEVICES (2), FAKE_CUDA_MEMORY bytes per device,
 // FAKE_CUDA_BLOCKS resident blocks per device (64), FAKE_CUDA_VERSION (13000), FAKE_CUDA_SEED,
-// FAKE_CUDA_PEERS=0 for devices that do not reach each other.
+// FAKE_CUDA_PEERS=0 for devices that do not reach each other, FAKE_CUDA_CORRUPT=1 for devices whose
+// stores to each other arrive wrong, FAKE_CUDA_IPC=0 for a driver without IPC handles,
+// FAKE_CUDA_DESCRIPTORS=0 for one without descriptors of memory.
 #pragma once
 
 #include <condition_variable>
@@ -43,6 +45,7 @@ enum Error : int {
   kNotReady = 600,
   kPeerEnabled = 704,
   kTooLarge = 720,
+  kNotSupported = 801,
   kCaptureUnsupported = 900,
   kCaptureInvalidated = 901,
   kCaptureUnjoined = 904,
@@ -126,6 +129,7 @@ struct Allocation {
   int fd = -1;
   bool host = false;
   bool opened = false;  // of another process
+  int home = 0;         // the device that has it
 };
 
 struct Device {
@@ -143,6 +147,9 @@ struct Settings {
   int version = 13000;
   std::uint64_t seed = 1;
   bool peers = true;
+  bool corrupts = false;
+  bool ipc = true;
+  bool descriptors = true;
 };
 
 // Everything, behind one lock. Functions with Requires: the lock is held.
@@ -171,6 +178,8 @@ class Machine {
   Error export_memory(std::uint64_t address, void* handle);
   Error open_memory(int device, const void* handle, std::uint64_t* address);
   Error close_memory(std::uint64_t address);
+  void enter_memory(std::uint64_t address, const Allocation& memory) { memory_[address] = memory; }
+  void forget_memory(std::uint64_t address) { memory_.erase(address); }
 
   // --- captures; Requires: the lock is held
   std::vector<std::shared_ptr<Capture>> captures;
@@ -181,6 +190,7 @@ class Machine {
   // --- faults that tests ask for
   void fail(const std::string& function, int error, int after, int times);
   int refused(const char* function);
+  void corrupt(bool corrupts) { settings_.corrupts = corrupts; }
 
  private:
   Machine();
@@ -192,6 +202,7 @@ class Machine {
   void begin_launch(Stream& stream, Op& op);
   void finish(Stream& stream, Op& op);
   bool host(bool stuck);
+  bool spoils(int origin, std::uintptr_t address);
   void start_launches(std::unique_lock<std::mutex>& lock);
 
   struct Waiting {

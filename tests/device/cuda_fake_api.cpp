@@ -113,6 +113,7 @@ EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
   *value = 1;
   if (attribute == device::kAttributeMajor) *value = 9;
   if (attribute == device::kAttributeMinor) *value = 0;
+  if (attribute == device::kAttributeDescriptors) *value = machine.settings().descriptors ? 1 : 0;
   if (attribute == device::kAttributeMultiprocessors) {
     *value = static_cast<int>(machine.settings().blocks);
   }
@@ -126,6 +127,12 @@ EXPORT int cuDeviceGetUuid_v2(device::Uuid* uuid, int device) {
 EXPORT int cuDeviceCanAccessPeer(int* can, int device, int peer) {
   BEGIN();
   *can = device != peer && machine.settings().peers ? 1 : 0;  // as the driver: not itself
+  return kSuccess;
+}
+// As over PCIe.
+EXPORT int cuDeviceGetP2PAttribute(int* value, int attribute, int, int) {
+  BEGIN();
+  *value = attribute != device::kPairNativeAtomics && machine.settings().peers ? 1 : 0;
   return kSuccess;
 }
 EXPORT int cuGetErrorName(int error, const char** name) {
@@ -142,7 +149,8 @@ EXPORT int cuGetErrorName(int error, const char** name) {
                                                    {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
                                                    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
                                                    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
-                                                   {907, "CUDA_ERROR_CAPTURED_EVENT"}};
+                                                   {907, "CUDA_ERROR_CAPTURED_EVENT"},
+                                                   {801, "CUDA_ERROR_NOT_SUPPORTED"}};
   const auto found = names.find(error);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kInvalidValue : kSuccess;
@@ -285,6 +293,7 @@ EXPORT int cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, v
 }
 EXPORT int cuIpcGetMemHandle(device::IpcHandle* handle, Address memory) {
   BEGIN_IN_CONTEXT();
+  if (!machine.settings().ipc) return kNotSupported;
   return machine.export_memory(memory, handle);
 }
 EXPORT int cuIpcOpenMemHandle_v2(Address* memory, device::IpcHandle handle, unsigned) {
@@ -304,6 +313,12 @@ EXPORT void pycoll_fake_fail(const char* function, int error, int after, int tim
   Machine& machine = Machine::get();
   const auto held = machine.lock();
   machine.fail(function, error, after, times);
+}
+// Whether stores of kernels to other devices arrive wrong; only while none runs.
+EXPORT void pycoll_fake_corrupt(bool corrupts) {
+  Machine& machine = Machine::get();
+  const auto held = machine.lock();
+  machine.corrupt(corrupts);
 }
 EXPORT std::size_t pycoll_fake_allocated(int ordinal) {
   Machine& machine = Machine::get();

@@ -37,7 +37,7 @@ Error Machine::allocate(int ordinal, std::size_t bytes, bool host, std::uint64_t
   if (bytes == 0) return kInvalidValue;
   const std::size_t rounded = round_up(bytes, kPage);
   if (!host && device(ordinal).allocated + rounded > settings_.memory) return kOutOfMemory;
-  Allocation made{rounded, ordinal, ::memfd_create("fake-cuda", MFD_CLOEXEC), host, false};
+  Allocation made{rounded, ordinal, ::memfd_create("fake-cuda", MFD_CLOEXEC), host, false, ordinal};
   if (made.fd < 0 || ::ftruncate(made.fd, static_cast<off_t>(rounded)) != 0) return kOutOfMemory;
   void* memory = map(made.fd, rounded);
   if (memory == nullptr) return kOutOfMemory;
@@ -96,7 +96,7 @@ Error Machine::open_memory(int ordinal, const void* handle, std::uint64_t* addre
   ::close(fd);
   if (memory == nullptr) return kOutOfMemory;
   *address = reinterpret_cast<std::uint64_t>(memory);
-  memory_[*address] = {exported.bytes, ordinal, -1, false, true};
+  memory_[*address] = {exported.bytes, ordinal, -1, false, true, exported.device};
   return kSuccess;
 }
 

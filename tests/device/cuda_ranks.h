@@ -1,8 +1,12 @@
 // Ranks that are threads of this process on the fake driver's devices, and arrays in their memory.
 #pragma once
 
+#include <sys/socket.h>
+
+#include <algorithm>
 #include <barrier>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -10,6 +14,9 @@
 #include "check.h"
 #include "device/communicator.h"
 #include "device_world.h"
+#include "shm_fixture.h"
+#include "socket_pairs.h"
+#include "transport/tcp.h"
 
 namespace pycoll::testing {
 
@@ -61,6 +68,66 @@ class Table {
   std::barrier<> barrier_;
 };
 
+// Wires between the hosts of ranks that are threads, made when the first of them asks.
+class WireWorld {
+ public:
+  WireWorld(std::size_t size, bool over_tcp) : over_tcp_(over_tcp), wires_(size), ends_(size) {}
+
+  device::Wires of(std::size_t rank) {
+    return [this, rank](std::vector<std::shared_ptr<transport::Transport>>* wires) {
+      std::call_once(made_, [this] { over_tcp_ ? make_tcp() : make_memory(); });
+      wires->push_back(std::move(wires_[rank]));
+      return Status();
+    };
+  }
+  // Peers see what the kernel shows them of a killed process.
+  void cut(std::size_t rank) {
+    for (const UniqueFd& socket : ends_[rank]) ::shutdown(socket.get(), SHUT_RDWR);
+  }
+
+ private:
+  template <typename Attach>
+  void join(const Attach& attach) {
+    for (std::size_t a = 0; a < wires_.size(); ++a) {
+      for (std::size_t b = a + 1; b < wires_.size(); ++b) {
+        SocketPair pair = unix_pair();
+        ends_[a].push_back(duplicate(pair.near));
+        ends_[b].push_back(duplicate(pair.far));
+        attach(a, b, std::move(pair.near));
+        attach(b, a, std::move(pair.far));
+      }
+    }
+  }
+  void make_tcp() {
+    const auto size = static_cast<int>(wires_.size());
+    std::vector<std::shared_ptr<transport::TcpTransport>> made;
+    for (int rank = 0; rank < size; ++rank) {
+      made.push_back(std::make_shared<transport::TcpTransport>(rank, size));
+    }
+    join([&](std::size_t one, std::size_t other, UniqueFd socket) {
+      std::vector<UniqueFd> sockets;
+      sockets.push_back(std::move(socket));
+      const Status status = made[one]->attach(static_cast<int>(other), std::move(sockets), "there");
+      CHECK(status.ok(), "%s", status.message().c_str());
+    });
+    std::copy(made.begin(), made.end(), wires_.begin());
+  }
+  void make_memory() {
+    const auto size = static_cast<int>(wires_.size());
+    std::vector<std::shared_ptr<transport::ShmTransport>> made;
+    for (int rank = 0; rank < size; ++rank) made.push_back(make_shm(rank, size));
+    join([&](std::size_t one, std::size_t other, UniqueFd socket) {
+      attach_shm(*made[one], *made[other], static_cast<int>(other), std::move(socket));
+    });
+    std::copy(made.begin(), made.end(), wires_.begin());
+  }
+
+  bool over_tcp_;
+  std::once_flag made_;
+  std::vector<std::shared_ptr<transport::Transport>> wires_;
+  std::vector<std::vector<UniqueFd>> ends_;
+};
+
 // One rank with a stream of its own, as a thread of a program would have.
 struct CudaRank {
   std::shared_ptr<const device::Gpu> gpu;
@@ -75,12 +142,14 @@ struct CudaOptions {
   std::vector<int> ordinals{};  // of devices, by rank; 0 where there are none
   Nanoseconds timeout = Nanoseconds{20'000'000'000};
   std::uint64_t memory_max = 2 << 20;
-  std::uint64_t machine_of_last = 1;  // another number: the last rank is elsewhere
+  std::vector<std::uint64_t> machines{};  // by rank; one for all where there are none
+  bool over_tcp = false;                  // wires between them; otherwise shared memory
 };
 
 class CudaRanks {
  public:
-  explicit CudaRanks(const CudaOptions& options) : ranks_(options.size) {
+  explicit CudaRanks(const CudaOptions& options)
+      : ranks_(options.size), wires_(options.size, options.over_tcp) {
     Table table(options.size);
     std::vector<std::thread> threads;
     for (std::uint32_t rank = 0; rank < options.size; ++rank) {
@@ -100,6 +169,7 @@ class CudaRanks {
 
   CudaRank& operator[](std::size_t rank) { return ranks_[rank]; }
   std::size_t size() const { return ranks_.size(); }
+  WireWorld& wires() { return wires_; }
 
  private:
   void open(const CudaOptions& options, std::uint32_t number, Table& table) {
@@ -114,7 +184,8 @@ class CudaRanks {
     for (std::uint32_t one = 0; one < options.size; ++one) {
       made.membership.names.push_back("host:" + std::to_string(one));
     }
-    made.membership.machine = number + 1 == options.size ? options.machine_of_last : 1;
+    made.membership.machine = options.machines.empty() ? 1 : options.machines[number];
+    made.membership.wires = wires_.of(number);
     made.membership.process = 7;
     made.membership.memory_max = options.memory_max;
     made.host.count = [](bool) {};
@@ -128,6 +199,7 @@ class CudaRanks {
   }
 
   std::vector<CudaRank> ranks_;
+  WireWorld wires_;
 };
 
 // Device memory of one rank, with what the host sent there in its stream.

@@ -151,16 +151,6 @@ TEST(smaller_channels_are_made_where_memory_is_short) {
   one.check();
 }
 
-TEST(a_rank_of_another_machine_is_named) {
-  CudaRanks ranks({.size = 2, .machine_of_last = 2});
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    CHECK(ranks[rank].opened.message() ==
-              "device arrays travel inside one machine only, and rank 1 (host:1) is on another "
-              "one than rank 0: pass arrays in host memory",
-          "%s", ranks[rank].opened.message().c_str());
-  }
-}
-
 // --- what goes wrong
 
 TEST(a_rank_that_does_not_come_is_named) {

@@ -25,6 +25,12 @@ Driver working_driver() {
     if (one == 1) return 101;
     return *value = attribute == 75 ? 9 : 0, 0;
   };
+  driver.device_can_access_peer = [](int* can, int one, int other) {
+    return *can = one + other != 3 ? 1 : 0, 0;
+  };
+  driver.device_pair_attribute = [](int* value, int attribute, int one, int other) {
+    return *value = attribute == 3 && one + other < 2 ? 1 : 0, 0;
+  };
   driver.error_text = [](int error, const char** text) {
     *text = "no CUDA-capable device is detected";
     return error == 100 ? 0 : 1;
@@ -34,7 +40,23 @@ Driver working_driver() {
 
 TEST(devices_are_listed) {
   const std::string text = device::driver_summary(working_driver());
-  CHECK(text == "driver 13.0, 2 devices: 0 Test 0 (sm_90), 1 unknown", "%s", text.c_str());
+  CHECK(text == "driver 13.0, 2 devices: 0 Test 0 (sm_90), 1 unknown; 0-1 over NVLink", "%s",
+        text.c_str());
+}
+
+TEST(links_are_told) {
+  Driver driver = working_driver();
+  driver.device_count = [](int* count) { return *count = 3, 0; };
+  std::string text = device::driver_summary(driver);
+  CHECK(text.find("; 1-2 by way of the host; 0-1 over NVLink; 0-2 over PCIe") != std::string::npos,
+        "%s", text.c_str());
+  driver.device_pair_attribute = [](int* value, int, int, int) { return *value = 1, 0; };
+  driver.device_can_access_peer = [](int* can, int, int) { return *can = 1, 0; };
+  text = device::driver_summary(driver);
+  CHECK(text.ends_with("; all pairs over NVLink"), "%s", text.c_str());
+  driver.device_count = [](int* count) { return *count = 1, 0; };
+  text = device::driver_summary(driver);
+  CHECK(text == "driver 13.0, 1 device: 0 Test 0 (sm_90)", "%s", text.c_str());
 }
 
 TEST(a_driver_that_fails_says_why) {

@@ -83,6 +83,13 @@ TEST(halves_that_arrive_in_pieces_break_ll) {
   check_found("all_reduce/ring", Protocol::kLl, Fault::kTornHalves, "whole halves of 16 bytes");
 }
 
+// The same of rows without meetings between them.
+TEST(lines_of_joined_lanes_are_all_that_orders_their_data) {
+  check_found("all_reduce/one_shot", Protocol::kLl, Fault::kTornHalves, "whole halves, one-shot");
+  check_found("all_reduce/direct", Protocol::kLl, Fault::kTornHalves, "whole halves, two-shot");
+  check_found("all_reduce/direct", Protocol::kLl128, Fault::kTornLines, "whole lines, two-shot");
+}
+
 std::shared_ptr<const plan::Image> load(testing::PlanBuilder& builder) {
   std::shared_ptr<const plan::Image> image;
   testing::PlanBytes bytes = builder.bytes();

@@ -228,6 +228,7 @@ void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& bu
   device::Program& program = rank.binding.program;
   program.rows = request.plan->plan().rows.data();
   program.places = rank.binding.places.data();
+  program.chains = rank.binding.chains.empty() ? nullptr : rank.binding.chains.data();
   program.ports = rank.table.data();
   program.scratch = rank.scratch.data();
   const device::Words shared = words(number);

@@ -81,6 +81,8 @@ class DeviceWorld {
   void forget_order() { forgets_order_ = true; }
 
   device::Words words(std::uint32_t rank);
+  // Whether the rank's lane was joined in the last run.
+  bool is_joined(std::uint32_t rank) const { return !ranks_[rank].binding.chains.empty(); }
 
  private:
   struct Rank {

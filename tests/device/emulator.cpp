@@ -1,6 +1,7 @@
 #include "emulator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -47,7 +48,8 @@ void copy_masked(unsigned char* to, const unsigned char* from, std::uint32_t mas
 
 }  // namespace
 
-Emulator::Emulator(const EmulatorOptions& options) : prng_(options.seed), fault_(options.fault) {
+Emulator::Emulator(const EmulatorOptions& options)
+    : prng_(options.seed), fault_(options.fault), counts_(options.counts) {
   // From eager to as late as it can be: some errors need one, some the other.
   const std::uint64_t laziness[] = {1, 3, 20, std::uint64_t{1} << 40};
   const std::uint64_t restless[] = {8, 64, 512};
@@ -76,8 +78,9 @@ void Emulator::add_block(std::uint32_t index, std::uint32_t threads,
 
 void Emulator::add_grid(std::uint32_t blocks, std::uint32_t threads,
                         const std::function<void(std::uint32_t block)>& body,
-                        std::function<void()> on_end) {
+                        std::function<void()> on_end, int origin) {
   const auto grid = std::make_shared<Grid>();
+  grid->origin = origin;
   grid->alive = blocks * threads;
   grid->on_end = std::move(on_end);
   for (std::uint32_t block = 0; block < blocks; ++block) {
@@ -107,7 +110,10 @@ bool Emulator::run(const std::function<bool(bool stuck)>& host) {
       if (runnable_.empty()) return false;
     }
   }
-  for (const auto& block : blocks_) drain(*block, true);
+  for (const auto& block : blocks_) {
+    drain(*block, true);
+    if (counts_ != nullptr) counts_->push_back(block->counts);
+  }
   return true;
 }
 
@@ -188,7 +194,10 @@ bool Emulator::meet(Meeting& meeting, std::uint32_t expected, bool value) {
 bool Emulator::sync_any(bool value) {
   Block& block = *threads_[current_].block;
   // Counted by the last to come, before anybody goes on.
-  if (block.meeting.arrived + 1 == block.threads && fault_ != Fault::kNoMeeting) ++block.epoch;
+  if (block.meeting.arrived + 1 == block.threads) {
+    ++block.counts.meetings;
+    if (fault_ != Fault::kNoMeeting) ++block.epoch;
+  }
   return meet(block.meeting, block.threads, value);
 }
 
@@ -205,23 +214,28 @@ void Emulator::load(const void* from, void* to, std::size_t bytes, Order order) 
   const std::uint32_t mask = mask_of(address, bytes);
   alignas(8) unsigned char granule[16];
   std::memcpy(granule + address % 16, from, bytes);
+  if (order == Order::kAcquireRelease) ++block.counts.acquires;
   if (order == Order::kAcquireRelease && fault_ != Fault::kNoAcquire) block.seen.clear();
+  // What the block stored is never older than what it has seen, also when it has left the buffer.
+  const auto own = block.stored.find(address / 16);
+  const std::uint32_t owned = own == block.stored.end() ? 0 : mask & own->second.mask;
+  if (owned != 0) copy_masked(granule, own->second.bytes, owned);
   if (order == Order::kWeak) {
     Granule& seen = block.seen[address / 16];
-    copy_masked(seen.bytes, granule, mask & ~seen.mask);
+    copy_masked(seen.bytes, granule, mask & (~seen.mask | owned));
     seen.mask |= mask;
     copy_masked(granule, seen.bytes, mask);
   }
-  const auto own = block.stored.find(address / 16);
-  if (own != block.stored.end()) copy_masked(granule, own->second.bytes, mask & own->second.mask);
   std::memcpy(to, granule + address % 16, bytes);
 }
 
 void Emulator::store(void* to, const void* from, std::size_t bytes, Order order) {
   now_and_then();
-  if (order == Order::kAcquireRelease) fence();
+  if (order == Order::kAcquireRelease) order_memory();
   const Thread& thread = threads_[current_];
   Block& block = *thread.block;
+  block.counts.releases += order == Order::kAcquireRelease ? 1 : 0;
+  block.counts.lines += order == Order::kRelaxed && bytes == 16 ? 1 : 0;
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   PYCOLL_ASSERT(address % bytes == 0, "%zu bytes at %p", bytes, to);
   const std::uint32_t mask = mask_of(address, bytes);
@@ -244,6 +258,11 @@ void Emulator::store(void* to, const void* from, std::size_t bytes, Order order)
 }
 
 void Emulator::fence() {
+  ++threads_[current_].block->counts.fences;
+  order_memory();
+}
+
+void Emulator::order_memory() {
   now_and_then();
   Block& block = *threads_[current_].block;
   if (fault_ != Fault::kNoAcquire) block.seen.clear();
@@ -302,7 +321,12 @@ bool Emulator::deliver_line(Block& block, std::uintptr_t key) {
 
 void Emulator::deliver(Block& block, std::uintptr_t key, std::uint32_t mask) {
   Granule& stored = block.stored[key];
-  copy_masked(reinterpret_cast<unsigned char*>(key * 16), stored.bytes, stored.mask & mask);
+  auto* memory = reinterpret_cast<unsigned char*>(key * 16);
+  const std::uint32_t arriving = stored.mask & mask;
+  copy_masked(memory, stored.bytes, arriving);
+  if (spoils && arriving != 0 && spoils(block.grid->origin, key * 16)) {
+    memory[std::countr_zero(arriving)] ^= 0x40;
+  }
   ++delivered_;
   wake(key / kGranulesOfLine);
   stored.mask &= ~mask;

@@ -37,9 +37,20 @@ enum class Fault : std::uint8_t {
   kNoMeeting,   // sync_any gives its answer without order of memory
 };
 
+// What a block has done that costs time on a device.
+struct Counts {
+  std::uint64_t meetings = 0;
+  std::uint64_t fences = 0;
+  std::uint64_t releases = 0;
+  std::uint64_t acquires = 0;
+  std::uint64_t lines = 0;  // of 16 bytes stored for peers to poll
+};
+
 struct EmulatorOptions {
   std::uint64_t seed = 1;
   Fault fault = Fault::kNone;
+  std::vector<Counts>* counts =
+      nullptr;  // where given: of every block, in the order of add_block()
 };
 
 class Emulator final : public device::Emulation {
@@ -52,8 +63,13 @@ class Emulator final : public device::Emulation {
 
   // A kernel: blocks from 0 up, each of which runs `body`. `on_end` is called, in run(), when all
   // have ended and what they stored is in memory; it may add more.
+  // `origin` is the number of its device.
   void add_grid(std::uint32_t blocks, std::uint32_t threads,
-                const std::function<void(std::uint32_t block)>& body, std::function<void()> on_end);
+                const std::function<void(std::uint32_t block)>& body, std::function<void()> on_end,
+                int origin = 0);
+
+  // Asked of every store that reaches memory, if there is one: whether it arrives wrong.
+  std::function<bool(int origin, std::uintptr_t address)> spoils;
 
   // Until all blocks have ended: true. `host` is called now and then, and with `stuck` when nothing
   // can move; it says whether it has written memory that device code reads. False if nothing moves
@@ -90,6 +106,7 @@ class Emulator final : public device::Emulation {
   struct Grid {
     std::uint32_t alive = 0;  // threads
     std::function<void()> on_end;
+    int origin = 0;
   };
   struct Block {
     std::shared_ptr<Grid> grid;  // nullptr: of none
@@ -101,6 +118,7 @@ class Emulator final : public device::Emulation {
     std::unordered_map<std::uintptr_t, Granule> stored;  // by granule number
     std::vector<std::uintptr_t> order;                   // its keys, for drawing
     std::unordered_map<std::uintptr_t, Granule> seen;    // what weak loads may give again
+    Counts counts;
   };
   struct Thread {
     Block* block = nullptr;
@@ -119,11 +137,13 @@ class Emulator final : public device::Emulation {
   bool deliver_one(bool with_late);
   void deliver(Block& block, std::uintptr_t key, std::uint32_t mask);
   bool deliver_line(Block& block, std::uintptr_t key);
+  void order_memory();
   void drain(Block& block, bool all);
   void end_grid(const std::shared_ptr<Grid>& grid);
 
   Prng prng_;
   Fault fault_;
+  std::vector<Counts>* counts_;
   std::uint64_t laziness_;  // a store in so many switches reaches memory
   std::uint64_t restless_;  // a switch in so many accesses
   std::uint64_t slowness_;  // so many threads in eight are slow

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import ThreadWorld
 
 import pycoll
-from pycoll import InvalidArgumentError
-from pycoll.bench.cuda import Stream
+from pycoll import InvalidArgumentError, PycollError
+from pycoll.bench.cuda import Stream, array
 
 
-def on_stream(function: Callable[[pycoll.Communicator], Any]) -> Callable[..., Any]:
+def on_stream(
+    function: Callable[[pycoll.Communicator], Any],
+    stream_of: Callable[[pycoll.Communicator], Stream] = lambda _: Stream(),
+) -> Callable[..., Any]:
     """The function, with a stream of its own rank as the current one."""
 
     def run(comm: pycoll.Communicator) -> Any:
-        stream = comm.__dict__.setdefault("_test_stream", None) or Stream()
+        stream = comm.__dict__.setdefault("_test_stream", None) or stream_of(comm)
         comm.__dict__["_test_stream"] = stream
         with stream:
             return function(comm)
@@ -33,3 +38,27 @@ def text_of(call: Callable[[], Any]) -> str:
     with pytest.raises(InvalidArgumentError) as caught:
         call()
     return str(caught.value)
+
+
+def failure_of(call: Callable[[], Any], seconds: float = 10) -> PycollError:
+    """What a call raises, sooner or later."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        try:
+            call()
+        except PycollError as error:
+            return error
+        time.sleep(0.01)
+    raise AssertionError("nothing is raised")
+
+
+def leave_or_lose(comm: pycoll.Communicator) -> None:
+    """Rank 1 closes its communicator; all others hear of it."""
+    x = array(np.ones(4))
+    comm.all_reduce(x)
+    if comm.rank == 1:
+        comm.close()
+        return
+    error = failure_of(comm.all_reduce(x, async_op=True).synchronize)
+    assert isinstance(error, pycoll.PeerLostError)
+    assert error.rank == 1

@@ -236,10 +236,21 @@ def test_what_cannot_be_captured_is_told(world: ThreadWorld) -> None:
         stream = cuda.current()
         assert stream is not None
         x = array(np.ones(3))
+        y, other = array(np.ones(3)), Stream()
+
+        def two_streams() -> None:
+            with comm.group():
+                comm.all_reduce(y, out=y, stream=other)
+                comm.all_reduce(x, out=x)
+
         before = comm.all_reduce(x, async_op=True)
         with stream.capture():
             text = text_of(before.wait)
             assert "began before the capture" in text
+            assert text_of(two_streams) == (
+                "the stream is being captured, and another stream cannot wait for it: in a "
+                "capture, pass arrays of the captured stream, and no other stream="
+            )
             inside = comm.all_reduce(x, out=x, async_op=True)
             inside.wait()
             assert "part of a graph" in text_of(inside.synchronize)
@@ -267,7 +278,21 @@ def test_arrays_that_do_not_belong_together(world: ThreadWorld) -> None:
             assert text_of(lambda: comm.all_reduce(x, out=there)) == (
                 "out is on cuda:1, but x is on cuda:0: pass both on one device"
             )
-            assert "a communicator stays with the device" in text_of(lambda: comm.all_reduce(there))
+            assert text_of(lambda: comm.all_reduce(there)) == (
+                "x is on cuda:1, but this rank uses cuda:0: a communicator stays with the device "
+                "of its first device array"
+            )
+            assert "x is on cuda:1, but this rank uses cuda:0" in text_of(
+                lambda: comm.all_reduce([x, there])
+            )
+            assert "x is on cuda:1, but this rank uses cuda:0" in text_of(
+                lambda: comm.send(there, 0)
+            )
+        for call in (
+            lambda: comm.broadcast(np.ones(4), 0, out=x),
+            lambda: comm.reduce(np.ones(4), 0, out=x),
+        ):
+            assert "out is on cuda:0, but x is on cpu: pass both on one device" in text_of(call)
         comm.all_reduce(x, out=x)
         np.testing.assert_array_equal(x.get(), np.full(4, 3.0))
 
@@ -312,10 +337,13 @@ def test_what_runs_on_the_host_only(world: ThreadWorld) -> None:
 
     def run(comm: pycoll.Communicator) -> None:
         x = array(np.ones(4))
-        assert "send takes arrays in host memory only" in text_of(lambda: comm.send(x, 0))
-        assert "recv takes arrays in host memory only" in text_of(lambda: comm.recv(x, 0))
-        assert "a reduction registered by the user runs on the host only" in text_of(
-            lambda: comm.all_reduce(x, "on_device_test")
-        )
+        for call in (
+            lambda: comm.all_reduce(x, "on_device_test"),
+            lambda: comm.reduce(x, 0, "on_device_test"),
+            lambda: comm.all_reduce([x, x], "on_device_test"),
+            lambda: comm.scan(x, "on_device_test"),
+        ):
+            assert "a reduction registered by the user runs on the host only" in text_of(call)
+        np.testing.assert_array_equal(comm.all_reduce(x).get(), np.full(4, 3.0))
 
     ranks_of(world, run)

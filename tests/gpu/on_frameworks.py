@@ -98,3 +98,17 @@ def test_numba(world: ThreadWorld) -> None:
         np.testing.assert_array_equal(made.copy_to_host(stream=stream), 2 * np.arange(50.0) + 1)
 
     world.run(run)
+
+
+def test_jax() -> None:
+    """Alone in its world: threads of one process share JAX's stream."""
+    jax: Any = pytest.importorskip("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX has no GPU")
+    world = fresh_world(1)
+    x = jax.numpy.arange(50.0)
+    for op in ("sum", "avg"):
+        made = world.communicators[0].all_reduce(x * 2, op)
+        assert isinstance(made, jax.Array)
+        np.testing.assert_array_equal(np.asarray(made + 1), 2 * np.arange(50.0) + 1)
+    world.close()

@@ -161,3 +161,18 @@ def test_dlpack_alone(world: ThreadWorld) -> None:
     ranks_of(world, run)
     world.run(lambda comm: comm.barrier())
     assert lent() <= before + 4 * SIZE  # what the last operations of each rank still hold
+
+
+def test_messages_of_elements_that_do_not_lie_together(world: ThreadWorld) -> None:
+    values = np.arange(24.0).reshape(6, 4).T
+
+    def run(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(array(np.ones(1)))
+        x, out = Strided(values + comm.rank), Strided(np.zeros((4, 6)))
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        with comm.group():
+            comm.send(x, right)
+            comm.recv(out, left)
+        np.testing.assert_array_equal(out.get(), values + left)
+
+    ranks_of(world, run)

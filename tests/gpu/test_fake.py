@@ -17,7 +17,7 @@ from pycoll import _core
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "python"
-MODULES = ("on_device", "on_layouts", "on_failures")
+MODULES = ("on_device", "on_layouts", "on_messages", "on_jax", "on_failures", "on_hosts")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,34 @@ def test_device_arrays_on_the_fake_driver(environ: dict[str, str], module: str) 
     """Each in a process of its own, whose device has little memory."""
     test = str(Path(__file__).with_name(f"{module}.py"))
     output_of(environ, "-m", "pytest", "-q", "-p", "no:cacheprovider", test, timeout=290)
+
+
+WARNED = """
+import warnings
+import numpy as np, pycoll
+from pycoll.bench.cuda import Stream, array
+from concurrent.futures import ThreadPoolExecutor
+def run(comm):
+    with Stream(comm.rank):
+        return float(comm.all_reduce(array(np.full(300, comm.rank + 1.0))).get().sum())
+comms = pycoll.local_world(2)
+with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(2) as pool:
+    warnings.simplefilter("always")
+    assert list(pool.map(run, comms)) == [900.0, 900.0]
+for line in caught:
+    print(line.message)
+for comm in comms:
+    comm.close()
+"""
+
+
+def test_devices_out_of_reach(environ: dict[str, str]) -> None:
+    """Where the machine joins no two devices nothing is said; where it lies, one line."""
+    assert output_of({**environ, "FAKE_CUDA_PEERS": "0"}, "-c", WARNED, timeout=60) == ""
+    lines = output_of({**environ, "FAKE_CUDA_CORRUPT": "1"}, "-c", WARNED, timeout=60).splitlines()
+    assert len(lines) == 1
+    assert "do not read what the other one writes" in lines[0]
+    assert "most likely an IOMMU or ACS redirects it" in lines[0]
 
 
 def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:

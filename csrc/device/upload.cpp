@@ -1,0 +1,76 @@
+#include "device/upload.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/bytes.h"
+
+namespace pycoll::device {
+namespace {
+
+constexpr std::size_t kStagingBytes = 256 * 1024;
+
+}  // namespace
+
+Status Upload::open(const std::shared_ptr<const Gpu>& gpu, std::unique_ptr<Upload>* upload) {
+  std::unique_ptr<Upload> made(new Upload(gpu));
+  const Gpu::Uncaptured uncaptured(*gpu);
+  Status status =
+      check(gpu->driver(), gpu->driver().stream_create(&made->stream_, kStreamNonBlocking),
+            "make a stream for copies");
+  if (status.ok()) {
+    status = Reserved::take(gpu, Reserved::Kind::kHost, kStagingBytes, "copies to the device",
+                            &made->staging_);
+  }
+  if (status.ok()) *upload = std::move(made);
+  return status;
+}
+
+Upload::~Upload() {
+  if (stream_ == nullptr) return;
+  const Gpu::Current current(*gpu_);
+  (void)gpu_->driver().stream_destroy(stream_);
+}
+
+Status Upload::copy(Address to, const void* from, std::size_t bytes) {
+  const Driver& driver = gpu_->driver();
+  const Gpu::Uncaptured uncaptured(*gpu_);
+  for (std::size_t done = 0; done < bytes; done += kStagingBytes) {
+    const std::size_t part = std::min(kStagingBytes, bytes - done);
+    std::memcpy(staging_.host(), static_cast<const std::byte*>(from) + done, part);
+    Status status = check(
+        driver, driver.copy_to_device(to + done, staging_.host(), part, stream_),
+        "copy " + std::to_string(part) + " bytes to device " + std::to_string(gpu_->ordinal()));
+    if (status.ok()) {
+      status = check(driver, driver.stream_synchronize(stream_), "wait for a copy to the device");
+    }
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status Upload::clear(Address to, std::size_t bytes) {
+  const Driver& driver = gpu_->driver();
+  const Gpu::Uncaptured uncaptured(*gpu_);
+  Status status = check(driver, driver.set_bytes(to, 0, bytes, stream_), "clear channels");
+  return status.ok() ? check(driver, driver.stream_synchronize(stream_), "clear channels") : status;
+}
+
+Status Upload::run(const Copy& copy) {
+  const Driver& driver = gpu_->driver();
+  const Gpu::Uncaptured uncaptured(*gpu_);
+  Copy one = copy;
+  const auto threads =
+      static_cast<unsigned>(std::min<std::uint64_t>(round_up(one.count, kWarp), kThreadsMax));
+  one.blocks = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(div_ceil(one.count, threads), gpu_->blocks_max()));
+  void* parameters[] = {&one};
+  Status status = check(driver,
+                        driver.launch_cooperative(gpu_->copier(), one.blocks, 1, 1, threads, 1, 1,
+                                                  0, stream_, parameters),
+                        "launch a copy");
+  return status.ok() ? check(driver, driver.stream_synchronize(stream_), "run a copy") : status;
+}
+
+}  // namespace pycoll::device

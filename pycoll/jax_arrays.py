@@ -1,0 +1,126 @@
+"""JAX arrays: the row of the table in ``pycoll.arrays`` for them, on CPU and on CUDA devices.
+
+They are immutable, so results are always new. JAX has no current stream that others may know; what
+it has is a stream of each device for events from outside. Operations run there, or in ``stream=``:
+
+| step | who orders it |
+|---|---|
+| x, and memory for the result, are ready | the stream waits; ``__dlpack__(stream=)`` of JAX |
+| the result is ready | ``from_dlpack``: JAX waits for what that stream holds by then |
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.device_view import DeviceView, stand_in
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import numpy_dtype
+
+Shape = tuple[int, ...]
+
+
+class Jax:
+    """JAX arrays of one device."""
+
+    #: What JAX does next waits for its own stream only, whatever ``stream=`` the operation was in,
+    #: and its allocator knows nothing of either.
+    hands_on = True
+
+    def view(self, x: Any, name: str) -> _core.BufferView:
+        """The elements, on the host in C order."""
+        if "Tracer" in type(x).__name__ or not hasattr(x, "devices"):
+            raise InvalidArgumentError(
+                f"{name} is a traced JAX value: call pycoll outside jit, grad and vmap"
+            )
+        if not _is_on_cpu(x):
+            return stand_in(_device_view(x, name, False))
+        try:
+            memory = np.asarray(x)
+        except (TypeError, RuntimeError) as error:
+            raise InvalidArgumentError(f"{name} cannot be read: {error}") from None
+        view = _core.view(memory, name)
+        return view if view.contiguous else _core.packed(view)
+
+    def out(self, out: Any, name: str) -> _core.BufferView:
+        """Refused."""
+        raise InvalidArgumentError(
+            f"{name} is a JAX array, which is immutable: leave {name} away, the result is new"
+        )
+
+    def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
+        """New memory where ``like`` is; nobody else has seen it, so it may be written."""
+        if _is_on_cpu(like):
+            return np.empty(shape, numpy_dtype(dtype))
+        namespace = like.__array_namespace__()
+        (device,) = like.devices()
+        return namespace.empty(shape, dtype=numpy_dtype(dtype), device=device)
+
+    def result(self, memory: Any) -> _core.BufferView:
+        """The memory of what ``empty`` gave."""
+        if isinstance(memory, np.ndarray):
+            return _core.view(memory, "the result")
+        return stand_in(_device_view(memory, "the result", True))
+
+    def finish(self, like: Any, memory: Any) -> Any:
+        """The result as JAX's; on a device the same memory, ready when JAX's stream is there."""
+        if not isinstance(memory, np.ndarray):
+            return like.__array_namespace__().from_dlpack(memory)
+        # The memory is given away, so it does not matter whether JAX copies it.
+        same = memory.shape == like.shape
+        where = like.sharding if same else min(like.devices(), key=lambda device: device.id)
+        return sys.modules["jax"].device_put(memory, where)
+
+    def stream(self, x: Any) -> int:
+        """JAX's stream for events from outside. InvalidArgumentError for arrays on the host."""
+        if _is_on_cpu(x):
+            raise InvalidArgumentError(
+                "x is in host memory, but the other ranks' arrays or out are on a device: pass "
+                "arrays alike"
+            )
+        (device,) = x.devices()
+        return int(device.get_stream_for_external_ready_events())
+
+
+def _is_on_cpu(x: Any) -> bool:
+    return {device.platform for device in x.devices()} == {"cpu"}
+
+
+def _device_view(x: Any, name: str, writable: bool) -> DeviceView:
+    devices = x.devices()
+    platforms = sorted({device.platform for device in devices})
+    if platforms not in (["gpu"], ["cuda"]):
+        raise InvalidArgumentError(
+            f"{name} is a JAX array on {', '.join(platforms)}; pycoll takes those on CPU and CUDA "
+            f"devices: pass jax.device_get({name})"
+        )
+    if len(devices) != 1:
+        raise InvalidArgumentError(
+            f"{name} is a JAX array spread over {len(devices)} devices, but a rank has one: pass "
+            f"{name}.addressable_data(0), or jax.device_get({name})"
+        )
+    # Without a stream JAX waits for nothing.
+    address, shape, strides, dtype, _, owner, ordinal = _core.device_tensor(
+        _capsule_of(x, name, None), name
+    )
+    order = functools.partial(_order, x, name)
+    return DeviceView(name, address, shape, strides, dtype, writable, (x, owner), ordinal, order)
+
+
+def _order(x: Any, name: str, stream: int) -> None:
+    # The protocol has no stream 0. What is given is given back at once.
+    _core.device_tensor(_capsule_of(x, name, stream or 1), name)
+
+
+def _capsule_of(x: Any, name: str, stream: int | None) -> Any:
+    try:
+        return x.__dlpack__(stream=stream)
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"{name} is a JAX array that cannot be exported through DLPack: {error}"
+        ) from None

@@ -1,0 +1,77 @@
+// What operations cost that no time tells here: meetings of blocks, fences, lines stored for peers.
+// docs/gpu.md quotes these figures.
+
+#include "device_world.h"
+
+namespace pycoll {
+namespace {
+
+using device::Protocol;
+using testing::Buffers;
+using testing::Counts;
+using testing::DeviceWorld;
+using testing::Scenario;
+
+Scenario scenario_of(const std::string& schedule, std::uint32_t size, Protocol protocol,
+                     std::uint64_t count) {
+  Scenario one;
+  one.schedule = &testing::find_schedule(schedule, size);
+  one.protocol = protocol;
+  one.dtype = DType::kInt32;
+  one.counts.assign(one.schedule->plans[0]->header().block_count, count);
+  return one;
+}
+
+// Of rank 0's block, over channels that are idle: rooms are there at once.
+Counts counts_of(const Scenario& one, bool is_joined) {
+  DeviceWorld world(testing::small_shape(*one.schedule, 1));
+  world.set_steps(1000);  // the first ones write whole slots
+  std::vector<Buffers> buffers = testing::make_buffers(one);
+  std::vector<Counts> counts;
+  CHECK(world.run({one}, buffers, {.counts = &counts}), "a hang: %s", one.to_text().c_str());
+  CHECK(world.is_joined(0) == is_joined, "%s is %sjoined", one.to_text().c_str(),
+        is_joined ? "not " : "");
+  CHECK(buffers[0].output == testing::run_on_host(one)[0].output, "%s", one.to_text().c_str());
+  return counts[0];
+}
+
+// `sends`: segments that a rank sends; `peers`: channels that it receives from.
+void check_ll(const char* schedule, std::uint32_t size, std::uint64_t sends, std::uint64_t count) {
+  const Counts counts = counts_of(scenario_of(schedule, size, Protocol::kLl, count), true);
+  const std::uint64_t peers = size - 1;
+  std::printf("  %s on %u ranks: %d meetings, %d fences, %d releases, %d lines\n", schedule, size,
+              static_cast<int>(counts.meetings), static_cast<int>(counts.fences),
+              static_cast<int>(counts.releases), static_cast<int>(counts.lines));
+  CHECK(counts.meetings == 2 && counts.fences == 0, "not one push and one poll");
+  CHECK(counts.releases == peers, "a release gives back all that a channel brought");
+  CHECK(counts.acquires == sends, "rooms are looked at once each");
+  // A header, and two lines for up to 16 bytes.
+  CHECK(counts.lines == 3 * sends, "something is stored that nobody needs");
+}
+
+TEST(one_shot_is_one_push_and_one_poll) {
+  for (const std::uint32_t size : {2, 3, 4, 8}) check_ll("all_reduce/one_shot", size, size - 1, 2);
+}
+
+// Every rank pushes parts, reduces its own, and pushes the result: two hops.
+TEST(two_shot_is_two_hops_between_two_meetings) {
+  for (const std::uint32_t size : {2, 3, 4, 8}) {
+    check_ll("all_reduce/direct", size, 2 * (size - 1ull), size);
+  }
+}
+
+TEST(what_tells_by_its_header_alone_is_not_joined) {
+  // Simple's data lie behind headers: two rows with two meetings each.
+  const Counts simple =
+      counts_of(scenario_of("all_reduce/one_shot", 4, Protocol::kSimple, 2), false);
+  CHECK(simple.meetings == 4 && simple.fences == 6, "%d meetings, %d fences",
+        static_cast<int>(simple.meetings), static_cast<int>(simple.fences));
+  // Tokens are nothing but headers; a ring's channels carry more than there is room for.
+  (void)counts_of(scenario_of("broadcast/direct", 4, Protocol::kLl, 2), false);
+  (void)counts_of(scenario_of("all_reduce/ring", 4, Protocol::kLl, 8), false);
+}
+
+}  // namespace
+}  // namespace pycoll
+
+RUN_TESTS()
