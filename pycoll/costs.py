@@ -17,12 +17,14 @@ class Cost:
     """The most that any rank has to do.
 
     ``sent``, ``received``, ``reduced``: bytes in units of n; reduced bytes arrive and are combined.
+    ``handled``: sent and received by one rank, which need not be the one that sends most.
     ``chunks``: pieces that n travels in, so ``sent * chunks`` messages go out per tile.
     """
 
     steps: int
     sent: Fraction
     received: Fraction
+    handled: Fraction
     reduced: Fraction = Fraction(0)
     chunks: int = 1
 
@@ -38,9 +40,14 @@ def cost(
     received: Fraction | int,
     reduced: Fraction | int = 0,
     chunks: int = 1,
+    *,
+    handled: Fraction | int | None = None,
 ) -> Cost:
-    """A Cost of whole numbers or fractions."""
-    return Cost(steps, Fraction(sent), Fraction(received), Fraction(reduced), chunks)
+    """A Cost of whole numbers or fractions; if ``handled`` is not given, some rank does both."""
+    most = sent + received if handled is None else handled
+    return Cost(
+        steps, Fraction(sent), Fraction(received), Fraction(most), Fraction(reduced), chunks
+    )
 
 
 def rounds(p: int) -> int:
@@ -95,22 +102,22 @@ def one_shot(p: int) -> Cost:
 
 def direct_reduce(p: int) -> Cost:
     """The root takes n(p-1)."""
-    return cost(one_hop(p), one_hop(p), p - 1, p - 1)
+    return cost(one_hop(p), one_hop(p), p - 1, p - 1, handled=p - 1)
 
 
 def direct_broadcast(p: int) -> Cost:
     """The root sends n(p-1)."""
-    return cost(one_hop(p), p - 1, one_hop(p))
+    return cost(one_hop(p), p - 1, one_hop(p), handled=p - 1)
 
 
 def direct_gather(p: int) -> Cost:
     """The root takes n(p-1)/p."""
-    return cost(one_hop(p), Fraction(one_hop(p), p), share(p), 0, p)
+    return cost(one_hop(p), Fraction(one_hop(p), p), share(p), 0, p, handled=share(p))
 
 
 def direct_scatter(p: int) -> Cost:
     """The root sends n(p-1)/p."""
-    return cost(one_hop(p), share(p), Fraction(one_hop(p), p), 0, p)
+    return cost(one_hop(p), share(p), Fraction(one_hop(p), p), 0, p, handled=share(p))
 
 
 def direct_barrier(p: int) -> Cost:
@@ -120,12 +127,12 @@ def direct_barrier(p: int) -> Cost:
 
 def binomial_broadcast(p: int) -> Cost:
     """L (a + n b)."""
-    return cost(rounds(p), rounds(p), one_hop(p))
+    return cost(rounds(p), rounds(p), one_hop(p), handled=rounds(p))
 
 
 def binomial_reduce(p: int) -> Cost:
     """L (a + n b + n c)."""
-    return cost(rounds(p), one_hop(p), rounds(p), rounds(p))
+    return cost(rounds(p), one_hop(p), rounds(p), rounds(p), handled=rounds(p))
 
 
 def largest_subtree(p: int) -> int:
@@ -135,23 +142,27 @@ def largest_subtree(p: int) -> int:
 
 def binomial_gather(p: int) -> Cost:
     """L a + n(p-1)/p b at the root."""
-    return cost(rounds(p), Fraction(largest_subtree(p), p), share(p), 0, p)
+    sent = Fraction(largest_subtree(p), p)
+    return cost(rounds(p), sent, share(p), 0, p, handled=share(p))
 
 
 def binomial_scatter(p: int) -> Cost:
     """L a + n(p-1)/p b at the root."""
-    return cost(rounds(p), share(p), Fraction(largest_subtree(p), p), 0, p)
+    received = Fraction(largest_subtree(p), p)
+    return cost(rounds(p), share(p), received, 0, p, handled=share(p))
 
 
 def scatter_all_gather(p: int) -> Cost:
     """(L+p-1) a + 2n(p-1)/p b; the heaviest child receives its subtree's part twice."""
     received = share(p) + Fraction(largest_subtree(p), p)
-    return cost(rounds(p) + p - 1, 2 * share(p), received, 0, p)
+    # Of its subtree's part it keeps its own. A lone child sends nothing.
+    handled = received + share(p) + Fraction(largest_subtree(p) - 1, p) if p > 2 else received
+    return cost(rounds(p) + p - 1, 2 * share(p), received, 0, p, handled=handled)
 
 
 def chain_broadcast(p: int) -> Cost:
     """(p-1) a + n b."""
-    return cost(p - 1, one_hop(p), one_hop(p))
+    return cost(p - 1, one_hop(p), one_hop(p), handled=min(p - 1, 2))
 
 
 def chain_reduce(p: int) -> Cost:
@@ -167,13 +178,13 @@ def chain_all_reduce(p: int) -> Cost:
 
 def chain_scan(p: int) -> Cost:
     """(p-1) a + n (b + c)."""
-    return cost(p - 1, one_hop(p), one_hop(p), one_hop(p))
+    return cost(p - 1, one_hop(p), one_hop(p), one_hop(p), handled=min(p - 1, 2))
 
 
 def chain_exscan(p: int) -> Cost:
     """(p-1) a + 2n b + n c."""
     both = min(p - 1, 2)
-    return cost(p - 1, both, both, max(both - 1, 0))
+    return cost(p - 1, both, both, max(both - 1, 0), handled=max(min(2 * p - 3, 4), 0))
 
 
 def bruck_all_gather(p: int) -> Cost:
@@ -211,15 +222,24 @@ def multiplying_all_reduce(p: int) -> Cost:
     return cost((k + 1) // 2 + 2 * f, swaps + f, swaps + f, swaps + f)
 
 
+def scan_partners(p: int) -> int:
+    """Powers of two to both sides of the rank that has most of them within the size."""
+    if p < 3:
+        return p - 1
+    half = ((p - 1) // 2).bit_length()  # so many on each side, and maybe one more
+    return 2 * half + (3 << (half - 1) <= p - 1)
+
+
 def doubling_scan(p: int) -> Cost:
     """L (a + n b + n c)."""
-    return cost(rounds(p), rounds(p), rounds(p), rounds(p))
+    return cost(rounds(p), rounds(p), rounds(p), rounds(p), handled=scan_partners(p))
 
 
 def doubling_exscan(p: int) -> Cost:
     """(1 + L') (a + n b), with L' the rounds of p-1 ranks."""
     f, inner = one_hop(p), rounds(max(p - 1, 1))
-    return cost(f + inner, f + inner, f + inner, inner)
+    handled = 2 + scan_partners(p - 1) if p > 2 else f
+    return cost(f + inner, f + inner, f + inner, inner, handled=handled)
 
 
 def doubling_barrier(p: int) -> Cost:
@@ -245,7 +265,7 @@ def halving_reduce_scatter(p: int) -> Cost:
     """K a + n(p-1)/p (b + c); a fold adds 2 a and about n."""
     k, _, f = cores(p)
     taken = Fraction(paired_blocks(p) + p * f, p)
-    return cost(k + 2 * f, Fraction(p - 1 + f, p), taken, taken, p)
+    return cost(k + 2 * f, Fraction(p - 1 + f, p), taken, taken, p, handled=taken + share(p))
 
 
 def doubling_all_gather(p: int) -> Cost:
@@ -264,10 +284,10 @@ def tree_all_reduce(p: int) -> Cost:
 def tree_broadcast(p: int) -> Cost:
     """(1 + L') a + n b, with L' the rounds of p-1 ranks."""
     f = one_hop(p)
-    return cost(f + rounds(max(p - 1, 1)), f, f, 0, 2)
+    return cost(f + rounds(max(p - 1, 1)), f, f, 0, 2, handled=Fraction(f * min(p, 4), 2))
 
 
 def tree_reduce(p: int) -> Cost:
     """(1 + L') a + n (b + c)."""
     f = one_hop(p)
-    return cost(f + rounds(max(p - 1, 1)), f, f, f, 2)
+    return cost(f + rounds(max(p - 1, 1)), f, f, f, 2, handled=Fraction(f * min(p, 4), 2))

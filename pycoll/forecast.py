@@ -78,18 +78,30 @@ def with_links(
     beta: float | None = None,
     local_alpha: float | None = None,
     local_beta: float | None = None,
+    flow: float | None = None,
+    rails: float | None = None,
 ) -> Parameters:
     """Other latencies (s) and seconds per byte between hosts and, ``local``, inside them.
 
-    A link whose latency changes keeps the share of it that handling one segment takes.
+    ``flow``: of one rank, however idle its host's link. ``rails``: links that a host has, of beta
+    each; messages are spread over all. A link whose latency changes keeps the share of it that
+    handling one segment takes.
     """
-    given = (alpha, beta, local_alpha, local_beta)
+    given = (alpha, beta, local_alpha, local_beta, flow, rails)
     if all(value is None for value in given):
         return parameters
+    across = _with_values(parameters.across, alpha, beta)
+    if beta is not None and flow is None:
+        # What one rank was measured to carry says nothing about another link.
+        across = replace(across, flow=0.0)
+    if flow is not None:
+        across = replace(across, flow=flow)
+    if rails is not None:
+        across = replace(across, beta=across.beta / rails, spill=across.spill / rails)
     return replace(
         parameters,
         inside=_with_values(parameters.inside, local_alpha, local_beta),
-        across=_with_values(parameters.across, alpha, beta),
+        across=across,
         origin=f"{parameters.origin}, but for those given",
     )
 

@@ -7,6 +7,9 @@ that it has to wait for an answer to what it sent.
 
     time = first tile through all steps + (tiles - 1) * period
 
+Ranks of a host share its link to other hosts: bytes across are counted by host, and beside them
+what the busiest rank moves, which alone may not fill the link (see docs/choice.md).
+
 Messages that are too long for the caches move slower; by how much is the link's *spill*. Loads
 come from the schedule itself, or from the cost formula where all links are alike and for sizes at
 which drawing whole schedules would take long.
@@ -33,26 +36,40 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 65536
 #: Up to this size schedules are weighed transfer by transfer.
 SCHEDULE_SIZE_MAX = 64
+#: Ranks on a host up to which what crosses is counted; the schedules have at least 8 hosts then.
+_LOCAL_SIZE_MAX = 8
+#: Collectives in which a rank's own block goes to another place of its own.
+_KEEPING = (
+    Collective.ALL_GATHER,
+    Collective.ALL_TO_ALL,
+    Collective.GATHER,
+    Collective.REDUCE_SCATTER,
+    Collective.SCATTER,
+)
 #: A size at which every algorithm exists and shows how it waits.
 SMALL_SIZE = 4
 
 
 class Terms(NamedTuple):
-    """What a message costs over one kind of link: counts, and bytes. Times are linear in these."""
+    """What a message costs over one kind of link: counts, and bytes. Times are linear in these,
+    but for ``flow``, of which only the excess over ``moved`` counts."""
 
     waits: float
     segments: float
     moved: float
     combined: float
+    flow: float = 0.0
 
 
 @dataclass(frozen=True)
 class Link:
     """What a kind of link costs.
 
-    ``alpha``: s until a message is there; ``beta``: s/byte, of one rank inside a host, of a whole
-    host across hosts; ``gamma``: s/byte to combine; ``overhead``: s of processor per segment.
-    ``spill``: further s/byte to move a message that is far longer than ``cache_bytes``.
+    ``alpha``: s until a message is there; ``beta``: s/byte, of a whole host across hosts, each way;
+    inside a host of one rank, whose core copies what it sends and what it receives, so that it is
+    twice a copy's; ``gamma``: s/byte to combine; ``overhead``: s of processor per segment.
+    ``spill``: further s/byte to move a message that is far longer than ``cache_bytes``. ``flow``:
+    s/byte that one rank takes across hosts, however idle its host's link; 0 where it fills that.
     """
 
     alpha: float
@@ -61,12 +78,14 @@ class Link:
     overhead: float
     spill: float = 0.0
     cache_bytes: int = 1 << 22
+    flow: float = 0.0
 
     def seconds(self, terms: Terms, nbytes: int) -> float:
         """The time of a message of ``nbytes`` that costs ``terms``."""
         per_byte = self.beta + self.spill * spilled(nbytes, self.cache_bytes)
         handling = terms.waits * self.alpha + terms.segments * self.overhead
-        return handling + terms.moved * per_byte + terms.combined * self.gamma
+        moving = max(terms.moved * per_byte, terms.flow * self.flow)
+        return handling + moving + terms.combined * self.gamma
 
 
 #: s until a core that several ranks share has gone from one that waits to the next.
@@ -120,12 +139,17 @@ DEFAULT = Parameters()
 
 @dataclass
 class Load:
-    """Work over one kind of link: latencies waited for, segments, and bytes in units of n."""
+    """Work over one kind of link: latencies waited for, segments, and bytes in units of n.
+
+    Across hosts ``moved`` is what all ranks of the busiest host move over its link, and ``flow``
+    what the busiest rank does of that.
+    """
 
     waits: float = 0
     segments: float = 0
     moved: float = 0
     combined: float = 0
+    flow: float = 0
 
 
 @dataclass(frozen=True)
@@ -162,6 +186,7 @@ def _terms(first: Load, period: Load, further: int, part: float) -> Terms:
         first.segments + further * period.segments,
         part * (first.moved + further * period.moved),
         part * (first.combined + further * period.combined),
+        part * (first.flow + further * period.flow),
     )
 
 
@@ -175,37 +200,87 @@ def profile(algorithm: Algorithm, topology: Topology) -> Profile:
 
 
 def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:
-    """From the formula. Of several hosts, a flat algorithm is taken to cross with every message."""
+    """From the formula. Of several hosts, a flat algorithm is taken to cross with every message;
+    how many of a host's ranks do so at once, ``crossing_ranks`` says."""
+    kept = kept_by(algorithm.collective, topology.size)
     if algorithm.levels is not None:
         inside, across, sharing = algorithm.levels(topology)
-        loads = (first_of(inside), shared(first_of(across), sharing))
+        near = first_of(copied(inside), inside.steps, inside.chunks)
+        near.moved += kept / 2
+        loads = (near, shared(first_of(carried(across), across.steps, across.chunks), sharing))
         return Profile(loads, loads, inside.chunks)
     cost = algorithm.cost(topology.size)
     waits = 0 if streams(algorithm) else max(cost.steps - 1, 0)
-    first, period = first_of(cost), period_of(cost, waits)
-    if len(topology.hosts) == 1:
+    alone = len(topology.hosts) == 1
+    period = copied(cost) if alone else carried(cost)
+    first, period.waits = first_of(period, cost.steps, cost.chunks), waits
+    if alone:
+        first.moved += kept / 2
+        period.moved += kept / 2
         return Profile((first, Load()), (period, Load()), cost.chunks)
-    sharing = max(len(members) for members in topology.hosts)
-    return Profile((Load(), shared(first, sharing)), (Load(), shared(period, sharing)), cost.chunks)
+    ranks = crossing_ranks(algorithm, topology)
+    return Profile((Load(), shared(first, ranks)), (Load(), shared(period, ranks)), cost.chunks)
 
 
-def period_of(cost: Cost, waits: int) -> Load:
-    """What the busiest rank does for a tile."""
-    busiest = float(max(cost.sent, cost.received))
-    return Load(waits, busiest * cost.chunks, busiest, float(cost.reduced))
+def crossing_ranks(algorithm: Algorithm, topology: Topology) -> float:
+    """What the busiest host moves over its link, in units of what the busiest rank moves in all.
+
+    One for a ring, whose hosts are each followed by one other; most of a host's ranks where
+    everybody sends to everybody. From schedules of few hosts: the share hardly changes with more of
+    them, and with the ranks on each it grows evenly. Where a host's ranks do not stand together,
+    all of them cross.
+    """
+    largest = max(len(members) for members in topology.hosts)
+    if any(members[-1] - members[0] >= len(members) for members in topology.hosts):
+        return largest
+    if largest <= _LOCAL_SIZE_MAX:
+        return _crossing(algorithm, largest)
+    half, most = (_crossing(algorithm, _LOCAL_SIZE_MAX // k) for k in (2, 1))
+    return most + (most - half) * (largest - _LOCAL_SIZE_MAX) / (_LOCAL_SIZE_MAX / 2)
 
 
-def first_of(cost: Cost) -> Load:
+@lru_cache(maxsize=256)
+def _crossing(algorithm: Algorithm, local_size: int) -> float:
+    """The same, counted where there are so many ranks on each of as many hosts as are weighed."""
+    from pycoll.topology import Topology
+
+    hosts = SCHEDULE_SIZE_MAX // _LOCAL_SIZE_MAX
+    size = hosts * local_size
+    drawn = profile_of_schedule(algorithm.build(size), Topology.even(size, hosts))
+    cost = algorithm.cost(size)
+    moved = float(max(cost.sent, cost.received))
+    return drawn.period[1].moved / moved if moved else 1.0
+
+
+def kept_by(collective: Collective, size: int) -> float:
+    """What a rank copies from its input to its output by itself, in units of n."""
+    return 1 / size if collective in _KEEPING else 0.0
+
+
+def copied(cost: Cost) -> Load:
+    """What the busiest rank does for a tile inside a host: its core moves bytes both ways."""
+    return _load(float(cost.handled) / 2, cost)
+
+
+def carried(cost: Cost) -> Load:
+    """What the busiest rank does for a tile across hosts, where both ways are free at once."""
+    return _load(float(max(cost.sent, cost.received)), cost)
+
+
+def _load(moved: float, cost: Cost) -> Load:
+    return Load(0, moved * cost.chunks, moved, float(cost.reduced))
+
+
+def first_of(load: Load, steps: int, chunks: int) -> Load:
     """The way of the first tile: in each step at least one chunk moves somewhere."""
-    load = period_of(cost, cost.steps)
-    moved = max(load.moved, cost.steps / cost.chunks)
+    moved = max(load.moved, steps / chunks)
     stretch = moved / load.moved if load.moved else 1.0
-    return Load(cost.steps, load.segments * stretch, moved, load.combined * stretch)
+    return Load(steps, load.segments * stretch, moved, load.combined * stretch)
 
 
-def shared(load: Load, ranks: int) -> Load:
+def shared(load: Load, ranks: float) -> Load:
     """The same by so many ranks over one host's link."""
-    return replace(load, moved=load.moved * ranks)
+    return replace(load, moved=load.moved * ranks, flow=load.moved)
 
 
 @lru_cache(maxsize=256)
@@ -235,25 +310,35 @@ def profile_of_schedule(schedule: Schedule, topology: Topology) -> Profile:
 
     size, host = schedule.size, topology.levels[0]
     chunks = message_chunks(schedule)
-    steps: dict[tuple[int, bool], _Tally] = defaultdict(_Tally)
-    whole = (_Tally(), _Tally())
+    steps: dict[tuple[int, bool], _Tally] = {}
+    whole = (_Tally(across=False), _Tally(across=True))
     for t in schedule.transfers:
         across = host[t.source] != host[t.destination]
         ends = (host[t.source], host[t.destination]) if across else (t.source, t.destination)
-        for tally in (steps[t.step, across], whole[across]):
+        for tally in (steps.setdefault((t.step, across), _Tally(across)), whole[across]):
             tally.add(t.source, t.destination, ends, t.chunk != TOKEN, t.reduce)
     first = (Load(), Load())
     crossing = {step for step, across in steps if across}
     for (step, across), tally in steps.items():
         load = first[across]
         load.waits += across or step not in crossing
-        load.segments += tally.segments()
-        load.moved += tally.moved() / chunks
+        # Inside a host, what one rank copies to send it another one copies when it has come.
+        load.segments += max(tally.segments(), 1)
+        load.moved += max(tally.moved(), len(tally.carried) > 0) / chunks
         load.combined += tally.combined() / chunks
+        load.flow += across * tally.flow() / chunks
     period = tuple(
-        Load(0, tally.segments(), tally.moved() / chunks, tally.combined() / chunks)
-        for tally in whole
+        Load(
+            0,
+            tally.segments(),
+            tally.moved() / chunks,
+            tally.combined() / chunks,
+            across * tally.flow() / chunks,
+        )
+        for across, tally in enumerate(whole)
     )
+    for load in (first[0], period[0]):
+        load.moved += kept_by(schedule.collective, size) / 2
     waits = max(answers_awaited(schedule).values(), default=0)
     share = len(crossing) / max(schedule.steps, 1)
     period[0].waits, period[1].waits = waits * (1 - share), waits * share
@@ -268,12 +353,17 @@ def message_chunks(schedule: Schedule) -> int:
     return schedule.data_chunks // (schedule.size if alone else 1)
 
 
-class _Tally:
-    """Counts of segments by who handles them."""
+_Ends = dict[tuple[int, bool], int]
 
-    def __init__(self) -> None:
-        self.handled: dict[tuple[int, bool], int] = defaultdict(int)
-        self.carried: dict[tuple[int, bool], int] = defaultdict(int)
+
+class _Tally:
+    """Counts of segments by who handles them, and whether to receive them."""
+
+    def __init__(self, across: bool) -> None:
+        self._across = across
+        self.handled: _Ends = defaultdict(int)
+        self.carried: _Ends = defaultdict(int)
+        self.flowed: _Ends = defaultdict(int)
         self.folded: dict[int, int] = defaultdict(int)
 
     def add(
@@ -284,14 +374,26 @@ class _Tally:
         if data:
             self.carried[ends[0], False] += 1
             self.carried[ends[1], True] += 1
+            self.flowed[source, False] += 1
+            self.flowed[destination, True] += 1
         if reduce:
             self.folded[destination] += 1
 
-    def segments(self) -> int:
-        return max(self.handled.values(), default=0)
+    def segments(self) -> float:
+        return self._busiest(self.handled)
 
-    def moved(self) -> int:
-        return max(self.carried.values(), default=0)
+    def moved(self) -> float:
+        return self._busiest(self.carried)
+
+    def flow(self) -> int:
+        return max(self.flowed.values(), default=0)
 
     def combined(self) -> int:
         return max(self.folded.values(), default=0)
+
+    def _busiest(self, counts: _Ends) -> float:
+        """Across hosts both ways are free at once; inside, one core goes both."""
+        if self._across:
+            return max(counts.values(), default=0)
+        ends = {end for end, _ in counts}
+        return max((counts[end, False] + counts[end, True] for end in ends), default=0) / 2

@@ -31,6 +31,8 @@ HIERARCHIES: dict[Collective, tuple[str, ...]] = {
     Collective.REDUCE_SCATTER: ("hierarchical:direct+halving_doubling",),
     Collective.ALL_GATHER: ("hierarchical:direct+bruck",),
 }
+#: Of what moving a byte costs, combining it may cost this much before it is told.
+_HIDDEN = 0.1
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,12 @@ def explain_text(
     return "\n".join(line for line in lines if line)
 
 
+def registered_text(nbytes: int, refusal: str) -> str:
+    """One line about memory that an RDMA device reads where it lies; ``refusal``: why not more."""
+    more = f"; more is copied: {refusal}" if refusal else ""
+    return f"  registered {bytes_text(nbytes)} of arrays{more}"
+
+
 def _tiles(shape: Profile, nbytes: int, segment_bytes: int) -> str:
     tiles, length = shape.tiles(nbytes, segment_bytes), bytes_text(segment_bytes)
     return f"  tiles      {tiles} of at most {length} in each of {shape.chunks} chunks"
@@ -207,16 +215,28 @@ def _links(topology: Topology, parameters: Parameters) -> list[str]:
 
 
 def _link_text(link: Link) -> str:
-    return (
-        f"{seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per segment, "
-        f"{1e-9 / link.beta:.3g} GB/s{_far(link)}, combines {1e-9 / link.gamma:.3g} GB/s"
+    handling = f"{seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per segment"
+    return f"{handling}, {rates_text(link)}"
+
+
+def rates_text(link: Link) -> str:
+    """What a link moves and combines, in words."""
+    combining = (
+        f"combines {1e-9 / link.gamma:.3g} GB/s"
+        if link.gamma > _HIDDEN * link.beta
+        else "combines at no further cost"
     )
+    return f"{1e-9 / link.beta:.3g} GB/s{_far(link)}{_alone(link)}, {combining}"
 
 
 def _far(link: Link) -> str:
     if link.spill == 0:
         return ""
     return f" (above {bytes_text(link.cache_bytes)} down to {1e-9 / (link.beta + link.spill):.3g})"
+
+
+def _alone(link: Link) -> str:
+    return f" ({1e-9 / link.flow:.3g} from one rank)" if link.flow > link.beta else ""
 
 
 def _world(topology: Topology) -> str:

@@ -3,9 +3,10 @@
 The file is ``$XDG_CACHE_HOME/pycoll/FINGERPRINT.json`` (``~/.cache`` if unset), or what
 PYCOLL_TUNING names; "off" there means the built-in values. All ranks of a communicator must choose
 alike, so its rank 0 reads its file and tells the text to the others when they join; their own files
-are not read. A file that is broken, of another version or of another machine is refused with the
-reason: by an error where PYCOLL_TUNING names it, by a warning and the built-in values where it was
-found.
+are not read. Where a job on several hosts was tuned, the file also has what their network costs;
+which of several networks counts is a function of the hosts' names, so that too is agreed. A file
+that is broken, of another version or of another machine is refused with the reason: by an error
+where PYCOLL_TUNING names it, by a warning and the built-in values where it was found.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,14 @@ from pycoll.model import LINKS, SEGMENT_BYTES, Link, Parameters
 SCHEMA = 1
 OFF = "off"
 SEGMENT_BYTES_MIN = 4096
-#: A file is a few hundred bytes; more than this is something else.
-_FILE_BYTES_MAX = 1 << 16
+#: A file is a few hundred bytes, and the names of hosts; more than this is something else.
+_FILE_BYTES_MAX = 1 << 20
+#: A file keeps so many networks, and so many names of their hosts together; ranks tell them when
+#: they join.
+_NETWORKS_MAX = 8
+_HOSTS_MAX = 2048
+_NAMES_SHOWN = 3
+_ACROSS = ("tcp", "verbs")
 _BUILT_IN = "built in"
 
 
@@ -44,20 +51,81 @@ class Medium:
 
 
 @dataclass(frozen=True)
+class Network:
+    """What a job on these hosts measured, all of its ranks together.
+
+    ``hosts``: their names, sorted. ``transport``: tcp or verbs. ``across`` is the link between them
+    and ``inside`` that of shared memory on the slowest of them; None if each had one rank only.
+    """
+
+    hosts: tuple[str, ...]
+    transport: str
+    across: Medium
+    inside: Medium | None = None
+    made: str = ""
+
+    def __str__(self) -> str:
+        names = self.hosts if len(self.hosts) <= _NAMES_SHOWN else (*self.hosts[:2], "...")
+        return f"{self.transport} between {', '.join(names)} ({len(self.hosts)} hosts), {self.made}"
+
+
+@dataclass(frozen=True)
 class Tuning:
-    """The values in use. ``origin`` says in words where they come from."""
+    """The values in use. ``origin`` says in words where they come from; ``networks`` come with the
+    latest first."""
 
     media: Mapping[str, Medium] = field(
         default_factory=lambda: {name: Medium(LINKS[name]) for name in DEFAULT_TRANSPORTS}
     )
     origin: str = _BUILT_IN
+    networks: tuple[Network, ...] = ()
 
-    def parameters(self, inside: str = "shm", several_hosts: bool = False) -> Parameters:
-        """For a communicator whose ranks on one host talk over ``inside``.
+    def network_of(self, hosts: Collection[str], transport: str | None) -> Network | None:
+        """What is known of these hosts: measured on just them, else on the fewest that include
+        them, else on those that have most in common with them; of equals the latest.
 
-        tcp was measured on one machine. A network between hosts is taken to be no faster than that,
-        and no faster than the built-in values.
+        None if nothing was measured over ``transport``, which is any if it is None.
         """
+        wanted = set(hosts)
+        fitting = [one for one in self.networks if transport in (None, one.transport)]
+
+        def order(one: Network) -> tuple[int, int]:
+            return -len(wanted.intersection(one.hosts)), len(one.hosts)
+
+        return min(fitting, key=order, default=None) if wanted else next(iter(fitting), None)
+
+    def with_network(self, network: Network) -> Tuning:
+        """The same with this one, in the place of what was known of its hosts; old ones go."""
+        kept, room = [network], _HOSTS_MAX - len(network.hosts)
+        for one in self.networks:
+            if (one.hosts, one.transport) == (network.hosts, network.transport):
+                continue
+            room -= len(one.hosts)
+            if room < 0 or len(kept) == _NETWORKS_MAX:
+                break
+            kept.append(one)
+        return replace(self, networks=tuple(kept))
+
+    def parameters(
+        self,
+        inside: str = "shm",
+        several_hosts: bool = False,
+        hosts: Collection[str] = (),
+        transport: str | None = None,
+    ) -> Parameters:
+        """For a communicator whose ranks on one host talk over ``inside``, those of different
+        ``hosts`` over ``transport``; without names the hosts that were measured last count.
+
+        Where no network was measured, tcp between hosts is taken to be no faster than tcp on this
+        machine, and no faster than the built-in values.
+        """
+        network = self.network_of(hosts, transport) if several_hosts else None
+        if network is not None:
+            near = self.media[inside]
+            if network.inside is not None and inside == "shm":
+                near = network.inside
+            origin = f"{self.origin}; {network}"
+            return Parameters(near.link, network.across.link, network.across.segment_bytes, origin)
         near, far, known = self.media[inside], self.media["tcp"], LINKS["tcp"]
         across = replace(
             far.link,
@@ -71,7 +139,7 @@ class Tuning:
         """For the other ranks; empty for the built-in values."""
         if self.origin == _BUILT_IN:
             return ""
-        return json.dumps({"origin": self.origin, "media": _media_as_json(self)})
+        return json.dumps({"origin": self.origin, **_as_json(self)})
 
 
 BUILT_IN = Tuning()
@@ -83,7 +151,7 @@ def from_text(text: str) -> Tuning:
         return BUILT_IN
     try:
         told = json.loads(text)
-        return Tuning(_media(told["media"]), str(told["origin"]))
+        return Tuning(_media(told["media"]), str(told["origin"]), _networks(told["networks"]))
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgumentError(f"rank 0 told a tuning that cannot be read: {error}") from None
 
@@ -159,12 +227,12 @@ def load(path: Path) -> Tuning:
         if path.stat().st_size > _FILE_BYTES_MAX:
             raise ValueError(f"it has more than {_FILE_BYTES_MAX} bytes")
         told = json.loads(path.read_bytes())
-        media = _checked(told)
+        media, networks = _checked(told)
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from None
     except (ValueError, TypeError) as error:
         raise _unusable(path, str(error)) from None
-    return Tuning(media, f"{path} of {told.get('made', 'unknown date')}")
+    return Tuning(media, f"{path} of {told.get('made', 'unknown date')}", networks)
 
 
 def store(tuning: Tuning, path: Path, made: str) -> None:
@@ -174,7 +242,7 @@ def store(tuning: Tuning, path: Path, made: str) -> None:
         "machine": fingerprint(),
         "processor": _processor(),
         "made": made,
-        "media": _media_as_json(tuning),
+        **_as_json(tuning),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     import tempfile
@@ -198,14 +266,54 @@ def _unusable(path: Path, why: str) -> InvalidArgumentError:
     )
 
 
-def _media_as_json(tuning: Tuning) -> dict[str, Any]:
+def _as_json(tuning: Tuning) -> dict[str, Any]:
     return {
-        name: {**asdict(medium.link), "segment_bytes": medium.segment_bytes}
-        for name, medium in tuning.media.items()
+        "media": _media_as_json(tuning),
+        "networks": [network_as_json(one) for one in tuning.networks],
     }
 
 
-def _checked(told: Any) -> dict[str, Medium]:
+def _media_as_json(tuning: Tuning) -> dict[str, Any]:
+    return {name: _medium_as_json(medium) for name, medium in tuning.media.items()}
+
+
+def _medium_as_json(medium: Medium) -> dict[str, Any]:
+    return {**asdict(medium.link), "segment_bytes": medium.segment_bytes}
+
+
+def network_as_json(network: Network) -> dict[str, Any]:
+    """What ``network_from_json`` reads."""
+    return {
+        "hosts": list(network.hosts),
+        "transport": network.transport,
+        "made": network.made,
+        "across": _medium_as_json(network.across),
+        "inside": None if network.inside is None else _medium_as_json(network.inside),
+    }
+
+
+def network_from_json(told: Any) -> Network:
+    """ValueError naming what is missing, too much or out of range."""
+    names = {"hosts", "transport", "made", "across", "inside"}
+    if not isinstance(told, dict) or set(told) != names:
+        raise ValueError(f"a network must have {', '.join(sorted(names))}")
+    hosts = told["hosts"]
+    if not (isinstance(hosts, list) and hosts and all(isinstance(one, str) for one in hosts)):
+        raise ValueError(f"network.hosts is {hosts!r}: expected names")
+    if told["transport"] not in _ACROSS:
+        raise ValueError(f"network.transport is {told['transport']!r}: expected tcp or verbs")
+    inside = None if told["inside"] is None else _medium("network.inside", told["inside"])
+    across = _medium("network.across", told["across"])
+    return Network(tuple(hosts), told["transport"], across, inside, str(told["made"]))
+
+
+def _networks(told: Any) -> tuple[Network, ...]:
+    if not isinstance(told, list) or len(told) > _NETWORKS_MAX:
+        raise ValueError(f"networks must be a list of at most {_NETWORKS_MAX}")
+    return tuple(map(network_from_json, told))
+
+
+def _checked(told: Any) -> tuple[dict[str, Medium], tuple[Network, ...]]:
     if not isinstance(told, dict):
         raise ValueError("it is no JSON object")
     if told.get("schema") != SCHEMA:
@@ -214,7 +322,7 @@ def _checked(told: Any) -> dict[str, Medium]:
         raise ValueError(
             f"it was made on machine {told.get('machine')!r}, and this is {fingerprint()!r}"
         )
-    return _media(told.get("media"))
+    return _media(told.get("media")), _networks(told.get("networks", []))
 
 
 def _media(told: Any) -> dict[str, Medium]:
@@ -231,11 +339,14 @@ _RANGES = {
     "gamma": (1e-14, 1.0),
     "overhead": (0.0, 10.0),
     "spill": (0.0, 1.0),
+    "flow": (0.0, 1.0),
 }
 
 
 def _medium(name: str, told: Any) -> Medium:
     names = {*_RANGES, "cache_bytes", "segment_bytes"}
+    if isinstance(told, dict):
+        told = {"flow": 0.0, **told}  # files from before there was one
     if not isinstance(told, dict) or set(told) != names:
         raise ValueError(f"{name} must have {', '.join(sorted(names))}")
     for word, (low, high) in _RANGES.items():

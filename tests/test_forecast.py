@@ -116,6 +116,11 @@ def test_links_that_are_given_count_and_others_stay() -> None:
         (("--alpha", "300ns", "--beta", "200Gb/s"), "300 ns latency, 75 ns per segment, 25 GB/s"),
         (("--alpha", "1.5 ms", "--beta", "40MB/s"), "1.5 ms latency, 375 us per segment, 0.04"),
         (("--beta", "1.6Tbit/s"), "8 us latency, 2 us per segment, 200 GB/s"),
+        (("--beta", "25GB/s", "--rails", "4"), "8 us latency, 2 us per segment, 100 GB/s"),
+        (
+            ("--beta", "25GB/s", "--flow", "40Gb/s"),
+            "8 us latency, 2 us per segment, 25 GB/s (5 from one rank)",
+        ),
     ],
 )
 def test_times_and_rates_have_units(words: tuple[str, ...], across: str) -> None:

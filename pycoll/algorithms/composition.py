@@ -109,25 +109,26 @@ def levels(composition: Composition, size: int) -> Levels:
         loads = Loads(message, size)
         for phase in phases:
             loads.add(phase)
-        sent, received, reduced = loads.most()
+        sent, received, handled, reduced = loads.most()
         steps = sum(phase.steps for phase in phases)
-        costs.append(Cost(steps, sent, received, reduced, message))
+        costs.append(Cost(steps, sent, received, handled, reduced, message))
     sharing = max(len(phase.groups) for phase in composition.phases if phase.across)
     return Levels(costs[0], costs[1], sharing)
 
 
-Load = tuple[Fraction, Fraction, Fraction]
+Load = tuple[Fraction, Fraction, Fraction, Fraction]
 
 
 class Loads:
-    """What each rank sends, receives and reduces at most, in units of a message of some chunks.
+    """What each rank sends, receives, handles and reduces at most, in units of a message of chunks.
 
     Of thousands of ranks most have done the same, so sums are made once for all that have.
     """
 
     def __init__(self, message: int, size: int) -> None:
         self._message = message
-        self._sums: list[Load] = [(Fraction(0), Fraction(0), Fraction(0))]
+        nothing = Fraction(0)
+        self._sums: list[Load] = [(nothing, nothing, nothing, nothing)]
         self._numbers: dict[Load, int] = {self._sums[0]: 0}
         #: Of each rank, where its sum stands in ``_sums``.
         self._places = [0] * size
@@ -150,24 +151,25 @@ class Loads:
         cost = phase.algorithm.cost(members, phase.topology)
         share = Fraction(1 if tokens else largest * blocks, self._message)
         reduced = Fraction(0) if tokens else cost.reduced
-        return share * cost.sent, share * cost.received, share * reduced
+        return share * cost.sent, share * cost.received, share * cost.handled, share * reduced
 
     def _number(self, place: int, more: Load) -> int:
         """Where the sum of these stands."""
-        sent, received, reduced = self._sums[place]
-        load = (sent + more[0], received + more[1], reduced + more[2])
+        sent, received, handled, reduced = self._sums[place]
+        load = (sent + more[0], received + more[1], handled + more[2], reduced + more[3])
         if load not in self._numbers:
             self._numbers[load] = len(self._sums)
             self._sums.append(load)
         return self._numbers[load]
 
     def most(self) -> Load:
-        """The most that any rank sends, receives and reduces."""
+        """The most that any rank sends, receives, handles and reduces."""
         found = [self._sums[place] for place in set(self._places)]
         return (
             max(load[0] for load in found),
             max(load[1] for load in found),
             max(load[2] for load in found),
+            max(load[3] for load in found),
         )
 
 
@@ -186,6 +188,7 @@ def total(levels: Levels) -> Cost:
         inside.steps + across.steps,
         inside.sent + across.sent,
         inside.received + across.received,
+        inside.handled + across.handled,
         inside.reduced + across.reduced,
         max(inside.chunks, across.chunks),
     )

@@ -16,7 +16,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pycoll import tuning
@@ -29,13 +29,13 @@ from pycoll.collective import Collective
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.model import LINKS, SEGMENT_BYTES, profile
-from pycoll.select import bytes_text, candidates, seconds_text
-from pycoll.topology import single_host
+from pycoll.select import bytes_text, candidates, rates_text, seconds_text
+from pycoll.topology import Topology, single_host
 from pycoll.tuning import Medium, Tuning
 
 #: Collectives whose plans show moving apart from combining.
-_COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
-_SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
 #: A shorter segment must be so much faster to be taken; less is noise.
 _GAIN = 0.97
 _RANKS_MAX = 8
@@ -97,23 +97,27 @@ class _Job:
 
 
 @dataclass(frozen=True)
-class _Case:
-    """What a time belongs to."""
+class Case:
+    """What a time belongs to. ``beside``: groups that ran at the same time, each with a rank on
+    every host; 0 for ranks of one host."""
 
     collective: str
     algorithm: str
     ranks: int
     nbytes: int
     segment_bytes: int
+    beside: int = 0
 
     def observed(self, seconds: float) -> Observation:
         """The time with what the model says it consists of."""
         algorithm = lookup(Collective[self.collective.upper()], self.algorithm)
-        shape = profile(algorithm, single_host(self.ranks))
-        return Observation(shape.terms(self.nbytes, self.segment_bytes)[0], self.nbytes, seconds)
+        topology = Topology.even(self.ranks, self.ranks) if self.beside else single_host(self.ranks)
+        inside, across = profile(algorithm, topology).terms(self.nbytes, self.segment_bytes)
+        terms = across._replace(moved=across.moved * self.beside) if self.beside else inside
+        return Observation(terms, self.nbytes, seconds)
 
 
-_Times = dict[_Case, float]
+Times = dict[Case, float]
 
 
 class Tuner:
@@ -121,6 +125,7 @@ class Tuner:
 
     def __init__(self, options: TuneOptions, start: Tuning, say: Callable[[str], None]) -> None:
         self._options = options
+        self._start = start
         self._media = dict(start.media)
         self._say = say
         self._progress = progress_bar()
@@ -130,7 +135,7 @@ class Tuner:
         """Measure all transports. PycollError if a job failed or gave a wrong result."""
         with self._progress:
             for transport in self._options.transports:
-                times: _Times = {}
+                times: Times = {}
                 segment_bytes = self._best_segment(transport, times)
                 self._measure_links(transport, segment_bytes, times)
                 found = fit([case.observed(s) for case, s in times.items()], LINKS[transport])
@@ -139,14 +144,14 @@ class Tuner:
                     self._say(line)
                 for line in accuracy(list(times), found):
                     self._say(line)
-        return Tuning(self._media, "measured just now")
+        return replace(self._start, media=self._media, origin="measured just now")
 
     def _total(self) -> int:
         jobs = [
             job
             for transport in self._options.transports
             for job in (
-                *(j for bytes_ in _SEGMENTS for j in self._segment_jobs(transport, bytes_)),
+                *(j for bytes_ in SEGMENTS for j in self._segment_jobs(transport, bytes_)),
                 *self._link_jobs(transport, SEGMENT_BYTES),
             )
         ]
@@ -164,30 +169,28 @@ class Tuner:
             sweep = self._options.sweep("all_reduce", names, 1 << 18, end)
             yield _Job(transport, ranks, sweep, self._values(transport, segment_bytes))
 
-    def _best_segment(self, transport: str, times: _Times) -> int:
+    def _best_segment(self, transport: str, times: Times) -> int:
         for _ in range(self._options.passes):
-            for segment_bytes in _SEGMENTS:
+            for segment_bytes in SEGMENTS:
                 for job in self._segment_jobs(transport, segment_bytes):
                     self._measure(job, times)
-        means = {segment_bytes: _mean(times, segment_bytes) for segment_bytes in _SEGMENTS}
-        best = min(means, key=lambda segment_bytes: means[segment_bytes])
-        return best if means[best] < _GAIN * means[SEGMENT_BYTES] else SEGMENT_BYTES
+        return best_segment(times)
 
     def _link_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
         values = self._values(transport, segment_bytes)
         for ranks in self._options.worlds:
-            for collective in _COLLECTIVES:
+            for collective in COLLECTIVES:
                 names = distinct_algorithms(collective, ranks)
                 end = self._options.end_bytes(transport)
                 sweep = self._options.sweep(collective, names, 32, end)
                 yield _Job(transport, ranks, sweep, values)
 
-    def _measure_links(self, transport: str, segment_bytes: int, times: _Times) -> None:
+    def _measure_links(self, transport: str, segment_bytes: int, times: Times) -> None:
         for _ in range(self._options.passes):
             for job in self._link_jobs(transport, segment_bytes):
                 self._measure(job, times)
 
-    def _measure(self, job: _Job, times: _Times) -> None:
+    def _measure(self, job: _Job, times: Times) -> None:
         """Run the job; keep the better time of each case."""
         wrong = 0
         segment_bytes = job.values.media[job.transport].segment_bytes
@@ -195,7 +198,7 @@ class Tuner:
         def take(line: Measurement) -> None:
             nonlocal wrong
             wrong += line.wrong or 0
-            case = _Case(line.collective, line.algorithm, line.ranks, line.bytes, segment_bytes)
+            case = Case(line.collective, line.algorithm, line.ranks, line.bytes, segment_bytes)
             times[case] = min(line.quartile_s, times.get(case, math.inf))
             self._progress.advance(self._task)
 
@@ -212,7 +215,15 @@ class Tuner:
             )
 
 
-def _mean(times: _Times, segment_bytes: int) -> float:
+def best_segment(times: Times) -> int:
+    """The length with which the cases took least, the longest among nearly equals."""
+    lengths = {case.segment_bytes for case in times}
+    means = {segment_bytes: _mean(times, segment_bytes) for segment_bytes in lengths}
+    best = min(means, key=lambda segment_bytes: means[segment_bytes])
+    return best if means[best] < _GAIN * means[max(lengths)] else max(lengths)
+
+
+def _mean(times: Times, segment_bytes: int) -> float:
     """The geometric mean of the times with segments of that length."""
     logs = [math.log(s) for case, s in times.items() if case.segment_bytes == segment_bytes]
     return math.exp(sum(logs) / len(logs))
@@ -230,19 +241,14 @@ def distinct_algorithms(collective: str, ranks: int) -> list[str]:
 def describe(transport: str, medium: Medium) -> list[str]:
     """A link's figures in words."""
     link = medium.link
-    far = ""
-    if link.spill > 0:
-        far = (
-            f", {1e-9 / (link.beta + link.spill):.3g} GB/s far above {bytes_text(link.cache_bytes)}"
-        )
     return [
         f"  {transport:10} {seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per "
         f"segment of {bytes_text(medium.segment_bytes)}",
-        f"  {'':10} {1e-9 / link.beta:.3g} GB/s{far}, combines {1e-9 / link.gamma:.3g} GB/s",
+        f"  {'':10} {rates_text(link)}",
     ]
 
 
-def accuracy(cases: Sequence[_Case], found: Fit) -> Iterator[str]:
+def accuracy(cases: Sequence[Case], found: Fit) -> Iterator[str]:
     """For each collective how far predictions are off, in the middle, where they should hold."""
     for collective in dict.fromkeys(case.collective for case in cases):
         errors = [
@@ -263,14 +269,12 @@ def _half_within(errors: Sequence[float]) -> float:
     return statistics.median(map(abs, errors))
 
 
-def run_tune(options: TuneOptions, say: Callable[[str], None]) -> Path:
-    """Measure, store, and say what was found; the file's path.
+def place_to_store(path: Path | None) -> Path:
+    """Where to store, this machine's place by default; made, so that it can be written.
 
-    Starts from the values in use, so that transports that are not measured keep theirs; a present
-    file that cannot be read does not matter. InvalidArgumentError before anything is measured if
-    the result could not be stored.
+    InvalidArgumentError with the reason if it cannot.
     """
-    path = options.path or tuning.default_path()
+    path = path or tuning.default_path()
     if path is None:
         raise InvalidArgumentError("no home folder is known to store in: give --output")
     try:
@@ -279,15 +283,27 @@ def run_tune(options: TuneOptions, say: Callable[[str], None]) -> Path:
         raise InvalidArgumentError(f"cannot make {str(path.parent)!r}: {error.strerror}") from None
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise InvalidArgumentError(f"{str(path)!r} is no file that can be written")
+    return path
+
+
+def run_tune(options: TuneOptions, say: Callable[[str], None]) -> Path:
+    """Measure, store, and say what was found; the file's path.
+
+    Starts from the values in use, so that transports that are not measured keep theirs; a present
+    file that cannot be read does not matter. InvalidArgumentError before anything is measured if
+    the result could not be stored.
+    """
+    path = place_to_store(options.path)
     worlds = " and ".join(map(str, options.worlds))
     say(f"measuring {', '.join(options.transports)} on {worlds} ranks of this machine")
-    found = Tuner(options, _present(path), say).run()
+    found = Tuner(options, present(path), say).run()
     tuning.store(found, path, datetime.date.today().isoformat())
     say(f"stored in {path}")
     return path
 
 
-def _present(path: Path) -> Tuning:
+def present(path: Path) -> Tuning:
+    """What is stored there; the built-in values if that is nothing, or cannot be read."""
     try:
         return tuning.load(path) if path.exists() else tuning.BUILT_IN
     except InvalidArgumentError:

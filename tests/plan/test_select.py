@@ -103,6 +103,21 @@ def test_long_messages_between_hosts_choose_a_hierarchy() -> None:
     assert choice.predicted_s < 0.7 * min(flat_times)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "moved"),
+    [
+        (Collective.ALL_REDUCE, "direct", 1.0),  # half to the peer and back, both ways
+        (Collective.BROADCAST, "direct", 0.5),  # all of it, one way
+        (Collective.ALL_GATHER, "direct", 0.75),  # half, both ways, and half from x to out
+        (Collective.REDUCE_SCATTER, "direct", 0.75),
+        (Collective.ALL_TO_ALL, "direct", 0.75),
+    ],
+)
+def test_a_core_inside_a_host_copies_both_ways(kind: Collective, name: str, moved: float) -> None:
+    alone = model.profile(TABLE[kind][name], single_host(2))
+    assert alone.period[0].moved == moved
+
+
 def test_where_steps_are_free_only_bytes_count() -> None:
     free_steps = Link(alpha=0.0, beta=1e-9, gamma=0.0, overhead=0.0)
     times = {

@@ -1,0 +1,287 @@
+"""``pycoll tune`` by a job on several hosts: one table for all, and the right one later."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from harness import ROOT
+
+from pycoll import local_world, tuning
+from pycoll.bench.fit import Observation, fit
+from pycoll.bench.tune import COLLECTIVES, Case, distinct_algorithms
+from pycoll.bench.tune_hosts import HostsOptions, _agreed, phases_of, with_whole_link
+from pycoll.bootstrap.identity import Identity, transport_across
+from pycoll.cli import main
+from pycoll.config import Config
+from pycoll.errors import InvalidArgumentError
+from pycoll.model import LINKS, SEGMENT_BYTES, Link
+from pycoll.topology import topology_of
+from pycoll.tuning import BUILT_IN, Medium, Network, Tuning
+
+sys.path.insert(0, str(ROOT / "bench"))
+from host_jobs import places_of
+from hosts import DEVICE, ONE_GIGABIT, Hosts, obstacle
+
+FAR = replace(LINKS["tcp"], alpha=25e-6, beta=8e-9)
+NEAR = replace(LINKS["shm"], alpha=0.5e-6)
+
+
+def network(*hosts: str, transport: str = "tcp", made: str = "2026-01-01") -> Network:
+    return Network(hosts, transport, Medium(FAR, 16384), Medium(NEAR), made)
+
+
+# What is measured
+
+
+def test_phases_tell_one_rank_from_all_of_a_host() -> None:
+    alone, together, inside = phases_of(topology_of("aabb"))
+    assert alone.colors == (0, None, 0, None) and alone.beside == 1
+    assert together.colors == (0, 1, 0, 1) and together.beside == 2
+    assert inside.colors == (0, 0, 1, 1) and inside.beside == 0
+    # Uneven: as many side by side as every host has.
+    assert phases_of(topology_of("aaabb"))[1].colors == (0, 1, None, 0, 1)
+    assert len(phases_of(topology_of("abc"))) == 1
+    assert [one.beside for one in phases_of(topology_of("aabb"), crowding=2)] == [1, 2]
+
+
+def test_sizes_end_with_the_longest_and_side_by_side_are_long_only() -> None:
+    alone, together, _ = phases_of(topology_of("aabb"))
+    for options in (HostsOptions(), HostsOptions(quick=True)):
+        assert options.sizes(alone)[-1] == options.sizes(together)[-1] == options.end_bytes
+        assert options.sizes(alone)[0] < 512 and options.sizes(together)[0] >= 1 << 18
+
+
+def test_what_one_rank_and_what_a_host_carries_are_told_apart() -> None:
+    """A link of 12.5 GB/s of which one rank fills a quarter."""
+    hosts = 4
+    known = Link(
+        alpha=15e-6, beta=1 / 12.5e9, gamma=1 / 20e9, overhead=1e-6, flow=1 / 3e9, cache_bytes=1
+    )
+
+    def observed(beside: int, segments: tuple[int, ...]) -> list[Observation]:
+        found = []
+        for word in COLLECTIVES:
+            for name in distinct_algorithms(word, hosts):
+                for nbytes in (32 * 8**power for power in range(8)):
+                    for segment_bytes in segments:
+                        case = Case(word, name, hosts, nbytes, segment_bytes, beside)
+                        one = case.observed(0.0)
+                        found.append(replace(one, seconds=known.seconds(one.terms, nbytes)))
+        return found
+
+    alone = fit(observed(1, (SEGMENT_BYTES, SEGMENT_BYTES // 4)), LINKS["tcp"]).link
+    together = fit(observed(8, (SEGMENT_BYTES,)), alone).link
+    found = with_whole_link(alone, together)
+    for name in ("alpha", "beta", "flow"):
+        assert getattr(found, name) == pytest.approx(getattr(known, name), rel=0.05), name
+
+
+# Which table counts
+
+
+def test_the_network_of_just_these_hosts_counts_else_the_nearest() -> None:
+    values = Tuning(networks=(network("c", "d"), network("a", "b", "c", "d"), network("a", "b")))
+    assert values.network_of({"a", "b"}, "tcp") == network("a", "b")
+    assert values.network_of({"a", "c"}, "tcp") == network("a", "b", "c", "d")
+    assert values.network_of({"c", "d", "e", "f"}, "tcp") == network("c", "d")
+    assert values.network_of({"x", "y"}, "tcp") == network("c", "d"), "the latest of the smallest"
+    assert values.network_of((), None) == network("c", "d")
+    assert values.network_of({"a", "b"}, "verbs") is None
+    assert Tuning().network_of({"a"}, "tcp") is None
+
+
+def test_parameters_of_several_hosts_come_from_their_network() -> None:
+    values = Tuning(origin="file", networks=(network("a", "b"),))
+    found = values.parameters("shm", True, {"a", "b"}, "tcp")
+    assert (found.inside, found.across, found.segment_bytes) == (NEAR, FAR, 16384)
+    assert found.origin == "file; tcp between a, b (2 hosts), 2026-01-01"
+    assert values.parameters("tcp", True, {"a", "b"}, "tcp").inside == LINKS["tcp"]
+    one_host = values.parameters("shm")
+    assert one_host.inside == LINKS["shm"] and one_host.segment_bytes == SEGMENT_BYTES
+    assert values.parameters("shm", True, {"a", "b"}, "verbs").across == LINKS["tcp"]
+
+
+def test_a_new_network_takes_the_old_ones_place_and_few_are_kept() -> None:
+    values = Tuning()
+    for number in range(12):
+        values = values.with_network(network("a", f"b{number}"))
+    assert [one.hosts[1] for one in values.networks] == [f"b{n}" for n in range(11, 3, -1)]
+    newer = network("a", "b7", made="later")
+    values = values.with_network(newer)
+    assert values.networks[0] == newer
+    assert sum(one.hosts == newer.hosts for one in values.networks) == 1
+    many = network(*(f"h{n}" for n in range(2000)))
+    assert len(values.with_network(many).networks) == 8
+    assert Tuning(networks=(many,)).with_network(many).networks == (many,)
+    assert values.with_network(many).with_network(network(*(f"i{n}" for n in range(99)))).networks
+
+
+def test_networks_are_stored_told_and_read_back(tmp_path: Path) -> None:
+    verbs = replace(network("a", "b", transport="verbs"), inside=None)
+    values = Tuning(networks=(verbs, network("a", "b")))
+    path = tmp_path / "tuning.json"
+    tuning.store(values, path, "2026-01-01")
+    found = tuning.load(path)
+    assert found.networks == values.networks
+    assert tuning.from_text(found.to_text()) == found
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    told = tuning.network_as_json(network("a", "b")) | changes
+    return {name: value for name, value in told.items() if value != "away"}
+
+
+@pytest.mark.parametrize(
+    ("networks", "why"),
+    [
+        ({}, "networks must be a list of at most 8"),
+        ([changed()] * 9, "networks must be a list of at most 8"),
+        ([changed(made="away")], "a network must have across, hosts, inside, made, transport"),
+        ([changed(hosts=[])], "network.hosts is []: expected names"),
+        ([changed(hosts="ab")], "network.hosts is 'ab'"),
+        ([changed(transport="shm")], "network.transport is 'shm': expected tcp or verbs"),
+        ([changed(across=None)], "network.across must have alpha"),
+        ([changed(inside={})], "network.inside must have alpha"),
+    ],
+)
+def test_a_network_that_is_not_right_is_refused(tmp_path: Path, networks: Any, why: str) -> None:
+    path = tmp_path / "tuning.json"
+    tuning.store(BUILT_IN, path, "2026-01-01")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"networks": networks}))
+    with pytest.raises(InvalidArgumentError, match=re.escape(why)):
+        tuning.find(Config(tuning=str(path)))
+
+
+def test_hosts_talk_over_verbs_only_if_all_ranks_are_on_one_network() -> None:
+    def on(verbs: str, *transports: str) -> Identity:
+        return replace(Identity.mine(Config(), verbs=verbs), transports=transports)
+
+    ib = on("ib 1", "shm", "verbs", "tcp")
+    assert transport_across([ib, ib]) == "verbs"
+    assert transport_across([ib, on("ib 2", "shm", "verbs", "tcp")]) == "tcp"
+    assert transport_across([ib, on("", "shm", "tcp")]) == "tcp"
+    assert transport_across([on("", "tcp")] * 2) == "tcp"
+
+
+# What cannot be done
+
+
+def test_a_refusal_on_one_rank_is_that_of_all() -> None:
+    told: dict[int, str] = {}
+
+    def refuse(comm: Any) -> None:
+        def act() -> int:
+            if comm.rank == 1:
+                raise InvalidArgumentError("its disk is full")
+            return 7
+
+        try:
+            _agreed(comm, act)
+        except InvalidArgumentError as error:
+            told[comm.rank] = str(error)
+
+    world = local_world(3)
+    threads = [threading.Thread(target=refuse, args=(comm,)) for comm in world]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for comm in world:
+        comm.close()
+    assert len(set(told.values())) == 1 and len(told) == 3
+    assert re.fullmatch(r"host \S+: its disk is full", told[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "all ranks of this job are on one host: run pycoll tune outside of a job"),
+        (("--transport", "tcp"), "--transport is for one machine"),
+    ],
+)
+def test_a_job_that_cannot_tune_is_told_why(
+    words: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYCOLL_RANK", "0")
+    monkeypatch.setenv("PYCOLL_SIZE", "1")
+    done = CliRunner().invoke(main, ["tune", *words])
+    assert done.exit_code == 1
+    assert why in done.output
+
+
+# All of it, on two hosts
+
+JOB = """
+import json, os, pycoll
+pycoll.init()
+comm = pycoll.world()
+links = comm._plans.parameters
+names = [comm.choice("all_reduce", n) for n in (8, 1 << 14, 1 << 20)]
+text = comm.explain("all_reduce", 1 << 20)
+os.write(1, json.dumps([names, repr(links), text]).encode() + b"\\n")
+pycoll.finalize()
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    why = obstacle()
+    if why:
+        pytest.skip(f"hosts cannot be made: {why}")
+    with Hosts(2, ONE_GIGABIT) as made:
+        yield made
+
+
+def job(hosts: Hosts, folder: Path, *line: str) -> list[str]:
+    """What the four ranks print; each host has a cache of its own."""
+    places = places_of("pycoll", hosts.addresses[0], DEVICE, 4)
+    started = []
+    for rank in range(4):
+        environment = {n: v for n, v in os.environ.items() if n != "PYCOLL_TUNING"}
+        environment |= places(rank, rank % 2) | {"XDG_CACHE_HOME": str(folder / f"host{rank // 2}")}
+        started.append(
+            subprocess.Popen(
+                hosts.on(rank // 2, [sys.executable, *line]),
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    ended = [one.communicate(timeout=200) for one in started]
+    assert [one.returncode for one in started] == [0] * 4, ended
+    return [out for out, _ in ended]
+
+
+def test_all_ranks_get_the_table_that_they_measured(hosts: Hosts, tmp_path: Path) -> None:
+    first, *others = job(hosts, tmp_path, "-m", "pycoll", "tune", "--quick")
+    assert others == [""] * 3
+    assert "measuring links between 2 hosts with 4 ranks" in first
+    assert "stored on every host" in first and "tcp between host0, host1" in first
+    assert re.search(r"^  tcp +[\d.]+ \w+ latency", first, re.M), first
+    name = f"{tuning.fingerprint()}.json"
+    files = [tuning.load(tmp_path / f"host{n}" / "pycoll" / name) for n in (0, 1)]
+    (found,) = files[0].networks
+    assert files[1].networks == (found,)
+    assert found.hosts == ("host0", "host1") and found.transport == "tcp"
+    # The cable carries 0.125 GB/s each way.
+    for nbytes in (1 << 18, 1 << 19):
+        whole = found.across.link
+        spilled = whole.spill if nbytes > whole.cache_bytes else 0.0
+        assert 4e-9 < whole.beta + spilled < 20e-9, found
+    told = [json.loads(line) for line in job(hosts, tmp_path, "-c", JOB)]
+    assert len({repr(one[:2]) for one in told}) == 1, told
+    text = told[0][2]
+    assert f"{name} of" in text and "tcp between host0, host1 (2 hosts)" in text
+    assert "across hosts: " in text and "others" in text
