@@ -38,7 +38,8 @@ py::tuple items_of(PyObject* list) {
   return py::reinterpret_steal<py::tuple>(PyList_AsTuple(list));
 }
 
-// Every array of the list as a member, and its result; false where one is not to be read.
+// Every array of the list as a member; its result goes to `results`, which keeps what is new.
+// False where one is not to be read.
 bool read_members(const CallsObject& self, const Arguments& arguments, const py::tuple& xs,
                   const py::tuple& outs, Fusions& fusions, const py::list& results) {
   Reading reading;
@@ -93,7 +94,8 @@ std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments)
   const Borrowed borrowed(*self->table);
   if (borrowed.get() == nullptr || (!absent(out) && !is_list(out))) return std::nullopt;
   const py::tuple xs = items_of(at(arguments, Parameter::kX));
-  const py::object outs = absent(out) ? py::object() : py::object(items_of(out));
+  py::object outs;
+  if (!absent(out)) outs = out == at(arguments, Parameter::kX) ? xs : items_of(out);
   if (xs.empty() || (outs && py::len(outs) != xs.size())) return std::nullopt;
   py::list results(xs.size());
   Fusions& fusions = *borrowed.get();

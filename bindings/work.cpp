@@ -151,6 +151,9 @@ PyObject* done(PyObject* object, PyObject* /*unused*/) {
 // nullopt: no limit. Throws what pycoll.work.check_timeout raises.
 std::optional<double> read_timeout(PyObject* timeout) {
   if (timeout == nullptr || timeout == Py_None) return std::nullopt;
+  if (PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) > 0) {
+    return PyFloat_AS_DOUBLE(timeout);
+  }
   return py::module_::import("pycoll.work")
       .attr("check_timeout")(py::handle(timeout))
       .cast<double>();

@@ -38,17 +38,25 @@ def main() -> None:
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="How many ranks.")
 @click.option("--prefix", is_flag=True, help="Put the rank in front of every line of output.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start up to N ranks that fail again, for programs that use elastic.run.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(ranks: int, prefix: bool, command: tuple[str, ...]) -> None:
+def run(ranks: int, prefix: bool, restarts: int, command: tuple[str, ...]) -> None:
     """Start COMMAND on N ranks of this machine.
 
-    A .py file runs with this Python; anything else is run as it is. When a rank fails, the others
-    are stopped and its exit status becomes that of this command.
+    A .py file runs with this Python; anything else is run as it is. When a rank fails, and is not
+    started again, the others are stopped and its exit status becomes that of this command.
     """
     from pycoll.launch import LaunchOptions, launch
 
     try:
-        sys.exit(launch(LaunchOptions(ranks=ranks, command=command, prefix=prefix)))
+        options = LaunchOptions(ranks=ranks, command=command, prefix=prefix, restarts=restarts)
+        sys.exit(launch(options))
     except PycollError as error:
         raise _fail(error) from error
 
@@ -154,12 +162,28 @@ def tune(transports: tuple[str, ...], ranks: int | None, quick: bool, path: Path
     memory and for tcp on this machine. Takes about two minutes; nothing else should run. Later jobs
     whose rank 0 is on this machine use the result; PYCOLL_TUNING=off makes them use the built-in
     values, and PYCOLL_TUNING=FILE another file.
+
+    As the program of a job on several hosts (mpirun, srun, torchrun), without --ranks, it measures
+    what lies between them with all ranks of the job: the network, what one rank and what all ranks
+    of a host carry, and shared memory on the slowest host. Every host stores the same table; later
+    jobs on these hosts, or on some of them, use it.
     """
     from pycoll.bench.tune import TuneOptions, run_tune
+    from pycoll.bench.tune_hosts import HostsOptions, run_tune_hosts
+    from pycoll.bootstrap import discover
     from pycoll.config import DEFAULT_TRANSPORTS
+    from pycoll.errors import InvalidArgumentError
 
     try:
-        run_tune(TuneOptions(transports or DEFAULT_TRANSPORTS, ranks, quick, path), click.echo)
+        if ranks is not None or not discover.inside_job():
+            run_tune(TuneOptions(transports or DEFAULT_TRANSPORTS, ranks, quick, path), click.echo)
+        elif transports:
+            raise InvalidArgumentError(
+                "--transport is for one machine; between hosts that counts which the job uses "
+                "(PYCOLL_TRANSPORTS)"
+            )
+        else:
+            run_tune_hosts(HostsOptions(quick, path), click.echo)
     except PycollError as error:
         raise _fail(error) from error
 
@@ -189,6 +213,8 @@ def info() -> None:
 )
 @click.option("--alpha", type=Seconds(), help="Latency between hosts: 2us.")
 @click.option("--beta", type=SecondsPerByte(), help="Of a host's link, each way: 25GB/s, 200Gb/s.")
+@click.option("--rails", type=click.IntRange(min=1), help="Such links that a host has.")
+@click.option("--flow", type=SecondsPerByte(), help="Of one rank between hosts, at most: 5GB/s.")
 @click.option("--local-alpha", type=Seconds(), help="Latency inside a host: 300ns.")
 @click.option("--local-beta", type=SecondsPerByte(), help="Of a rank inside a host: 15GB/s.")
 @click.option(
@@ -208,6 +234,8 @@ def explain(
     beta: float | None,
     local_alpha: float | None,
     local_beta: float | None,
+    rails: int | None,
+    flow: float | None,
     **words: Any,
 ) -> None:
     """Say which algorithm runs, why, and what it is expected to cost.
@@ -224,6 +252,7 @@ def explain(
     from pycoll.explanation import Question, comparison, explanation
 
     links = {"alpha": alpha, "beta": beta, "local_alpha": local_alpha, "local_beta": local_beta}
+    links |= {"rails": rails, "flow": flow}
     try:
         question = Question(links=links, **words)
         click.echo(explanation(question))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pycoll.bootstrap import Joined
     from pycoll.config import Config
     from pycoll.grouping import Group
+    from pycoll.registered import Registered
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -44,6 +45,7 @@ class Communicator(Reducing, Moving, Messages):
     """
 
     def __init__(self, joined: Joined, config: Config, name: str) -> None:
+        from pycoll.bootstrap.identity import transport_across
         from pycoll.grouping import FusionBuffer, Group
 
         Core.__init__(
@@ -58,6 +60,7 @@ class Communicator(Reducing, Moving, Messages):
             joined.inside,
             joined.crowding,
             joined.tuning,
+            transport_across(joined.identities),
         )
         self.name = name
         self._config = config
@@ -67,6 +70,8 @@ class Communicator(Reducing, Moving, Messages):
         self._transports = joined.transports
         self._identities = joined.identities
         self._splits = 0
+        mine = joined.identities[joined.rank]
+        self._host = f"{mine.machine} {mine.host_id}"
         self._fusion = FusionBuffer()
         self._make_group = Group
 
@@ -138,15 +143,42 @@ class Communicator(Reducing, Moving, Messages):
         return self._choice(collective, nbytes, dtype, op)
 
     def explain(self, collective: str, nbytes: int) -> str:
-        """Which algorithm runs for a message of ``nbytes``, its predicted time, and why."""
-        from pycoll.select import explain_text
+        """Which algorithm runs for a message of ``nbytes``, its predicted time, and why.
 
-        return explain_text(
+        Over verbs also how much memory of ``pycoll.empty`` is registered to be sent without a
+        copy, and why no more is.
+        """
+        from pycoll.select import explain_text, registered_text
+
+        text = explain_text(
             _collective(collective),
             self._topology,
             _whole("nbytes", nbytes),
             parameters=self._plans.parameters,
         )
+        verbs = next((one for one in self._transports if one.name == "verbs"), None)
+        return text if verbs is None else f"{text}\n{registered_text(*verbs.registered())}"
+
+    def register(self, *arrays: Any) -> Registered:
+        """Let RDMA devices read these arrays where they lie, instead of copying what is sent.
+
+        Memory of ``pycoll.empty`` needs no such call. ``arrays``: writable, of any shape and dtype,
+        with the buffer protocol, such as NumPy's; tensors, whose memory can be replaced under them,
+        are refused. Until the result is closed their memory is pinned and they may not be resized
+        (``ndarray.resize(refcheck=False)`` breaks that promise); they may be used and changed as
+        ever. What cannot be registered is copied, and ``explain`` tells why; without RDMA devices
+        nothing is registered. No other rank takes part. Raises InvalidArgumentError.
+
+        >>> gradients = np.full(4, comm.rank)  # on 3 ranks
+        >>> with comm.register(gradients):
+        ...     summed = comm.all_reduce(gradients, out=gradients)
+        >>> summed
+        array([3, 3, 3, 3])
+        """
+        from pycoll.registered import Registered
+
+        transports: list[Any] = [one for one in self._transports if one.name == "verbs"]
+        return Registered(transports[0] if transports else None, arrays)
 
     def group(self) -> AbstractContextManager[Group]:
         """Several operations as one: ``with comm.group(): ...``.
@@ -174,6 +206,10 @@ class Communicator(Reducing, Moving, Messages):
         connections, made here: within hosts over this communicator, otherwise as by init. Raises
         what an all_gather and what joining raises.
         """
+        return self._split(color, key, self._tuning)
+
+    def _split(self, color: int | None, key: int, tuning: str) -> Communicator | None:
+        """Like split; ``tuning`` is what the new communicators choose by, of their first ranks."""
         from dataclasses import replace
 
         if self._group is not None:
@@ -182,16 +218,14 @@ class Communicator(Reducing, Moving, Messages):
         told = self._all_gather_numbers([*numbers, _integer("key", key)], "split").tolist()
         self._splits += 1
         name = f"{self.name}/{self._splits}.{color}"
-        joined = self._join_part(told, color, name)
+        joined = self._join_part(told, color, name, tuning)
         if joined is None:
             return None
         return Communicator(joined, replace(self._config, timeout_s=self.timeout_s), name)
 
     def _join_part(
-        self, told: Sequence[tuple[int, int, int]], color: int | None, name: str
+        self, told: Sequence[tuple[int, int, int]], color: int | None, name: str, tuning: str
     ) -> Joined | None:
-        from pycoll.bootstrap import Parent, can_share, join_group, join_part, sit_out
-
         groups: dict[int, list[int]] = {}
         for rank in sorted(range(self.size), key=lambda rank: told[rank][2]):
             if told[rank][0]:
@@ -199,7 +233,15 @@ class Communicator(Reducing, Moving, Messages):
         if not groups:
             return None
         members = [] if color is None else groups[color]
-        if can_share(self._identities, list(groups.values())):
+        return self._join(list(groups.values()), members, name, tuning)
+
+    def _join(
+        self, groups: list[list[int]], members: list[int], name: str, tuning: str
+    ) -> Joined | None:
+        """This rank's connections in its group; None where ``members`` is empty."""
+        from pycoll.bootstrap import Parent, can_share, join_group, join_part, sit_out
+
+        if can_share(self._identities, groups):
             shm = next((one for one in self._transports if one.name == "shm"), None)
             parent = Parent(
                 self.rank,
@@ -209,7 +251,7 @@ class Communicator(Reducing, Moving, Messages):
                 self._gather_blobs,
                 self._splits,
             )
-            return join_part(parent, list(groups.values()), members, self._tuning)
+            return join_part(parent, groups, members, tuning)
         # Ranks that sit out take part in the rounds of those that join.
         if not members:
             sit_out(self._gather_blobs)
@@ -220,8 +262,16 @@ class Communicator(Reducing, Moving, Messages):
             members.index(self.rank),
             name,
             self._config,
-            bring=lambda _: self._tuning,
+            bring=lambda _: tuning,
         )
+
+    def _wires(self) -> list[Any]:
+        """As for a split that all ranks are in."""
+        self._splits += 1
+        everyone = list(range(self.size))
+        name = f"{self.name}/{self._splits}.devices"
+        joined = self._join([everyone], everyone, name, self._tuning)
+        return [] if joined is None else joined.transports
 
     def close(self) -> None:
         """Leave: peers see an orderly end, and nothing is kept. Later calls raise ClosedError.

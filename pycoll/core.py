@@ -64,6 +64,11 @@ def operation(
 class Core(_core.Calls):
     """State of a communicator and the common path of its operations. See ``Communicator``."""
 
+    #: Connections of all ranks beside this communicator's own; a collective call.
+    _wires: Callable[[], list[Any]]
+    #: Equal for ranks of one host.
+    _host: str
+
     def __init__(
         self,
         rank: int,
@@ -76,6 +81,7 @@ class Core(_core.Calls):
         inside: str,
         crowding: float,
         tuning: str,
+        across: str,
     ) -> None:
         from pycoll.topology import topology_of
 
@@ -84,7 +90,7 @@ class Core(_core.Calls):
         self._names = names
         self._topology: Topology = topology_of(hosts)
         self._native = _core.Communicator(rank, size, transports, timeout_s, names)
-        self._chosen_by = (tuning, inside, crowding)
+        self._chosen_by = (tuning, inside, across, crowding)
         #: By collective; an enum's member as part of a key would cost a call in Python.
         self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]
         self._deterministic = deterministic
@@ -99,10 +105,11 @@ class Core(_core.Calls):
         from pycoll.plans import Plans
         from pycoll.tuning import from_text
 
-        tuning, inside, crowding = self._chosen_by
+        tuning, inside, across, crowding = self._chosen_by
         several = len(self._topology.hosts) > 1
-        parameters = from_text(tuning).parameters(inside, several).crowded(crowding)
-        return Plans(self.rank, self._topology, parameters)
+        hosts = {name.rpartition(":")[0] for name in self._names}
+        parameters = from_text(tuning).parameters(inside, several, hosts, across)
+        return Plans(self.rank, self._topology, parameters.crowded(crowding))
 
     def _complete(self, error: PycollError, name: str) -> None:
         """Add what is known here to an error from below."""
@@ -216,7 +223,12 @@ class Core(_core.Calls):
             from pycoll.devices import Devices
 
             self._devices = Devices(
-                self._native, self._names, self._device_memory_max, self._gather_blobs
+                self._native,
+                self._names,
+                self._host,
+                self._device_memory_max,
+                self._gather_blobs,
+                self._wires,
             )
         return self._devices
 

@@ -22,7 +22,7 @@ from pycoll.arrays import empty
 from pycoll.collective import Collective
 from pycoll.core import Ends, ends_of, nothing
 from pycoll.device_view import DeviceView, Where
-from pycoll.errors import InvalidArgumentError
+from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.lists import Member, fused_view, members_of
 from pycoll.work import Work
 
@@ -200,9 +200,7 @@ class Group(_core.Group):
     def run(self) -> None:
         """The end of the block. What fails first is raised; members without a result get it too."""
         communicator = self.communicator
-        pending = []
-        for name, args, words, work in self._messages or ():
-            pending.append((work, getattr(communicator, name)(*args, **words)))
+        pending = self._post_messages()
         for entry in self.entries():
             if isinstance(entry, int):
                 _core.run_fusion(self, communicator, entry)
@@ -218,6 +216,31 @@ class Group(_core.Group):
         for work, started in pending:
             _core.fill_work(work, started.wait())
         self._messages = None
+
+    def _post_messages(self) -> list[tuple[Work, Any]]:
+        """Start all that are on the host, then launch those on devices; each one's Work of each.
+
+        On devices nothing waits for the host, so that those are done.
+        """
+        communicator = self.communicator
+        started, on_device = [], []
+        for name, args, words, work in self._messages or ():
+            sends = name == "isend"
+            try:
+                look = communicator._look_send if sends else communicator._look_recv
+                message = look(*args, **words)
+                if isinstance(message.view, DeviceView):
+                    on_device.append((work, message))
+                else:
+                    started.append((work, communicator._post(message, True)))
+            except PycollError as error:
+                communicator._complete(error, name)
+                raise
+        if on_device:
+            communicator._exchange([message for _, message in on_device], False)
+        for work, message in on_device:
+            _core.fill_work(work, message.result)
+        return started
 
     def leave(self) -> None:
         """The block raised."""

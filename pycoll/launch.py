@@ -1,8 +1,8 @@
 """``pycoll run``: N ranks of one command on this machine, started, watched and ended together.
 
 The launcher serves the store where the ranks meet, so no rank is special while joining. Each rank
-has a session of its own: the terminal's Ctrl-C reaches the launcher alone, which passes it on once.
-A guard process outlives the launcher by a moment and ends what it left if it was killed.
+has a process group of its own: the terminal's Ctrl-C reaches the launcher alone, which passes it on
+once. A guard process outlives the launcher by a moment and ends what it left if it was killed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pycoll.bootstrap.store_server import StoreServer
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError
 from pycoll.rank_output import RankOutput
+from pycoll.rank_process import RankProcess
 
 RANKS_MAX = 4096
 #: After a rank failed, the others have this long to notice and say so themselves.
@@ -56,6 +57,8 @@ class LaunchOptions:
     ``prefix`` puts "[rank] " in front of each line of output. ``timeout_s`` becomes
     PYCOLL_TIMEOUT_S; ``environment`` is added to that of every rank. ``quiet`` says nothing about
     failed ranks. ``started`` is called once all ranks run: the place to start threads.
+    ``restarts``: so many ranks that fail are started again, with the same number and environment,
+    instead of ending the launch; for programs whose other ranks then join anew.
     """
 
     ranks: int
@@ -65,6 +68,7 @@ class LaunchOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
     started: Callable[[], object] | None = None
+    restarts: int = 0
 
 
 def launch(options: LaunchOptions) -> int:
@@ -77,6 +81,8 @@ def launch(options: LaunchOptions) -> int:
     command = resolve_command(options.command)
     if not 1 <= options.ranks <= RANKS_MAX:
         raise InvalidArgumentError(f"ranks={options.ranks}: expected 1 to {RANKS_MAX}")
+    if options.restarts < 0:
+        raise InvalidArgumentError(f"restarts={options.restarts}: expected 0 or more")
     environment = dict(os.environ) | dict(options.environment)
     if options.timeout_s is not None:
         environment["PYCOLL_TIMEOUT_S"] = f"{options.timeout_s:g}"
@@ -133,29 +139,6 @@ def resolve_command(command: Sequence[str]) -> list[str]:
     return [found, *command[1:]]
 
 
-@dataclass
-class _Rank:
-    number: int
-    process: subprocess.Popen[bytes]
-    pidfd: int = -1
-    status: int | None = None  # exit status, or minus the signal
-    stopped: bool = False  # by this launcher
-
-    def tell(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signum)
-
-    def describe(self) -> str:
-        status = self.status or 0
-        if status >= 0:
-            return f"failed with exit status {status}"
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = "unknown"
-        return f"was killed by signal {-status} ({name})"
-
-
 class _Crew:
     """All ranks of one launch. A context manager: afterwards none of them is left."""
 
@@ -165,8 +148,9 @@ class _Crew:
         self._options = options
         self._command = list(command)
         self._environment = environment
-        self._ranks: list[_Rank] = []
-        self._first: _Rank | None = None
+        self._restarts = options.restarts
+        self._ranks: list[RankProcess] = []
+        self._first: RankProcess | None = None
         self._signals: list[int] = []
         self._passed_on = 0
         self._due: list[tuple[float, int]] = []
@@ -186,8 +170,9 @@ class _Crew:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            assert self._guard.stdin is not None
             for number in range(self._options.ranks):
-                self._start(number)
+                self._ranks.append(self._started(number))
         except BaseException:
             self.__exit__()
             raise
@@ -198,9 +183,7 @@ class _Crew:
             # A rank that has ended is still a zombie here, so its group's number is not reused.
             rank.tell(signal.SIGKILL)
         for rank in self._ranks:
-            rank.process.wait()
-            if rank.pidfd >= 0:
-                os.close(rank.pidfd)
+            rank.release()
         if self._guard is not None and self._guard.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._guard.stdin.write(b"end\n")
@@ -209,7 +192,8 @@ class _Crew:
         self._output.drain()
         self._undo.close()
 
-    def _start(self, number: int) -> None:
+    def _started(self, number: int) -> RankProcess:
+        assert self._guard is not None and self._guard.stdin is not None
         prefix = self._options.prefix
         environment = {
             **self._environment,
@@ -219,35 +203,15 @@ class _Crew:
         if prefix:
             # A pipe would make Python hold lines back until the rank ends.
             environment.setdefault("PYTHONUNBUFFERED", "1")
-        try:
-            # The fork runs while this process has no thread of ours, and the child only writes.
-            process = subprocess.Popen(
-                self._command,
-                env=environment,
-                stdin=None if number == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if prefix else None,
-                stderr=subprocess.PIPE if prefix else None,
-                start_new_session=True,
-                preexec_fn=self._announce,  # noqa: PLW1509
-            )
-        except OSError as error:
-            raise InvalidArgumentError(
-                f"command: {self._command[0]!r} cannot be run: {error.strerror}"
-            ) from None
-        rank = _Rank(number, process)
-        self._ranks.append(rank)
-        with contextlib.suppress(OSError, AttributeError):
-            rank.pidfd = os.pidfd_open(process.pid)
+        guard = self._guard.stdin.fileno()
+        rank = RankProcess(number, self._command, environment, prefix, guard)
+        if rank.pidfd >= 0:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: None)
         width = len(str(self._options.ranks - 1))
-        for pipe, target in ((process.stdout, 1), (process.stderr, 2)):
+        for pipe, target in ((rank.process.stdout, 1), (rank.process.stderr, 2)):
             if pipe is not None:
                 self._output.add(number, width, pipe, target)
-
-    def _announce(self) -> None:
-        """In the child: tell the guard before the command runs, so that no moment is unguarded."""
-        if self._guard is not None and self._guard.stdin is not None:
-            os.write(self._guard.stdin.fileno(), b"%d\n" % os.getpid())
+        return rank
 
     @contextlib.contextmanager
     def _catching_signals(self) -> Iterator[None]:
@@ -320,7 +284,7 @@ class _Crew:
             self._due = [(soft, signal.SIGTERM), (soft + KILL_S, signal.SIGKILL)]
 
     def _collect(self) -> None:
-        ended = [rank for rank in self._ranks if rank.status is None and self._has_ended(rank)]
+        ended = [rank for rank in self._ranks if rank.status is None and rank.look()]
         # Of those that ended together, one that was killed is the cause and not the consequence.
         ended.sort(key=lambda rank: (rank.status or 0) >= 0)
         for rank in ended:
@@ -330,20 +294,21 @@ class _Crew:
                 self._selector.unregister(rank.pidfd)
             if rank.status == 0 or self._first is not None or self._passed_on:
                 continue
+            if self._restarts > 0:
+                self._replace(rank)
+                continue
             self._first = rank
             soft = time.monotonic() + GRACE_S
             self._due = [(soft, signal.SIGTERM), (soft + KILL_S, signal.SIGKILL)]
 
-    @staticmethod
-    def _has_ended(rank: _Rank) -> bool:
-        """Look without reaping, see __exit__."""
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        result = os.waitid(os.P_PID, rank.process.pid, options)
-        if result is None:
-            return False
-        exited = result.si_code == os.CLD_EXITED
-        rank.status = result.si_status if exited else -result.si_status
-        return True
+    def _replace(self, rank: RankProcess) -> None:
+        """Start a rank that failed again; the others notice its end, and meet the new one."""
+        self._restarts -= 1
+        self._ranks[rank.number] = self._started(rank.number)
+        if not self._options.quiet:
+            pid = rank.process.pid
+            self._say(f"rank {rank.number} (pid {pid}) {rank.describe()}, and was started again")
+        rank.release()
 
     def _escalate(self) -> None:
         while self._due and self._due[0][0] <= time.monotonic():

@@ -138,7 +138,8 @@ class ProcessWorld:
     """``size`` processes that call ``module:function`` with a communicator and ``args``.
 
     The function lives in a module of the tests and takes what pickle can carry. ``tuning`` is
-    PYCOLL_TUNING of each rank; without it all use the built-in values.
+    PYCOLL_TUNING of each rank; without it all use the built-in values. ``hosts`` is PYCOLL_HOST_ID
+    of each rank, as if they were on hosts of their own.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class ProcessWorld:
         transports: str = "shm",
         timeout_s: float = TIMEOUT_S,
         tuning: Sequence[str] = (),
+        hosts: Sequence[str] = (),
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         base = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
@@ -176,6 +178,7 @@ class ProcessWorld:
                     **common,
                     "PYCOLL_RANK": str(rank),
                     "PYCOLL_TUNING": tuning[rank] if tuning else "off",
+                    **({"PYCOLL_HOST_ID": hosts[rank]} if hosts else {}),
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -205,3 +208,15 @@ def world_in_processes(
 ) -> list[Any]:
     """What ``function(comm, *args)`` gave on each rank; RanksFailedError if any raised."""
     return succeeded(ProcessWorld(size, function, *args, transports=transports).outcomes())
+
+
+class Counting:
+    """A communicator, and which of its exchanges have been called."""
+
+    def __init__(self, comm: pycoll.Communicator) -> None:
+        self.comm, self.calls = comm, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("all_reduce", "all_gather"):
+            self.calls.append(name)
+        return getattr(self.comm, name)

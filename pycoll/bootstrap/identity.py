@@ -147,6 +147,12 @@ def transport_inside(identities: Sequence[Identity]) -> str:
     return "shm" if all("shm" in identity.transports for identity in identities) else "tcp"
 
 
+def transport_across(identities: Sequence[Identity]) -> str:
+    """What ranks of different hosts use: verbs if all are on one RDMA network, else tcp."""
+    networks = {one.verbs if "verbs" in one.transports else "" for one in identities}
+    return "verbs" if len(networks) == 1 and "" not in networks else "tcp"
+
+
 def host_numbers(identities: Sequence[Identity]) -> list[int]:
     """The host of each rank, numbered from 0 in order of first appearance."""
     seen: dict[tuple[str, str], int] = {}

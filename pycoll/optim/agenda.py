@@ -74,13 +74,16 @@ class Rates(NamedTuple):
     """The rates of the operations that agendas are made of.
 
     ``host_s``: what each message takes, however short, from the thread that computes gradients: to
-    hand it over and to ask for its end. Rates are of what runs beside that thread.
+    hand it over and to ask for its end. Rates are of what runs beside that thread. ``slowed``: what
+    that thread loses of the time in which a message is on its way, from 0, where messages have
+    cores and memory of their own, to 1, where it stands still.
     """
 
     all_reduce: Rate
     reduce_scatter: Rate
     all_gather: Rate
     host_s: float = 0.0
+    slowed: float = 0.0
 
 
 def check(agenda: Agenda, gradients: Sequence[Gradient]) -> None:

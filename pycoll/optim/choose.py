@@ -82,6 +82,8 @@ def _text(
         f"all_gather {_rate_text(rates.all_gather)}",
         f"  each message takes {seconds_text(rates.host_s)} from the thread that computes",
     ]
+    if rates.slowed > 0:
+        lines.append(f"  while one is on its way, {rates.slowed:.0%} of computing is lost")
     return "\n".join([*lines, *more])
 
 

@@ -25,8 +25,8 @@ PATIENCE_S = 0.05
 
 
 def measure(comm: Any, deterministic: bool | None = True) -> Rates:
-    """The rates of all_reduce, reduce_scatter and all_gather, as ``comm`` runs them, and what a
-    message takes from a thread that computes.
+    """The rates of all_reduce, reduce_scatter and all_gather, as ``comm`` runs them, and what
+    messages take from a thread that computes.
 
     Every rank calls, with nothing else under way on ``comm``. The slowest rank counts, and the
     result has the same bits everywhere. Takes up to half a second; raises what ``comm`` raises.
@@ -46,11 +46,13 @@ def measure(comm: Any, deterministic: bool | None = True) -> Rates:
         mine = np.zeros(lengths[comm.rank], np.float32)
         return lambda: comm.all_gather(mine, lengths=lengths, out=part)
 
+    rate = _rate(comm, memory, all_reduce)
     return Rates(
-        _rate(comm, memory, all_reduce),
+        rate,
         _rate(comm, memory, reduce_scatter),
         _rate(comm, memory, all_gather),
         _host_s(comm, memory, deterministic),
+        _slowed(comm, memory, rate, deterministic),
     )
 
 
@@ -64,6 +66,47 @@ def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> R
         lengths.append(nbytes)
         seconds.append(_seconds(comm, make(memory[: nbytes // 4])))
     return fitted(lengths, seconds)
+
+
+def _slowed(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> float:
+    """How much of a computation is lost while a long message is on its way beside it, from 0 to 1;
+    the middle one of several times, on the rank where it is most.
+
+    Both take about as long by themselves. Together they take as long as one of them where nothing
+    is lost, and as long as one after the other where everything is.
+    """
+    nbytes = max((n for n in LENGTHS if rate.seconds(n) <= PATIENCE_S), default=LENGTHS[0])
+    message = memory[: nbytes // 4]
+    work = np.zeros(WORK_BYTES // 4, np.float32)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            np.add(work, 1, out=work)
+
+    def send() -> Any:
+        return comm.all_reduce(message, out=message, async_op=True, deterministic=deterministic)
+
+    def both(times: int) -> None:
+        sent = send()
+        compute(times)
+        sent.wait()
+
+    compute(1)
+    times = max(1, round(rate.seconds(nbytes) / _took(lambda: compute(16)) * 16))
+    found = []
+    for _ in range(REPEATS + 1):
+        together = _took(lambda: both(times))
+        alone, on_its_way = _took(lambda: compute(times)), _took(lambda: send().wait())
+        lost = together - max(alone, on_its_way)
+        found.append(min(1.0, max(0.0, lost / min(alone, on_its_way))))
+    # The first time prepares what the others find.
+    return float(comm.all_reduce(np.array([float(np.median(found[1:]))]), "max")[0])
+
+
+def _took(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:

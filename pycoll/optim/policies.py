@@ -155,7 +155,8 @@ def _best_merge(gradients: Sequence[Gradient], rates: Rates) -> list[Group]:
     def step_s(way: _Way) -> float:
         return max(way[1], last_s + way[0])
 
-    soonest = _best_way(gradients, rates, 1, float("inf")) or as_one
+    every = _soonest_way if kinds == 1 else _soonest_way_of_kinds
+    soonest = every(gradients, rates)
     best = min(soonest, as_one, key=step_s)
     most = WAYS // len(gradients)
     if rates.host_s > 0 and most > 1:
@@ -167,6 +168,57 @@ def _best_merge(gradients: Sequence[Gradient], rates: Rates) -> list[Group]:
         groups.append(range(way[2], stop))
         stop, way = way[2], way[3]
     return groups[::-1]
+
+
+def _soonest_way_of_kinds(gradients: Sequence[Gradient], rates: Rates) -> _Way:
+    """That of ``_best_way`` which keeps the soonest alone; any gradients."""
+    way = _best_way(gradients, rates, 1, float("inf"))
+    assert way is not None, "nothing is longer than without a bound"
+    return way
+
+
+def _soonest_way(gradients: Sequence[Gradient], rates: Rates) -> _Way:
+    """The same for gradients of one kind, in n log n steps for n of them.
+
+    A message that begins at gradient i waits for the wire or for its last gradient j:
+
+        end = max(E(i), ready(j) + held_up(i)) + alpha + beta (bytes(j) - bytes(i))
+
+    So of those i that wait for the wire, the least E(i) - beta bytes(i) is the best for every j,
+    and of the others the least held_up(i) - beta bytes(i). As ready(j) rises, each i goes once from
+    the first to the others. Of equal ends the least held_up, then the shortest message, is taken;
+    what is equal but for rounding may be taken otherwise than by the search through all i.
+    """
+    alpha, beta, host_s = rates.all_reduce.alpha, rates.all_reduce.beta, rates.host_s
+    ways: list[_Way] = [(0.0, 0.0, 0, None)]
+    before = [0]  # bytes
+    by_start: list[tuple[float, int]] = []  # when each i no longer waits for the wire
+    on_wire: list[tuple[float, float, int]] = []  # by its value as above, held_up, -i
+    is_free = [False] * len(gradients)
+    free: tuple[float, float, int] | None = None  # the best of those
+    for last, gradient in enumerate(gradients):
+        held_up, end = ways[last][:2]
+        shift = beta * before[last]
+        heapq.heappush(by_start, (end - (held_up + host_s), last))
+        heapq.heappush(on_wire, (end - shift, held_up, -last))
+        before.append(before[last] + gradient.nbytes)
+        while by_start and by_start[0][0] <= gradient.ready_s:
+            first = heapq.heappop(by_start)[1]
+            is_free[first] = True
+            held_up = ways[first][0]
+            value = (held_up - beta * before[first], held_up, -first)
+            free = value if free is None else min(free, value)
+        while on_wire and is_free[-on_wire[0][2]]:
+            heapq.heappop(on_wire)
+        found = []
+        for _, _, minus in [*([free] if free else []), *on_wire[:1]]:
+            way = ways[-minus]
+            held_up = way[0] + host_s
+            start = max(way[1], gradient.ready_s + held_up)
+            found.append((start + alpha + beta * (before[-1] - before[-minus]), held_up, minus))
+        end, held_up, minus = min(found)
+        ways.append((held_up, end, -minus, ways[-minus]))
+    return ways[-1]
 
 
 def _best_way(

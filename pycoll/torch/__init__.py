@@ -40,6 +40,7 @@ from pycoll.torch.moving import (
     allgather_async,
     alltoall,
     alltoall_async,
+    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
@@ -75,7 +76,6 @@ from pycoll.torch.sparse import sparse_allreduce_async
 from pycoll.torch.state import broadcast_optimizer_state, broadcast_parameters
 from pycoll.torch.sync_batch_norm import SyncBatchNorm
 from pycoll.torch.world import (
-    barrier,
     cross_rank,
     cross_size,
     init,

@@ -10,7 +10,13 @@ settled, in the round's order:
 
 The first time, names and terms travel as text. What was settled once has a number from then on,
 alike on all ranks, and a round of known tensors is one all_reduce of a few words of bits. A name
-that comes back with other terms loses its number.
+that comes back with other terms loses its number. Where a round settles all that this rank has, as
+in the steps of a program that changes no more, nothing is noted of single names: what is fresh is
+put on the lists of those that wait only when a round has left something over.
+
+A round has two halves, so that whoever began it need not stay until the last rank has come:
+``begin`` tells this rank's bits, and ``end`` waits for those of the others, for a while or for
+good.
 
 A settled entry carries a problem instead where the ranks' terms differ, or where a rank was waited
 for too long; all ranks get the same one, and everything else goes on.
@@ -26,6 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pycoll.communicator import Communicator
+from pycoll.errors import TimeoutError as TimedOut
+from pycoll.work import Work
 
 #: Names beyond these are told as text every time.
 KNOWN_MAX = 8192
@@ -68,11 +76,11 @@ class _Mine(NamedTuple):
 class Agreement:
     """One rank's side of the agreement between the ranks of a communicator.
 
-    All methods are called from one thread, ``round`` equally often on all ranks; nothing else may
-    use ``comm`` meanwhile. ``ranks`` are the names of the ranks in texts. Terms are JSON objects as
-    text; "joinable" among them says that joined ranks may stand aside. At most ``known_max`` names
-    have numbers, alike on all ranks. After ``warn_after_s`` a name that waits is told as stalled.
-    Raises what ``comm`` raises.
+    Methods are called by one thread at a time, not always the same, and rounds equally often on all
+    ranks; nothing else may use ``comm`` during one. ``ranks`` are the names of the ranks in texts.
+    Terms are JSON objects as text; "joinable" among them says that joined ranks may stand aside. At
+    most ``known_max`` names have numbers, alike on all ranks. After ``warn_after_s`` a name that
+    waits is told as stalled. Raises what ``comm`` raises.
     """
 
     def __init__(
@@ -82,7 +90,7 @@ class Agreement:
         known_max: int = KNOWN_MAX,
         warn_after_s: float | None = None,
     ) -> None:
-        self._comm = comm
+        self._comm, self._rank = comm, comm.rank
         self._known_max, self._warn_after_s = known_max, warn_after_s
         #: When to tell of names that wait, in order; those that were told are gone.
         self._calm: dict[str, float] = {}
@@ -91,6 +99,17 @@ class Agreement:
         self._numbers: dict[str, int] = {}
         self._free: list[int] = []
         self._mine: dict[str, _Mine] = {}
+        #: What was added since the last round began, and when the first of it was.
+        self._fresh: dict[str, str] = {}
+        self._fresh_s = self._patience_s = 0.0
+        #: The round under way: the exchange of bits, and what this rank says if words follow.
+        self._work: Work | None = None
+        self._words: tuple[list[str], list[str]] = ([], [])
+        self._bytes = bytearray()
+        self._line = np.frombuffer(self._bytes, np.uint64)
+        #: The bits of a round before, and what they settled.
+        self._same = 0
+        self._again: list[Settled] = []
         #: Bits of known entries: those this rank has, and all there are.
         self._have = 0
         self._all = 0
@@ -102,15 +121,24 @@ class Agreement:
 
     @property
     def waits(self) -> bool:
-        """Whether something of this rank is not settled yet."""
-        return bool(self._mine) or self._joining or self._comm.rank in self._joined
+        """Whether something of this rank is not settled yet, or a round is under way."""
+        return (
+            bool(self._fresh or self._mine)
+            or self._joining
+            or self._work is not None
+            or self._rank in self._joined
+        )
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a round has begun and not ended."""
+        return self._work is not None
 
     def add(self, key: str, terms: str, passing: bool) -> None:
-        """This rank has ``key``, which must not wait already."""
-        now = time.monotonic()
-        self._mine[key] = _Mine(terms, passing, now + self._comm.timeout_s)
-        if self._warn_after_s is not None:
-            self._calm[key] = now + self._warn_after_s
+        """This rank has ``key``, which must not wait already; not while a round is under way."""
+        if not self._fresh:
+            self._fresh_s, self._patience_s = time.monotonic(), self._comm.timeout_s
+        self._fresh[key] = terms
         number = self._numbers.get(key)
         known = None if number is None else self._known[number]
         if number is not None and known is not None and known.terms == terms:
@@ -124,45 +152,86 @@ class Agreement:
 
     def round(self) -> Round:
         """Tell and hear; returns what is settled now. Waits for all ranks to come here."""
-        late, slow = self._late(), self._slow()
+        self.begin()
+        found = self.end(None)
+        assert found is not None, "without a limit a round ends, or raises"
+        return found
+
+    def begin(self) -> None:
+        """Tell the other ranks what this one has; ``end`` has to follow."""
+        late, slow = self._words = (self._late(), self._slow()) if self._mine else ([], [])
         quiet = not (self._news or self._joining or late or slow)
-        bits, all_quiet = self._share_bits(quiet)
-        settled = []
-        for number in _numbers_of(bits):
-            known = self._known[number]
-            assert known is not None, "a bit that nobody gave out was set on all ranks"
-            self._drop(known.key)
-            settled.append(self._standing_aside(known))
+        mine = self._all if self._rank in self._joined else self._have
+        words = 1 + -(-len(self._known) // _WORD_BITS)
+        if self._line.size != words:
+            self._bytes = bytearray(8 * words)
+            self._line = np.frombuffer(self._bytes, np.uint64)
+        self._bytes[:] = (int(quiet) | mine << _WORD_BITS).to_bytes(8 * words, "little")
+        self._work = self._comm.all_reduce(self._line, "band", out=self._line, async_op=True)
+
+    def end(self, limit_s: float | None) -> Round | None:
+        """What the round has settled; None if not all ranks have come within ``limit_s``.
+
+        After None, and after an exception that the caller's own signals raised, it is still under
+        way, and anybody may call this again. None as limit: the communicator's alone.
+        """
+        assert self._work is not None, "a round ends that nobody began"
+        try:
+            self._work.wait(limit_s)
+        except TimedOut:
+            if limit_s is None:
+                raise
+            if not self._work.done():
+                return None
+            self._work.wait()  # it ended just now, well or by the communicator's own deadline
+        self._work = None
+        common = int.from_bytes(self._bytes, "little")
+        bits, all_quiet = common >> _WORD_BITS, bool(common & 1)
+        if all_quiet and bits == self._have and not (self._mine or self._joined):
+            self._fresh.clear()
+            self._have = 0
+            return Round(self._settled_by(bits), None, [])
+        self._note_fresh()
+        settled = self._settled_by(bits)
+        for one in settled:
+            self._drop(one.key)
+        settled = [self._standing_aside(one) for one in settled]
         if all_quiet:
             return Round(settled, None, [])
-        told = self._share_news(late, slow)
+        told = self._share_news(*self._words)
         return told._replace(settled=settled + told.settled)
+
+    def _settled_by(self, bits: int) -> list[Settled]:
+        """Known entries by their bits, in the order of their numbers. The list must not change."""
+        if bits != self._same:
+            known = (self._known[number] for number in _numbers_of(bits))
+            self._same, self._again = bits, [one for one in known if one is not None]
+            assert len(self._again) == bits.bit_count(), "a bit that nobody gave out was set"
+        return self._again
+
+    def _note_fresh(self) -> None:
+        """A round has left something over: from here on each name has its own time."""
+        until = self._fresh_s + self._patience_s
+        passing = {key for key, _, passing in self._news if passing}
+        for key, terms in self._fresh.items():
+            self._mine[key] = _Mine(terms, key in passing, until)
+            if self._warn_after_s is not None:
+                self._calm[key] = self._fresh_s + self._warn_after_s
+        self._fresh.clear()
 
     def _late(self) -> list[str]:
         """Keys whose time is over; in order of arrival, so the first tells whether to look."""
-        now = time.monotonic()
         first = next(iter(self._mine.values()), None)
-        if first is None or first.until > now:
+        if first is None or first.until > (now := time.monotonic()):
             return []
         return [key for key, one in self._mine.items() if one.until <= now]
 
     def _slow(self) -> list[str]:
         """Keys that wait for so long that it is to be told."""
-        now = time.monotonic()
         first = next(iter(self._calm.values()), None)
-        if first is None or first > now:
+        if first is None or first > (now := time.monotonic()):
             return []
         return [key for key, at in self._calm.items() if at <= now]
-
-    def _share_bits(self, quiet: bool) -> tuple[int, bool]:
-        """Known entries that all ranks have, and whether nobody has news."""
-        words = 1 + -(-len(self._known) // _WORD_BITS)
-        mine = self._all if self._comm.rank in self._joined else self._have
-        data = bytearray((int(quiet) | mine << _WORD_BITS).to_bytes(8 * words, "little"))
-        line = np.frombuffer(data, np.uint64)
-        self._comm.all_reduce(line, "band", out=line)
-        common = int.from_bytes(data, "little")
-        return common >> _WORD_BITS, bool(common & 1)
 
     def _share_news(self, late: list[str], slow: list[str]) -> Round:
         message = {"have": self._news, "join": self._joining, "late": late, "slow": slow}
@@ -178,7 +247,7 @@ class Agreement:
             if told["join"]:
                 joined_now.append(rank)
         self._joined.update(joined_now)
-        if self._comm.rank in self._joined:
+        if self._rank in self._joined:
             self._joining = False
         settled = [self._settle(key) for key in list(self._told) if self._complete(key)]
         for key in dict.fromkeys(key for told in messages for key in told["late"]):
@@ -267,6 +336,7 @@ class Agreement:
             return
         self._numbers[settled.key] = number
         self._all |= 1 << number
+        self._same, self._again = 0, []
 
     def _forget(self, key: str) -> None:
         """The key has no number any more; if this rank waits for it, it will tell so in words."""
@@ -274,6 +344,7 @@ class Agreement:
         if number is None:
             return
         self._known[number] = None
+        self._same, self._again = 0, []
         self._free.append(number)
         bit = 1 << number
         self._all &= ~bit

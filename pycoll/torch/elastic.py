@@ -4,9 +4,10 @@
     def train(state): ...
     train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 
-The ranks of a job stay the same: who has died is not replaced here, and joining without it fails
-with the names of the missing. A launcher that starts all ranks again, as torchrun does, is what
-brings the dead back.
+The number of ranks stays the same. Who has died is started again by ``pycoll run --restarts N``:
+the survivors go back to their last commit and join anew, the new process meets them there, and all
+go on from what the rank with the most commits has. Without restarts joining fails with the names of
+the missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from pycoll.torch import world
 from pycoll.torch.awaited import give_up
 from pycoll.torch.errors import HorovodInternalError, HostsUpdatedInterrupt
-from pycoll.torch.objects import broadcast_object
+from pycoll.torch.objects import allgather_object, broadcast_object
 from pycoll.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
@@ -89,8 +90,8 @@ class _Kept(Protocol):
     def restore(self) -> None:
         """Make it what was remembered."""
 
-    def sync(self) -> None:
-        """Make it what rank 0 has, and remember that."""
+    def sync(self, root: int) -> None:
+        """Make it what rank ``root`` has, and remember that."""
 
 
 class _Object:
@@ -106,8 +107,8 @@ class _Object:
     def restore(self) -> None:
         self.value = copy.deepcopy(self._saved)
 
-    def sync(self) -> None:
-        self.value = broadcast_object(self.value, 0)
+    def sync(self, root: int) -> None:
+        self.value = broadcast_object(self.value, root)
         self.save()
 
 
@@ -120,8 +121,8 @@ class _Stateful(_Object):
     def restore(self) -> None:
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
-    def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
+    def sync(self, root: int) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root))
         self.save()
 
 
@@ -133,8 +134,8 @@ class _Model(_Stateful):
         give_up(self.value.parameters())
         super().restore()
 
-    def sync(self) -> None:
-        broadcast_parameters(self.value.state_dict(), 0)
+    def sync(self, root: int) -> None:
+        broadcast_parameters(self.value.state_dict(), root)
         self.save()
 
 
@@ -145,8 +146,8 @@ class _Optimizer(_Stateful):
         give_up(p for group in self.value.param_groups for p in group["params"])
         super().restore()
 
-    def sync(self) -> None:
-        broadcast_optimizer_state(self.value, 0)
+    def sync(self, root: int) -> None:
+        broadcast_optimizer_state(self.value, root)
         self.save()
 
 
@@ -166,6 +167,8 @@ class TorchState:
     Values are attributes: ``state.epoch += 1``. All methods but ``save`` and ``restore`` are called
     by every rank.
     """
+
+    commits: int
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
         named = {"model": model, "optimizer": optimizer, **values}
@@ -197,9 +200,15 @@ class TorchState:
             one.restore()
 
     def sync(self) -> None:
-        """Make all what rank 0 has, and remember it."""
+        """Make all what the rank with the most commits has, and remember it.
+
+        That is rank 0 unless it is new: of ranks with as many commits the lowest one.
+        """
+        commits = allgather_object(self.commits)
+        self.commits = max(commits)
+        root = commits.index(self.commits)
         for one in self._members.values():
-            one.sync()
+            one.sync(root)
 
     def commit(self) -> None:
         """save(), and check_host_updates()."""

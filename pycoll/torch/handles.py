@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from pycoll.torch.tasks import Task
 from pycoll.torch.world import waited
 
 _numbers = itertools.count()
-_lock = threading.Lock()
+#: Only ever read and changed one entry at a time, which dicts do as a whole.
 _tasks: dict[int, tuple[Task, Callable[[Any], Any]]] = {}
 
 
@@ -21,15 +20,14 @@ def started(
 ) -> int:
     """Submit a task; its handle gives ``finish(result)``."""
     coordinator_of(process_set).submit(task, name)
-    with _lock:
-        number = next(_numbers)
-        _tasks[number] = (task, finish)
+    number = next(_numbers)
+    _tasks[number] = (task, finish)
     return number
 
 
 def run(task: Task, name: str | None, process_set: ProcessSet) -> Any:
     """Submit a task and wait for its result."""
-    coordinator_of(process_set).submit(task, name)
+    coordinator_of(process_set).submit(task, name, waits=True)
     return waited(task)
 
 
@@ -38,7 +36,7 @@ def poll(handle: int) -> bool:
     found = _tasks.get(handle)
     if found is None:
         raise ValueError(f"handle is {handle!r}, which was never given out or is synchronized")
-    return found[0].done.is_set()
+    return found[0].done
 
 
 def synchronize(handle: int) -> Any:
@@ -46,9 +44,8 @@ def synchronize(handle: int) -> Any:
 
     Raises HorovodInternalError where the operation failed.
     """
-    with _lock:
-        found = _tasks.pop(handle, None)
+    found = _tasks.pop(handle, None)
     if found is None:
         return None
     task, finish = found
-    return finish(waited(task))
+    return finish(task.result if task.done and task.error is None else waited(task))

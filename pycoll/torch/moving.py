@@ -1,4 +1,4 @@
-"""allgather, broadcast, alltoall and join: tensors that move as they are.
+"""allgather, broadcast, alltoall, join and barrier: tensors that move as they are, or none.
 
 Names, errors and ``process_set`` are as in reducing.py.
 """
@@ -15,7 +15,15 @@ from pycoll.torch.coordinator import JOIN
 from pycoll.torch.handles import run, started
 from pycoll.torch.ops import Average
 from pycoll.torch.process_sets import ProcessSet, coordinator_of, global_process_set
-from pycoll.torch.tasks import AllGather, AllReduce, AllToAll, Broadcast, Task
+from pycoll.torch.tasks import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Task,
+    reduction_of,
+)
 
 Tensors = Sequence[torch.Tensor]
 
@@ -24,7 +32,7 @@ def _averaged(grads: Tensors, name: str | None, process_set: ProcessSet) -> list
     """Gradients of something that every rank has, which Horovod averages."""
     outputs = [torch.empty(one.shape, dtype=one.dtype) for one in grads]
     found: list[torch.Tensor] = run(
-        AllReduce(grads, outputs, Average, 1.0, 1.0), _backward_name(name), process_set
+        AllReduce(grads, outputs, reduction_of(Average)), _backward_name(name), process_set
     )
     return found
 
@@ -256,10 +264,15 @@ def join(device: int = -1) -> int:
             "hvd.join() beside a DistributedOptimizer with a policy, whose steps need all ranks: "
             "leave the policy out, or make equally many steps on all ranks"
         )
-    task = Task({})
-    task.kind = JOIN
+    task = Task("{}")
+    task.kind, task.warns = JOIN, False
     found: int = run(task, None, global_process_set)
     return found
+
+
+def barrier(process_set: ProcessSet | None = None) -> None:
+    """Return when every rank of the set has come here."""
+    run(Barrier(), None, process_set or global_process_set)
 
 
 def _as_it_is(result: Any) -> Any:

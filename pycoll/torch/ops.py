@@ -18,6 +18,9 @@ class ReduceOp(IntEnum):
     Max = 4
     Product = 5
 
+    #: Every task is looked up by its reduction; that of Enum is written in Python.
+    __hash__ = int.__hash__
+
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum
@@ -44,6 +47,8 @@ def chosen(op: Any, average: Any) -> ReduceOp:
 
 def checked(op: Any) -> ReduceOp:
     """``op`` as a reduction. ValueError if it is none."""
+    if isinstance(op, ReduceOp):
+        return op
     try:
         return ReduceOp(op)
     except ValueError:

@@ -23,7 +23,7 @@ from pycoll.torch.handles import run, started
 from pycoll.torch.moving import gathered
 from pycoll.torch.ops import Adasum, Average, ReduceOp, Sum, checked, chosen, scaled
 from pycoll.torch.process_sets import ProcessSet, global_process_set
-from pycoll.torch.tasks import AllReduce, ReduceScatter
+from pycoll.torch.tasks import AllReduce, ReduceScatter, Reduction, reduction_of
 
 Tensors = Sequence[torch.Tensor]
 
@@ -31,26 +31,29 @@ Tensors = Sequence[torch.Tensor]
 class How(NamedTuple):
     """The arguments of a reduction beside its tensors."""
 
-    op: ReduceOp
-    prescale: float
-    postscale: float
+    reduction: Reduction
     process_set: ProcessSet
 
     def backward(self, given: torch.Tensor) -> torch.Tensor:
         """A gradient of the reduction's scattered result, scaled for the inputs."""
-        size = self.process_set.size() if self.op == Sum else 1
+        reduction = self.reduction
+        size = self.process_set.size() if reduction.op == Sum else 1
         assert size is not None
-        return scaled(given, size * self.prescale * self.postscale)
+        return scaled(given, size * reduction.prescale * reduction.postscale)
 
 
-def _how(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> How:
-    if op == Adasum:
+def _how(
+    op: Any, average: Any, prescale: float, postscale: float, process_set: ProcessSet
+) -> Reduction:
+    """The reduction that the arguments say; ValueError where they say none."""
+    reduction = reduction_of(chosen(op, average), float(prescale), float(postscale))
+    if reduction.op is Adasum:
         if process_set.process_set_id != 0:
             raise ValueError(f"op is Adasum and process_set is {process_set}: it needs all ranks")
         size = process_set.size() or 1
         if size & (size - 1):
             raise ValueError(f"op is Adasum, which needs a power of two of ranks; there are {size}")
-    return How(op, float(prescale), float(postscale), process_set)
+    return reduction
 
 
 def _checked_tensors(tensors: Any) -> list[torch.Tensor]:
@@ -66,8 +69,11 @@ def _checked_tensors(tensors: Any) -> list[torch.Tensor]:
     return found
 
 
-def _all_reduce(tensors: Tensors, outputs: Tensors, how: How) -> AllReduce:
-    return AllReduce(tensors, outputs, how.op, how.prescale, how.postscale)
+def _checked_tensor(tensor: Any) -> list[torch.Tensor]:
+    """One tensor, as those of ``_checked_tensors``."""
+    if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+        return [tensor]
+    return _checked_tensors([tensor])
 
 
 def _new_like(tensors: Tensors) -> list[torch.Tensor]:
@@ -84,7 +90,8 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: How, name: str | None, *tensors: torch.Tensor) -> Any:
         ctx.how, ctx.name = how, name
-        return tuple(run(_all_reduce(tensors, _new_like(tensors), how), name, how.process_set))
+        task = AllReduce(tensors, _new_like(tensors), how.reduction)
+        return tuple(run(task, name, how.process_set))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -97,7 +104,7 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: How, name: str | None, *tensors: torch.Tensor) -> Any:
         ctx.how, ctx.name = how, name
-        task = ReduceScatter(tensors, how.op, how.prescale, how.postscale)
+        task = ReduceScatter(tensors, how.reduction)
         return tuple(run(task, name, how.process_set))
 
     @staticmethod
@@ -116,9 +123,9 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start reducing into a new tensor; returns its handle. See the module."""
-    tensors = _checked_tensors([tensor])
-    how = _how(chosen(op, average), prescale_factor, postscale_factor, process_set)
-    task = _all_reduce(tensors, _new_like(tensors), how)
+    tensors = _checked_tensor(tensor)
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    task = AllReduce(tensors, _new_like(tensors), how)
     return started(task, name, process_set, _only)
 
 
@@ -132,9 +139,9 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start reducing in place; returns the handle. Leave the tensor alone until it is done."""
-    tensors = _checked_tensors([tensor])
-    how = _how(chosen(op, average), prescale_factor, postscale_factor, process_set)
-    return started(_all_reduce(tensors, tensors, how), name, process_set, _only)
+    tensors = _checked_tensor(tensor)
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return started(AllReduce(tensors, tensors, how), name, process_set, _only)
 
 
 def allreduce(
@@ -148,10 +155,10 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """The ranks' tensors, reduced, as a new tensor; gradients flow through it. See the module."""
-    (tensor,) = _checked_tensors([tensor])
-    how = _how(chosen(op, average), prescale_factor, postscale_factor, process_set)
+    (tensor,) = _checked_tensor(tensor)
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
     small, note = compression.compress(tensor)
-    return compression.decompress(_AllReduce.apply(how, name, small)[0], note)
+    return compression.decompress(_AllReduce.apply(How(how, process_set), name, small)[0], note)
 
 
 def allreduce_(
@@ -164,9 +171,9 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce in place, and return the tensor."""
-    tensors = _checked_tensors([tensor])
-    how = _how(chosen(op, average), prescale_factor, postscale_factor, process_set)
-    run(_all_reduce(tensors, tensors, how), name, process_set)
+    tensors = _checked_tensor(tensor)
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    run(AllReduce(tensors, tensors, how), name, process_set)
     return tensor
 
 
@@ -181,8 +188,8 @@ def grouped_allreduce_async(
 ) -> int:
     """Start reducing several tensors, all or none, into new ones; returns one handle."""
     found = _checked_tensors(tensors)
-    how = _how(chosen(op, average), prescale_factor, postscale_factor, process_set)
-    return started(_all_reduce(found, _new_like(found), how), name, process_set, list)
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return started(AllReduce(found, _new_like(found), how), name, process_set, list)
 
 
 def grouped_allreduce_async_(
@@ -196,8 +203,8 @@ def grouped_allreduce_async_(
 ) -> int:
     """Start reducing several tensors in place, all or none; returns one handle."""
     found = _checked_tensors(tensors)
-    how = _how(chosen(op, average), prescale_factor, postscale_factor, process_set)
-    return started(_all_reduce(found, found, how), name, process_set, list)
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return started(AllReduce(found, found, how), name, process_set, list)
 
 
 def grouped_allreduce(
@@ -212,9 +219,9 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Several tensors, reduced together, as new ones; gradients flow through them."""
     found = _checked_tensors(tensors)
-    how = _how(chosen(op, average), prescale_factor, postscale_factor, process_set)
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
     pairs = [compression.compress(one) for one in found]
-    reduced = _AllReduce.apply(how, name, *(small for small, _ in pairs))
+    reduced = _AllReduce.apply(How(how, process_set), name, *(small for small, _ in pairs))
     return [
         compression.decompress(one, note) for one, (_, note) in zip(reduced, pairs, strict=True)
     ]
@@ -231,8 +238,8 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """Reduce several tensors in place, and return them."""
     found = _checked_tensors(tensors)
-    how = _how(chosen(op, average), prescale_factor, postscale_factor, process_set)
-    run(_all_reduce(found, found, how), name, process_set)
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    run(AllReduce(found, found, how), name, process_set)
     return found
 
 
@@ -256,8 +263,8 @@ def reducescatter_async(
 ) -> int:
     """Start reducing and sharing out the rows; returns a handle. See ``reducescatter``."""
     tensors, reduction = _scattered([tensor], op)
-    how = _how(reduction, prescale_factor, postscale_factor, process_set)
-    task = ReduceScatter(tensors, how.op, how.prescale, how.postscale)
+    how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
+    task = ReduceScatter(tensors, how)
     return started(task, name, process_set, _only)
 
 
@@ -289,8 +296,8 @@ def grouped_reducescatter_async(
 ) -> int:
     """Start ``reducescatter`` of several tensors, all or none; returns one handle."""
     found, reduction = _scattered(tensors, op)
-    how = _how(reduction, prescale_factor, postscale_factor, process_set)
-    task = ReduceScatter(found, how.op, how.prescale, how.postscale)
+    how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
+    task = ReduceScatter(found, how)
     return started(task, name, process_set, list)
 
 
@@ -305,9 +312,9 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """``reducescatter`` of several tensors together; gradients flow through them."""
     found, reduction = _scattered(tensors, op)
-    how = _how(reduction, prescale_factor, postscale_factor, process_set)
+    how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
     pairs = [compression.compress(one) for one in found]
-    reduced = _ReduceScatter.apply(how, name, *(small for small, _ in pairs))
+    reduced = _ReduceScatter.apply(How(how, process_set), name, *(small for small, _ in pairs))
     return [
         compression.decompress(one, note) for one, (_, note) in zip(reduced, pairs, strict=True)
     ]

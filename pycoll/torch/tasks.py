@@ -1,16 +1,15 @@
 """What there is to do with tensors: one class per operation, as data for the coordinator.
 
 A task is made and checked by the caller, agreed upon by its key and terms, and run by the
-coordinator's thread on all ranks in the same order. ``fused`` tasks run in two halves, ``enter``
-within a group of the communicator and ``leave`` after it.
+coordinator on all ranks in the same order. ``fused`` tasks run in two halves: ``enter`` puts their
+tensors on lists, each of which is reduced as one, and ``leave`` comes after that.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,7 +17,12 @@ from pycoll.communicator import Communicator
 from pycoll.torch.adasum import adasum
 from pycoll.torch.ops import WORDS, Adasum, Average, ReduceOp, Sum, scaled
 
+if TYPE_CHECKING:
+    from pycoll.torch.coordinator import Coordinator
+
 Tensors = Sequence[torch.Tensor]
+#: Sources and targets of what is reduced together, by pycoll's word for the reduction.
+Lists = dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
 class Task:
@@ -26,31 +30,24 @@ class Task:
 
     kind = "task"
     fused = False
+    # These are what most tasks have for all their lives; steps make tasks by the hundred.
+    key = ""
+    passing = False
+    #: Whether to tell that it waits for long, and whether that was told.
+    warns = True
+    stalled = False
+    #: The coordinator that it was submitted to, which sets ``done`` and tells those who wait.
+    home: Coordinator | None = None
+    done = False
+    result: Any = None
+    error: BaseException | None = None
 
-    def __init__(self, terms: dict[str, Any]) -> None:
-        self.key = ""
-        self.passing = False
-        #: When whoever waits is to tell so, and whether that was told.
-        self.warn_after_s: float | None = None
-        self.stalled = False
-        self.terms = json.dumps(terms)
-        self.done = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
+    def __init__(self, terms: str) -> None:
+        self.terms = terms
 
     def run(self, comm: Communicator) -> Any:
         """Do it, and give the result."""
         raise AssertionError("a kind of task says what it does")
-
-    def complete(self, result: Any) -> None:
-        """It has succeeded."""
-        self.result = result
-        self.done.set()
-
-    def fail(self, error: BaseException) -> None:
-        """It has failed."""
-        self.error = error
-        self.done.set()
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,16 +62,94 @@ def _kind_of(tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def _terms(tensors: Tensors, first_axis: bool, **more: Any) -> dict[str, Any]:
+def _terms(tensors: Tensors, first_axis: bool, **more: Any) -> str:
     """What must be alike on all ranks; without ``first_axis`` rows may differ."""
     shapes = [list(one.shape) if first_axis else list(one.shape[1:]) for one in tensors]
     axes = {} if first_axis else {"dimensions": [one.dim() for one in tensors]}
-    return {
+    terms = {
         **axes,
         "shape" if first_axis else "shape of a row": shapes,
         **_kind_of(tensors),
         **more,
     }
+    return json.dumps(terms)
+
+
+class _Look(NamedTuple):
+    """What follows from tensors' looks and the words of their reduction."""
+
+    terms: str
+    nbytes: int
+
+
+_LOOKS_MAX = 8192
+_REDUCTIONS_MAX = 256
+
+
+class Reduction:
+    """How values are combined, the same for many tensors; by ``reduction_of``.
+
+    Inputs times ``prescale``, combined as ``word`` says, times ``scale`` of so many ranks.
+    """
+
+    def __init__(self, op: ReduceOp, prescale: float, postscale: float) -> None:
+        self.op, self.prescale, self.postscale = op, prescale, postscale
+        self.fused = op is not Adasum
+        # The average is the engine's own where nothing else has to be multiplied anyway.
+        self._divides = postscale != 1.0 and op is Average
+        self.word = WORDS.get(Sum if self._divides else op, "")
+        #: Steps have the same tensors again and again, and to write the terms is most of making a
+        #: task.
+        self._looks: dict[Any, _Look] = {}
+
+    def scale(self, size: int) -> float:
+        """What reduced values have to be multiplied by yet."""
+        return self.postscale / size if self._divides else self.postscale
+
+    def look_of(self, tensors: Tensors) -> _Look:
+        """What follows from the tensors' looks."""
+        key: Any
+        if len(tensors) == 1:
+            one = tensors[0]
+            key = (one.shape, one.dtype, one.device)
+        else:
+            key = tuple((one.shape, one.dtype, one.device) for one in tensors)
+        look = self._looks.get(key)
+        if look is None:
+            if len(self._looks) >= _LOOKS_MAX:
+                self._looks.clear()
+            look = self._looks[key] = self._look(tensors)
+        return look
+
+    def _look(self, tensors: Tensors) -> _Look:
+        terms = _terms(
+            tensors,
+            True,
+            op=self.op.name,
+            prescale_factor=self.prescale,
+            postscale_factor=self.postscale,
+            joinable=self.op in (Average, Sum),
+        )
+        return _Look(terms, sum(one.numel() * one.element_size() for one in tensors))
+
+
+_reductions: dict[tuple[ReduceOp, float, float], Reduction] = {}
+
+
+def reduction_of(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Reduction:
+    """The one Reduction of these."""
+    key = (op, prescale, postscale)
+    found = _reductions.get(key)
+    if found is None:
+        if len(_reductions) >= _REDUCTIONS_MAX:
+            _reductions.clear()
+        found = _reductions[key] = Reduction(op, prescale, postscale)
+    return found
+
+
+def _is_ready(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be reduced as it is."""
+    return tensor.is_contiguous() and not tensor.requires_grad
 
 
 class AllReduce(Task):
@@ -82,25 +157,13 @@ class AllReduce(Task):
 
     kind = "allreduce"
 
-    def __init__(
-        self, inputs: Tensors, outputs: Tensors, op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
-        super().__init__(
-            _terms(
-                inputs,
-                True,
-                op=op.name,
-                prescale_factor=prescale,
-                postscale_factor=postscale,
-                joinable=op in (Average, Sum),
-            )
-        )
-        self.fused = op != Adasum
-        #: What travels.
-        self.nbytes = sum(one.numel() * one.element_size() for one in inputs)
-        self._inputs, self._outputs = inputs, outputs
-        self._op, self._prescale, self._postscale = op, prescale, postscale
-        self._held: list[torch.Tensor] = []
+    def __init__(self, inputs: Tensors, outputs: Tensors, reduction: Reduction) -> None:
+        # Without super().__init__(): of all tasks these are made most often by far. nbytes: of what
+        # travels.
+        self.terms, self.nbytes = reduction.look_of(inputs)
+        self.fused = reduction.fused
+        self._inputs, self._outputs, self._reduction = inputs, outputs, reduction
+        self._held: Tensors = ()
 
     @classmethod
     def of_zeros(cls, terms: str) -> AllReduce:
@@ -111,46 +174,51 @@ class AllReduce(Task):
             for shape, dtype in zip(told["shape"], told["dtype"], strict=True)
         ]
         scales = told["prescale_factor"], told["postscale_factor"]
-        return cls(zeros, zeros, ReduceOp[told["op"]], *scales)
+        return cls(zeros, zeros, reduction_of(ReduceOp[told["op"]], *scales))
 
-    def enter(self, comm: Communicator) -> None:
-        """Start every tensor's reduction in the group that is open."""
-        word, _ = self._word_and_scale(comm.size)
-        self._held = []
-        for given, output in zip(self._inputs, self._outputs, strict=True):
-            source = scaled(plain(given), self._prescale)
+    def enter(self, lists: Lists) -> None:
+        """Put every tensor on the list of its reduction."""
+        reduction = self._reduction
+        found = lists.get(reduction.word)
+        if found is None:
+            found = lists[reduction.word] = [], []
+        sources, targets = found
+        outputs = self._outputs
+        if self._inputs is outputs and reduction.prescale == 1.0 and all(map(_is_ready, outputs)):
+            # Most of what steps reduce: nothing has to be made of it.
+            sources += outputs
+            targets += outputs
+            self._held = outputs
+            return
+        self._held = held = []
+        for given, output in zip(self._inputs, outputs, strict=True):
+            source = scaled(plain(given), reduction.prescale)
             target = output.detach()
             if not target.is_contiguous():
                 target = torch.empty_like(source)
             same = source.data_ptr() == target.data_ptr()
-            comm.all_reduce(target if same else source, word, out=target)
-            self._held.append(target)
+            sources.append(target if same else source)
+            targets.append(target)
+            held.append(target)
 
-    def leave(self, size: int) -> list[torch.Tensor]:
-        """After the group: scale, put in place, and give the outputs."""
-        _, scale = self._word_and_scale(size)
-        for held, output in zip(self._held, self._outputs, strict=True):
-            value = scaled(held, scale)
+    def leave(self, size: int) -> Tensors:
+        """After the reduction: scale, put in place, and give the outputs."""
+        scale = self._reduction.scale(size)
+        outputs, held, self._held = self._outputs, self._held, ()
+        if held is outputs and scale == 1.0:
+            return outputs
+        for reduced, output in zip(held, outputs, strict=True):
+            value = scaled(reduced, scale)
             if value.data_ptr() != output.data_ptr():
                 output.detach().copy_(value)
-        self._held = []
-        return list(self._outputs)
+        return outputs
 
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """By itself: Adasum, which is no collective but a sequence of messages."""
-        if self.fused:
-            self.enter(comm)
-            return self.leave(comm.size)
         for given, output in zip(self._inputs, self._outputs, strict=True):
-            value = adasum(comm, scaled(plain(given), self._prescale))
-            output.detach().copy_(scaled(value, self._postscale))
+            value = adasum(comm, scaled(plain(given), self._reduction.prescale))
+            output.detach().copy_(scaled(value, self._reduction.postscale))
         return list(self._outputs)
-
-    def _word_and_scale(self, size: int) -> tuple[str, float]:
-        """The average is the engine's own where nothing else has to be multiplied anyway."""
-        if self._op == Average and self._postscale != 1.0:
-            return WORDS[Sum], self._postscale / size
-        return WORDS[self._op], self._postscale
 
 
 class AllGather(Task):
@@ -214,20 +282,16 @@ class ReduceScatter(Task):
 
     kind = "reducescatter"
 
-    def __init__(self, inputs: Tensors, op: ReduceOp, prescale: float, postscale: float) -> None:
-        super().__init__(
-            _terms(inputs, True, op=op.name, prescale_factor=prescale, postscale_factor=postscale)
-        )
-        self._inputs, self._op = inputs, op
-        self._prescale, self._postscale = prescale, postscale
+    def __init__(self, inputs: Tensors, how: Reduction) -> None:
+        scales = {"prescale_factor": how.prescale, "postscale_factor": how.postscale}
+        super().__init__(_terms(inputs, True, op=how.op.name, **scales))
+        self._inputs, self._reduction = inputs, how
 
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """One after the other."""
-        word, scale = WORDS[self._op], self._postscale
-        if self._op == Average and scale != 1.0:
-            word, scale = WORDS[Sum], scale / comm.size
+        how, scale = self._reduction, self._reduction.scale(comm.size)
         return [
-            scaled(comm.reduce_scatter(scaled(plain(one), self._prescale), word), scale)
+            scaled(comm.reduce_scatter(scaled(plain(one), how.prescale), how.word), scale)
             for one in self._inputs
         ]
 
@@ -238,7 +302,7 @@ class Barrier(Task):
     kind = "barrier"
 
     def __init__(self) -> None:
-        super().__init__({})
+        super().__init__("{}")
 
     def run(self, comm: Communicator) -> None:
         """All are here already."""
@@ -250,7 +314,7 @@ class Collective(Task):
     kind = "collective"
 
     def __init__(self, terms: dict[str, Any], function: Callable[[Communicator], Any]) -> None:
-        super().__init__(terms)
+        super().__init__(json.dumps(terms))
         self._function = function
 
     def run(self, comm: Communicator) -> Any:

@@ -20,7 +20,7 @@ from pycoll.communicator import Communicator
 from pycoll.torch import variables
 from pycoll.torch.coordinator import Coordinator
 from pycoll.torch.errors import HorovodInternalError
-from pycoll.torch.tasks import Barrier, Collective, Task
+from pycoll.torch.tasks import Collective, Task
 from pycoll.torch.timeline import Timeline
 from pycoll.torch.variables import Variables
 
@@ -92,7 +92,7 @@ class World:
         with self._lock:
             name = f"change.{self._changes}"
             self._changes += 1
-        self._everybody.submit(task, name)
+        self._everybody.submit(task, name, waits=True)
         return waited(task)
 
     def finish(self) -> None:
@@ -143,19 +143,27 @@ _state = _State()
 
 def waited(task: Task) -> Any:
     """The result of a task, once it is there; its error otherwise."""
-    after_s = task.warn_after_s
-    # The ranks may have told each other a moment before; they cannot while one takes no part.
-    if not task.done.wait(after_s) and not task.done.wait(STALL_GRACE_S) and not task.stalled:
-        warnings.warn(
-            f"{task.key} has been waiting {after_s:g} s for other ranks, at least one of which has "
-            "nothing to reduce meanwhile: do all ranks call it, under the same name?",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    task.done.wait()
+    if not task.done:
+        home = task.home
+        assert home is not None, "a task is waited for that nobody submitted"
+        if not home.wait(task, home.warn_after_s if task.warns else None):
+            _tell_of_waiting(home, task)
+            home.wait(task, None)
     if task.error is not None:
         raise task.error
     return task.result
+
+
+def _tell_of_waiting(home: Coordinator, task: Task) -> None:
+    """Warn of a task that waits for long, unless the agreement has done so."""
+    # The ranks may have told each other a moment before; they cannot while one takes no part.
+    if not (home.wait(task, STALL_GRACE_S) or task.stalled):
+        warnings.warn(
+            f"{task.key} has been waiting {home.warn_after_s:g} s for other ranks, at least one of "
+            "which has nothing to reduce meanwhile: do all ranks call it, under the same name?",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
 def needed() -> World:
@@ -279,12 +287,3 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """Complete the record; without one it does nothing."""
     needed().timeline.stop()
-
-
-def barrier(process_set: ProcessSet | None = None) -> None:
-    """Return when every rank of the set has come here."""
-    from pycoll.torch.process_sets import coordinator_of, global_process_set
-
-    task = Barrier()
-    coordinator_of(process_set or global_process_set).submit(task, None)
-    waited(task)

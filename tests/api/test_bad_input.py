@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -281,3 +282,23 @@ def test_register_op_refuses(args: Any, text: str) -> None:
 def test_empty_refuses(args: Any, text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
         pycoll.empty(*args)
+
+
+def test_arrays_that_claim_to_be_on_a_device() -> None:
+    """Without a driver, and with one, which does not know the memory."""
+    comm = world_in_threads(1).communicators[0]
+
+    class Claims:
+        __cuda_array_interface__: ClassVar = {
+            "data": (4096, False),
+            "shape": (4,),
+            "typestr": "<f4",
+            "version": 3,
+        }
+
+    with pytest.raises(InvalidArgumentError) as caught:
+        comm.all_reduce(Claims())
+    text = str(caught.value)
+    assert re.match(r"x is on a CUDA device, but .*libcuda\.so\.1", text) or (
+        text == "x is memory that the CUDA driver does not know: was it freed?"
+    ), text

@@ -360,3 +360,19 @@ def test_lengths_save_the_exchange_and_must_be_true() -> None:
 def test_shares_differ_by_at_most_one() -> None:
     assert shares(7, 3) == [3, 2, 2]
     assert shares(0, 2) == [0, 0]
+
+
+@pytest.mark.parametrize("name", TABLE[Collective.ALL_GATHER])
+def test_results_that_no_cache_holds(name: str) -> None:
+    """They are written past the caches, in lines that are whole but for the first and the last."""
+    length = 24 << 20
+    whole = np.arange(length // 8 + 1, dtype=np.uint64).view(np.uint8)
+    world = world_in_threads(2)
+
+    def gather(comm: Any) -> Any:
+        x = whole[comm.rank : comm.rank + length]
+        out = np.zeros(2 * length + 3, np.uint8)[3:]
+        return comm.all_gather(x, out=out, algorithm=name)
+
+    expected = np.concatenate([whole[:length], whole[1 : length + 1]])
+    check(world.run(gather), [expected] * 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -17,69 +18,22 @@ from pathlib import Path
 
 import pytest
 from joining import footprint, free_port
+from launching import (
+    HERE,
+    ROOT,
+    alive,
+    await_end,
+    python,
+    read_pids,
+    read_until,
+    run,
+    start,
+    terminal,
+)
 
 from pycoll.errors import InvalidArgumentError
 from pycoll.launch import LaunchOptions, launch, resolve_command
 from pycoll.rank_output import LINE_BYTES_MAX, LinePrefixer
-
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-RUN = """
-import json, sys
-sys.path.insert(0, {root!r})
-from pycoll.launch import LaunchOptions, launch
-options = json.loads(sys.argv[1])
-sys.exit(launch(LaunchOptions(**options)))
-"""
-
-
-def start(ranks: int, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
-    """A launcher in a process of its own, as the command line would have it."""
-    arguments = json.dumps({"ranks": ranks, "command": list(command), **options})
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN.format(root=str(ROOT)), arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "60"},
-    )
-
-
-def run(ranks: int, command: Sequence[str], **options: object) -> tuple[int, str, str]:
-    process = start(ranks, command, **options)
-    try:
-        out, err = process.communicate(timeout=60)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    return process.returncode, out, err
-
-
-def python(code: str) -> list[str]:
-    return [sys.executable, "-c", code]
-
-
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat[stat.rindex(")") + 2] not in "ZX"
-
-
-def await_end(pids: Sequence[int]) -> None:
-    until = time.monotonic() + 10
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < until, f"still alive: {[p for p in pids if alive(p)]}"
-        time.sleep(0.02)
-
-
-def read_pids(process: subprocess.Popen[str], count: int) -> list[int]:
-    assert process.stdout is not None
-    return [int(process.stdout.readline()) for _ in range(count)]
-
 
 RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
 SAY_AND_SLEEP = python("import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
@@ -124,6 +78,47 @@ def test_the_secret_is_on_no_command_line() -> None:
     process.communicate("\n", timeout=30)
     assert len(secret) == 64
     assert not any(secret.encode() in line for line in lines)
+
+
+def test_ranks_share_the_launcher_s_session_and_lead_groups() -> None:
+    code = RANK + (
+        "line = f'{os.getsid(0)} {os.getpgid(0)} {os.getpid()}\\n'\n"
+        "os.write(1, line.encode()); input() if r == 0 else 0"
+    )
+    process = start(3, python(code))
+    assert process.stdout is not None
+    lines = [[int(word) for word in process.stdout.readline().split()] for _ in range(3)]
+    session = os.getsid(process.pid)
+    process.communicate("\n", timeout=30)
+    assert process.returncode == 0
+    assert [line[0] for line in lines] == [session] * 3
+    assert all(group == pid for _, group, pid in lines)
+    assert len({group for _, group, _ in lines}) == 3
+
+
+def test_rank_0_reads_the_terminal_that_only_the_launcher_obeys() -> None:
+    code = RANK + (
+        "import signal, time\n"
+        "try: os.open('/dev/tty', os.O_RDWR)\n"
+        "except OSError as error: os.write(1, b'errno %d\\n' % error.errno)\n"
+        "if r == 0: os.write(1, f'read {input()} {os.isatty(0)}\\n'.encode())\n"
+        "seen = []\n"
+        "signal.signal(signal.SIGINT, lambda *a: seen.append(1))\n"
+        "os.write(1, b'ready %d\\n' % r)\n"
+        "until = time.monotonic() + 30\n"
+        "while not seen and time.monotonic() < until: time.sleep(0.01)\n"
+        "time.sleep(0.3)\n"
+        "os.write(1, b'seen %d\\n' % len(seen))\n"
+    )
+    with terminal(1, python(code)) as (process, ours):
+        os.write(ours, b"hello\n")
+        # Of a process without a controlling terminal: ENXIO.
+        shown = read_until(ours, "ready 0")
+        assert f"errno {errno.ENXIO}" in shown
+        assert "read hello True" in shown
+        os.write(ours, b"\x03")
+        read_until(ours, "seen 1")
+        assert process.wait(30) == 130
 
 
 def test_any_program_can_be_run_and_only_rank_0_reads_our_input() -> None:
@@ -289,6 +284,14 @@ def test_quiet_says_nothing() -> None:
     assert run(2, ["sh", "-c", "exit 4"], quiet=True) == (4, "", "")
 
 
+@pytest.mark.parametrize(("restarts", "status"), [(1, 3), (2, 0)])
+def test_ranks_that_fail_are_started_again(tmp_path: Path, restarts: int, status: int) -> None:
+    # Each rank fails the first time.
+    script = f'mkdir "{tmp_path}/$PYCOLL_RANK" 2>&- && exit 3; sleep 0.5'
+    ended, _, said = run(2, ["sh", "-c", script], restarts=restarts)
+    assert ended == status and said.count("was started again") == restarts, said
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -296,6 +299,7 @@ def test_quiet_says_nothing() -> None:
         (LaunchOptions(1, ["no-such-program-here"]), "'no-such-program-here' is no program"),
         (LaunchOptions(1, ["missing.py"]), "there is no file 'missing.py'"),
         (LaunchOptions(0, ["true"]), "ranks=0: expected 1 to"),
+        (LaunchOptions(1, ["true"], restarts=-1), "restarts=-1: expected 0 or more"),
         (LaunchOptions(1, ["true"], timeout_s=-1), "PYCOLL_TIMEOUT_S='-1'"),
         (LaunchOptions(1, ["true"], environment={"PYCOLL_RNK": "1"}), "did you mean PYCOLL_RANK"),
     ],

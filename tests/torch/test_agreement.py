@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from harness import fresh_world, world_in_threads
+from harness import Counting, fresh_world, world_in_threads
 
 import pycoll
 from pycoll.torch.agreement import KNOWN_MAX, Agreement, Round
@@ -73,17 +73,6 @@ def test_any_orders_settle_alike(size: int) -> None:
 
 
 def test_known_names_travel_as_bits() -> None:
-    class Counting:
-        """The communicator, counting what the agreement calls."""
-
-        def __init__(self, comm: Comm) -> None:
-            self.comm, self.calls = comm, list[str]()
-
-        def __getattr__(self, name: str) -> Any:
-            if name in ("all_reduce", "all_gather"):
-                self.calls.append(name)
-            return getattr(self.comm, name)
-
     def rank(comm: Comm) -> list[str]:
         counting: Any = Counting(comm)
         agreement = Agreement(counting, range(comm.size))

@@ -125,6 +125,54 @@ except hvd.HorovodInternalError as error:
     print(f"rank {hvd.rank()} gave up: {error}", flush=True)
 """
 
+#: Rank 0 dies in epoch 1, once; its successor has nothing but what rank 1 committed.
+REPLACED_PROGRAM = """
+import os, sys
+import torch
+import pycoll.torch as hvd
+
+hvd.init()
+torch.set_num_threads(1)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+data = list(range(24))
+sampler = hvd.elastic.ElasticSampler(data)
+died = sys.argv[1]
+seen, resets = [], []
+
+
+@hvd.elastic.run
+def train(state):
+    print(f"rank {hvd.rank()} begins at epoch {state.epoch}, {state.commits} commits", flush=True)
+    for state.epoch in range(state.epoch, 3):
+        for number, sample in enumerate(state.sampler):
+            if hvd.rank() == 0 and state.commits == 17 and not os.path.exists(died):
+                open(died, "w").close()
+                os._exit(9)
+            optimizer.zero_grad()
+            model(torch.full((1, 2), float(sample))).sum().backward()
+            optimizer.step()
+            seen.append((state.epoch, sample))
+            state.sampler.record_batch(number, 1)
+            state.commit()
+        state.sampler.set_epoch(state.epoch + 1)
+
+
+state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+state.register_reset_callbacks([lambda: resets.append(1)])
+train(state)
+assert state.commits == 36, state.commits
+assert len(resets) == hvd.rank()
+every = hvd.allgather_object((seen, model.weight.tolist()))
+assert every[0][1] == every[1][1]
+for epoch in (1, 2):
+    had = sorted(s for mine, _ in every for e, s in mine if e == epoch)
+    # What rank 0 had before it died went with it.
+    assert had == data if epoch == 2 else set(had) <= set(data) and len(had) == 19, (epoch, had)
+print(f"rank {hvd.rank()} has trained", flush=True)
+"""
+
 
 def run(*words: str, status: int = 0) -> str:
     """What the program prints; it must end with ``status``."""
@@ -160,6 +208,19 @@ def test_training_goes_on_from_the_last_commit(tmp_path: Path) -> None:
     program.write_text(ELASTIC_PROGRAM)
     said = run(*PYCOLL_RUN, str(program))
     assert len(re.findall(r"rank \d gave up: the ranks disagree about", said)) == 2, said
+
+
+def test_a_rank_that_died_is_replaced(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(REPLACED_PROGRAM)
+    launcher = (*PYCOLL_RUN, "--restarts", "1")
+    said = run(*launcher, str(program), str(tmp_path / "died"))
+    begun = re.findall(r"rank (\d) begins at epoch (\d), (\d+) commits", said)
+    assert sorted(begun) == [
+        *(("0", "0", "0"), ("0", "1", "17")),
+        *(("1", "0", "0"), ("1", "1", "17")),
+    ], said
+    assert len(re.findall(r"rank \d has trained", said)) == 2, said
 
 
 def test_the_example_in_horovods_style() -> None:

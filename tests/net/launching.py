@@ -1,0 +1,108 @@
+"""Helpers for the tests of ``pycoll run``: launchers in processes of their own, and who lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+RUN = """
+import json, sys
+sys.path.insert(0, {root!r})
+from pycoll.launch import LaunchOptions, launch
+options = json.loads(sys.argv[1])
+sys.exit(launch(LaunchOptions(**options)))
+"""
+
+
+def arguments_of(ranks: int, command: Sequence[str], **options: object) -> list[str]:
+    """The command line of a launcher."""
+    arguments = json.dumps({"ranks": ranks, "command": list(command), **options})
+    return [sys.executable, "-c", RUN.format(root=str(ROOT)), arguments]
+
+
+def start(ranks: int, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
+    """A launcher in a process of its own, as the command line would have it."""
+    return subprocess.Popen(
+        arguments_of(ranks, command, **options),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "60"},
+    )
+
+
+def run(ranks: int, command: Sequence[str], **options: object) -> tuple[int, str, str]:
+    process = start(ranks, command, **options)
+    try:
+        out, err = process.communicate(timeout=60)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process.returncode, out, err
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
+
+
+def await_end(pids: Sequence[int]) -> None:
+    until = time.monotonic() + 10
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < until, f"still alive: {[p for p in pids if alive(p)]}"
+        time.sleep(0.02)
+
+
+def read_pids(process: subprocess.Popen[str], count: int) -> list[int]:
+    assert process.stdout is not None
+    return [int(process.stdout.readline()) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def terminal(ranks: int, command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A launcher in the foreground of a terminal, and the terminal's other end."""
+    ours, its = os.openpty()
+    process = subprocess.Popen(
+        arguments_of(ranks, command),
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+    )
+    os.close(its)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, text: str) -> str:
+    seen = ""
+    while text not in seen:
+        assert select.select([terminal], [], [], 30)[0], f"no {text!r} after {seen!r}"
+        seen += os.read(terminal, 4096).decode()
+    return seen
