@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OUT := out
 
 .PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
-        bench-peers bench-net bench-training gpu-check clean
+        bench-peers bench-net bench-rdma bench-training gpu-check clean
 
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
@@ -15,6 +15,7 @@ help:
 	@echo "                  kernels and call costs; tables and picture go to bench/"
 	@echo "make gpu-check    tests on this machine's GPUs, then bench/gpu.py; fails where none is"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
+	@echo "make bench-rdma   compare verbs with Open MPI over UCX, in the machine of test-rdma"
 	@echo "make bench-training  train by all policies, with DDP over Gloo, and with Horovod"
 
 # Debian keeps venv and the headers apart from Python itself.
@@ -68,6 +69,11 @@ gpu-check: setup-test
 bench-net:
 	bash bench/setup_peers.sh
 	$(BIN)/python bench/net.py --markdown bench/RESULTS.md --plot bench/net.svg
+
+# Like test-rdma it needs QEMU and Debian's packages; the peers for an environment with mpi4py.
+bench-rdma:
+	bash bench/setup_peers.sh
+	$(BIN)/python bench/rdma.py --markdown bench/RESULTS.md
 
 bench-training: setup-test
 	$(BIN)/python bench/training.py --markdown bench/RESULTS.md --plot bench/training.svg

@@ -2,7 +2,9 @@
 
 Every library runs as a job of its own that stays up; for each case the jobs take turns, so that
 they meet the same noise. A job is stopped (SIGSTOP) while it is not its turn: what libraries do
-when idle, such as progress threads that look for news, is no part of another one's time. In a round
+when idle, such as progress threads that look for news, is no part of another one's time. It runs as
+many operations unmeasured as measured, since the scheduler wakes stopped ranks on any core, also
+two on one, and takes milliseconds to part them. In a round
 each job gives one *batch*, back-to-back operations whose mean counts, and some operations timed
 singly. The time of either is that of the slowest rank. Medians and ratios come from batches (a
 clock read costs as much as a small operation), the 99th percentile from single operations.
@@ -35,10 +37,11 @@ RUN_PYCOLL = (
     "import sys; sys.path.pop(0); from pycoll.cli import main; main()",
     "run",
 )
-#: Longest wait for a job to start, and for an answer to one order.
-_START_S, _ANSWER_S = 90, 120
-#: A batch lasts about this long, unless it has too many operations.
-_BATCH_S, _BATCH_MAX = 10e-3, 1000
+#: Longest wait for a job to start, for an answer to one order, and for its end.
+_START_S, _ANSWER_S, _END_S = 90, 120, 10
+#: A batch lasts about this long, unless it has too many operations; the one that says how many
+#: those are lasts a tenth.
+_BATCH_S, _BATCH_MAX = 10e-3, 5000
 _SINGLES_MAX = 100
 _ROUNDS_MIN = 3
 
@@ -77,10 +80,21 @@ def starts_here(name: str, ranks: int, path: str) -> list[Start]:
 
 
 class Job:
-    """A library's processes, whose ranks are stopped between orders, and a connection to each."""
+    """A library's processes, whose ranks are stopped between orders, and a connection to each.
 
-    def __init__(self, name: str, ranks: int, folder: str, starts: Starts = starts_here) -> None:
+    On a machine that is ``slowness`` times slower than usual all may take so much longer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: int,
+        folder: str,
+        starts: Starts = starts_here,
+        slowness: float = 1,
+    ) -> None:
         self.name = name
+        self._slowness = slowness
         path = os.path.join(folder, f"{name}-{ranks}")
         quiet = {
             **os.environ,
@@ -112,7 +126,7 @@ class Job:
 
     def _accept(self, listener: socket.socket, ranks: int) -> None:
         listener.settimeout(1)
-        limit = time.monotonic() + _START_S
+        limit = time.monotonic() + _START_S * self._slowness
         while len(self.ranks) < ranks:
             try:
                 rank = listener.accept()[0]
@@ -121,9 +135,9 @@ class Job:
                     if process.poll() is not None:
                         raise OSError(f"ended with status {process.returncode}") from None
                 if time.monotonic() > limit:
-                    raise OSError(f"not ready after {_START_S} s") from None
+                    raise OSError(f"not ready after {_START_S * self._slowness} s") from None
                 continue
-            rank.settimeout(_ANSWER_S)
+            rank.settimeout(_ANSWER_S * self._slowness)
             self.ranks.append(rank)
 
     def order(self, **words: Any) -> list[Any]:
@@ -146,20 +160,28 @@ class Job:
                 os.kill(pid, what)
 
     def close(self) -> None:
-        """End its processes."""
+        """End its processes: their ranks find the connection closed, unless they still start."""
         self._tell(signal.SIGCONT)
         for end in (*self.readers, *self.ranks):
             end.close()
+        if not self.pids:
+            for process in self.processes:
+                process.terminate()
+        limit = time.monotonic() + _END_S
         for process in self.processes:
             try:
-                process.wait(10)
+                process.wait(max(0.1, limit - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
 
 def start_jobs(
-    ranks: int, folder: str, names: Sequence[str] = LIBRARIES, starts: Starts = starts_here
+    ranks: int,
+    folder: str,
+    names: Sequence[str] = LIBRARIES,
+    starts: Starts = starts_here,
+    slowness: float = 1,
 ) -> list[Job]:
     """The jobs of all libraries that are there; says on stderr which are not."""
     jobs = []
@@ -168,7 +190,7 @@ def start_jobs(
             print(f"# {name}: not installed, left out (bench/setup_peers.sh)", file=sys.stderr)
             continue
         try:
-            jobs.append(Job(name, ranks, folder, starts))
+            jobs.append(Job(name, ranks, folder, starts, slowness))
         except (OSError, ValueError) as error:
             if name == "pycoll":
                 raise SystemExit(f"pycoll did not start: {error}") from error
@@ -214,6 +236,8 @@ class Effort:
 
     rounds: int = 15
     budget_s: float = 8.0
+    #: Whether checks and the choice of batches count, too.
+    from_begin: bool = False
 
 
 def compare(
@@ -224,15 +248,16 @@ def compare(
     between: Callable[[], None] | None = None,
 ) -> dict[str, Times]:
     """Check every entrant, then measure all in turns; ``between`` runs once in each round too."""
+    begin = time.monotonic()
     case = {"collective": collective, "bytes": nbytes}
     batches = {}
     for entrant in entrants:
         if not all(entrant.order(what="check", **case)):
             raise SystemExit(f"{entrant.name}: a wrong {collective} of {nbytes} bytes")
-        once = max(entrant.order(what="time", batch=2, **case))
-        batches[entrant.name] = max(1, min(_BATCH_MAX, int(_BATCH_S / max(once, 1e-7))))
+        batches[entrant.name] = _batch(entrant, case)
     times = {entrant.name: Times() for entrant in entrants}
-    begin = time.monotonic()
+    if not effort.from_begin:
+        begin = time.monotonic()
     for done in range(effort.rounds):
         if done >= _ROUNDS_MIN and time.monotonic() - begin > effort.budget_s:
             break
@@ -243,13 +268,22 @@ def compare(
     return times
 
 
+def _batch(entrant: Entrant, case: dict[str, Any]) -> int:
+    """How many operations take about _BATCH_S, when they run back to back."""
+    batch = 2
+    for seconds in (_BATCH_S / 10, _BATCH_S):
+        once = max(entrant.order(what="time", batch=batch, warm=batch, **case))
+        batch = max(1, min(_BATCH_MAX, int(seconds / max(once, 1e-7))))
+    return batch
+
+
 def _sample(entrant: Entrant, case: dict[str, Any], batch: int, times: Times) -> None:
-    mean = max(entrant.order(what="time", batch=batch, **case))
+    mean = max(entrant.order(what="time", batch=batch, warm=batch, **case))
     times.batches.append(mean)
     if batch == 1:
         times.singles.append(mean)
         return
-    ranks = entrant.order(what="each", batch=min(batch, _SINGLES_MAX), **case)
+    ranks = entrant.order(what="each", batch=min(batch, _SINGLES_MAX), warm=batch, **case)
     times.singles += [max(line) for line in zip(*ranks, strict=True)]
 
 

@@ -187,7 +187,8 @@ def serve(library: Any, controller: socket.socket) -> None:
             cases[key] = library.operation(key[0], *prepared(library, *case))
         operation = cases[key]
         library.barrier()
-        operation()
+        for _ in range(order.get("warm", 1)):
+            operation()
         library.barrier()
         measure = time_each if order["what"] == "each" else time_batch
         answer(measure(operation, order["batch"]))

@@ -2,6 +2,8 @@
 
     .venv/bin/python bench/training.py --markdown bench/RESULTS.md --plot bench/training.svg
 
+takes about eight minutes, --budget-s more or less; a bar on stderr says how far it is.
+
 Two ranks, on one host and on two hosts (network namespaces, which take root) whose cable carries 10
 Gb/s by a token bucket at both its ends. What is trained is in training_models.py, how in
 training_worker.py: every policy of pycoll.torch's DistributedOptimizer, tensor by tensor ("hvd"),
@@ -9,6 +11,7 @@ DistributedDataParallel over pycoll and over Gloo, and Horovod where it is insta
 checked, and then take turns (bench/jobs.py); float32, one thread per rank, SGD.
 
 Before that, calls alone are timed: many small tensors, and sets of gradients (training_calls.py).
+Models are then trained where something is to be reached by them, or where --model says.
 
 A time is that of a step of the slowest rank, the median over rounds; several steps in a row are one
 sample, since the last one has no next forward pass. Not hidden is what a step takes longer than the
@@ -26,10 +29,12 @@ import socket
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import page
 import training_calls
 from host_jobs import places_of
@@ -55,10 +60,11 @@ HOROVODS = training_calls.HOROVODS
 
 @dataclass(frozen=True)
 class Scene:
-    """Where the ranks are."""
+    """Where the ranks are, and what is trained there unless something else is asked for."""
 
     title: str
     hosts: int
+    models: tuple[str, ...]
 
     @property
     def is_wire(self) -> bool:
@@ -66,7 +72,12 @@ class Scene:
         return self.hosts > 1
 
 
-SCENES = (Scene("2 ranks on one host", 1), Scene("2 hosts, cable of 10 Gb/s", RANKS))
+SCENES = (
+    Scene("2 ranks on one host", 1, (SETS[0], *REAL)),
+    Scene("2 hosts, cable of 10 Gb/s", RANKS, REAL[1:]),
+)
+#: What calls take of the time, in trained models; the rest is shared equally.
+CALLS_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -147,8 +158,41 @@ def entrants_of(jobs: Sequence[Job]) -> list[Entrant]:
     return found + [Entrant(names[job.name], job, (("way", DDP),)) for job in jobs[1:]]
 
 
+class Progress:
+    """A bar on stderr, filled as the time goes that everything may take together."""
+
+    def __init__(self, budget_s: float, parts: float) -> None:
+        self._begin, self._budget_s, self._left = time.monotonic(), budget_s, parts
+        self._bar = click.progressbar(length=max(1, round(budget_s)), file=sys.stderr)
+
+    def share_s(self, parts: float = 1.0) -> float:
+        """The seconds that the next so many parts have, of what is left for all."""
+        left_s = max(0.0, self._budget_s - (time.monotonic() - self._begin))
+        share, self._left = left_s * parts / max(parts, self._left), self._left - parts
+        return share
+
+    def tick(self) -> None:
+        """Show how far it is."""
+        elapsed = min(round(time.monotonic() - self._begin), self._bar.length or 0)
+        self._bar.update(elapsed - self._bar.pos)
+
+    def tell(self, text: str) -> None:
+        """Say what is under way."""
+        self._bar.label = text
+        self._bar.render_progress()
+
+    def hide(self) -> None:
+        """Make room for other output."""
+        if sys.stderr.isatty():
+            click.echo("\r\x1b[2K", nl=False, err=True)
+
+
 def measure(
-    scene: Scene, models: Sequence[str], effort: Effort, libraries: Sequence[str]
+    scene: Scene,
+    models: Sequence[str],
+    rounds: int,
+    libraries: Sequence[str],
+    progress: Progress,
 ) -> Iterator[Result]:
     """All models in one scene."""
     with contextlib.ExitStack() as cleanup:
@@ -160,9 +204,11 @@ def measure(
         for job in jobs:
             cleanup.callback(job.close)
         for model in models:
+            progress.tell(f"{model}; {scene.title}")
             entrants = entrants_of(jobs)
             nbytes = max(entrants[0].order(what="bytes", collective=model))
-            times = compare(entrants, model, nbytes, effort)
+            effort = Effort(rounds, progress.share_s(), from_begin=True)
+            times = compare(entrants, model, nbytes, effort, progress.tick)
             auto = next(one for one in entrants if one.name == "auto")
             why = auto.order(what="explain", collective=model)[0]
             yield Result(scene, model, nbytes, times, why)
@@ -266,10 +312,12 @@ def draw(path: Path, results: Sequence[Result]) -> None:
     figure.savefig(path)
 
 
-def show_calls(quick: bool) -> training_calls.Found:
+def show_calls(quick: bool, progress: Progress) -> training_calls.Found:
     """Measure what calls take, and print it."""
     sets = training_calls.SMALL_SETS if quick else SETS
-    found = training_calls.measured(3 if quick else 15, sets)
+    budget_s = progress.share_s(CALLS_SHARE)
+    found = training_calls.measured(3 if quick else 15, sets, budget_s, progress.tick)
+    progress.hide()
     for what, measured, against in training_calls.rows(found):
         print(f"{what:<60}{measured:>14}  {against}", flush=True)
     for text in training_calls.judged(found):
@@ -281,7 +329,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small models and few rounds")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--budget-s", type=float, default=60.0, help="longest time for one model")
+    parser.add_argument("--budget-s", type=float, default=420.0, help="about how long it all takes")
     parser.add_argument("--scene", type=int, choices=range(len(SCENES)), action="append")
     parser.add_argument("--model", choices=(*SETS, *REAL, *QUICK), action="append")
     parser.add_argument("--library", choices=LIBRARIES[1:], action="append", help="only these")
@@ -289,20 +337,27 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="put the tables on this page")
     parser.add_argument("--plot", type=Path, help="draw a .png, .pdf or .svg")
     options = parser.parse_args()
-    effort = Effort(3, 1.0) if options.quick else Effort(options.rounds, options.budget_s)
+    rounds, budget_s = (3, 4.0) if options.quick else (options.rounds, options.budget_s)
     libraries = ("pycoll", *(options.library or LIBRARIES[1:]))
-    models = options.model or (QUICK if options.quick else (*SETS, *REAL))
-    scenes = [SCENES[number] for number in options.scene or range(len(SCENES))]
-    calls = None
-    if SCENES[0] in scenes and not options.without_calls:
-        calls = show_calls(options.quick)
-    results: list[Result] = []
-    for scene in scenes:
+    chosen = options.model or (QUICK if options.quick else None)
+    work: list[tuple[Scene, Sequence[str]]] = []
+    for scene in (SCENES[number] for number in options.scene or range(len(SCENES))):
         why = obstacle() if scene.is_wire else ""
         if why:
             print(f"# {scene.title}: hosts cannot be made here: {why}", file=sys.stderr)
-            continue
-        for result in measure(scene, models, effort, libraries):
+        else:
+            work.append((scene, chosen or scene.models))
+    with_calls = not options.without_calls and any(scene is SCENES[0] for scene, _ in work)
+    parts = sum(len(models) for _, models in work) + with_calls * CALLS_SHARE
+    progress = Progress(budget_s, parts)
+    calls = None
+    if with_calls:
+        progress.tell(f"calls; {SCENES[0].title}")
+        calls = show_calls(options.quick, progress)
+    results: list[Result] = []
+    for scene, models in work:
+        for result in measure(scene, models, rounds, libraries, progress):
+            progress.hide()
             print(f"# {result.model}, {result.nbytes / 1e6:.0f} MB; {scene.title}")
             for row in rows(result):
                 pairs = zip(head()[1:], row[1:], strict=True)

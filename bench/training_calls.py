@@ -6,7 +6,9 @@ medians over rounds. Gloo's ranks are the same processes; it is idle while other
     1,000 tensors of 4 KiB     as a list, in a group, and one by one over Gloo, against one
                                all_reduce of 4 MiB
     sets of gradients          tensor by tensor (allreduce_async_, then synchronize) and by the
-                               scheduler (all is ready, then wait), against one all_reduce
+                               scheduler (all is ready, then wait), against one all_reduce;
+                               and a pass over the memory: both ranks read and write theirs once,
+                               which an all_reduce in place does at least
     negotiation                what a step exchanges beside its messages
 
 The sets are those of ResNet-50 and BERT-Base (training_models.py).
@@ -35,9 +37,16 @@ HOROVODS = {SETS[0]: 0.92e9, SETS[1]: 0.63e9}
 SMALL_SETS = ("few gradients",)
 MANY, EACH = 1000, 1024
 GROUP, LIST, SINGLY, WHOLE = "group", "list", "Gloo, one by one", "one all_reduce"
-ASYNC, SCHEDULER, BARRIER, OTHERS = (
-    *("allreduce_async_", "scheduler", "hvd.barrier()", "others per step"),
+ASYNC, SCHEDULER, PASS, BARRIER, OTHERS = (
+    *("allreduce_async_", "scheduler", "a pass over the memory"),
+    *("hvd.barrier()", "others per step"),
 )
+#: Rounds of a measurement; fewer than asked for where time is short.
+ROUNDS_MIN = 3
+#: What the tensors, and each set, may take of the time: the rest starts processes.
+MANY_SHARE, SETS_SHARE = 0.5, 0.3
+
+TICK_S = 0.2
 
 Seconds = dict[str, float]
 
@@ -63,14 +72,20 @@ class Counted:
         return found
 
 
-def in_turns(comm: Any, ways: dict[str, Callable[[], Any]], rounds: int) -> Seconds:
-    """The middle time of each way, on the slower rank."""
+def in_turns(
+    comm: Any, ways: dict[str, Callable[[], Any]], rounds: int, budget_s: float
+) -> Seconds:
+    """The middle time of each way, on the slower rank; in fewer rounds where time is short."""
     import numpy as np
 
     took: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way()
-    for _ in range(rounds):
+    begin = time.perf_counter()
+    for way in ways.values():
+        way()
+    once = comm.all_reduce(time.perf_counter() - begin, "max")
+    for _ in range(min(rounds, max(ROUNDS_MIN, int(budget_s / once)))):
         for name, way in ways.items():
             comm.barrier()
             begin = time.perf_counter()
@@ -81,7 +96,7 @@ def in_turns(comm: Any, ways: dict[str, Callable[[], Any]], rounds: int) -> Seco
     return {name: statistics.median(row) for name, row in zip(ways, slower.tolist(), strict=True)}
 
 
-def many_tensors(comm: Any, rounds: int) -> Seconds:
+def many_tensors(comm: Any, rounds: int, budget_s: float) -> Seconds:
     import torch
     import torch.distributed as dist
 
@@ -106,10 +121,13 @@ def many_tensors(comm: Any, rounds: int) -> Seconds:
             SINGLY: gloo,
         },
         rounds,
+        budget_s,
     )
 
 
-def a_set(comm: Any, hvd: Any, name: str, rounds: int) -> tuple[Seconds, int, float]:
+def a_set(
+    comm: Any, hvd: Any, name: str, rounds: int, budget_s: float
+) -> tuple[Seconds, int, float]:
     """Times, bytes, and what the scheduler's settled step calls beside its messages."""
     import torch
     import training_models
@@ -149,11 +167,12 @@ def a_set(comm: Any, hvd: Any, name: str, rounds: int) -> tuple[Seconds, int, fl
         LIST: lambda: comm.all_reduce(tensors, out=tensors),
         ASYNC: singly,
         SCHEDULER: scheduled,
+        PASS: lambda: whole.mul_(1.0),
     }
-    return in_turns(comm, ways, rounds), nbytes, float(others)
+    return in_turns(comm, ways, rounds, budget_s), nbytes, float(others)
 
 
-def on_a_rank(rounds: int, sets: list[str]) -> Found:
+def on_a_rank(rounds: int, budget_s: float, sets: list[str]) -> Found:
     """What this rank finds, together with the others."""
     import torch
     import torch.distributed as dist
@@ -170,9 +189,10 @@ def on_a_rank(rounds: int, sets: list[str]) -> Found:
         dist.init_process_group(
             "gloo", init_method=f"file://{path}", rank=comm.rank, world_size=comm.size
         )
-        many = many_tensors(comm, rounds)
-        found = {name: a_set(comm, hvd, name, max(3, rounds // 3)) for name in sets}
-        alone = in_turns(comm, {BARRIER: hvd.barrier}, 10 * rounds)
+        many = many_tensors(comm, rounds, MANY_SHARE * budget_s)
+        share_s = SETS_SHARE * budget_s / len(sets)
+        found = {name: a_set(comm, hvd, name, rounds, share_s) for name in sets}
+        alone = in_turns(comm, {BARRIER: hvd.barrier}, 20 * rounds, budget_s)
         dist.destroy_process_group()
     negotiation = {**alone, OTHERS: max(others for _, _, others in found.values())}
     hvd.shutdown()
@@ -184,11 +204,23 @@ def on_a_rank(rounds: int, sets: list[str]) -> Found:
     )
 
 
-def measured(rounds: int, sets: tuple[str, ...]) -> Found:
-    """By two ranks of this machine."""
+def measured(
+    rounds: int, sets: tuple[str, ...], budget_s: float, tick: Callable[[], None]
+) -> Found:
+    """By two ranks of this machine, in about so long; ``tick`` is called now and then."""
     with tempfile.TemporaryDirectory() as folder:
         line = [*RUN_PYCOLL, "-n", "2", "--", sys.executable, str(Path(__file__).resolve())]
-        subprocess.run([*line, f"{folder}/found", str(rounds), *sets], check=True)
+        words = [f"{folder}/found", str(rounds), f"{budget_s:g}", *sets]
+        with subprocess.Popen([*line, *words]) as process:
+            try:
+                while process.poll() is None:
+                    time.sleep(TICK_S)
+                    tick()
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode != 0:
+            raise SystemExit(f"calls of training ended with status {process.returncode}")
         return Found(*json.loads(Path(folder, "found").read_text()))
 
 
@@ -223,6 +255,8 @@ def judged(found: Found) -> list[str]:
         rate = found.nbytes[name] / times[ASYNC]
         if name in HOROVODS:
             told.append(page.verdict(f"{name}: {ASYNC} / Horovod", rate / HOROVODS[name], 10))
+            limit = found.nbytes[name] / times[PASS] / HOROVODS[name]
+            told.append(f"{name}: {PASS} / Horovod {limit:.2f}, which nothing in place exceeds")
         share = times[WHOLE] / times[SCHEDULER]
         told.append(page.verdict(f"{name}: {SCHEDULER}'s rate / {WHOLE}'s", share, 0.9))
     return told
@@ -233,8 +267,8 @@ def ms(seconds: float) -> str:
 
 
 def main() -> None:
-    path, rounds, *sets = sys.argv[1:]
-    found = on_a_rank(int(rounds), sets)
+    path, rounds, budget_s, *sets = sys.argv[1:]
+    found = on_a_rank(int(rounds), float(budget_s), sets)
     # All ranks know the same times; rank 0 tells.
     if os.environ.get("PYCOLL_RANK", "0") == "0":
         Path(path).write_text(json.dumps(found))
