@@ -36,6 +36,8 @@ FOREVER = 1 << 62
 
 #: (step, place among the transfers of the step on its channel)
 Label = tuple[int, int]
+#: A transfer in its channel, and its place among those of the step there.
+Segment = tuple[int, Channel, Transfer]
 
 
 class Held:
@@ -107,25 +109,24 @@ class Arrival(NamedTuple):
     place: int
     position: int
     carries: bool
-    places: list[int]
-    transfers: list[Transfer]
+    segments: list[Segment]
 
 
-def _arrivals(target: int, landing: list[tuple[int, Transfer]]) -> Iterator[Arrival]:
+def _arrivals(target: int, landing: list[Segment]) -> Iterator[Arrival]:
     """The rows that take what lands in one chunk (or what tokens arrive) in a step."""
     if len(landing) == 1 or target == TOKEN:
         for at in range(0, len(landing), FAN_MAX):
             some = landing[at : at + FAN_MAX]
-            places, transfers = [place for place, _ in some], [t for _, t in some]
-            position = int(transfers[0].before) if transfers[0].reduce else -1
-            yield Arrival(target, max(places), position, False, places, transfers)
+            first = some[0][2]
+            latest = max([place for place, _, _ in some])
+            yield Arrival(target, latest, int(first.before) if first.reduce else -1, False, some)
         return
-    place_of = {id(t): place for place, t in landing}
+    segment_of = {id(segment[2]): segment for segment in landing}
     latest = 0
-    for number, row in enumerate(fold_rows([t for _, t in landing])):
-        places = [place_of[id(t)] for t in row.arriving]
-        latest = max(latest, *places)
-        yield Arrival(target, latest, row.own, number > 0, places, row.arriving)
+    for number, row in enumerate(fold_rows([t for _, _, t in landing])):
+        some = [segment_of[id(t)] for t in row.arriving]
+        latest = max(latest, *(place for place, _, _ in some))
+        yield Arrival(target, latest, row.own, number > 0, some)
 
 
 class Drafting:
@@ -150,7 +151,7 @@ class Drafting:
         rank = self.rank
         group: list[Transfer] = []
         for t in self.schedule.transfers:
-            if rank not in (t.source, t.destination):
+            if t.source != rank and t.destination != rank:
                 continue
             if group and t.step != group[0].step:
                 self._step(group)
@@ -193,9 +194,9 @@ class Drafting:
         """Rows of a step by label, sends first; all of them see what was there before the step."""
         rank = self.rank
         counts: dict[Channel, int] = {}
-        arriving: dict[int, list[tuple[int, Transfer]]] = {}
+        arriving: dict[int, list[Segment]] = {}
         changed: dict[int, Held] = {}
-        events: list[tuple[int, bool, int, Transfer | Arrival]] = []
+        events: list[tuple[int, bool, int, Segment | Arrival]] = []  # the number tells all apart
         for t in group:
             if t.source == rank == t.destination:
                 changed[t.target] = self._moved(t)
@@ -205,21 +206,21 @@ class Drafting:
             place = counts.get(channel, 0)
             counts[channel] = place + 1
             if inwards:
-                arriving.setdefault(t.target, []).append((place, t))
+                arriving.setdefault(t.target, []).append((place, channel, t))
             else:
-                events.append((place, False, len(events), t))
+                events.append((place, False, len(events), (place, channel, t)))
         for target, landing in arriving.items():
             for arrival in _arrivals(target, landing):
                 events.append((arrival.place, True, len(events), arrival))
-        events.sort(key=lambda event: event[:3])
+        events.sort()
         taken: dict[Channel, int] = {}
         folded: dict[int, Held] = {}
         for place, _, _, event in events:
             label = (group[0].step, place)
-            if isinstance(event, Transfer):
-                self._send(event, label)
-            else:
+            if isinstance(event, Arrival):
                 self._receive(event, label, folded, taken)
+            else:
+                self._send(event, label)
         self.current.update(changed)
         self.current.update(folded)
         self.made.update(changed, folded)
@@ -232,8 +233,8 @@ class Drafting:
             )
         return self._value(t.chunk)
 
-    def _send(self, t: Transfer, label: Label) -> None:
-        channel = Channel(t.destination, t.lane, 1)
+    def _send(self, segment: Segment, label: Label) -> None:
+        _, channel, t = segment
         if t.chunk == TOKEN:
             self._join_tokens(t.lane)
             maker = len(self.rows) - 1
@@ -277,20 +278,19 @@ class Drafting:
         folded: dict[int, Held],
         taken: dict[Channel, int],
     ) -> None:
-        target, first = arrival.target, arrival.transfers[0]
+        target = arrival.target
         own = None
         if arrival.position >= 0:
             own = self._value(target)
             own.combined = True
-        index = self._draft(target, first.lane, label, own)
+        index = self._draft(target, arrival.segments[0][2].lane, label, own)
         draft = self.rows[index]
         draft.position = max(arrival.position, 0)
         if arrival.carries:
             draft.carry = folded[target]
             draft.carry.carried = draft.carry.combined = True
             draft.carry.last_read = index
-        for place, t in zip(arrival.places, arrival.transfers, strict=True):
-            channel = Channel(t.source, t.lane, 0)
+        for place, channel, t in arrival.segments:
             if taken.get(channel, 0) != place:
                 raise ScheduleError(
                     f"step {t.step}: rank {self.rank} needs chunk {t.chunk} from rank {t.source} "
