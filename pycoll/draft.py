@@ -151,7 +151,7 @@ class Drafting:
         rank = self.rank
         group: list[Transfer] = []
         for t in self.schedule.transfers:
-            if t.source != rank and t.destination != rank:
+            if rank not in (t.source, t.destination):
                 continue
             if group and t.step != group[0].step:
                 self._step(group)

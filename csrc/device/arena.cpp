@@ -74,7 +74,8 @@ Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bo
   shape.size = size;
   shape.numbers = kNumbers;
   const std::uint32_t wanted = carried ? kSharesCarried : kSharesWanted;
-  const std::uint32_t shares = std::min({wanted, kChannelsMax / (size * kNumbers), blocks});
+  const std::uint32_t ends = std::max(1u, size) * kNumbers;  // check() refuses a size of 0
+  const std::uint32_t shares = std::min({wanted, kChannelsMax / ends, blocks});
   shape.shares = std::max(1u, shares >> level);
   for (std::uint32_t i = 0; i < kProtocolCount; ++i) {
     const std::uint32_t least = std::min(kSegmentBytesMin, kSegmentBytes[i]);

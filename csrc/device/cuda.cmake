@@ -42,29 +42,26 @@ if(PYCOLL_HAVE_CUDA)
     set(cubin ${folder}/sm_${architecture}.cubin)
     # What ptxas says about registers is read by tests/device/check_resources.py.
     set(report ${folder}/sm_${architecture}.txt)
+    set(kept ${folder}/sm_${architecture})
+    file(MAKE_DIRECTORY ${kept})
     add_custom_command(
-      OUTPUT ${cubin} ${report}
+      OUTPUT ${cubin} ${report} ${kept}/kernels.ptx
       COMMAND ${nvcc_command} -Xptxas -v -cubin -arch=sm_${architecture} ${source} -o ${cubin}
-              > ${report} 2>&1 || ( cat ${report} && false )
+              --keep --keep-dir ${kept} > ${report} 2>&1 || ( cat ${report} && false )
       DEPENDS ${source} ${headers}
       COMMENT "CUDA kernels for sm_${architecture}")
     list(APPEND cubins ${cubin})
     list(APPEND PYCOLL_CUDA_REPORTS ${report})
     list(APPEND images --image3=kind=elf,sm=${architecture},file=${cubin})
   endforeach()
-  set(ptx ${folder}/compute_100.ptx)
-  add_custom_command(
-    OUTPUT ${ptx}
-    COMMAND ${nvcc_command} -ptx -arch=compute_100 ${source} -o ${ptx}
-    DEPENDS ${source} ${headers}
-    COMMENT "CUDA kernels for what comes after sm_100")
+  # What comes after the last architecture compiles the PTX that its cubin was made of.
+  list(APPEND images --image3=kind=ptx,sm=100,file=${folder}/sm_100/kernels.ptx)
   get_filename_component(nvcc_folder ${PYCOLL_NVCC} DIRECTORY)
   set(fatbin ${folder}/kernels.fatbin)
   add_custom_command(
     OUTPUT ${fatbin}
     COMMAND ${nvcc_folder}/fatbinary --64 --compress-all --create=${fatbin} ${images}
-            --image3=kind=ptx,sm=100,file=${ptx}
-    DEPENDS ${cubins} ${ptx})
+    DEPENDS ${cubins} ${folder}/sm_100/kernels.ptx)
   set_source_files_properties(
     ${CMAKE_CURRENT_SOURCE_DIR}/device/cuda.cpp
     PROPERTIES OBJECT_DEPENDS ${fatbin}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -85,10 +86,12 @@ def test_an_absent_rank_is_named_after_the_deadline() -> None:
     world = fresh_world(3)
     try:
         for comm in world.communicators:
-            comm.timeout_s = 0.3
+            comm.timeout_s = 1.0
+        others = threading.Barrier(2)  # who comes a timeout later would be absent as well
 
         def rank(comm: Comm) -> None:
             if comm.rank != 1:
+                others.wait()
                 comm.all_reduce(np.ones(3))
 
         errors = world.outcomes(rank)
