@@ -119,7 +119,6 @@ class alignas(64) ShmSendChannel final : public SendChannel {
 
   std::byte* reserve(std::size_t bytes) override {
     PYCOLL_ASSERT(bytes <= kSegmentBytesMax, "%zu bytes in one segment", bytes);
-    stores_.look(bytes, *released_, known_released_);
     if (!find_room(bytes)) return nullptr;
     const std::uint64_t slot = next_ % kChannelDepth;
     if (bytes <= kInlineBytes) return lines_[slot].payload;
@@ -127,9 +126,9 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   }
 
   void fill(std::byte* room, const std::byte* from, std::size_t bytes) override {
-    streamed_ |= stores_.fill(room, from, bytes);
+    streamed_ |= stores_.fill(next_, room, from, bytes);
   }
-  bool wants_fill() const override { return stores_.streaming(); }
+  bool wants_fill() const override { return stores_.wants_fill(next_); }
 
   void commit(const SegmentHeader& header) override {
     PYCOLL_ASSERT(next_ - known_released_ < kChannelDepth, "segment %llu committed without room",
@@ -154,12 +153,11 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     return true;
   }
 
-  // What is in the cache of this core is read slowly from a core that shares none with it: see
-  // Stores. There, lending took up to twice the time of an all_reduce of 4 to 256 MiB.
+  // What is in the cache of this core is lent only where lines are quick between caches: elsewhere
+  // lending took up to twice the time of an all_reduce of 4 to 256 MiB.
   bool lendable(const std::byte* data, std::size_t bytes, bool fresh) override {
-    stores_.look(bytes, *released_, known_released_);
     std::uint64_t offset = 0;
-    return !(fresh && stores_.streaming()) && lender_->find(data, bytes, &offset);
+    return !(fresh && stores_.wants_fill(next_)) && lender_->find(data, bytes, &offset);
   }
 
   bool lend(const SegmentHeader& header, const std::byte* data) override {

@@ -1,15 +1,19 @@
 // Which stores fill the rooms of a shared-memory channel: ordinary ones, or such as go past the
 // caches.
 //
-// Room that is used again was last read by the peer, so an ordinary store has to fetch its line
-// from the peer's cache first. Between cores that share a cache this is quick, and the peer then
-// finds the line near. Between cores that do not, it is so slow that writing to memory, where the
-// peer reads it, took 0.4 to 0.5 of the time of an all_reduce of 256 KiB to 32 MiB. Where two ranks
-// run may change while they do, and does on virtual machines; so a channel looks again and again.
+// Room that is used again was last read by the peer, so an ordinary store has to take its line from
+// the peer's cache first. Where that is quick, the peer then finds the line near. Where it is not,
+// stores that write to memory, and a peer that reads from there, took 0.4 to 0.7 of the time of an
+// all_reduce of 256 KiB to 32 MiB. How quick it is depends on the cores on which two ranks run, and
+// on what else the host of a virtual machine does, and changes while they run; a latency does not
+// tell it (a line may arrive within 60 ns, and only every 15 ns one). So the filling itself is
+// timed: a few segments of those that are filled by ordinary stores, and where there are none, of
+// some that are filled like that for a trial.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <optional>
 
 #include "base/clock.h"
@@ -18,54 +22,80 @@
 
 namespace pycoll::transport::shm {
 
-// One thread at a time.
+// For one channel; segments are named by their numbers, which only grow. One thread at a time.
 class Stores {
  public:
   // `streaming`: settled for good, instead of by looking.
   explicit Stores(std::optional<bool> streaming)
       : settled_(streaming.has_value()), streaming_(streaming.value_or(false)) {}
 
-  bool streaming() const { return streaming_; }
+  // Whether to make the payload of `segment` elsewhere and fill() it in, rather than in the room;
+  // and to copy it rather than to lend what is in this core's cache, which costs the peer the same.
+  bool wants_fill(std::uint64_t segment) const { return streaming_ || is_trial(segment); }
 
-  // To be called for every room of `bytes` before it is filled. `word` is the peer's, and stood at
-  // `known` when it was read last: if it has changed, its line comes from the peer's cache, which
-  // takes as long as the peer is far.
-  void look(std::size_t bytes, const std::uint64_t& word, std::uint64_t known) {
-    if (bytes < kStreamedBytesMin || settled_ || ++rooms_ < kRoomsPerLook) return;
-    SteadyClock clock;
-    const Nanoseconds begin = clock.now();
-    if (load_acquire(word) == known) return;
-    rooms_ = 0;
-    times_[looks_++ % kLooks] = clock.now() - begin;
-    if (looks_ < kLooks) return;
-    auto sorted = times_;
-    std::nth_element(sorted.begin(), sorted.begin() + kLooks / 2, sorted.end());
-    streaming_ = sorted[kLooks / 2] > kFar;
-  }
-
-  // True if later stores must be ordered behind it by stream_fence().
-  bool fill(std::byte* room, const std::byte* from, std::size_t bytes) const {
-    if (bytes >= kStreamedBytesMin && streaming_) {
+  // Some or all of the payload. True if later stores must be ordered behind it by stream_fence().
+  bool fill(std::uint64_t segment, std::byte* room, const std::byte* from, std::size_t bytes) {
+    if (bytes < kStreamedBytesMin) {
+      copy_bytes(room, from, bytes);
+      return false;
+    }
+    if (streaming_ && !is_trial(segment)) {
       stream_copy(room, from, bytes);
       return true;
     }
+    if (segment > last_ + 1) first_ = segment;
+    last_ = segment;
+    // Only a room that was filled like that before costs what it would cost every time.
+    if (segment % kTimedEvery != 0 || segment - first_ < kChannelDepth || bytes < kTimedBytesMin) {
+      copy_bytes(room, from, bytes);
+      return false;
+    }
+    SteadyClock clock;
+    const Nanoseconds begin = clock.now();
     copy_bytes(room, from, bytes);
+    learn(bytes, clock.now() - begin);
     return false;
   }
 
+  // An ordinary fill of `bytes` took so long.
+  void learn(std::size_t bytes, Nanoseconds took) {
+    if (settled_) return;
+    times_[known_++ % kTimes] = took * 1024 / static_cast<Nanoseconds>(bytes);
+    if (known_ < kTimes) return;
+    auto sorted = times_;
+    std::nth_element(sorted.begin(), sorted.begin() + kTimes / 2, sorted.end());
+    const bool slow = sorted[kTimes / 2] > (streaming_ ? kQuick : kSlow);
+    period_ = slow == streaming_ ? std::min(2 * period_, kPeriodMax) : kPeriodMin;
+    streaming_ = slow;
+    known_ = 0;
+  }
+
  private:
-  // Short payloads are not worth another way.
+  // Short payloads are not worth another way, nor a look at the clock.
   static constexpr std::size_t kStreamedBytesMin = 2 * 1024;
-  static constexpr std::uint32_t kRoomsPerLook = 4;
-  static constexpr std::size_t kLooks = 5;
-  // Measured, with the clock's own: 30 to 60 where a cache is shared, 160 to 170 where not (Zen 3).
-  static constexpr Nanoseconds kFar = 110;
+  static constexpr std::size_t kTimedBytesMin = 4 * 1024;
+  static constexpr std::uint64_t kTimedEvery = 8;
+  static constexpr std::size_t kTimes = 5;
+  // Nanoseconds for a KiB. By streaming stores it takes 47, by ordinary ones 90 to 430 where they
+  // are the wrong ones (Zen 4).
+  static constexpr Nanoseconds kSlow = 70, kQuick = 60;
+  // From one trial to the next, in segments; the longer, the more trials have confirmed the choice.
+  static constexpr std::uint64_t kPeriodMin = 512, kPeriodMax = 16384;
+
+  // One turn of all rooms, and the segment that is timed.
+  bool is_trial(std::uint64_t segment) const {
+    const std::uint64_t place = segment % period_;
+    return !settled_ && place >= kTimedEvery - kChannelDepth && place <= kTimedEvery;
+  }
 
   bool settled_;
   bool streaming_;
-  std::uint32_t rooms_ = 0;
-  std::size_t looks_ = 0;
-  std::array<Nanoseconds, kLooks> times_ = {};
+  // Since first_ all segments up to last_ were filled by ordinary stores.
+  std::uint64_t first_ = 0;
+  std::uint64_t last_ = 0;
+  std::uint64_t period_ = kPeriodMin;
+  std::size_t known_ = 0;
+  std::array<Nanoseconds, kTimes> times_ = {};
 };
 
 }  // namespace pycoll::transport::shm

@@ -11,12 +11,19 @@ using transport::shm::Stores;
 namespace {
 
 constexpr std::byte kUntouched{0xee};
+constexpr std::size_t kBytes = 8 * 1024;
+constexpr Nanoseconds kSlowest = 1'000'000;
 
 std::vector<std::byte> noise(std::size_t bytes, std::uint64_t seed) {
   Prng prng(seed);
   std::vector<std::byte> made(bytes);
   for (std::byte& one : made) one = static_cast<std::byte>(prng.next());
   return made;
+}
+
+// So many nanoseconds for a KiB, often enough to decide.
+void teach(Stores& stores, Nanoseconds each) {
+  for (int i = 0; i < 5; ++i) stores.learn(kBytes, each * static_cast<Nanoseconds>(kBytes / 1024));
 }
 
 }  // namespace
@@ -61,29 +68,62 @@ TEST(stream_copy_copies_any_length_from_and_to_any_place) {
 TEST(both_kinds_of_stores_fill_the_same) {
   const auto source = noise(64 * 1024, 8);
   std::vector<std::byte> streamed(source.size()), plain(source.size());
-  CHECK(Stores(true).fill(streamed.data(), source.data(), source.size()), "was not streamed");
+  CHECK(Stores(true).fill(0, streamed.data(), source.data(), source.size()), "was not streamed");
   stream_fence();
-  CHECK(!Stores(false).fill(plain.data(), source.data(), source.size()), "was streamed");
+  CHECK(!Stores(false).fill(0, plain.data(), source.data(), source.size()), "was streamed");
   CHECK(streamed == source && plain == source, "other bytes");
-  CHECK(!Stores(true).fill(streamed.data(), source.data(), 64), "a short payload was streamed");
+  CHECK(!Stores(true).fill(0, streamed.data(), source.data(), 64), "a short payload was streamed");
 }
 
-TEST(a_peer_that_says_nothing_new_tells_nothing) {
+TEST(rooms_that_are_slow_to_fill_are_filled_past_the_caches_until_they_are_quick) {
   Stores stores(std::nullopt);
-  const std::uint64_t word = 5;
-  for (int room = 0; room < 1000; ++room) stores.look(64 * 1024, word, 5);
-  CHECK(!stores.streaming(), "streams after no look at all");
+  CHECK(!stores.wants_fill(1), "streams though nothing was timed");
+  teach(stores, 50);
+  CHECK(!stores.wants_fill(1), "streams though ordinary stores are quick");
+  stores.learn(kBytes, kSlowest);  // a rank that was not running for a while
+  teach(stores, 50);
+  CHECK(!stores.wants_fill(1), "one time of many decided");
+  teach(stores, 100);
+  CHECK(stores.wants_fill(1), "does not stream though ordinary stores are slow");
+  teach(stores, 65);
+  CHECK(stores.wants_fill(1), "wavers between two bounds");
+  teach(stores, 40);
+  CHECK(!stores.wants_fill(1), "streams though ordinary stores are quick again");
+}
+
+TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that_is_slow) {
+  const auto source = noise(kBytes, 9);
+  std::vector<std::byte> room(kBytes);
+  Stores stores(std::nullopt);
+  teach(stores, 400);
+  const auto tried = [&](std::uint64_t from, std::uint64_t to) {
+    std::uint64_t count = 0;
+    for (std::uint64_t segment = from; segment < to; ++segment) {
+      CHECK(stores.wants_fill(segment), "segment %llu", static_cast<unsigned long long>(segment));
+      count += !stores.fill(segment, room.data(), source.data(), 2048);  // too short to be timed
+    }
+    return count;
+  };
+  constexpr std::uint64_t kTrial = 5;
+  CHECK(tried(0, 16384) == 32 * kTrial, "not every 512 segments");
+  for (int i = 0; i < 20; ++i) teach(stores, 400);
+  CHECK(tried(16384, 3 * 16384) == 2 * kTrial, "not every 16384 segments");
+}
+
+TEST(what_needs_no_filling_is_filled_for_a_trial) {
+  const Stores stores(std::nullopt);
+  std::uint64_t wanted = 0;
+  for (std::uint64_t segment = 0; segment < 1024; ++segment) wanted += stores.wants_fill(segment);
+  CHECK(wanted == 10, "%llu of 1024", static_cast<unsigned long long>(wanted));
 }
 
 TEST(what_is_settled_stays) {
   Stores on(true), off(false);
-  std::uint64_t word = 0;
-  for (int room = 0; room < 1000; ++room) {
-    ++word;
-    on.look(64 * 1024, word, word - 1);
-    off.look(64 * 1024, word, word - 1);
+  teach(on, 10);
+  teach(off, 1000);
+  for (std::uint64_t segment = 0; segment < 1024; ++segment) {
+    CHECK(on.wants_fill(segment) && !off.wants_fill(segment), "changed its mind");
   }
-  CHECK(on.streaming() && !off.streaming(), "changed its mind");
 }
 
 RUN_TESTS()
