@@ -59,6 +59,7 @@ bench-peers:
 	bash bench/setup_peers.sh
 	$(BIN)/python bench/shm.py --markdown bench/RESULTS.md --plot bench/shm.svg
 	$(BIN)/python bench/peers.py --markdown bench/RESULTS.md
+	$(BIN)/python bench/dtypes.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/kernels.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/overhead.py --markdown bench/RESULTS.md
 

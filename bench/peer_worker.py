@@ -104,13 +104,21 @@ class Gloo:
 LIBRARIES = {"pycoll": Pycoll, "openmpi": Mpi, "mpich": Mpi, "gloo": Gloo}
 
 
-def arrays(collective: str, nbytes: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    count = max(size, nbytes // 4 // size * size) if size > 1 else max(1, nbytes // 4)
-    total = ((np.arange(count) % 97) + rank).astype(np.float32)
+def arrays(
+    collective: str, nbytes: int, dtype: str, rank: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    kind, values = np.dtype(np.float32), 97
+    if dtype != "float32":
+        from pycoll.types import DType, numpy_dtype
+
+        kind, values = numpy_dtype(DType[dtype.upper()]), 3  # sums are exact in eight bits too
+    items = nbytes // kind.itemsize
+    count = max(size, items // size * size) if size > 1 else max(1, items)
+    total = ((np.arange(count) % values) + rank).astype(kind)
     share = total[: count // size].copy()
     if collective == "all_gather":
-        return share, np.zeros(count, np.float32)
-    return total, np.zeros(count // size, np.float32)
+        return share, np.zeros(count, kind)
+    return total, np.zeros(count // size, kind)
 
 
 def reachable(array: np.ndarray) -> np.ndarray:
@@ -123,17 +131,19 @@ def reachable(array: np.ndarray) -> np.ndarray:
 
 
 def prepared(
-    library: Any, collective: str, nbytes: int, memory: str
+    library: Any, collective: str, nbytes: int, memory: str, dtype: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's arrays; ``memory`` is "numpy" or, for pycoll, "empty"."""
-    x, out = arrays(collective, nbytes, library.rank, library.size)
+    """This rank's arrays; ``memory`` is "numpy" or, for pycoll, "empty"; ``dtype`` is one that
+    pycoll knows, "float32" for all others."""
+    x, out = arrays(collective, nbytes, dtype, library.rank, library.size)
     return (reachable(x), reachable(out)) if memory == "empty" else (x, out)
 
 
-def check(library: Any, collective: str, nbytes: int, memory: str) -> bool:
+def check(library: Any, collective: str, nbytes: int, memory: str, dtype: str) -> bool:
     """Whether one operation gives the exact result."""
-    x, out = prepared(library, collective, nbytes, memory)
-    peers = [arrays(collective, nbytes, rank, library.size)[0] for rank in range(library.size)]
+    size = library.size
+    x, out = prepared(library, collective, nbytes, memory, dtype)
+    peers = [arrays(collective, nbytes, dtype, rank, size)[0] for rank in range(size)]
     library.barrier()
     library.operation(collective, x, out)()
     if collective == "all_reduce":
@@ -166,7 +176,7 @@ def time_each(operation: Operation, batch: int) -> list[float]:
 
 def serve(library: Any, controller: socket.socket) -> None:
     orders = controller.makefile("r")
-    cases: dict[tuple[str, int, str, str | None], Operation] = {}
+    cases: dict[tuple[str, int, str, str, str | None], Operation] = {}
 
     def answer(value: Any) -> None:
         controller.sendall((json.dumps(value) + "\n").encode())
@@ -174,7 +184,8 @@ def serve(library: Any, controller: socket.socket) -> None:
     answer({"rank": library.rank, "size": library.size, "pid": os.getpid()})
     for line in orders:
         order = json.loads(line)
-        case = (order["collective"], order["bytes"], order.get("memory", "numpy"))
+        words = (order.get("memory", "numpy"), order.get("dtype", "float32"))
+        case = (order["collective"], order["bytes"], *words)
         key = (*case, order.get("algorithm"))
         library.algorithm = key[-1]
         if order["what"] == "check":

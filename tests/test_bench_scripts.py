@@ -72,6 +72,16 @@ def test_a_section_is_replaced_where_it_stands(page: Path) -> None:
     assert kept(page)
 
 
+def test_element_types_are_compared_with_float32(page: Path) -> None:
+    words = ("--bytes", "65536", "--rounds", "3", "--budget-s", "1", "--markdown", str(page))
+    text = run("dtypes.py", *words)
+    for dtype, most in (("float16", "1.3"), ("bfloat16", "1.3"), ("float8_e4m3", "2")):
+        assert re.search(rf"{dtype} / float32: [\d.]+ of {most}, (reached|missed)", text), dtype
+    section = page.read_text().partition("## Element types")[2]
+    assert section.count("\n| 65536 | ") == 1
+    assert kept(page)
+
+
 def test_costs_of_calls_and_communicators_are_told(page: Path) -> None:
     text = run("overhead.py", "--rounds", "2", "--markdown", str(page))
     for what in ("all_reduce(x, out=x), NumPy", "64 blocking", "64 async", "a group of 64"):
