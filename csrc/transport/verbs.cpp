@@ -50,6 +50,10 @@ class Medium final : public VerbsTransport {
   RegistrationFacts registered() const override { return ports_->facts(); }
   bool keep(std::byte* data, std::size_t bytes) override { return ports_->keep(data, bytes); }
   void lapse(const std::byte* data, std::size_t bytes) override { ports_->lapse(data, bytes); }
+  Status register_dmabuf(const DmaBuf& memory, DmaBufRegistration* made) override {
+    return ports_->register_dmabuf(memory, made);
+  }
+  void release_dmabuf(std::uint64_t number) override { ports_->release_dmabuf(number); }
   void close() override;
 
  private:

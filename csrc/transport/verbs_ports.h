@@ -4,6 +4,8 @@
 // Threads: those of the Transport, but for what says otherwise.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -42,9 +44,15 @@ class Ports {
   bool keep(std::byte* data, std::size_t bytes);
   void lapse(const std::byte* data, std::size_t bytes);
 
+  Status register_dmabuf(const DmaBuf& memory, DmaBufRegistration* made);
+  void release_dmabuf(std::uint64_t number);
+
  private:
   mutable std::mutex ending_;  // those who register on other threads against close()
   std::vector<OpenPort> ports_;
+  // By number, and then by port. Freed before the ports.
+  std::map<std::uint64_t, std::vector<Owned<ibv_mr>>> dmabufs_;
+  std::uint64_t next_dmabuf_ = 1;
 };
 
 }  // namespace pycoll::transport::verbs

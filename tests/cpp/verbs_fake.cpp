@@ -334,7 +334,17 @@ const transport::verbs::Api& FakeVerbs::api() {
       ack_cq_events,   get_async_event,     ack_async_event,
       create_qp,       modify_qp,           destroy_qp,
       wc_status_str,   event_type_str,      is_fork_initialized,
+      reg_dmabuf_mr,
   };
+  return table;
+}
+
+const transport::verbs::Api& FakeVerbs::old_api() {
+  static const transport::verbs::Api table = [] {
+    transport::verbs::Api old = api();
+    old.reg_dmabuf_mr = nullptr;
+    return old;
+  }();
   return table;
 }
 

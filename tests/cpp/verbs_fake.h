@@ -38,6 +38,8 @@ class FakeVerbs {
   ~FakeVerbs();
 
   static const transport::verbs::Api& api();
+  // As of a library that cannot register memory of devices.
+  static const transport::verbs::Api& old_api();
   static transport::VerbsPort port(int device, int number = 1) {
     return {"fake" + std::to_string(device), number, 0};
   }
@@ -46,6 +48,9 @@ class FakeVerbs {
   void cut(int device);
   // A port of the device says that it is down; nothing else changes.
   void tell_port_error(int device, int port = 1);
+  // From now on this device registers no memory of other devices; a dma-buf of the tests is a
+  // memfd.
+  void refuse_dmabufs(int device);
   // From now on no more than `beyond` what is registered now can be: `error`; 0: as before.
   void refuse_memory(int error, std::size_t beyond = 0);
   // How many times memory was refused.

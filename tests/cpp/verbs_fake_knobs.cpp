@@ -43,6 +43,11 @@ void FakeVerbs::hold_completions(int device, bool hold) {
   network_->wake();
 }
 
+void FakeVerbs::refuse_dmabufs(int device) {
+  const auto held = network_->lock();
+  network_->without_dmabufs.insert(device);
+}
+
 void FakeVerbs::rewrite(std::uint32_t from, std::uint32_t to) {
   const auto held = network_->lock();
   network_->rewritten[htonl(from)] = htonl(to);

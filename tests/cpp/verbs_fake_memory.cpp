@@ -1,5 +1,6 @@
 // Domains and memory of the fake provider.
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 
@@ -54,6 +55,24 @@ ibv_mr* reg_mr(ibv_pd* domain, void* memory, std::size_t bytes, int access) {
   CHECK(net().copies_at_fork || ::madvise(memory, bytes, MADV_DONTFORK) == 0,
         "%zu bytes at %p are not whole pages", bytes, memory);
   return make_region(domain, memory, bytes, access);
+}
+
+ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t iova,
+                      int descriptor, int access) {
+  const auto held = net().lock();
+  struct stat facts{};
+  CHECK(::fstat(descriptor, &facts) == 0, "descriptor %d is not open", descriptor);
+  CHECK(bytes != 0 && offset + bytes <= static_cast<std::uint64_t>(facts.st_size),
+        "%zu bytes at %llu of %lld", bytes, static_cast<unsigned long long>(offset),
+        static_cast<long long>(facts.st_size));
+  CHECK(iova % 4096 == offset % 4096, "iova and offset differ within their page");
+  CHECK((access & IBV_ACCESS_REMOTE_WRITE) == 0 || (access & IBV_ACCESS_LOCAL_WRITE) != 0,
+        "peers may write what the port itself may not");
+  if (net().without_dmabufs.count(inside<FakeContext>(domain->context)->device) != 0) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
+  return make_region(domain, reinterpret_cast<void*>(iova), bytes, access);
 }
 
 int dereg_mr(ibv_mr* handle) {

@@ -100,8 +100,9 @@ class FakeNetwork {
   std::set<FakeContext*> contexts;
   std::set<int> cut;
   std::uint32_t next_number = 17;
-  int handles = 0;                                   // made and not freed
-  std::set<int> holding;                             // devices that do not tell what they have sent
+  int handles = 0;        // made and not freed
+  std::set<int> holding;  // devices that do not tell what they have sent
+  std::set<int> without_dmabufs;
   std::map<std::uint32_t, std::uint32_t> rewritten;  // immediate values, as they travel
   std::set<int> stalled;                             // devices of which nothing gets anywhere
   std::size_t registered_bytes = 0;
@@ -144,6 +145,8 @@ Inside* inside(Handle* handle) {
 ibv_pd* alloc_pd(ibv_context* context);
 int dealloc_pd(ibv_pd* domain);
 ibv_mr* reg_mr(ibv_pd* domain, void* memory, std::size_t bytes, int access);
+ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t iova,
+                      int descriptor, int access);
 int dereg_mr(ibv_mr* handle);
 
 }  // namespace pycoll::testing
