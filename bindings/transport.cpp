@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -57,19 +58,23 @@ struct VerbsHandle : TransportHandle {
   transport::VerbsTransport* verbs = nullptr;
 };
 
-VerbsHandle make_verbs(int rank, int size, std::string device, int port, int gid_index) {
+using PortWords = std::tuple<std::string, int, int>;  // device, port, index of the GID
+
+VerbsHandle make_verbs(int rank, int size, const std::vector<PortWords>& ports) {
+  std::vector<transport::VerbsPort> wanted;
+  wanted.reserve(ports.size());
+  for (const auto& [device, port, gid_index] : ports) wanted.push_back({device, port, gid_index});
   std::unique_ptr<transport::VerbsTransport> made;
-  const transport::VerbsPort where{std::move(device), port, gid_index};
-  raise_if_failed(transport::VerbsTransport::create(rank, size, where, &made), "init");
+  raise_if_failed(transport::VerbsTransport::create(rank, size, wanted, &made), "init");
   VerbsHandle handle;
   handle.verbs = made.get();
   handle.transport = std::move(made);
   return handle;
 }
 
-py::bytes prepare_verbs(VerbsHandle& handle, int peer) {
+py::bytes prepare_verbs(VerbsHandle& handle, int peer, const std::vector<int>& rails) {
   std::string address;
-  raise_if_failed(handle.verbs->prepare(peer, &address), "init");
+  raise_if_failed(handle.verbs->prepare(peer, rails, &address), "init");
   return address;
 }
 
@@ -126,10 +131,10 @@ void bind_transports(py::module_& module) {
       .def("attach", &attach_tcp, py::arg("peer"), py::arg("socket_fds"), py::arg("address"),
            "Use connected, authenticated sockets to a peer. Takes ownership of them.");
   py::class_<VerbsHandle, TransportHandle>(module, "VerbsTransport", "RDMA between hosts.")
-      .def(py::init(&make_verbs), py::arg("rank"), py::arg("size"), py::arg("device"),
-           py::arg("port"), py::arg("gid_index"))
-      .def("prepare", &prepare_verbs, py::arg("peer"),
-           "Memory and queue pair for a peer; the bytes that its attach() wants.")
+      .def(py::init(&make_verbs), py::arg("rank"), py::arg("size"), py::arg("ports"))
+      .def("prepare", &prepare_verbs, py::arg("peer"), py::arg("rails"),
+           "Memory and queue pairs for a peer, one over each of the ports of these numbers; the "
+           "bytes that its attach() wants.")
       .def(
           "forget", [](VerbsHandle& handle, int peer) { handle.verbs->forget(peer); },
           py::arg("peer"), "Free what prepare() made for a peer that is not attached.")

@@ -16,6 +16,7 @@ DEFAULT_TRANSPORTS = ("shm", "tcp")
 ISAS = ("reference", "portable", "avx2", "avx512")
 STORES = ("rank0", "launcher")
 TCP_SOCKETS_MAX = 8
+VERBS_RAILS_MAX = 4
 SECRET_LENGTH_MIN = 16
 
 
@@ -119,6 +120,7 @@ class Config:
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
     interfaces: tuple[str, ...] = ()
     verbs_devices: tuple[str, ...] = ()
+    verbs_rails: int = VERBS_RAILS_MAX
     port_range: tuple[int, int] | None = None
     tcp_sockets: int = 2
     timeout_s: float = 300.0
@@ -202,6 +204,12 @@ SETTINGS: tuple[Setting, ...] = (
         "verbs_devices",
         _words,
         "RDMA devices or ports that verbs may use: comma list, mlx5_0,mlx5_1:2",
+    ),
+    Setting(
+        "PYCOLL_VERBS_RAILS",
+        "verbs_rails",
+        _integer(1, VERBS_RAILS_MAX),
+        "most ports that verbs uses at once between two ranks; 3 are as 2",
     ),
     Setting(
         "PYCOLL_PORT_RANGE", "port_range", _port_range, 'ports that tcp may listen on: "first-last"'

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pycoll.bootstrap.verbs import Port
+    from pycoll.bootstrap.rails import Port
 
 #: Array libraries and launchers that pycoll works with when they are there.
 _NEIGHBOURS = ("numpy", "ml_dtypes", "torch", "jax", "mpi4py", "matplotlib")
@@ -51,7 +51,7 @@ def _tried(port: Port) -> str:
     from pycoll.errors import PycollError
 
     try:
-        _core.VerbsTransport(0, 2, port.device, port.number, port.index).prepare(1)
+        _core.VerbsTransport(0, 2, [(port.device, port.number, port.index)]).prepare(1, [0])
     except PycollError as error:
         return f"of no use, {error}"
     return "usable"

@@ -8,11 +8,12 @@ std::string verbs_missing() {
          "or rdma-core-devel (Fedora) and build pycoll again";
 }
 
-Status VerbsTransport::create(int, int, const VerbsPort&, std::unique_ptr<VerbsTransport>*) {
+Status VerbsTransport::create(int, int, const std::vector<VerbsPort>&,
+                              std::unique_ptr<VerbsTransport>*) {
   return Status::error(Code::kTransport, "verbs: " + verbs_missing());
 }
 
-Status VerbsTransport::create(int, int, const VerbsPort&, const verbs::Api&,
+Status VerbsTransport::create(int, int, const std::vector<VerbsPort>&, const verbs::Api&,
                               const verbs::RegistrationLimits&, std::unique_ptr<VerbsTransport>*) {
   return Status::error(Code::kTransport, "verbs: " + verbs_missing());
 }

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <mutex>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -32,17 +31,14 @@ enum Tag : std::uint32_t { kCompletionTag = ~0u, kTroubleTag = ~0u - 1, kTimerTa
 
 class Medium final : public VerbsTransport {
  public:
-  Medium(int rank, int size, std::unique_ptr<Device> device, const RegistrationLimits& limits)
-      : rank_(rank),
-        size_(size),
-        device_(std::move(device)),
-        registrations_(std::make_unique<Registrations>(*device_, limits)) {
+  Medium(int rank, int size, std::unique_ptr<Ports> ports)
+      : rank_(rank), size_(size), ports_(std::move(ports)) {
     by_rank_.resize(static_cast<std::size_t>(size));
   }
   ~Medium() override { Medium::close(); }
 
   Status open();
-  Status prepare(int peer, std::string* address) override;
+  Status prepare(int peer, const std::vector<int>& rails, std::string* address) override;
   void forget(int peer) override;
   Status attach(int peer, const std::string& address, UniqueFd liveness, std::string name) override;
   Link* link(int peer) override;
@@ -51,18 +47,13 @@ class Medium final : public VerbsTransport {
   void disarm() override;
   int event_fd() const override { return events_.get(); }
   void let_go() override;
-  RegistrationFacts registered() const override {
-    const std::lock_guard lock(ending_);
-    return registrations_ != nullptr ? registrations_->facts() : RegistrationFacts();
+  RegistrationFacts registered() const override { return ports_->facts(); }
+  bool keep(std::byte* data, std::size_t bytes) override { return ports_->keep(data, bytes); }
+  void lapse(const std::byte* data, std::size_t bytes) override { ports_->lapse(data, bytes); }
+  Status register_dmabuf(const DmaBuf& memory, DmaBufRegistration* made) override {
+    return ports_->register_dmabuf(memory, made);
   }
-  bool keep(std::byte* data, std::size_t bytes) override {
-    const std::lock_guard lock(ending_);
-    return registrations_ != nullptr && registrations_->keep(data, bytes);
-  }
-  void lapse(const std::byte* data, std::size_t bytes) override {
-    const std::lock_guard lock(ending_);
-    if (registrations_ != nullptr) registrations_->lapse(data, bytes);
-  }
+  void release_dmabuf(std::uint64_t number) override { ports_->release_dmabuf(number); }
   void close() override;
 
  private:
@@ -70,7 +61,9 @@ class Medium final : public VerbsTransport {
   bool watch(int fd, std::uint32_t mask, std::uint32_t tag);
   void drop_liveness(VerbsLink& link);
   bool take_completions();
+  bool take_from(Device& device, bool* news);
   bool take(const ibv_wc& completion);
+  bool judge();
   bool read_out(Nanoseconds patience);
   bool events_due();
   bool look_at_events();
@@ -81,9 +74,7 @@ class Medium final : public VerbsTransport {
   const int rank_;
   const int size_;
   SteadyClock clock_;
-  std::unique_ptr<Device> device_;
-  mutable std::mutex ending_;  // those who register on other threads against close()
-  std::unique_ptr<Registrations> registrations_;
+  const std::unique_ptr<Ports> ports_;
   UniqueFd timer_;   // rings when a grace ends
   UniqueFd events_;  // epoll over completions, trouble, the timer and all liveness sockets
   std::vector<std::unique_ptr<VerbsLink>> by_rank_;
@@ -91,18 +82,21 @@ class Medium final : public VerbsTransport {
   std::uint32_t polls_ = 0;
   Nanoseconds looked_ = 0;
   bool look_now_ = false;
-  int graces_ = 0;  // links that wait for a goodbye
+  bool failures_ = false;  // of requests, not yet judged
+  int graces_ = 0;         // links that wait for a goodbye
 };
 
 Status Medium::open() {
   timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   events_.reset(::epoll_create1(EPOLL_CLOEXEC));
-  if (!timer_.valid() || !events_.valid() || !watch(device_->event_fd(), EPOLLIN, kCompletionTag) ||
-      !watch(device_->trouble_fd(), EPOLLIN, kTroubleTag) ||
-      !watch(timer_.get(), EPOLLIN, kTimerTag)) {
-    return device_->refused("cannot make its descriptors (is `ulimit -n` too low?)", errno);
+  bool watched = timer_.valid() && events_.valid() && watch(timer_.get(), EPOLLIN, kTimerTag);
+  for (OpenPort& port : *ports_) {
+    watched = watched && watch(port.device->event_fd(), EPOLLIN, kCompletionTag) &&
+              watch(port.device->trouble_fd(), EPOLLIN, kTroubleTag);
   }
-  return {};
+  if (watched) return {};
+  return ports_->first().device->refused("cannot make its descriptors (is `ulimit -n` too low?)",
+                                         errno);
 }
 
 bool Medium::watch(int fd, std::uint32_t mask, std::uint32_t tag) {
@@ -121,14 +115,16 @@ Status Medium::check_peer(int peer) const {
                        who + ": not another rank of a communicator of " + std::to_string(size_));
 }
 
-Status Medium::prepare(int peer, std::string* address) {
+Status Medium::prepare(int peer, const std::vector<int>& rails, std::string* address) {
   if (Status status = check_peer(peer); !status.ok()) return status;
+  std::vector<OpenPort*> ports;
+  if (Status status = ports_->choose(rails, &ports); !status.ok()) return status;
   auto& place = by_rank_[static_cast<std::size_t>(peer)];
   if (place != nullptr) {
     return Status::error(Code::kInvalidArgument,
                          "verbs: peer " + std::to_string(peer) + " is prepared already");
   }
-  auto link = std::make_unique<VerbsLink>(*device_, *registrations_, peer);
+  auto link = std::make_unique<VerbsLink>(ports, peer);
   Status status = link->prepare(address);
   if (status.ok()) place = std::move(link);
   return status;
@@ -152,7 +148,8 @@ Status Medium::attach(int peer, const std::string& address, UniqueFd liveness, s
   if (!status.ok()) return status;
   if (!watch(link->liveness_fd(), EPOLLIN | EPOLLRDHUP, static_cast<std::uint32_t>(peer))) {
     link->fail("its process cannot be watched");
-    return device_->refused("cannot watch the process of peer " + std::to_string(peer), errno);
+    return ports_->first().device->refused(
+        "cannot watch the process of peer " + std::to_string(peer), errno);
   }
   links_.push_back(link);
   return {};
@@ -176,33 +173,56 @@ bool Medium::poll() {
 
 bool Medium::take_completions() {
   bool news = false;
-  for (int batch = 0; batch < kBatchesPerPoll; ++batch) {
-    std::array<ibv_wc, 16> completions;
-    const int count = device_->take(completions);
-    for (int i = 0; i < count; ++i) news |= take(completions[static_cast<std::size_t>(i)]);
-    if (count < static_cast<int>(completions.size())) break;
-  }
+  bool all = true;
+  for (OpenPort& port : *ports_) all &= take_from(*port.device, &news);
+  if (failures_ && all) news |= judge();
   return news;
 }
 
+// False if there may be more to take, after so many.
+bool Medium::take_from(Device& device, bool* news) {
+  for (int batch = 0; batch < kBatchesPerPoll; ++batch) {
+    std::array<ibv_wc, 16> completions;
+    const int count = device.take(completions);
+    for (int i = 0; i < count; ++i) *news |= take(completions[static_cast<std::size_t>(i)]);
+    if (count < static_cast<int>(completions.size())) return true;
+  }
+  return false;
+}
+
 bool Medium::take(const ibv_wc& completion) {
-  VerbsLink* whose = by_rank_[Queue::number_of(completion.wr_id)].get();
+  const std::uint32_t number = Queue::number_of(completion.wr_id);
+  VerbsLink* whose = by_rank_[static_cast<std::size_t>(Rail::peer_of(number))].get();
   if (whose == nullptr) return false;  // a pair that was forgotten meanwhile
   VerbsLink& link = *whose;
+  const std::uint32_t rail = Rail::index_of(number);
   const bool open = link.state() == LinkState::kOpen;
   if (completion.status != IBV_WC_SUCCESS) {
     // The device may have told why, and the link is to say so.
     (void)look_at_trouble();
-    link.failed(completion);
-    if (!Queue::is_receive(completion.wr_id)) (void)link.sent(completion.wr_id);
+    link.failed(rail, completion);
+    failures_ = true;
+    if (!Queue::is_receive(completion.wr_id)) (void)link.sent(rail, completion.wr_id);
     if (open && link.state() == LinkState::kClosed) drop_liveness(link);
     return open;
   }
   const bool news = Queue::is_receive(completion.wr_id)
-                        ? link.received(ntohl(completion.imm_data), completion.byte_len)
-                        : link.sent(completion.wr_id);
+                        ? link.received(rail, ntohl(completion.imm_data), completion.byte_len)
+                        : link.sent(rail, completion.wr_id);
   if (open && link.state() != LinkState::kOpen) drop_liveness(link);
   return news;
+}
+
+// Only when every queue was seen to its end: until then one may hold a goodbye.
+bool Medium::judge() {
+  failures_ = false;
+  bool changed = false;
+  for (VerbsLink* link : links_) {
+    const bool open = link->state() == LinkState::kOpen;
+    link->judge();
+    changed |= open && link->state() != LinkState::kOpen;
+  }
+  return changed;
 }
 
 // A socket at its end would keep event_fd() readable for ever.
@@ -221,11 +241,18 @@ bool Medium::events_due() {
   return true;
 }
 
-// True if all links have ended, since the device works no more.
+// True if links have ended, since a device works no more.
 bool Medium::look_at_trouble() {
-  if (!device_->take_trouble()) return false;
-  for (VerbsLink* link : links_) link->fail(device_->name() + " broke: " + device_->trouble());
-  return true;
+  bool changed = false;
+  for (OpenPort& port : *ports_) {
+    Device& device = *port.device;
+    if (!device.take_trouble()) continue;
+    changed = true;
+    for (VerbsLink* link : links_) {
+      if (link->uses(device)) link->fail(device.name() + " broke: " + device.trouble());
+    }
+  }
+  return changed;
 }
 
 bool Medium::look_at_events() {
@@ -284,13 +311,13 @@ void Medium::set_timer(Nanoseconds delay) {
 // is missed.
 bool Medium::arm() {
   if (poll()) return false;
-  device_->drop_events();
-  device_->ask_for_event();
+  ports_->drop_events();
+  ports_->ask_for_events();
   return !poll();
 }
 
 void Medium::disarm() {
-  device_->drop_events();
+  ports_->drop_events();
   look_now_ = true;
 }
 
@@ -334,11 +361,7 @@ void Medium::close() {
   }
   links_.clear();
   by_rank_.clear();
-  {
-    const std::lock_guard lock(ending_);
-    registrations_.reset();
-  }
-  device_.reset();
+  ports_->close();
   events_.reset();
   timer_.reset();
 }
@@ -346,27 +369,28 @@ void Medium::close() {
 }  // namespace
 }  // namespace verbs
 
-Status VerbsTransport::create(int rank, int size, const VerbsPort& port,
+Status VerbsTransport::create(int rank, int size, const std::vector<VerbsPort>& ports,
                               std::unique_ptr<VerbsTransport>* made) {
   std::string why;
   const verbs::Api* api = verbs::library(&why);
   if (api == nullptr) return Status::error(Code::kTransport, "verbs: " + why);
-  return create(rank, size, port, *api, verbs::RegistrationLimits::of_machine(), made);
+  return create(rank, size, ports, *api, verbs::RegistrationLimits::of_machine(), made);
 }
 
-Status VerbsTransport::create(int rank, int size, const VerbsPort& port, const verbs::Api& api,
-                              const verbs::RegistrationLimits& limits,
+Status VerbsTransport::create(int rank, int size, const std::vector<VerbsPort>& ports,
+                              const verbs::Api& api, const verbs::RegistrationLimits& limits,
                               std::unique_ptr<VerbsTransport>* made) {
   if (size < 1 || rank < 0 || rank >= size) {
     return Status::error(Code::kInvalidArgument, "verbs: rank " + std::to_string(rank) +
                                                      " is not in [0, size) for size " +
                                                      std::to_string(size));
   }
-  std::unique_ptr<verbs::Device> device;
-  const int completions = std::max(1, size - 1) * verbs::Queue::kCompletions;
-  Status status = verbs::Device::open(api, port, completions, &device);
+  // A port serves at most one rail to each peer.
+  const int completions = std::max(1, size - 1) * verbs::Queue::kCompletionsMax;
+  std::unique_ptr<verbs::Ports> opened;
+  Status status = verbs::Ports::open(api, ports, completions, limits, &opened);
   if (!status.ok()) return status;
-  auto medium = std::make_unique<verbs::Medium>(rank, size, std::move(device), limits);
+  auto medium = std::make_unique<verbs::Medium>(rank, size, std::move(opened));
   status = medium->open();
   if (status.ok()) *made = std::move(medium);
   return status;

@@ -1,6 +1,7 @@
-// Segments over RDMA: one reliable queue pair of InfiniBand or RoCE per peer. Every rank registers
-// slots that each peer writes into; a segment is one message, or a payload and behind it a message
-// with the header, and the completion of the last one is the flag. Layout and rules: VERBS.md.
+// Segments over RDMA: to each peer one or several rails, reliable queue pairs of InfiniBand or RoCE
+// over different ports. Every rank registers slots that each peer writes into; a segment is one
+// message, or a payload and behind it a message with the header, and the completion of the last one
+// is the flag. Layout and rules: VERBS.md.
 //
 // libibverbs is opened when the first transport is made. Where its header was missing when pycoll
 // was built, everything here exists and says so.
@@ -11,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -42,9 +44,30 @@ struct RegistrationFacts {
   // than was; a cause other than missing memory ends all registering.
   std::string refusal;
 };
+
+// Memory of a device that its driver exports as a dma-buf.
+struct DmaBuf {
+  int descriptor = -1;       // the caller's, who may close it once the memory is registered
+  std::uint64_t offset = 0;  // of the first byte within the buffer
+  std::size_t bytes = 0;
+  // By this address requests name the first byte. Lies in its page where `offset` does.
+  std::uint64_t iova = 0;
+  bool peers_write = false;  // peers too, not only this rank's own ports
+};
+
+// `local` in requests of this rank, `remote` in those of its peer, over one port.
+struct MemoryKeys {
+  std::uint32_t local = 0;
+  std::uint32_t remote = 0;
+};
+
+struct DmaBufRegistration {
+  std::uint64_t number = 0;         // for release_dmabuf()
+  std::vector<MemoryKeys> by_port;  // in the order of the transport's ports
+};
 }  // namespace verbs
 
-// Where a rank is on the RDMA network: "mlx5_0", its port from 1, the index in the port's table of
+// A place of a rank on an RDMA network: "mlx5_0", its port from 1, the index in the port's table of
 // GIDs (the addresses; for RoCE one of version 2).
 struct VerbsPort {
   std::string device;
@@ -56,8 +79,8 @@ struct VerbsPort {
 std::string verbs_missing();
 
 // Threads: as in transport.h. Pins about 4 MiB of memory per prepared peer, and what is sent of
-// memory of the arena (shm_arena.h); costs one descriptor per peer and four of its own, beside
-// those of the driver.
+// memory of the arena (shm_arena.h); costs one descriptor per peer, two per port and two of its
+// own, beside those of the driver.
 class VerbsTransport : public Transport {
  public:
   // How long close() may wait for what is still on its way to peers.
@@ -68,19 +91,21 @@ class VerbsTransport : public Transport {
   // again for the device to let go of it.
   static constexpr Nanoseconds kLetGoLasts = 100'000'000;
 
-  // Opens the device. kInvalidArgument for a rank outside [0, size) or a device that is not there;
-  // kTransport when it cannot be used, with what to do about it.
-  static Status create(int rank, int size, const VerbsPort& port,
+  // Opens the ports, at least one. kInvalidArgument for a rank outside [0, size), no port or a
+  // device that is not there; kTransport when one cannot be used, with what to do about it.
+  static Status create(int rank, int size, const std::vector<VerbsPort>& ports,
                        std::unique_ptr<VerbsTransport>* made);
   // As above over the functions of `api`, which outlives the transport; for tests.
-  static Status create(int rank, int size, const VerbsPort& port, const verbs::Api& api,
-                       const verbs::RegistrationLimits& limits,
+  static Status create(int rank, int size, const std::vector<VerbsPort>& ports,
+                       const verbs::Api& api, const verbs::RegistrationLimits& limits,
                        std::unique_ptr<VerbsTransport>* made);
 
-  // Makes queue pair and memory for `peer`; `address` gets the bytes for its attach(). Fails with
+  // Makes queue pairs and memory for `peer`: rail i over number rails[i] of the ports, 1, 2 or 4
+  // different ones, and the peer as many in the order that meets them. `address` gets the bytes for
+  // its attach(). kInvalidArgument for other rails. Fails with
   // kInvalidArgument for a peer that cannot be or is prepared, with kTransport when the device or
   // the system refuses.
-  virtual Status prepare(int peer, std::string* address) = 0;
+  virtual Status prepare(int peer, const std::vector<int>& rails, std::string* address) = 0;
 
   // Frees what prepare() made for `peer`, which will not be attached: the two use another medium.
   // No effect on a peer that is attached or was never prepared.
@@ -102,6 +127,13 @@ class VerbsTransport : public Transport {
   // ever, and registered() tells why. Any thread.
   virtual bool keep(std::byte* data, std::size_t bytes) = 0;
   virtual void lapse(const std::byte* data, std::size_t bytes) = 0;
+
+  // Registers memory of a device at every port, until release_dmabuf() with its number, or close().
+  // kInvalidArgument for what cannot be such memory; kTransport where library, system or a port
+  // does not support it, or kClosed: then it is registered nowhere. Any thread.
+  virtual Status register_dmabuf(const verbs::DmaBuf& memory, verbs::DmaBufRegistration* made) = 0;
+  // No effect for a number that is released already. Requires: nothing under way uses the keys.
+  virtual void release_dmabuf(std::uint64_t number) = 0;
 
   std::string_view name() const override { return "verbs"; }
 };

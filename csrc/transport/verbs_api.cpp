@@ -40,6 +40,7 @@ Library open_library() {
   get("ibv_fork_init", api.fork_init);
   std::string optional;
   find(handle, "ibv_is_fork_initialized", api.is_fork_initialized, optional);
+  find(handle, "ibv_reg_dmabuf_mr", api.reg_dmabuf_mr, optional);
   get("ibv_get_device_list", api.get_device_list);
   get("ibv_free_device_list", api.free_device_list);
   get("ibv_get_device_name", api.get_device_name);

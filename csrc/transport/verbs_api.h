@@ -48,6 +48,9 @@ struct Api {
   // Any thread. IBV_FORK_UNNEEDED where the kernel gives children copies of what is pinned.
   // Libraries before rdma-core 35 lack it: nullptr.
   int (*is_fork_initialized)();
+  // Libraries before rdma-core 34 lack it: nullptr.
+  ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t bytes,
+                           std::uint64_t iova, int descriptor, int access);
 };
 
 // A struct of libibverbs with zero in every field, also in those of enums that know no zero.

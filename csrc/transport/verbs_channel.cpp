@@ -12,7 +12,8 @@ std::byte* VerbsSendChannel::reserve(std::size_t bytes) {
                 kSegmentBytesMax);
   if (!has_room()) return nullptr;
   reserved_bytes_ = bytes;
-  return link_.outgoing(slot_offset(number_, committed_) + kPayloadAt);
+  const Rail& rail = link_.rail_of(number_, committed_);
+  return rail.outgoing(rail.slot(number_, committed_) + kPayloadAt);
 }
 
 void VerbsSendChannel::commit(const SegmentHeader& header) {
@@ -23,18 +24,19 @@ void VerbsSendChannel::commit(const SegmentHeader& header) {
 
 // The slot of the next segment is free; if not, the next completion is news.
 bool VerbsSendChannel::has_room() {
-  const std::size_t slot = committed_ % kChannelDepth;
-  if (committed_ - released_ == kChannelDepth || !link_.is_done(free_at_[slot])) {
+  if (committed_ - released_ == kChannelDepth ||
+      !link_.rail_of(number_, committed_).done(free_at_[committed_ % kChannelDepth])) {
     link_.note_want();
     return false;
   }
-  drop(sources_[slot]);
+  drop(committed_);
   return true;
 }
 
 void VerbsSendChannel::submit(const SegmentHeader& header) {
   reserved_bytes_ = kNothing;
-  std::byte* slot = link_.outgoing(slot_offset(number_, committed_));
+  const Rail& rail = link_.rail_of(number_, committed_);
+  std::byte* slot = rail.outgoing(rail.slot(number_, committed_));
   reinterpret_cast<SlotHeader*>(slot + kHeaderAt)->header = header;
   ++committed_;
   if (abandoned_) {
@@ -46,7 +48,7 @@ void VerbsSendChannel::submit(const SegmentHeader& header) {
 
 Registration* VerbsSendChannel::acquire(const std::byte* data, std::size_t bytes) const {
   if (bytes < kStraightBytesMin || abandoned_ || link_.has_let_go()) return nullptr;
-  return link_.registrations().acquire(data, bytes);
+  return link_.rail_of(number_, committed_).registrations().acquire(data, bytes);
 }
 
 bool VerbsSendChannel::hand_over(const SegmentHeader& header, const std::byte* data) {
@@ -67,7 +69,7 @@ bool VerbsSendChannel::lendable(const std::byte* data, std::size_t bytes, bool f
   (void)fresh;  // the device reads what is in a cache as well as what is not
   Registration* registration = acquire(data, bytes);
   if (registration == nullptr) return false;
-  link_.registrations().release(registration);
+  link_.rail_of(number_, committed_).registrations().release(registration);
   return true;
 }
 
@@ -99,14 +101,15 @@ bool VerbsSendChannel::reads(const std::byte* data, std::size_t bytes) {
 
 // Gives back what the device has read.
 void VerbsSendChannel::settle() {
-  for (std::size_t slot = 0; source_count_ != 0 && slot < kChannelDepth; ++slot) {
-    if (link_.is_done(free_at_[slot])) drop(sources_[slot]);
+  for (std::uint32_t slot = 0; source_count_ != 0 && slot < kChannelDepth; ++slot) {
+    if (link_.rail_of(number_, slot).done(free_at_[slot])) drop(slot);
   }
 }
 
-void VerbsSendChannel::drop(Source& source) {
+void VerbsSendChannel::drop(std::uint32_t segment) {
+  Source& source = sources_[segment % kChannelDepth];
   if (source.registration == nullptr) return;
-  link_.registrations().release(source.registration);
+  link_.rail_of(number_, segment).registrations().release(source.registration);
   source = {};
   --source_count_;
 }
@@ -129,21 +132,29 @@ bool VerbsSendChannel::accept_released(std::uint32_t released, int bits) {
   return true;
 }
 
+bool VerbsSendChannel::reads_over(const Rail& rail) const {
+  bool reads = false;
+  for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
+    reads |= sources_[slot].registration != nullptr && &link_.rail_of(number_, slot) == &rail;
+  }
+  return reads;
+}
+
 void VerbsSendChannel::abandon() {
   abandoned_ = true;
   for (; posted_ != committed_; ++posted_) {
-    drop(sources_[posted_ % kChannelDepth]);
+    drop(posted_);
     free_at_[posted_ % kChannelDepth] = 0;
   }
 }
 
 void VerbsSendChannel::let_go() {
   for (std::uint32_t segment = posted_; segment != committed_; ++segment) {
-    Source& source = sources_[segment % kChannelDepth];
+    const Source& source = sources_[segment % kChannelDepth];
     if (source.registration == nullptr) continue;
-    std::memcpy(link_.outgoing(slot_offset(number_, segment) + kPayloadAt), source.data,
-                source.bytes);
-    drop(source);
+    const Rail& rail = link_.rail_of(number_, segment);
+    std::memcpy(rail.outgoing(rail.slot(number_, segment) + kPayloadAt), source.data, source.bytes);
+    drop(segment);
     free_at_[segment % kChannelDepth] = 0;
   }
 }
@@ -151,9 +162,10 @@ void VerbsSendChannel::let_go() {
 const Segment* VerbsRecvChannel::peek() {
   if (received_ == released_) return nullptr;
   oldest_.header = headers_[released_ % kChannelDepth];
+  const Rail& rail = link_.rail_of(number_, released_);
   oldest_.data = oldest_.header.bytes == 0
                      ? nullptr
-                     : link_.incoming(slot_offset(number_, released_) + kPayloadAt);
+                     : rail.incoming(rail.slot(number_, released_) + kPayloadAt);
   return &oldest_;
 }
 
@@ -167,13 +179,16 @@ void VerbsRecvChannel::release() {
   link_.credit_due(number_, now);
 }
 
-bool VerbsRecvChannel::expects(std::uint16_t number) const {
-  return number == static_cast<std::uint16_t>(received_) && received_ - announced_ < kChannelDepth;
+bool VerbsRecvChannel::expects(std::uint16_t number, std::uint32_t* segment) const {
+  const auto ahead = static_cast<std::uint16_t>(number - static_cast<std::uint16_t>(received_));
+  *segment = received_ + ahead;
+  return received_ - announced_ + ahead < kChannelDepth && !early_[*segment % kChannelDepth];
 }
 
-void VerbsRecvChannel::received(const SegmentHeader& header) {
-  headers_[received_ % kChannelDepth] = header;
-  ++received_;
+void VerbsRecvChannel::received(std::uint32_t segment, const SegmentHeader& header) {
+  headers_[segment % kChannelDepth] = header;
+  early_[segment % kChannelDepth] = true;
+  for (; early_[received_ % kChannelDepth]; ++received_) early_[received_ % kChannelDepth] = false;
 }
 
 std::uint32_t VerbsRecvChannel::announce() {

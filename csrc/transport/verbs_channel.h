@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "transport/verbs_layout.h"
-#include "transport/verbs_registrations.h"
+#include "transport/verbs_rail.h"
 
 namespace pycoll::transport::verbs {
 
@@ -22,7 +22,7 @@ class VerbsLink;
 // A payload from registered memory is sent from there: of its slot only the header is used.
 class VerbsSendChannel final : public SendChannel {
  public:
-  // Rooms lie in the link's outgoing area, once it has one.
+  // Rooms lie in the outgoing areas of the link's rails, once it has some.
   VerbsSendChannel(std::uint32_t number, VerbsLink& link) : number_(number), link_(link) {}
 
   std::byte* reserve(std::size_t bytes) override;
@@ -51,6 +51,8 @@ class VerbsSendChannel final : public SendChannel {
   // The peer's count of released segments, of which `bits` bits travelled. False when it counts
   // what was never sent.
   bool accept_released(std::uint32_t released, int bits);
+  // Whether the device of this rail may be reading memory of users, as of the last flushed().
+  bool reads_over(const Rail& rail) const;
   // Nothing leaves any more.
   void abandon();
   // Moves payloads that the device has not got into their slots, so that the user's memory is free.
@@ -74,7 +76,7 @@ class VerbsSendChannel final : public SendChannel {
   bool has_room();
   void submit(const SegmentHeader& header);
   void settle();
-  void drop(Source& source);
+  void drop(std::uint32_t segment);
 
   const std::uint32_t number_;
   VerbsLink& link_;
@@ -89,19 +91,21 @@ class VerbsSendChannel final : public SendChannel {
 };
 
 // announced <= released <= received <= announced + kChannelDepth
+// Segments that take different rails come in any order: those before number `received` are all
+// there, of the later ones some may be.
 class VerbsRecvChannel final : public RecvChannel {
  public:
-  // Segments lie in the link's incoming area, once it has one.
+  // Segments lie in the incoming areas of the link's rails, once it has some.
   VerbsRecvChannel(std::uint32_t number, VerbsLink& link) : number_(number), link_(link) {}
 
   const Segment* peek() override;
   void release() override;
 
   // --- for the link
-  // Whether the peer may send one more, and as number `number` modulo 2^16.
-  bool expects(std::uint16_t number) const;
-  std::uint32_t next() const { return received_; }
-  void received(const SegmentHeader& header);
+  // Whether the peer may send a segment whose number is `number` modulo 2^16; if so, which one.
+  bool expects(std::uint16_t number, std::uint32_t* segment) const;
+  // Requires: expects() gave `segment`.
+  void received(std::uint32_t segment, const SegmentHeader& header);
   // The counter that travels to the peer with the next message.
   std::uint32_t announce();
   // True when the peer should be told now, even if no segment goes its way: it may be waiting for
@@ -114,7 +118,8 @@ class VerbsRecvChannel final : public RecvChannel {
 
   const std::uint32_t number_;
   VerbsLink& link_;
-  std::array<SegmentHeader, kChannelDepth> headers_;
+  std::array<SegmentHeader, kChannelDepth> headers_;  // by slot
+  std::array<bool, kChannelDepth> early_{};           // by slot: there, but not one before it
   Segment oldest_;
   std::uint32_t received_ = 0;
   std::uint32_t released_ = 0;

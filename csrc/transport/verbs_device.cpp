@@ -155,9 +155,16 @@ bool Device::take_trouble() {
   bool fatal = false;
   while (api_.get_async_event(context_.get(), &event) == 0) {
     const ibv_event_type type = event.event_type;
-    fatal |= type == IBV_EVENT_DEVICE_FATAL || type == IBV_EVENT_CQ_ERR;
-    if (fatal || type == IBV_EVENT_PORT_ERR) trouble_ = api_.event_type_str(type);
-    if (type == IBV_EVENT_PORT_ACTIVE) trouble_.clear();
+    const bool breaks = type == IBV_EVENT_DEVICE_FATAL || type == IBV_EVENT_CQ_ERR;
+    const bool of_port = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PORT_ACTIVE;
+    fatal |= breaks;
+    // Those of the device's other ports come here too.
+    if (of_port && event.element.port_num != port_.port) {
+      api_.ack_async_event(&event);
+      continue;
+    }
+    if (breaks || type == IBV_EVENT_PORT_ERR) trouble_ = api_.event_type_str(type);
+    if (type == IBV_EVENT_PORT_ACTIVE && !fatal) trouble_.clear();
     api_.ack_async_event(&event);
   }
   return fatal;

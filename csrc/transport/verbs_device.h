@@ -1,5 +1,5 @@
-// An opened RDMA device with what a transport needs of it once: protection domain, completion queue
-// and its channel of events. And memory that is registered there.
+// An opened RDMA device with what a transport needs once for each port: protection domain,
+// completion queue and its channel of events. And memory that is registered there.
 //
 // Threads: those of the Transport, which owns it. Handles are freed in the order that libibverbs
 // wants: everything made with a device is destroyed before it.

@@ -19,9 +19,28 @@ static_assert(std::endian::native == std::endian::little, "structs travel as the
 // Travels in front of every payload.
 struct SlotHeader {
   SegmentHeader header;
-  std::uint8_t released[kChannelsMax];  // per channel, as in a TCP frame; see WIRE.md
+  // Per channel, as in a TCP frame; see WIRE.md. Zero for channels whose credits another rail has.
+  std::uint8_t released[kChannelsMax];
 };
 static_assert(sizeof(SlotHeader) == 32 && std::is_trivially_copyable_v<SlotHeader>);
+
+// Rails that a link may have: as many as a channel has slots, so that one channel fills them all.
+inline constexpr std::uint32_t kRailsMax = kChannelDepth;
+// A link has 1, 2 or 4, so that a slot is always served by the same one.
+constexpr bool is_rail_count(std::size_t count) {
+  return std::has_single_bit(count) && count <= kRailsMax;
+}
+static_assert(std::has_single_bit(kChannelDepth));
+
+// Which of a link's `rails` a segment takes.
+constexpr std::uint32_t rail_of_segment(std::uint32_t channel, std::uint32_t segment,
+                                        std::uint32_t rails) {
+  return (channel + segment) & (rails - 1);
+}
+// Which one takes the counts of a channel's released segments, in credits and before payloads.
+constexpr std::uint32_t rail_of_credits(std::uint32_t channel, std::uint32_t rails) {
+  return channel & (rails - 1);
+}
 
 // The header ends where the payload begins, so that both are one stretch of memory and the payload
 // is aligned to 64 bytes. Strides are no multiple of 4096: slots would share their cache sets.
@@ -30,18 +49,23 @@ inline constexpr std::size_t kPayloadAt = kHeaderAt + sizeof(SlotHeader);
 inline constexpr std::size_t kSlotStride = kPayloadAt + kSegmentBytesMax + 256;
 static_assert(kPayloadAt == 64 && kSlotStride % 64 == 0 && kSlotStride % 4096 != 0);
 
-// Counters of segments may run on: a slot serves every kChannelDepth-th of them.
-constexpr std::size_t slot_offset(std::uint32_t channel, std::uint32_t segment) {
-  return (channel * kChannelDepth + segment % kChannelDepth) * kSlotStride;
-}
-
 // A notice that replaces the one before, and the last one of all, which waits for nothing.
 enum class NoticePlace : std::uint8_t { kNewest, kFinal };
-inline constexpr std::size_t kNoticesAt = slot_offset(kChannelsMax, 0);
 constexpr std::size_t notice_offset(NoticePlace place) {
-  return kNoticesAt + static_cast<std::size_t>(place) * sizeof(Notice);
+  return static_cast<std::size_t>(place) * sizeof(Notice);
 }
-inline constexpr std::size_t kAreaBytes = round_up(notice_offset(NoticePlace{2}), 4096);
+
+// In the area of its rail. Counters of segments may run on: a slot serves every kChannelDepth-th.
+inline constexpr std::size_t kSlotsAt = notice_offset(NoticePlace{2});
+constexpr std::size_t slot_offset(std::uint32_t channel, std::uint32_t segment,
+                                  std::uint32_t rails) {
+  const std::uint32_t slot = channel * kChannelDepth + segment % kChannelDepth;
+  return kSlotsAt + (slot >> std::countr_zero(rails)) * kSlotStride;
+}
+// Of one rail: an equal share of all slots, and places for notices.
+constexpr std::size_t area_bytes(std::uint32_t rails) {
+  return round_up(kSlotsAt + kChannelsMax * kChannelDepth / rails * kSlotStride, 4096);
+}
 
 // The first byte of the immediate value that ends every message.
 enum class Kind : std::uint8_t {
@@ -49,7 +73,7 @@ enum class Kind : std::uint8_t {
   kCredit = 2,      // channel; number of segments released
   kNotice = 3,      // place in the second byte; one has been written there
   kNoticeSeen = 4,  // the newest notice was read, and may be replaced
-  kGoodbye = 5,     // nothing follows
+  kGoodbye = 5,     // nothing follows on this rail
 };
 
 struct Immediate {
@@ -67,10 +91,10 @@ struct Immediate {
   }
 };
 
-// What a peer must know to write here; exchanged by the bootstrap.
+// What a peer must know to write here, one per rail; exchanged by the bootstrap.
 struct PeerAddress {
   std::uint64_t magic = kMagic;
-  std::uint64_t area = 0;  // address of the area that the peer may write
+  std::uint64_t area = 0;  // address of the rail's area, which the peer may write
   std::uint32_t rkey = 0;
   std::uint32_t pair_number = 0;
   std::uint32_t packet_number = 0;  // of the first packet
@@ -79,7 +103,7 @@ struct PeerAddress {
   std::uint8_t link_layer = 0;      // as in ibv_port_attr
   std::uint8_t gid[16] = {};
 
-  static constexpr std::uint64_t kMagic = 0x0001'7362'7265'5650;  // "PVerbs", version 1
+  static constexpr std::uint64_t kMagic = 0x0002'7362'7265'5650;  // "PVerbs", version 2
 };
 static_assert(sizeof(PeerAddress) == 48 && std::has_unique_object_representations_v<PeerAddress>);
 

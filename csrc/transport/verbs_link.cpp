@@ -13,11 +13,12 @@
 
 namespace pycoll::transport::verbs {
 
-VerbsLink::VerbsLink(Device& device, Registrations& registrations, int peer)
-    : device_(device),
-      registrations_(registrations),
-      peer_(peer),
-      queue_(device, static_cast<std::uint32_t>(peer)) {
+VerbsLink::VerbsLink(const std::vector<OpenPort*>& ports, int peer)
+    : peer_(peer), rail_count_(static_cast<std::uint32_t>(ports.size())) {
+  rails_.reserve(ports.size());
+  for (OpenPort* port : ports) {
+    rails_.emplace_back(*port, peer, static_cast<std::uint32_t>(rails_.size()), rail_count_);
+  }
   sends_.reserve(kChannelsMax);
   recvs_.reserve(kChannelsMax);
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
@@ -27,39 +28,42 @@ VerbsLink::VerbsLink(Device& device, Registrations& registrations, int peer)
 }
 
 Status VerbsLink::prepare(std::string* address) {
-  Status status = Area::make(device_, kAreaBytes, 0, &outgoing_);
-  if (!status.ok()) return status;
-  const int writable = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  status = Area::make(device_, kAreaBytes, writable, &incoming_);
-  if (!status.ok()) return status;
-  status = queue_.open();
-  if (!status.ok()) return status;
-  PeerAddress own = queue_.address();
-  own.area = reinterpret_cast<std::uint64_t>(incoming_->at(0));
-  own.rkey = incoming_->remote_key();
-  address->assign(reinterpret_cast<const char*>(&own), sizeof(own));
+  std::string all;
+  for (Rail& rail : rails_) {
+    PeerAddress own;
+    if (Status status = rail.open(&own); !status.ok()) return status;
+    all.append(reinterpret_cast<const char*>(&own), sizeof(own));
+  }
+  *address = std::move(all);
   return {};
 }
 
-bool VerbsLink::accept_address(const std::string& text, PeerAddress* peer) const {
-  if (text.size() != sizeof(*peer)) return false;
-  std::memcpy(peer, text.data(), sizeof(*peer));
-  return peer->magic == PeerAddress::kMagic && peer->mtu >= IBV_MTU_256 &&
-         peer->mtu <= IBV_MTU_4096 && peer->link_layer == device_.port_facts().link_layer;
+bool VerbsLink::accept_address(const std::string& text,
+                               std::array<PeerAddress, kRailsMax>* peers) const {
+  if (text.size() != rails_.size() * sizeof(PeerAddress)) return false;
+  std::memcpy(peers->data(), text.data(), text.size());
+  return std::all_of(rails_.begin(), rails_.end(),
+                     [&](const Rail& rail) { return rail.accepts((*peers)[rail.index()]); });
 }
 
 Status VerbsLink::connect(const std::string& address, UniqueFd liveness, std::string name) {
   name_ = std::move(name);
-  PeerAddress peer;
-  if (!accept_address(address, &peer)) {
+  std::array<PeerAddress, kRailsMax> peers;
+  if (!accept_address(address, &peers)) {
+    std::string ports;
+    for (const Rail& rail : rails_) ports += (ports.empty() ? "" : ", ") + rail.device().name();
     return Status::error(Code::kInvalidArgument,
                          "verbs: " + std::to_string(address.size()) + " bytes from " + name_ +
-                             " are no address of this pycoll version on " + device_.name() +
+                             " are no address of this pycoll version for " + ports +
                              "; run the same version on every rank, and InfiniBand or RoCE on all",
                          {peer_});
   }
   if (Status status = prepare_socket(liveness.get()); !status.ok()) return status;
-  if (Status status = queue_.connect(peer, name_); !status.ok()) return status;
+  for (Rail& rail : rails_) {
+    if (Status status = rail.queue().connect(peers[rail.index()], name_); !status.ok()) {
+      return status;
+    }
+  }
   liveness_ = std::move(liveness);
   connected_ = true;
   return {};
@@ -79,7 +83,11 @@ void VerbsLink::post(const Notice& notice) {
   if (outgoing_notice_.failure != 0) return;  // a failure is final
   outgoing_notice_ = notice;
   notice_waits_ = true;
-  (void)flush();
+  if (state_ == LinkState::kLost) {
+    post_last_notice();
+  } else {
+    (void)flush();
+  }
 }
 
 void VerbsLink::submit(std::uint32_t number) {
@@ -94,8 +102,8 @@ void VerbsLink::credit_due(std::uint32_t number, bool now) {
   if (now) (void)flush();
 }
 
-bool VerbsLink::sent(std::uint64_t id) {
-  queue_.sent(id);
+bool VerbsLink::sent(std::uint32_t index, std::uint64_t id) {
+  rails_[index].queue().sent(id);
   if (goodbye_heard_ && state_ == LinkState::kOpen && !reads_users()) {
     end(LinkState::kClosed, "");
     return true;
@@ -103,16 +111,26 @@ bool VerbsLink::sent(std::uint64_t id) {
   return std::exchange(wanted_, false);
 }
 
-void VerbsLink::failed(const ibv_wc& completion) {
-  if (state_ != LinkState::kOpen || goodbye_heard_) return;
-  const std::string status = device_.api().wc_status_str(completion.status);
-  const std::string& trouble = device_.trouble();
-  std::string reason =
+void VerbsLink::failed(std::uint32_t index, const ibv_wc& completion) {
+  rails_[index].broken = true;
+  if (state_ != LinkState::kOpen || goodbye_heard_ || !failure_.empty()) return;
+  Device& device = rails_[index].device();
+  const std::string status = device.api().wc_status_str(completion.status);
+  failure_ =
       completion.status == IBV_WC_RETRY_EXC_ERR
-          ? name_ + " does not answer over " + device_.name() + " (" + status + ")"
-          : "the queue pair to " + name_ + " on " + device_.name() + " failed (" + status + ")";
-  if (!trouble.empty()) reason += "; the device told of: " + trouble;
-  fail(std::move(reason));
+          ? name_ + " does not answer over " + device.name() + " (" + status + ")"
+          : "the queue pair to " + name_ + " on " + device.name() + " failed (" + status + ")";
+  if (!device.trouble().empty()) failure_ += "; the device told of: " + device.trouble();
+}
+
+void VerbsLink::judge() {
+  if (failure_.empty() || goodbye_heard_) return;
+  fail(std::exchange(failure_, {}));
+}
+
+bool VerbsLink::uses(const Device& device) const {
+  return std::any_of(rails_.begin(), rails_.end(),
+                     [&](const Rail& rail) { return &rail.device() == &device; });
 }
 
 void VerbsLink::fail(std::string reason) { end(LinkState::kLost, std::move(reason)); }
@@ -143,8 +161,13 @@ bool VerbsLink::reads_users() {
 }
 
 void VerbsLink::stop() {
-  fail(name_ + " does not answer over " + device_.name());
-  queue_.stop();
+  for (Rail& rail : rails_) {
+    const auto reads = [&](const VerbsSendChannel& one) { return one.reads_over(rail); };
+    if (std::none_of(sends_.begin(), sends_.end(), reads)) continue;
+    fail(name_ + " does not answer over " + rail.device().name());
+    rail.broken = true;
+    rail.queue().stop();
+  }
 }
 
 // A connection that ends tells that the process is gone, unless its goodbye is still on the way:

@@ -1,5 +1,5 @@
-// Everything between this rank and one peer over RDMA: a queue pair, the two areas, channels and
-// notices, and the judgement over all of them: open, closed or lost.
+// Everything between this rank and one peer over RDMA: rails, channels and notices, and the
+// judgement over all of them: open, closed or lost. A link with a rail that fails is lost.
 //
 // Threads: those of the Transport, which owns it.
 #pragma once
@@ -13,16 +13,16 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "transport/verbs_channel.h"
-#include "transport/verbs_queue.h"
+#include "transport/verbs_rail.h"
 
 namespace pycoll::transport::verbs {
 
 class VerbsLink final : public Link {
  public:
-  // `device` and `registrations` outlive the link.
-  VerbsLink(Device& device, Registrations& registrations, int peer);
+  // A rail over each of `ports`, which outlive the link. Requires: is_rail_count().
+  VerbsLink(const std::vector<OpenPort*>& ports, int peer);
 
-  // Makes pair and areas; `address` gets what the peer's connect() wants. Called once.
+  // Makes pairs and areas; `address` gets what the peer's connect() wants. Called once.
   Status prepare(std::string* address);
   // As VerbsTransport::attach. Called once, after prepare().
   Status connect(const std::string& address, UniqueFd liveness, std::string name);
@@ -37,10 +37,9 @@ class VerbsLink final : public Link {
   std::string reason() const override { return reason_; }
 
   // --- for the channels
-  std::byte* outgoing(std::size_t offset) const { return outgoing_->at(offset); }
-  std::byte* incoming(std::size_t offset) const { return incoming_->at(offset); }
-  bool is_done(std::uint64_t position) const { return queue_.done(position); }
-  Registrations& registrations() const { return registrations_; }
+  const Rail& rail_of(std::uint32_t channel, std::uint32_t segment) const {
+    return rails_[rail_of_segment(channel, segment, rail_count_)];
+  }
   bool has_let_go() const { return has_let_go_; }
   // A segment was committed on channel `number`.
   void submit(std::uint32_t number);
@@ -50,12 +49,16 @@ class VerbsLink final : public Link {
   void note_want() { wanted_ = true; }
 
   // --- for the transport
-  // A message has arrived, or requests are done; true if that is news for the owner.
-  bool received(std::uint32_t immediate, std::uint32_t bytes);
-  bool sent(std::uint64_t id);
-  // A request of either kind has failed.
-  void failed(const ibv_wc& completion);
+  // A message has arrived on rail `index`, or requests are done; true if that is news for the
+  // owner.
+  bool received(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes);
+  bool sent(std::uint32_t index, std::uint64_t id);
+  // A request of either kind has failed. What that means judge() says, once all completions that
+  // came before it have been taken: the peer may have closed in good order on another device.
+  void failed(std::uint32_t index, const ibv_wc& completion);
+  void judge();
   void fail(std::string reason);
+  bool uses(const Device& device) const;
   // Posts what waits; true if anything left.
   bool flush();
   bool has_output() const;
@@ -68,7 +71,8 @@ class VerbsLink final : public Link {
   void let_go();
   // Whether the device may be reading memory of users.
   bool reads_users();
-  // Ends what the device does for this link; the link is lost, if it was open.
+  // Gives up the rails over which devices read memory of users; the link is lost, if it was open.
+  // Requires: reads_users().
   void stop();
   // The end of the grace for a goodbye, or kForever when none is awaited.
   Nanoseconds grace_ends() const { return grace_ends_; }
@@ -82,28 +86,27 @@ class VerbsLink final : public Link {
  private:
   static constexpr std::size_t kLineMax = kChannelsMax * kChannelDepth;
 
-  bool accept_address(const std::string& text, PeerAddress* peer) const;
-  Piece piece(std::size_t offset, std::size_t bytes) const;
-  void tell(Immediate immediate);
+  bool accept_address(const std::string& text, std::array<PeerAddress, kRailsMax>* peers) const;
+  bool has_room();
   void post_segment(VerbsSendChannel& channel);
   void post_credit(std::uint32_t number);
-  void post_notice(NoticePlace place);
+  void post_notice(Rail& rail, NoticePlace place);
+  void post_goodbyes();
+  void post_last_notice();
   bool post_one();
-  bool receive_segment(Immediate what, std::uint32_t bytes);
-  bool receive_credit(Immediate what);
-  bool receive_notice(Immediate what);
-  bool receive_goodbye();
+  bool receive_segment(const Rail& rail, Immediate what, std::uint32_t bytes);
+  bool accept_released(const Rail& rail, const SlotHeader& arrived);
+  bool receive_credit(const Rail& rail, Immediate what);
+  bool receive_notice(const Rail& rail, Immediate what);
+  bool receive_goodbye(Rail& rail);
   bool malformed(const std::string& what);
   void drop_output();
   void end(LinkState state, std::string reason);
 
-  Device& device_;
-  Registrations& registrations_;
   const int peer_;
+  const std::uint32_t rail_count_;
   std::string name_;
-  std::unique_ptr<Area> outgoing_;
-  std::unique_ptr<Area> incoming_;
-  Queue queue_;  // destroyed before the areas
+  std::vector<Rail> rails_;
   UniqueFd liveness_;
   std::vector<VerbsSendChannel> sends_;
   std::vector<VerbsRecvChannel> recvs_;
@@ -123,12 +126,12 @@ class VerbsLink final : public Link {
 
   enum class Goodbye : std::uint8_t { kNone, kWanted, kPosted };
   Goodbye goodbye_ = Goodbye::kNone;
-  std::uint64_t goodbye_done_at_ = 0;
-  // The peer's is here, and the link closes when the device reads no more.
+  // The peer's are here, and the link closes when no device reads any more.
   bool goodbye_heard_ = false;
 
   LinkState state_ = LinkState::kOpen;
   std::string reason_;
+  std::string failure_;  // of a request, not yet judged
   Nanoseconds grace_ends_ = kForever;
   bool connected_ = false;
   bool wanted_ = false;

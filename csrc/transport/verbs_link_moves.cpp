@@ -1,4 +1,5 @@
 // What a link posts, and what it makes of what arrives.
+#include <algorithm>
 #include <cstring>
 
 #include "transport/verbs_link.h"
@@ -16,21 +17,34 @@ bool VerbsLink::has_output() const {
 bool VerbsLink::flush() {
   if (state_ != LinkState::kOpen || !connected_ || goodbye_heard_) return false;
   bool moved = false;
-  while (queue_.has_room() && post_one()) moved = true;
-  queue_.ring();
-  if (queue_.error() == 0) return moved;
-  fail(device_.refused("cannot send to " + name_, queue_.error()).message());
-  return true;
+  while (has_room() && post_one()) moved = true;
+  for (Rail& rail : rails_) rail.queue().ring();
+  for (Rail& rail : rails_) {
+    const int error = rail.queue().error();
+    if (error == 0) continue;
+    rail.broken = true;
+    fail(rail.device().refused("cannot send to " + name_, error).message());
+    return true;
+  }
+  return moved;
 }
 
-// Notices first, since they are rare and tell of failures; goodbye behind everything.
+// On every rail: then each kind of message finds room wherever it belongs.
+bool VerbsLink::has_room() {
+  return std::all_of(rails_.begin(), rails_.end(),
+                     [](Rail& rail) { return rail.queue().has_room(); });
+}
+
+// Notices first, since they are rare and tell of failures; goodbyes behind everything. The first
+// rail is the home of what belongs to no channel.
 bool VerbsLink::post_one() {
+  Rail& home = rails_.front();
   const bool final = outgoing_notice_.failure != 0;
-  if (notice_waits_ && (final || (!notice_unread_ && queue_.done(notice_free_at_)))) {
-    post_notice(final ? NoticePlace::kFinal : NoticePlace::kNewest);
+  if (notice_waits_ && (final || (!notice_unread_ && home.done(notice_free_at_)))) {
+    post_notice(home, final ? NoticePlace::kFinal : NoticePlace::kNewest);
   } else if (notice_seen_due_) {
     notice_seen_due_ = false;
-    tell({Kind::kNoticeSeen, 0, 0});
+    (void)home.queue().send(nullptr, {}, {Kind::kNoticeSeen, 0, 0});
   } else if (line_count_ != 0) {
     VerbsSendChannel& channel = sends_[line_[line_begin_]];
     line_begin_ = (line_begin_ + 1) % kLineMax;
@@ -39,64 +53,81 @@ bool VerbsLink::post_one() {
   } else if (credits_due_ != 0) {
     post_credit(static_cast<std::uint32_t>(__builtin_ctz(credits_due_)));
   } else if (goodbye_ == Goodbye::kWanted) {
-    goodbye_ = Goodbye::kPosted;
-    goodbye_done_at_ = queue_.send_last({Kind::kGoodbye, 0, 0});
+    post_goodbyes();
   } else {
     return false;
   }
   return true;
 }
 
-Piece VerbsLink::piece(std::size_t offset, std::size_t bytes) const {
-  return {outgoing_->at(offset), static_cast<std::uint32_t>(bytes), outgoing_->local_key(), offset};
-}
-
-void VerbsLink::tell(Immediate immediate) { (void)queue_.send(nullptr, {}, immediate); }
-
 // What fits into one packet travels with its header. A longer payload goes ahead as a message of
 // its own: packets of one message may overtake each other on some networks, messages are complete
 // in order.
 void VerbsLink::post_segment(VerbsSendChannel& channel) {
   const std::uint32_t segment = channel.next();
-  const std::size_t slot = slot_offset(channel.number(), segment);
-  auto* header = reinterpret_cast<SlotHeader*>(outgoing_->at(slot + kHeaderAt));
+  Rail& rail = rails_[rail_of_segment(channel.number(), segment, rail_count_)];
+  const std::size_t slot = rail.slot(channel.number(), segment);
+  auto* header = reinterpret_cast<SlotHeader*>(rail.outgoing(slot + kHeaderAt));
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    header->released[number] = static_cast<std::uint8_t>(recvs_[number].announce());
+    const bool here = rail_of_credits(number, rail_count_) == rail.index();
+    header->released[number] = here ? static_cast<std::uint8_t>(recvs_[number].announce()) : 0;
+    if (here) credits_due_ &= ~(1u << number);
   }
-  credits_due_ = 0;
   const std::size_t bytes = header->header.bytes;
   std::uint32_t key = 0;
   const std::byte* source = channel.source(&key);
   const Immediate immediate{Kind::kSegment, static_cast<std::uint8_t>(channel.number()),
                             static_cast<std::uint16_t>(segment)};
-  if (source == nullptr && sizeof(SlotHeader) + bytes <= queue_.packet_bytes()) {
-    const Piece whole = piece(slot + kHeaderAt, sizeof(SlotHeader) + bytes);
-    channel.posted(queue_.send(nullptr, whole, immediate));
+  Queue& queue = rail.queue();
+  if (source == nullptr && sizeof(SlotHeader) + bytes <= queue.packet_bytes()) {
+    const Piece whole = rail.piece(slot + kHeaderAt, sizeof(SlotHeader) + bytes);
+    channel.posted(queue.send(nullptr, whole, immediate));
   } else {
-    Piece payload = piece(slot + kPayloadAt, bytes);
+    Piece payload = rail.piece(slot + kPayloadAt, bytes);
     if (source != nullptr) {
       payload.data = source;
       payload.key = key;
     }
-    channel.posted(queue_.send(&payload, piece(slot + kHeaderAt, sizeof(SlotHeader)), immediate));
+    const Piece last = rail.piece(slot + kHeaderAt, sizeof(SlotHeader));
+    channel.posted(queue.send(&payload, last, immediate));
   }
 }
 
 void VerbsLink::post_credit(std::uint32_t number) {
   credits_due_ &= ~(1u << number);
-  tell({Kind::kCredit, static_cast<std::uint8_t>(number),
-        static_cast<std::uint16_t>(recvs_[number].announce())});
+  const Immediate immediate{Kind::kCredit, static_cast<std::uint8_t>(number),
+                            static_cast<std::uint16_t>(recvs_[number].announce())};
+  (void)rails_[rail_of_credits(number, rail_count_)].queue().send(nullptr, {}, immediate);
 }
 
-void VerbsLink::post_notice(NoticePlace place) {
+void VerbsLink::post_notice(Rail& rail, NoticePlace place) {
   const std::size_t offset = notice_offset(place);
-  std::memcpy(outgoing_->at(offset), &outgoing_notice_, sizeof(Notice));
+  std::memcpy(rail.outgoing(offset), &outgoing_notice_, sizeof(Notice));
   const Immediate immediate{Kind::kNotice, static_cast<std::uint8_t>(place), 0};
-  const std::uint64_t free_at = queue_.send(nullptr, piece(offset, sizeof(Notice)), immediate);
+  const std::uint64_t free_at =
+      rail.queue().send(nullptr, rail.piece(offset, sizeof(Notice)), immediate);
   notice_waits_ = false;
   if (place == NoticePlace::kFinal) return;
   notice_free_at_ = free_at;
   notice_unread_ = true;
+}
+
+// One rail is broken; over another one the peer may still hear why this rank gives up.
+void VerbsLink::post_last_notice() {
+  if (!connected_ || outgoing_notice_.failure == 0) return;
+  for (Rail& rail : rails_) {
+    if (rail.broken || rail.ended || !rail.queue().has_room()) continue;
+    post_notice(rail, NoticePlace::kFinal);
+    rail.queue().ring();
+    return;
+  }
+}
+
+void VerbsLink::post_goodbyes() {
+  goodbye_ = Goodbye::kPosted;
+  for (Rail& rail : rails_) {
+    rail.goodbye_done_at = rail.queue().send_last({Kind::kGoodbye, 0, 0});
+  }
 }
 
 void VerbsLink::say_goodbye() {
@@ -110,73 +141,90 @@ void VerbsLink::say_goodbye() {
 }
 
 bool VerbsLink::is_told() const {
-  return state_ != LinkState::kOpen || !connected_ || goodbye_heard_ ||
-         (goodbye_ == Goodbye::kPosted && queue_.done(goodbye_done_at_));
+  if (state_ != LinkState::kOpen || !connected_ || goodbye_heard_) return true;
+  return goodbye_ == Goodbye::kPosted &&
+         std::all_of(rails_.begin(), rails_.end(),
+                     [](const Rail& rail) { return rail.done(rail.goodbye_done_at); });
 }
 
 // --- input
 
-bool VerbsLink::received(std::uint32_t immediate, std::uint32_t bytes) {
-  queue_.received();
+bool VerbsLink::received(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes) {
+  Rail& rail = rails_[index];
+  rail.queue().received();
   if (state_ != LinkState::kOpen || goodbye_heard_) return false;
+  if (rail.ended) return malformed("something follows its goodbye");
   const Immediate what = Immediate::of(immediate);
   switch (what.kind) {
     case Kind::kSegment:
-      return receive_segment(what, bytes);
+      return receive_segment(rail, what, bytes);
     case Kind::kCredit:
-      return receive_credit(what);
+      return receive_credit(rail, what);
     case Kind::kNotice:
-      return receive_notice(what);
+      return receive_notice(rail, what);
     case Kind::kNoticeSeen:
       notice_unread_ = false;
       return false;
     case Kind::kGoodbye:
-      return receive_goodbye();
+      return receive_goodbye(rail);
   }
   return malformed("kind " + std::to_string(static_cast<int>(what.kind)));
 }
 
 // Copies the header before looking at it, since the peer could still change the original.
-bool VerbsLink::receive_segment(Immediate what, std::uint32_t bytes) {
-  if (what.which >= kChannelsMax || !recvs_[what.which].expects(what.number)) {
+bool VerbsLink::receive_segment(const Rail& rail, Immediate what, std::uint32_t bytes) {
+  std::uint32_t segment = 0;
+  if (what.which >= kChannelsMax || !recvs_[what.which].expects(what.number, &segment) ||
+      rail_of_segment(what.which, segment, rail_count_) != rail.index()) {
     return malformed("segment " + std::to_string(what.number) + " of channel " +
-                     std::to_string(what.which) + " was not expected");
+                     std::to_string(what.which) + " was not expected on rail " +
+                     std::to_string(rail.index()));
   }
   VerbsRecvChannel& channel = recvs_[what.which];
   SlotHeader arrived;
-  std::memcpy(&arrived, incoming_->at(slot_offset(what.which, channel.next()) + kHeaderAt),
-              sizeof(arrived));
+  std::memcpy(&arrived, rail.incoming(rail.slot(what.which, segment) + kHeaderAt), sizeof(arrived));
   const std::size_t payload = arrived.header.bytes;
   const bool ahead = bytes == sizeof(arrived);  // the payload came in a message before
   if (payload > kSegmentBytesMax || (!ahead && bytes != sizeof(arrived) + payload)) {
     return malformed("a message of " + std::to_string(bytes) + " bytes says " +
                      std::to_string(payload) + " bytes of payload");
   }
-  for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    if (!sends_[number].accept_released(arrived.released[number], 8)) {
-      return malformed("channel " + std::to_string(number) + " released more than was sent");
-    }
-  }
-  channel.received(arrived.header);
+  if (!accept_released(rail, arrived)) return true;
+  channel.received(segment, arrived.header);
   // A release that came just before may have become due: now its sender is known to be full.
   if (channel.credit_due()) credit_due(what.which, false);
   return true;
 }
 
-bool VerbsLink::receive_credit(Immediate what) {
-  if (what.which >= kChannelsMax || !sends_[what.which].accept_released(what.number, 16)) {
+// False if the link is lost over them.
+bool VerbsLink::accept_released(const Rail& rail, const SlotHeader& arrived) {
+  for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
+    if (rail_of_credits(number, rail_count_) != rail.index()) continue;
+    if (!sends_[number].accept_released(arrived.released[number], 8)) {
+      return !malformed("channel " + std::to_string(number) + " released more than was sent");
+    }
+  }
+  return true;
+}
+
+bool VerbsLink::receive_credit(const Rail& rail, Immediate what) {
+  if (what.which >= kChannelsMax || rail_of_credits(what.which, rail_count_) != rail.index()) {
+    return malformed("credit of channel " + std::to_string(what.which) +
+                     " was not expected on rail " + std::to_string(rail.index()));
+  }
+  if (!sends_[what.which].accept_released(what.number, 16)) {
     return malformed("channel " + std::to_string(what.which) + " released more than was sent");
   }
   return true;
 }
 
-bool VerbsLink::receive_notice(Immediate what) {
+bool VerbsLink::receive_notice(const Rail& rail, Immediate what) {
   if (what.which > static_cast<std::uint8_t>(NoticePlace::kFinal)) {
     return malformed("notice in place " + std::to_string(what.which));
   }
   const auto place = static_cast<NoticePlace>(what.which);
   if (newest_.failure == 0) {
-    std::memcpy(&newest_, incoming_->at(notice_offset(place)), sizeof(newest_));
+    std::memcpy(&newest_, rail.incoming(notice_offset(place)), sizeof(newest_));
     newest_.detail[sizeof(newest_.detail) - 1] = '\0';
   }
   if (place == NoticePlace::kNewest) {
@@ -186,16 +234,21 @@ bool VerbsLink::receive_notice(Immediate what) {
   return true;
 }
 
-// The peer needs nothing more of us, so that the device may drop what it still repeats. Memory of
-// users that it reads until then would keep their operations from ending on a closed link.
-bool VerbsLink::receive_goodbye() {
+// With the last one the peer needs nothing more of us, so that devices may drop what they still
+// repeat. Memory of users that they read until then would keep their operations from ending on a
+// closed link.
+bool VerbsLink::receive_goodbye(Rail& rail) {
+  rail.ended = true;
+  if (!std::all_of(rails_.begin(), rails_.end(), [](const Rail& one) { return one.ended; })) {
+    return false;
+  }
   if (!reads_users()) {
     end(LinkState::kClosed, "");
     return true;
   }
   goodbye_heard_ = true;
   drop_output();
-  queue_.stop();
+  for (Rail& one : rails_) one.queue().stop();
   return false;
 }
 

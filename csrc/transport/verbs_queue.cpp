@@ -32,8 +32,11 @@ ibv_qp_attr attributes(ibv_qp_state state) {
 
 }  // namespace
 
-Queue::Queue(const Device& device, std::uint32_t number)
-    : device_(device), number_(number), pair_(nullptr, device.api().destroy_qp) {}
+Queue::Queue(const Device& device, std::uint32_t number, std::uint32_t rails)
+    : device_(device),
+      number_(number),
+      receives_(receives_of(rails)),
+      pair_(nullptr, device.api().destroy_qp) {}
 
 Status Queue::open() {
   for (const std::uint32_t wish : kInlineWishes) {
@@ -41,7 +44,7 @@ Status Queue::open() {
     wanted.send_cq = wanted.recv_cq = device_.completions();
     wanted.qp_type = IBV_QPT_RC;
     wanted.cap.max_send_wr = kSends;
-    wanted.cap.max_recv_wr = kReceives;
+    wanted.cap.max_recv_wr = receives_;
     wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
     wanted.cap.max_inline_data = wish;
     pair_.reset(device_.api().create_qp(device_.domain(), &wanted));
@@ -55,7 +58,7 @@ Status Queue::open() {
   std::random_device random;
   first_packet_ = random() & 0xff'ffff;
   if (Status status = initialize(); !status.ok()) return status;
-  if (!post_receives(kReceives)) return device_.refused("cannot post receives", error_);
+  if (!post_receives(receives_)) return device_.refused("cannot post receives", error_);
   return {};
 }
 

@@ -1,5 +1,5 @@
-// A queue pair: what is written to one peer, in order, and the receives that the peer's messages
-// consume. Knows neither channels nor segments.
+// A queue pair: what is written to one peer over one rail, in order, and the receives that the
+// peer's messages consume. Knows neither channels nor segments.
 //
 // Positions count work requests without end; completions carry their lower 32 bits. Not every
 // request tells that it is done; one that does tells it for all before it.
@@ -23,19 +23,28 @@ struct Piece {
   std::size_t offset = 0;
 };
 
+// Receives are posted again in batches, so that almost one batch may be missing.
+inline constexpr std::uint32_t kReceiveBatch = 16;
+// What a peer may send unread over one of so many rails: its share of all segments, as many
+// credits, two notices, a notice seen and a goodbye.
+constexpr std::uint32_t unread_of(std::uint32_t rails) {
+  return 2 * kChannelsMax * kChannelDepth / rails + 4;
+}
+// Receives that serve it, in whole batches.
+constexpr std::uint32_t receives_of(std::uint32_t rails) {
+  return static_cast<std::uint32_t>(
+      round_up(unread_of(rails) + kReceiveBatch - 1, std::size_t{kReceiveBatch}));
+}
+static_assert(receives_of(1) == 96 && receives_of(2) == 64 && receives_of(4) == 48);
+
 class Queue {
  public:
   // Requests that can be under way.
   static constexpr std::uint32_t kSends = 128;
-  // What a peer may send unread: all segments, as many credits, two notices, a notice seen and a
-  // goodbye. Receives are posted again in batches, so that almost one batch may be missing.
-  static constexpr std::uint32_t kReceiveBatch = 16;
-  static constexpr std::uint32_t kReceives = 96;
-  static_assert(kReceives >= 2 * kChannelsMax * kChannelDepth + 4 + kReceiveBatch - 1);
-  static constexpr int kCompletions = kSends + kReceives;
+  static constexpr int kCompletionsMax = kSends + receives_of(1);
 
   // `device` outlives the queue. `number` comes back with every completion; see is_receive().
-  Queue(const Device& device, std::uint32_t number);
+  Queue(const Device& device, std::uint32_t number, std::uint32_t rails);
 
   // Makes the pair and posts all receives. Called once.
   Status open();
@@ -88,6 +97,7 @@ class Queue {
 
   const Device& device_;
   const std::uint32_t number_;
+  const std::uint32_t receives_;
   Owned<ibv_qp> pair_;
   std::uint32_t first_packet_ = 0;
   std::uint32_t packet_bytes_ = 0;

@@ -35,7 +35,7 @@ from pycoll.config import Config
 
 if TYPE_CHECKING:
     from pycoll.bootstrap.links import Links
-    from pycoll.bootstrap.verbs import Port
+    from pycoll.bootstrap.rails import Port
 
 #: How many rounds ``connect`` takes at most, and ``sit_out`` always; one is for the verdict.
 ROUNDS = 4
@@ -55,7 +55,7 @@ class Transport(Protocol):
 
 #: Makes the text that rank 0 tells all others when they join; raises PycollError.
 Bring = Callable[[Config], str]
-#: Makes this rank's end of one medium: (rank, size) -> transport; for verbs also device, port, GID.
+#: Makes this rank's end of one medium: (rank, size) -> transport; for verbs also the ports.
 Factory = Callable[..., Any]
 
 
@@ -100,15 +100,14 @@ def connect(
     """
     limit = deadline or Deadline(config.init_timeout_s)
     brought, failure = _brought(exchange.rank, config, bring)
-    port, without = _verbs_port(config)
+    ports, without = _verbs_ports(config)
     makers = native_factories() if factories is None and exchange.size > 1 else factories or {}
     with contextlib.ExitStack() as cleanup:
         ends = _ends(exchange, config, makers, failure)
         cleanup.callback(ends.close)
-        network = "" if port is None else port.network
-        mine = Identity.mine(config, brought, network, without, ends.door_name)
+        mine = Identity.mine(config, brought, ports, without, ends.door_name)
         identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
-        joint = _Joint(exchange, identities, config, communicator_id, makers, port)
+        joint = _Joint(exchange, identities, config, communicator_id, makers)
         cleanup.callback(joint.close)
         joint.failure = failure
         outcomes = joint.run(ends, limit.within(_LINK_SHARE * limit.remaining()))
@@ -140,7 +139,6 @@ class _Joint:
         config: Config,
         communicator_id: str,
         makers: Mapping[str, Factory],
-        port: Port | None,
     ) -> None:
         self.failure: errors.PycollError | None = None
         self.transports: list[Any] = []
@@ -150,7 +148,6 @@ class _Joint:
         self._name = communicator_id
         self._key = session_key(exchange.secret, communicator_id, identities)
         self._makers = makers
-        self._port = port
         self._links: Links | None = None
 
     def run(self, ends: Ends, deadline: Deadline) -> list[dict[str, Any]]:
@@ -230,7 +227,6 @@ class _Joint:
             self._key,
             self._name,
             self._makers,
-            self._port,
         )
         return links.listen()
 
@@ -286,19 +282,19 @@ def _brought(
         return "", error
 
 
-def _verbs_port(config: Config) -> tuple[Port | None, str]:
-    """The RDMA port of this rank, or why it has none."""
+def _verbs_ports(config: Config) -> tuple[tuple[Port, ...], str]:
+    """The RDMA ports of this rank, or why it has none."""
     if "verbs" not in config.transports:
-        return None, ""
+        return (), ""
     missing = str(importlib.import_module("pycoll._core").verbs_missing())
     if missing:
-        return None, f"verbs: {missing}"
-    from pycoll.bootstrap.verbs import choose_port
+        return (), f"verbs: {missing}"
+    from pycoll.bootstrap.verbs import choose_ports
 
     try:
-        return choose_port(config, config.local_rank or 0), ""
+        return choose_ports(config, config.local_rank or 0), ""
     except errors.TransportError as error:
-        return None, str(error)
+        return (), str(error)
 
 
 def _tell_of_fallbacks(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from pycoll.bootstrap.host import machine_identity, process_name, process_token
+from pycoll.bootstrap.rails import Port, networks_of, share_network
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError
 
@@ -23,8 +24,8 @@ class Identity:
 
     ``door`` is where processes of its host find it, empty if they cannot (``hub.Door``). ``cores``
     is how many it may run on. ``tuning`` is what rank 0 brings for all; empty from the others.
-    ``verbs`` is the RDMA network it is on (``verbs.Port.network``), or empty; ``without``
-    why it is on none though its settings name verbs.
+    ``verbs`` are its ports on RDMA networks, the preferred ones first, and ``verbs_rails`` how many
+    rails to a peer it allows; ``without`` is why it has none though its settings name verbs.
     """
 
     name: str
@@ -38,7 +39,8 @@ class Identity:
     door: str = ""
     cores: int = 1
     tuning: str = ""
-    verbs: str = ""
+    verbs: tuple[Port, ...] = ()
+    verbs_rails: int = 1
     without: str = ""
 
     @classmethod
@@ -46,7 +48,7 @@ class Identity:
         cls,
         config: Config,
         tuning: str = "",
-        verbs: str = "",
+        verbs: tuple[Port, ...] = (),
         without: str = "",
         door: str = "",
     ) -> Identity:
@@ -64,6 +66,7 @@ class Identity:
             cores=len(os.sched_getaffinity(0)),
             tuning=tuning,
             verbs=verbs,
+            verbs_rails=config.verbs_rails,
             without=without,
         )
 
@@ -75,7 +78,8 @@ class Identity:
     def from_bytes(cls, data: bytes) -> Identity:
         """ValueError, TypeError or KeyError if ``data`` is not an identity."""
         fields = json.loads(data)
-        return cls(**(fields | {"transports": tuple(fields["transports"])}))
+        ports = tuple(Port(**port) for port in fields["verbs"])
+        return cls(**(fields | {"transports": tuple(fields["transports"]), "verbs": ports}))
 
 
 def same_host(a: Identity, b: Identity) -> bool:
@@ -101,7 +105,7 @@ def choose_transport(a: Identity, b: Identity) -> str | None:
     if shares_memory(a, b):
         return "shm"
     both = [kind for kind in a.transports if kind in b.transports]
-    if a.verbs and a.verbs == b.verbs and "verbs" in both:
+    if "verbs" in both and share_network(a.verbs, b.verbs):
         return "verbs"
     return "tcp" if "tcp" in both else None
 
@@ -127,7 +131,7 @@ def choose_all(rank: int, identities: Sequence[Identity]) -> dict[int, str]:
         if kind is None:
             where = "one host" if same_host(mine, other) else "different hosts"
             if "verbs" in mine.transports + other.transports:
-                ends = (mine.verbs or "no RDMA network", other.verbs or "no RDMA network")
+                ends = (networks_of(mine.verbs), networks_of(other.verbs))
                 where += f", the one on {ends[0]}, the other on {ends[1]}"
             reasons = [(rank, mine.without), (peer, other.without)]
             why = "".join(f". On rank {r}: {without}" for r, without in reasons if without)
@@ -149,8 +153,9 @@ def transport_inside(identities: Sequence[Identity]) -> str:
 
 def transport_across(identities: Sequence[Identity]) -> str:
     """What ranks of different hosts use: verbs if all are on one RDMA network, else tcp."""
-    networks = {one.verbs if "verbs" in one.transports else "" for one in identities}
-    return "verbs" if len(networks) == 1 and "" not in networks else "tcp"
+    allowing = [one.verbs if "verbs" in one.transports else () for one in identities]
+    networks = [{port.network for port in ports} for ports in allowing]
+    return "verbs" if set.intersection(*networks) else "tcp"
 
 
 def host_numbers(identities: Sequence[Identity]) -> list[int]:

@@ -30,7 +30,7 @@ from pycoll.bootstrap.frames import list_ranks
 from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, ask, scope_of
 from pycoll.bootstrap.identity import Identity, socket_count
 from pycoll.bootstrap.network import Interface, interfaces, listen_in_range
-from pycoll.bootstrap.verbs import Pairs, Port
+from pycoll.bootstrap.verbs import Pairs
 from pycoll.config import Config
 
 #: How often a rank that waits for peers asks whether another one has failed.
@@ -51,7 +51,6 @@ class Links:
         key: bytes,
         communicator_id: str,
         factories: Mapping[str, Callable[..., Any]],
-        port: Port | None = None,
     ) -> None:
         self._rank = rank
         self._identities = identities
@@ -67,8 +66,8 @@ class Links:
         self._tcp = factories["tcp"](rank, size) if self._tcp_peers else None
         self._factories = factories
         self._pairs: Pairs | None = None
-        if self._verbs_peers and port is not None:
-            self._pairs = Pairs(rank, identities, self._verbs_peers, port, factories["verbs"])
+        if self._verbs_peers:
+            self._pairs = Pairs(rank, identities, self._verbs_peers, factories["verbs"])
         self._arrived = threading.Condition()
         #: (peer, index) -> socket.
         self._sockets: dict[tuple[int, int], socket.socket] = {}

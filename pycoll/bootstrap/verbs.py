@@ -2,7 +2,7 @@
 
 Devices, ports and their addresses come from sysfs; to look opens no device. What is found decides,
 alike on both ends, whether two ranks try verbs: both need a port on the same kind of network, see
-``Port.network``. Whether they get it shows when both have made a queue pair for the other.
+``rails``. Whether they get it shows when both have made their queue pairs for the other.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import base64
 import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pycoll.bootstrap.identity import Identity
+from pycoll.bootstrap.rails import Port, match
 from pycoll.config import Config
 from pycoll.errors import PycollError, TransportError
 
@@ -24,43 +24,34 @@ _ROOT = Path("/sys/class/infiniband")
 _ROCE = ("RoCE IPv4", "RoCE IPv6", "RoCE link-local")
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A port that is up. ``gid`` is one of its addresses, ``index`` where that stands in its table.
-
-    ``network`` is equal for two ports that may reach each other: "RoCE IPv4", "RoCE IPv6", "RoCE
-    link-local", or "InfiniBand" with the prefix of the subnet.
-    """
-
-    device: str
-    number: int
-    index: int
-    gid: str
-    network: str
-
-    def __str__(self) -> str:
-        return f"{self.device}:{self.number} ({self.network})"
-
-
 class Pairs:
-    """The queue pairs of one rank with ``peers``. ``transport`` is None until there is one."""
+    """The queue pairs of one rank with ``peers``, one over each of their rails.
+
+    ``transport`` is None until there is one; it opens the ports that some rail takes.
+    """
 
     def __init__(
         self,
         rank: int,
         identities: Sequence[Identity],
         peers: Sequence[int],
-        port: Port,
         make: Callable[..., Any],
     ) -> None:
         self._rank = rank
         self._identities = identities
         self._peers = list(peers)
-        self._port = port
+        self._rails = {peer: self._rails_to(peer) for peer in peers}
         self._make = make
         self._own: dict[str, str] = {}
         self._theirs: dict[int, str] = {}
         self.transport: Any = None
+
+    def _rails_to(self, peer: int) -> list[int]:
+        """Places of own ports, in the order in which both ends number the rails."""
+        low, high = sorted((self._rank, peer))
+        a, b = self._identities[low], self._identities[high]
+        rails = match(a.verbs, b.verbs, min(a.verbs_rails, b.verbs_rails))
+        return [rail[self._rank == high] for rail in rails]
 
     def prepare(self) -> dict[str, Any]:
         """Make the pairs; returns for the exchange the address for each peer, as ``verbs``.
@@ -69,11 +60,18 @@ class Pairs:
         raised if tcp does not lead to a peer that has got none.
         """
         told: dict[str, Any] = {"verbs": self._own}
-        port, size = self._port, len(self._identities)
+        used = sorted({place for places in self._rails.values() for place in places})
+        ports = [self._identities[self._rank].verbs[place] for place in used]
         try:
-            self.transport = self._make(self._rank, size, port.device, port.number, port.index)
+            self.transport = self._make(
+                self._rank,
+                len(self._identities),
+                [(port.device, port.number, port.index) for port in ports],
+            )
             for peer in self._peers:
-                self._own[str(peer)] = base64.b64encode(self.transport.prepare(peer)).decode()
+                rails = [used.index(place) for place in self._rails[peer]]
+                address = self.transport.prepare(peer, rails)
+                self._own[str(peer)] = base64.b64encode(address).decode()
         except PycollError as error:
             lacking = [peer for peer in self._peers if str(peer) not in self._own]
             if not all("tcp" in self._identities[p].transports for p in [self._rank, *lacking]):
@@ -112,8 +110,9 @@ def ports(root: Path = _ROOT) -> list[Port]:
     return found
 
 
-def choose_port(config: Config, local_rank: int, root: Path = _ROOT) -> Port:
-    """The port of a rank: ranks of one host take turns among those that the settings allow.
+def choose_ports(config: Config, local_rank: int, root: Path = _ROOT) -> tuple[Port, ...]:
+    """The ports of a rank: all that the settings allow, or all that are not much slower than
+    others of their network. Ranks of one host begin with different ones.
 
     Raises TransportError if there is none, with what was found.
     """
@@ -122,10 +121,13 @@ def choose_port(config: Config, local_rank: int, root: Path = _ROOT) -> Port:
     allowed = [
         port
         for port in found
-        if not wanted or port.device in wanted or f"{port.device}:{port.number}" in wanted
+        if port.device in wanted
+        or f"{port.device}:{port.number}" in wanted
+        or (not wanted and not _lags(port, found))
     ]
     if allowed:
-        return allowed[local_rank % len(allowed)]
+        first = local_rank % len(allowed)
+        return (*allowed[first:], *allowed[:first])
     there = ", ".join(str(port) for port in found) or "none"
     limit = f" PYCOLL_VERBS_DEVICES allows {', '.join(wanted)};" if wanted else ""
     raise TransportError(
@@ -133,6 +135,12 @@ def choose_port(config: Config, local_rank: int, root: Path = _ROOT) -> Port:
         "`ibv_devinfo -v` shows what the system knows",
         operation="init",
     )
+
+
+def _lags(port: Port, others: Sequence[Port]) -> bool:
+    """Rails carry equal shares, so that a port of half the rate would hold up the faster ones."""
+    best = max(other.rate for other in others if other.network == port.network)
+    return 0 < port.rate <= best / 2
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -157,7 +165,7 @@ def _addresses(device: str, port: Path) -> Iterator[Port]:
         kind = _read(port / "gid_attrs" / "types" / entry.name)
         network = _network(layer, gid, kind)
         if network is not None:
-            yield Port(device, int(port.name), int(entry.name), gid, network)
+            yield Port(device, int(port.name), int(entry.name), gid, network, _rate(port))
 
 
 def _network(layer: str, gid: str, kind: str) -> str | None:
@@ -179,6 +187,13 @@ def _network(layer: str, gid: str, kind: str) -> str | None:
 def _preference(port: Port) -> tuple[int, int]:
     rank = _ROCE.index(port.network) if port.network in _ROCE else 0
     return rank, port.index
+
+
+def _rate(port: Path) -> float:
+    try:
+        return float(_read(port / "rate").split(" ")[0])
+    except ValueError:
+        return 0.0
 
 
 def _read(path: Path) -> str:

@@ -20,8 +20,8 @@ using runtime::Communicator;
 // Communicators of `size` ranks over the fake provider; those end before it does.
 class VerbsWorld {
  public:
-  VerbsWorld(int size, const FakeOptions& options)
-      : fake(options), transports_(size, [size](int rank) { return make_fake(rank, size); }) {
+  VerbsWorld(int size, const FakeOptions& options, int rails = 1)
+      : fake(options), transports_(fake_ranks(size, rails)) {
     for (int rank = 0; rank < size; ++rank) {
       runtime::EngineOptions made;
       made.rank = rank;
@@ -71,12 +71,12 @@ runtime::CollectiveRequest request_in(PlanImage plan, Array& input, Array& outpu
   return request;
 }
 
-// Sums of several tiles, in place and not, on two kinds of plans.
+// Sums of several tiles, in place and not, on two kinds of plans, over one rail and over two.
 TEST(sums_are_right_where_devices_read_the_arrays) {
   constexpr std::size_t kCount = 60'001;  // 480 KiB
-  for (const std::uint64_t seed : {1u, 2u}) {
+  for (const int rails : {1, 2}) {
     for (const bool ring : {true, false}) {
-      VerbsWorld world(3, {.seed = seed});
+      VerbsWorld world(3, {.seed = static_cast<std::uint64_t>(rails)}, rails);
       on_threads(ranks_below(3), [&](int rank) {
         const auto plan = ring ? ring_plan(3, rank) : direct_plan(3, rank);
         Array input(input_of(rank, 0, kCount));

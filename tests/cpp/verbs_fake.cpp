@@ -1,7 +1,6 @@
 #include "verbs_fake.h"
 
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,16 +13,10 @@
 namespace pycoll::testing {
 namespace {
 
-constexpr int kDevices = 8;
+constexpr int kDevices = 16;
+constexpr int kPorts = 2;
 // Longer than a header or a notice: a payload.
 constexpr std::uint32_t kPayloadMin = 1024;
-template <typename Inside, typename Handle>
-Inside* inside(Handle* handle) {
-  return reinterpret_cast<Inside*>(handle);
-}
-
-FakeNetwork& net() { return FakeNetwork::current(); }
-
 int bell() { return ::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE); }
 
 bool rings(int fd) {
@@ -94,8 +87,9 @@ int query_device(ibv_context*, ibv_device_attr* attributes) {
   return 0;
 }
 
-int query_port(ibv_context*, std::uint8_t, ibv_port_attr* attributes) {
+int query_port(ibv_context*, std::uint8_t port, ibv_port_attr* attributes) {
   *attributes = {};
+  if (port < 1 || port > kPorts) return EINVAL;
   attributes->state = IBV_PORT_ACTIVE;
   attributes->active_mtu = IBV_MTU_1024;
   attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
@@ -112,65 +106,13 @@ int get_async_event(ibv_context* handle, ibv_async_event* event) {
   if (!rings(handle->async_fd)) return -1;
   const auto held = net().lock();
   *event = {};
-  event->event_type = context->events.front();
+  event->event_type = context->events.front().first;
+  event->element.port_num = context->events.front().second;
   context->events.pop_front();
   return 0;
 }
 
 void ack_async_event(ibv_async_event*) {}
-
-// --- memory
-
-ibv_pd* alloc_pd(ibv_context* context) {
-  const auto held = net().lock();
-  ++net().handles;
-  auto* made = new ibv_pd{};
-  made->context = context;
-  return made;
-}
-
-int dealloc_pd(ibv_pd* domain) {
-  const auto held = net().lock();
-  --net().handles;
-  delete domain;
-  return 0;
-}
-
-ibv_mr* reg_mr(ibv_pd* domain, void* memory, std::size_t bytes, int access) {
-  const auto held = net().lock();
-  if (const int error = net().refusal(bytes)) {
-    ++net().refusals;
-    errno = error;
-    return nullptr;
-  }
-  // As ibv_fork_init() has it: children of a fork do not get these pages.
-  CHECK(net().copies_at_fork || ::madvise(memory, bytes, MADV_DONTFORK) == 0,
-        "%zu bytes at %p are not whole pages", bytes, memory);
-  net().registered_bytes += bytes;
-  ++net().handles;
-  auto* made = new FakeRegion;
-  made->handle.context = domain->context;
-  made->handle.pd = domain;
-  made->handle.addr = memory;
-  made->handle.length = bytes;
-  made->handle.lkey = net().next_number++;
-  made->handle.rkey = net().next_number++;
-  made->access = access;
-  net().regions[made->handle.lkey] = made;
-  net().regions[made->handle.rkey] = made;
-  return &made->handle;
-}
-
-int dereg_mr(ibv_mr* handle) {
-  const auto held = net().lock();
-  CHECK(!net().reads(*handle), "%zu bytes freed while they are sent", handle->length);
-  net().registered_bytes -= handle->length;
-  --net().handles;
-  net().regions.erase(handle->lkey);
-  net().regions.erase(handle->rkey);
-  delete inside<FakeRegion>(handle);
-  return 0;
-}
 
 // --- completions
 
@@ -288,6 +230,7 @@ int modify_qp(ibv_qp* handle, ibv_qp_attr* wanted, int mask) {
   CHECK((mask & IBV_QP_STATE) != 0 && wanted->qp_state == handle->state + 1,
         "a pair goes from state %d to %d", handle->state, wanted->qp_state);
   handle->state = wanted->qp_state;
+  if ((mask & IBV_QP_PORT) != 0) pair->port = wanted->port_num;
   if ((mask & IBV_QP_DEST_QPN) != 0) pair->peer = wanted->dest_qp_num;
   return 0;
 }
@@ -321,6 +264,9 @@ FakeRequest request_of(const FakePair& pair, const ibv_send_wr& wanted) {
   made.tells = (wanted.send_flags & IBV_SEND_SIGNALED) != 0;
   made.immediate = wanted.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   made.immediate_bits = wanted.imm_data;
+  if (const auto other = net().rewritten.find(wanted.imm_data); other != net().rewritten.end()) {
+    made.immediate_bits = other->second;
+  }
   made.target = wanted.wr.rdma.remote_addr;
   made.key = wanted.wr.rdma.rkey;
   if (wanted.num_sge == 0) return made;
@@ -336,7 +282,10 @@ FakeRequest request_of(const FakePair& pair, const ibv_send_wr& wanted) {
           from.length);
     made.source = source;
     made.source_key = from.lkey;
-    if (from.length >= kPayloadMin) net().sent[source] += from.length;
+    if (from.length >= kPayloadMin) {
+      net().sent[source] += from.length;
+      net().sent_over[{pair.device, pair.port}] += from.length;
+    }
   }
   const std::uint32_t packets = (made.bytes - 1) / FakeNetwork::kPacketBytes + 1;
   for (std::uint32_t i = 0; i < packets; ++i) made.packets.push_back(i);
@@ -385,7 +334,17 @@ const transport::verbs::Api& FakeVerbs::api() {
       ack_cq_events,   get_async_event,     ack_async_event,
       create_qp,       modify_qp,           destroy_qp,
       wc_status_str,   event_type_str,      is_fork_initialized,
+      reg_dmabuf_mr,
   };
+  return table;
+}
+
+const transport::verbs::Api& FakeVerbs::old_api() {
+  static const transport::verbs::Api table = [] {
+    transport::verbs::Api old = api();
+    old.reg_dmabuf_mr = nullptr;
+    return old;
+  }();
   return table;
 }
 

@@ -2,7 +2,8 @@
 // show: the packets of a message, and of the messages behind it, arrive in any order; completions
 // come late; peers stop answering; ports go down; memory cannot be pinned. What the specification
 // promises holds: messages of a pair complete in order, and with a completion all earlier bytes are
-// there.
+// there. Between pairs there is no order, and now and then all of a device stands still for as long
+// as anything moves elsewhere.
 //
 // A thread is the network. It reads and writes the users' memory whenever it likes, so that a
 // sanitizer for threads finds every use of memory that is not covered by a completion. Misuse fails
@@ -29,7 +30,7 @@ struct FakeOptions {
 };
 
 // One at a time: the functions of the table know no other way to it. Devices are called "fake0",
-// "fake1", ... and have one port. Any thread.
+// "fake1", ... and have two ports. Any thread.
 class FakeVerbs {
  public:
   explicit FakeVerbs(const FakeOptions& options);
@@ -37,12 +38,19 @@ class FakeVerbs {
   ~FakeVerbs();
 
   static const transport::verbs::Api& api();
-  static transport::VerbsPort port(int device) { return {"fake" + std::to_string(device), 1, 0}; }
+  // As of a library that cannot register memory of devices.
+  static const transport::verbs::Api& old_api();
+  static transport::VerbsPort port(int device, int number = 1) {
+    return {"fake" + std::to_string(device), number, 0};
+  }
 
   // From now on nobody hears what this device sends, and it hears nobody.
   void cut(int device);
-  // The port of the device says that it is down; nothing else changes.
-  void tell_port_error(int device);
+  // A port of the device says that it is down; nothing else changes.
+  void tell_port_error(int device, int port = 1);
+  // From now on this device registers no memory of other devices; a dma-buf of the tests is a
+  // memfd.
+  void refuse_dmabufs(int device);
   // From now on no more than `beyond` what is registered now can be: `error`; 0: as before.
   void refuse_memory(int error, std::size_t beyond = 0);
   // How many times memory was refused.
@@ -52,11 +60,17 @@ class FakeVerbs {
   void copy_at_fork(bool copy);
   // While held, this device sends as ever but does not tell what it has sent.
   void hold_completions(int device, bool hold);
+  // From now on messages that are to say `from` in their immediate value say `to`.
+  void rewrite(std::uint32_t from, std::uint32_t to);
+  // While stalled, nothing that this device sends gets anywhere, and it does not give up.
+  void stall(int device, bool stall);
   std::size_t registered_bytes() const;
   // Bytes of payloads, of 1 KiB or more, that devices were told to read from this memory, or from
   // anywhere.
   std::uint64_t sent_from(const std::byte* begin, std::size_t bytes) const;
   std::uint64_t sent_bytes() const;
+  // The same by the port that they left over.
+  std::uint64_t sent_over(int device, int port) const;
   // Messages that have arrived whole at any peer.
   std::uint64_t messages() const;
   // Messages of which a packet arrived before one of an earlier message or before an earlier one of

@@ -1,4 +1,5 @@
 // What tests can do to the fake provider, and ask it.
+#include <arpa/inet.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,11 +17,11 @@ void FakeVerbs::cut(int device) {
   network_->cut.insert(device);
 }
 
-void FakeVerbs::tell_port_error(int device) {
+void FakeVerbs::tell_port_error(int device, int port) {
   const auto held = network_->lock();
   for (FakeContext* context : network_->contexts) {
     if (context->device != device) continue;
-    context->events.push_back(IBV_EVENT_PORT_ERR);
+    context->events.emplace_back(IBV_EVENT_PORT_ERR, port);
     const std::uint64_t one = 1;
     CHECK(::write(context->handle.async_fd, &one, sizeof(one)) == sizeof(one), "no event");
   }
@@ -38,6 +39,26 @@ void FakeVerbs::hold_completions(int device, bool hold) {
     network_->holding.insert(device);
   } else {
     network_->holding.erase(device);
+  }
+  network_->wake();
+}
+
+void FakeVerbs::refuse_dmabufs(int device) {
+  const auto held = network_->lock();
+  network_->without_dmabufs.insert(device);
+}
+
+void FakeVerbs::rewrite(std::uint32_t from, std::uint32_t to) {
+  const auto held = network_->lock();
+  network_->rewritten[htonl(from)] = htonl(to);
+}
+
+void FakeVerbs::stall(int device, bool stall) {
+  const auto held = network_->lock();
+  if (stall) {
+    network_->stalled.insert(device);
+  } else {
+    network_->stalled.erase(device);
   }
   network_->wake();
 }
@@ -68,6 +89,12 @@ std::uint64_t FakeVerbs::sent_bytes() const {
   std::uint64_t total = 0;
   for (const auto& [address, sent] : network_->sent) total += sent;
   return total;
+}
+
+std::uint64_t FakeVerbs::sent_over(int device, int port) const {
+  const auto held = network_->lock();
+  const auto found = network_->sent_over.find({device, port});
+  return found == network_->sent_over.end() ? 0 : found->second;
 }
 
 std::uint64_t FakeVerbs::messages() const {

@@ -66,13 +66,22 @@ void FakeNetwork::run() {
   }
 }
 
-// One packet or one completion of a pair chosen by chance, or of the next one that has any.
 bool FakeNetwork::step() {
   if (pairs.empty()) return false;
+  if (!options.orderly && prng_.chance(1, 256)) {
+    auto any = pairs.begin();
+    std::advance(any, static_cast<long>(prng_.below(pairs.size())));
+    still_ = any->second->device;
+  }
+  return advance_any(still_) || advance_any(-1);
+}
+
+// One packet or one completion of a pair chosen by chance, or of the next one that has any.
+bool FakeNetwork::advance_any(int except) {
   auto at = pairs.begin();
   std::advance(at, static_cast<long>(prng_.below(pairs.size())));
   for (std::size_t i = 0; i < pairs.size(); ++i) {
-    if (advance(*at->second)) return true;
+    if (at->second->device != except && advance(*at->second)) return true;
     if (++at == pairs.end()) at = pairs.begin();
   }
   return false;
@@ -86,7 +95,8 @@ bool FakeNetwork::advance(FakePair& pair) {
     pair.late.pop_front();
     return true;
   }
-  return pair.handle.state == IBV_QPS_RTS && !pair.sends.empty() && arrive(pair);
+  if (pair.handle.state != IBV_QPS_RTS || pair.sends.empty()) return false;
+  return stalled.count(pair.device) == 0 && arrive(pair);
 }
 
 bool FakeNetwork::arrive(FakePair& pair) {

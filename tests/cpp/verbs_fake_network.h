@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -22,7 +23,7 @@ namespace pycoll::testing {
 struct FakeContext {
   ibv_context handle{};
   int device = 0;
-  std::deque<ibv_event_type> events;
+  std::deque<std::pair<ibv_event_type, int>> events;  // and of which port
 };
 
 struct FakeCompletions {
@@ -60,6 +61,7 @@ struct FakeRequest {
 struct FakePair {
   ibv_qp handle{};
   int device = 0;
+  int port = 0;
   ibv_qp_cap limits{};
   std::uint32_t peer = 0;
   std::deque<FakeRequest> sends;
@@ -100,12 +102,16 @@ class FakeNetwork {
   std::uint32_t next_number = 17;
   int handles = 0;        // made and not freed
   std::set<int> holding;  // devices that do not tell what they have sent
+  std::set<int> without_dmabufs;
+  std::map<std::uint32_t, std::uint32_t> rewritten;  // immediate values, as they travel
+  std::set<int> stalled;                             // devices of which nothing gets anywhere
   std::size_t registered_bytes = 0;
   std::size_t memory_max = 0;
   int refusals = 0;
   bool copies_at_fork = false;
   int memory_error = 0;                            // of registering more; 0: any amount is fine
   std::map<const std::byte*, std::uint64_t> sent;  // bytes of payloads, by where they lay
+  std::map<std::pair<int, int>, std::uint64_t> sent_over;  // the same by device and port
   std::uint64_t messages = 0;
   std::uint64_t disordered = 0;
 
@@ -113,6 +119,7 @@ class FakeNetwork {
 
  private:
   void run();
+  bool advance_any(int except);
   bool advance(FakePair& pair);
   bool arrive(FakePair& pair);
   void place(FakePair& pair, FakePair& peer);
@@ -122,8 +129,24 @@ class FakeNetwork {
   std::mutex mutex_;
   std::condition_variable work_;
   Prng prng_;
+  int still_ = -1;  // the device that stands still
   bool over_ = false;
   std::thread thread_;
 };
+
+inline FakeNetwork& net() { return FakeNetwork::current(); }
+
+template <typename Inside, typename Handle>
+Inside* inside(Handle* handle) {
+  return reinterpret_cast<Inside*>(handle);
+}
+
+// Of the table; verbs_fake_memory.cpp.
+ibv_pd* alloc_pd(ibv_context* context);
+int dealloc_pd(ibv_pd* domain);
+ibv_mr* reg_mr(ibv_pd* domain, void* memory, std::size_t bytes, int access);
+ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t iova,
+                      int descriptor, int access);
+int dereg_mr(ibv_mr* handle);
 
 }  // namespace pycoll::testing

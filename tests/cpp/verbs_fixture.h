@@ -1,5 +1,5 @@
-// Worlds of verbs transports over the fake provider: one device per rank, and for each pair a
-// socket as liveness.
+// Worlds of verbs transports over the fake provider: as many ports per rank as pairs have rails,
+// and for each pair a socket as liveness.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,12 +18,13 @@
 
 namespace pycoll::testing {
 
-// Transports of `size` ranks, each pair linked.
+// Transports of `size` ranks, each pair linked by rails over the first ports of both.
 class VerbsRanks {
  public:
   // `make(rank)` opens the transport of a rank.
   template <typename Make>
-  VerbsRanks(int size, Make make) : sockets_(static_cast<std::size_t>(size)) {
+  VerbsRanks(int size, Make make, int rails = 1) : sockets_(static_cast<std::size_t>(size)) {
+    for (int rail = 0; rail < rails; ++rail) rails_.push_back(rail);
     for (int rank = 0; rank < size; ++rank) ranks_.push_back(make(rank));
     for (int a = 0; a < size; ++a) {
       for (int b = 0; b < a; ++b) link(a, b);
@@ -42,9 +43,9 @@ class VerbsRanks {
   void link(int a, int b) {
     std::string address_of_a;
     std::string address_of_b;
-    Status status = at(a).prepare(b, &address_of_a);
+    Status status = at(a).prepare(b, rails_, &address_of_a);
     CHECK(status.ok(), "%s", status.message().c_str());
-    status = at(b).prepare(a, &address_of_b);
+    status = at(b).prepare(a, rails_, &address_of_b);
     CHECK(status.ok(), "%s", status.message().c_str());
     SocketPair pair = unix_pair();
     sockets_[static_cast<std::size_t>(a)].push_back(duplicate(pair.near));
@@ -55,6 +56,7 @@ class VerbsRanks {
     CHECK(status.ok(), "%s", status.message().c_str());
   }
 
+  std::vector<int> rails_;
   std::vector<std::vector<UniqueFd>> sockets_;  // duplicates of each rank's ends
   std::vector<std::unique_ptr<transport::VerbsTransport>> ranks_;
 };
@@ -62,19 +64,35 @@ class VerbsRanks {
 // Pieces of 256 KiB, 1 MiB in all.
 inline constexpr transport::verbs::RegistrationLimits kSmallLimits{256 << 10, 1 << 20};
 
+// The ports of a rank that has several: those of two devices of its own in turns.
+inline std::vector<transport::VerbsPort> fake_ports(int rank, int rails) {
+  if (rails == 1) return {FakeVerbs::port(rank)};
+  std::vector<transport::VerbsPort> ports;
+  for (int i = 0; i < rails; ++i) ports.push_back(FakeVerbs::port(2 * rank + i % 2, 1 + i / 2));
+  return ports;
+}
+
 inline std::unique_ptr<transport::VerbsTransport> make_fake(
-    int rank, int size, const transport::verbs::RegistrationLimits& limits = kSmallLimits) {
+    int rank, int size, const transport::verbs::RegistrationLimits& limits = kSmallLimits,
+    int rails = 1) {
   std::unique_ptr<transport::VerbsTransport> made;
-  const Status status = transport::VerbsTransport::create(rank, size, FakeVerbs::port(rank),
+  const Status status = transport::VerbsTransport::create(rank, size, fake_ports(rank, rails),
                                                           FakeVerbs::api(), limits, &made);
   CHECK(status.ok(), "%s", status.message().c_str());
   return made;
 }
 
+// Transports over so many rails; what they register of arrays is bounded at each of their ports.
+inline VerbsRanks fake_ranks(int size, int rails) {
+  transport::verbs::RegistrationLimits limits = kSmallLimits;
+  limits.pinned_bytes *= static_cast<std::size_t>(rails);
+  return {size, [=](int rank) { return make_fake(rank, size, limits, rails); }, rails};
+}
+
 class FakeVerbsFixture : public conformance::Fixture {
  public:
-  FakeVerbsFixture(int size, const FakeOptions& options)
-      : fake_(options), ranks_(size, [size](int rank) { return make_fake(rank, size); }) {}
+  FakeVerbsFixture(int size, const FakeOptions& options, int rails)
+      : fake_(options), ranks_(fake_ranks(size, rails)) {}
 
   transport::Transport& at(int rank) override { return ranks_.at(rank); }
   void kill(int rank) override { ranks_.kill(rank); }
@@ -84,11 +102,15 @@ class FakeVerbsFixture : public conformance::Fixture {
   VerbsRanks ranks_;
 };
 
-// A network that reorders and delays what it may; up to `inline_max` bytes travel inline.
-inline conformance::Medium fake_verbs_medium(std::uint32_t inline_max) {
-  return {"", true, [inline_max](int size, std::uint64_t seed) {
-            return std::make_unique<FakeVerbsFixture>(size, FakeOptions{seed, inline_max, false});
-          }};
+// A network that reorders and delays what it may; up to `inline_max` bytes travel inline. Two of
+// these are tested.
+inline conformance::Medium fake_verbs_medium(std::uint32_t inline_max, int rails) {
+  return {"", true,
+          [inline_max, rails](int size, std::uint64_t seed) {
+            const FakeOptions options{seed, inline_max, false};
+            return std::make_unique<FakeVerbsFixture>(size, options, rails);
+          },
+          2};
 }
 
 }  // namespace pycoll::testing

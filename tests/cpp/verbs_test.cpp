@@ -106,11 +106,11 @@ TEST(memory_that_cannot_be_pinned_is_told_with_the_way_out) {
   auto transport = make_fake(0, 2);
   fake.refuse_memory(ENOMEM);
   std::string address;
-  const Status refused = transport->prepare(1, &address);
+  const Status refused = transport->prepare(1, {0}, &address);
   CHECK(says(refused, Code::kTransport, "fake0 port 1: cannot register"), "another error");
   CHECK(transport->link(1) == nullptr, "a link that was not made");
   fake.refuse_memory(0);
-  CHECK(transport->prepare(1, &address).ok() && address.size() == 48, "no second try");
+  CHECK(transport->prepare(1, {0}, &address).ok() && address.size() == 48, "no second try");
 }
 
 TEST(wrong_peers_and_addresses_are_refused) {
@@ -118,15 +118,16 @@ TEST(wrong_peers_and_addresses_are_refused) {
   auto transport = make_fake(0, 2);
   std::string address;
   for (const int peer : {-1, 0, 2}) {
-    CHECK(says(transport->prepare(peer, &address), Code::kInvalidArgument, "not another rank"),
+    CHECK(says(transport->prepare(peer, {0}, &address), Code::kInvalidArgument, "not another rank"),
           "peer %d", peer);
   }
   const auto attach = [&](const std::string& bytes) {
     return transport->attach(1, bytes, unix_pair().near, "rank 1");
   };
   CHECK(says(attach(""), Code::kInvalidArgument, "is not prepared"), "attached unprepared");
-  CHECK(transport->prepare(1, &address).ok(), "not prepared");
-  CHECK(says(transport->prepare(1, &address), Code::kInvalidArgument, "prepared already"), "twice");
+  CHECK(transport->prepare(1, {0}, &address).ok(), "not prepared");
+  CHECK(says(transport->prepare(1, {0}, &address), Code::kInvalidArgument, "prepared already"),
+        "twice");
   for (const std::string& bytes : {std::string(), std::string(47, 'x'), std::string(48, 'x')}) {
     CHECK(says(attach(bytes), Code::kInvalidArgument, "are no address"), "%zu bytes", bytes.size());
   }
@@ -135,21 +136,23 @@ TEST(wrong_peers_and_addresses_are_refused) {
   CHECK(says(attach(bad), Code::kInvalidArgument, "are no address"), "an impossible address");
   transport->forget(1);
   CHECK(says(attach(address), Code::kInvalidArgument, "is not prepared"), "attached a forgotten");
-  CHECK(transport->prepare(1, &address).ok(), "cannot be prepared anew");
+  CHECK(transport->prepare(1, {0}, &address).ok(), "cannot be prepared anew");
   transport->close();
-  CHECK(says(transport->prepare(1, &address), Code::kClosed, "was closed"), "prepared when closed");
+  CHECK(says(transport->prepare(1, {0}, &address), Code::kClosed, "was closed"),
+        "prepared when closed");
 }
 
 TEST(devices_that_are_not_there_are_named) {
   FakeVerbs fake({});
   std::unique_ptr<VerbsTransport> made;
   Status status =
-      VerbsTransport::create(0, 2, {"mlx5_7", 1, 0}, FakeVerbs::api(), kSmallLimits, &made);
+      VerbsTransport::create(0, 2, {{"mlx5_7", 1, 0}}, FakeVerbs::api(), kSmallLimits, &made);
   CHECK(says(status, Code::kInvalidArgument, "no device \"mlx5_7\"; there are: fake0, fake1"), "?");
-  status = VerbsTransport::create(2, 2, FakeVerbs::port(0), FakeVerbs::api(), kSmallLimits, &made);
+  status =
+      VerbsTransport::create(2, 2, {FakeVerbs::port(0)}, FakeVerbs::api(), kSmallLimits, &made);
   CHECK(says(status, Code::kInvalidArgument, "rank 2 is not in [0, size) for size 2"), "?");
   status =
-      VerbsTransport::create(0, 1000, FakeVerbs::port(0), FakeVerbs::api(), kSmallLimits, &made);
+      VerbsTransport::create(0, 1000, {FakeVerbs::port(0)}, FakeVerbs::api(), kSmallLimits, &made);
   CHECK(says(status, Code::kTransport, "queues 32768 completions at most"), "?");
 }
 
@@ -159,7 +162,8 @@ TEST(a_peer_that_sends_on_its_liveness_socket_is_lost) {
   auto other = make_fake(1, 2);
   std::string ours;
   std::string theirs;
-  CHECK(transport->prepare(1, &ours).ok() && other->prepare(0, &theirs).ok(), "not prepared");
+  CHECK(transport->prepare(1, {0}, &ours).ok() && other->prepare(0, {0}, &theirs).ok(),
+        "not prepared");
   SocketPair pair = unix_pair();
   CHECK(transport->attach(1, theirs, std::move(pair.near), "rank 1").ok(), "not attached");
   CHECK(::send(pair.far.get(), "x", 1, 0) == 1, "cannot send");

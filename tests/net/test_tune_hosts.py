@@ -22,6 +22,7 @@ from pycoll.bench.fit import Observation, fit
 from pycoll.bench.tune import COLLECTIVES, Case, distinct_algorithms
 from pycoll.bench.tune_hosts import HostsOptions, _agreed, phases_of, with_whole_link
 from pycoll.bootstrap.identity import Identity, transport_across
+from pycoll.bootstrap.rails import Port
 from pycoll.cli import main
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError
@@ -164,12 +165,16 @@ def test_a_network_that_is_not_right_is_refused(tmp_path: Path, networks: Any, w
 
 
 def test_hosts_talk_over_verbs_only_if_all_ranks_are_on_one_network() -> None:
-    def on(verbs: str, *transports: str) -> Identity:
-        return replace(Identity.mine(Config(), verbs=verbs), transports=transports)
+    def on(networks: str, *transports: str) -> Identity:
+        ports = tuple(Port("a", 1, 0, "", network) for network in networks.split(", ") if network)
+        return replace(Identity.mine(Config(), verbs=ports), transports=transports)
 
     ib = on("ib 1", "shm", "verbs", "tcp")
     assert transport_across([ib, ib]) == "verbs"
     assert transport_across([ib, on("ib 2", "shm", "verbs", "tcp")]) == "tcp"
+    both = on("ib 2, ib 1", "verbs", "tcp")
+    assert transport_across([ib, both]) == "verbs"
+    assert transport_across([ib, both, on("ib 2", "verbs", "tcp")]) == "tcp"
     assert transport_across([ib, on("", "shm", "tcp")]) == "tcp"
     assert transport_across([on("", "tcp")] * 2) == "tcp"
 

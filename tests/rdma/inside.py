@@ -2,8 +2,9 @@
 
     python tests/rdma/inside.py [NAME...]
 
-Ranks are processes; rank r uses the device rxe(r % DEVICES). Each check says what it found and how
-long that took; the first failure ends the run. Times are those of an emulated machine.
+Ranks are processes; rank r uses the device rxe(r % DEVICES), or several from there on where it has
+rails. Each check says what it found and how long that took; the first failure ends the run. Times
+are those of an emulated machine.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from guest import DEVICES, ROOT
 
@@ -47,11 +49,14 @@ def require(condition: bool, text: str) -> None:
 
 
 class Ranks:
-    """Processes of rank_of_guest.py that run the same ``job`` over verbs."""
+    """Processes of rank_of_guest.py that run the same ``job`` over verbs, each over devices of its
+    own."""
 
     _port = PORT
 
-    def __init__(self, size: int, job: str, prefix: tuple[str, ...] = (), **settings: str) -> None:
+    def __init__(
+        self, size: int, job: str, prefix: tuple[str, ...] = (), rails: int = 1, **settings: str
+    ) -> None:
         Ranks._port += 1
         self.processes = []
         for rank in range(size):
@@ -61,7 +66,9 @@ class Ranks:
                 "PYCOLL_ADDRESS": f"127.0.0.1:{Ranks._port}",
                 "PYCOLL_SECRET": SECRET,
                 "PYCOLL_TRANSPORTS": "verbs",
-                "PYCOLL_VERBS_DEVICES": f"rxe{rank % DEVICES}",
+                "PYCOLL_VERBS_DEVICES": ",".join(
+                    f"rxe{(rank * rails + rail) % DEVICES}" for rail in range(rails)
+                ),
                 "PYCOLL_TUNING": "off",
                 "PYCOLL_TIMEOUT_S": "120",
                 "PYCOLL_INIT_TIMEOUT_S": "600",
@@ -134,6 +141,23 @@ def collectives(size: int) -> str:
     outputs = Ranks(size, "collectives").succeed()
     require(all(out == outputs[0] for out in outputs), f"ranks differ: {outputs}")
     return outputs[0].strip()
+
+
+def sent_packets() -> list[int]:
+    """So far, by device."""
+    counter = "/sys/class/infiniband/rxe{}/ports/1/hw_counters/sent_pkts"
+    return [int(Path(counter.format(i)).read_text()) for i in range(DEVICES)]
+
+
+def two_rails() -> str:
+    """All collectives, with every packet count of a device near that of its rank's other one."""
+    before = sent_packets()
+    outputs = Ranks(2, "collectives", rails=2).succeed()
+    sent = [after - count for after, count in zip(sent_packets(), before, strict=True)]
+    require(outputs[0] == outputs[1], f"ranks differ: {outputs}")
+    for pair in (sent[:2], sent[2:]):
+        require(min(pair) > max(pair) / 2 > 500, f"packets by device: {sent}")
+    return f"{outputs[0].strip()}; packets by device: {sent}"
 
 
 def arrays() -> str:
@@ -237,6 +261,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "conformance, 2 devices": lambda: conformance(2),
     "all collectives, 2 ranks": lambda: collectives(2),
     "all collectives, 4 ranks": lambda: collectives(4),
+    "all collectives, 2 rails": two_rails,
     "arrays, registered": arrays,
     "arrays, kept": arrays_kept,
     "arrays beyond locked memory": arrays_limited,

@@ -21,7 +21,7 @@ int gid_index = 0;
 std::unique_ptr<VerbsTransport> open_rank(int rank, int size) {
   std::unique_ptr<VerbsTransport> made;
   const VerbsPort port{prefix + std::to_string(rank % devices), 1, gid_index};
-  const Status status = VerbsTransport::create(rank, size, port, &made);
+  const Status status = VerbsTransport::create(rank, size, {port}, &made);
   CHECK(status.ok(), "%s", status.message().c_str());
   return made;
 }

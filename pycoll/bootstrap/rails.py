@@ -1,0 +1,68 @@
+"""Ports of RDMA devices, and which of two ranks' ports make the rails between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: The transport joins two ranks by so many rails (``is_rail_count`` of verbs_layout.h).
+RAIL_COUNTS = (4, 2, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port that is up. ``gid`` is one of its addresses, ``index`` where that stands in its table.
+
+    ``network`` is equal for two ports that may reach each other: "RoCE IPv4", "RoCE IPv6", "RoCE
+    link-local", or "InfiniBand" with the prefix of the subnet. ``rate`` is in Gb/s, 0 if unknown.
+    """
+
+    device: str
+    number: int
+    index: int
+    gid: str
+    network: str
+    rate: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.number} ({self.network})"
+
+
+def networks_of(ports: Sequence[Port]) -> str:
+    """For users."""
+    return ", ".join(dict.fromkeys(port.network for port in ports)) or "no RDMA network"
+
+
+def share_network(a: Sequence[Port], b: Sequence[Port]) -> bool:
+    """Whether ports of both may reach each other."""
+    return not {port.network for port in a}.isdisjoint(port.network for port in b)
+
+
+def match(lower: Sequence[Port], higher: Sequence[Port], most: int) -> list[tuple[int, int]]:
+    """The rails of two ranks as pairs of places in their lists; both ends find the same.
+
+    At most ``most``, which is at least 1; of each end every port at most once; all on one network,
+    the first of the lower rank's that the other has too. The order is that of the lower rank's
+    ports.
+    """
+    theirs = {port.network for port in higher}
+    network = next((port.network for port in lower if port.network in theirs), None)
+    likely = sorted(
+        (-_likeness(a, b), i, j)
+        for i, a in enumerate(lower)
+        for j, b in enumerate(higher)
+        if a.network == b.network == network
+    )
+    pairs: dict[int, int] = {}
+    for _, i, j in likely:
+        if i not in pairs and j not in pairs.values():
+            pairs[i] = j
+    count = next((count for count in RAIL_COUNTS if count <= min(most, len(pairs))), 0)
+    return sorted(pairs.items())[:count]
+
+
+def _likeness(a: Port, b: Port) -> int:
+    """Networks whose rails are apart give those of one rail equal prefixes, or else wire ports of
+    one name to one switch."""
+    same_place = (a.device, a.number) == (b.device, b.number)
+    return 2 * (a.gid[:-2] == b.gid[:-2]) + same_place
