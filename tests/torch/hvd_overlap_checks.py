@@ -10,7 +10,6 @@ import copy
 import io
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -384,21 +383,3 @@ def check_wrong_requests_are_told() -> None:
     for optimizer in (torch.optim.LBFGS(net.parameters()), Own(net.parameters(), lr=1.0)):
         text = raised(ValueError, build, optimizer, policy="bsp", model=net)
         assert "one of torch's" in text and type(optimizer).__name__ in text
-
-
-def check_compiled_modules_are_refused() -> None:
-    """A matter of each rank by itself, and the compiler takes a second to import."""
-    if hvd.size() > 1:
-        return
-    net = network()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        script = torch.jit.script(network())
-    text = raised(
-        ValueError, hvd.DistributedOptimizer, sgd(script), None, policy="bsp", model=script
-    )
-    assert "model is a RecursiveScriptModule: within compiled modules" in text, text
-    compiled: Any = torch.compile(net, backend="eager")
-    assert "leave out model=" in raised(
-        ValueError, hvd.DistributedOptimizer, sgd(net), None, policy="bsp", model=compiled
-    )
