@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
 import os
 import socket
 import statistics
@@ -125,10 +126,9 @@ def starts_in(hosts: Hosts | None) -> Starts:
         if name == "horovod":
             return [Start(["horovodrun", "-np", str(ranks), *worker])]
         places = places_of(name, address, device, ranks, port)
-        return [
-            Start(worker if hosts is None else hosts.on(rank, worker), places(rank, rank))
-            for rank in range(ranks)
-        ]
+        if hosts is None:
+            return [Start([*worker, *(json.dumps(places(rank, rank)) for rank in range(ranks))])]
+        return [Start(hosts.on(rank, worker), places(rank, rank)) for rank in range(ranks)]
 
     return starts
 

@@ -1,6 +1,9 @@
-"""One rank that trains, for bench/training.py; obeys the controller in bench/jobs.py.
+"""Ranks that train, for bench/training.py; they obey the controller in bench/jobs.py.
 
-    python training_worker.py LIBRARY SOCKET
+    python training_worker.py LIBRARY SOCKET [ENVIRONMENT ...]
+
+Every environment, an object of JSON, makes a rank; all are forked from one process, since importing
+torch takes seconds in each. Without any there is one rank.
 
 A way of training is one of the orders' words: a policy, "hvd" (tensor by tensor), "ddp", "alone"
 (nothing is reduced) or "all_reduce" (the same bytes in one piece, and nothing is computed). All
@@ -9,6 +12,7 @@ ways have the same parameters in the same memory; while times are taken the lear
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -219,8 +223,21 @@ def serve(library: Any, controller: socket.socket) -> None:
             answer(time_batch(training.operation, order["batch"]) / STEPS)
 
 
+def fork_for(environments: list[str]) -> None:
+    """Be one rank in each process from here on."""
+    # What optimizers import otherwise when they are made.
+    importlib.import_module("torch._dynamo")
+    for own in environments[:-1]:
+        if os.fork() == 0:
+            os.environ.update(json.loads(own))
+            return
+    os.environ.update(json.loads(environments[-1]))
+
+
 def main() -> None:
-    name, path = sys.argv[1:]
+    name, path, *environments = sys.argv[1:]
+    if environments:
+        fork_for(environments)
     torch.set_num_threads(1)
     library = LIBRARIES[name]()
     with socket.socket(socket.AF_UNIX) as controller:

@@ -45,17 +45,58 @@ def main() -> None:
     metavar="N",
     help="Start up to N ranks that fail again, for programs that use elastic.run.",
 )
+@click.option(
+    "--min-np",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Go on without ranks that fail while N are left, for programs that use elastic.run.",
+)
+@click.option(
+    "--max-np",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Start up to N ranks where the host discovery script tells of so many slots.",
+)
+@click.option(
+    "--host-discovery-script",
+    metavar="COMMAND",
+    help='Run every second; prints "host:slots" lines, of this machine only.',
+)
+@click.option(
+    "--elastic-timeout",
+    type=float,
+    envvar="HOROVOD_ELASTIC_TIMEOUT",
+    metavar="SECONDS",
+    help="The longest wait for --min-np ranks.  [default: 600]",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(ranks: int, prefix: bool, restarts: int, command: tuple[str, ...]) -> None:
+def run(
+    ranks: int,
+    prefix: bool,
+    restarts: int,
+    min_np: int | None,
+    max_np: int | None,
+    host_discovery_script: str | None,
+    elastic_timeout: float | None,
+    command: tuple[str, ...],
+) -> None:
     """Start COMMAND on N ranks of this machine.
 
     A .py file runs with this Python; anything else is run as it is. When a rank fails, and is not
-    started again, the others are stopped and its exit status becomes that of this command.
+    started again, the others are stopped and its exit status becomes that of this command. With
+    --min-np, --max-np or a host discovery script the others go on as long as they are enough.
     """
+    from pycoll.elastic_launch import PATIENCE_S, ElasticOptions
     from pycoll.launch import LaunchOptions, launch
 
     try:
-        options = LaunchOptions(ranks=ranks, command=command, prefix=prefix, restarts=restarts)
+        elastic = None
+        if min_np or max_np or host_discovery_script is not None:
+            patience_s = PATIENCE_S if elastic_timeout is None else elastic_timeout
+            elastic = ElasticOptions(min_np, max_np, host_discovery_script, patience_s)
+        options = LaunchOptions(
+            ranks=ranks, command=command, prefix=prefix, restarts=restarts, elastic=elastic
+        )
         sys.exit(launch(options))
     except PycollError as error:
         raise _fail(error) from error

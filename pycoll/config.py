@@ -116,6 +116,8 @@ class Config:
     secret: bytes | None = field(default=None, repr=False)
     job_id: str | None = None
     store: str = "rank0"
+    roster: str | None = None
+    member: int | None = None
     host_id: str | None = None
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
     interfaces: tuple[str, ...] = ()
@@ -181,6 +183,8 @@ SETTINGS: tuple[Setting, ...] = (
         _one_of(STORES),
         "who listens at PYCOLL_ADDRESS: rank0, or launcher (set by pycoll run)",
     ),
+    Setting("PYCOLL_ROSTER", "roster", _text, "who gives places in an elastic job (pycoll run)"),
+    Setting("PYCOLL_MEMBER", "member", _integer(0), "this process's number in an elastic job"),
     Setting(
         "PYCOLL_HOST_ID",
         "host_id",

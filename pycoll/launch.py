@@ -16,17 +16,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 
 from pycoll.bootstrap.frames import list_ranks
 from pycoll.bootstrap.network import listen_tcp
 from pycoll.bootstrap.store_server import StoreServer
 from pycoll.config import Config
+from pycoll.elastic_launch import ElasticLaunch, ElasticOptions
 from pycoll.errors import InvalidArgumentError
+from pycoll.launch_signals import signals_caught
 from pycoll.rank_output import RankOutput
 from pycoll.rank_process import RankProcess
 
@@ -37,7 +37,6 @@ GRACE_S = 2.5
 SIGNAL_GRACE_S = 5.0
 #: Between SIGTERM and SIGKILL.
 KILL_S = 2.5
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
 #: The guard learns process groups from its input; "end" releases it, end-of-file sets it off.
 _GUARD = """
@@ -59,6 +58,7 @@ class LaunchOptions:
     failed ranks. ``started`` is called once all ranks run: the place to start threads.
     ``restarts``: so many ranks that fail are started again, with the same number and environment,
     instead of ending the launch; for programs whose other ranks then join anew.
+    ``elastic``: the launch goes on with fewer ranks, and with more; see elastic_launch.py.
     """
 
     ranks: int
@@ -69,6 +69,7 @@ class LaunchOptions:
     quiet: bool = False
     started: Callable[[], object] | None = None
     restarts: int = 0
+    elastic: ElasticOptions | None = None
 
 
 def launch(options: LaunchOptions) -> int:
@@ -87,6 +88,8 @@ def launch(options: LaunchOptions) -> int:
     if options.timeout_s is not None:
         environment["PYCOLL_TIMEOUT_S"] = f"{options.timeout_s:g}"
     Config.read(environment)
+    if options.elastic is not None:
+        return _launch_elastic(options, options.elastic, command, environment)
     try:
         listener = listen_tcp("127.0.0.1")
     except OSError:
@@ -114,6 +117,26 @@ def launch(options: LaunchOptions) -> int:
         return status
     finally:
         store.close()
+
+
+def _launch_elastic(
+    options: LaunchOptions,
+    wishes: ElasticOptions,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+) -> int:
+    """As launch(), in worlds that change."""
+    wishes.check(options.ranks)
+    secret, job_id = secrets.token_hex(32), f"run-{secrets.token_hex(8)}"
+    # Programs whose optimizers are made while there is one rank only will have others.
+    own = {"PYCOLL_SECRET": secret, "PYCOLL_JOB_ID": job_id, "HOROVOD_ELASTIC": "1"}
+    with _Crew(options, command, {**environment, **own}) as crew:
+        if options.started is not None:
+            options.started()
+        status = crew.watch()
+    if not options.quiet:
+        crew.report()
+    return status
 
 
 def resolve_command(command: Sequence[str]) -> list[str]:
@@ -151,6 +174,8 @@ class _Crew:
         self._restarts = options.restarts
         self._ranks: list[RankProcess] = []
         self._first: RankProcess | None = None
+        self._lost: list[RankProcess] = []
+        self._leaving: list[tuple[float, RankProcess]] = []
         self._signals: list[int] = []
         self._passed_on = 0
         self._due: list[tuple[float, int]] = []
@@ -158,10 +183,11 @@ class _Crew:
         self._output = RankOutput(self._selector)
         self._undo = contextlib.ExitStack()
         self._guard: subprocess.Popen[bytes] | None = None
+        self._elastic: ElasticLaunch | None = None
 
     def __enter__(self) -> _Crew:
         self._undo.callback(self._selector.close)
-        self._undo.enter_context(self._catching_signals())
+        self._undo.enter_context(signals_caught(self._selector, self._signals))
         try:
             self._guard = subprocess.Popen(
                 ["/bin/sh", "-c", _GUARD],
@@ -171,7 +197,13 @@ class _Crew:
                 start_new_session=True,
             )
             assert self._guard.stdin is not None
-            for number in range(self._options.ranks):
+            ranks = self._options.ranks
+            if self._options.elastic is not None:
+                own = (self._selector, self._environment, self._say)
+                self._elastic = ElasticLaunch(self._options.elastic, ranks, *own)
+                self._undo.callback(self._elastic.close)
+                ranks = self._elastic.wanted([])
+            for number in range(ranks):
                 self._ranks.append(self._started(number))
         except BaseException:
             self.__exit__()
@@ -195,11 +227,10 @@ class _Crew:
     def _started(self, number: int) -> RankProcess:
         assert self._guard is not None and self._guard.stdin is not None
         prefix = self._options.prefix
-        environment = {
-            **self._environment,
-            "PYCOLL_RANK": str(number),
-            "PYCOLL_LOCAL_RANK": str(number),
-        }
+        place = {"PYCOLL_RANK": str(number), "PYCOLL_LOCAL_RANK": str(number)}
+        if self._elastic is not None:
+            place = {"PYCOLL_ROSTER": self._elastic.name, "PYCOLL_MEMBER": str(number)}
+        environment = {**self._environment, **place}
         if prefix:
             # A pipe would make Python hold lines back until the rank ends.
             environment.setdefault("PYTHONUNBUFFERED", "1")
@@ -213,40 +244,10 @@ class _Crew:
                 self._output.add(number, width, pipe, target)
         return rank
 
-    @contextlib.contextmanager
-    def _catching_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        os.set_blocking(writer, False)
-
-        def handle(signum: int, frame: FrameType | None) -> None:
-            self._signals.append(signum)
-
-        def drain() -> None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(reader, 4096)
-
-        # What is ignored stays ignored: nohup.
-        heeded = [signum for signum in _FORWARDED if signal.getsignal(signum) != signal.SIG_IGN]
-        before = {signum: signal.signal(signum, handle) for signum in heeded}
-        wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self._selector.register(reader, selectors.EVENT_READ, drain)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup_before)
-            for signum, handler in before.items():
-                signal.signal(signum, handler or signal.SIG_DFL)
-            self._selector.unregister(reader)
-            os.close(reader)
-            os.close(writer)
-
     def watch(self) -> int:
         """Wait for all ranks, passing on signals and ending the rest when one fails."""
-        while any(rank.status is None for rank in self._ranks):
+        while self._is_going():
+            self._adapt()
             for key, _ in self._selector.select(self._patience()):
                 action: Callable[[], object] = key.data
                 action()
@@ -256,13 +257,23 @@ class _Crew:
         if self._passed_on:
             return 128 + self._passed_on
         if self._first is None or self._first.status is None:
-            return 0
+            return 1 if self._elastic is not None and self._elastic.failure else 0
         status = self._first.status
         return 128 - status if status < 0 else status
+
+    def _is_going(self) -> bool:
+        if any(rank.status is None for rank in self._ranks):
+            return True
+        # None were started yet: there are too few slots.
+        waits = self._elastic is not None and not self._ranks and not self._elastic.failure
+        return waits and self._is_adapting()
 
     def _patience(self) -> float | None:
         blind = any(rank.pidfd < 0 and rank.status is None for rank in self._ranks)
         waits = [max(0.0, self._due[0][0] - time.monotonic())] if self._due else []
+        if self._elastic is not None and self._is_adapting():
+            waits += self._elastic.waits()
+        waits += [max(0.0, due - time.monotonic()) for due, _ in self._leaving]
         return min([*waits, _POLL_S] if blind else waits, default=None)
 
     def _pass_on(self) -> None:
@@ -292,14 +303,53 @@ class _Crew:
             rank.tell(signal.SIGKILL)
             if rank.pidfd >= 0:
                 self._selector.unregister(rank.pidfd)
-            if rank.status == 0 or self._first is not None or self._passed_on:
+            if self._elastic is not None:
+                self._elastic.ended(rank.number, rank.status == 0)
+            if rank.status == 0 or rank.stopped or self._first is not None or self._passed_on:
                 continue
             if self._restarts > 0:
                 self._replace(rank)
                 continue
-            self._first = rank
-            soft = time.monotonic() + GRACE_S
-            self._due = [(soft, signal.SIGTERM), (soft + KILL_S, signal.SIGKILL)]
+            if self._elastic is not None and self._elastic.lost(self._living()):
+                self._lost.append(rank)
+                self._say(f"rank {rank.number} (pid {rank.process.pid}) {rank.describe()}")
+                continue
+            self._fail(rank)
+
+    def _fail(self, rank: RankProcess) -> None:
+        """This rank's failure is the launch's: the others have a moment to end by themselves."""
+        self._first = rank
+        soft = time.monotonic() + GRACE_S
+        self._due = [(soft, signal.SIGTERM), (soft + KILL_S, signal.SIGKILL)]
+
+    def _is_adapting(self) -> bool:
+        return self._first is None and not self._passed_on
+
+    def _living(self) -> list[int]:
+        return [r.number for r in self._ranks if r.status is None and not r.stopped]
+
+    def _adapt(self) -> None:
+        """Ranks of an elastic launch come, go, and form a world."""
+        elastic = self._elastic
+        if elastic is None or not self._is_adapting():
+            return
+        for _ in range(elastic.wanted(self._living())):
+            ended = (r.number for r in self._ranks if r.status is not None)
+            number = next(ended, len(self._ranks))
+            rank = self._started(number)
+            if number < len(self._ranks):
+                self._ranks[number].release()
+                self._ranks[number] = rank
+            else:
+                self._ranks.append(rank)
+        for number in elastic.turn(self._living()):
+            self._ranks[number].stopped = True
+            self._ranks[number].tell(signal.SIGTERM)
+            self._leaving.append((time.monotonic() + KILL_S, self._ranks[number]))
+        if elastic.failure:
+            self._say(elastic.failure)
+            if self._ranks:
+                self._fail([self._ranks[0], *self._lost][-1])
 
     def _replace(self, rank: RankProcess) -> None:
         """Start a rank that failed again; the others notice its end, and meet the new one."""
@@ -317,6 +367,8 @@ class _Crew:
                 if rank.status is None:
                     rank.stopped = True
                     rank.tell(signum)
+        while self._leaving and self._leaving[0][0] <= time.monotonic():
+            self._leaving.pop(0)[1].kill()
 
     def report(self) -> None:
         """Say on stderr which rank failed, how, and what became of the others."""
@@ -328,7 +380,7 @@ class _Crew:
         if first is None:
             return
         self._say(f"rank {first.number} (pid {first.process.pid}) {first.describe()}")
-        others = [rank for rank in self._ranks if rank is not first]
+        others = [rank for rank in self._ranks if rank not in (first, *self._lost)]
         stopped = [rank.number for rank in others if rank.stopped]
         followed = [rank.number for rank in others if rank.status != 0 and not rank.stopped]
         if followed:

@@ -67,6 +67,11 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signum)
 
+    def kill(self) -> None:
+        """SIGKILL to the whole group, unless it has ended and may be reaped."""
+        if self.status is None:
+            self.tell(signal.SIGKILL)
+
     def look(self) -> bool:
         """Whether it has ended; sets ``status`` then. Does not reap it: see ``release``."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pycoll.bootstrap import roster
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.exchange import Exchange, MpiExchange, SoloExchange, open_torch_store
 from pycoll.bootstrap.store import join_store, join_unix
@@ -70,6 +71,8 @@ def discover(
         # A launcher's store counts its own ranks, so it is of no use to an explicit world.
         where = address or (config.address if config.store == "rank0" else None)
         return _at_address(replace(config, store="rank0"), rank, size, where, "arguments", address)
+    if config.roster is not None:
+        return _invited(config, config.roster)
     if config.rank is not None or config.size is not None:
         rank, size = _check_pair("PYCOLL_RANK", config.rank, "PYCOLL_SIZE", config.size)
         source = "pycoll run" if config.store == "launcher" else "PYCOLL_RANK"
@@ -92,10 +95,26 @@ def discover(
     return Placement(0, 1, "nothing found", "solo")
 
 
+def _invited(config: Config, name: str) -> Placement:
+    """Waits for as long as the launcher lets."""
+    if config.member is None or config.secret is None:
+        raise InvalidArgumentError(
+            f"PYCOLL_ROSTER={name} is set without PYCOLL_MEMBER and PYCOLL_SECRET: pycoll run sets "
+            "all of them"
+        )
+    place = roster.take_place(name, config.member)
+    way = "solo" if place.size == 1 else "store"
+    return Placement(
+        *(place.rank, place.size, "pycoll run", way, place.job_id, place.address),
+        secret=config.secret,
+        launcher=True,
+    )
+
+
 def inside_job(environ: Mapping[str, str] | None = None) -> bool:
     """Whether a launcher, or someone by PYCOLL_RANK, has started this process as one of several."""
     env = os.environ if environ is None else environ
-    return "PYCOLL_RANK" in env or _launched(env) is not None
+    return "PYCOLL_RANK" in env or "PYCOLL_ROSTER" in env or _launched(env) is not None
 
 
 def _launched(env: Mapping[str, str]) -> Placement | None:

@@ -65,11 +65,12 @@ def join(
 ) -> Joined:
     """Join the world that arguments, ``config`` or a launcher's variables describe.
 
-    Returns within ``config.init_timeout_s`` or raises: InvalidArgumentError, TransportError,
+    Returns within ``config.init_timeout_s``, counted in an elastic job from when its launcher gives
+    this process a place, or raises: InvalidArgumentError, TransportError,
     TimeoutError naming the ranks that did not come, PeerLostError. Leaves nothing behind.
     """
-    deadline = Deadline(config.init_timeout_s)
     placement = discover(config, rank=rank, size=size, address=address, secret=secret, comm=comm)
+    deadline = Deadline(config.init_timeout_s)
     exchange = open_exchange(placement, deadline)
     connected = _connect_and_close(exchange, config, "world", deadline, factories, bring)
     return _joined(exchange, connected, placement.source)

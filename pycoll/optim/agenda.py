@@ -95,8 +95,8 @@ def check(agenda: Agenda, gradients: Sequence[Gradient]) -> None:
         assert numbers == sorted(set(numbers)), f"pieces of gradients {numbers}"
         kinds = {gradients[number].kind for number in numbers}
         assert len(kinds) == 1, f"kinds {sorted(kinds)} in one message"
-        inside = range(numbers[0], numbers[-1] + 1)
-        left_out = [n for n in inside if gradients[n].kind in kinds and n not in numbers]
+        inside, had = range(numbers[0], numbers[-1] + 1), set(numbers)
+        left_out = [n for n in inside if gradients[n].kind in kinds and n not in had]
         assert not left_out, f"gradients {left_out} lie between those of a message"
         for place, (number, start, stop) in enumerate(message.pieces):
             covered[number].append((start, stop))

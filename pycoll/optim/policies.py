@@ -15,7 +15,7 @@ several kinds of gradients, messages of a group are taken to start together, whi
 sooner.) Where each message holds up the thread that computes, fewer messages may be worth a later
 end so far, for what they do to the gradients to come: then of each j all ways are kept that no
 other one beats in both. For a hundred gradients and more they are thinned out, and for thousands
-the soonest alone is kept.
+the soonest alone is kept, which takes n log n steps for n gradients.
 
 The priorities of bytescheduler become an order beforehand: which part goes next is played through
 with the times that all ranks have agreed on. So ranks need not ask each other while they run.
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,8 +155,7 @@ def _best_merge(gradients: Sequence[Gradient], rates: Rates) -> list[Group]:
     def step_s(way: _Way) -> float:
         return max(way[1], last_s + way[0])
 
-    every = _soonest_way if kinds == 1 else _soonest_way_of_kinds
-    soonest = every(gradients, rates)
+    soonest = _soonest_way(gradients, rates)
     best = min(soonest, as_one, key=step_s)
     most = WAYS // len(gradients)
     if rates.host_s > 0 and most > 1:
@@ -170,52 +169,86 @@ def _best_merge(gradients: Sequence[Gradient], rates: Rates) -> list[Group]:
     return groups[::-1]
 
 
-def _soonest_way_of_kinds(gradients: Sequence[Gradient], rates: Rates) -> _Way:
-    """That of ``_best_way`` which keeps the soonest alone; any gradients."""
-    way = _best_way(gradients, rates, 1, float("inf"))
-    assert way is not None, "nothing is longer than without a bound"
-    return way
+class _Beginnings:
+    """Where the last of some messages may begin whose gradients are of up to ``kinds`` kinds.
 
-
-def _soonest_way(gradients: Sequence[Gradient], rates: Rates) -> _Way:
-    """The same for gradients of one kind, in n log n steps for n of them.
-
-    A message that begins at gradient i waits for the wire or for its last gradient j:
+    A group that begins at gradient i waits for the wire or for its last gradient j:
 
         end = max(E(i), ready(j) + held_up(i)) + alpha + beta (bytes(j) - bytes(i))
 
-    So of those i that wait for the wire, the least E(i) - beta bytes(i) is the best for every j,
-    and of the others the least held_up(i) - beta bytes(i). As ready(j) rises, each i goes once from
-    the first to the others. Of equal ends the least held_up, then the shortest message, is taken;
-    what is equal but for rounding may be taken otherwise than by the search through all i.
+    with alpha and what holds up counted once for each kind. So of those i that wait for the wire,
+    the least E(i) - beta bytes(i) is the best for every j, and of the others the least held_up(i) -
+    beta bytes(i). As ready(j) rises, each i goes once from the first to the others; as j does,
+    those that are too far back for so few kinds go for good.
+    """
+
+    def __init__(self, kinds: int, host_s: float) -> None:
+        self.kinds, self._held_s = kinds, kinds * host_s
+        self._by_start: list[tuple[float, int]] = []  # when each i no longer waits for the wire
+        self._is_free: list[bool] = []
+        #: Both by their values as above, held_up, -i.
+        self._on_wire: list[tuple[float, float, int]] = []
+        self._free: list[tuple[float, float, int]] = []
+
+    def add(self, held_up: float, end: float, shift: float) -> None:
+        """The next i, by its way's figures and beta bytes(i)."""
+        number = len(self._is_free)
+        self._is_free.append(False)
+        heapq.heappush(self._by_start, (end - (held_up + self._held_s), number))
+        heapq.heappush(self._on_wire, (end - shift, held_up, -number))
+
+    def best(
+        self, ready_s: float, least: int, ways: Sequence[_Way], shifts: Sequence[float]
+    ) -> Iterator[int]:
+        """Of those from ``least`` on the best that waits, and the best that does not."""
+        while self._by_start and self._by_start[0][0] <= ready_s:
+            number = heapq.heappop(self._by_start)[1]
+            self._is_free[number] = True
+            held_up = ways[number][0]
+            heapq.heappush(self._free, (held_up - shifts[number], held_up, -number))
+        while self._on_wire and (
+            -self._on_wire[0][2] < least or self._is_free[-self._on_wire[0][2]]
+        ):
+            heapq.heappop(self._on_wire)
+        while self._free and -self._free[0][2] < least:
+            heapq.heappop(self._free)
+        for heap in (self._free, self._on_wire):
+            if heap:
+                yield -heap[0][2]
+
+
+def _soonest_way(gradients: Sequence[Gradient], rates: Rates) -> _Way:
+    """That of ``_best_way`` which keeps the soonest alone, in k n log n steps for n gradients of k
+    kinds.
+
+    To take a group for one of more kinds than it has only makes it longer, so the beginnings for
+    every number of kinds are looked through as far back as there are no more. Of equal ends the
+    least held_up, then the shortest message, is taken; what is equal but for rounding may be taken
+    otherwise than by the search through all beginnings.
     """
     alpha, beta, host_s = rates.all_reduce.alpha, rates.all_reduce.beta, rates.host_s
     ways: list[_Way] = [(0.0, 0.0, 0, None)]
     before = [0]  # bytes
-    by_start: list[tuple[float, int]] = []  # when each i no longer waits for the wire
-    on_wire: list[tuple[float, float, int]] = []  # by its value as above, held_up, -i
-    is_free = [False] * len(gradients)
-    free: tuple[float, float, int] | None = None  # the best of those
+    shifts: list[float] = []
+    seen: dict[str, int] = {}  # kinds, with the last gradient of each; the latest is the last one
+    kinds = len({one.kind for one in gradients})
+    every = [_Beginnings(number, host_s) for number in range(1, kinds + 1)]
     for last, gradient in enumerate(gradients):
-        held_up, end = ways[last][:2]
-        shift = beta * before[last]
-        heapq.heappush(by_start, (end - (held_up + host_s), last))
-        heapq.heappush(on_wire, (end - shift, held_up, -last))
+        shifts.append(beta * before[last])
+        for one in every:
+            one.add(*ways[last][:2], shifts[last])
         before.append(before[last] + gradient.nbytes)
-        while by_start and by_start[0][0] <= gradient.ready_s:
-            first = heapq.heappop(by_start)[1]
-            is_free[first] = True
-            held_up = ways[first][0]
-            value = (held_up - beta * before[first], held_up, -first)
-            free = value if free is None else min(free, value)
-        while on_wire and is_free[-on_wire[0][2]]:
-            heapq.heappop(on_wire)
+        seen.pop(gradient.kind, None)
+        seen[gradient.kind] = last
+        latest = [*reversed(seen.values()), -1]
         found = []
-        for _, _, minus in [*([free] if free else []), *on_wire[:1]]:
-            way = ways[-minus]
-            held_up = way[0] + host_s
-            start = max(way[1], gradient.ready_s + held_up)
-            found.append((start + alpha + beta * (before[-1] - before[-minus]), held_up, minus))
+        for one in every[: len(seen)]:
+            for first in one.best(gradient.ready_s, latest[one.kinds] + 1, ways, shifts):
+                way = ways[first]
+                held_up = way[0] + one.kinds * host_s
+                start = max(way[1], gradient.ready_s + held_up)
+                end = start + one.kinds * alpha + beta * (before[-1] - before[first])
+                found.append((end, held_up, -first))
         end, held_up, minus = min(found)
         ways.append((held_up, end, -minus, ways[-minus]))
     return ways[-1]

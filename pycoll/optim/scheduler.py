@@ -19,6 +19,7 @@ import json
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -291,8 +292,8 @@ def _forward_s(ready_s: Sequence[float]) -> list[float]:
 
 
 def _check_entries(entries: Sequence[Entry], op: str) -> None:
-    names = [entry.name for entry in entries]
-    twice = sorted({str(name) for name in names if names.count(name) > 1})
+    counts = Counter(entry.name for entry in entries)
+    twice = sorted(str(name) for name, count in counts.items() if count > 1)
     if twice:
         raise InvalidArgumentError(f"entries have names twice: {', '.join(twice)}")
     for number, entry in enumerate(entries):

@@ -37,6 +37,8 @@ from pycoll.work import Work
 
 #: Names beyond these are told as text every time.
 KNOWN_MAX = 8192
+#: So many different rounds are remembered; who waits for each tensor by itself has one for each.
+AGAIN_MAX = 256
 _WORD_BITS = 64
 
 
@@ -107,9 +109,8 @@ class Agreement:
         self._words: tuple[list[str], list[str]] = ([], [])
         self._bytes = bytearray()
         self._line = np.frombuffer(self._bytes, np.uint64)
-        #: The bits of a round before, and what they settled.
-        self._same = 0
-        self._again: list[Settled] = []
+        #: Bits of rounds before, and what they settled: steps repeat, and barriers take turns.
+        self._again: dict[int, list[Settled]] = {}
         #: Bits of known entries: those this rank has, and all there are.
         self._have = 0
         self._all = 0
@@ -122,12 +123,8 @@ class Agreement:
     @property
     def waits(self) -> bool:
         """Whether something of this rank is not settled yet, or a round is under way."""
-        return (
-            bool(self._fresh or self._mine)
-            or self._joining
-            or self._work is not None
-            or self._rank in self._joined
-        )
+        mine = self._fresh or self._mine or self._joining or self._rank in self._joined
+        return bool(mine) or self._work is not None
 
     @property
     def under_way(self) -> bool:
@@ -203,11 +200,14 @@ class Agreement:
 
     def _settled_by(self, bits: int) -> list[Settled]:
         """Known entries by their bits, in the order of their numbers. The list must not change."""
-        if bits != self._same:
+        found = self._again.get(bits)
+        if found is None:
             known = (self._known[number] for number in _numbers_of(bits))
-            self._same, self._again = bits, [one for one in known if one is not None]
-            assert len(self._again) == bits.bit_count(), "a bit that nobody gave out was set"
-        return self._again
+            found = [one for one in known if one is not None]
+            assert len(found) == bits.bit_count(), "a bit that nobody gave out was set"
+            self._again = {} if len(self._again) >= AGAIN_MAX else self._again
+            self._again[bits] = found
+        return found
 
     def _note_fresh(self) -> None:
         """A round has left something over: from here on each name has its own time."""
@@ -336,7 +336,7 @@ class Agreement:
             return
         self._numbers[settled.key] = number
         self._all |= 1 << number
-        self._same, self._again = 0, []
+        self._again.clear()
 
     def _forget(self, key: str) -> None:
         """The key has no number any more; if this rank waits for it, it will tell so in words."""
@@ -344,7 +344,7 @@ class Agreement:
         if number is None:
             return
         self._known[number] = None
-        self._same, self._again = 0, []
+        self._again.clear()
         self._free.append(number)
         bit = 1 << number
         self._all &= ~bit

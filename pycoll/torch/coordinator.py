@@ -244,7 +244,8 @@ class Coordinator:
                     agreement.join()
                 else:
                     agreement.add(task.key, task.terms, task.passing)
-            self._timeline.cycle()
+            if self._timeline.is_recording:
+                self._timeline.cycle()
             agreement.begin()
         found = agreement.end(limit_s)
         if found is None:
@@ -271,14 +272,17 @@ class Coordinator:
             if isinstance(task, AllReduce) and task.fused:
                 nbytes += task.nbytes
                 if most is not None and nbytes > most:
-                    self._run_batch(batch)
+                    if batch:
+                        self._run_batch(batch)
                     batch, nbytes = [], task.nbytes
                 batch.append(task)
                 continue
-            self._run_batch(batch)
-            batch, nbytes = [], 0
+            if batch:
+                self._run_batch(batch)
+                batch, nbytes = [], 0
             self._run(task)
-        self._run_batch(batch)
+        if batch:
+            self._run_batch(batch)
         for stalled in found.stalled:
             if stalled.key in self._tasks:
                 self._tasks[stalled.key].stalled = True
@@ -295,9 +299,7 @@ class Coordinator:
                 self._complete([(task, found.last_joined)])
 
     def _run_batch(self, batch: list[AllReduce]) -> None:
-        """Several all-reduces as one list; what cannot run, alike on all ranks, fails alone."""
-        if not batch:
-            return
+        """Some all-reduces as one list; what cannot run, alike on all ranks, fails alone."""
         tells = self._timeline.is_recording
         for task in batch if tells else ():
             self._timeline.begin(task.key, "ALLREDUCE")
@@ -331,15 +333,19 @@ class Coordinator:
                 self.comm.all_reduce(sources, word, out=targets)
 
     def _run(self, task: Task) -> None:
-        if self._timeline.is_recording:
+        tells = self._timeline.is_recording
+        if tells:
             self._timeline.begin(task.key, task.kind.upper())
+        error: BaseException | None = None
         try:
             result = task.run(self.comm)
-        except (InvalidArgumentError, ValueError) as error:
+        except (InvalidArgumentError, ValueError) as wrong:
+            error = wrong
+        if tells:
             self._timeline.end(task.key)
+        if error is not None:
             self._fail(task, _told(error))
         else:
-            self._timeline.end(task.key)
             self._complete([(task, result)])
 
     def _complete(self, results: Sequence[tuple[Task, Any]]) -> None:

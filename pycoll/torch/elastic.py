@@ -4,10 +4,11 @@
     def train(state): ...
     train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 
-The number of ranks stays the same. Who has died is started again by ``pycoll run --restarts N``:
-the survivors go back to their last commit and join anew, the new process meets them there, and all
-go on from what the rank with the most commits has. Without restarts joining fails with the names of
-the missing.
+Who has died is started again by ``pycoll run --restarts N``: the survivors go back to their last
+commit and join anew, the new process meets them there, and all go on from what the rank with the
+most commits has. Started by ``pycoll run --min-np N`` the survivors go on without it as long as
+they are that many, and where slots come back, ``commit`` ends the world so that the next one has
+more ranks. Otherwise joining fails with the names of the missing.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from typing import Any, Protocol
 
 import torch
 
+from pycoll.bootstrap import roster
 from pycoll.torch import world
 from pycoll.torch.awaited import give_up
 from pycoll.torch.errors import HorovodInternalError, HostsUpdatedInterrupt
 from pycoll.torch.objects import allgather_object, broadcast_object
+from pycoll.torch.ops import Max
+from pycoll.torch.reducing import allreduce
 from pycoll.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
@@ -217,7 +221,15 @@ class TorchState:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Nothing to raise: the hosts of a job do not change while it runs."""
+        """HostsUpdatedInterrupt, on all ranks at once, if there is another number of slots.
+
+        Exchanges a number, and that only in a job whose number of ranks may change.
+        """
+        if not roster.inside():
+            return
+        mine = torch.tensor([int(roster.changed())])
+        if allreduce(mine, name="elastic.check_host_updates", op=Max).item():
+            raise HostsUpdatedInterrupt("the number of slots has changed: all ranks join anew")
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Functions to be called after ranks have joined anew."""
@@ -237,25 +249,31 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     After HorovodInternalError the state is restored; after HostsUpdatedInterrupt it is kept. Then
     all ranks leave, join, and sync. The error is raised instead if nothing was committed since the
-    one before, as it would come again for ever.
+    one before and the ranks are the same processes, as it would come again for ever.
     """
 
     @functools.wraps(function)
     def begun_anew(state: TorchState, *args: Any, **words: Any) -> Any:
         commits_then = -1
         while True:
+            failure = None
+            processes = roster.pids()
             try:
                 state.sync()
                 return function(state, *args, **words)
-            except HorovodInternalError:
+            except HorovodInternalError as error:
                 if state.commits == commits_then:
-                    raise
+                    failure = error
+                    if not roster.inside():
+                        raise
                 commits_then = state.commits
                 state.restore()
             except HostsUpdatedInterrupt:
                 pass
             world.shutdown()
             world.init()
+            if failure is not None and roster.pids() == processes:
+                raise failure
             state.on_reset()
 
     return begun_anew

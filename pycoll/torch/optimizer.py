@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -182,7 +183,7 @@ def _named(
             "model.named_parameters()"
         )
     seen = [name for name, _ in pairs]
-    twice = sorted({name for name in seen if seen.count(name) > 1})
+    twice = sorted(name for name, count in Counter(seen).items() if count > 1)
     if twice:
         raise ValueError(f"named_parameters has names twice: {', '.join(map(str, twice))}")
     names = {p: name for name, p in reversed(pairs)}

@@ -29,6 +29,7 @@ class Task:
     """One operation of this rank. ``result`` or ``error`` is there once ``done`` is set."""
 
     kind = "task"
+    terms: str
     fused = False
     # These are what most tasks have for all their lives; steps make tasks by the hundred.
     key = ""
@@ -300,9 +301,10 @@ class Barrier(Task):
     """Nothing but the agreement, which ends when all have come."""
 
     kind = "barrier"
+    terms = "{}"
 
     def __init__(self) -> None:
-        super().__init__("{}")
+        """There is nothing to say."""
 
     def run(self, comm: Communicator) -> None:
         """All are here already."""

@@ -25,10 +25,12 @@ from pycoll.timelines import CLOCK, STEP
 class Timeline:
     """One rank's record; nothing is noted between ``stop`` and the next ``start``.
 
-    All methods may be called from any thread.
+    All methods may be called from any thread. ``is_recording``: whether anything is noted, an
+    attribute because every tensor's way asks for it.
     """
 
     def __init__(self) -> None:
+        self.is_recording = False
         self._lock = threading.Lock()
         self._file: IO[str] | None = None
         self._rows: dict[str, int] = {}
@@ -46,12 +48,14 @@ class Timeline:
             _core.record_ends(True)
             clock = {"host": socket.gethostname(), "unix_us": time.time_ns() / 1000}
             self._write({"name": CLOCK, "ph": "M", "tid": 0, "args": clock})
+            self.is_recording = True
 
     def stop(self) -> None:
         """Complete the file. Without a record it does nothing."""
         with self._lock:
             if self._file is None:
                 return
+            self.is_recording = False
             _core.record_ends(False)
             self._write({"name": "end", "ph": "i", "s": "g", "tid": 0}, last=True)
             self._file.write("]\n")
@@ -76,11 +80,6 @@ class Timeline:
         if self._file is not None and self._cycles:
             with self._lock:
                 self._write({"name": "CYCLE_START", "ph": "i", "s": "g", "tid": 0})
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether steps are wanted."""
-        return self._file is not None
 
     def scheduled(self, step: Step) -> None:
         """A step with a policy has ended."""

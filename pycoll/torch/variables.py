@@ -103,11 +103,13 @@ VARIABLES: dict[str, _Variable] = {
 PLACES = (
     *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME"),
     *("GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "ELASTIC", "DYNAMIC_PROCESS_SETS"),
+    "ELASTIC_TIMEOUT",
 )
 #: Begin the names of variables for building Horovod.
 _BUILDING = ("WITH", "BUILD_", "CUDA_HOME", "NCCL_", "GPU", "ROCM_", "MPICXX", "SKIP_")
 #: What to do instead.
 ADVICE = {
+    "ELASTIC": "pycoll run --min-np --max-np --host-discovery-script starts elastic jobs",
     "AUTOTUNE": 'DistributedOptimizer(policy="auto") measures and chooses',
     "HIERARCHICAL": "algorithms are chosen by cost; pycoll explain tells which",
     "TORUS": "algorithms are chosen by cost; pycoll explain tells which",

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import pycoll
+from pycoll.bootstrap import roster
 from pycoll.communicator import Communicator
+from pycoll.errors import PeerLostError, TimeoutError
 from pycoll.torch import variables
 from pycoll.torch.coordinator import Coordinator
 from pycoll.torch.errors import HorovodInternalError
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 #: save for long while the others wait with their next gradients.
 TIMEOUT_S = 1800.0
 STALL_GRACE_S = 0.2
+#: How often a process of an elastic job tries to join, each time in another world.
+_JOINS = 16
+_LOST = (PeerLostError, TimeoutError, HorovodInternalError)
 
 
 class World:
@@ -186,9 +191,31 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     if _state.world is not None and _state.pid == os.getpid():
         return
+    for attempts_left in reversed(range(_JOINS if roster.inside() else 1)):
+        try:
+            _enter(comm, process_sets)
+            return
+        except _LOST:
+            # Of an elastic job a rank may be lost at any time; the launcher makes another world.
+            if attempts_left == 0 or pycoll.is_initialized():
+                raise
+
+
+def _enter(comm: Any, process_sets: Any) -> None:
+    """init(), once. Of a world that is lost meanwhile it leaves nothing."""
+    owns = not pycoll.is_initialized()
+    try:
+        _build(comm, process_sets, owns)
+    except _LOST:
+        if owns:
+            _leave()
+            pycoll.finalize()
+        raise
+
+
+def _build(comm: Any, process_sets: Any, owns: bool) -> None:
     wishes = variables.read()
     chosen = None if comm is None or hasattr(comm, "Get_rank") else list(comm)
-    owns = not pycoll.is_initialized()
     if owns:
         limit = None if "PYCOLL_TIMEOUT_S" in os.environ else wishes.give_up_s or TIMEOUT_S
         pycoll.init(comm=None if chosen is not None else comm, timeout_s=limit)

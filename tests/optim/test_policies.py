@@ -139,14 +139,17 @@ def test_the_soonest_way_is_that_of_the_search_through_all_beginnings(
     """Figures are fractions of two, so that sums are exact and ties are ties."""
     dice = random.Random(seed)
     scale = dice.choice((0, 1, 16, 256))
-    now, gradients = 0.0, []
+    kinds = ("float32", "float16", "int8", "bool")[: dice.randrange(1, 5)]
+    change = dice.choice((0.1, 1))
+    now, kind, gradients = 0.0, kinds[0], []
     for _ in range(count):
         now += dice.randrange(scale + 1) / 64
-        gradients.append(Gradient(dice.choice((0, 1, 8, 64, 1000)), now))
+        kind = dice.choice(kinds) if dice.random() < change else kind
+        gradients.append(Gradient(dice.choice((0, 1, 8, 64, 1000)), now, kind))
     rate = Rate(dice.choice((0, 1, 64, 640)) / 64, dice.choice((0, 1, 16)) / 1024)
     rates = RATES._replace(all_reduce=rate, host_s=dice.choice((0, 1, 64)) / 64)
     found = policies._soonest_way(gradients, rates)
-    assert found == policies._soonest_way_of_kinds(gradients, rates)
+    assert found == policies._best_way(gradients, rates, 1, float("inf"))
 
 
 def test_thousands_of_gradients_are_merged_in_no_time() -> None:
@@ -155,7 +158,8 @@ def test_thousands_of_gradients_are_merged_in_no_time() -> None:
     now, gradients = 0.0, []
     for _ in range(20_000):
         now += dice.random() * 2e-5
-        gradients.append(Gradient(dice.choice((256, 4096, 1 << 20)), now))
+        kind = dice.choice(("float32", "bfloat16"))
+        gradients.append(Gradient(dice.choice((256, 4096, 1 << 20)), now, kind))
     for host_s in (0.0, 20e-6):
         rates = Rates(Rate(50e-6, 2e-10), HALF, HALF, host_s)
         begin = time.process_time()

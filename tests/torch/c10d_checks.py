@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -174,6 +176,94 @@ def check_objects() -> None:
     assert rank or gathered == list(range(size))
 
 
+def check_objects_as_messages() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return
+    told: list[object] = [{"from": rank}, "y" * 1000]
+    found: list[object] = [None, None]
+    if rank == 0:
+        dist.send_object_list(told, 1)
+    elif rank == 1:
+        assert dist.recv_object_list(found, 0) == 0
+        assert found == [{"from": 0}, "y" * 1000]
+
+
+def check_single_messages_with_tags() -> None:
+    """They meet by tag, in whatever order they are waited for."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1 or rank > 1:
+        return
+    if rank == 0:
+        works = [dist.isend(values(tag), 1, tag=tag) for tag in (5, 6, 7)]
+    else:
+        found = {tag: torch.empty(3, 2).double() for tag in (7, 5, 6)}
+        works = [dist.irecv(one, 0, tag=tag) for tag, one in found.items()]
+    for work in reversed(works):
+        assert work is not None and work.wait()
+    assert rank == 0 or all(torch.equal(one, values(tag)) for tag, one in found.items())
+
+
+def check_reductions_that_are_rare() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for op, wanted in (
+        (dist.ReduceOp.BAND, functools.reduce(int.__and__, (r | 8 for r in range(size)))),
+        (dist.ReduceOp.BXOR, functools.reduce(int.__xor__, (r | 8 for r in range(size)))),
+    ):
+        bits = torch.tensor([rank | 8])
+        dist.all_reduce(bits, op)
+        assert bits.item() == wanted, op
+    scaled = values(rank)
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+    assert torch.equal(scaled, every().sum(0) / 2)
+    for kind in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.float16, torch.float32):
+        one = values(rank).to(kind)
+        dist.all_reduce(one)
+        assert one.dtype == kind and torch.equal(one.double(), every().sum(0)), kind
+    flag = torch.tensor([rank == 0, False])
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    assert flag.tolist() == [True, False]
+
+
+def check_names_of_other_versions() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole, part = torch.empty(3 * size, 2).double(), torch.empty(4).double()
+        dist.all_gather_into_tensor(whole, values(rank))
+        assert torch.equal(whole.view(size, 3, 2), every())
+        dist.reduce_scatter_tensor(part, values(rank, (size, 4)).flatten())
+        assert torch.equal(part, every((size, 4)).sum(0)[rank])
+        several = [values(rank), values(rank, (5,))]
+        dist.all_reduce_coalesced(several)
+        assert torch.equal(several[1], every((5,)).sum(0))
+        lists = [[torch.empty(3, 2).double(), torch.empty(5).double()] for _ in range(size)]
+        dist.all_gather_coalesced(lists, [values(rank), values(rank, (5,))])
+        assert all(torch.equal(one[1], values(r, (5,))) for r, one in enumerate(lists))
+
+
+def check_works_of_rooted_operations() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shared, summed = values(rank), values(rank)
+    outputs = [torch.empty(3, 2).double() for _ in range(size)]
+    works = [
+        dist.broadcast(shared, 0, async_op=True),
+        dist.reduce(summed, 0, async_op=True),
+        dist.gather(values(rank), outputs if rank == 0 else None, 0, async_op=True),
+        dist.scatter(
+            own := torch.empty(3, 2).double(),
+            [values(r) for r in range(size)] if rank == 0 else None,
+            0,
+            async_op=True,
+        ),
+    ]
+    for work in works:
+        assert work is not None and work.wait()
+    assert torch.equal(shared, values(0)) and torch.equal(own, values(rank))
+    assert rank or torch.equal(summed, every().sum(0))
+    assert rank or torch.equal(torch.stack(outputs), every())
+
+
 def check_coalesced() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = [values(rank), values(rank + 1, (5,)), values(rank, (2, 2)).t()]
@@ -213,6 +303,17 @@ def check_functional() -> None:
     assert torch.equal(found + 0, every((size, 2))[:, rank])
     several = functional.all_reduce_coalesced([values(rank), values(rank, (4,))], "sum", world)
     assert torch.equal(several[1] + 0, every((4,)).sum(0))
+    two = [values(rank, (2,)), values(rank)]
+    several = functional.all_gather_single_coalesced(two, world)
+    assert torch.equal(several[1] + 0, every().flatten(0, 1))
+    parts = [values(rank, (size, 2)), values(rank, (2 * size,))]
+    several = functional.reduce_scatter_single_coalesced(parts, "sum", [0, 0], world)
+    assert torch.equal(several[0] + 0, every((size, 2)).sum(0)[rank : rank + 1])
+    assert torch.equal(several[1] + 0, every((2 * size,)).sum(0)[2 * rank : 2 * rank + 2])
+    given = values(rank, (size, 2)).requires_grad_()
+    found = functional.all_to_all_single_autograd(given, sizes, sizes, world)
+    (found * (rank + 1)).sum().backward()
+    assert given.grad is not None and given.grad[:, 0].tolist() == [r + 1.0 for r in range(size)]
 
 
 def check_groups_and_barriers() -> None:

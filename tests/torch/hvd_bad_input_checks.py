@@ -6,6 +6,7 @@ single operations is in hvd_reducing_checks and hvd_moving_checks.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -202,3 +203,21 @@ def check_groups() -> None:
     ):
         told = raised(ValueError, made, net, groups=groups)
         assert text in told, told
+
+
+def check_compiled_modules_are_refused() -> None:
+    """A matter of each rank by itself, and the compiler takes a second to import."""
+    if hvd.size() > 1:
+        return
+    net = network()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script = torch.jit.script(network())
+    text = raised(
+        ValueError, hvd.DistributedOptimizer, sgd(script), None, policy="bsp", model=script
+    )
+    assert "model is a RecursiveScriptModule: within compiled modules" in text, text
+    compiled: Any = torch.compile(net, backend="eager")
+    assert "leave out model=" in raised(
+        ValueError, hvd.DistributedOptimizer, sgd(net), None, policy="bsp", model=compiled
+    )

@@ -10,8 +10,7 @@ import copy
 import io
 import threading
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,8 +105,9 @@ def trained(
     kind: Any,
     policy: Any,
     waits: bool,
-    between: Callable[[Any, Any], None] = lambda net, optimizer: None,
+    between: Callable[[Any, Any, int], None] = lambda net, optimizer, step: None,
     zero: Callable[[Any, Any, int], None] = lambda net, o, step: o.zero_grad(step % 2 == 0),
+    steps: int = STEPS,
     **words: Any,
 ) -> list[torch.Tensor]:
     """Parameters, gradients and states at the end."""
@@ -115,13 +115,13 @@ def trained(
     optimizer = made(net, kind, policy, waits, **words)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     torch.manual_seed(hvd.rank())
-    for step in range(STEPS):
+    for step in range(steps):
         zero(net, optimizer, step)
         for _ in range(words.get("backward_passes_per_step", 1)):
             run(net).backward()
         optimizer.step()
         schedule.step()
-        between(net, optimizer)
+        between(net, optimizer, step)
     values = [one.detach().clone() for one in net.parameters()]
     values += [one.grad.clone() for one in net.parameters() if one.grad is not None]
     for _, state in sorted(optimizer.state_dict()["state"].items()):
@@ -150,14 +150,25 @@ def check_modules_used_twice_shared_weights_and_such_that_others_read() -> None:
         assert equal(trained(Odd, run_odd, adam, policy, True), wanted), policy
 
 
-def same_with(looks: list[torch.Tensor], between: Callable[[Any, Any], None]) -> None:
-    """What happens in between sees the same, and leaves the same, as without steps that wait."""
-    wanted = trained(mixed_network, run_mixed, adam, "bsp", False, between)
+def same_with(looks: list[torch.Tensor], ways: Sequence[Callable[..., None]]) -> None:
+    """What happens in between sees the same, and leaves the same, as without steps that wait.
+
+    The ways take turns, so that each, where their number is even, has two with messages that stay:
+    one before gradients become zeros and one before they become None.
+    """
+    count = len(ways)
+
+    def between(net: Any, optimizer: Any, step: int) -> None:
+        turn = step - TIMED_STEPS
+        ways[(turn + (turn >= count)) % count](net, optimizer)
+
+    steps = TIMED_STEPS + 2 * count
+    wanted = trained(mixed_network, run_mixed, adam, "bsp", False, between, steps=steps)
     seen = list(looks)
     for policy in LATE:
         looks.clear()
-        found = trained(mixed_network, run_mixed, adam, policy, True, between)
-        assert equal(found, wanted) and equal(looks, seen), (between.__name__, policy)
+        found = trained(mixed_network, run_mixed, adam, policy, True, between, steps=steps)
+        assert equal(found, wanted) and equal(looks, seen), policy
     looks.clear()
 
 
@@ -198,8 +209,7 @@ def check_whoever_looks_in_between_sees_whole_steps() -> None:
     def flat(net: Any, optimizer: Any) -> None:
         looks.append(nn.utils.parameters_to_vector(net.parameters()).clone())
 
-    for between in (evaluate, save, state, own_state, gradients, copied, told, flat):
-        same_with(looks, between)
+    same_with(looks, (evaluate, save, state, own_state, gradients, copied, told, flat))
 
 
 def check_whoever_acts_in_between_acts_on_whole_steps() -> None:
@@ -223,8 +233,7 @@ def check_whoever_acts_in_between_acts_on_whole_steps() -> None:
     def twice(net: Any, optimizer: Any) -> None:
         optimizer.step()
 
-    for between in (changed, rate, synchronized, twice):
-        same_with(looks, between)
+    same_with(looks, (changed, rate, synchronized, twice))
 
 
 def check_all_ways_to_zero_gradients() -> None:
@@ -242,11 +251,15 @@ def check_all_ways_to_zero_gradients() -> None:
     def never(net: Any, optimizer: Any, step: int) -> None:
         """Gradients add up over steps."""
 
-    for zero in (by_model, by_hand, twice, never):
-        wanted = trained(mixed_network, run_mixed, momentum, "bsp", False, zero=zero)
-        for policy in LATE:
-            found = trained(mixed_network, run_mixed, momentum, policy, True, zero=zero)
-            assert equal(found, wanted), (zero.__name__, policy)
+    # An odd number: each has a turn in even and in odd steps.
+    ways = (by_model, by_hand, twice, never, never)
+    words: dict[str, Any] = {
+        "zero": lambda net, optimizer, step: ways[step % len(ways)](net, optimizer, step),
+        "steps": TIMED_STEPS + 2 * len(ways),
+    }
+    wanted = trained(mixed_network, run_mixed, momentum, "bsp", False, **words)
+    for policy in LATE:
+        assert equal(trained(mixed_network, run_mixed, momentum, policy, True, **words), wanted)
 
 
 def check_the_forward_pass_begins_before_all_gradients_are_there() -> None:
@@ -367,15 +380,6 @@ def check_wrong_requests_are_told() -> None:
     assert "expected a torch.nn.Module" in raised(ValueError, build, policy="bsp", model=3)
     text = raised(ValueError, build, policy="bsp", model=net[0])
     assert "model lacks 2 of the optimizer's 4 parameters, the first being '2.weight'" in text
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        script = torch.jit.script(network())
-    text = raised(
-        ValueError, hvd.DistributedOptimizer, sgd(script), None, policy="bsp", model=script
-    )
-    assert "model is a RecursiveScriptModule: within compiled modules" in text, text
     for optimizer in (torch.optim.LBFGS(net.parameters()), Own(net.parameters(), lr=1.0)):
         text = raised(ValueError, build, optimizer, policy="bsp", model=net)
         assert "one of torch's" in text and type(optimizer).__name__ in text
-    compiled: Any = torch.compile(net, backend="eager")
-    assert "leave out model=" in raised(ValueError, build, policy="bsp", model=compiled)

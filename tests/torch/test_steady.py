@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import threading
 import time
 from typing import Any
@@ -302,3 +303,35 @@ def test_barriers_without_a_name_travel_as_bits_after_a_while() -> None:
         return words
 
     assert world_in_threads(2).run(rank) == [0, 0]
+
+
+def test_steady_barriers_and_reductions_take_few_steps_in_python() -> None:
+    """Functions entered by the one rank that there is: what a call costs beside the exchange."""
+
+    def entered(coordinator: Coordinator, task: Any, name: str | None) -> int:
+        count = 0
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(note)
+        try:
+            coordinator.submit(task, name, waits=True)
+            coordinator.wait(task, None)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    def rank(comm: Comm) -> list[int]:
+        coordinator = coordinator_of(comm)
+        for _ in range(70):
+            found = [
+                entered(coordinator, Barrier(), None),
+                entered(coordinator, reduction(1.0), "x"),
+            ]
+        coordinator.close()
+        return found
+
+    (counts,) = world_in_threads(1).run(rank)
+    assert counts[0] <= 18 and counts[1] <= 23, counts

@@ -1,0 +1,126 @@
+"""A rank's end of the roster, by which the launcher of an elastic job says who is in which world.
+
+Every process asks for a place before it joins, again and again: the answer, its rank in a new world
+and where that meets, comes when all processes that live have asked. The connection stays, and
+carries a word when the launcher would like them to ask anew.
+
+Both ends are processes of one user on one host; each looks at the other's user. Used by one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any, NamedTuple
+
+from pycoll.bootstrap.network import abstract_name, peer_of
+from pycoll.errors import TransportError
+
+#: Of a question or an answer.
+LINE_BYTES_MAX = 1 << 20
+_VARIABLE = "PYCOLL_ROSTER"
+
+
+class Invitation(NamedTuple):
+    """A place in a world that is about to form. ``pids`` are all its processes, by rank."""
+
+    rank: int
+    size: int
+    address: str
+    job_id: str
+    pids: tuple[int, ...]
+
+
+class _Line:
+    """This process's connection, and where it was invited last."""
+
+    def __init__(self) -> None:
+        self.sock: socket.socket | None = None
+        self.pid = 0
+        self.pids: tuple[int, ...] = ()
+
+
+_line = _Line()
+
+
+def inside() -> bool:
+    """Whether this process was started as one of an elastic job."""
+    return _VARIABLE in os.environ
+
+
+def take_place(name: str, member: int) -> Invitation:
+    """Ask for a place and wait for it; what this process had before is given up.
+
+    The launcher answers within the limit that it was given, or ends, so there is none here.
+    Raises TransportError, with the launcher's reason, where no world forms.
+    """
+    sock = _connect(name)
+    question = {"member": member, "pid": os.getpid()}
+    try:
+        sock.sendall(json.dumps(question).encode() + b"\n")
+        answer = json.loads(_read_line(sock))
+    except (OSError, ValueError) as error:
+        sock.close()
+        raise TransportError(
+            f"the launcher gave no place to member {member}: {error}", operation="init"
+        ) from None
+    if "refused" in answer:
+        sock.close()
+        raise TransportError(answer["refused"], operation="init")
+    invitation = Invitation(**{**answer, "pids": tuple(answer["pids"])})
+    sock.setblocking(False)
+    _line.sock, _line.pid, _line.pids = sock, os.getpid(), invitation.pids
+    return invitation
+
+
+def changed() -> bool:
+    """Whether the launcher would like all to ask for places anew."""
+    if _line.sock is None or _line.pid != os.getpid():
+        return False
+    try:
+        return bool(_line.sock.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
+
+
+def pids() -> tuple[int, ...]:
+    """The processes of the world that this one was invited to last."""
+    return _line.pids
+
+
+def _connect(name: str) -> socket.socket:
+    if _line.sock is not None:
+        # A copy in a process that was forked off would not be missed by the launcher.
+        _line.sock.close()
+        _line.sock = None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(abstract_name(name))
+    except OSError as error:
+        sock.close()
+        raise TransportError(
+            f"{_VARIABLE}={name}: the launcher cannot be reached ({error.strerror}); it has to run "
+            "on this host, in the same network namespace",
+            operation="init",
+        ) from None
+    uid = peer_of(sock)[1]
+    if uid != os.getuid():
+        sock.close()
+        raise TransportError(
+            f"{_VARIABLE}={name}: user {uid} listens there, expected {os.getuid()}",
+            operation="init",
+        )
+    return sock
+
+
+def _read_line(sock: socket.socket) -> bytes:
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        piece: Any = sock.recv(4096)
+        if not piece:
+            raise OSError("it closed the connection")
+        data += piece
+        if len(data) > LINE_BYTES_MAX:
+            raise OSError(f"its answer is longer than {LINE_BYTES_MAX} bytes")
+    return bytes(data)

@@ -1,0 +1,172 @@
+"""The launcher's end of the roster (bootstrap/roster.py): forms the worlds of an elastic job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+from collections.abc import Callable, Sequence
+
+from pycoll.bootstrap.network import abstract_name, listen_tcp, listen_unix, peer_of
+from pycoll.bootstrap.roster import LINE_BYTES_MAX
+from pycoll.bootstrap.store_server import StoreServer
+
+
+class Roster:
+    """Who asks for a place, and who has one. Lives in the owner's selector, whose callbacks run in
+    the owner's thread; the store of each world has a thread of its own.
+
+    ``asking``: members that wait for an answer. ``ranks``: of the world that was formed last, by
+    member; its members may have left since.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, secret: str, job_id: str) -> None:
+        self.name = f"{job_id}-roster"
+        self.asking: set[int] = set()
+        self.ranks: dict[int, int] = {}
+        self._selector, self._secret, self._job_id = selector, secret, job_id
+        self._pids: dict[int, int] = {}
+        self._lines: dict[int, socket.socket] = {}
+        self._worlds = 0
+        self._told = False
+        self._refusal = ""
+        self._store: StoreServer | None = None
+        self._listener = listen_unix(abstract_name(self.name))
+        self._listener.setblocking(False)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def in_order(self, members: Sequence[int]) -> list[int]:
+        """Those who were in the last world first, by their ranks there: rank 0 has a state."""
+        last = len(self.ranks)
+        return sorted(members, key=lambda one: (self.ranks.get(one, last), one))
+
+    def forget(self, member: int) -> None:
+        """It has ended; whoever gets its number is another one."""
+        self.asking.discard(member)
+        self.ranks.pop(member, None)
+        self._close_line(member)
+
+    def form(self, members: Sequence[int]) -> None:
+        """A world of these, who all ask; the others' questions stay open."""
+        self._worlds += 1
+        job_id = f"{self._job_id}-{self._worlds}"
+        address = self._serve(len(members), job_id)
+        pids = [self._pids[member] for member in members]
+        self.ranks = {member: rank for rank, member in enumerate(members)}
+        self._told = False
+        for member, rank in self.ranks.items():
+            self.asking.discard(member)
+            place = {"rank": rank, "size": len(members), "address": address, "job_id": job_id}
+            self._tell(member, json.dumps({**place, "pids": pids}))
+
+    def ask_anew(self) -> None:
+        """Have the members of the world ask again when it suits them; once for each world."""
+        if not self._told:
+            self._told = True
+            for member in self.ranks:
+                if member not in self.asking:
+                    self._tell(member, "changed")
+
+    def refuse(self, reason: str) -> None:
+        """There will be no other world: whoever asks, now or later, is told why."""
+        self._refusal = reason
+        for member in list(self.asking):
+            self._answer_refusal(member)
+
+    def _answer_refusal(self, member: int) -> None:
+        self.asking.discard(member)
+        self._tell(member, json.dumps({"refused": self._refusal}))
+
+    def close(self) -> None:
+        """End all connections."""
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for member in list(self._lines):
+            self._close_line(member)
+        if self._store is not None:
+            self._store.close()
+
+    def _serve(self, size: int, job_id: str) -> str:
+        """Where the world meets; nobody needs the place of the world before."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        if size == 1:
+            return ""
+        try:
+            listener = listen_tcp("127.0.0.1")
+        except OSError:
+            listener = listen_tcp("::1")
+        host, port = listener.getsockname()[:2]
+        key = self._secret.encode()
+        self._store = StoreServer(listener, size, key, job_id, "pycoll run")
+        self._store.start()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        if peer_of(sock)[1] != os.getuid():
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._selector.register(sock, selectors.EVENT_READ, self._reader(sock))
+
+    def _reader(self, sock: socket.socket) -> Callable[[], None]:
+        data = bytearray()
+
+        def read() -> None:
+            try:
+                piece = sock.recv(4096)
+            except BlockingIOError:
+                return
+            except OSError:
+                piece = b""
+            data.extend(piece)
+            if not piece or len(data) > LINE_BYTES_MAX:
+                self._lose(sock)
+            elif data.endswith(b"\n"):
+                self._asked(sock, bytes(data))
+                data.clear()
+
+        return read
+
+    def _asked(self, sock: socket.socket, question: bytes) -> None:
+        try:
+            words = json.loads(question)
+            member, pid = int(words["member"]), int(words["pid"])
+        except (ValueError, KeyError, TypeError):
+            self._lose(sock)
+            return
+        if self._lines.get(member) is not sock:
+            self._close_line(member)
+        self._lines[member], self._pids[member] = sock, pid
+        self.asking.add(member)
+        if self._refusal:
+            self._answer_refusal(member)
+
+    def _lose(self, sock: socket.socket) -> None:
+        for member, line in list(self._lines.items()):
+            if line is sock:
+                self.asking.discard(member)
+                self._close_line(member)
+                return
+        self._selector.unregister(sock)
+        sock.close()
+
+    def _close_line(self, member: int) -> None:
+        line = self._lines.pop(member, None)
+        if line is not None:
+            self._selector.unregister(line)
+            line.close()
+
+    def _tell(self, member: int, text: str) -> None:
+        line = self._lines.get(member)
+        if line is not None:
+            # Whoever does not read has ended, or will be found to have.
+            with contextlib.suppress(OSError):
+                line.sendall(text.encode() + b"\n")

@@ -1,0 +1,201 @@
+"""pycoll run with fewer and more ranks: processes that are killed, and slots that come back."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from launching import HERE, ROOT
+
+from pycoll.bootstrap.network import abstract_name
+from pycoll.elastic_launch import ElasticOptions
+from pycoll.errors import InvalidArgumentError
+from pycoll.host_slots import slots_of
+from pycoll.launch import LaunchOptions, launch
+
+RANK = (HERE / "elastic_rank").with_suffix(".py")
+START = (
+    "import sys; from pycoll.cli import main; main()",
+    "run",
+)
+
+
+class Running:
+    """An elastic job of elastic_rank.py."""
+
+    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+        self.folder = folder
+        self.tell("")
+        (folder / "said").touch()
+        line = [sys.executable, "-c", *START, *words, str(RANK), str(folder)]
+        self.process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def tell(self, text: str) -> None:
+        """Replaced at once, so that nobody reads half of it."""
+        fresh = self.folder / "fresh"
+        fresh.write_text(text)
+        fresh.rename(self.folder / "do")
+
+    def slots(self, text: str) -> None:
+        fresh = self.folder / "fresh"
+        fresh.write_text(text)
+        fresh.rename(self.folder / "slots")
+
+    def worlds(self) -> list[list[int]]:
+        """The processes of every whole world, by rank, in order."""
+        found: list[list[int]] = []
+        seen: dict[int, int] = {}
+        for line in (self.folder / "said").read_text().splitlines():
+            pid, rank, size = (int(word) for word in re.findall(r"\d+", line))
+            seen[rank] = pid
+            if len(seen) == size:
+                found.append([seen[one] for one in range(size)])
+                seen = {}
+        return found
+
+    def await_worlds(self, count: int) -> list[list[int]]:
+        until = time.monotonic() + 40
+        while len(self.worlds()) < count:
+            assert self.process.poll() is None, self.end()
+            assert time.monotonic() < until, (self.folder / "said").read_text()
+            time.sleep(0.02)
+        return self.worlds()
+
+    def end(self) -> tuple[int, str]:
+        """Its status, and what the launcher said, on one line."""
+        _, said = self.process.communicate(timeout=40)
+        return self.process.returncode, " ".join(said.split())
+
+
+@contextlib.contextmanager
+def running(folder: Path, *words: str) -> Iterator[Running]:
+    job = Running(folder, words)
+    try:
+        yield job
+    finally:
+        job.process.kill()
+        job.process.wait()
+
+
+def test_survivors_go_on_in_smaller_worlds_until_they_are_too_few(tmp_path: Path) -> None:
+    with running(tmp_path, "-n", "3", "--min-np", "2") as job:
+        (first,) = job.await_worlds(1)
+        job.tell("3 kill 0")
+        second = job.await_worlds(2)[1]
+        assert second == first[1:], "ranks keep their order"
+        job.tell("2 kill 1")
+        status, said = job.end()
+    assert status == 137
+    assert re.search(r"rank 0 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", said), said
+    assert re.search(r"rank 2 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", said), said
+    assert "TransportError: a rank failed, and 1 are left, fewer than --min-np 2" in said, said
+    assert "then rank 1 failed too" in said, said
+
+
+def test_ranks_come_and_go_with_slots(tmp_path: Path) -> None:
+    (tmp_path / "slots").write_text("localhost:2\n")
+    script = f"cat {tmp_path / 'slots'}"
+    words = ("-n", "2", "--min-np", "1", "--max-np", "3", "--host-discovery-script", script)
+    with running(tmp_path, *words) as job:
+        (first,) = job.await_worlds(1)
+        job.tell("2 kill 0")
+        second = job.await_worlds(2)[1]
+        assert second == first[1:]
+        job.tell("")
+        job.slots("localhost:1\n")
+        time.sleep(1.5)
+        job.slots("localhost:4\n")
+        third = job.await_worlds(3)[2]
+        assert len(third) == 3 and third[0] == second[0], "whoever has a state is rank 0"
+        job.slots("localhost:2\n")
+        fourth = job.await_worlds(4)[3]
+        assert fourth == third[:2]
+        job.tell("2 end")
+        status, said = job.end()
+    assert status == 0, said
+    assert re.fullmatch(
+        r"pycoll run: rank 0 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", said
+    ), said
+
+
+def test_too_few_slots_are_waited_for_so_long_and_no_longer(tmp_path: Path) -> None:
+    (tmp_path / "slots").write_text("localhost:2\n")
+    script = f"cat {tmp_path / 'slots'}"
+    words = ("-n", "2", "--host-discovery-script", script, "--elastic-timeout", "1")
+    with running(tmp_path, *words) as job:
+        job.await_worlds(1)
+        job.tell("2 kill 1")
+        status, said = job.end()
+    assert status == 137
+    assert "for 1 s no more than 1 ranks could run, and --min-np is 2" in said, said
+
+
+def test_nothing_is_started_where_there_are_no_slots() -> None:
+    line = [sys.executable, "-c", *START, "-n", "1", "--elastic-timeout", "0.5"]
+    for script, told in (
+        ("false", "ended with status 1"),
+        ("echo elsewhere:4", "names the host 'elsewhere': ranks are started on this machine only"),
+        ("/no/such/script", "cannot be run: No such file"),
+    ):
+        words = [*line, "--host-discovery-script", script, "true"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        said = " ".join(done.stderr.split())
+        assert done.returncode == 1 and told in said, said
+        assert "for 0.5 s no more than 0 ranks could run, and --min-np is 1" in said, said
+
+
+def test_lines_of_discovery_scripts() -> None:
+    assert slots_of("") == 0
+    assert slots_of(f"localhost\n\n 127.0.0.1:3 \n{socket.gethostname()}:2\n") == 6
+    for text, told in (
+        ("localhost:x", r"line 1 is 'localhost:x': expected \"host:slots\""),
+        ("localhost:1\nlocalhost:-1", r"line 2 is 'localhost:-1'"),
+        ("localhost:2\nother:2", r"line 2 names the host 'other'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=told):
+            slots_of(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (ElasticOptions(3), "min_np=3: expected 1 to 2"),
+        (ElasticOptions(0), "min_np=0: expected 1 to 2"),
+        (ElasticOptions(1, 1), "max_np=1: expected at least 2"),
+        (ElasticOptions(discovery=" "), "script is empty"),
+        (ElasticOptions(patience_s=0), "elastic_timeout=0: expected seconds"),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_told(options: ElasticOptions, told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        launch(LaunchOptions(2, ["true"], elastic=options))
+
+
+def test_programs_that_join_no_world_end_as_ever() -> None:
+    options = ElasticOptions(1)
+    assert launch(LaunchOptions(2, ["true"], elastic=options)) == 0
+    assert launch(LaunchOptions(1, ["false"], elastic=options, quiet=True)) == 1
+
+
+def test_strangers_at_the_roster_harm_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, "-n", "2", "--min-np", "1") as job:
+        (first,) = job.await_worlds(1)
+        environment = Path(f"/proc/{first[0]}/environ").read_bytes().decode().split("\0")
+        name = next(w.partition("=")[2] for w in environment if w.startswith("PYCOLL_ROSTER="))
+        for nonsense in (b"", b"\n", b'{"member": "x"}\n', b"[1]\n", b"x" * (1 << 20) + b"x\n"):
+            with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(BrokenPipeError):
+                sock.connect(abstract_name(name))
+                sock.sendall(nonsense)
+        job.tell("2 kill 1")
+        assert job.await_worlds(2)[1] == first[:1]
+        job.tell("1 end")
+        assert job.end()[0] == 0
