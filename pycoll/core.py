@@ -218,6 +218,14 @@ class Core(_core.Calls):
         )
         return finish() if work is None else work
 
+    def _check_place(self, source: Any, target: Any, where: Where) -> None:
+        """What ``_start`` would refuse of arrays and stream."""
+        if isinstance(source, DeviceView) or isinstance(target, DeviceView):
+            where.handle()
+            self._on_devices().check(source, target)
+        else:
+            where.need_none()
+
     def _on_devices(self) -> Devices:
         if self._devices is None:
             from pycoll.devices import Devices

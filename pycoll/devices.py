@@ -158,7 +158,7 @@ class Devices:
         self._native: _core.DeviceCommunicator | None = None
         self._rank = communicator.rank
         self._message_plans = MessagePlans(len(names), communicator.rank)
-        self._ordinal = 0
+        self._ordinal: int | None = None  # known from the first array that has elements
         #: Arrays of operations beside their streams, each with its end.
         self._kept: deque[tuple[_core.DeviceMark, tuple[Any, ...]]] = deque()
         #: Packed copies that graphs use.
@@ -324,25 +324,33 @@ class Devices:
         else:
             self._captured += copies
 
-    def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
-        views = [("x", source), ("out", target)]
-        for name, view in views:
+    def check(self, source: Any, target: Any) -> None:
+        """InvalidArgumentError unless both, as far as they are there, are on this rank's device."""
+        ordinal = self._ordinal
+        for name, view in (("x", source), ("out", target)):
             if view is None:
                 continue
             if not isinstance(view, DeviceView):
                 raise InvalidArgumentError(
                     f"{name} is in host memory, but the other array is on a device: pass both alike"
                 )
-            if self._native is None:
-                self._open(view.ordinal or 0)
-            self._check_device(view, name)
-        assert self._native is not None  # one of the views made it
+            self._check_device(view, name, ordinal)
+            if ordinal is None and view.count:
+                ordinal = view.ordinal
+
+    def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
+        self.check(source, target)
+        if self._native is None:
+            views = [view for view in (source, target) if view is not None]
+            self._open(next((one.ordinal for one in views if one.count), 0))
+        assert self._native is not None  # made just now
         return self._native
 
-    def _check_device(self, view: Any, name: str) -> None:
-        if view.count and view.ordinal != self._ordinal:
+    def _check_device(self, view: Any, name: str, expected: int | None = None) -> None:
+        expected = self._ordinal if expected is None else expected
+        if view.count and expected is not None and view.ordinal != expected:
             raise InvalidArgumentError(
-                f"{name} is on {view.device}, but this rank uses cuda:{self._ordinal}: a "
+                f"{name} is on {view.device}, but this rank uses cuda:{expected}: a "
                 "communicator stays with the device of its first device array"
             )
 
