@@ -31,7 +31,7 @@ _Self = TypeVar("_Self", bound="Core")
 _EXCHANGES = r"(all_gather|broadcast) of \d+ int64"
 _EXCHANGE_NOTE = (
     "all_gather, gather, and all_to_all with splits begin with an all_gather of int64 shapes, "
-    "scatter with a broadcast of one, and the first operation on device arrays with an all_gather "
+    "scatter with a broadcast of one, and the first collective on device arrays with an all_gather "
     "of one int64"
 )
 #: Preparations kept per communicator and collective; more than a program's distinct calls.

@@ -17,7 +17,15 @@ from pycoll import _core
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "python"
-MODULES = ("on_device", "on_layouts", "on_messages", "on_jax", "on_failures", "on_hosts")
+MODULES = (
+    "on_device",
+    "on_layouts",
+    "on_messages",
+    "on_first_messages",
+    "on_jax",
+    "on_failures",
+    "on_hosts",
+)
 
 
 @pytest.fixture(scope="module")
