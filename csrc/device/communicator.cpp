@@ -183,10 +183,12 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   if (!request.parts.empty()) list = list_call(request);
   void* arrays = request.parts.empty() ? static_cast<void*>(&call) : &list;
   void* parameters[] = {&prepared->program, arrays};
-  status = driver_check(
-      options_.gpu->driver().launch_cooperative(prepared->kernel, prepared->blocks, 1, 1,
-                                                prepared->threads, 1, 1, 0, stream, parameters),
-      "launch " + programs_->name(prepared->program.label));
+  // Ranks that share a device wait for each other, so their grids must run beside each other; there
+  // is room for all of them, see Channels::blocks().
+  const auto kind = channels_->sharing() == 1 ? Gpu::Launch::kTogether : Gpu::Launch::kPlain;
+  status = driver_check(options_.gpu->launch(kind, prepared->kernel, prepared->blocks,
+                                             prepared->threads, stream, parameters),
+                        "launch " + programs_->name(prepared->program.label));
   // Ranks compare how many operations of all ranks they have called.
   if (status.ok() && job.messages == nullptr) options_.host.count(capture != 0);
   if (status.ok()) status = launch_copies(*options_.gpu, copies.after, stream);

@@ -65,10 +65,10 @@ Status launch_copies(const Gpu& gpu, const std::vector<Copy>& copies, StreamHand
     const std::uint64_t wanted = div_ceil(one.count, kThreadsMax);
     one.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, gpu.blocks_max()));
     void* parameters[] = {&one};
-    Status status = check(gpu.driver(),
-                          gpu.driver().launch_cooperative(gpu.copier(), one.blocks, 1, 1,
-                                                          kThreadsMax, 1, 1, 0, stream, parameters),
-                          "launch a copy of an array that is not contiguous");
+    Status status = check(
+        gpu.driver(),
+        gpu.launch(Gpu::Launch::kPlain, gpu.copier(), one.blocks, kThreadsMax, stream, parameters),
+        "launch a copy of an array that is not contiguous");
     if (!status.ok()) return status;
   }
   return Status();
