@@ -102,6 +102,13 @@ def test_devices_out_of_reach(environ: dict[str, str]) -> None:
     assert "most likely an IOMMU or ACS redirects it" in lines[0]
 
 
+def test_what_tells_where_a_gpu_fails_first(environ: dict[str, str]) -> None:
+    """Each of its steps is told, from one rank to four."""
+    text = output_of(environ, "tests/gpu/first.py", "--count-max", "3000", timeout=60)
+    assert len(text.splitlines()) == 14
+    assert all(line.startswith("ok ") for line in text.splitlines())
+
+
 def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
     """Their results are right; their times mean nothing there."""
     sizes = ["-b", "8", "-e", "64", "-f", "8"]

@@ -24,6 +24,7 @@ MODULES = (
     "on_first_messages",
     "on_jax",
     "on_failures",
+    "on_hosts",
     "on_frameworks",
 )
 
