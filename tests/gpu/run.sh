@@ -63,7 +63,7 @@ EOF
 
 # The extension lies beside the package's sources, where this Python finds it and nobody else.
 build() {
-  local generator=() suffix
+  local generator=()
   command -v ninja >/dev/null && generator=(-G Ninja)
   suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
   step configure 60 cmake -S . -B build/gpu/cmake "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
@@ -78,7 +78,9 @@ tests() { step "$1" "$2" "$python" -m pytest -q -ra --tb=short -p no:cacheprovid
   -o timeout="$3" -o faulthandler_timeout="$3" "${@:4}"; }
 
 end() {
-  echo "# gpu-check: $(git log -1 --format='commit %h' 2>/dev/null || echo 'no commit known'), $device"
+  local commit
+  commit=$(git log -1 --format='commit %h' 2>/dev/null || echo "no commit known")
+  echo "# gpu-check: $commit, $device"
   printf '%s\n' "${summary[@]}"
   cat "$logs/bench.txt" "$logs/processes.txt" 2>/dev/null
   exit "$failed"
