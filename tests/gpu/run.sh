@@ -105,15 +105,17 @@ sys.exit(not has_gpu(sys.argv[1]))' "$device"; then
 fi
 
 step first 60 "$python" tests/gpu/first.py
-for module in on_device on_failures on_messages on_first_messages on_layouts on_jax on_hosts; do
+tests on_device 60 30 tests/gpu/on_device.py
+# Before what may take long when it fails: there must be time for figures.
+step bench 120 "$python" -u bench/gpu.py --json "$logs/bench.json"
+step processes 40 "$python" -u -m pycoll bench all_reduce --device cuda -n 2 -b 8 -e 4M -f 64 \
+  --samples 11
+for module in on_failures on_messages on_first_messages on_layouts on_jax on_hosts; do
   tests "$module" 60 30 "tests/gpu/$module.py"
 done
 for library in cupy torch numba jax; do
   tests "$library" 45 40 tests/gpu/on_frameworks.py -k "test_$library"
 done
-step bench 120 "$python" -u bench/gpu.py --json "$logs/bench.json"
-step processes 40 "$python" -u -m pycoll bench all_reduce --device cuda -n 2 -b 8 -e 4M -f 64 \
-  --samples 11
 # Last: under it ranks may be too slow for their deadlines, or unable to run beside each other.
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
