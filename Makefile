@@ -63,9 +63,10 @@ bench-peers:
 	$(BIN)/python bench/kernels.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/overhead.py --markdown bench/RESULTS.md
 
-# Sanitizers of the device only where they are installed.
-gpu-check: setup-test
-	bash tests/gpu/run.sh $(BIN)
+# With the packages that PYTHON has, since a machine with a GPU may have no network; of a virtual
+# environment: make gpu-check PYTHON=.venv/bin/python
+gpu-check:
+	bash tests/gpu/run.sh $(PYTHON)
 
 bench-net:
 	bash bench/setup_peers.sh

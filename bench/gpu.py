@@ -2,17 +2,20 @@
 
     python bench/gpu.py [--ranks 2 --ranks 4] [--json FILE]
 
-Times are the device's, of the slowest rank, from replayed graphs and from eager calls; every result
-is compared. Ranks that share a device are reported as such: they say nothing about links. Has never
-run on hardware.
+Times are the device's, of the slowest rank, from replayed graphs and from eager calls, and the
+host's per eager call; every result is compared. What fails is told in its line, and the rest goes
+on with new ranks. Ranks that share a device are reported as such: they say nothing about links. Has
+never run on hardware.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +29,8 @@ from pycoll.bench.metrics import bus_factor
 
 SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 64 << 20, 256 << 20]
 SAMPLES = 11
+#: Of an operation: a rank that never comes ends a line after so long.
+TIMEOUT_S = 15.0
 
 
 class Rank:
@@ -36,23 +41,28 @@ class Rank:
         self.stream = cuda.Stream(comm.rank % cuda.driver().count())
         self.clock = cuda.Clock(self.stream)
 
-    def measure(self, nbytes: int, replayed: bool) -> tuple[float, int]:
-        """Median seconds of an all_reduce in place, and wrong elements."""
+    def measure(self, nbytes: int, replayed: bool) -> tuple[float, float, int]:
+        """Median seconds of an all_reduce in place, on the device and on the host, and wrong
+        elements."""
         batch = 20 if nbytes <= 1 << 20 else 2
         with self.stream:
             values = np.arange(nbytes // 4, dtype=np.float32) % 1000
             x = cuda.array(values)
+            # No rank takes memory while another one's kernel waits for it.
+            self.comm.barrier()
             self.comm.all_reduce(x, out=x)
             wrong = int(np.count_nonzero(x.get() != values * self.comm.size))
             step = self._graph(x, batch) if replayed else self._calls(x, batch)
-            times = []
+            times, calls = [], []
             for _ in range(SAMPLES):
                 self.stream.synchronize()
                 self.comm.barrier()
                 self.clock.start()
+                begin = time.perf_counter()
                 step()
+                calls.append((time.perf_counter() - begin) / batch)
                 times.append(self.clock.stop() / batch)
-        return statistics.median(times), wrong
+        return statistics.median(times), statistics.median(calls), wrong
 
     def _calls(self, x: cuda.Array, batch: int) -> Callable[[], None]:
         def step() -> None:
@@ -67,33 +77,51 @@ class Rank:
         return graph.launch
 
 
+def line_of(size: int, nbytes: int, way: str, rate: float, each: list[Any]) -> dict[str, Any]:
+    """One line of the table, printed at once."""
+    seconds, host = max(one[0] for one in each), max(one[1] for one in each)
+    wrong = sum(one[2] for one in each)
+    busbw = nbytes / seconds * bus_factor("all_reduce", size) / 1e9
+    # Of one device that all share: every input read once, every output written once.
+    share = 2 * nbytes * size / rate / seconds if cuda.driver().count() == 1 else None
+    shown = "" if share is None else f"{share:.0%}"
+    called = "" if way == "graph" else f"{host * 1e6:.2f}"
+    rates = f"{busbw:>12.2f}{shown:>10}"
+    print(f"{nbytes:>12}{way:>8}{seconds * 1e6:>10.2f}{called:>10}{rates}{wrong:>8}", flush=True)
+    line = {"ranks": size, "bytes": nbytes, "way": way, "seconds": seconds, "host_s": host}
+    return {**line, "busbw": busbw, "of_limit": share, "wrong": wrong}
+
+
 def sweep(size: int, sizes: list[int]) -> list[dict[str, Any]]:
     """All sizes on ``size`` ranks; prints as it goes."""
-    communicators = pycoll.local_world(size)
     devices = cuda.driver().count()
     where = "one device each" if size <= devices else f"{size} ranks share {devices}"
-    lines = []
-    with ThreadPoolExecutor(size) as pool:
-        ranks = list(pool.map(Rank, communicators))
-        with ranks[0].stream:
-            rate = cuda.copy_bandwidth()
+    lines: list[dict[str, Any]] = []
+    communicators: list[pycoll.Communicator] = []
+    with ThreadPoolExecutor(size) as pool, cuda.Stream():
+        rate = cuda.copy_bandwidth()
         print(
-            f"# all_reduce, float32, in place: {size} threads, {where}; copy {rate / 1e9:.0f} GB/s"
+            f"# all_reduce, float32, in place: {size} threads, {where}; "
+            f"copy {rate / 1e9:.0f} GB/s\n"
+            f"#{'bytes':>11}{'way':>8}{'us':>10}{'host us':>10}{'busbw GB/s':>12}{'of limit':>10}"
+            f"{'#wrong':>8}",
+            flush=True,
         )
-        print(f"#{'bytes':>11}{'way':>8}{'us':>10}{'busbw GB/s':>12}{'of limit':>10}{'#wrong':>8}")
-        for nbytes in sizes:
-            for way in ("graph", "call"):
-                each = list(pool.map(lambda r, n=nbytes, w=way: r.measure(n, w == "graph"), ranks))
-                seconds, wrong = max(e[0] for e in each), sum(e[1] for e in each)
-                busbw = nbytes / seconds * bus_factor("all_reduce", size) / 1e9
-                # Of one device that all share: every input read once, every output written once.
-                share = 2 * nbytes * size / rate / seconds if devices == 1 else None
-                shown = "" if share is None else f"{share:.0%}"
-                print(
-                    f"{nbytes:>12}{way:>8}{seconds * 1e6:>10.2f}{busbw:>12.2f}{shown:>10}{wrong:>8}"
-                )
-                line = {"ranks": size, "bytes": nbytes, "way": way, "seconds": seconds}
-                lines.append({**line, "busbw": busbw, "of_limit": share, "wrong": wrong})
+        for nbytes, way in itertools.product(sizes, ("graph", "call")):
+            if not communicators:
+                communicators = pycoll.local_world(size, timeout_s=TIMEOUT_S)
+                ranks = list(pool.map(Rank, communicators))
+            futures = [pool.submit(one.measure, nbytes, way == "graph") for one in ranks]
+            errors = [error for one in futures if (error := one.exception()) is not None]
+            if not errors:
+                each = [one.result() for one in futures]
+                lines.append(line_of(size, nbytes, way, rate, each))
+                continue
+            print(f"{nbytes:>12}{way:>8}  FAILED: {str(errors[0])[:300]}", flush=True)
+            lines.append({"ranks": size, "bytes": nbytes, "way": way, "wrong": -1})
+            for comm in communicators:
+                comm.close()
+            communicators = []
     for comm in communicators:
         comm.close()
     return lines

@@ -242,6 +242,53 @@ std::shared_ptr<Mark> run_messages(const DeviceHandle& self, const PlanHandle& p
   return done;
 }
 
+// A device whose memory the host reads and writes, without any other rank.
+class StagingHandle {
+ public:
+  explicit StagingHandle(int ordinal) {
+    raise_if_failed(device::Gpu::open(need_driver("x"), device::module_image(), ordinal, &gpu_),
+                    "");
+  }
+
+  void check_stream(std::uintptr_t stream) const {
+    const device::Gpu::Current current(*gpu_);
+    raise_if_failed(current.status(), "");
+    raise_if_failed(device::check_uncaptured(*gpu_, stream_of(stream)), "");
+  }
+  void read(std::uintptr_t address, const py::buffer& to, std::uintptr_t stream,
+            const std::vector<py::tuple>& before) const {
+    const py::buffer_info host = to.request(true);
+    const device::Copies copies = copies_of(before, {});
+    const auto bytes = static_cast<std::size_t>(host.size * host.itemsize);
+    raise_if_failed(run([&] {
+                      return device::read_in_stream(*gpu_, stream_of(stream), copies.before,
+                                                    address, host.ptr, bytes);
+                    }),
+                    "");
+  }
+  void write(std::uintptr_t address, const py::buffer& from, std::uintptr_t stream,
+             const std::vector<py::tuple>& after) const {
+    const py::buffer_info host = from.request();
+    const device::Copies copies = copies_of({}, after);
+    const auto bytes = static_cast<std::size_t>(host.size * host.itemsize);
+    raise_if_failed(run([&] {
+                      return device::write_in_stream(*gpu_, stream_of(stream), copies.after,
+                                                     address, host.ptr, bytes);
+                    }),
+                    "");
+  }
+
+ private:
+  template <typename Move>
+  Status run(const Move& move) const {
+    const py::gil_scoped_release release;
+    const device::Gpu::Current current(*gpu_);
+    return current.status().ok() ? move() : current.status();
+  }
+
+  std::shared_ptr<const device::Gpu> gpu_;
+};
+
 bool has_passed(const DeviceHandle& self, const Mark& mark) {
   bool is_past = false;
   raise_if_failed(self.native().passed(mark, &is_past), "wait");
@@ -258,7 +305,7 @@ std::uint64_t capture_on(const DeviceHandle& self, std::uintptr_t stream) {
   const device::Gpu::Current current(self.native().gpu());
   std::uint64_t capture = 0;
   raise_if_failed(current.status(), "");
-  raise_if_failed(self.native().capture_of(stream_of(stream), &capture), "");
+  raise_if_failed(device::capture_of(self.native().gpu(), stream_of(stream), &capture), "");
   return capture;
 }
 
@@ -314,6 +361,15 @@ void bind_devices(py::module_& module) {
       .def("capture_of", &capture_on, py::arg("stream"))
       .def("failure", &failure_of_device)
       .def("close", &close_device);
+  py::class_<StagingHandle>(module, "DeviceStaging",
+                            "Arrays of a device, copied to the host and back; both wait for the "
+                            "stream, which must not be captured.")
+      .def(py::init<int>(), py::arg("ordinal"))
+      .def("check_stream", &StagingHandle::check_stream, py::arg("stream"))
+      .def("read", &StagingHandle::read, py::arg("address"), py::arg("host"), py::arg("stream"),
+           py::arg("before") = std::vector<py::tuple>())
+      .def("write", &StagingHandle::write, py::arg("address"), py::arg("host"), py::arg("stream"),
+           py::arg("after") = std::vector<py::tuple>());
   module.def("device_tensor", &device_tensor, py::arg("capsule"), py::arg("name"),
              "What a DLPack capsule says of memory on a CUDA device, which it gives away: address, "
              "shape, strides in bytes, dtype, whether it is writable, owner, and device.");

@@ -170,6 +170,7 @@ bool read_scattered(CallsObject* self, const Arguments& arguments, const std::in
                     Reading& reading) {
   const runtime::Communicator& native = *self->table->handle().native;
   const auto ranks = static_cast<std::uint64_t>(native.size());
+  if (told[0] < 0) return false;  // the root has refused its arguments
   const int ndim = static_cast<int>(told[1]);
   const auto dtype = static_cast<DType>(told[0]);
   const bool at_root = reading.choice.root == native.rank();
@@ -222,10 +223,14 @@ std::optional<PyObject*> scatter(CallsObject* self, const Arguments& arguments) 
   set_memory(header.target, told.data(), told.size());
   header.count_count = 1;
   header.counts[0] = kHeaderLength;
-  if (!tell(self, header, "scatter")) return std::nullopt;
   Reading reading;
   reading.choice.root = choice.root;
-  if (read_scattered(self, arguments, told.data(), reading)) {
+  // The root must know that it can go on before it tells the others.
+  bool can_run = at_root && read_scattered(self, arguments, told.data(), reading);
+  if (at_root && (!can_run || self->table->find(reading.choice) == nullptr)) return std::nullopt;
+  if (!tell(self, header, "scatter")) return std::nullopt;
+  can_run = can_run || read_scattered(self, arguments, told.data(), reading);
+  if (can_run) {
     const Prepared* prepared = self->table->find(reading.choice);
     if (prepared != nullptr) return run_reading(self, *prepared, reading);
   }

@@ -31,7 +31,7 @@ _Self = TypeVar("_Self", bound="Core")
 _EXCHANGES = r"(all_gather|broadcast) of \d+ int64"
 _EXCHANGE_NOTE = (
     "all_gather, gather, and all_to_all with splits begin with an all_gather of int64 shapes, "
-    "scatter with a broadcast of one, and the first operation on device arrays with an all_gather "
+    "scatter with a broadcast of one, and the first collective on device arrays with an all_gather "
     "of one int64"
 )
 #: Preparations kept per communicator and collective; more than a program's distinct calls.
@@ -217,6 +217,14 @@ class Core(_core.Calls):
             finish=finish if async_op else None,
         )
         return finish() if work is None else work
+
+    def _check_place(self, source: Any, target: Any, where: Where) -> None:
+        """What ``_start`` would refuse of arrays and stream."""
+        if isinstance(source, DeviceView) or isinstance(target, DeviceView):
+            where.handle()
+            self._on_devices().check(source, target)
+        else:
+            where.need_none()
 
     def _on_devices(self) -> Devices:
         if self._devices is None:

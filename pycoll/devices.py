@@ -1,10 +1,11 @@
 """Operations on device arrays: ordered on streams, never waited for by the host.
 
-| step of the first operation | who is told |
+| step of the first collective | who is told |
 |---|---|
 | every rank opens its device and makes channels there | all, over the host's communicator |
 | each maps the others' memory and tries it | all: it fails on all ranks or on none |
 | ranks out of each other's reach connect their hosts once more | all |
+| each tells which messages the hosts have carried before (``pycoll.device_staging``) | all |
 
 From then on nothing goes over the host's communicator. A failure is found by a thread that watches;
 every later call raises it, and so does ``Work.synchronize``.
@@ -13,7 +14,6 @@ every later call raises it, and so does ``Work.synchronize``.
 from __future__ import annotations
 
 import hashlib
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,67 +23,14 @@ from pycoll import _core
 from pycoll.bootstrap.host import process_token
 from pycoll.device_copies import Copies, order_memory
 from pycoll.device_messages import MessagePlans, rounds_of
+from pycoll.device_staging import Staging
 from pycoll.device_view import DeviceView, Where
-from pycoll.errors import InvalidArgumentError, TimeoutError
-from pycoll.work import check_timeout
+from pycoll.device_work import DeviceWork, StagedWork
+from pycoll.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from pycoll.messages import Message
     from pycoll.plans import Prepared
-
-#: Between two looks of a thread that waits for a device.
-_NAP_S = 50e-6
-_NAP_MAX_S = 1e-3
-
-
-class DeviceWork:
-    """An operation on device arrays that runs beside its stream.
-
-    Its arrays are kept until it has ended.
-    """
-
-    def __init__(
-        self,
-        native: _core.DeviceCommunicator,
-        mark: _core.DeviceMark,
-        where: Where,
-        finish: Callable[[], Any],
-    ) -> None:
-        self._native = native
-        self._mark = mark
-        self._where = where
-        self._finish = finish
-
-    def done(self) -> bool:
-        """Whether the device has run it; raises what it raised."""
-        return self._native.passed(self._mark)
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Let the current stream wait for the operation, and return its result at once.
-
-        ``timeout`` is there because other Works have it; this host waits for nothing.
-        """
-        if timeout is not None:
-            check_timeout(timeout)
-        self._native.join(self._mark, self._where.handle())
-        hands_on = self._where.hands_on()
-        if hands_on is not None:
-            self._native.join(self._mark, hands_on)
-        return self._finish()
-
-    def synchronize(self, timeout: float | None = None) -> Any:
-        """Block the host until the device has run the operation, and return its result.
-
-        Raises what the operation raised; TimeoutError if it still runs after ``timeout`` seconds.
-        """
-        limit = None if timeout is None else time.monotonic() + check_timeout(timeout)
-        nap = _NAP_S
-        while not self.done():
-            if limit is not None and time.monotonic() >= limit:
-                raise TimeoutError("the operation is still under way after the wait's timeout")
-            time.sleep(nap)
-            nap = min(2 * nap, _NAP_MAX_S)
-        return self._finish()
 
 
 class OnDevice(NamedTuple):
@@ -134,7 +81,7 @@ class Launch(NamedTuple):
 
 
 class Devices:
-    """The devices' side of one communicator; opened by its first operation on device arrays.
+    """The devices' side of one communicator; opened by its first collective on device arrays.
 
     ``host`` is equal for ranks of one host. ``wires`` connects the hosts of all ranks for this
     alone; all ranks call it, or none does.
@@ -157,8 +104,9 @@ class Devices:
         self._wires = wires
         self._native: _core.DeviceCommunicator | None = None
         self._rank = communicator.rank
+        self._staging = Staging(communicator)
         self._message_plans = MessagePlans(len(names), communicator.rank)
-        self._ordinal = 0
+        self._ordinal: int | None = None  # known from the first array that has elements
         #: Arrays of operations beside their streams, each with its end.
         self._kept: deque[tuple[_core.DeviceMark, tuple[Any, ...]]] = deque()
         #: Packed copies that graphs use.
@@ -249,25 +197,40 @@ class Devices:
         _hand_on(native, where)
         return finish()
 
-    def exchange(self, messages: Sequence[Message], async_op: bool) -> DeviceWork | None:
-        """Launch messages, those of a group together; a DeviceWork if ``async_op``.
+    def exchange(
+        self, messages: Sequence[Message], async_op: bool
+    ) -> DeviceWork | StagedWork | None:
+        """Launch messages, those of a group together; a Work if ``async_op``.
 
+        Before the ranks' devices have met the hosts carry them; see ``pycoll.device_staging``.
         Requires: one message if ``async_op``, at least one otherwise.
         """
-        native = self._native
-        if native is None:
-            raise InvalidArgumentError(
-                f"the {messages[0].text} is of a device array, but the ranks' devices have not met "
-                "yet: they meet in the first collective on device arrays, so call one before"
-            )
         for one in messages:
             self._check_device(one.view, "x" if one.sends else "out")
-        for members in rounds_of(messages, self._rank):
-            mark = self._launch_messages(native, members, async_op)
-        if mark is None:
+        rounds_of(messages, self._rank)  # refuses what cannot be
+        by_hosts, direct = self._staging.take(messages)
+        works = self._stage(by_hosts) if by_hosts else []
+        mark = None
+        if direct:
+            assert self._native is not None  # the devices have met
+            for members in rounds_of(direct, self._rank):
+                mark = self._launch_messages(self._native, members, async_op)
+        if works and async_op:
+            return works[0]
+        for one, work in zip(by_hosts, works, strict=True):
+            if not one.sends:
+                work.wait()
+        if self._native is None or mark is None:
             return None
         result = messages[0].result
-        return DeviceWork(native, mark, messages[0].where, lambda: result)
+        return DeviceWork(self._native, mark, messages[0].where, lambda: result)
+
+    def _stage(self, messages: Sequence[Message]) -> list[StagedWork]:
+        for one in messages:
+            if self._ordinal is None and one.view.count:
+                assert isinstance(one.view, DeviceView)
+                self._ordinal = one.view.ordinal
+        return self._staging.exchange(self._ordinal or 0, messages)
 
     def _launch_messages(
         self, native: _core.DeviceCommunicator, members: Sequence[Message], async_op: bool
@@ -324,30 +287,38 @@ class Devices:
         else:
             self._captured += copies
 
-    def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
-        views = [("x", source), ("out", target)]
-        for name, view in views:
+    def check(self, source: Any, target: Any) -> None:
+        """InvalidArgumentError unless both, as far as they are there, are on this rank's device."""
+        ordinal = self._ordinal
+        for name, view in (("x", source), ("out", target)):
             if view is None:
                 continue
             if not isinstance(view, DeviceView):
                 raise InvalidArgumentError(
                     f"{name} is in host memory, but the other array is on a device: pass both alike"
                 )
-            if self._native is None:
-                self._open(view.ordinal or 0)
-            self._check_device(view, name)
-        assert self._native is not None  # one of the views made it
+            self._check_device(view, name, ordinal)
+            if ordinal is None and view.count:
+                ordinal = view.ordinal
+
+    def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
+        self.check(source, target)
+        if self._native is None:
+            views = [view for view in (source, target) if view is not None]
+            self._open(next((one.ordinal for one in views if one.count), 0))
+        assert self._native is not None  # made just now
         return self._native
 
-    def _check_device(self, view: Any, name: str) -> None:
-        if view.count and view.ordinal != self._ordinal:
+    def _check_device(self, view: Any, name: str, expected: int | None = None) -> None:
+        expected = self._ordinal if expected is None else expected
+        if view.count and expected is not None and view.ordinal != expected:
             raise InvalidArgumentError(
-                f"{name} is on {view.device}, but this rank uses cuda:{self._ordinal}: a "
+                f"{name} is on {view.device}, but this rank uses cuda:{expected}: a "
                 "communicator stays with the device of its first device array"
             )
 
     def _open(self, ordinal: int) -> None:
-        self._native = _core.DeviceCommunicator(
+        native = _core.DeviceCommunicator(
             self._communicator,
             self._names,
             ordinal,
@@ -357,11 +328,13 @@ class Devices:
             self._exchange,
             self._wires,
         )
+        self._staging.meet(self._exchange(self._staging.told()))
+        self._native = native
         self._ordinal = ordinal
         # They are needed once, and refer to whoever owns this: it should end when it is let go.
         del self._exchange, self._wires
         if self._communicator.rank == 0:
-            for line in self._native.warnings():
+            for line in native.warnings():
                 warnings.warn(line, stacklevel=5)
 
     def _drop_past(self, native: _core.DeviceCommunicator) -> None:
@@ -374,6 +347,7 @@ class Devices:
 
     def close(self) -> None:
         """Wait for the device, a few seconds at most; what still runs then is told to stop."""
+        self._staging.close()
         if self._native is not None:
             self._native.close()
         self._kept.clear()

@@ -41,7 +41,8 @@ class Messages(Core):
     Device arrays are sent in their stream, or in ``stream``, where nothing overtakes: messages of
     two ranks are received in the order sent, within one group in that of their tags, and another
     tag is a MismatchError as another length is. Ranks that send to each other, and a rank that
-    sends to itself, put both calls in one ``group()``. See docs/gpu.md.
+    sends to itself, put both calls in one ``group()``. Before the communicator's first collective
+    on device arrays the hosts carry them, and wait for streams. See docs/gpu.md.
     """
 
     @operation

@@ -20,6 +20,7 @@ from pycoll.rows import (
     header,
     need_axis,
     read_header,
+    refusal,
     shares,
     signature,
     with_rows,
@@ -131,34 +132,43 @@ class Moving(Core):
         """The rows of the root's ``x``, split along axis 0 as in reduce_scatter.
 
         Other ranks need not know shape or dtype: the root tells them beforehand, also with
-        ``async_op``. There x only says what kind of array to return (NumPy if it is None).
+        ``async_op``. There x only says what kind of array to return (NumPy if it is None). What
+        the root cannot scatter is told, too: all ranks raise InvalidArgumentError then.
         """
         root = self._check_rank(root, "root")
-        framework, source = self._scattered(x, root)
-        told = self._broadcast_numbers(
-            header(source.dtype, source.shape) if source is not None else None, HEADER_LENGTH, root
-        )
-        return self._scatter_told(
-            framework, source, x, root, told, out, algorithm, async_op, stream
-        )
-
-    def _scattered(self, x: Any, root: int) -> tuple[Framework, _core.BufferView | None]:
-        """What kind of array to return, and on the root what there is to scatter."""
-        if self.rank == root:
+        if self.rank != root:
+            framework = NUMPY if x is None else framework_of(x)
+            told = self._broadcast_numbers(None, HEADER_LENGTH, root)
+            return self._start(
+                *self._scatter_ready(
+                    framework, None, x, root, told, out, algorithm, async_op, stream
+                )
+            )
+        try:
             framework = framework_of(x)
             source = framework.view(x, "x")
             need_axis(source.shape, "scatter")
-            return framework, source
-        return NUMPY if x is None else framework_of(x), None
+            told = header(source.dtype, source.shape)
+            ready = self._scatter_ready(
+                framework, source, x, root, told, out, algorithm, async_op, stream
+            )
+        except InvalidArgumentError as error:
+            self._broadcast_numbers(refusal(str(error)), HEADER_LENGTH, root)
+            raise
+        self._broadcast_numbers(told, HEADER_LENGTH, root)
+        return self._start(*ready)
 
     def _scatter_rest(
         self, x: Any, root: int, told: Any, out: Any, algorithm: str | None, async_op: bool
     ) -> Any:
         """For native calls that had told the header and could not go on."""
-        framework, source = self._scattered(x, root)
-        return self._scatter_told(framework, source, x, root, told, out, algorithm, async_op)
+        framework = NUMPY if x is None else framework_of(x)
+        source = framework.view(x, "x") if self.rank == root else None
+        return self._start(
+            *self._scatter_ready(framework, source, x, root, told, out, algorithm, async_op, None)
+        )
 
-    def _scatter_told(
+    def _scatter_ready(
         self,
         framework: Framework,
         source: _core.BufferView | None,
@@ -168,16 +178,19 @@ class Moving(Core):
         out: Any,
         algorithm: str | None,
         async_op: bool,
-        stream: Any = None,
-    ) -> Any:
-        dtype, shape = read_header(told)
+        stream: Any,
+    ) -> tuple[Any, ...]:
+        """All that ``_start`` takes; every argument has been looked at."""
+        dtype, shape = read_header(told, root)
         rows = shares(shape[0], self.size)
         counts = elements(rows, shape)
         own = with_rows(shape, rows[self.rank])
         memory, target = self._memory(framework, x, source, own, dtype, out)
         nbytes = sum(counts) * ITEM_BYTES[dtype]
         prepared = self._prepare(Collective.SCATTER, dtype, None, root, nbytes, algorithm, None)
-        return self._start(
+        where = Where(framework, x, stream)
+        self._check_place(source, target, where)
+        return (
             prepared,
             source,
             target,
@@ -186,7 +199,7 @@ class Moving(Core):
             sum(counts),
             async_op,
             finisher(framework, x, memory, out),
-            Where(framework, x, stream),
+            where,
         )
 
     @operation

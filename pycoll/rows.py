@@ -83,10 +83,20 @@ def header(dtype: int, shape: Shape) -> list[int]:
     return [dtype, len(shape), *shape, *[0] * (HEADER_LENGTH - 2 - len(shape))]
 
 
-def read_header(numbers: Any) -> tuple[int, Shape]:
-    """Dtype and shape."""
-    axes = int(numbers[1])
-    return int(numbers[0]), tuple(int(n) for n in numbers[2 : 2 + axes])
+def refusal(why: str) -> list[int]:
+    """In place of a header: there is none, and why, as far as that fits."""
+    text = why.encode()[: 8 * (HEADER_LENGTH - 2)]
+    numbers = np.frombuffer(text.ljust(8 * (HEADER_LENGTH - 2), b"\0"), "<i8")
+    return [-1, len(text), *numbers.tolist()]
+
+
+def read_header(numbers: Any, root: int) -> tuple[int, Shape]:
+    """Dtype and shape. InvalidArgumentError if rank ``root`` has refused instead."""
+    count = int(numbers[1])
+    if numbers[0] < 0:
+        text = np.array(numbers[2:], "<i8").tobytes()[:count].decode(errors="ignore")
+        raise InvalidArgumentError(f"rank {root}, the root, has refused its arguments: {text}")
+    return int(numbers[0]), tuple(int(n) for n in numbers[2 : 2 + count])
 
 
 def check_rows(values: Any, name: str, size: int) -> list[int]:

@@ -24,7 +24,7 @@ import pycoll
 T = TypeVar("T")
 
 #: Longer than any operation of a healthy test, shorter than anybody's patience.
-TIMEOUT_S = 30.0
+TIMEOUT_S = float(os.environ.get("TEST_TIMEOUT_S", "30"))
 HANG_S = 120.0
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -31,8 +31,6 @@ Streams& streams_here() {
   return *all;
 }
 
-bool is_legacy(StreamHandle stream) { return stream == nullptr || stream == legacy_stream(); }
-
 }  // namespace
 
 Mark::~Mark() {
@@ -111,38 +109,10 @@ Status Communicator::make_mark(std::shared_ptr<Mark>* mark) const {
   return status;
 }
 
-Status Communicator::capture_of(StreamHandle stream, std::uint64_t* capture) const {
-  int state = kCaptureNone;
-  std::uint64_t id = 0;
-  *capture = 0;
-  Status status = driver_check(
-      options_.gpu->driver().stream_capture_info(stream, &state, &id, nullptr, nullptr, nullptr),
-      "use the stream (while another one is captured, the default stream "
-      "cannot be used)");
-  if (!status.ok() || state == kCaptureNone) return status;
-  if (state == kCaptureActive) {
-    *capture = id;
-    return Status();
-  }
-  return refused(
-      "the stream is being captured, and that capture has failed already: end it, and "
-      "look for the first call that was not allowed in it");
-}
-
-Status Communicator::check_context(StreamHandle stream) const {
-  if (is_legacy(stream) || stream == per_thread_stream()) return Status();  // of any device
-  ContextHandle context = nullptr;
-  Status status =
-      driver_check(options_.gpu->driver().stream_context(stream, &context), "find the stream");
-  if (!status.ok() || context == options_.gpu->context()) return status;
-  return refused("stream is of another device than this rank's, which is device " +
-                 std::to_string(options_.gpu->ordinal()) + ": pass a stream of that device");
-}
-
 // A kernel that waits for another rank's must not stand before it in one queue.
 Status Communicator::use_stream(StreamHandle stream) {
   if (launched_ && stream == last_stream_) return Status();
-  Status status = check_context(stream);
+  Status status = check_context(*options_.gpu, stream);
   if (!status.ok() || channels_->neighbours().empty() || stream == per_thread_stream()) {
     return status;
   }
@@ -199,29 +169,13 @@ Status Communicator::record(StreamHandle stream, std::uint64_t capture) {
   return driver_check(options_.gpu->driver().event_record(mark->event_, stream), "record an event");
 }
 
-Status Communicator::copy(const std::vector<Copy>& copies, StreamHandle stream) {
-  for (Copy one : copies) {
-    if (one.count == 0) continue;
-    const std::uint64_t wanted = div_ceil(one.count, kThreadsMax);
-    one.blocks =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, options_.gpu->blocks_max()));
-    void* parameters[] = {&one};
-    Status status = driver_check(
-        options_.gpu->driver().launch_cooperative(options_.gpu->copier(), one.blocks, 1, 1,
-                                                  kThreadsMax, 1, 1, 0, stream, parameters),
-        "launch a copy of an array that is not contiguous");
-    if (!status.ok()) return status;
-  }
-  return Status();
-}
-
 Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capture,
                          const Copies& copies) {
   const runtime::CollectiveRequest& request = *job.request;
   Prepared* prepared = nullptr;
   Status status = programs_->find(job, [this] { return await_quiet(kForever); }, &prepared);
   if (status.ok()) status = follow(stream, capture);
-  if (status.ok()) status = copy(copies.before, stream);
+  if (status.ok()) status = launch_copies(*options_.gpu, copies.before, stream);
   if (!status.ok()) return status;
   prepared->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
@@ -229,13 +183,15 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   if (!request.parts.empty()) list = list_call(request);
   void* arrays = request.parts.empty() ? static_cast<void*>(&call) : &list;
   void* parameters[] = {&prepared->program, arrays};
-  status = driver_check(
-      options_.gpu->driver().launch_cooperative(prepared->kernel, prepared->blocks, 1, 1,
-                                                prepared->threads, 1, 1, 0, stream, parameters),
-      "launch " + programs_->name(prepared->program.label));
+  // Ranks that share a device wait for each other, so their grids must run beside each other; there
+  // is room for all of them, see Channels::blocks().
+  const auto kind = channels_->sharing() == 1 ? Gpu::Launch::kTogether : Gpu::Launch::kPlain;
+  status = driver_check(options_.gpu->launch(kind, prepared->kernel, prepared->blocks,
+                                             prepared->threads, stream, parameters),
+                        "launch " + programs_->name(prepared->program.label));
   // Ranks compare how many operations of all ranks they have called.
   if (status.ok() && job.messages == nullptr) options_.host.count(capture != 0);
-  if (status.ok()) status = copy(copies.after, stream);
+  if (status.ok()) status = launch_copies(*options_.gpu, copies.after, stream);
   return status.ok() ? record(stream, capture) : status;
 }
 
@@ -268,7 +224,7 @@ Status Communicator::launch_job(const Job& job, StreamHandle stream, const Copie
   std::uint64_t capture = 0;
   Status status = current.status();
   if (status.ok()) status = use_stream(stream);
-  if (status.ok()) status = capture_of(stream, &capture);
+  if (status.ok()) status = capture_of(*options_.gpu, stream, &capture);
   return status.ok() ? run(job, stream, capture, copies) : status;
 }
 
@@ -281,8 +237,8 @@ Status Communicator::launch_job_beside(const Job& job, StreamHandle stream,
   std::uint64_t capture = 0;
   std::shared_ptr<Mark> fork;
   Status status = current.status();
-  if (status.ok()) status = check_context(stream);
-  if (status.ok()) status = capture_of(stream, &capture);
+  if (status.ok()) status = check_context(*options_.gpu, stream);
+  if (status.ok()) status = capture_of(*options_.gpu, stream, &capture);
   if (status.ok()) status = make_mark(&fork);
   if (status.ok())
     status = driver_check(driver.event_record(fork->event_, stream), "fork a stream");
@@ -299,7 +255,7 @@ Status Communicator::mark(StreamHandle stream, std::shared_ptr<Mark>* mark) {
   std::uint64_t capture = 0;
   std::shared_ptr<Mark> made;
   Status status = current.status();
-  if (status.ok()) status = capture_of(stream, &capture);
+  if (status.ok()) status = capture_of(*options_.gpu, stream, &capture);
   if (status.ok() && capture != 0) {
     status = refused(
         "the stream is being captured, and another stream cannot wait for it: in a capture, pass "
@@ -319,8 +275,8 @@ Status Communicator::join(const Mark& mark, StreamHandle stream) {
   const Gpu::Current current(*options_.gpu);
   std::uint64_t capture = 0;
   Status status = current.status();
-  if (status.ok()) status = check_context(stream);
-  if (status.ok()) status = capture_of(stream, &capture);
+  if (status.ok()) status = check_context(*options_.gpu, stream);
+  if (status.ok()) status = capture_of(*options_.gpu, stream, &capture);
   if (!status.ok()) return status;
   if (capture != mark.capture_) {
     return refused(capture != 0 ? "an operation that began before the capture cannot be waited for "

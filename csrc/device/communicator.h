@@ -22,6 +22,7 @@
 #include "device/gpu.h"
 #include "device/messages.h"
 #include "device/programs.h"
+#include "device/streams.h"
 #include "device/watch.h"
 #include "runtime/request.h"
 
@@ -42,13 +43,6 @@ struct Options {
   Host host;
   std::shared_ptr<Clock> clock;
   Nanoseconds timeout = kForever;
-};
-
-// Copies of this rank's memory, in order, that belong to an operation: in front of it in its stream
-// and behind it.
-struct Copies {
-  std::vector<Copy> before;
-  std::vector<Copy> after;
 };
 
 class Communicator;
@@ -106,8 +100,6 @@ class Communicator {
   // Bad memory is told apart from good here: kInvalidArgument where `address` is none of this
   // device. `name` is the argument's name.
   Status check_memory(const void* address, const std::string& name) const;
-  // The stream that is captured, if any: its capture's number, else 0.
-  Status capture_of(StreamHandle stream, std::uint64_t* capture) const;
 
   void set_timeout(Nanoseconds timeout);
   // The failure that ended this communicator, or ok.
@@ -125,13 +117,11 @@ class Communicator {
   Status start(const Exchange& exchange);
   Status make_words();
   Status use_stream(StreamHandle stream);
-  Status check_context(StreamHandle stream) const;
   Status follow(StreamHandle stream, std::uint64_t capture);
   Status launch_job(const Job& job, StreamHandle stream, const Copies& copies);
   Status launch_job_beside(const Job& job, StreamHandle stream, std::shared_ptr<Mark>* done,
                            const Copies& copies);
   Status run(const Job& job, StreamHandle stream, std::uint64_t capture, const Copies& copies);
-  Status copy(const std::vector<Copy>& copies, StreamHandle stream);
   Status record(StreamHandle stream, std::uint64_t capture);
   Status make_mark(std::shared_ptr<Mark>* mark) const;
   Status await_quiet(Nanoseconds patience);

@@ -82,6 +82,7 @@ void find_streams(const Get& get, Driver& driver) {
   get("cuEventRecord", driver.event_record);
   get("cuEventQuery", driver.event_query);
   get("cuLaunchCooperativeKernel", driver.launch_cooperative);
+  get("cuLaunchKernel", driver.launch_plain);
 }
 
 struct Library {

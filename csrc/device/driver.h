@@ -139,6 +139,10 @@ struct Driver {
                             unsigned int blocks_z, unsigned int threads_x, unsigned int threads_y,
                             unsigned int threads_z, unsigned int shared_bytes, StreamHandle stream,
                             void** parameters);
+  int (*launch_plain)(FunctionHandle function, unsigned int blocks_x, unsigned int blocks_y,
+                      unsigned int blocks_z, unsigned int threads_x, unsigned int threads_y,
+                      unsigned int threads_z, unsigned int shared_bytes, StreamHandle stream,
+                      void** parameters, void** extra);
 };
 
 // Opened once per process and kept; nullptr with `why` if that fails. Any thread.

@@ -168,6 +168,15 @@ Status Gpu::load(std::span<const std::byte> image) {
   return Status();
 }
 
+int Gpu::launch(Launch kind, FunctionHandle function, std::uint32_t blocks, std::uint32_t threads,
+                StreamHandle stream, void** parameters) const {
+  if (kind == Launch::kTogether) {
+    return driver_.launch_cooperative(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters);
+  }
+  return driver_.launch_plain(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
+                              nullptr);
+}
+
 int Gpu::find(const Uuid& uuid) const {
   int count = 0;
   if (driver_.device_count(&count) != 0) return -1;

@@ -75,6 +75,11 @@ class Gpu {
     return kernels_[static_cast<std::size_t>(protocol)][static_cast<std::size_t>(kind)];
   }
   FunctionHandle copier() const { return copier_; }
+  // Puts a kernel at the end of `stream` and gives the driver's error. kTogether: all of its blocks
+  // run at once, or it fails; drivers may run such grids of one device one after the other.
+  enum class Launch : std::uint8_t { kPlain, kTogether };
+  int launch(Launch kind, FunctionHandle function, std::uint32_t blocks, std::uint32_t threads,
+             StreamHandle stream, void** parameters) const;
   // The number of the device that this process sees by this identity; -1 if it sees none.
   int find(const Uuid& uuid) const;
   // Whether the machine lets kernels reach the memory of another device; true for the same device.

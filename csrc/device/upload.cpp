@@ -66,10 +66,10 @@ Status Upload::run(const Copy& copy) {
   one.blocks = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(div_ceil(one.count, threads), gpu_->blocks_max()));
   void* parameters[] = {&one};
-  Status status = check(driver,
-                        driver.launch_cooperative(gpu_->copier(), one.blocks, 1, 1, threads, 1, 1,
-                                                  0, stream_, parameters),
-                        "launch a copy");
+  Status status = check(
+      driver,
+      gpu_->launch(Gpu::Launch::kPlain, gpu_->copier(), one.blocks, threads, stream_, parameters),
+      "launch a copy");
   return status.ok() ? check(driver, driver.stream_synchronize(stream_), "run a copy") : status;
 }
 

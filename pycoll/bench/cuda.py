@@ -59,15 +59,26 @@ _local = threading.local()
 _lock = threading.Lock()
 #: Free memory by device, stream and bytes.
 _free: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+#: Arrays of up to so many bytes are parts of larger memory, made when the first of a device is: to
+#: allocate may wait for kernels that run, and those for ranks that have yet to call.
+_SMALL = 1 << 20
+_SLAB = 1 << 25
+#: By device: the next free address, and the end.
+_slabs: dict[int, tuple[int, int]] = {}
 
 
 def driver() -> Driver:
     """The driver, opened once. OSError where there is none."""
-    global _driver  # noqa: PLW0603 : one library per process
     with _lock:
-        if _driver is None:
-            _driver = Driver()
-        return _driver
+        return _opened()
+
+
+def _opened() -> Driver:
+    """Requires: the lock is held, or some driver() has returned."""
+    global _driver  # noqa: PLW0603 : one library per process
+    if _driver is None:
+        _driver = Driver()
+    return _driver
 
 
 class Stream:
@@ -112,7 +123,8 @@ class Stream:
             )
         if error:
             raise DriverError(f"cuStreamEndCapture: {error}")
-        driver().call("cuGraphInstantiateWithFlags", ctypes.byref(graph.made), made, 0)
+        flags = ctypes.c_ulonglong(0)
+        driver().call("cuGraphInstantiateWithFlags", ctypes.byref(graph.made), made, flags)
 
 
 class Graph:
@@ -164,6 +176,13 @@ class Clock:
             driver().library.cuEventDestroy_v2(event)
 
 
+def _allocated(ordinal: int, nbytes: int) -> int:
+    address = ctypes.c_uint64()
+    _opened().use(ordinal)
+    _opened().call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+    return address.value
+
+
 class _Namespace:
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: Any, device: int) -> Array:
@@ -190,10 +209,15 @@ class Array:
     def _allocate(self) -> int:
         if not self.nbytes:
             return 0
-        address = ctypes.c_uint64()
-        driver().use(self.device)
-        driver().call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(self.nbytes))
-        return address.value
+        if self.nbytes > _SMALL:
+            return _allocated(self.device, self.nbytes)
+        with _lock:
+            first, end = _slabs.get(self.device, (0, 0))
+            if end - first < self.nbytes:
+                first = _allocated(self.device, _SLAB)
+                end = first + _SLAB
+            _slabs[self.device] = first + -(-self.nbytes // 512) * 512, end
+        return first
 
     def __del__(self) -> None:
         if self.address:

@@ -302,3 +302,35 @@ def test_arrays_that_claim_to_be_on_a_device() -> None:
     assert re.match(r"x is on a CUDA device, but .*libcuda\.so\.1", text) or (
         text == "x is memory that the CUDA driver does not know: was it freed?"
     ), text
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_what_the_root_of_a_scatter_refuses_is_told_to_all(root: int) -> None:
+    """None waits for the rows; the communicator stays usable."""
+    bad: list[tuple[str, dict[str, Any]]] = [
+        ("NoneType", {"x": None}),
+        ("shape ()", {"x": np.float64(1)}),
+        ("datetime64", {"x": np.zeros(4, "M8[s]")}),
+        ("out has shape (3,)", {"x": np.zeros(4), "out": np.zeros(3)}),
+        ("'rign'", {"x": np.zeros(4), "algorithm": "rign"}),
+        ("stream is for device arrays", {"x": np.zeros(4), "stream": 7}),
+        ("x is", {"x": "\N{SNOWMAN}" * 2000}),
+    ]
+
+    def run(comm: Comm) -> None:
+        for _ in range(2):  # common calls are read by native code from the second time on
+            np.testing.assert_array_equal(
+                comm.scatter(np.arange(4.0), root), [2 * comm.rank, 2 * comm.rank + 1]
+            )
+            for word, words in bad:
+                with pytest.raises(InvalidArgumentError) as caught:
+                    comm.scatter(**words, root=root) if comm.rank == root else comm.scatter(
+                        root=root
+                    )
+                assert word in str(caught.value) or comm.rank != root
+                told = str(caught.value).startswith(
+                    f"rank {root}, the root, has refused its arguments: "
+                )
+                assert told == (comm.rank != root)
+
+    world_in_threads(2).run(run)

@@ -122,9 +122,10 @@ bool Machine::advance() {
     const std::shared_ptr<Stream> stream = streams_[(first + i) % streams_.size()];
     if (stream->ops.empty() || !may_begin(*stream, stream->ops.front())) continue;
     Op& op = stream->ops.front();
-    if (op.launch != nullptr &&
-        device(stream->device).resident + op.launch->blocks > settings_.blocks) {
-      continue;  // until others have ended
+    if (op.launch != nullptr) {
+      const Device& on = device(stream->device);
+      const bool fits = on.resident + op.launch->blocks <= settings_.blocks;
+      if (!fits || (op.launch->cooperative && on.cooperative != 0)) continue;  // until others end
     }
     begin(*stream, op);
     return true;
@@ -171,6 +172,7 @@ void Machine::begin_graph(Stream& stream, Op& op) {
 
 void Machine::begin_launch(Stream& stream, Op& op) {
   device(stream.device).resident += op.launch->blocks;
+  device(stream.device).cooperative += op.launch->cooperative ? 1 : 0;
   launches_.push_back({&stream, op.launch});
 }
 
@@ -194,6 +196,7 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
         [this, stream, launch] {
           const auto held = this->lock();
           device(stream->device).resident -= launch->blocks;
+          device(stream->device).cooperative -= launch->cooperative ? 1 : 0;
           finish(*stream, stream->ops.front());
         },
         stream->device);

@@ -1,7 +1,8 @@
 // A CUDA driver inside one process, for what real devices are too quick or too forgiving to show:
 // work runs late, streams beside each other in any order that their events allow, kernels on the
 // emulator with all their blocks interleaved; memory begins as garbage and is unmapped when it is
-// freed; launches that would not fit beside what runs wait. It is a shared library with the names
+// freed; launches that would not fit beside what runs wait, and cooperative ones for each other. It
+// is a shared library with the names
 // of libcuda.so.1 (cuda_fake_api.cpp), so that it is found where the driver would be, by C++ and
 // Python.
 //
@@ -70,6 +71,7 @@ struct Launch {
   const Kernel* kernel = nullptr;
   std::uint32_t blocks = 1;
   std::uint32_t threads = 1;
+  bool cooperative = false;
   device::Program program{};
   device::Call call{};
   device::ListCall list{};
@@ -135,8 +137,9 @@ struct Allocation {
 struct Device {
   int ordinal = 0;
   std::size_t allocated = 0;
-  std::uint32_t resident = 0;  // blocks of kernels that run
-  std::set<int> peers;         // enabled
+  std::uint32_t resident = 0;     // blocks of kernels that run
+  std::uint32_t cooperative = 0;  // cooperative grids that run, at most one
+  std::set<int> peers;            // enabled
   std::shared_ptr<Stream> legacy = std::make_shared<Stream>();
 };
 

@@ -131,29 +131,47 @@ EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
 
 // --- launches
 
+namespace {
+
+std::shared_ptr<Launch> launch_of(void* function, unsigned blocks, unsigned threads,
+                                  void** parameters, bool cooperative) {
+  auto launch = std::make_shared<Launch>();
+  launch->kernel = static_cast<const Kernel*>(function);
+  launch->blocks = blocks;
+  launch->threads = threads;
+  launch->cooperative = cooperative;
+  if (launch->kernel->copies) {
+    launch->copy = *static_cast<const device::Copy*>(parameters[0]);
+    return launch;
+  }
+  launch->program = *static_cast<const device::Program*>(parameters[0]);
+  if (launch->kernel->kind == device::KernelKind::kList) {
+    launch->list = *static_cast<const device::ListCall*>(parameters[1]);
+  } else {
+    launch->call = *static_cast<const device::Call*>(parameters[1]);
+  }
+  return launch;
+}
+
+}  // namespace
+
 EXPORT int cuLaunchCooperativeKernel(void* function, unsigned blocks, unsigned, unsigned,
                                      unsigned threads, unsigned, unsigned, unsigned, void* stream,
                                      void** parameters) {
   BEGIN_IN_CONTEXT();
   if (blocks > machine.settings().blocks) return kTooLarge;
-  const auto launch = std::make_shared<Launch>();
-  launch->kernel = static_cast<const Kernel*>(function);
-  launch->blocks = blocks;
-  launch->threads = threads;
-  if (launch->kernel->copies) {
-    launch->copy = *static_cast<const device::Copy*>(parameters[0]);
-  } else {
-    launch->program = *static_cast<const device::Program*>(parameters[0]);
-  }
-  if (launch->kernel->copies) {
-    // That is all it takes.
-  } else if (launch->kernel->kind == device::KernelKind::kList) {
-    launch->list = *static_cast<const device::ListCall*>(parameters[1]);
-  } else {
-    launch->call = *static_cast<const device::Call*>(parameters[1]);
-  }
   Op op;
-  op.launch = launch;
+  op.launch = launch_of(function, blocks, threads, parameters, true);
+  return add(machine, device, stream, std::move(op));
+}
+
+// Its blocks run at once here, too: what is launched so waits for no block that would not fit.
+EXPORT int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned threads,
+                          unsigned, unsigned, unsigned, void* stream, void** parameters, void**) {
+  BEGIN_IN_CONTEXT();
+  PYCOLL_ASSERT(blocks <= machine.settings().blocks, "%u blocks", blocks);
+  Op op;
+  op.launch = launch_of(function, blocks, threads, parameters, false);
   return add(machine, device, stream, std::move(op));
 }
 

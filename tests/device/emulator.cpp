@@ -217,11 +217,11 @@ void Emulator::load(const void* from, void* to, std::size_t bytes, Order order) 
   if (order == Order::kAcquireRelease) ++block.counts.acquires;
   if (order == Order::kAcquireRelease && fault_ != Fault::kNoAcquire) block.seen.clear();
   // What the block stored is never older than what it has seen, also when it has left the buffer.
-  const auto own = block.stored.find(address / 16);
-  const std::uint32_t owned = own == block.stored.end() ? 0 : mask & own->second.mask;
-  if (owned != 0) copy_masked(granule, own->second.bytes, owned);
+  const Granule* own = block.stored.find(address / 16);
+  const std::uint32_t owned = own == nullptr ? 0 : mask & own->mask;
+  if (owned != 0) copy_masked(granule, own->bytes, owned);
   if (order == Order::kWeak) {
-    Granule& seen = block.seen[address / 16];
+    Granule& seen = *block.seen.at(address / 16).first;
     copy_masked(seen.bytes, granule, mask & (~seen.mask | owned));
     seen.mask |= mask;
     copy_masked(granule, seen.bytes, mask);
@@ -241,20 +241,16 @@ void Emulator::store(void* to, const void* from, std::size_t bytes, Order order)
   const std::uint32_t mask = mask_of(address, bytes);
   alignas(8) unsigned char granule[16];
   std::memcpy(granule + address % 16, from, bytes);
-  const auto [entry, is_new] = block.stored.try_emplace(address / 16);
-  Granule& stored = entry->second;
-  if (is_new) {
-    stored.place = block.order.size();
-    stored.is_late = prng_.chance(lateness_, 8);
-    block.order.push_back(address / 16);
-  }
+  const auto [entry, is_new] = block.stored.at(address / 16);
+  Granule& stored = *entry;
+  if (is_new) stored.is_late = prng_.chance(lateness_, 8);
   copy_masked(stored.bytes, granule, mask);
   stored.mask |= mask;
   stored.thread = thread.index;
   stored.epoch = block.epoch;
   stored.of_line = order == Order::kOfLine;
-  const auto seen = block.seen.find(address / 16);
-  if (seen != block.seen.end()) copy_masked(seen->second.bytes, granule, mask);
+  Granule* seen = block.seen.find(address / 16);
+  if (seen != nullptr) copy_masked(seen->bytes, granule, mask);
 }
 
 void Emulator::fence() {
@@ -272,12 +268,11 @@ void Emulator::order_memory() {
 // What a fence of the current thread puts before whatever it does next, or everything.
 void Emulator::drain(Block& block, bool all) {
   const std::uint32_t thread = threads_[current_].index;
-  for (std::size_t i = block.order.size(); i-- > 0;) {
-    if (i >= block.order.size()) continue;
-    const std::uintptr_t key = block.order[i];
-    const Granule& stored = block.stored[key];
+  for (std::size_t i = block.stored.size(); i-- > 0;) {
+    if (i >= block.stored.size()) continue;
+    Granule& stored = block.stored[i];
     if (!all && stored.thread != thread && stored.epoch == block.epoch) continue;
-    deliver(block, key, kAllBytes);
+    deliver(block, stored, kAllBytes);
   }
 }
 
@@ -288,54 +283,48 @@ bool Emulator::deliver_one(bool with_late) {
   const std::size_t first = prng_.below(blocks_.size());
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     Block& block = *blocks_[(first + i) % blocks_.size()];
-    if (block.order.empty()) continue;
-    const std::size_t start = prng_.below(block.order.size());
-    for (std::size_t k = 0; k < block.order.size(); ++k) {
-      const std::uintptr_t key = block.order[(start + k) % block.order.size()];
-      if (block.stored[key].is_late && !with_late) continue;
-      if (block.stored[key].of_line && fault_ != Fault::kTornLines) {
-        if (deliver_line(block, key)) return true;
+    if (block.stored.empty()) continue;
+    const std::size_t start = prng_.below(block.stored.size());
+    for (std::size_t k = 0; k < block.stored.size(); ++k) {
+      Granule& stored = block.stored[(start + k) % block.stored.size()];
+      if (stored.is_late && !with_late) continue;
+      if (stored.of_line && fault_ != Fault::kTornLines) {
+        if (deliver_line(block, stored.number)) return true;
         continue;  // some lanes have not stored theirs
       }
       std::uint32_t part = prng_.chance(1, 2) ? 0xff : 0xff00;
       if (fault_ == Fault::kTornHalves) part = 0xfu << 4 * prng_.below(4);
-      const std::uint32_t there = block.stored[key].mask;
-      deliver(block, key, (there & part) != 0 ? part : there);
+      deliver(block, stored, (stored.mask & part) != 0 ? part : stored.mask);
       return true;
     }
   }
   return false;
 }
 
-bool Emulator::deliver_line(Block& block, std::uintptr_t key) {
-  const std::uintptr_t first = key / kGranulesOfLine * kGranulesOfLine;
+bool Emulator::deliver_line(Block& block, std::uintptr_t number) {
+  const std::uintptr_t first = number / kGranulesOfLine * kGranulesOfLine;
   for (std::uintptr_t one = first; one < first + kGranulesOfLine; ++one) {
-    const auto found = block.stored.find(one);
-    if (found == block.stored.end() || !found->second.of_line) return false;
+    const Granule* found = block.stored.find(one);
+    if (found == nullptr || !found->of_line) return false;
   }
   for (std::uintptr_t one = first; one < first + kGranulesOfLine; ++one) {
-    deliver(block, one, kAllBytes);
+    deliver(block, *block.stored.find(one), kAllBytes);
   }
   return true;
 }
 
-void Emulator::deliver(Block& block, std::uintptr_t key, std::uint32_t mask) {
-  Granule& stored = block.stored[key];
-  auto* memory = reinterpret_cast<unsigned char*>(key * 16);
+void Emulator::deliver(Block& block, Granule& stored, std::uint32_t mask) {
+  const std::uintptr_t number = stored.number;
+  auto* memory = reinterpret_cast<unsigned char*>(number * 16);
   const std::uint32_t arriving = stored.mask & mask;
   copy_masked(memory, stored.bytes, arriving);
-  if (spoils && arriving != 0 && spoils(block.grid->origin, key * 16)) {
+  if (spoils && arriving != 0 && spoils(block.grid->origin, number * 16)) {
     memory[std::countr_zero(arriving)] ^= 0x40;
   }
   ++delivered_;
-  wake(key / kGranulesOfLine);
+  wake(number / kGranulesOfLine);
   stored.mask &= ~mask;
-  if (stored.mask != 0) return;
-  const std::size_t place = stored.place;
-  block.order[place] = block.order.back();
-  block.stored[block.order[place]].place = place;
-  block.order.pop_back();
-  block.stored.erase(key);
+  if (stored.mask == 0) block.stored.erase(number);
 }
 
 }  // namespace pycoll::testing

@@ -24,6 +24,7 @@
 #include "base/prng.h"
 #include "device/memory_emulated.h"
 #include "fibers.h"
+#include "granules.h"
 
 namespace pycoll::testing {
 
@@ -93,16 +94,6 @@ class Emulator final : public device::Emulation {
     bool answer = false;
     std::vector<std::uint32_t> waiting;
   };
-  // Sixteen aligned bytes, those whose bit is set.
-  struct Granule {
-    alignas(8) unsigned char bytes[16] = {};
-    std::uint32_t mask = 0;
-    std::uint32_t thread = 0;  // the last that stored here
-    std::uint64_t epoch = 0;   // of the block, then
-    bool of_line = false;
-    bool is_late = false;
-    std::size_t place = 0;  // in Block::order
-  };
   struct Grid {
     std::uint32_t alive = 0;  // threads
     std::function<void()> on_end;
@@ -115,9 +106,8 @@ class Emulator final : public device::Emulation {
     std::uint64_t epoch = 0;  // meetings so far
     Meeting meeting;
     std::vector<Meeting> warps;
-    std::unordered_map<std::uintptr_t, Granule> stored;  // by granule number
-    std::vector<std::uintptr_t> order;                   // its keys, for drawing
-    std::unordered_map<std::uintptr_t, Granule> seen;    // what weak loads may give again
+    Granules stored;  // what has not arrived
+    Granules seen;    // what weak loads may give again
     Counts counts;
   };
   struct Thread {
@@ -135,8 +125,8 @@ class Emulator final : public device::Emulation {
   bool meet(Meeting& meeting, std::uint32_t expected, bool value);
   void step();
   bool deliver_one(bool with_late);
-  void deliver(Block& block, std::uintptr_t key, std::uint32_t mask);
-  bool deliver_line(Block& block, std::uintptr_t key);
+  void deliver(Block& block, Granule& stored, std::uint32_t mask);
+  bool deliver_line(Block& block, std::uintptr_t number);
   void order_memory();
   void drain(Block& block, bool all);
   void end_grid(const std::shared_ptr<Grid>& grid);

@@ -299,6 +299,22 @@ def test_arrays_that_do_not_belong_together(world: ThreadWorld) -> None:
     ranks_of(world, run)
 
 
+def test_what_the_root_of_a_scatter_refuses_is_told_to_all(world: ThreadWorld) -> None:
+    """None launches anything that would wait for the root."""
+
+    def run(comm: pycoll.Communicator) -> None:
+        x = array(np.arange(2.0 * comm.size))
+        for words in ({"out": np.zeros(2)}, {"stream": "soon"}, {"out": array(np.zeros(3))}):
+            text = text_of(
+                lambda words=words: comm.scatter(x, 1, **(words if comm.rank == 1 else {}))
+            )
+            assert text.startswith("rank 1, the root, has refused") == (comm.rank != 1)
+        expected = [2.0 * comm.rank, 2.0 * comm.rank + 1]
+        np.testing.assert_array_equal(comm.scatter(x, 1).get(), expected)
+
+    ranks_of(world, run)
+
+
 def test_streams_that_cannot_be_used(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         x = array(np.ones(4))

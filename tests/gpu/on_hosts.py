@@ -121,6 +121,93 @@ def test_parts_of_a_communicator_within_and_across_hosts(world: ThreadWorld) -> 
     ranks_of(world, run)
 
 
+def exchange_all(comm: pycoll.Communicator, lengths: dict[tuple[int, int], int]) -> None:
+    """One group in which every pair exchanges; of a rank to itself, too."""
+    ranks = range(comm.size)
+    outs = {rank: array(np.zeros(lengths[rank, comm.rank])) for rank in ranks}
+    with comm.group():
+        for rank in ranks:
+            comm.recv(outs[rank], rank, 3)
+            comm.send(array(message(comm.rank, rank, lengths)), rank, 3)
+    for rank in ranks:
+        np.testing.assert_array_equal(outs[rank].get(), message(rank, comm.rank, lengths))
+
+
+def message(source: int, dest: int, lengths: dict[tuple[int, int], int]) -> Any:
+    return np.arange(lengths[source, dest]) + 1000.0 * source + 100.0 * dest
+
+
+def test_messages_within_and_across_hosts(world: ThreadWorld) -> None:
+    """Short ones and such as are far longer than channels, in one group."""
+    draw = np.random.default_rng(8)
+    pairs = [(source, dest) for source in range(SIZE) for dest in range(SIZE)]
+    for most in (3, 20_000):
+        lengths = {pair: int(draw.integers(0, most)) for pair in pairs}
+        ranks_of(world, lambda comm, lengths=lengths: exchange_all(comm, lengths))
+
+
+def test_messages_go_round_between_collectives(world: ThreadWorld) -> None:
+    """One by one, so that each rank's device waits for the one before."""
+    values = np.arange(9_000, dtype=np.uint16)
+
+    def run(comm: pycoll.Communicator) -> None:
+        right, left = (comm.rank + 1) % SIZE, (comm.rank - 1) % SIZE
+        for count in (0, 1, 9_000):
+            out = array(np.zeros(count, np.int16))
+            if comm.rank == 0:
+                comm.send(array(values[:count]), right, 5)
+                comm.recv(out, left, 5)
+            else:
+                comm.recv(out, left, 5)
+                comm.send(out, right, 5)
+            total = comm.all_reduce(out)
+            np.testing.assert_array_equal(out.get(), values[:count].view(np.int16))
+            np.testing.assert_array_equal(total.get(), SIZE * values[:count].view(np.int16))
+
+    ranks_of(world, run)
+
+
+def test_messages_overtake_by_tags_in_groups_and_run_beside_streams(world: ThreadWorld) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        if comm.rank == 1:
+            with comm.group():
+                for tag in (4, 2, 9):
+                    comm.send(array(np.full(tag, 10.0 * tag)), 2, tag)
+            work = comm.isend(array(np.full(700, 7.0)), 2)
+            array(np.full(700, -1.0))  # the same memory, if anybody let it go
+            work.synchronize(30)
+        elif comm.rank == 2:
+            outs = {tag: array(np.zeros(tag)) for tag in (2, 4, 9)}
+            for tag, out in outs.items():
+                comm.recv(out, 1, tag)
+            long = array(np.zeros(700))
+            assert comm.irecv(long, 1).wait() is long
+            for tag, out in outs.items():
+                np.testing.assert_array_equal(out.get(), np.full(tag, 10.0 * tag))
+            np.testing.assert_array_equal(long.get(), np.full(700, 7.0))
+
+    ranks_of(world, run)
+
+
+def test_messages_are_captured_and_replayed(world: ThreadWorld) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        right, left = (comm.rank + 1) % SIZE, (comm.rank - 1) % SIZE
+        stream = current()
+        assert stream is not None
+        x, out = array(np.full(600, 2.0**comm.rank)), array(np.zeros(600))
+        comm.all_reduce(x)
+        with stream.capture() as graph:
+            with comm.group():
+                comm.send(x, right)
+                comm.recv(out, left)
+            comm.all_reduce(out, out=x)
+        for _ in range(3):
+            graph.launch()
+        np.testing.assert_array_equal(out.get(), np.full(600, 15.0 * 4))
+
+    ranks_of(world, run)
+
+
 # What goes wrong
 
 
@@ -153,6 +240,58 @@ def test_ranks_that_disagree(broken: ThreadWorld) -> None:
 
 def test_a_rank_that_leaves_is_lost(broken: ThreadWorld) -> None:
     ranks_of(broken, leave_or_lose)
+
+
+@pytest.mark.parametrize(("tag", "length"), [(1, 4), (0, 20_000)])
+def test_another_tag_or_length_is_a_mismatch(broken: ThreadWorld, tag: int, length: int) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(array(np.ones(1)))
+        if comm.rank == 0:
+            work = comm.isend(array(np.ones(4)), 1)
+            error = failure_of(lambda: (work.done(), comm.isend(array(np.ones(4)), 1)))
+        else:
+            error = failure_of(comm.irecv(array(np.ones(length)), 0, tag).synchronize)
+            assert f"recv of {8 * length} bytes from rank 0, tag {tag}" in str(error)
+        assert isinstance(error, pycoll.MismatchError), error
+
+    ranks_of(broken, run)
+
+
+def test_a_message_that_nobody_sends_is_late(broken: ThreadWorld) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(array(np.ones(1)))
+        if comm.rank == 0:
+            comm.timeout_s = 0.4
+            error = failure_of(comm.irecv(array(np.ones(4)), 1, 3).synchronize)
+            assert "device recv of 32 bytes from rank 1, tag 3 did not finish" in str(error)
+        else:
+            error = failure_of(comm.barrier)
+        assert isinstance(error, pycoll.TimeoutError)
+        assert error.ranks == (1,)
+
+    ranks_of(broken, run)
+
+
+def test_a_message_that_nobody_receives_is_sent_before_its_rank_leaves(
+    broken: ThreadWorld,
+) -> None:
+    """More than its channel holds: the receiver takes it, or hears of the loss."""
+
+    def run(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(array(np.ones(1)))
+        if comm.rank == 1:
+            comm.send(array(np.arange(30_000.0)), 0)
+            comm.close()
+            return
+        time.sleep(0.3)
+        out = array(np.zeros(30_000))
+        comm.recv(out, 1)
+        np.testing.assert_array_equal(out.get(), np.arange(30_000.0))
+        error = failure_of(comm.irecv(out, 1).synchronize)
+        assert isinstance(error, pycoll.PeerLostError)
+        assert error.rank == 1
+
+    ranks_of(broken, run)
 
 
 # Processes

@@ -198,20 +198,6 @@ def test_exchanges_are_captured_and_replayed(world: ThreadWorld) -> None:
 # Bad input and failures
 
 
-def test_devices_meet_in_a_collective() -> None:
-    world = fresh_world(2)
-
-    def run(comm: pycoll.Communicator) -> None:
-        x = array(np.ones(2))
-        assert text_of(lambda: comm.send(x, 1 - comm.rank)) == (
-            "the send with tag 0 is of a device array, but the ranks' devices have not met yet: "
-            "they meet in the first collective on device arrays, so call one before"
-        )
-
-    ranks_of(world, run)
-    world.close()
-
-
 def test_arguments_that_are_wrong(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         assert text_of(lambda: comm.send(np.ones(2), 0, stream=Stream())) == (

@@ -1,27 +1,128 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, and its figures last. $1 is the environment's bin folder.
-set -euo pipefail
-bin=$1
-export PYTHONPATH=tests:tests/gpu
+# Everything that needs a GPU, and its figures, in less than ten minutes and without a network: what
+# fails or hangs ends at its own time limit, and nothing keeps the rest from running. A table of all
+# steps and the figures come last. $1 is the Python whose packages are used (numpy, pytest,
+# pybind11 and so on; CuPy, torch, Numba and JAX where it has them).
+#
+# LOGS is where outputs go in full (build/gpu/logs), GPU_CHECK_S how long all may take (540).
+set -uo pipefail
+python=${1:-python3}
+logs=${LOGS:-build/gpu/logs}
+limit=${GPU_CHECK_S:-540}
+summary=()
+failed=0
+mkdir -p "$logs"
 
-if ! "$bin/python" -c "
-import sys
-from test_gpu import has_gpu
-from pycoll import _core
-print(_core.device_summary())
-sys.exit(not has_gpu(_core.device_summary()))"; then
+# step NAME SECONDS COMMAND...: its output goes to a file, and its end to the screen if it fails.
+step() {
+  local name=$1 most=$2 begin=$SECONDS left=$((limit - SECONDS)) status=0
+  shift 2
+  if [ "$left" -lt 10 ]; then
+    summary+=("NOT RUN  $name: no time was left")
+    failed=1
+    return 1
+  fi
+  timeout --kill-after=5 "$((most < left ? most : left))" "$@" >"$logs/$name.txt" 2>&1 || status=$?
+  local took=$((SECONDS - begin)) last
+  last=$(grep -v '^ *$' "$logs/$name.txt" | tail -n 1 | cut -c -100)
+  case $status in
+    0) summary+=("ok       $name (${took} s) $last") ;;
+    124 | 137) summary+=("TIME     $name: not done after ${took} s") ;;
+    *) summary+=("FAILED   $name (${took} s, status $status) $last") ;;
+  esac
+  echo "${summary[-1]}"
+  [ "$status" = 0 ] && return 0
+  failed=1
+  grep -E '^E  |^(FAILED|ERROR) |error|Error' "$logs/$name.txt" | cut -c -300 | head -n 15
+  tail -n 8 "$logs/$name.txt" | cut -c -300
+  return 1
+}
+
+# What needs which package is asked for here, since nothing can be fetched.
+needs() {
+  "$python" - <<'EOF'
+import importlib.util as util, os, shutil, sys, sysconfig
+modules = "numpy click rich pybind11 pytest pytest_timeout hypothesis ml_dtypes".split()
+missing = [one for one in modules if util.find_spec(one) is None]
+if missing:
+    print("missing for", sys.executable + ":", *missing, "(pip install, with - for _)")
+tools = [one for one in ("cmake", "nvcc") if shutil.which(one) is None]
+if tools == ["nvcc"] and (os.path.exists("/usr/local/cuda/bin/nvcc") or "CUDA_HOME" in os.environ):
+    tools = []
+if not (shutil.which("c++") or shutil.which("g++")):
+    tools.append("a C++20 compiler")
+if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
+    tools.append("Python.h (python3-dev)")
+if tools:
+    print("missing:", *tools)
+here = [one for one in ("cupy", "torch", "numba", "jax") if util.find_spec(one)]
+print("array libraries:", *(here or ["none, so that those are not tested"]))
+sys.exit(bool(missing or tools))
+EOF
+}
+
+# The extension lies beside the package's sources, where this Python finds it and nobody else.
+build() {
+  local generator=()
+  command -v ninja >/dev/null && generator=(-G Ninja)
+  suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+  step configure 60 cmake -S . -B build/gpu/cmake "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+    -DPYCOLL_CUDA=ON -DPython_EXECUTABLE="$(command -v "$python")" \
+    -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" || return 1
+  step build 300 cmake --build build/gpu/cmake --target _core --parallel "$(nproc)" || return 1
+  trap 'rm -f "pycoll/_core$suffix"' EXIT
+  cp "build/gpu/cmake/bindings/_core$suffix" pycoll/
+}
+
+tests() { step "$1" "$2" "$python" -m pytest -q -ra --tb=short -p no:cacheprovider \
+  -o timeout="$3" -o faulthandler_timeout="$3" "${@:4}"; }
+
+end() {
+  local commit
+  commit=$(git log -1 --format='commit %h' 2>/dev/null || echo "no commit known")
+  echo "# gpu-check: $commit, $device"
+  printf '%s\n' "${summary[@]}"
+  cat "$logs/bench.txt" "$logs/processes.txt" 2>/dev/null
+  exit "$failed"
+}
+
+device="no device found yet"
+needs || exit 1
+# Ranks that are threads of one process wait for each other: no stream may stand in the queue of
+# another one, and no kernel may be loaded while others run.
+export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
+# JAX would take most of the memory for itself.
+export XLA_PYTHON_CLIENT_PREALLOCATE=false
+# What waits for a rank that never comes says so soon.
+export TEST_TIMEOUT_S=10 PYTHONPATH=$PWD:tests:tests/gpu PYTHONDONTWRITEBYTECODE=1
+build || end
+device=$("$python" -c 'from pycoll import _core; print(_core.device_summary())' 2>&1 | tail -n 1)
+echo "$device"
+if ! "$python" -c 'import sys; from test_gpu import has_gpu
+sys.exit(not has_gpu(sys.argv[1]))' "$device"; then
   echo "gpu-check: there is no GPU here, so nothing was checked" >&2
   exit 1
 fi
-git log -1 --format='commit %h' || true
 
-"$bin/python" -m pytest tests/gpu/test_gpu.py -q -ra
+step first 60 "$python" tests/gpu/first.py
+tests on_device 60 30 tests/gpu/on_device.py
+# Before what may take long when it fails: there must be time for figures.
+step bench 120 "$python" -u bench/gpu.py --json "$logs/bench.json"
+step processes 40 "$python" -u -m pycoll bench all_reduce --device cuda -n 2 -b 8 -e 4M -f 64 \
+  --samples 11
+for module in on_failures on_messages on_first_messages on_layouts on_jax on_hosts; do
+  tests "$module" 60 30 "tests/gpu/$module.py"
+done
+for library in cupy torch numba jax; do
+  tests "$library" 45 40 tests/gpu/on_frameworks.py -k "test_$library"
+done
+# Last: under it ranks may be too slow for their deadlines, or unable to run beside each other.
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
-    compute-sanitizer --tool "$tool" --error-exitcode 1 --target-processes all \
-      "$bin/python" -m pytest tests/gpu/on_device.py -q -k "every_collective or in_place"
+    step "$tool" 50 compute-sanitizer --tool "$tool" --error-exitcode 1 --target-processes all \
+      "$python" tests/gpu/first.py
   done
 else
-  echo "gpu-check: no compute-sanitizer here" >&2
+  summary+=("NOT RUN  compute-sanitizer: it is not in PATH")
 fi
-"$bin/python" bench/gpu.py
+end

@@ -17,7 +17,15 @@ from pycoll import _core
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "python"
-MODULES = ("on_device", "on_layouts", "on_messages", "on_jax", "on_failures", "on_hosts")
+MODULES = (
+    "on_device",
+    "on_layouts",
+    "on_messages",
+    "on_first_messages",
+    "on_jax",
+    "on_failures",
+    "on_hosts",
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +100,13 @@ def test_devices_out_of_reach(environ: dict[str, str]) -> None:
     assert len(lines) == 1
     assert "do not read what the other one writes" in lines[0]
     assert "most likely an IOMMU or ACS redirects it" in lines[0]
+
+
+def test_what_tells_where_a_gpu_fails_first(environ: dict[str, str]) -> None:
+    """Each of its steps is told, from one rank to four."""
+    text = output_of(environ, "tests/gpu/first.py", "--count-max", "3000", timeout=60)
+    assert len(text.splitlines()) == 14
+    assert all(line.startswith("ok ") for line in text.splitlines())
 
 
 def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:

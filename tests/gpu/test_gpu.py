@@ -17,7 +17,16 @@ import pytest
 from pycoll import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("on_device", "on_layouts", "on_messages", "on_jax", "on_failures", "on_frameworks")
+MODULES = (
+    "on_device",
+    "on_layouts",
+    "on_messages",
+    "on_first_messages",
+    "on_jax",
+    "on_failures",
+    "on_hosts",
+    "on_frameworks",
+)
 
 
 def has_gpu(summary: str) -> bool:
