@@ -14,7 +14,8 @@ find csrc bindings tests -name '*.h' -print0 -o -name '*.cpp' -print0 |
 # matters only if it fails.
 tidy() {
   xargs -P "$(nproc)" -n 1 "$bin/clang-tidy" --quiet -p build/python \
-    --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-ignored-gch "$@" 2>build/clang-tidy.log || {
+    --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-ignored-gch "$@" \
+    2>build/clang-tidy.log || {
     grep -i -e error build/clang-tidy.log >&2 || true
     exit 1
   }
