@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +59,8 @@ _local = threading.local()
 _lock = threading.Lock()
 #: Free memory by device, stream and bytes.
 _free: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+#: What has become free since: arrays may be collected at any time, while the lock is held too.
+_collected: deque[tuple[tuple[int, int, int], int]] = deque()
 #: Arrays of up to so many bytes are parts of larger memory, made when the first of a device is: to
 #: allocate may wait for kernels that run, and those for ranks that have yet to call.
 _SMALL = 1 << 20
@@ -203,6 +205,9 @@ class Array:
         self._key = (self.device, stream.number, self.nbytes)
         self.address = 0
         with _lock:
+            while _collected:
+                key, address = _collected.popleft()
+                _free[key].append(address)
             found = _free[self._key].pop() if _free[self._key] else 0
         self.address = found or self._allocate()
 
@@ -221,8 +226,7 @@ class Array:
 
     def __del__(self) -> None:
         if self.address:
-            with _lock:
-                _free[self._key].append(self.address)
+            _collected.append((self._key, self.address))
 
     def free(self) -> None:
         """Back to the driver."""
