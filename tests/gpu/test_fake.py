@@ -12,20 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from device_modules import ANYWHERE
 
 from pycoll import _core
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "python"
-MODULES = (
-    "on_device",
-    "on_layouts",
-    "on_messages",
-    "on_first_messages",
-    "on_jax",
-    "on_failures",
-    "on_hosts",
-)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +59,7 @@ def output_of(environ: dict[str, str], *words: str, timeout: float) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", ANYWHERE)
 def test_device_arrays_on_the_fake_driver(environ: dict[str, str], module: str) -> None:
     """Each in a process of its own, whose device has little memory."""
     test = str(Path(__file__).with_name(f"{module}.py"))

@@ -13,20 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from device_modules import ON_GPUS
 
 from pycoll import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (
-    "on_device",
-    "on_layouts",
-    "on_messages",
-    "on_first_messages",
-    "on_jax",
-    "on_failures",
-    "on_hosts",
-    "on_frameworks",
-)
 
 
 def has_gpu(summary: str) -> bool:
@@ -41,7 +32,7 @@ def test_summaries_are_understood() -> None:
     assert not has_gpu("kernels for sm_90; libcuda.so.1 cannot be opened (no such file)")
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", ON_GPUS)
 def test_device_arrays_on_this_gpu(module: str) -> None:
     summary = _core.device_summary()
     if not has_gpu(summary):

@@ -1,0 +1,14 @@
+"""The tests of device arrays, each a module that runs in a process of its own."""
+
+#: They run on the tests' own driver too.
+ANYWHERE = (
+    "on_device",
+    "on_layouts",
+    "on_messages",
+    "on_first_messages",
+    "on_jax",
+    "on_failures",
+    "on_hosts",
+)
+#: These need libraries that know a real device.
+ON_GPUS = (*ANYWHERE, "on_frameworks")
