@@ -64,6 +64,7 @@ Status Communicator::start(const Exchange& exchange) {
         Channels::open(gpu, options_.membership, exchange, *upload_, options_.clock, &channels_);
   }
   if (!status.ok()) return status;
+  if (channels_->sharing() == 1) together_ = std::make_unique<Gpu::Together>(gpu);
   status = make_words();
   if (status.ok()) status = programs_->start();
   if (status.ok()) {
@@ -185,7 +186,8 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   void* parameters[] = {&prepared->program, arrays};
   // Ranks that share a device wait for each other, so their grids must run beside each other; there
   // is room for all of them, see Channels::blocks().
-  const auto kind = channels_->sharing() == 1 ? Gpu::Launch::kTogether : Gpu::Launch::kPlain;
+  const bool together = together_ != nullptr && together_->held();
+  const auto kind = together ? Gpu::Launch::kTogether : Gpu::Launch::kPlain;
   status = driver_check(options_.gpu->launch(kind, prepared->kernel, prepared->blocks,
                                              prepared->threads, stream, parameters),
                         "launch " + programs_->name(prepared->program.label));

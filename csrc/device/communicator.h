@@ -138,6 +138,7 @@ class Communicator {
   Options options_;
   std::unique_ptr<Upload> upload_;
   std::unique_ptr<Channels> channels_;
+  std::unique_ptr<Gpu::Together> together_;  // where no other rank uses the device
   std::unique_ptr<Programs> programs_;
   Reserved words_memory_;
   Words words_;

@@ -73,6 +73,13 @@ Gpu::Uncaptured::Uncaptured(const Gpu& gpu) : gpu_(gpu) {
 
 Gpu::Uncaptured::~Uncaptured() { (void)gpu_.driver_.exchange_capture_mode(&mode_); }
 
+Gpu::Together::Together(std::shared_ptr<const Gpu> gpu)
+    : gpu_(std::move(gpu)), held_(!gpu_->together_.exchange(true)) {}
+
+Gpu::Together::~Together() {
+  if (held_) gpu_->together_ = false;
+}
+
 Status Gpu::open(const Driver& driver, std::span<const std::byte> image, int ordinal,
                  std::shared_ptr<const Gpu>* gpu) {
   Opened& all = opened();

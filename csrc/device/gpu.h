@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -53,6 +54,22 @@ class Gpu {
     int mode_ = kCaptureModeRelaxed;
   };
 
+  // The right to launch grids whose blocks all run at once. One holder per device and process:
+  // drivers may run such grids one after the other, so that two communicators whose ranks meet on
+  // several devices in different order would wait for each other for ever.
+  class Together {
+   public:
+    explicit Together(std::shared_ptr<const Gpu> gpu);
+    ~Together();
+    Together(const Together&) = delete;
+    Together& operator=(const Together&) = delete;
+    bool held() const { return held_; }
+
+   private:
+    const std::shared_ptr<const Gpu> gpu_;
+    const bool held_;
+  };
+
   // Opens device `ordinal` with the module `image`: once per process, and for as long as it lives,
   // for arrays of the user live in the same context. kInvalidArgument where there is no such device
   // or the build has no kernels; kTransport where the driver is too old or does not do what it
@@ -76,7 +93,7 @@ class Gpu {
   }
   FunctionHandle copier() const { return copier_; }
   // Puts a kernel at the end of `stream` and gives the driver's error. kTogether: all of its blocks
-  // run at once, or it fails; drivers may run such grids of one device one after the other.
+  // run at once, or it fails; see Together.
   enum class Launch : std::uint8_t { kPlain, kTogether };
   int launch(Launch kind, FunctionHandle function, std::uint32_t blocks, std::uint32_t threads,
              StreamHandle stream, void** parameters) const;
@@ -100,6 +117,7 @@ class Gpu {
   std::string name_;
   std::uint32_t blocks_max_ = 0;
   bool has_descriptors_ = false;
+  mutable std::atomic<bool> together_{false};  // somebody has the right to
   FunctionHandle copier_ = nullptr;
   std::array<std::array<FunctionHandle, kKernelKindCount>, kProtocolCount> kernels_{};
 };

@@ -70,6 +70,26 @@ TEST(devices_reach_each_other) {
   one.check();
 }
 
+// The driver begins launches in any order, so that the devices come to differ about whose is first.
+TEST(communicators_on_the_same_devices_do_not_wait_for_each_other) {
+  const CudaOptions options{.size = 2, .ordinals = {0, 1}, .timeout = Nanoseconds{5'000'000'000}};
+  CudaRanks one(options);
+  CudaRanks other(options);
+  CudaCase first(one, cuda_scenario("all_reduce/ring", 2, 40, 1));
+  CudaCase second(other, cuda_scenario("all_reduce/ring", 2, 40, 2));
+  for (int round = 0; round < 20; ++round) {
+    first.launch_all();
+    second.launch_all();
+  }
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    (void)first.output(rank), (void)second.output(rank);
+    for (CudaRanks* ranks : {&one, &other}) {
+      const Status failure = (*ranks)[rank].communicator->failure();
+      CHECK(failure.ok(), "rank %u: %s", rank, failure.message().c_str());
+    }
+  }
+}
+
 // Each call reads what the call before wrote; no host waits in between.
 TEST(operations_come_behind_each_other_and_behind_their_stream) {
   CudaRanks ranks({.size = 2});
