@@ -101,8 +101,10 @@ def terminal(ranks: int, command: Sequence[str]) -> Iterator[tuple[subprocess.Po
 
 
 def read_until(terminal: int, text: str) -> str:
+    news = select.poll()  # select() knows descriptors up to 1023 only
+    news.register(terminal, select.POLLIN)
     seen = ""
     while text not in seen:
-        assert select.select([terminal], [], [], 30)[0], f"no {text!r} after {seen!r}"
+        assert news.poll(30_000), f"no {text!r} after {seen!r}"
         seen += os.read(terminal, 4096).decode()
     return seen
