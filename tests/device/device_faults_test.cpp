@@ -5,6 +5,8 @@
 #include <string>
 
 #include "base/clock.h"
+#include "device/executor.h"
+#include "device/reductions.h"
 #include "device_world.h"
 #include "plan_builder.h"
 
@@ -19,6 +21,9 @@ using testing::Fault;
 using testing::Scenario;
 using testing::Schedule;
 
+constexpr Protocol kAll[] = {Protocol::kLl, Protocol::kLl128, Protocol::kSimple,
+                             Protocol::kPattern};
+
 Scenario scenario_of(const std::string& schedule, std::uint32_t size, Protocol protocol,
                      std::uint64_t count, std::uint64_t seed = 1) {
   Scenario one;
@@ -31,10 +36,17 @@ Scenario scenario_of(const std::string& schedule, std::uint32_t size, Protocol p
   return one;
 }
 
+// Segments of Pattern are short as well, so that slots are used again and again.
+device::Shape shape_of(const Scenario& one) {
+  device::Shape shape = testing::small_shape(*one.schedule, 1);
+  shape.segment_bytes[static_cast<std::size_t>(Protocol::kPattern)] = 80;
+  return shape;
+}
+
 bool gives_the_bits_of_the_host(const Scenario& one, Fault fault, bool in_order = true) {
   const std::vector<Buffers> expected = testing::run_on_host(one);
   std::vector<Buffers> buffers = testing::make_buffers(one);
-  DeviceWorld world(testing::small_shape(*one.schedule, 1));
+  DeviceWorld world(shape_of(one));
   if (!in_order) world.forget_order();
   // Twice, so that slots hold old bytes that look like new ones.
   for (int round = 0; round < 2; ++round) {
@@ -63,7 +75,7 @@ constexpr std::uint64_t kSeeds = 10 * PYCOLL_DEVICE_ROUNDS;
 void check_found(const char* schedule, Protocol protocol, Fault fault, const char* what) {
   int found = 0;
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    const Scenario one = scenario_of(schedule, 3, protocol, 1500, seed);
+    const Scenario one = scenario_of(schedule, 3, protocol, 600, seed);
     check_sound(one);
     if (!gives_the_bits_of_the_host(one, fault)) ++found;
   }
@@ -86,13 +98,102 @@ TEST(a_missing_meeting_of_the_block_is_noticed) {
 TEST(lines_that_arrive_in_pieces_break_ll128_alone) {
   check_found("all_reduce/ring", Protocol::kLl128, Fault::kTornLines, "whole lines");
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    const Scenario one = scenario_of("all_reduce/ring", 3, Protocol::kLl, 1500, seed);
+    const Scenario one = scenario_of("all_reduce/ring", 3, Protocol::kLl, 600, seed);
     CHECK(gives_the_bits_of_the_host(one, Fault::kTornLines), "%s", one.to_text().c_str());
   }
 }
 
-TEST(halves_that_arrive_in_pieces_break_ll) {
-  check_found("all_reduce/ring", Protocol::kLl, Fault::kTornHalves, "whole halves of 16 bytes");
+TEST(halves_that_arrive_in_pieces_break_what_tells_by_itself_that_it_is_there) {
+  check_found("all_reduce/ring", Protocol::kLl, Fault::kTornHalves, "whole halves, LL");
+  check_found("all_reduce/ring", Protocol::kPattern, Fault::kTornHalves, "whole halves, Pattern");
+}
+
+// What empties a slot comes before whatever the next segment stores there.
+TEST(slots_of_pattern_are_given_back_when_they_are_empty) {
+  const char* ring = "all_reduce/ring";
+  check_found(ring, Protocol::kPattern, Fault::kNoRelease, "the release of Pattern");
+  check_found(ring, Protocol::kPattern, Fault::kNoMeeting, "the block's meeting, Pattern");
+  check_found("all_reduce/one_shot", Protocol::kPattern, Fault::kNoRelease,
+              "the release of Pattern, one-shot");
+}
+
+// --- what Pattern is made of, and each time without it
+
+struct NeverEmptied : device::Pattern {
+  using Pattern::Pattern;
+  bool receive(const device::Slot& slot, std::uint32_t unit, std::uint32_t bytes,
+               device::Pack* pack, device::Wait& wait) const {
+    if (!Pattern::receive(slot, unit, bytes, pack, wait)) return false;
+    if (!device::Ll::cleans(slot.step)) device::store16_relaxed(pack_at(slot, unit), *pack);
+    return true;
+  }
+};
+
+struct WithoutLines : device::Pattern {
+  using Pattern::Pattern;
+  void send(const device::Slot& slot, std::uint32_t unit, std::uint32_t bytes,
+            device::Pack pack) const {
+    if (device::Ll::cleans(slot.step)) return Pattern::send(slot, unit, bytes, pack);
+    device::store16_relaxed(pack_at(slot, unit), pack);
+  }
+};
+
+// Whole packs where the lines are meant.
+struct BlindToNothing : device::Pattern {
+  using Pattern::Pattern;
+  bool receive(const device::Slot& slot, std::uint32_t unit, std::uint32_t bytes,
+               device::Pack* pack, device::Wait& wait) const {
+    if (device::Ll::cleans(slot.step)) return Pattern::receive(slot, unit, bytes, pack, wait);
+    *pack = device::load16_relaxed(pack_at(slot, unit));
+    clear(pack_at(slot, unit));
+    return true;
+  }
+};
+
+struct NeverCleaned : device::Pattern {
+  using Pattern::Pattern;
+  void empty(const device::Slot& /*slot*/, std::uint32_t /*bytes*/) const {}
+};
+
+// Short segments, through all slots, and then long ones. Full of emptiness or not.
+template <typename Made>
+bool is_right_with(bool is_empty, std::uint64_t seed) {
+  const Scenario small = scenario_of("all_reduce/ring", 2, Protocol::kPattern, 3, seed);
+  Scenario large = scenario_of("all_reduce/ring", 2, Protocol::kPattern, 300, seed);
+  large.is_empty = is_empty;
+  DeviceWorld world(shape_of(small));
+  world.set_kernel(
+      [](const device::Program& program, const device::Call& call, device::Shared& shared) {
+        const device::Any reduction{program.dtype, program.op};
+        device::Executor<Made, device::Any>(program, call, reduction, shared).run();
+      });
+  for (int round = 0; round < 5; ++round) {
+    const Scenario& one = round < 3 ? small : large;
+    const std::vector<Buffers> expected = testing::run_on_host(one);
+    std::vector<Buffers> buffers = testing::make_buffers(one);
+    if (!world.run({one}, buffers, {.seed = ++seed})) return false;
+    if (!(buffers[0].output == expected[0].output)) return false;
+    if (!(buffers[1].output == expected[1].output)) return false;
+  }
+  return true;
+}
+
+template <typename Made>
+void check_needed(bool is_empty, const char* what) {
+  int found = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    CHECK(is_right_with<device::Pattern>(is_empty, seed), "seed %d", static_cast<int>(seed));
+    if (!is_right_with<Made>(is_empty, seed)) ++found;
+  }
+  std::printf("  without %s %d of %d runs go wrong\n", what, found, static_cast<int>(kSeeds));
+  CHECK(found > 0, "%s serves nothing", what);
+}
+
+TEST(all_that_pattern_does_is_needed) {
+  check_needed<NeverEmptied>(false, "emptying what was read");
+  check_needed<NeverCleaned>(false, "emptying slots in steps that clean");
+  check_needed<WithoutLines>(true, "lines aside");
+  check_needed<BlindToNothing>(false, "looking for words that have not come");
 }
 
 // The same of rows without meetings between them.
@@ -100,6 +201,8 @@ TEST(lines_of_joined_lanes_are_all_that_orders_their_data) {
   check_found("all_reduce/one_shot", Protocol::kLl, Fault::kTornHalves, "whole halves, one-shot");
   check_found("all_reduce/direct", Protocol::kLl, Fault::kTornHalves, "whole halves, two-shot");
   check_found("all_reduce/direct", Protocol::kLl128, Fault::kTornLines, "whole lines, two-shot");
+  check_found("all_reduce/direct", Protocol::kPattern, Fault::kTornHalves,
+              "whole halves, two-shot, Pattern");
 }
 
 std::shared_ptr<const plan::Image> load(testing::PlanBuilder& builder) {
@@ -139,7 +242,7 @@ Schedule echo_schedule() {
 TEST(lanes_need_the_order_of_memory_from_every_segment) {
   constexpr std::uint64_t kLaneSeeds = 40;  // in a quarter of them it shows
   const Schedule echo = echo_schedule();
-  for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128}) {
+  for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kPattern}) {
     int found = 0;
     for (std::uint64_t seed = 1; seed <= kLaneSeeds; ++seed) {
       Scenario one;
@@ -159,10 +262,10 @@ TEST(lanes_need_the_order_of_memory_from_every_segment) {
 
 // A launch whose parameters never change, as a captured graph replays it.
 TEST(launches_can_be_replayed_any_number_of_times) {
-  for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
+  for (const Protocol protocol : kAll) {
     const Scenario one = scenario_of("all_reduce/tree", 4, protocol, 700);
     const std::vector<Buffers> expected = testing::run_on_host(one);
-    DeviceWorld world(testing::small_shape(*one.schedule, 1));
+    DeviceWorld world(shape_of(one));
     for (std::uint64_t round = 0; round < 20; ++round) {
       std::vector<Buffers> buffers = testing::make_buffers(one);
       CHECK(world.run({one}, buffers, {.seed = round}), "round %d", static_cast<int>(round));
@@ -172,11 +275,12 @@ TEST(launches_can_be_replayed_any_number_of_times) {
 }
 
 TEST(counters_pass_every_power_of_two) {
-  for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
+  for (const Protocol protocol : kAll) {
     for (const int power : {31, 32, 33, 63}) {
       const Scenario one = scenario_of("all_reduce/ring", 3, protocol, 900);
       const std::vector<Buffers> expected = testing::run_on_host(one);
-      DeviceWorld world(testing::small_shape(*one.schedule, 1));
+      DeviceWorld world(shape_of(one));
+      world.empty_slots();
       // Who comes to 2^32 has been at 2^31, where memory that was never written gets its flags.
       for (const int passed : {31, power}) {
         world.set_steps((std::uint64_t{1} << passed) - 3);
@@ -189,10 +293,10 @@ TEST(counters_pass_every_power_of_two) {
 }
 
 // Lines of Ll that no message has reached for 2^32 segments bear the flags that come next.
-bool survives_old_flags(bool passes_cleaning, std::uint64_t seed) {
-  const Scenario large = scenario_of("all_reduce/ring", 2, Protocol::kLl, 100, seed);
-  const Scenario small = scenario_of("all_reduce/ring", 2, Protocol::kLl, 1, seed);
-  DeviceWorld world(testing::small_shape(*large.schedule, 1));
+bool survives_old_flags(Protocol protocol, bool passes_cleaning, std::uint64_t seed) {
+  const Scenario large = scenario_of("all_reduce/ring", 2, protocol, 100, seed);
+  const Scenario small = scenario_of("all_reduce/ring", 2, protocol, 1, seed);
+  DeviceWorld world(shape_of(large));
   std::vector<Buffers> buffers = testing::make_buffers(large);
   CHECK(world.run({large}, buffers, {.seed = seed}), "the first time");
   if (passes_cleaning) {
@@ -212,12 +316,14 @@ bool survives_old_flags(bool passes_cleaning, std::uint64_t seed) {
 }
 
 TEST(flags_that_are_old_enough_to_come_again_are_cleaned_away) {
-  int wrong = 0;
-  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    CHECK(survives_old_flags(true, seed), "seed %d", static_cast<int>(seed));
-    if (!survives_old_flags(false, seed)) ++wrong;
+  for (const Protocol protocol : {Protocol::kLl, Protocol::kPattern}) {
+    int wrong = 0;
+    for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      CHECK(survives_old_flags(protocol, true, seed), "seed %d", static_cast<int>(seed));
+      if (!survives_old_flags(protocol, false, seed)) ++wrong;
+    }
+    CHECK(wrong > 0, "the danger that is cleaned away does not exist");
   }
-  CHECK(wrong > 0, "the danger that is cleaned away does not exist");
 }
 
 // --- hosts
@@ -252,10 +358,10 @@ struct Watched {
 };
 
 TEST(a_rank_that_does_not_come_is_named_when_the_deadline_has_passed) {
-  for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
+  for (const Protocol protocol : kAll) {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
       const Scenario one = scenario_of("all_reduce/one_shot", 3, protocol, 30, seed);
-      Watched watched(testing::small_shape(*one.schedule, 1));
+      Watched watched(shape_of(one));
       std::vector<Buffers> buffers = testing::make_buffers(one);
       const bool ended = watched.world.run({one, one, Scenario{}}, buffers, {.seed = seed},
                                            [&](bool stuck) { return watched.look(stuck); });
@@ -271,7 +377,7 @@ TEST(a_rank_that_does_not_come_is_named_when_the_deadline_has_passed) {
 
 TEST(ranks_that_disagree_stop_and_name_the_other) {
   const auto disagree = [](const Scenario& one, const Scenario& other, std::uint64_t seed) {
-    Watched watched(testing::small_shape(*one.schedule, 1));
+    Watched watched(shape_of(one));
     std::vector<Buffers> buffers = testing::make_buffers(one);
     std::vector<Buffers> others = testing::make_buffers(other);
     buffers[1] = others[1];
@@ -290,7 +396,7 @@ TEST(ranks_that_disagree_stop_and_name_the_other) {
     }
     CHECK(odd > 0, "nobody says what is wrong: %s", other.to_text().c_str());
   };
-  for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
+  for (const Protocol protocol : kAll) {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
       const Scenario one = scenario_of("all_reduce/direct", 2, protocol, 300, seed);
       Scenario other = one;
@@ -309,11 +415,11 @@ TEST(ranks_that_disagree_stop_and_name_the_other) {
 }
 
 TEST(a_host_that_gives_up_ends_its_kernels_in_the_middle) {
-  for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
+  for (const Protocol protocol : kAll) {
     int ended_early = 0;
     for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
       const Scenario one = scenario_of("all_reduce/tree", 4, protocol, 2000, seed);
-      Watched watched(testing::small_shape(*one.schedule, 1));
+      Watched watched(shape_of(one));
       std::vector<Buffers> buffers = testing::make_buffers(one);
       std::uint64_t looks = 0;
       const bool ended = watched.world.run({one}, buffers, {.seed = seed}, [&](bool stuck) {
