@@ -95,8 +95,8 @@ def line_of(size: int, nbytes: int, way: str, rate: float, each: list[Any]) -> d
     return {**line, "busbw": busbw, "of_limit": share, "wrong": wrong}
 
 
-def sweep(size: int, sizes: list[int], protocol: str) -> list[dict[str, Any]]:
-    """All sizes on ``size`` ranks; prints as it goes."""
+def sweep(size: int, sizes: list[int], protocol: str, rate: float) -> list[dict[str, Any]]:
+    """All sizes on ``size`` ranks; prints as it goes. ``rate``: a device copies so much."""
     os.environ["PYCOLL_DEVICE_PROTOCOL"] = protocol
     if protocol != "auto":
         sizes = [one for one in sizes if one <= PROTOCOL_BYTES_MAX]
@@ -105,8 +105,7 @@ def sweep(size: int, sizes: list[int], protocol: str) -> list[dict[str, Any]]:
     where = "one device each" if size <= devices else f"{size} ranks share {devices}"
     lines: list[dict[str, Any]] = []
     communicators: list[pycoll.Communicator] = []
-    with ThreadPoolExecutor(size) as pool, cuda.Stream():
-        rate = cuda.copy_bandwidth()
+    with ThreadPoolExecutor(size) as pool:
         print(
             f"# all_reduce, float32, in place, {chosen}: {size} threads, {where}; "
             f"copy {rate / 1e9:.0f} GB/s\n"
@@ -145,11 +144,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     protocols = words.protocol or ["auto", "pattern", "ll", "simple"]
+    with cuda.Stream():
+        rate = cuda.copy_bandwidth()
     lines = [
         line
         for protocol in protocols
         for size in words.ranks or [2, 4]
-        for line in sweep(size, words.sizes, protocol)
+        for line in sweep(size, words.sizes, protocol, rate)
     ]
     if words.json is not None:
         words.json.write_text(json.dumps(lines, indent=1) + "\n")

@@ -1,13 +1,8 @@
 // That the emulated device is unkind enough: each instruction that orders memory, when it is left
 // without its effect, is missed by some run. And that hosts end what would wait for ever.
 
-#include <set>
-#include <string>
-
+#include "device_faults.h"
 #include "base/clock.h"
-#include "device/executor.h"
-#include "device/reductions.h"
-#include "device_world.h"
 #include "plan_builder.h"
 
 namespace pycoll {
@@ -15,73 +10,16 @@ namespace {
 
 using device::Protocol;
 using testing::Buffers;
+using testing::check_found;
 using testing::DeviceWorld;
-using testing::EmulatorOptions;
 using testing::Fault;
+using testing::gives_the_bits_of_the_host;
+using testing::kAll;
+using testing::kSeeds;
 using testing::Scenario;
+using testing::scenario_of;
 using testing::Schedule;
-
-constexpr Protocol kAll[] = {Protocol::kLl, Protocol::kLl128, Protocol::kSimple,
-                             Protocol::kPattern};
-
-Scenario scenario_of(const std::string& schedule, std::uint32_t size, Protocol protocol,
-                     std::uint64_t count, std::uint64_t seed = 1) {
-  Scenario one;
-  one.schedule = &testing::find_schedule(schedule, size);
-  one.protocol = protocol;
-  one.dtype = DType::kInt32;
-  one.counts.assign(one.schedule->plans[0]->header().block_count, count);
-  one.threads = 2 * device::kWarp;
-  one.seed = seed;
-  return one;
-}
-
-// Segments of Pattern are short as well, so that slots are used again and again.
-device::Shape shape_of(const Scenario& one) {
-  device::Shape shape = testing::small_shape(*one.schedule, 1);
-  shape.segment_bytes[static_cast<std::size_t>(Protocol::kPattern)] = 80;
-  return shape;
-}
-
-bool gives_the_bits_of_the_host(const Scenario& one, Fault fault, bool in_order = true) {
-  const std::vector<Buffers> expected = testing::run_on_host(one);
-  std::vector<Buffers> buffers = testing::make_buffers(one);
-  DeviceWorld world(shape_of(one));
-  if (!in_order) world.forget_order();
-  // Twice, so that slots hold old bytes that look like new ones.
-  for (int round = 0; round < 2; ++round) {
-    buffers = testing::make_buffers(one);
-    if (!world.run({one}, buffers, {one.seed + static_cast<std::uint64_t>(round), fault})) {
-      return false;
-    }
-    for (std::size_t rank = 0; rank < buffers.size(); ++rank) {
-      if (!(buffers[rank].output == expected[rank].output)) return false;
-    }
-  }
-  return true;
-}
-
-// Without a fault, which several tests ask of the same runs.
-void check_sound(const Scenario& one) {
-  static std::set<std::string> sound;
-  const std::string text = one.to_text();
-  if (sound.contains(text)) return;
-  CHECK(gives_the_bits_of_the_host(one, Fault::kNone), "%s", text.c_str());
-  sound.insert(text);
-}
-
-constexpr std::uint64_t kSeeds = 10 * PYCOLL_DEVICE_ROUNDS;
-
-void check_found(const char* schedule, Protocol protocol, Fault fault, const char* what) {
-  int found = 0;
-  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    const Scenario one = scenario_of(schedule, 3, protocol, 600, seed);
-    check_sound(one);
-    if (!gives_the_bits_of_the_host(one, fault)) ++found;
-  }
-  std::printf("  %s: %d of %d runs notice\n", what, found, static_cast<int>(kSeeds));
-  CHECK(found > 0, "nobody misses %s", what);
-}
+using testing::shape_of;
 
 TEST(a_missing_release_is_noticed) {
   check_found("all_reduce/ring", Protocol::kSimple, Fault::kNoRelease, "the release of Simple");
@@ -103,97 +41,8 @@ TEST(lines_that_arrive_in_pieces_break_ll128_alone) {
   }
 }
 
-TEST(halves_that_arrive_in_pieces_break_what_tells_by_itself_that_it_is_there) {
+TEST(halves_that_arrive_in_pieces_break_ll) {
   check_found("all_reduce/ring", Protocol::kLl, Fault::kTornHalves, "whole halves, LL");
-  check_found("all_reduce/ring", Protocol::kPattern, Fault::kTornHalves, "whole halves, Pattern");
-}
-
-// What empties a slot comes before whatever the next segment stores there.
-TEST(slots_of_pattern_are_given_back_when_they_are_empty) {
-  const char* ring = "all_reduce/ring";
-  check_found(ring, Protocol::kPattern, Fault::kNoRelease, "the release of Pattern");
-  check_found(ring, Protocol::kPattern, Fault::kNoMeeting, "the block's meeting, Pattern");
-  check_found("all_reduce/one_shot", Protocol::kPattern, Fault::kNoRelease,
-              "the release of Pattern, one-shot");
-}
-
-// --- what Pattern is made of, and each time without it
-
-struct NeverEmptied : device::Pattern {
-  using Pattern::Pattern;
-  bool receive(const device::Slot& slot, std::uint32_t unit, std::uint32_t bytes,
-               device::Pack* pack, device::Wait& wait) const {
-    if (!Pattern::receive(slot, unit, bytes, pack, wait)) return false;
-    if (!device::Ll::cleans(slot.step)) device::store16_relaxed(pack_at(slot, unit), *pack);
-    return true;
-  }
-};
-
-struct WithoutLines : device::Pattern {
-  using Pattern::Pattern;
-  void send(const device::Slot& slot, std::uint32_t unit, std::uint32_t bytes,
-            device::Pack pack) const {
-    if (device::Ll::cleans(slot.step)) return Pattern::send(slot, unit, bytes, pack);
-    device::store16_relaxed(pack_at(slot, unit), pack);
-  }
-};
-
-// Whole packs where the lines are meant.
-struct BlindToNothing : device::Pattern {
-  using Pattern::Pattern;
-  bool receive(const device::Slot& slot, std::uint32_t unit, std::uint32_t bytes,
-               device::Pack* pack, device::Wait& wait) const {
-    if (device::Ll::cleans(slot.step)) return Pattern::receive(slot, unit, bytes, pack, wait);
-    *pack = device::load16_relaxed(pack_at(slot, unit));
-    clear(pack_at(slot, unit));
-    return true;
-  }
-};
-
-struct NeverCleaned : device::Pattern {
-  using Pattern::Pattern;
-  void empty(const device::Slot& /*slot*/, std::uint32_t /*bytes*/) const {}
-};
-
-// Short segments, through all slots, and then long ones. Full of emptiness or not.
-template <typename Made>
-bool is_right_with(bool is_empty, std::uint64_t seed) {
-  const Scenario small = scenario_of("all_reduce/ring", 2, Protocol::kPattern, 3, seed);
-  Scenario large = scenario_of("all_reduce/ring", 2, Protocol::kPattern, 300, seed);
-  large.is_empty = is_empty;
-  DeviceWorld world(shape_of(small));
-  world.set_kernel(
-      [](const device::Program& program, const device::Call& call, device::Shared& shared) {
-        const device::Any reduction{program.dtype, program.op};
-        device::Executor<Made, device::Any>(program, call, reduction, shared).run();
-      });
-  for (int round = 0; round < 5; ++round) {
-    const Scenario& one = round < 3 ? small : large;
-    const std::vector<Buffers> expected = testing::run_on_host(one);
-    std::vector<Buffers> buffers = testing::make_buffers(one);
-    if (!world.run({one}, buffers, {.seed = ++seed})) return false;
-    if (!(buffers[0].output == expected[0].output)) return false;
-    if (!(buffers[1].output == expected[1].output)) return false;
-  }
-  return true;
-}
-
-template <typename Made>
-void check_needed(bool is_empty, const char* what) {
-  int found = 0;
-  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    CHECK(is_right_with<device::Pattern>(is_empty, seed), "seed %d", static_cast<int>(seed));
-    if (!is_right_with<Made>(is_empty, seed)) ++found;
-  }
-  std::printf("  without %s %d of %d runs go wrong\n", what, found, static_cast<int>(kSeeds));
-  CHECK(found > 0, "%s serves nothing", what);
-}
-
-TEST(all_that_pattern_does_is_needed) {
-  check_needed<NeverEmptied>(false, "emptying what was read");
-  check_needed<NeverCleaned>(false, "emptying slots in steps that clean");
-  check_needed<WithoutLines>(true, "lines aside");
-  check_needed<BlindToNothing>(false, "looking for words that have not come");
 }
 
 // The same of rows without meetings between them.
@@ -201,8 +50,6 @@ TEST(lines_of_joined_lanes_are_all_that_orders_their_data) {
   check_found("all_reduce/one_shot", Protocol::kLl, Fault::kTornHalves, "whole halves, one-shot");
   check_found("all_reduce/direct", Protocol::kLl, Fault::kTornHalves, "whole halves, two-shot");
   check_found("all_reduce/direct", Protocol::kLl128, Fault::kTornLines, "whole lines, two-shot");
-  check_found("all_reduce/direct", Protocol::kPattern, Fault::kTornHalves,
-              "whole halves, two-shot, Pattern");
 }
 
 std::shared_ptr<const plan::Image> load(testing::PlanBuilder& builder) {
