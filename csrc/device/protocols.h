@@ -47,8 +47,10 @@ class Wait {
   PYCOLL_DEVICE bool is_over(const void* polled, const Port& port) {
     return is_over(polled, polled, port);
   }
-  // Whether this look is also one for what seldom comes.
-  PYCOLL_DEVICE bool looks_aside() const { return polls_ % kPollsPerLookAside == 0; }
+  // Whether this look is also one for what seldom comes; the first ones are not.
+  PYCOLL_DEVICE bool looks_aside() const {
+    return polls_ % kPollsPerLookAside == kPollsPerLookAside - 1;
+  }
 
  private:
   const Program* program_;
