@@ -1,11 +1,11 @@
 """Collectives on GPUs: ranks as threads of this process, on one device or on all of them.
 
-    python bench/gpu.py [--ranks 2 --ranks 4] [--json FILE]
+    python bench/gpu.py [--ranks 2 --ranks 4] [--protocol auto --protocol pattern] [--json FILE]
 
 Times are the device's, of the slowest rank, from replayed graphs and from eager calls, and the
-host's per eager call; every result is compared. What fails is told in its line, and the rest goes
-on with new ranks. Ranks that share a device are reported as such: they say nothing about links. Has
-never run on hardware.
+host's per eager call; every result is compared. First as pycoll chooses, then what is not large in
+each protocol alone. What fails is told in its line, and the rest goes on with new ranks. Ranks that
+share a device are reported as such: they say nothing about links. Has never run on hardware.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -28,6 +29,8 @@ from pycoll.bench import cuda
 from pycoll.bench.metrics import bus_factor
 
 SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 64 << 20, 256 << 20]
+#: Above it nobody would use another protocol than Simple.
+PROTOCOL_BYTES_MAX = 1 << 20
 SAMPLES = 11
 #: Of an operation: a rank that never comes ends a line after so long.
 TIMEOUT_S = 15.0
@@ -92,16 +95,19 @@ def line_of(size: int, nbytes: int, way: str, rate: float, each: list[Any]) -> d
     return {**line, "busbw": busbw, "of_limit": share, "wrong": wrong}
 
 
-def sweep(size: int, sizes: list[int]) -> list[dict[str, Any]]:
-    """All sizes on ``size`` ranks; prints as it goes."""
+def sweep(size: int, sizes: list[int], protocol: str, rate: float) -> list[dict[str, Any]]:
+    """All sizes on ``size`` ranks; prints as it goes. ``rate``: a device copies so much."""
+    os.environ["PYCOLL_DEVICE_PROTOCOL"] = protocol
+    if protocol != "auto":
+        sizes = [one for one in sizes if one <= PROTOCOL_BYTES_MAX]
+    chosen = "as chosen" if protocol == "auto" else f"in {protocol}"
     devices = cuda.driver().count()
     where = "one device each" if size <= devices else f"{size} ranks share {devices}"
     lines: list[dict[str, Any]] = []
     communicators: list[pycoll.Communicator] = []
-    with ThreadPoolExecutor(size) as pool, cuda.Stream():
-        rate = cuda.copy_bandwidth()
+    with ThreadPoolExecutor(size) as pool:
         print(
-            f"# all_reduce, float32, in place: {size} threads, {where}; "
+            f"# all_reduce, float32, in place, {chosen}: {size} threads, {where}; "
             f"copy {rate / 1e9:.0f} GB/s\n"
             f"#{'bytes':>11}{'way':>8}{'us':>10}{'host us':>10}{'busbw GB/s':>12}{'of limit':>10}"
             f"{'#wrong':>8}",
@@ -115,10 +121,12 @@ def sweep(size: int, sizes: list[int]) -> list[dict[str, Any]]:
             errors = [error for one in futures if (error := one.exception()) is not None]
             if not errors:
                 each = [one.result() for one in futures]
-                lines.append(line_of(size, nbytes, way, rate, each))
+                line = line_of(size, nbytes, way, rate, each)
+                lines.append({**line, "protocol": protocol})
                 continue
             print(f"{nbytes:>12}{way:>8}  FAILED: {str(errors[0])[:300]}", flush=True)
-            lines.append({"ranks": size, "bytes": nbytes, "way": way, "wrong": -1})
+            line = {"ranks": size, "bytes": nbytes, "way": way, "wrong": -1}
+            lines.append({**line, "protocol": protocol})
             for comm in communicators:
                 comm.close()
             communicators = []
@@ -132,9 +140,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, action="append")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--protocol", action="append")
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
-    lines = [line for size in words.ranks or [2, 4] for line in sweep(size, words.sizes)]
+    protocols = words.protocol or ["auto", "pattern", "ll", "simple"]
+    with cuda.Stream():
+        rate = cuda.copy_bandwidth()
+    lines = [
+        line
+        for protocol in protocols
+        for size in words.ranks or [2, 4]
+        for line in sweep(size, words.sizes, protocol, rate)
+    ]
     if words.json is not None:
         words.json.write_text(json.dumps(lines, indent=1) + "\n")
     return 1 if any(line["wrong"] for line in lines) else 0

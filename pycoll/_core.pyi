@@ -258,6 +258,7 @@ class DeviceCommunicator:
         machine: int,
         process: int,
         memory_max: int,
+        protocol: str,
         exchange: Callable[[bytes], list[bytes]],
         wires: Callable[[], list[Any]],
     ) -> None: ...

@@ -15,6 +15,8 @@ TRANSPORTS = ("shm", "verbs", "tcp")
 DEFAULT_TRANSPORTS = ("shm", "tcp")
 ISAS = ("reference", "portable", "avx2", "avx512")
 STORES = ("rank0", "launcher")
+#: How bytes cross the memory of devices; see docs/gpu.md.
+DEVICE_PROTOCOLS = ("auto", "pattern", "ll", "ll128", "simple")
 TCP_SOCKETS_MAX = 8
 VERBS_RAILS_MAX = 4
 SECRET_LENGTH_MIN = 16
@@ -131,6 +133,7 @@ class Config:
     deterministic: bool = False
     tuning: str | None = None
     device_memory_mib: int = 128
+    device_protocol: str = "auto"
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -251,6 +254,13 @@ SETTINGS: tuple[Setting, ...] = (
         "device_memory_mib",
         _integer(1, 1 << 20),
         "memory for channels that a communicator may take of this rank's device, in MiB",
+    ),
+    Setting(
+        "PYCOLL_DEVICE_PROTOCOL",
+        "device_protocol",
+        _one_of(DEVICE_PROTOCOLS),
+        "how collectives move bytes between devices that reach each other, alike on all ranks: "
+        + ", ".join(DEVICE_PROTOCOLS),
     ),
 )
 

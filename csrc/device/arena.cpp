@@ -26,9 +26,6 @@ constexpr std::uint32_t kSharesWanted = 32;
 // With fewer, a network is as busy, and slots are pinned memory.
 constexpr std::uint32_t kSharesCarried = 8;
 constexpr std::uint32_t kChannelsMax = 320;  // of one rank, all peers, numbers and shares together
-// LL128 is not chosen, since no driver tells where lines arrive whole; its channels are the
-// smallest.
-constexpr std::array<std::uint32_t, kProtocolCount> kSegmentBytes{8 * 1024, kPackBytes, 64 * 1024};
 constexpr std::uint32_t kSegmentBytesMin = 1024;
 
 static_assert(kDepth == transport::kChannelDepth, "plans are proved for channels of that depth");
@@ -69,7 +66,8 @@ Status out_of_range(const std::string& name, std::uint64_t value, std::uint64_t 
 }  // namespace
 
 // Every level has half the segment, and half the shares.
-Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bool carried) {
+Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bool carried,
+               std::optional<Protocol> only) {
   Shape shape;
   shape.size = size;
   shape.numbers = kNumbers;
@@ -78,8 +76,12 @@ Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bo
   const std::uint32_t shares = std::min({wanted, kChannelsMax / ends, blocks});
   shape.shares = std::max(1u, shares >> level);
   for (std::uint32_t i = 0; i < kProtocolCount; ++i) {
-    const std::uint32_t least = std::min(kSegmentBytesMin, kSegmentBytes[i]);
-    shape.segment_bytes[i] = std::max(least, kSegmentBytes[i] >> level);
+    const auto protocol = static_cast<Protocol>(i);
+    std::uint32_t& bytes = shape.segment_bytes[i];
+    bytes = std::max(kSegmentBytesMin, bytes >> level);
+    // Messages, and what is large, are in Simple whatever collectives use.
+    const bool is_used = protocol == only.value_or(Protocol::kPattern);
+    if (!is_used && protocol != Protocol::kSimple) bytes = kPackBytes;
   }
   return shape;
 }
@@ -107,6 +109,7 @@ std::uint32_t slot_stride(const Shape& shape, Protocol protocol) {
   std::uint64_t wire = bytes;
   if (protocol == Protocol::kLl) wire = div_ceil(bytes, kPackBytes) * Ll::kUnitBytes;
   if (protocol == Protocol::kLl128) wire = div_ceil(bytes, Ll128::kLineBytesMin) * kGranuleBytes;
+  if (protocol == Protocol::kPattern) wire = Pattern::kParts * round_up(wire, kGranuleBytes);
   return static_cast<std::uint32_t>(round_up(wire, kGranuleBytes));
 }
 

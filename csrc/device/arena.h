@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -27,13 +28,15 @@ struct Shape {
   std::uint32_t shares = 1;   // at most, of a program
   // Payload of one segment by protocol. Small messages want many small segments in flight, large
   // ones few meetings per byte.
-  std::array<std::uint32_t, kProtocolCount> segment_bytes{8 * 1024, 30 * 1024, 64 * 1024};
+  std::array<std::uint32_t, kProtocolCount> segment_bytes{8 * 1024, 30 * 1024, 64 * 1024, 8 * 1024};
 };
 
 // Channels become smaller by levels, where there is less memory; at the last one they are smallest.
 inline constexpr std::uint32_t kLevels = 7;
-// For so many ranks with so many blocks each. `carried`: some of them by the host.
-Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bool carried);
+// For so many ranks with so many blocks each. `carried`: some of them by the host. `only`: what
+// collectives use, if somebody said so; channels of protocols that nobody uses are the smallest.
+Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bool carried,
+               std::optional<Protocol> only);
 
 // kInvalidArgument names the field that is out of its bounds.
 Status check(const Shape& shape);

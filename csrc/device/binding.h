@@ -31,8 +31,8 @@ struct Binding {
   std::uint64_t longest = 0;         // elements of the longest share of any chunk
 };
 
-// What one more block per lane is worth in Simple; in LL it is one segment, so that a message is
-// one push and one poll however long it is.
+// What one more block per lane is worth in Simple; in other protocols it is one segment, so that a
+// message is one push and one poll however long it is.
 inline constexpr std::uint64_t kBytesPerShare = 128 * 1024;
 
 // The elements of a chunk that are one share's; they begin at a multiple of kGranuleBytes.

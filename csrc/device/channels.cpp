@@ -4,9 +4,20 @@
 #include <cstring>
 #include <utility>
 
+#include "device/kernels.h"
 #include "runtime/verdict.h"
 
 namespace pycoll::device {
+namespace {
+
+// In introductions.
+constexpr std::uint32_t kAnyProtocol = kProtocolCount;
+
+std::string words_of(std::uint32_t protocol) {
+  return protocol < kProtocolCount ? name_of(static_cast<Protocol>(protocol)) : "auto";
+}
+
+}  // namespace
 
 struct Channels::Introduction {
   std::uint64_t machine;
@@ -14,7 +25,7 @@ struct Channels::Introduction {
   std::int32_t ordinal;
   std::uint32_t blocks;
   std::uint32_t has_descriptors;
-  std::uint32_t reserved;
+  std::uint32_t only;  // a Protocol, or kAnyProtocol
   Uuid uuid;
   char device[64];  // its name
 };
@@ -45,11 +56,27 @@ Status Channels::introduce(const Exchange& exchange) {
   me.ordinal = gpu_->ordinal();
   me.blocks = gpu_->blocks_max();
   me.has_descriptors = gpu_->has_descriptors() ? 1 : 0;
+  me.only = mine_.only.has_value() ? static_cast<std::uint32_t>(*mine_.only) : kAnyProtocol;
   me.uuid = gpu_->uuid();
   gpu_->name().copy(me.device, sizeof(me.device) - 1);
   std::vector<Introduction> all;
   Status status = exchange_or_fail(exchange, Status(), me, mine_.names, &all);
+  if (status.ok()) status = compare(all);
   return status.ok() ? judge(all) : status;
+}
+
+// What ranks were told differently they would find out by waiting for each other.
+Status Channels::compare(const std::vector<Introduction>& all) const {
+  for (std::uint32_t rank = 1; rank < mine_.size; ++rank) {
+    if (all[rank].only == all[0].only) continue;
+    return Status::error(
+        Code::kMismatch,
+        "PYCOLL_DEVICE_PROTOCOL is " + words_of(all[0].only) + " on " +
+            runtime::name_rank(0, mine_.names) + " and " + words_of(all[rank].only) + " on " +
+            runtime::name_rank(static_cast<int>(rank), mine_.names) + ": set it alike on all ranks",
+        {static_cast<int>(rank)});
+  }
+  return Status();
 }
 
 // All that ranks conclude from introductions they conclude alike, but for which device is whose.
@@ -103,7 +130,7 @@ Status Channels::connect(const Exchange& exchange, Upload& upload,
 
 Status Channels::allocate_carried(std::size_t peers) {
   for (;; ++level_) {
-    shape_ = shape_at(mine_.size, blocks_, level_, true);
+    shape_ = shape_at(mine_.size, blocks_, level_, true, mine_.only);
     const std::uint64_t bytes = peers * carried_bytes(shape_);
     const bool is_last = level_ + 1 >= kLevels;
     if (peers == 0) return Status();
@@ -127,7 +154,7 @@ Status Channels::carry(const Exchange& exchange, const Findings& all,
   status = exchange_or_fail(exchange, status, level_, mine_.names, &levels);
   if (!status.ok()) return status;
   level_ = *std::max_element(levels.begin(), levels.end());
-  shape_ = shape_at(mine_.size, blocks_, level_, true);
+  shape_ = shape_at(mine_.size, blocks_, level_, true, mine_.only);
   Carrier::Options options;
   options.shape = shape_;
   options.peers = carried_;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct Membership {
   std::uint64_t process = 0;
   // Of channels on this rank's device, at most, and again of the host for peers out of its reach.
   std::uint64_t memory_max = 128ull << 20;
+  // What collectives use whatever their size, alike on all ranks; if nothing, what fits it.
+  std::optional<Protocol> only;
   // Called where some pair of ranks is out of reach.
   Wires wires;
 };
@@ -44,8 +47,9 @@ struct Membership {
 // One thread at a time.
 class Channels {
  public:
-  // A collective call over `exchange`. kTransport where there is not even memory for the smallest
-  // channels, or as the membership's wires; either on all ranks.
+  // A collective call over `exchange`. kMismatch where ranks were told to use different protocols,
+  // kTransport where there is not even memory for the smallest channels, or as the membership's
+  // wires; either on all ranks.
   static Status open(const std::shared_ptr<const Gpu>& gpu, const Membership& mine,
                      const Exchange& exchange, Upload& upload, const std::shared_ptr<Clock>& clock,
                      std::unique_ptr<Channels>* channels);
@@ -63,6 +67,8 @@ class Channels {
   const std::vector<int>& neighbours() const { return neighbours_; }
   // The same on all ranks, and different from that of all other communicators of this process.
   std::uint64_t group() const { return group_; }
+  // As the membership says.
+  std::optional<Protocol> only() const { return mine_.only; }
   // Some pair of ranks is out of reach, so that only Protocol::kSimple is for all; alike on all.
   bool some_carried() const { return some_carried_; }
   // Carries between this rank and those out of its reach; nullptr if there are none. To be started.
@@ -82,6 +88,7 @@ class Channels {
   Channels(std::shared_ptr<const Gpu> gpu, Membership mine);
   Status introduce(const Exchange& exchange);
   Status judge(const std::vector<Introduction>& all);
+  Status compare(const std::vector<Introduction>& all) const;
   struct Mapped {
     Address address;
     std::size_t bytes;

@@ -105,7 +105,7 @@ Status Channels::allocate(Reserved::Kind kind, Offer* offer) {
   Status status = current.status();
   if (!status.ok()) return status;
   for (level_ = 0; level_ < kLevels; ++level_) {
-    shape_ = shape_at(mine_.size, blocks_, level_, false);
+    shape_ = shape_at(mine_.size, blocks_, level_, false, mine_.only);
     const std::uint64_t bytes = arena_bytes(shape_);
     if (bytes > mine_.memory_max && level_ + 1 < kLevels) continue;
     status =
@@ -176,7 +176,7 @@ Status Channels::meet(const Exchange& exchange, Upload& upload, Reserved::Kind k
   group_ = first_process_ ^ all[0].number;
   // The smallest channels that any rank has.
   for (const Offer& one : all) level_ = std::max(level_, one.level);
-  shape_ = shape_at(mine_.size, blocks_, level_, false);
+  shape_ = shape_at(mine_.size, blocks_, level_, false, mine_.only);
   take_descriptors(all);
   return find_out(exchange, attach(all, upload), upload, found);
 }

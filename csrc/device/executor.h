@@ -42,7 +42,7 @@ class Executor {
       : program_(program),
         arrays_(call),
         reduction_(reduction),
-        protocol_(program.item_bytes),
+        protocol_(program),
         shared_(shared),
         wait_(program),
         share_(block() / program.lane_count) {}
@@ -273,6 +273,7 @@ class Executor {
     for (int i = 0; i < row_->send_count; ++i) {
       protocol_.finish(slots_[plan::kRecvMax + i], bytes_, program_.slot_stride);
     }
+    for (int i = 0; i < row_->recv_count; ++i) protocol_.empty(slots_[i], bytes_);
     return true;
   }
 

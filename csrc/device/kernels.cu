@@ -54,6 +54,7 @@ __device__ __forceinline__ void execute(const Program& program, const typename A
 PYCOLL_KERNELS(ll, Ll)
 PYCOLL_KERNELS(ll128, Ll128)
 PYCOLL_KERNELS(simple, Simple)
+PYCOLL_KERNELS(pattern, Pattern)
 
 extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)
     pycoll_copy(const __grid_constant__ pycoll::device::Copy copy) {

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/types.h"
 #include "device/program.h"
@@ -32,10 +34,13 @@ constexpr KernelKind kind_of(bool reduces, DType dtype, ReduceOp op) {
   return KernelKind::kAny;
 }
 
+// "ll", "ll128", "simple", "pattern"; and back, nothing for any other name.
+const char* name_of(Protocol protocol);
+std::optional<Protocol> protocol_named(std::string_view name);
+
 // The kernel's name in the module. Each takes a Program and a Call, kList a ListCall, by value, and
-// wants
-// lane_count * shares blocks of a multiple of kWarp, at most kThreadsMax, threads that all run at
-// the same time: blocks of different ranks wait for each other.
+// wants lane_count * shares blocks of a multiple of kWarp, at most kThreadsMax, threads that all
+// run at the same time: blocks of different ranks wait for each other.
 std::string kernel_name(Protocol protocol, KernelKind kind);
 // The kernel that takes a Copy by value, and any number of blocks and threads.
 inline constexpr const char* kCopyName = "pycoll_copy";

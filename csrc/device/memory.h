@@ -18,7 +18,7 @@
 //   sync_any                           all threads of the block meet; true if any of them says so.
 //                                      What they stored before is seen by all of them afterwards.
 //   warp_any                           the same for a warp, without order of memory
-//   pause                              a wait that looked at `polled` in vain; looks again
+//   pause                              a wait that looked at both places in vain; looks again
 //
 // thread() is below threads(), a multiple of kWarp; block() counts from zero.
 #pragma once

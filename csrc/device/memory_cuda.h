@@ -9,6 +9,9 @@ namespace pycoll::device {
 
 // A wait looks at the abort word, which lies in the host's memory, once in so many polls.
 inline constexpr std::uint32_t kPollsPerLook = 256;
+// A wait looks where data seldom are once in so many polls: such a look comes behind another and
+// makes a poll take twice as long.
+inline constexpr std::uint32_t kPollsPerLookAside = 8;
 
 PYCOLL_DEVICE std::uint32_t thread() { return threadIdx.x; }
 PYCOLL_DEVICE std::uint32_t threads() { return blockDim.x; }
@@ -67,6 +70,6 @@ PYCOLL_DEVICE void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 PYCOLL_DEVICE bool sync_any(bool value) { return __syncthreads_or(value ? 1 : 0) != 0; }
 PYCOLL_DEVICE bool warp_any(bool value) { return __any_sync(0xffffffffu, value ? 1 : 0) != 0; }
 // A short sleep would cost latency where it matters most.
-PYCOLL_DEVICE void pause(const void* /*polled*/) {}
+PYCOLL_DEVICE void pause(const void* /*polled*/, const void* /*other*/) {}
 
 }  // namespace pycoll::device

@@ -10,6 +10,7 @@
 namespace pycoll::device {
 
 inline constexpr std::uint32_t kPollsPerLook = 1;
+inline constexpr std::uint32_t kPollsPerLookAside = 1;
 
 enum class Order : std::uint8_t { kWeak, kRelaxed, kOfLine, kAcquireRelease };
 
@@ -26,7 +27,7 @@ class Emulation {
   virtual void fence() = 0;
   virtual bool sync_any(bool value) = 0;
   virtual bool warp_any(bool value) = 0;
-  virtual void pause(const void* polled) = 0;
+  virtual void pause(const void* polled, const void* other) = 0;
 };
 
 // Set by whoever runs device code, before it does.
@@ -79,6 +80,6 @@ inline void fence() { emulation->fence(); }
 
 inline bool sync_any(bool value) { return emulation->sync_any(value); }
 inline bool warp_any(bool value) { return emulation->warp_any(value); }
-inline void pause(const void* polled) { emulation->pause(polled); }
+inline void pause(const void* polled, const void* other) { emulation->pause(polled, other); }
 
 }  // namespace pycoll::device

@@ -19,8 +19,8 @@
 namespace pycoll::device {
 
 // How bytes cross peer memory; see protocols.h. The values index tables.
-enum class Protocol : std::uint8_t { kLl = 0, kLl128 = 1, kSimple = 2 };
-inline constexpr std::uint32_t kProtocolCount = 3;
+enum class Protocol : std::uint8_t { kLl = 0, kLl128 = 1, kSimple = 2, kPattern = 3 };
+inline constexpr std::uint32_t kProtocolCount = 4;
 
 // Segments that a channel holds, as many as those of transports: plans are proved with this bound.
 inline constexpr std::uint32_t kDepth = 4;

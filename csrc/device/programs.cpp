@@ -12,8 +12,11 @@
 namespace pycoll::device {
 namespace {
 
-// Below, latency counts, and LL needs no fences; above, LL's flags would be half of the bytes.
-constexpr std::uint64_t kLlBytesMax = 64 * 1024;
+// Below, fences would cost more than what Pattern does in their place: a look at every word that
+// is sent, and a store into the receiver's own memory for every 16 bytes that come. No device has
+// told where that turns. LL's bound would be half of this, for as much on the wire. LL128 is never
+// chosen, since no driver tells where lines arrive whole.
+constexpr std::uint64_t kPatternBytesMax = 128 * 1024;
 
 std::uint64_t bytes_of(const runtime::CollectiveRequest& request) {
   std::uint64_t count = 0;
@@ -119,10 +122,13 @@ Status Programs::choose(const runtime::CollectiveRequest& request, std::uint32_t
             std::to_string(channels_.blocks()) + ": choose algorithm=\"ring\" or fewer ranks");
   }
   const std::uint64_t bytes = bytes_of(request);
-  const bool is_small = bytes <= kLlBytesMax && !channels_.some_carried();
-  manner->protocol = is_small ? Protocol::kLl : Protocol::kSimple;
-  const std::size_t ll = static_cast<std::size_t>(Protocol::kLl);
-  const std::uint64_t per_share = is_small ? channels_.shape().segment_bytes[ll] : kBytesPerShare;
+  manner->protocol =
+      channels_.only().value_or(bytes <= kPatternBytesMax ? Protocol::kPattern : Protocol::kSimple);
+  if (channels_.some_carried()) manner->protocol = Protocol::kSimple;
+  const std::uint64_t per_share =
+      manner->protocol == Protocol::kSimple
+          ? kBytesPerShare
+          : channels_.shape().segment_bytes[static_cast<std::size_t>(manner->protocol)];
   const std::uint64_t wanted = std::max<std::uint64_t>(1, div_ceil(bytes, per_share));
   manner->shares = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(wanted, std::min(room, channels_.shape().shares)));

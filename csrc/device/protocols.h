@@ -5,12 +5,12 @@
 //   Ll       16 bytes are two lines of 16: {data 4, flag 4, data 4, flag 4}. Each half arrives as
 //            one, so that data needs no header, no fence and no barrier
 //   Ll128    120 bytes are a line of 128 bytes, the last 8 its flag; eight lanes of a warp write
-//   and
-//            read it as one. Elements of 16 bytes must not be torn, so they fill 112 of the 120
+//            and read it as one. Elements of 16 bytes must not be torn, so they fill 112 of the 120
+//   Pattern  16 bytes are 16 bytes, and there when none of their two words is the one that stands
+//            for nothing. Those that have it as data are lines of Ll, aside in the same slot
 //
 // The flag of step s is s + 1, in Ll its low 32 bits: in 2^31 steps every slot is once written
-// whole
-// (`cleans`), so that no line is old enough to be mistaken for a new one.
+// whole (`cleans`), so that no line is old enough to be mistaken for a new one.
 #pragma once
 
 #include <cstddef>
@@ -34,15 +34,22 @@ class Wait {
  public:
   PYCOLL_DEVICE explicit Wait(const Program& program) : program_(&program) {}
 
-  // To be asked each time after `polled` was looked at in vain. True if nobody should wait any
-  // more; says then which rank was waited for.
-  PYCOLL_DEVICE bool is_over(const void* polled, const Port& port) {
+  // To be asked each time after `polled` was looked at in vain, and `other` if looks_aside(). True
+  // if nobody should wait any more; says then which rank was waited for.
+  PYCOLL_DEVICE bool is_over(const void* polled, const void* other, const Port& port) {
     if (++polls_ % kPollsPerLook == 0 && load_relaxed(&program_->control->stop) != 0) {
       store_relaxed(&program_->awaited[port.peer], 1u);
       return true;
     }
-    pause(polled);
+    pause(polled, other);
     return false;
+  }
+  PYCOLL_DEVICE bool is_over(const void* polled, const Port& port) {
+    return is_over(polled, polled, port);
+  }
+  // Whether this look is also one for what seldom comes; the first ones are not.
+  PYCOLL_DEVICE bool looks_aside() const {
+    return polls_ % kPollsPerLookAside == kPollsPerLookAside - 1;
   }
 
  private:
@@ -57,7 +64,7 @@ PYCOLL_DEVICE std::uint32_t div_ceil_of(std::uint32_t value, std::uint32_t divis
 class Simple {
  public:
   static constexpr bool kDataBehindHeader = true;
-  PYCOLL_DEVICE explicit Simple(std::uint32_t /*item_bytes*/) {}
+  PYCOLL_DEVICE explicit Simple(const Program& /*program*/) {}
 
   // Units of a segment, where a unit begins in it, and how many bytes it has at most.
   PYCOLL_DEVICE static std::uint32_t units(std::uint32_t bytes) {
@@ -76,9 +83,10 @@ class Simple {
                                  Pack pack) {
     store16(slot.data + unit * kPackBytes, pack);
   }
-  // Run by all threads of the block after the last unit was sent.
+  // Run by all threads of the block after the last unit was sent, or received.
   PYCOLL_DEVICE static void finish(const Slot& /*slot*/, std::uint32_t /*bytes*/,
                                    std::uint32_t /*slot_bytes*/) {}
+  PYCOLL_DEVICE static void empty(const Slot& /*slot*/, std::uint32_t /*bytes*/) {}
 };
 
 class Ll {
@@ -87,7 +95,7 @@ class Ll {
   // A power of two, far below 2^32.
   static constexpr std::uint64_t kCleaningPeriod = std::uint64_t{1} << 31;
   static constexpr std::uint32_t kUnitBytes = 2 * kPackBytes;  // in the slot
-  PYCOLL_DEVICE explicit Ll(std::uint32_t /*item_bytes*/) {}
+  PYCOLL_DEVICE explicit Ll(const Program& /*program*/) {}
 
   PYCOLL_DEVICE static std::uint32_t units(std::uint32_t bytes) {
     return div_ceil_of(bytes, kPackBytes);
@@ -111,23 +119,26 @@ class Ll {
   PYCOLL_DEVICE static bool receive(const Slot& slot, std::uint32_t unit, std::uint32_t /*bytes*/,
                                     Pack* pack, Wait& wait) {
     const Pack* lines = reinterpret_cast<const Pack*>(slot.data) + 2 * unit;
-    const std::uint64_t expected = flag(slot.step);
-    for (;;) {
-      const Pack first = load16_relaxed(lines);
-      const Pack second = load16_relaxed(lines + 1);
-      if (has(first, expected) && has(second, expected)) {
-        *pack = {data_of(first), data_of(second)};
-        return true;
-      }
-      if (wait.is_over(has(first, expected) ? lines + 1 : lines, *slot.port)) return false;
+    while (!look(lines, slot.step, pack)) {
+      if (wait.is_over(lines, *slot.port)) return false;
     }
+    return true;
+  }
+  // What two lines say; false if one of them is not of the step.
+  PYCOLL_DEVICE static bool look(const Pack* lines, std::uint64_t step, Pack* pack) {
+    const Pack first = load16_relaxed(lines);
+    const Pack second = load16_relaxed(lines + 1);
+    *pack = {data_of(first), data_of(second)};
+    return has(first, flag(step)) && has(second, flag(step));
   }
 
   PYCOLL_DEVICE static void send(const Slot& slot, std::uint32_t unit, std::uint32_t /*bytes*/,
                                  Pack pack) {
-    Pack* lines = reinterpret_cast<Pack*>(slot.data) + 2 * unit;
-    store16_relaxed(lines, line(pack.low, flag(slot.step)));
-    store16_relaxed(lines + 1, line(pack.high, flag(slot.step)));
+    say(reinterpret_cast<Pack*>(slot.data) + 2 * unit, slot.step, pack);
+  }
+  PYCOLL_DEVICE static void say(Pack* lines, std::uint64_t step, Pack pack) {
+    store16_relaxed(lines, line(pack.low, flag(step)));
+    store16_relaxed(lines + 1, line(pack.high, flag(step)));
   }
 
   PYCOLL_DEVICE static bool cleans(std::uint64_t step) { return step % kCleaningPeriod < kDepth; }
@@ -140,6 +151,7 @@ class Ll {
       send(slot, unit, bytes, {0, 0});
     }
   }
+  PYCOLL_DEVICE static void empty(const Slot& /*slot*/, std::uint32_t /*bytes*/) {}
 
  private:
   static constexpr std::uint64_t kData = 0xffffffff;
@@ -150,8 +162,8 @@ class Ll128 {
   static constexpr bool kDataBehindHeader = false;
   static constexpr std::uint32_t kLineUnits = 8;
   static constexpr std::uint32_t kLineBytesMin = 7 * kPackBytes;  // of data
-  PYCOLL_DEVICE explicit Ll128(std::uint32_t item_bytes)
-      : last_width_(item_bytes == kPackBytes ? 0 : 8) {}
+  PYCOLL_DEVICE explicit Ll128(const Program& program)
+      : last_width_(program.item_bytes == kPackBytes ? 0 : 8) {}
 
   PYCOLL_DEVICE std::uint32_t line_bytes() const {
     return (kLineUnits - 1) * kPackBytes + last_width_;
@@ -189,6 +201,7 @@ class Ll128 {
   }
   PYCOLL_DEVICE static void finish(const Slot& /*slot*/, std::uint32_t /*bytes*/,
                                    std::uint32_t /*slot_bytes*/) {}
+  PYCOLL_DEVICE static void empty(const Slot& /*slot*/, std::uint32_t /*bytes*/) {}
 
  private:
   PYCOLL_DEVICE std::uint32_t used(std::uint32_t bytes) const {
@@ -199,6 +212,90 @@ class Ll128 {
   }
 
   std::uint32_t last_width_;
+};
+
+// A slot is packs of 16 bytes and, behind them, two lines of Ll for each. Between steps all packs
+// are empty:
+//
+//   writer   stores a pack; instead, where a word of it is kEmpty, the pack's lines
+//   reader   polls the pack until no word of it is kEmpty, and now and then its lines; then stores
+//            kEmpty over what it has read, which the release that gives the slot back puts in
+//            front of whatever the writer stores there next
+//
+// Each word of 8 bytes is judged by itself, so that it does not matter in which order they come,
+// and none is rewritten on the way. In steps that clean, the first kDepth ones among them, all data
+// are lines, all lines are written, and all packs are emptied: memory may begin as anything but
+// lines of such a step, which zeros are not.
+class Pattern {
+ public:
+  static constexpr bool kDataBehindHeader = false;
+  static constexpr std::uint32_t kParts = 1 + 2;  // of a slot, of equal bytes: packs, lines
+  // No pattern is free, this one is rare: a NaN in every format of 16, 32 or 64 bits, and no
+  // repetition of anything shorter, so that no array of equal elements below 8 bytes is full of it.
+  static constexpr std::uint64_t kEmpty = 0xffd3'7fe5'ffa9'7fb7;
+  PYCOLL_DEVICE explicit Pattern(const Program& program)
+      : packs_(program.slot_stride / kParts / kPackBytes) {}
+
+  PYCOLL_DEVICE static std::uint32_t units(std::uint32_t bytes) {
+    return div_ceil_of(bytes, kPackBytes);
+  }
+  PYCOLL_DEVICE static std::uint32_t offset(std::uint32_t unit) { return unit * kPackBytes; }
+  PYCOLL_DEVICE static std::uint32_t width(std::uint32_t /*unit*/) { return kPackBytes; }
+
+  PYCOLL_DEVICE static bool is_whole(Pack pack) {
+    return pack.low != kEmpty && pack.high != kEmpty;
+  }
+  PYCOLL_DEVICE static Pack* pack_at(const Slot& slot, std::uint32_t unit) {
+    return reinterpret_cast<Pack*>(slot.data) + unit;
+  }
+  PYCOLL_DEVICE Pack* lines_at(const Slot& slot, std::uint32_t unit) const {
+    return reinterpret_cast<Pack*>(slot.data) + packs_ + 2 * unit;
+  }
+
+  PYCOLL_DEVICE bool receive(const Slot& slot, std::uint32_t unit, std::uint32_t /*bytes*/,
+                             Pack* pack, Wait& wait) const {
+    Pack* place = pack_at(slot, unit);
+    const Pack* lines = lines_at(slot, unit);
+    const bool cleans = Ll::cleans(slot.step);
+    for (;;) {
+      *pack = load16_relaxed(place);
+      if (is_whole(*pack) && !cleans) break;
+      if ((wait.looks_aside() || cleans) && Ll::look(lines, slot.step, pack)) break;
+      if (wait.is_over(place, lines, *slot.port)) return false;
+    }
+    clear(place);
+    return true;
+  }
+
+  PYCOLL_DEVICE void send(const Slot& slot, std::uint32_t unit, std::uint32_t /*bytes*/,
+                          Pack pack) const {
+    if (is_whole(pack) && !Ll::cleans(slot.step)) {
+      store16_relaxed(pack_at(slot, unit), pack);
+    } else {
+      Ll::say(lines_at(slot, unit), slot.step, pack);
+    }
+  }
+
+  PYCOLL_DEVICE void finish(const Slot& slot, std::uint32_t bytes,
+                            std::uint32_t /*slot_bytes*/) const {
+    if (!Ll::cleans(slot.step)) return;
+    for (std::uint32_t unit = units(bytes) + thread(); unit < packs_; unit += threads()) {
+      Ll::say(lines_at(slot, unit), slot.step, {0, 0});
+    }
+  }
+  PYCOLL_DEVICE void empty(const Slot& slot, std::uint32_t bytes) const {
+    if (!Ll::cleans(slot.step)) return;
+    for (std::uint32_t unit = units(bytes) + thread(); unit < packs_; unit += threads()) {
+      clear(pack_at(slot, unit));
+    }
+  }
+  // Not weak, though in the reader's own memory: only among strong accesses to one place does what
+  // was read stay in front of what is written next. Paired with the release in close_slots() of
+  // executor.h, behind the meeting of the block.
+  PYCOLL_DEVICE static void clear(Pack* place) { store16_relaxed(place, {kEmpty, kEmpty}); }
+
+ private:
+  std::uint32_t packs_;  // of a slot
 };
 
 }  // namespace pycoll::device

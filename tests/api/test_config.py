@@ -38,6 +38,7 @@ GOOD = [
     ("PYCOLL_DETERMINISTIC", "False", "deterministic", False),
     ("PYCOLL_TUNING", "/a/b.json", "tuning", "/a/b.json"),
     ("PYCOLL_DEVICE_MEMORY_MIB", "8", "device_memory_mib", 8),
+    ("PYCOLL_DEVICE_PROTOCOL", "pattern", "device_protocol", "pattern"),
 ]
 
 BAD = [
@@ -63,6 +64,7 @@ BAD = [
     ("PYCOLL_DETERMINISTIC", "maybe", "1 or 0"),
     ("PYCOLL_TUNING", "", "not empty"),
     ("PYCOLL_DEVICE_MEMORY_MIB", "0", "from 1 to 1048576"),
+    ("PYCOLL_DEVICE_PROTOCOL", "LL", "auto, pattern, ll, ll128, simple"),
 ]
 
 

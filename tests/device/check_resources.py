@@ -13,7 +13,7 @@ from pathlib import Path
 THREADS, REGISTERS = 512, 65536
 KERNELS = {
     f"pycoll_{protocol}_{kind}"
-    for protocol in ("ll", "ll128", "simple")
+    for protocol in ("ll", "ll128", "simple", "pattern")
     for kind in ("any", "sum_float32", "sum_bfloat16", "sum_float16", "list")
 } | {"pycoll_copy"}
 PROPERTIES = re.compile(

@@ -65,6 +65,7 @@ struct Kernel {
   device::Protocol protocol;
   device::KernelKind kind;
   bool copies;  // the one that takes a Copy; it has no protocol and no kind
+  std::size_t launches = 0;
 };
 
 struct Launch {

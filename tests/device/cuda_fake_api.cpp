@@ -77,7 +77,7 @@ bool is_device(Machine& machine, Address address, std::size_t bytes) {
 }
 
 const char* const kKernelNames[] = {"any", "sum_float32", "sum_bfloat16", "sum_float16", "list"};
-const char* const kProtocols[] = {"ll", "ll128", "simple"};
+const char* const kProtocols[] = {"ll", "ll128", "simple", "pattern"};
 
 }  // namespace
 
@@ -319,6 +319,15 @@ EXPORT void pycoll_fake_corrupt(bool corrupts) {
   Machine& machine = Machine::get();
   const auto held = machine.lock();
   machine.corrupt(corrupts);
+}
+// How often kernels of that protocol were launched.
+EXPORT std::size_t pycoll_fake_launches(device::Protocol protocol) {
+  const auto held = Machine::get().lock();
+  std::size_t launches = 0;
+  for (const Kernel& one : handles().kernels) {
+    launches += !one.copies && one.protocol == protocol ? one.launches : 0;
+  }
+  return launches;
 }
 EXPORT std::size_t pycoll_fake_allocated(int ordinal) {
   Machine& machine = Machine::get();

@@ -136,7 +136,9 @@ namespace {
 std::shared_ptr<Launch> launch_of(void* function, unsigned blocks, unsigned threads,
                                   void** parameters, bool cooperative) {
   auto launch = std::make_shared<Launch>();
-  launch->kernel = static_cast<const Kernel*>(function);
+  auto* kernel = static_cast<Kernel*>(function);
+  ++kernel->launches;
+  launch->kernel = kernel;
   launch->blocks = blocks;
   launch->threads = threads;
   launch->cooperative = cooperative;

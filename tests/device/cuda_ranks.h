@@ -7,6 +7,7 @@
 #include <barrier>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -144,6 +145,7 @@ struct CudaOptions {
   std::uint64_t memory_max = 2 << 20;
   std::vector<std::uint64_t> machines{};  // by rank; one for all where there are none
   bool over_tcp = false;                  // wires between them; otherwise shared memory
+  std::vector<std::optional<device::Protocol>> only{};  // by rank; none where there are none
 };
 
 class CudaRanks {
@@ -188,6 +190,7 @@ class CudaRanks {
     made.membership.wires = wires_.of(number);
     made.membership.process = 7;
     made.membership.memory_max = options.memory_max;
+    if (!options.only.empty()) made.membership.only = options.only[number];
     made.host.count = [](bool) {};
     made.host.look = [](const std::string&, bool) { return Status(); };
     made.host.fail = [&rank](const Status& status, const std::string&, double) {

@@ -1,6 +1,7 @@
 // Every schedule that the lowering gives, on emulated devices, against the host's engines bit by
 // bit. What a case has besides is drawn from its number: type, operation, sizes around the units of
-// the protocols, alignment, shares, threads, order of events. TEST_SEED shifts the draws.
+// the protocols, alignment, shares, threads, order of events, whether data are full of what Pattern
+// takes for nothing. TEST_SEED shifts the draws.
 
 #include <algorithm>
 #include <cstdlib>
@@ -57,6 +58,7 @@ Scenario draw_case(const Schedule& schedule, device::Protocol protocol, std::uin
   one.schedule = &schedule;
   one.protocol = protocol;
   one.seed = seed;
+  one.is_empty = prng.chance(1, 4);
   one.dtype = static_cast<DType>(prng.below(testing::all_dtypes().size()));
   one.op = draw_op(prng, one.dtype);
   one.shares = 1 + static_cast<std::uint32_t>(prng.below(2));
@@ -98,6 +100,11 @@ void check_all(device::Protocol protocol) {
   for (const Schedule& schedule : testing::schedules()) {
     const Scenario first = draw_case(schedule, protocol, ++seed);
     DeviceWorld world(testing::small_shape(schedule, 2));
+    // Every other time the first segments are not those that clean slots.
+    if (Prng(seed).chance(1, 2)) {
+      world.set_steps(1000);
+      world.empty_slots();
+    }
     check_case(first, world);
     // Over the same channels, whose counters go on.
     if (PYCOLL_DEVICE_ROUNDS > 1) check_case(draw_case(schedule, protocol, ++seed), world);
@@ -108,6 +115,9 @@ TEST(every_schedule_over_ll_gives_the_bits_of_the_host) { check_all(device::Prot
 TEST(every_schedule_over_ll128_gives_the_bits_of_the_host) { check_all(device::Protocol::kLl128); }
 TEST(every_schedule_over_simple_gives_the_bits_of_the_host) {
   check_all(device::Protocol::kSimple);
+}
+TEST(every_schedule_over_pattern_gives_the_bits_of_the_host) {
+  check_all(device::Protocol::kPattern);
 }
 
 }  // namespace

@@ -171,7 +171,60 @@ TEST(smaller_channels_are_made_where_memory_is_short) {
   one.check();
 }
 
+using FakeLaunches = std::size_t(device::Protocol);
+
+std::size_t launches_of(device::Protocol protocol) {
+  static void* const library = dlopen(PYCOLL_FAKE_CUDA, RTLD_NOW);
+  static auto* const count =
+      reinterpret_cast<FakeLaunches*>(dlsym(library, "pycoll_fake_launches"));
+  CHECK(count != nullptr, "%s has no pycoll_fake_launches", PYCOLL_FAKE_CUDA);
+  return count(protocol);
+}
+
+TEST(short_messages_go_in_pattern_and_long_ones_in_simple) {
+  CudaRanks ranks({.size = 2, .memory_max = 1 << 22});
+  for (const bool is_long : {false, true}) {
+    const auto protocol = is_long ? device::Protocol::kSimple : device::Protocol::kPattern;
+    const std::size_t before = launches_of(protocol);
+    // 128 KiB, and one element more.
+    CudaCase one(ranks, cuda_scenario("all_reduce/one_shot", 2, 32 * 1024 + (is_long ? 1 : 0)));
+    one.launch_all();
+    one.check();
+    CHECK(launches_of(protocol) == before + 2, "%s", device::name_of(protocol));
+  }
+}
+
+TEST(a_protocol_can_be_asked_for) {
+  using device::Protocol;
+  for (const auto protocol :
+       {Protocol::kLl, Protocol::kLl128, Protocol::kSimple, Protocol::kPattern}) {
+    CudaRanks ranks({.size = 2, .only = {protocol, protocol}});
+    const std::size_t before = launches_of(protocol);
+    CHECK(ranks[0].opened.ok(), "%s", ranks[0].opened.message().c_str());
+    Scenario empty = cuda_scenario("all_reduce/ring", 2, 600);
+    empty.is_empty = true;
+    for (const Scenario& scenario : {cuda_scenario("all_reduce/one_shot", 2, 600), empty}) {
+      CudaCase one(ranks, scenario);
+      one.launch_all();
+      one.check();
+    }
+    CHECK(launches_of(protocol) == before + 4, "%s", device::name_of(protocol));
+  }
+}
+
 // --- what goes wrong
+
+TEST(ranks_that_were_told_to_use_different_protocols_do_not_wait_for_each_other) {
+  CudaRanks ranks({.size = 3, .only = {device::Protocol::kLl, device::Protocol::kLl, {}}});
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const Status& status = ranks[rank].opened;
+    CHECK(status.code() == Code::kMismatch && status.ranks() == std::vector<int>{2} &&
+              status.message() ==
+                  "PYCOLL_DEVICE_PROTOCOL is ll on rank 0 (host:0) and auto on rank 2 (host:2): "
+                  "set it alike on all ranks",
+          "%s", status.message().c_str());
+  }
+}
 
 TEST(a_rank_that_does_not_come_is_named) {
   CudaRanks ranks({.size = 3, .timeout = Nanoseconds{300'000'000}});

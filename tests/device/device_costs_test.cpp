@@ -1,6 +1,7 @@
 // What operations cost that no time tells here: meetings of blocks, fences, lines stored for peers.
 // docs/gpu.md quotes these figures.
 
+#include "device/kernels.h"
 #include "device_world.h"
 
 namespace pycoll {
@@ -26,6 +27,7 @@ Scenario scenario_of(const std::string& schedule, std::uint32_t size, Protocol p
 Counts counts_of(const Scenario& one, bool is_joined) {
   DeviceWorld world(testing::small_shape(*one.schedule, 1));
   world.set_steps(1000);  // the first ones write whole slots
+  world.empty_slots();
   std::vector<Buffers> buffers = testing::make_buffers(one);
   std::vector<Counts> counts;
   CHECK(world.run({one}, buffers, {.counts = &counts}), "a hang: %s", one.to_text().c_str());
@@ -36,27 +38,36 @@ Counts counts_of(const Scenario& one, bool is_joined) {
 }
 
 // `sends`: segments that a rank sends; `peers`: channels that it receives from.
-void check_ll(const char* schedule, std::uint32_t size, std::uint64_t sends, std::uint64_t count) {
-  const Counts counts = counts_of(scenario_of(schedule, size, Protocol::kLl, count), true);
+void check_one(const char* schedule, std::uint32_t size, std::uint64_t sends, std::uint64_t count,
+               Protocol protocol) {
+  const Counts counts = counts_of(scenario_of(schedule, size, protocol, count), true);
   const std::uint64_t peers = size - 1;
-  std::printf("  %s on %u ranks: %d meetings, %d fences, %d releases, %d lines\n", schedule, size,
-              static_cast<int>(counts.meetings), static_cast<int>(counts.fences),
-              static_cast<int>(counts.releases), static_cast<int>(counts.lines));
+  std::printf("  %s on %u ranks, %s: %d meetings, %d fences, %d releases, %d lines, %d emptied\n",
+              schedule, size, device::name_of(protocol), static_cast<int>(counts.meetings),
+              static_cast<int>(counts.fences), static_cast<int>(counts.releases),
+              static_cast<int>(counts.lines), static_cast<int>(counts.emptied));
   CHECK(counts.meetings == 2 && counts.fences == 0, "not one push and one poll");
   CHECK(counts.releases == peers, "a release gives back all that a channel brought");
   CHECK(counts.acquires == sends, "rooms are looked at once each");
-  // A header, and two lines for up to 16 bytes.
-  CHECK(counts.lines == 3 * sends, "something is stored that nobody needs");
+  // A header, and two lines for up to 16 bytes, or one; as many come as go.
+  const bool is_pattern = protocol == Protocol::kPattern;
+  CHECK(counts.lines == (is_pattern ? 2 : 3) * sends, "something is stored that nobody needs");
+  CHECK(counts.emptied == (is_pattern ? sends : 0), "what was read is emptied once");
+}
+
+void check(const char* schedule, std::uint32_t size, std::uint64_t sends, std::uint64_t count) {
+  check_one(schedule, size, sends, count, Protocol::kLl);
+  check_one(schedule, size, sends, count, Protocol::kPattern);
 }
 
 TEST(one_shot_is_one_push_and_one_poll) {
-  for (const std::uint32_t size : {2, 3, 4, 8}) check_ll("all_reduce/one_shot", size, size - 1, 2);
+  for (const std::uint32_t size : {2, 3, 4, 8}) check("all_reduce/one_shot", size, size - 1, 2);
 }
 
 // Every rank pushes parts, reduces its own, and pushes the result: two hops.
 TEST(two_shot_is_two_hops_between_two_meetings) {
   for (const std::uint32_t size : {2, 3, 4, 8}) {
-    check_ll("all_reduce/direct", size, 2 * (size - 1ull), size);
+    check("all_reduce/direct", size, 2 * (size - 1ull), size);
   }
 }
 

@@ -111,6 +111,9 @@ TEST(kernels_have_names) {
             device::kind_of(true, DType::kFloat32, ReduceOp::kMax) == device::KernelKind::kAny &&
             device::kind_of(false, DType::kInt8, ReduceOp::kSum) == device::KernelKind::kSumFloat32,
         "another kind");
+  CHECK(device::protocol_named("pattern") == device::Protocol::kPattern &&
+            !device::protocol_named("auto").has_value(),
+        "another protocol");
 }
 
 }  // namespace

@@ -19,6 +19,17 @@ bool is_ordered(const Schedule& schedule) {
                      [](const auto& plan) { return plan->header().lane_count > 1; });
 }
 
+// Words that Pattern takes for nothing: from the first byte on, or here and there where elements of
+// the memory begin.
+void strew_emptiness(Prng& prng, std::size_t item, DeviceMemory& memory) {
+  constexpr std::uint64_t kEmpty = device::Pattern::kEmpty;
+  const bool is_full = prng.chance(1, 2);
+  const std::size_t first = is_full ? 0 : item * prng.below(8);
+  for (std::size_t at = first; at + sizeof(kEmpty) <= memory.bytes(); at += sizeof(kEmpty)) {
+    if (is_full || prng.chance(1, 4)) std::memcpy(memory.data() + at, &kEmpty, sizeof(kEmpty));
+  }
+}
+
 bool runs_in_place(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kBroadcast ||
          collective == Collective::kReduce || collective == Collective::kScan ||
@@ -48,15 +59,14 @@ bool DeviceMemory::is_whole() const {
 }
 
 std::string Scenario::to_text() const {
-  constexpr const char* kNames[] = {"LL", "LL128", "Simple"};
   std::string text = schedule->name + " on " + std::to_string(schedule->size) + " ranks, " +
-                     kNames[static_cast<int>(protocol)] + ", " + std::string(name_of(op)) + " of " +
+                     device::name_of(protocol) + ", " + std::string(name_of(op)) + " of " +
                      std::string(name_of(dtype)) + ", counts";
   for (const std::uint64_t count : counts) text += " " + std::to_string(count);
   return text + ", " + std::to_string(shares) + " shares of " + std::to_string(threads) +
          " threads, misaligned by " + std::to_string(misaligned) + (in_place ? ", in place" : "") +
-         (arrays > 1 ? ", cut into " + std::to_string(arrays) : "") + ", seed " +
-         std::to_string(seed);
+         (arrays > 1 ? ", cut into " + std::to_string(arrays) : "") +
+         (is_empty ? ", of nothing" : "") + ", seed " + std::to_string(seed);
 }
 
 std::vector<Buffers> make_buffers(const Scenario& one) {
@@ -74,6 +84,7 @@ std::vector<Buffers> make_buffers(const Scenario& one) {
                     DeviceMemory(out * item, one.misaligned)};
     Prng prng(one.seed * 1000 + rank);
     fill_random(prng, one.dtype, reinterpret_cast<unsigned char*>(buffers.input.data()), in);
+    if (one.is_empty) strew_emptiness(prng, item, buffers.input);
     if (out != 0) std::memset(buffers.output.data(), 0x3c, out * item);
     if (one.in_place && in == out) buffers.output = buffers.input;
     all.push_back(std::move(buffers));
@@ -130,7 +141,7 @@ device::Shape small_shape(const Schedule& schedule, std::uint32_t shares) {
   device::Shape shape;
   shape.size = schedule.size;
   shape.shares = shares;
-  shape.segment_bytes = {64, 720, 640};
+  shape.segment_bytes = {64, 720, 640, 560};
   for (const auto& plan : schedule.plans) {
     for (const plan::Channel& channel : plan->plan().channels) {
       shape.numbers = std::max<std::uint32_t>(shape.numbers, channel.number + 1u);
@@ -159,6 +170,23 @@ void DeviceWorld::set_steps(std::uint64_t step) {
     for (device::Port& port : rank.ports) {
       port.step = step;
       if (port.credit != nullptr) *port.credit = step;
+    }
+  }
+}
+
+void DeviceWorld::empty_slots() {
+  constexpr std::uint64_t kEmpty = device::Pattern::kEmpty;
+  const std::size_t stride = device::slot_stride(shape_, device::Protocol::kPattern);
+  for (std::uint32_t rank = 0; rank < shape_.size; ++rank) {
+    const std::size_t ports = ranks_[rank].ports.size() / device::kProtocolCount;
+    for (std::size_t i = 0; i < ports; ++i) {
+      const device::Port& port =
+          ranks_[rank].ports[static_cast<std::size_t>(device::Protocol::kPattern) * ports + i];
+      for (std::size_t slot = 0; port.slots != nullptr && slot < device::kDepth; ++slot) {
+        for (std::size_t at = 0; at < stride / device::Pattern::kParts; at += sizeof(kEmpty)) {
+          std::memcpy(port.slots + slot * stride + at, &kEmpty, sizeof(kEmpty));
+        }
+      }
     }
   }
 }
@@ -254,7 +282,8 @@ bool DeviceWorld::run(const std::vector<Scenario>& scenarios, std::vector<Buffer
         device::kind_of(plan::reduces(one.schedule->collective()), one.dtype, one.op);
     for (std::uint32_t block = 0; block < program.lane_count * program.shares; ++block) {
       device::Shared* own = &shared.emplace_back();
-      emulator.add_block(block, one.threads, [&program, &rank, own, kind, &one] {
+      emulator.add_block(block, one.threads, [this, &program, &rank, own, kind, &one] {
+        if (kernel_) return kernel_(program, rank.call, *own);
         if (!rank.ends.empty()) return execute(one.protocol, program, rank.list, *own);
         execute(one.protocol, kind, program, rank.call, *own);
       });

@@ -6,10 +6,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/arena.h"
 #include "device/binding.h"
+#include "device/executor.h"
 #include "device/watch.h"
 #include "device_plans.h"
 #include "emulator.h"
@@ -50,7 +52,8 @@ struct Scenario {
   std::uint64_t seed = 1;      // of inputs and of the emulation
   std::uint32_t threads = device::kWarp;
   std::uint32_t arrays =
-      1;  // that the memory is at most cut into; more than one for all_reduce only
+      1;                  // that the memory is at most cut into; more than one for all_reduce only
+  bool is_empty = false;  // inputs are of what Pattern takes for nothing, here and there or all
 
   std::string to_text() const;
 };
@@ -75,8 +78,14 @@ class DeviceWorld {
   // though the host, by default a deaf one, was asked.
   bool run(const std::vector<Scenario>& scenarios, std::vector<Buffers>& buffers,
            const EmulatorOptions& options, const Host& host = nullptr);
-  // All counters of channels, as after that many segments on each. Requires: nothing runs.
+  // All counters of channels, as after that many segments on each; slots stay as they are.
+  // Requires: nothing runs.
   void set_steps(std::uint64_t step);
+  // All slots of Pattern, as any number of segments leaves them. Requires: nothing runs.
+  void empty_slots();
+  // What a thread runs in place of the scenario's kernel: device code that lacks something.
+  using Kernel = std::function<void(const device::Program&, const device::Call&, device::Shared&)>;
+  void set_kernel(Kernel kernel) { kernel_ = std::move(kernel); }
   // Leaves out what only plans of several lanes need.
   void forget_order() { forgets_order_ = true; }
 
@@ -107,6 +116,7 @@ class DeviceWorld {
 
   device::Shape shape_;
   std::vector<Rank> ranks_;
+  Kernel kernel_;
   bool forgets_order_ = false;
 };
 

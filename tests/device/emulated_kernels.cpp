@@ -16,6 +16,8 @@ void with_protocol(device::Protocol protocol, const Function& function) {
       return function.template operator()<device::Ll128>();
     case device::Protocol::kSimple:
       return function.template operator()<device::Simple>();
+    case device::Protocol::kPattern:
+      return function.template operator()<device::Pattern>();
   }
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "device/protocols.h"
 
 namespace pycoll::testing {
 namespace {
@@ -16,6 +17,7 @@ constexpr std::uintptr_t kLineBytes = 128;
 constexpr std::uintptr_t kGranulesOfLine = kLineBytes / 16;
 constexpr std::uint64_t kHostEvery = 256;
 constexpr std::uint32_t kAllBytes = 0xffff;
+constexpr std::uint64_t kNothing[] = {device::Pattern::kEmpty, device::Pattern::kEmpty};
 // How often a slow thread is passed over for another.
 constexpr int kRedraws = 12;
 
@@ -150,17 +152,28 @@ void Emulator::now_and_then() {
 
 // Sleeps only if nothing has reached memory since the last time, or it might miss what came after
 // its look.
-void Emulator::pause(const void* polled) {
+void Emulator::pause(const void* polled, const void* other) {
   Thread& thread = threads_[current_];
   if (std::exchange(thread.delivered, delivered_) != delivered_) return yield();
-  polling_[reinterpret_cast<std::uintptr_t>(polled) / kLineBytes].push_back(current_);
+  const auto line = reinterpret_cast<std::uintptr_t>(polled) / kLineBytes;
+  const auto other_line = reinterpret_cast<std::uintptr_t>(other) / kLineBytes;
+  polling_[line].push_back(current_);
+  if (other_line != line) polling_[other_line].push_back(current_);
+  thread.sleeps = true;
   Fiber::suspend();
+}
+
+// Those that the other of their lines has not woken.
+void Emulator::wake(const std::vector<std::uint32_t>& sleepers) {
+  for (const std::uint32_t one : sleepers) {
+    if (std::exchange(threads_[one].sleeps, false)) runnable_.push_back(one);
+  }
 }
 
 void Emulator::wake(std::uintptr_t line) {
   const auto found = polling_.find(line);
   if (found == polling_.end()) return;
-  runnable_.insert(runnable_.end(), found->second.begin(), found->second.end());
+  wake(found->second);
   polling_.erase(found);
 }
 
@@ -172,7 +185,7 @@ void Emulator::wake_all() {
   polling_.clear();
   // The order of a hash table is no function of the seed.
   std::sort(all.begin(), all.end());
-  runnable_.insert(runnable_.end(), all.begin(), all.end());
+  wake(all);
 }
 
 bool Emulator::meet(Meeting& meeting, std::uint32_t expected, bool value) {
@@ -235,7 +248,9 @@ void Emulator::store(void* to, const void* from, std::size_t bytes, Order order)
   const Thread& thread = threads_[current_];
   Block& block = *thread.block;
   block.counts.releases += order == Order::kAcquireRelease ? 1 : 0;
-  block.counts.lines += order == Order::kRelaxed && bytes == 16 ? 1 : 0;
+  if (order == Order::kRelaxed && bytes == sizeof(kNothing)) {
+    ++(std::memcmp(from, kNothing, bytes) == 0 ? block.counts.emptied : block.counts.lines);
+  }
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   PYCOLL_ASSERT(address % bytes == 0, "%zu bytes at %p", bytes, to);
   const std::uint32_t mask = mask_of(address, bytes);

@@ -44,7 +44,8 @@ struct Counts {
   std::uint64_t fences = 0;
   std::uint64_t releases = 0;
   std::uint64_t acquires = 0;
-  std::uint64_t lines = 0;  // of 16 bytes stored for peers to poll
+  std::uint64_t lines = 0;    // of 16 bytes stored for peers to poll
+  std::uint64_t emptied = 0;  // packs of Pattern that were read, in its own memory
 };
 
 struct EmulatorOptions {
@@ -85,7 +86,7 @@ class Emulator final : public device::Emulation {
   void fence() override;
   bool sync_any(bool value) override;
   bool warp_any(bool value) override;
-  void pause(const void* polled) override;
+  void pause(const void* polled, const void* other) override;
 
  private:
   struct Meeting {
@@ -115,12 +116,14 @@ class Emulator final : public device::Emulation {
     std::uint32_t index = 0;
     std::unique_ptr<Fiber> fiber;
     bool is_slow = false;
+    bool sleeps = false;          // and is where polling_ has it
     std::uint64_t delivered = 0;  // of all, when it last waited
   };
 
   void now_and_then();
   void yield();
   void wake(std::uintptr_t line);
+  void wake(const std::vector<std::uint32_t>& sleepers);
   void wake_all();
   bool meet(Meeting& meeting, std::uint32_t expected, bool value);
   void step();

@@ -13,6 +13,7 @@
 #endif
 #endif
 #if defined(PYCOLL_ASAN)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -128,7 +129,14 @@ Fiber::Fiber(std::function<void()> body)
   context_->prepare(stack_.get(), &Fiber::enter);
 }
 
-Fiber::~Fiber() { idle_stacks().push_back(std::move(stack_)); }
+Fiber::~Fiber() {
+#if defined(PYCOLL_ASAN)
+  // Of a fiber that was left in a hang, frames never returned: the borders of what lay in them are
+  // still marked, where another fiber's frames will lie.
+  __asan_unpoison_memory_region(stack_.get(), kStackBytes);
+#endif
+  idle_stacks().push_back(std::move(stack_));
+}
 
 void Fiber::switch_in() {
 #if defined(PYCOLL_ASAN)

@@ -97,7 +97,7 @@ def test_devices_out_of_reach(environ: dict[str, str]) -> None:
 def test_what_tells_where_a_gpu_fails_first(environ: dict[str, str]) -> None:
     """Each of its steps is told, from one rank to four."""
     text = output_of(environ, "tests/gpu/first.py", "--count-max", "3000", timeout=60)
-    assert len(text.splitlines()) == 14
+    assert len(text.splitlines()) == 20
     assert all(line.startswith("ok ") for line in text.splitlines())
 
 
@@ -108,6 +108,8 @@ def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
     text = output_of(environ, "-m", "pycoll", *words, "--device", "cuda", timeout=120)
     assert "over cuda" in text
     assert "wrong elements        : 0 OK" in text
-    text = output_of(environ, "bench/gpu.py", "--ranks", "2", "--sizes", "64", timeout=120)
+    words = ["--ranks", "2", "--sizes", "64", "--protocol", "pattern"]
+    text = output_of(environ, "bench/gpu.py", *words, timeout=120)
     assert "2 threads" in text
+    assert "in pattern" in text
     assert len(text.splitlines()) == 4
