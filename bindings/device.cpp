@@ -97,6 +97,8 @@ class DeviceHandle {
     return *native_;
   }
   const SharedHandle& host() const { return host_; }
+  // In a forked child.
+  bool is_of_parent() const { return ::getpid() != pid_; }
 
  private:
   // What it launched is waited for, perhaps by ranks that are threads and want the GIL.
@@ -314,6 +316,57 @@ std::optional<std::string> failure_of_device(const DeviceHandle& self) {
   return status.ok() ? std::nullopt : std::optional<std::string>(status.message());
 }
 
+// Of each array its number, -1 if it has none, and whether peers can write there. `exchange` is as
+// for making the communicator; what it raises is raised here.
+std::vector<std::pair<int, bool>> register_arrays(
+    const DeviceHandle& self, const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& arrays,
+    const py::function& exchange) {
+  std::vector<device::Registry::Array> entering;
+  entering.reserve(arrays.size());
+  for (const auto& [address, bytes] : arrays) entering.push_back({address, bytes});
+  std::exception_ptr raised;
+  const auto tell = [&](const std::string& mine, std::vector<std::string>* all) {
+    const py::gil_scoped_acquire gil;
+    try {
+      *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>();
+      return Status();
+    } catch (const std::exception&) {
+      raised = std::current_exception();
+      return Status::error(Code::kInterrupted, "the ranks cannot tell each other their arrays");
+    }
+  };
+  std::vector<device::Registry::Entered> entered;
+  Status status;
+  device::Communicator& native = self.native();
+  {
+    const py::gil_scoped_release release;
+    status = native.enter_arrays(tell, entering, &entered);
+  }
+  if (raised != nullptr) std::rethrow_exception(raised);
+  raise_if_failed(status, "");
+  std::vector<std::pair<int, bool>> numbers;
+  for (const device::Registry::Entered& one : entered) {
+    const bool has_number = one.number != device::kNotRegistered;
+    numbers.emplace_back(has_number ? static_cast<int>(one.number) : -1, one.is_reached);
+  }
+  return numbers;
+}
+
+void lapse_array(const DeviceHandle& self, std::uint32_t number) {
+  if (self.is_of_parent()) return;
+  device::Communicator& native = self.native();
+  const py::gil_scoped_release release;
+  // A device that does not take the news is broken, which the next operation tells.
+  (void)native.lapse(number);
+}
+
+std::vector<std::uint32_t> arrays_let_go(const DeviceHandle& self) {
+  if (self.is_of_parent()) return {};
+  device::Communicator& native = self.native();
+  const py::gil_scoped_release release;
+  return native.let_go();
+}
+
 void close_device(const DeviceHandle& self) {
   device::Communicator& native = self.native();
   const py::gil_scoped_release release;
@@ -359,6 +412,12 @@ void bind_devices(py::module_& module) {
           py::arg("mark"), py::arg("stream"))
       .def("passed", &has_passed, py::arg("mark"))
       .def("capture_of", &capture_on, py::arg("stream"))
+      .def("register", &register_arrays, py::arg("arrays"), py::arg("exchange"),
+           "Arrays (address, bytes) that peers may write to; of each its number, -1 if it has "
+           "none, and whether some peer can. All ranks call it.")
+      .def("lapse", &lapse_array, py::arg("number"))
+      .def("let_go", &arrays_let_go,
+           "Numbers that have lapsed and whose arrays no peer writes to any more.")
       .def("failure", &failure_of_device)
       .def("close", &close_device);
   py::class_<StagingHandle>(module, "DeviceStaging",

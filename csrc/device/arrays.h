@@ -16,6 +16,8 @@ class OneArray {
  public:
   using Call = device::Call;
   using Local = std::byte*;  // nullptr: there is none
+  // Whether peers may find the output.
+  static constexpr bool kLands = true;
   PYCOLL_DEVICE explicit OneArray(const Call& call) : call_(call) {}
 
   PYCOLL_DEVICE static Local none() { return nullptr; }
@@ -48,6 +50,7 @@ class ManyArrays {
     std::byte* memory;    // of kOwn
     std::uint64_t place;  // of the others
   };
+  static constexpr bool kLands = false;
   PYCOLL_DEVICE explicit ManyArrays(const Call& call) : call_(call) {}
 
   PYCOLL_DEVICE static Local none() { return {Kind::kNone, nullptr, 0}; }

@@ -7,6 +7,7 @@ namespace {
 
 using plan::Buffer;
 using plan::kFlagFinal;
+using plan::kFlagLand;
 using plan::kFlagLend;
 using plan::kToken;
 using testing::Builder;
@@ -72,6 +73,10 @@ TEST(row_meaning_rules) {
           {"row 3: flags is 4, must be without lend (4), this row sends no input or output as it "
            "lies there",
            DAMAGE(plan.rows[3].flags = kFlagLend)},
+          {"row 0: flags is 13, must be without land (8), this row does more than copy a segment "
+           "to "
+           "the output",
+           DAMAGE(plan.rows[0].flags |= kFlagLand | kFlagLend)},
       },
       sample);
   const auto broadcast = [] {

@@ -123,7 +123,7 @@ EXPORT int cuMemMap(Address address, std::size_t bytes, std::size_t offset, std:
   }
   ++memory->users;
   mappings()[address] = memory;
-  machine.enter_memory(address, {bytes, memory->device, -1, false, true, memory->device});
+  machine.enter_memory(address, {bytes, memory->device, -1, false, true, memory->device, false});
   return kSuccess;
 }
 EXPORT int cuMemUnmap(Address address, std::size_t bytes) {

@@ -60,10 +60,12 @@ void check_sound(const Scenario& one) {
 
 constexpr std::uint64_t kSeeds = 10 * PYCOLL_DEVICE_ROUNDS;
 
-void check_found(const char* schedule, Protocol protocol, Fault fault, const char* what) {
+void check_found(const char* schedule, Protocol protocol, Fault fault, const char* what,
+                 bool lands = false) {
   int found = 0;
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    const Scenario one = scenario_of(schedule, 3, protocol, 1500, seed);
+    Scenario one = scenario_of(schedule, 3, protocol, lands ? 1536 : 1500, seed);
+    one.registered = lands ? ~0u : 0;
     check_sound(one);
     if (!gives_the_bits_of_the_host(one, fault)) ++found;
   }
@@ -81,6 +83,16 @@ TEST(a_missing_acquire_is_noticed) {
 
 TEST(a_missing_meeting_of_the_block_is_noticed) {
   check_found("all_reduce/ring", Protocol::kSimple, Fault::kNoMeeting, "the block's meeting");
+}
+
+// What lands is ordered as what goes through slots.
+TEST(what_lands_needs_release_acquire_and_meetings) {
+  const auto check = [](const char* schedule, Fault fault, const char* what) {
+    check_found(schedule, Protocol::kSimple, fault, what, true);
+  };
+  check("all_reduce/direct", Fault::kNoRelease, "the release, landing");
+  check("all_reduce/ring", Fault::kNoAcquire, "the acquire, landing");
+  check("all_reduce/direct", Fault::kNoMeeting, "the block's meeting, landing");
 }
 
 TEST(lines_that_arrive_in_pieces_break_ll128_alone) {
@@ -160,7 +172,8 @@ TEST(lanes_need_the_order_of_memory_from_every_segment) {
 // A launch whose parameters never change, as a captured graph replays it.
 TEST(launches_can_be_replayed_any_number_of_times) {
   for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
-    const Scenario one = scenario_of("all_reduce/tree", 4, protocol, 700);
+    Scenario one = scenario_of("all_reduce/tree", 4, protocol, 700);
+    one.registered = 0xb;
     const std::vector<Buffers> expected = testing::run_on_host(one);
     DeviceWorld world(testing::small_shape(*one.schedule, 1));
     for (std::uint64_t round = 0; round < 20; ++round) {
@@ -254,7 +267,8 @@ struct Watched {
 TEST(a_rank_that_does_not_come_is_named_when_the_deadline_has_passed) {
   for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
-      const Scenario one = scenario_of("all_reduce/one_shot", 3, protocol, 30, seed);
+      Scenario one = scenario_of("all_reduce/direct", 3, protocol, 36, seed);
+      one.registered = ~0u;
       Watched watched(testing::small_shape(*one.schedule, 1));
       std::vector<Buffers> buffers = testing::make_buffers(one);
       const bool ended = watched.world.run({one, one, Scenario{}}, buffers, {.seed = seed},
@@ -292,7 +306,8 @@ TEST(ranks_that_disagree_stop_and_name_the_other) {
   };
   for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
-      const Scenario one = scenario_of("all_reduce/direct", 2, protocol, 300, seed);
+      Scenario one = scenario_of("all_reduce/direct", 2, protocol, 304, seed);
+      one.registered = ~0u;
       Scenario other = one;
       other.dtype = DType::kFloat32;
       disagree(one, other, seed);
@@ -312,7 +327,8 @@ TEST(a_host_that_gives_up_ends_its_kernels_in_the_middle) {
   for (const Protocol protocol : {Protocol::kLl, Protocol::kLl128, Protocol::kSimple}) {
     int ended_early = 0;
     for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-      const Scenario one = scenario_of("all_reduce/tree", 4, protocol, 2000, seed);
+      Scenario one = scenario_of("all_reduce/tree", 4, protocol, 2000, seed);
+      one.registered = ~0u;
       Watched watched(testing::small_shape(*one.schedule, 1));
       std::vector<Buffers> buffers = testing::make_buffers(one);
       std::uint64_t looks = 0;

@@ -215,6 +215,7 @@ void Emulator::load(const void* from, void* to, std::size_t bytes, Order order) 
   alignas(8) unsigned char granule[16];
   std::memcpy(granule + address % 16, from, bytes);
   if (order == Order::kAcquireRelease) ++block.counts.acquires;
+  block.counts.loads += order == Order::kWeak && bytes == 16 ? 1 : 0;
   if (order == Order::kAcquireRelease && fault_ != Fault::kNoAcquire) block.seen.clear();
   // What the block stored is never older than what it has seen, also when it has left the buffer.
   const Granule* own = block.stored.find(address / 16);
@@ -235,6 +236,7 @@ void Emulator::store(void* to, const void* from, std::size_t bytes, Order order)
   const Thread& thread = threads_[current_];
   Block& block = *thread.block;
   block.counts.releases += order == Order::kAcquireRelease ? 1 : 0;
+  block.counts.stores += order == Order::kWeak && bytes == 16 ? 1 : 0;
   block.counts.lines += order == Order::kRelaxed && bytes == 16 ? 1 : 0;
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   PYCOLL_ASSERT(address % bytes == 0, "%zu bytes at %p", bytes, to);

@@ -45,6 +45,8 @@ struct Counts {
   std::uint64_t releases = 0;
   std::uint64_t acquires = 0;
   std::uint64_t lines = 0;  // of 16 bytes stored for peers to poll
+  std::uint64_t loads = 0;  // of 16 bytes, not to poll
+  std::uint64_t stores = 0;
 };
 
 struct EmulatorOptions {
