@@ -21,8 +21,8 @@ from pycoll.work import check_timeout
 if TYPE_CHECKING:
     from pycoll.bootstrap import Joined
     from pycoll.config import Config
+    from pycoll.device_registry import DeviceRegistry
     from pycoll.device_view import DeviceView
-    from pycoll.devices import Devices
     from pycoll.grouping import Group
     from pycoll.registered import Registered
 
@@ -171,11 +171,11 @@ class Communicator(Reducing, Moving, Messages):
 
         Arrays of the host: memory of ``pycoll.empty`` needs no such call. ``arrays``: writable, of
         any shape and dtype, with the buffer protocol, such as NumPy's; tensors of the host, whose
-        memory can be replaced under them, are refused. Until the result is closed their memory is pinned and they may not be resized
-        (``ndarray.resize(refcheck=False)`` breaks that promise); they may be used and changed as
-        ever. What cannot be registered is copied, and ``explain`` tells why; without RDMA devices
-        nothing is registered. No other rank takes part. Raises InvalidArgumentError, and for arrays
-        on devices what a first collective raises.
+        memory can be replaced under them, are refused. Until the result is closed their memory is
+        pinned and they may not be resized (``ndarray.resize(refcheck=False)`` breaks that promise);
+        they may be used and changed as ever. What cannot be registered is copied, and ``explain``
+        tells why; without RDMA devices nothing is registered. No other rank takes part. Raises
+        InvalidArgumentError, and for arrays on devices what a first collective raises.
 
         >>> gradients = np.full(4, comm.rank)  # on 3 ranks
         >>> with comm.register(gradients):
@@ -188,11 +188,13 @@ class Communicator(Reducing, Moving, Messages):
         transports: list[Any] = [one for one in self._transports if one.name == "verbs"]
         return Registered(transports[0] if transports else None, arrays, self._register)
 
-    def _register(self, views: Sequence[DeviceView]) -> tuple[Devices, list[tuple[int, bool]]]:
+    def _register(
+        self, views: Sequence[DeviceView]
+    ) -> tuple[DeviceRegistry, list[tuple[int, bool]]]:
         if self._group is not None:
             raise InvalidArgumentError("register inside a group: leave the with block first")
         devices = self._on_devices()
-        return devices, devices.register(views, self._gather_blobs)
+        return devices.registry, devices.register(views, self._gather_blobs)
 
     def group(self) -> AbstractContextManager[Group]:
         """Several operations as one: ``with comm.group(): ...``.

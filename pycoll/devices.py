@@ -23,6 +23,7 @@ from pycoll import _core
 from pycoll.bootstrap.host import process_token
 from pycoll.device_copies import Copies, order_memory
 from pycoll.device_messages import MessagePlans, rounds_of
+from pycoll.device_registry import DeviceRegistry
 from pycoll.device_staging import Staging
 from pycoll.device_view import DeviceView, Where
 from pycoll.device_work import DeviceWork, StagedWork
@@ -31,10 +32,6 @@ from pycoll.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from pycoll.messages import Message
     from pycoll.plans import Prepared
-
-
-#: Registered arrays that peers might still write to or map when their communicator had ended.
-_KEPT_FOR_EVER: list[Any] = []
 
 
 class OnDevice(NamedTuple):
@@ -115,9 +112,7 @@ class Devices:
         self._kept: deque[tuple[_core.DeviceMark, tuple[Any, ...]]] = deque()
         #: Packed copies that graphs use.
         self._captured: list[Any] = []
-        #: Arrays that are registered no more, by number, until no peer writes to them.
-        self._lapsed: dict[int, Any] = {}
-        self._closed = False
+        self.registry = DeviceRegistry()
 
     def run(
         self,
@@ -347,39 +342,14 @@ class Devices:
     def register(
         self, views: Sequence[DeviceView], exchange: Callable[[bytes], list[bytes]]
     ) -> list[tuple[int, bool]]:
-        """Let peers write to these arrays; all ranks call it, with as many.
-
-        Of each its number, -1 if it has none, and whether some peer can. What is not in C order is
-        not registered: operations work on a copy of it.
-        """
+        """Let peers write to these arrays; see ``DeviceRegistry.enter``."""
         native = self._opened(views[0], None)
         for number, view in enumerate(views):
             self._check_device(view, f"arrays[{number}]")
-        memory = [(view.address, view.nbytes if view.contiguous else 0) for view in views]
-        entered = native.register(memory, exchange)
-        for number, _ in entered:
-            self._lapsed.pop(number, None)  # no rank knows its last array any more
-        return entered
-
-    def lapse(self, entered: Sequence[tuple[int, Any]]) -> None:
-        """Register no more: numbers with their arrays, which are kept while peers may write."""
-        assert self._native is not None  # which gave the numbers
-        for number, x in entered:
-            self._native.lapse(number)
-            self._lapsed[number] = x
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._lapsed and self._native is not None:
-            for number in self._native.let_go():
-                self._lapsed.pop(number, None)
-        if self._closed:
-            _KEPT_FOR_EVER.extend(self._lapsed.values())
-            self._lapsed.clear()
+        return self.registry.enter(native, views, exchange)
 
     def _drop_past(self, native: _core.DeviceCommunicator) -> None:
-        if self._lapsed:
-            self._let_go()
+        self.registry.let_go()
         while self._kept and native.passed(self._kept[0][0]):
             self._kept.popleft()
 
@@ -393,8 +363,7 @@ class Devices:
         if self._native is not None:
             self._native.close()
         self._kept.clear()
-        self._closed = True
-        self._let_go()
+        self.registry.close()
 
 
 def _number(text: str) -> int:

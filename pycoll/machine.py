@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from pycoll.collective import Collective
 from pycoll.lower import DIVIDING, IN_PLACE
+from pycoll.machine_state import Epoch, Held, Place, Process, Queue, Segment
 from pycoll.plan_format import (
     DEPTH,
     FINAL,
@@ -39,62 +39,6 @@ from pycoll.plan_format import (
 )
 from pycoll.schedule import Schedule, ScheduleError, input_blocks, output_blocks
 from pycoll.values import Trees, Value, check_same_bits, combine, initial, outputs_of, ranks_text
-
-#: (process, its time): the process ran its time-th row.
-Epoch = tuple[int, int]
-
-
-class Held(NamedTuple):
-    """A value in a place or in flight; ``final`` once a final row made it."""
-
-    value: Value
-    tile: int
-    final: bool
-
-
-@dataclass(slots=True)
-class Segment:
-    """In flight. ``consumed`` is when the receiver's row took it; until then memory may be read."""
-
-    chunk: int
-    held: Held | None
-    clock: list[int]
-    lent: bool = False  # read where it lies, so no flush ends it
-    consumed: Epoch | None = None
-
-
-@dataclass(slots=True)
-class Queue:
-    """A channel: who ends it and what is in flight."""
-
-    sender: int
-    receiver: int
-    segments: deque[Segment] = field(default_factory=deque)
-
-
-@dataclass(slots=True)
-class Place:
-    """The accesses of one segment of memory that a later access must come after."""
-
-    held: Held | None = None
-    written: Epoch | None = None
-    copied: Epoch | None = None  # from the input: a write unless in place
-    reads: dict[int, int] = field(default_factory=dict)
-    sends: list[tuple[Epoch, Segment]] = field(default_factory=list)  # straight from this memory
-
-
-@dataclass(slots=True)
-class Process:
-    """One lane of one rank."""
-
-    rank: int
-    lane: int
-    rows: list[Row]
-    recv: list[list[Queue]]
-    send: list[list[Queue]]
-    clock: list[int]
-    tile: int = 0
-    next: int = 0
 
 
 def verify_plans(

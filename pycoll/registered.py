@@ -16,7 +16,7 @@ from pycoll.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pycoll.devices import Devices
+    from pycoll.device_registry import DeviceRegistry
 
 #: Of ``__dlpack_device__``.
 _DLPACK_CUDA = 2
@@ -34,7 +34,7 @@ class Registered:
         self,
         transport: _core.VerbsTransport | None,
         arrays: tuple[Any, ...],
-        register: Callable[[list[DeviceView]], tuple[Devices, list[tuple[int, bool]]]]
+        register: Callable[[list[DeviceView]], tuple[DeviceRegistry, list[tuple[int, bool]]]]
         | None = None,
     ) -> None:
         self._transport = transport
@@ -57,7 +57,7 @@ class Registered:
                 self._kept.append((export, view))
                 self._nbytes += export.nbytes
         if views and register is not None:
-            self._devices, entered = register(views)
+            self._registry, entered = register(views)
             for one, (number, is_reached) in zip(views, entered, strict=True):
                 if number >= 0:
                     self._entered.append((number, one.owner))
@@ -80,7 +80,7 @@ class Registered:
             export.release()
         entered, self._entered = self._entered, []
         if entered:
-            self._devices.lapse(entered)
+            self._registry.lapse(entered)
 
     def __enter__(self) -> Registered:
         return self

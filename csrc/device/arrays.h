@@ -28,6 +28,7 @@ class OneArray {
   PYCOLL_DEVICE Local output(std::uint64_t place) const { return call_.output + place; }
 
   PYCOLL_DEVICE static bool exists(Local local) { return local != nullptr; }
+  PYCOLL_DEVICE static std::byte* address(Local local) { return local; }
   // Sixteen bytes or fewer from `offset` on; see local.h.
   PYCOLL_DEVICE static Pack load_at(Local from, std::uint32_t offset, std::uint32_t bytes) {
     return load_bytes(from + offset, bytes);
@@ -59,6 +60,8 @@ class ManyArrays {
   PYCOLL_DEVICE static Local output(std::uint64_t place) { return {Kind::kOutput, nullptr, place}; }
 
   PYCOLL_DEVICE static bool exists(const Local& local) { return local.kind != Kind::kNone; }
+  // Of several arrays there is not one.
+  PYCOLL_DEVICE static std::byte* address(const Local& /*local*/) { return nullptr; }
 
   PYCOLL_DEVICE Pack load_at(const Local& from, std::uint32_t offset, std::uint32_t bytes) const {
     if (from.kind == Kind::kOwn) return load_bytes(from.memory + offset, bytes);

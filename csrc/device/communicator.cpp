@@ -183,7 +183,7 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   prepared->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
   if (request.parts.empty() && prepared->program.landings != nullptr) {
-    call.registered = registry_->find(request.output.data, request.output.bytes);
+    call.registered = registered(request.output.data, request.output.bytes);
     call.output_bytes = request.output.bytes;
   }
   ListCall list;

@@ -104,6 +104,11 @@ class Communicator {
                       std::vector<Registry::Entered>* entered);
   // The arrays of that number are registered no more, for launches from now on; to be called once.
   Status lapse(std::uint32_t number);
+  // The number of the arrays that have all of that memory, else kNotRegistered. Requires: the GPU's
+  // context is current.
+  std::uint64_t registered(const std::byte* address, std::uint64_t bytes) const {
+    return registry_->find(address, bytes);
+  }
   // Numbers whose arrays may be given away, since they have lapsed and no peer writes to them any
   // more; each is told once. None after a failure: who has not heard of it may still write.
   std::vector<std::uint32_t> let_go();

@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "device/arrays.h"
+#include "device/landing.h"
 #include "device/memory.h"
 #include "device/program.h"
 #include "device/protocols.h"
@@ -76,7 +77,7 @@ class Executor {
     const bool joined = !Protocol::kDataBehindHeader && program_.chains != nullptr;
     const LaneRange lane = program_.lanes[block() % program_.lane_count];
     if (joined && thread() < program_.channel_count) chain_ = program_.chains[thread()];
-    begin_landing(block() % program_.lane_count);
+    if constexpr (kLands) begin_landing(program_, call_, block() % program_.lane_count, share_);
     for (std::uint64_t tile = 0; tile < program_.tiles; ++tile) {
       bool went_well = !joined || open_channel(tile);
       if (joined && sync_any(!went_well)) return;
@@ -84,6 +85,10 @@ class Executor {
         if (!find_segment(index, tile)) continue;
         slots_ = shared_.slots + (joined ? index * kPortsOfRow : 0);
         if (!joined && sync_any(!open_slots())) return;
+        if (kLands && may_land_behind_what_came(program_, *row_)) {
+          if (sends()) choose_place();
+          (void)sync_any(false);
+        }
         // Who has to stop says so to its warp first: lanes that read lines stay together.
         const bool stops =
             warp_any(!went_well || !(joined ? await_header_in(index) : await_late_headers()));
@@ -139,12 +144,10 @@ class Executor {
     store(&port->step, step + 1);
     const Slot slot = slot_at(port, step);
     shared_.slots[thread()] = slot;
-    if (!receives()) {
-      if (!await_room(slot)) return false;
-      if constexpr (kLands) choose_place(shared_.slots[thread()]);
-      return true;
-    }
-    return Protocol::kDataBehindHeader ? await_header(slot) : true;
+    if (receives()) return !Protocol::kDataBehindHeader || await_header(slot);
+    if (!await_room(slot)) return false;
+    if (row_->recv_count == 0) choose_place();
+    return true;
   }
 
   PYCOLL_DEVICE Slot slot_at(Port* port, std::uint64_t step) const {
@@ -175,13 +178,9 @@ class Executor {
     }
     if (fences()) fence();
     const std::uint64_t told = Ll::data_of(line);
-    if (told == expectation()) return true;
-    if constexpr (kLands) {
-      if (told == (expectation() | kLanded)) {
-        shared_.slots[thread()].data = arrays_.output(place_->target + skip_);
-        return true;
-      }
-    }
+    const bool lands = kLands && told == (expectation() | kLanded);
+    if (lands) shared_.slots[thread()].data = Arrays::address(target());
+    if (lands || told == expectation()) return true;
     store_relaxed(&program_.control->odd_peer, slot.port->peer + 1);
     store_relaxed(&program_.control->stop, kStopMismatch);
     return false;
@@ -206,66 +205,13 @@ class Executor {
                     Ll::line(expectation() | landed(slot), Ll::flag(slot.step)));
   }
 
-  // --- landing: segments that their sender writes to the receiver's output instead of to a slot.
-  // A row's slot is then there, at both ends; rooms and headers are as ever.
+  // --- landing, landing.h: a row's slot may be in the receiver's output, at both ends
 
-  // Channels tell from which step on this launch is, in both directions; offers are made.
-  PYCOLL_DEVICE void begin_landing(std::uint32_t lane) {
-    if constexpr (kLands) {
-      if (program_.landings == nullptr) return;
-      for (std::uint32_t i = thread(); i < program_.channel_count; i += threads()) {
-        const Landing& one = program_.landings[i];
-        if (one.lane != lane) continue;
-        Port* port = program_.ports[i * program_.shares + share_];
-        store(&port->begun, load(&port->step) + 1);
-        if (one.uses != 0) make_offer(port, one.uses);
-      }
-      (void)sync_any(false);
-    }
+  PYCOLL_DEVICE void choose_place() {
+    Slot& slot = shared_.slots[thread()];
+    if constexpr (kLands) slot.data = place_of(program_, slot, *row_, *place_, skip_, bytes_);
   }
 
-  PYCOLL_DEVICE Registered registered(std::uint32_t rank, std::uint64_t number) const {
-    const Registered* entry = &program_.registered[rank * kRegisteredMax + number];
-    const Pack both = load16_relaxed(reinterpret_cast<const Pack*>(entry));
-    return {reinterpret_cast<std::byte*>(both.low), both.high};
-  }
-
-  // Unless the memory is registered no more: a replay does not know.
-  PYCOLL_DEVICE void make_offer(const Port* port, std::uint64_t uses) {
-    if (call_.registered >= kRegisteredMax || port->offer == nullptr) return;
-    const Registered mine = registered(program_.rank, call_.registered);
-    const auto offset = static_cast<std::uint64_t>(call_.output - mine.memory);
-    if (offset >= mine.bytes) return;
-    store(&port->offer->uses, uses);
-    store(&port->offer->number, call_.registered);
-    store(&port->offer->offset, offset);
-    store(&port->offer->bytes, call_.output_bytes);
-    store(&port->offer->agreement, program_.places[0].agreement);
-    store_release(&port->offer->begun, load(&port->begun));
-  }
-
-  // Where the sender puts the segment. Looks once whether the receiver has begun this launch and
-  // offers its output: what comes behind the look comes behind all that its stream held before.
-  PYCOLL_DEVICE void choose_place(Slot& slot) const {
-    const Offer* offer = slot.port->offer;
-    if (program_.landings == nullptr || offer == nullptr) return;
-    const auto index = static_cast<std::uint32_t>(row_ - program_.rows);
-    const std::uint8_t use = program_.uses[index * plan::kSendMax + thread() - plan::kRecvMax];
-    // Only whole packs: slots have room behind a segment, and outputs have what others wrote.
-    if (use >= kOfferedUses || bytes_ == 0 || bytes_ % kPackBytes != 0) return;
-    if (load_acquire(&offer->begun) != load(&slot.port->begun)) return;
-    const std::uint64_t begin = place_->landing + skip_;
-    const bool fits = begin + bytes_ <= load(&offer->bytes);
-    const bool agrees = load(&offer->agreement) == place_->agreement;
-    if (!fits || !agrees || (load(&offer->uses) >> use & 1) == 0) return;
-    const std::uint64_t offset = load(&offer->offset) + begin;
-    const Registered there = registered(slot.port->peer, load(&offer->number));
-    const auto address = reinterpret_cast<std::uintptr_t>(there.memory) + offset;
-    if (offset + bytes_ > there.bytes || address % kPackBytes != 0) return;
-    slot.data = there.memory + offset;
-  }
-
-  // What a header says besides.
   PYCOLL_DEVICE std::uint64_t landed(const Slot& slot) const {
     if constexpr (!kLands) return 0;
     return slot.data == slot_at(slot.port, slot.step).data ? 0 : kLanded;
@@ -273,10 +219,8 @@ class Executor {
 
   // Whether the row's segment lies in the output already. Behind the meeting.
   PYCOLL_DEVICE bool has_landed() const {
-    if constexpr (kLands) {
-      return (row_->flags & plan::kFlagLand) != 0 && slots_[0].data == target();
-    }
-    return false;
+    return kLands && (row_->flags & plan::kFlagLand) != 0 &&
+           slots_[0].data == Arrays::address(target());
   }
 
   // --- joined lanes; thread i looks after channel i, all its uses in a tile

@@ -201,6 +201,8 @@ class Machine {
   void fail(const std::string& function, int error, int after, int times);
   int refused(const char* function);
   void corrupt(bool corrupts) { settings_.corrupts = corrupts; }
+  // Of 16 bytes, by kernels that have ended.
+  std::uint64_t loads() const { return loads_; }
 
  private:
   Machine();
@@ -235,6 +237,7 @@ class Machine {
   std::map<std::string, Fault> faults_;
   std::uint64_t sequence_ = 0;
   std::uint64_t allocations_ = 0;
+  std::uint64_t loads_ = 0;
   std::vector<Waiting> launches_;  // begun, not yet on the emulator
   Emulator* emulator_ = nullptr;
   std::uint64_t stuck_ = 0;  // times in a row that no kernel could move

@@ -339,6 +339,12 @@ EXPORT void pycoll_fake_corrupt(bool corrupts) {
   const auto held = machine.lock();
   machine.corrupt(corrupts);
 }
+// How often kernels that have ended loaded 16 bytes.
+EXPORT std::uint64_t pycoll_fake_loads() {
+  Machine& machine = Machine::get();
+  const auto held = machine.lock();
+  return machine.loads();
+}
 EXPORT std::size_t pycoll_fake_allocated(int ordinal) {
   Machine& machine = Machine::get();
   const auto held = machine.lock();

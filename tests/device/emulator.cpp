@@ -92,7 +92,9 @@ void Emulator::add_grid(std::uint32_t blocks, std::uint32_t threads,
 // The end of a kernel is a release of all it did; that of a block is nothing.
 void Emulator::end_grid(const std::shared_ptr<Grid>& grid) {
   for (const auto& block : blocks_) {
-    if (block->grid == grid) drain(*block, true);
+    if (block->grid != grid) continue;
+    drain(*block, true);
+    if (ended) ended(block->counts);
   }
   std::erase_if(blocks_, [&](const auto& block) { return block->grid == grid; });
   grid->on_end();

@@ -74,6 +74,9 @@ class Emulator final : public device::Emulation {
   // Asked of every store that reaches memory, if there is one: whether it arrives wrong.
   std::function<bool(int origin, std::uintptr_t address)> spoils;
 
+  // Told what every block of a grid has done, when its grid has ended.
+  std::function<void(const Counts&)> ended;
+
   // Until all blocks have ended: true. `host` is called now and then, and with `stuck` when nothing
   // can move; it says whether it has written memory that device code reads. False if nothing moves
   // even so: a hang.
