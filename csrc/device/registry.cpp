@@ -271,7 +271,7 @@ void Registry::conclude(std::uint32_t number, std::size_t array,
 
 Status Registry::enter(const Exchange& exchange, const std::vector<Array>& arrays,
                        const Quiet& quiet, std::vector<Entered>* entered) {
-  const std::lock_guard<std::mutex> alone(entering_);
+  const std::lock_guard<std::recursive_mutex> alone(entering_);
   const Gpu::Uncaptured uncaptured(*gpu_);
   const Greeting greeting{arrays.size(), clear_numbers(quiet)};
   std::string mine(reinterpret_cast<const char*>(&greeting), sizeof(greeting));
@@ -325,7 +325,7 @@ Status Registry::lapse(std::uint32_t number) {
 
 std::vector<std::uint32_t> Registry::let_go(const Quiet& quiet) {
   // Who enters waits for other ranks.
-  const std::unique_lock<std::mutex> alone(entering_, std::try_to_lock);
+  const std::unique_lock<std::recursive_mutex> alone(entering_, std::try_to_lock);
   if (!alone.owns_lock()) return {};
   const std::uint64_t quiet_now = quiet_ones(quiet);
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -123,7 +123,9 @@ class Registry {
   const std::uint32_t rank_;
   const std::uint32_t size_;
   const std::vector<std::string> names_;
-  std::mutex entering_;       // one collective call at a time; taken before the other one
+  // One collective call at a time; taken before the other one. Python may collect what has lapsed
+  // in the middle of an exchange.
+  std::recursive_mutex entering_;
   mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<Upload> upload_;
   Reserved table_;

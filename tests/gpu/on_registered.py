@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Iterator
@@ -181,6 +182,68 @@ def in_process(comm: pycoll.Communicator) -> tuple[int, bool, bool]:
 
 def test_processes() -> None:
     assert world_in_processes(2, in_process) == [(3 * 4 * COUNT, True, True)] * 2
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Properties(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", Location),
+        ("nothing", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
+
+
+class Access(ctypes.Structure):
+    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+
+class Virtual:
+    """Elements in memory of cuMemCreate, which other processes map by its descriptor."""
+
+    nbytes, device, shape = 4 * COUNT, 0, (COUNT,)
+
+    def __init__(self) -> None:
+        call, size = cuda.driver().call, ctypes.c_size_t(2 << 20)
+        handle, address = ctypes.c_uint64(), ctypes.c_uint64()
+        device = Location(1, 0)
+        wanted = Properties(1, 1, device, None, (ctypes.c_ubyte * 8)())
+        call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(wanted), ctypes.c_uint64(0))
+        zero = ctypes.c_uint64(0)
+        call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), zero, zero)
+        call("cuMemMap", address, size, ctypes.c_size_t(0), handle, zero)
+        access = Access(device, 3)
+        call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
+        self.address = address.value
+        self.stream = cuda.current()
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": "<f4",
+            "data": (self.address, False),
+            "strides": None,
+        }
+
+
+def with_descriptors(comm: pycoll.Communicator) -> tuple[int, bool]:
+    with Stream():
+        x, out = array(values_of(comm)), Virtual()
+        got = array(np.zeros(COUNT, np.float32))
+        with comm.register(out) as held:
+            nbytes = held.nbytes
+            target: Any = out
+            comm.all_reduce(x, out=target, algorithm="direct", stream=cuda.current())
+            cuda.copy(target, got)
+            right = bool((got.get() == np.arange(COUNT) % 1000 * 2 + 1).all())
+        return nbytes, right
+
+
+def test_processes_with_memory_of_their_own_addresses() -> None:
+    assert world_in_processes(2, with_descriptors) == [(4 * COUNT, True)] * 2
 
 
 def test_a_failure_keeps_what_is_registered() -> None:
