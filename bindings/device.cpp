@@ -2,9 +2,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <bit>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/device.h"
 #include "bindings/exporters.h"
 #include "bindings/handle.h"
 #include "bindings/plan.h"
@@ -24,22 +23,6 @@ namespace pycoll::bindings {
 namespace {
 
 using device::Mark;
-
-device::StreamHandle stream_of(std::uintptr_t handle) {
-  return std::bit_cast<device::StreamHandle>(handle);
-}
-
-// The driver, started; throws InvalidArgumentError about the argument `name` where there is none.
-const device::Driver& need_driver(const std::string& name) {
-  std::string why;
-  const device::Driver* driver = device::driver(&why);
-  if (driver == nullptr) {
-    raise_if_failed(
-        Status::error(Code::kInvalidArgument, name + " is on a CUDA device, but " + why), "");
-  }
-  raise_if_failed(device::check(*driver, driver->init(0), "start"), "");
-  return *driver;
-}
 
 int device_of(std::uintptr_t address, const std::string& name) {
   int ordinal = 0;
@@ -98,6 +81,8 @@ class DeviceHandle {
     return *native_;
   }
   const SharedHandle& host() const { return host_; }
+  // In a forked child.
+  bool is_of_parent() const { return ::getpid() != pid_; }
 
  private:
   // What it launched is waited for, perhaps by ranks that are threads and want the GIL.
@@ -161,35 +146,6 @@ runtime::CollectiveRequest device_request(const PlanHandle& plan, const py::tupl
 // Addresses of input and output, and the bytes up to the array's end.
 using PartOfList = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
 
-// From ("pack" or "unpack", packed, item bytes, strided, lengths, strides), addresses and bytes; or
-// from ("fill", packed, item bytes, count, value).
-device::Copy copy_of(const py::tuple& one) {
-  const auto kind = one[0].cast<std::string>();
-  auto* packed = std::bit_cast<std::byte*>(one[1].cast<std::uintptr_t>());
-  const auto item = one[2].cast<std::uint32_t>();
-  if (kind == "fill") {
-    const auto value = one[4].cast<std::string>();
-    device::Pack pack{0, 0};
-    std::memcpy(&pack, value.data(), std::min(value.size(), sizeof(pack)));
-    return device::make_fill(packed, one[3].cast<std::uint64_t>(), pack, item);
-  }
-  const device::Strided strided{std::bit_cast<std::byte*>(one[3].cast<std::uintptr_t>()),
-                                one[4].cast<std::vector<std::uint64_t>>(),
-                                one[5].cast<std::vector<std::int64_t>>()};
-  device::Copy copy{};
-  const auto way = kind == "pack" ? device::Copy::Kind::kPack : device::Copy::Kind::kUnpack;
-  raise_if_failed(device::make_copy(way, strided, packed, item, &copy), "");
-  return copy;
-}
-
-device::Copies copies_of(const std::vector<py::tuple>& before,
-                         const std::vector<py::tuple>& after) {
-  device::Copies copies;
-  for (const py::tuple& one : before) copies.before.push_back(copy_of(one));
-  for (const py::tuple& one : after) copies.after.push_back(copy_of(one));
-  return copies;
-}
-
 std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& plan,
                                     const py::tuple& input, const py::tuple& output, int dtype,
                                     int op, std::vector<std::uint64_t> counts,
@@ -243,53 +199,6 @@ std::shared_ptr<Mark> run_messages(const DeviceHandle& self, const PlanHandle& p
   return done;
 }
 
-// A device whose memory the host reads and writes, without any other rank.
-class StagingHandle {
- public:
-  explicit StagingHandle(int ordinal) {
-    raise_if_failed(device::Gpu::open(need_driver("x"), device::module_image(), ordinal, &gpu_),
-                    "");
-  }
-
-  void check_stream(std::uintptr_t stream) const {
-    const device::Gpu::Current current(*gpu_);
-    raise_if_failed(current.status(), "");
-    raise_if_failed(device::check_uncaptured(*gpu_, stream_of(stream)), "");
-  }
-  void read(std::uintptr_t address, const py::buffer& to, std::uintptr_t stream,
-            const std::vector<py::tuple>& before) const {
-    const py::buffer_info host = to.request(true);
-    const device::Copies copies = copies_of(before, {});
-    const auto bytes = static_cast<std::size_t>(host.size * host.itemsize);
-    raise_if_failed(run([&] {
-                      return device::read_in_stream(*gpu_, stream_of(stream), copies.before,
-                                                    address, host.ptr, bytes);
-                    }),
-                    "");
-  }
-  void write(std::uintptr_t address, const py::buffer& from, std::uintptr_t stream,
-             const std::vector<py::tuple>& after) const {
-    const py::buffer_info host = from.request();
-    const device::Copies copies = copies_of({}, after);
-    const auto bytes = static_cast<std::size_t>(host.size * host.itemsize);
-    raise_if_failed(run([&] {
-                      return device::write_in_stream(*gpu_, stream_of(stream), copies.after,
-                                                     address, host.ptr, bytes);
-                    }),
-                    "");
-  }
-
- private:
-  template <typename Move>
-  Status run(const Move& move) const {
-    const py::gil_scoped_release release;
-    const device::Gpu::Current current(*gpu_);
-    return current.status().ok() ? move() : current.status();
-  }
-
-  std::shared_ptr<const device::Gpu> gpu_;
-};
-
 bool has_passed(const DeviceHandle& self, const Mark& mark) {
   bool is_past = false;
   raise_if_failed(self.native().passed(mark, &is_past), "wait");
@@ -313,6 +222,57 @@ std::uint64_t capture_on(const DeviceHandle& self, std::uintptr_t stream) {
 std::optional<std::string> failure_of_device(const DeviceHandle& self) {
   const Status status = self.native().failure();
   return status.ok() ? std::nullopt : std::optional<std::string>(status.message());
+}
+
+// Of each array its number, -1 if it has none, and whether peers can write there. `exchange` is as
+// for making the communicator; what it raises is raised here.
+std::vector<std::pair<int, bool>> register_arrays(
+    const DeviceHandle& self, const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& arrays,
+    const py::function& exchange) {
+  std::vector<device::Registry::Array> entering;
+  entering.reserve(arrays.size());
+  for (const auto& [address, bytes] : arrays) entering.push_back({address, bytes});
+  std::exception_ptr raised;
+  const auto tell = [&](const std::string& mine, std::vector<std::string>* all) {
+    const py::gil_scoped_acquire gil;
+    try {
+      *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>();
+      return Status();
+    } catch (const std::exception&) {
+      raised = std::current_exception();
+      return Status::error(Code::kInterrupted, "the ranks cannot tell each other their arrays");
+    }
+  };
+  std::vector<device::Registry::Entered> entered;
+  Status status;
+  device::Communicator& native = self.native();
+  {
+    const py::gil_scoped_release release;
+    status = native.enter_arrays(tell, entering, &entered);
+  }
+  if (raised != nullptr) std::rethrow_exception(raised);
+  raise_if_failed(status, "");
+  std::vector<std::pair<int, bool>> numbers;
+  for (const device::Registry::Entered& one : entered) {
+    const bool has_number = one.number != device::kNotRegistered;
+    numbers.emplace_back(has_number ? static_cast<int>(one.number) : -1, one.is_reached);
+  }
+  return numbers;
+}
+
+void lapse_array(const DeviceHandle& self, std::uint32_t number) {
+  if (self.is_of_parent()) return;
+  device::Communicator& native = self.native();
+  const py::gil_scoped_release release;
+  // A device that does not take the news is broken, which the next operation tells.
+  (void)native.lapse(number);
+}
+
+std::vector<std::uint32_t> arrays_let_go(const DeviceHandle& self) {
+  if (self.is_of_parent()) return {};
+  device::Communicator& native = self.native();
+  const py::gil_scoped_release release;
+  return native.let_go();
 }
 
 void close_device(const DeviceHandle& self) {
@@ -362,17 +322,15 @@ void bind_devices(py::module_& module) {
           py::arg("mark"), py::arg("stream"))
       .def("passed", &has_passed, py::arg("mark"))
       .def("capture_of", &capture_on, py::arg("stream"))
+      .def("register", &register_arrays, py::arg("arrays"), py::arg("exchange"),
+           "Arrays (address, bytes) that peers may write to; of each its number, -1 if it has "
+           "none, and whether some peer can. All ranks call it.")
+      .def("lapse", &lapse_array, py::arg("number"))
+      .def("let_go", &arrays_let_go,
+           "Numbers that have lapsed and whose arrays no peer writes to any more.")
       .def("failure", &failure_of_device)
       .def("close", &close_device);
-  py::class_<StagingHandle>(module, "DeviceStaging",
-                            "Arrays of a device, copied to the host and back; both wait for the "
-                            "stream, which must not be captured.")
-      .def(py::init<int>(), py::arg("ordinal"))
-      .def("check_stream", &StagingHandle::check_stream, py::arg("stream"))
-      .def("read", &StagingHandle::read, py::arg("address"), py::arg("host"), py::arg("stream"),
-           py::arg("before") = std::vector<py::tuple>())
-      .def("write", &StagingHandle::write, py::arg("address"), py::arg("host"), py::arg("stream"),
-           py::arg("after") = std::vector<py::tuple>());
+  bind_staging(module);
   module.def("device_tensor", &device_tensor, py::arg("capsule"), py::arg("name"),
              "What a DLPack capsule says of memory on a CUDA device, which it gives away: address, "
              "shape, strides in bytes, dtype, whether it is writable, owner, and device.");

@@ -21,6 +21,8 @@ from pycoll.work import check_timeout
 if TYPE_CHECKING:
     from pycoll.bootstrap import Joined
     from pycoll.config import Config
+    from pycoll.device_registry import DeviceRegistry
+    from pycoll.device_view import DeviceView
     from pycoll.grouping import Group
     from pycoll.registered import Registered
 
@@ -163,12 +165,18 @@ class Communicator(Reducing, Moving, Messages):
     def register(self, *arrays: Any) -> Registered:
         """Let RDMA devices read these arrays where they lie, instead of copying what is sent.
 
-        Memory of ``pycoll.empty`` needs no such call. ``arrays``: writable, of any shape and dtype,
-        with the buffer protocol, such as NumPy's; tensors, whose memory can be replaced under them,
-        are refused. Until the result is closed their memory is pinned and they may not be resized
-        (``ndarray.resize(refcheck=False)`` breaks that promise); they may be used and changed as
-        ever. What cannot be registered is copied, and ``explain`` tells why; without RDMA devices
-        nothing is registered. No other rank takes part. Raises InvalidArgumentError.
+        Arrays on devices: let peers write results of collectives there, instead of to slots that
+        this rank copies from. All ranks then call, with as many arrays on devices, of any lengths.
+        What peers cannot map is no error and works as ever: ``nbytes`` of the result says what they
+        can. They stay alive until the result is closed, and must not be freed under it.
+
+        Arrays of the host: memory of ``pycoll.empty`` needs no such call. ``arrays``: writable, of
+        any shape and dtype, with the buffer protocol, such as NumPy's; tensors of the host, whose
+        memory can be replaced under them, are refused. Until the result is closed their memory is
+        pinned and they may not be resized (``ndarray.resize(refcheck=False)`` breaks that promise);
+        they may be used and changed as ever. What cannot be registered is copied, and ``explain``
+        tells why; without RDMA devices nothing is registered. No other rank takes part. Raises
+        InvalidArgumentError, and for arrays on devices what a first collective raises.
 
         >>> gradients = np.full(4, comm.rank)  # on 3 ranks
         >>> with comm.register(gradients):
@@ -179,7 +187,15 @@ class Communicator(Reducing, Moving, Messages):
         from pycoll.registered import Registered
 
         transports: list[Any] = [one for one in self._transports if one.name == "verbs"]
-        return Registered(transports[0] if transports else None, arrays)
+        return Registered(transports[0] if transports else None, arrays, self._register)
+
+    def _register(
+        self, views: Sequence[DeviceView]
+    ) -> tuple[DeviceRegistry, list[tuple[int, bool]]]:
+        if self._group is not None:
+            raise InvalidArgumentError("register inside a group: leave the with block first")
+        devices = self._on_devices()
+        return devices.registry, devices.register(views, self._gather_blobs)
 
     def group(self) -> AbstractContextManager[Group]:
         """Several operations as one: ``with comm.group(): ...``.

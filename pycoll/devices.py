@@ -23,6 +23,7 @@ from pycoll import _core
 from pycoll.bootstrap.host import process_token
 from pycoll.device_copies import Copies, order_memory
 from pycoll.device_messages import MessagePlans, rounds_of
+from pycoll.device_registry import DeviceRegistry
 from pycoll.device_staging import Staging
 from pycoll.device_view import DeviceView, Where
 from pycoll.device_work import DeviceWork, StagedWork
@@ -114,6 +115,7 @@ class Devices:
         self._kept: deque[tuple[_core.DeviceMark, tuple[Any, ...]]] = deque()
         #: Packed copies that graphs use.
         self._captured: list[Any] = []
+        self.registry = DeviceRegistry()
 
     def run(
         self,
@@ -341,7 +343,17 @@ class Devices:
             for line in native.warnings():
                 warnings.warn(line, stacklevel=5)
 
+    def register(
+        self, views: Sequence[DeviceView], exchange: Callable[[bytes], list[bytes]]
+    ) -> list[tuple[int, bool]]:
+        """Let peers write to these arrays; see ``DeviceRegistry.enter``."""
+        native = self._opened(views[0], None)
+        for number, view in enumerate(views):
+            self._check_device(view, f"arrays[{number}]")
+        return self.registry.enter(native, views, exchange)
+
     def _drop_past(self, native: _core.DeviceCommunicator) -> None:
+        self.registry.let_go()
         while self._kept and native.passed(self._kept[0][0]):
             self._kept.popleft()
 
@@ -355,6 +367,7 @@ class Devices:
         if self._native is not None:
             self._native.close()
         self._kept.clear()
+        self.registry.close()
 
 
 def _number(text: str) -> int:

@@ -13,11 +13,24 @@ from dataclasses import replace
 from pycoll import plan_format
 from pycoll.collective import ROOTED, Collective
 from pycoll.draft import FOREVER, Draft, Drafting
-from pycoll.plan_format import FINAL, FLUSH, LEND, NO_CARRY, TOKEN_ROW, Buffer, Channel, Plan, Row
+from pycoll.plan_format import (
+    FINAL,
+    FLUSH,
+    LAND,
+    LEND,
+    NO_CARRY,
+    TOKEN_ROW,
+    Buffer,
+    Channel,
+    Plan,
+    Row,
+)
 from pycoll.schedule import LANES_MAX, TOKEN, Schedule, ScheduleError, Transfer
 
 #: Collectives whose result for ``avg`` is divided; a row that completes a value is flagged final.
 DIVIDING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
+#: Those of them whose result has a part of every rank in each of its chunks.
+COMPLETING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE})
 #: Collectives that run in place: input chunk c and output chunk c may be the same memory.
 IN_PLACE = frozenset(
     {
@@ -91,6 +104,7 @@ class _Placing:
         self.handed: dict[int, dict[int, int]] = {}
         self.writers: dict[int, list[Draft]] = {}
         self.reads: dict[int, int] = {}
+        self.input_reads: dict[int, int] = {}
 
     def plan(self) -> Plan:
         drafting, schedule = self.drafting, self.schedule
@@ -207,6 +221,8 @@ class _Placing:
             flags |= FINAL
         if draft.send and self._may_lend(draft):
             flags |= LEND
+        if target is Buffer.OUTPUT and self._may_land(draft, target_slot):
+            flags |= LAND
         return Row(
             TOKEN_ROW if draft.chunk == TOKEN else self.schedule.sized_by(draft.chunk),
             lane,
@@ -222,7 +238,7 @@ class _Placing:
         )
 
     def _find_uses(self) -> None:
-        """Who writes each output chunk, and how many rows read each of the rank's contributions."""
+        """Who writes each output chunk, and how many rows read each value and input chunk."""
         for draft in self.rows:
             value = draft.result
             if draft.copies_out >= 0:
@@ -232,6 +248,8 @@ class _Placing:
             for read in (draft.own, draft.carry):
                 if read is not None:
                     self.reads[id(read)] = self.reads.get(id(read), 0) + 1
+                    if read.row < 0:
+                        self.input_reads[read.chunk] = self.input_reads.get(read.chunk, 0) + 1
 
     def _may_lend(self, draft: Draft) -> bool:
         """Whether receivers may read what the row sends where it lies, as late as they like.
@@ -260,6 +278,20 @@ class _Placing:
             one.result is not None and one.result.output >= 0 for one in writers
         )
         return complete and len(draft.send) == 1 and self.reads[id(draft.own)] == 1
+
+    def _may_land(self, draft: Draft, chunk: int) -> bool:
+        """Whether the sender of what the row copies to the output may write it there itself.
+
+        It may where nothing else is written, and what was read there in place, the rank's own
+        contribution, was read by one row alone: the result, of which that contribution is a part,
+        was made behind that row.
+        """
+        if len(draft.recv) != 1 or draft.own is not None or draft.carry is not None:
+            return False
+        if self.writers[chunk] != [draft]:
+            return False
+        reads = self.input_reads.get(chunk, 0) if self.in_place else 0
+        return reads == 0 or (reads == 1 and self.schedule.collective in COMPLETING)
 
     def _needs_flush(self, draft: Draft, lane: int, index: int, chunk: int) -> bool:
         own = draft.own

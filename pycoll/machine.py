@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from pycoll.collective import Collective
 from pycoll.lower import DIVIDING, IN_PLACE
+from pycoll.machine_state import Epoch, Held, Place, Process, Queue, Segment
 from pycoll.plan_format import (
     DEPTH,
     FINAL,
     FLUSH,
+    LAND,
     LEND,
     NO_CARRY,
     TOKEN_ROW,
@@ -39,62 +40,6 @@ from pycoll.plan_format import (
 from pycoll.schedule import Schedule, ScheduleError, input_blocks, output_blocks
 from pycoll.values import Trees, Value, check_same_bits, combine, initial, outputs_of, ranks_text
 
-#: (process, its time): the process ran its time-th row.
-Epoch = tuple[int, int]
-
-
-class Held(NamedTuple):
-    """A value in a place or in flight; ``final`` once a final row made it."""
-
-    value: Value
-    tile: int
-    final: bool
-
-
-@dataclass(slots=True)
-class Segment:
-    """In flight. ``consumed`` is when the receiver's row took it; until then memory may be read."""
-
-    chunk: int
-    held: Held | None
-    clock: list[int]
-    lent: bool = False  # read where it lies, so no flush ends it
-    consumed: Epoch | None = None
-
-
-@dataclass(slots=True)
-class Queue:
-    """A channel: who ends it and what is in flight."""
-
-    sender: int
-    receiver: int
-    segments: deque[Segment] = field(default_factory=deque)
-
-
-@dataclass(slots=True)
-class Place:
-    """The accesses of one segment of memory that a later access must come after."""
-
-    held: Held | None = None
-    written: Epoch | None = None
-    copied: Epoch | None = None  # from the input: a write unless in place
-    reads: dict[int, int] = field(default_factory=dict)
-    sends: list[tuple[Epoch, Segment]] = field(default_factory=list)  # straight from this memory
-
-
-@dataclass(slots=True)
-class Process:
-    """One lane of one rank."""
-
-    rank: int
-    lane: int
-    rows: list[Row]
-    recv: list[list[Queue]]
-    send: list[list[Queue]]
-    clock: list[int]
-    tile: int = 0
-    next: int = 0
-
 
 def verify_plans(
     plans: Sequence[bytes],
@@ -107,8 +52,9 @@ def verify_plans(
 
     Shown: no deadlock with channels of `depth` segments; no segment is left over; right outputs in
     every tile; no race, also in place where the collective runs in place; memory that was handed
-    over is not written before it is drained, nor what was lent before it is read; the final flag is
-    on exactly the rows that complete a value. A flush waits for the medium only, never for another
+    over is not written before it is drained, nor what was lent before it is read; what may land is
+    written by its sender behind all that its receiver has done there before; the final flag is on
+    exactly the rows that complete a value. A flush waits for the medium only, never for another
     row, so it is no cause of deadlock.
 
     ``tiles_of`` gives each data chunk its own number of tiles (1..tiles), as uneven sizes do.
@@ -217,6 +163,8 @@ class _Machine:
         for segment in arrived:
             segment.consumed = now
         held = None if row.chunk == TOKEN_ROW else self._result(process, row, arrived, now)
+        if row.flags & LAND:
+            self._check_landing(process, row, arrived[0].clock)
         if row.target:
             self._write(process, row, held, now)
         where = lent_place(row) if row.flags & LEND or not row.recv else None
@@ -318,6 +266,25 @@ class _Machine:
             drained = row.flags & FLUSH and not segment.lent and self._after(process, begun)
             if not ended and not drained:
                 self._refuse_write(process, row, f"it is being sent by {self._who(begun)}")
+
+    def _check_landing(self, process: Process, row: Row, sent: list[int]) -> None:
+        """The sender may write there as soon as its row runs, not when this one does.
+
+        Whatever comes later comes behind this row, as behind any that writes. A device that lets
+        segments land has read what it sends when its row has run, so nothing is lent or handed over
+        there.
+        """
+        place = self._place(process, row.target, row.target_slot)
+        others = list(place.reads.items())
+        if place.written is not None:
+            others.append(place.written)
+        for other in others:
+            if sent[other[0]] < other[1]:
+                self._refuse(
+                    process,
+                    f"lets its sender write {place_text(row.target, row.target_slot)}, "
+                    f"who need not know that {self._who(other)} has used it",
+                )
 
     def _refuse_write(self, process: Process, row: Row, why: str) -> NoReturn:
         self._refuse(process, f"writes {place_text(row.target, row.target_slot)} while {why}")

@@ -32,6 +32,7 @@ DEPTH = 2
 FINAL = 1
 FLUSH = 2
 LEND = 4
+LAND = 8
 
 HEADER = struct.Struct("<4sHBB9I16sI")
 CHANNEL = struct.Struct("<IHBB")
@@ -230,7 +231,7 @@ def _check_rows(plan: Plan, data_chunks: int) -> None:
         if not lane <= row.lane < plan.lane_count:
             _malformed(f"row {index}: lane {row.lane} after lane {lane}")
         lane = row.lane
-        if row.flags > FINAL | FLUSH | LEND:
+        if row.flags > FINAL | FLUSH | LEND | LAND:
             _malformed(f"row {index}: flags {row.flags}")
         for direction, ends in ((0, row.recv), (1, row.send)):
             for end in ends:
@@ -260,6 +261,11 @@ def lent_place(row: Row) -> tuple[int, int] | None:
     return (row.source, row.source_slot) if stable else None
 
 
+def _is_copy_to_output(row: Row) -> bool:
+    """Whether the output holds in the end just what has arrived in one segment."""
+    return row.operands == len(row.recv) == 1 and row.target == Buffer.OUTPUT
+
+
 def _wrong_place(plan: Plan, row: Row, data_chunks: int) -> str:
     """What is wrong about a row's places and operands; empty if nothing is."""
     if row.chunk == TOKEN_ROW:
@@ -268,6 +274,8 @@ def _wrong_place(plan: Plan, row: Row, data_chunks: int) -> str:
         return "" if row.recv or row.send else "does nothing"
     if row.flags & LEND and not (row.send and lent_place(row)):
         return "lends no memory of its own"
+    if row.flags & LAND and not _is_copy_to_output(row):
+        return "does more than to copy what arrives to the output, so that nothing may land there"
     if row.chunk >= data_chunks:
         return f"chunk {row.chunk} of {data_chunks}"
     scratch = plan.scratch_slots

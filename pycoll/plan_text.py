@@ -7,6 +7,7 @@ from itertools import groupby
 from pycoll.plan_format import (
     FINAL,
     FLUSH,
+    LAND,
     LEND,
     NO_CARRY,
     TOKEN_ROW,
@@ -75,6 +76,6 @@ def _row_text(plan: Plan, row: Row) -> str:
     if row.target:
         results.insert(0, place_text(row.target, row.target_slot))
     chunk = "token" if row.chunk == TOKEN_ROW else f"chunk {row.chunk}"
-    names = {FINAL: " final", FLUSH: " flush", LEND: " lend"}
+    names = {FINAL: " final", FLUSH: " flush", LEND: " lend", LAND: " land"}
     flags = "".join(name for flag, name in names.items() if row.flags & flag)
     return f"{chunk}: {' + '.join(operands) or 'nothing'} -> {', '.join(results) or 'none'}{flags}"

@@ -177,7 +177,17 @@ ALGORITHMS_MAY_IMPORT = {"collective", "schedule", "topology", "costs", "errors"
 #: Schedules, their proof and their plans work without native code and without arrays.
 PURE = {
     *ALGORITHMS_MAY_IMPORT,
-    *("verify", "lower", "machine", "values", "select", "model", "plan_format", "plan_text"),
+    *(
+        "verify",
+        "lower",
+        "machine",
+        "machine_state",
+        "values",
+        "select",
+        "model",
+        "plan_format",
+        "plan_text",
+    ),
 }
 
 

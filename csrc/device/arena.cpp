@@ -18,6 +18,7 @@ constexpr std::uint32_t kSharesMax = 256;
 constexpr std::uint64_t kHeaderBytes = round_up(kDepth * sizeof(Pack), kGranuleBytes);
 // A line of its own: the peer writes it while we write our own credits elsewhere.
 constexpr std::uint64_t kCreditBytes = kGranuleBytes;
+static_assert(kPackBytes + sizeof(Offer) <= kCreditBytes);
 
 // Channel numbers that schedules use between two ranks, the tree's four in both directions, and
 // that of messages.
@@ -150,7 +151,8 @@ std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
     std::byte* mine = end(protocol, rank, peer, number, share);
     std::byte* theirs = end(protocol, peer, rank, number, share);
     const End inbox = end_at(sends ? theirs : mine);
-    ports[index] = {inbox.slots, inbox.headers, end_at(sends ? mine : theirs).credit, 0, peer, 0};
+    const End outbox = end_at(sends ? mine : theirs);
+    ports[index] = {inbox.slots, inbox.headers, outbox.credit, outbox.offer, 0, 0, peer, 0};
   }
   return ports;
 }
@@ -165,6 +167,7 @@ std::uint64_t share_bytes(const Shape& shape, Protocol protocol) {
 
 End end_at(std::byte* memory) {
   return {reinterpret_cast<Pack*>(memory), reinterpret_cast<std::uint64_t*>(memory + kHeaderBytes),
+          reinterpret_cast<Offer*>(memory + kHeaderBytes + kPackBytes),
           memory + kHeaderBytes + kCreditBytes};
 }
 
@@ -185,7 +188,7 @@ void carry_ports(const Shape& shape, std::uint32_t peer, std::byte* memory, std:
       for (std::uint32_t share = 0; share < shape.shares; ++share) {
         const End end = end_at(memory + carried_offset(shape, number, direction, share));
         ports[port_index(shape, Protocol::kSimple, peer, number, direction, share)] = {
-            end.slots, end.headers, end.credit, 0, peer, 0};
+            end.slots, end.headers, end.credit, nullptr, 0, 0, peer, 0};
       }
     }
   }

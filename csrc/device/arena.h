@@ -67,8 +67,9 @@ std::uint64_t carried_offset(const Shape& shape, std::uint32_t number, plan::Dir
 // One end of a channel, as it lies in an arena or in memory that the host carries from.
 struct End {
   Pack* headers;          // kDepth
-  std::uint64_t* credit;  // a line of its own
-  std::byte* slots;       // kDepth
+  std::uint64_t* credit;  // a line of its own, together with
+  Offer* offer;
+  std::byte* slots;  // kDepth
 };
 End end_at(std::byte* memory);
 // Points the ports of `peer` to its piece of memory that the host carries from, as kernels see it.

@@ -16,6 +16,8 @@ class OneArray {
  public:
   using Call = device::Call;
   using Local = std::byte*;  // nullptr: there is none
+  // Whether peers may find the output.
+  static constexpr bool kLands = true;
   PYCOLL_DEVICE explicit OneArray(const Call& call) : call_(call) {}
 
   PYCOLL_DEVICE static Local none() { return nullptr; }
@@ -26,6 +28,7 @@ class OneArray {
   PYCOLL_DEVICE Local output(std::uint64_t place) const { return call_.output + place; }
 
   PYCOLL_DEVICE static bool exists(Local local) { return local != nullptr; }
+  PYCOLL_DEVICE static std::byte* address(Local local) { return local; }
   // Sixteen bytes or fewer from `offset` on; see local.h.
   PYCOLL_DEVICE static Pack load_at(Local from, std::uint32_t offset, std::uint32_t bytes) {
     return load_bytes(from + offset, bytes);
@@ -48,6 +51,7 @@ class ManyArrays {
     std::byte* memory;    // of kOwn
     std::uint64_t place;  // of the others
   };
+  static constexpr bool kLands = false;
   PYCOLL_DEVICE explicit ManyArrays(const Call& call) : call_(call) {}
 
   PYCOLL_DEVICE static Local none() { return {Kind::kNone, nullptr, 0}; }
@@ -56,6 +60,8 @@ class ManyArrays {
   PYCOLL_DEVICE static Local output(std::uint64_t place) { return {Kind::kOutput, nullptr, place}; }
 
   PYCOLL_DEVICE static bool exists(const Local& local) { return local.kind != Kind::kNone; }
+  // Of several arrays there is not one.
+  PYCOLL_DEVICE static std::byte* address(const Local& /*local*/) { return nullptr; }
 
   PYCOLL_DEVICE Pack load_at(const Local& from, std::uint32_t offset, std::uint32_t bytes) const {
     if (from.kind == Kind::kOwn) return load_bytes(from.memory + offset, bytes);

@@ -18,6 +18,7 @@ struct Manner {
   Protocol protocol = Protocol::kSimple;
   std::uint32_t shares = 1;
   bool ordered = false;  // some rank's plan has several lanes; see Program::ordered
+  bool lands = false;    // some memory may be registered
 };
 
 // Everything of a program but addresses of device memory; whoever has such memory copies rows,
@@ -25,7 +26,9 @@ struct Manner {
 struct Binding {
   Program program{};
   std::vector<Place> places;
-  std::vector<Chain> chains;         // none where the lane is not joined
+  std::vector<Chain> chains;      // none where the lane is not joined
+  std::vector<Landing> landings;  // none where nothing may land
+  std::vector<std::uint8_t> uses;
   std::vector<std::uint32_t> ports;  // port_index() of each entry of Program::ports
   std::uint64_t scratch_bytes = 0;   // aligned to kGranuleBytes
   std::uint64_t longest = 0;         // elements of the longest share of any chunk

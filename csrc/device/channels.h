@@ -63,6 +63,10 @@ class Channels {
   std::uint32_t blocks() const { return blocks_; }
   // Ranks on this rank's device, itself included.
   std::uint32_t sharing() const { return sharing_; }
+  // Whether this rank's kernels write to the memory of that one.
+  bool reaches(std::uint32_t rank) const { return rank != mine_.rank && arenas_[rank] != nullptr; }
+  // Whether that rank is a thread of this process.
+  bool is_thread(std::uint32_t rank) const { return same_process_[rank]; }
   // Other ranks on it that are threads of this process.
   const std::vector<int>& neighbours() const { return neighbours_; }
   // The same on all ranks, and different from that of all other communicators of this process.

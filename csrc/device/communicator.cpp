@@ -95,7 +95,10 @@ Status Communicator::make_words() {
   std::fill_n(host, bytes, std::byte{0});
   auto* behind = reinterpret_cast<std::uint32_t*>(host + sizeof(Control));
   words_ = {reinterpret_cast<Control*>(host), {behind, size}, {behind + size, blocks}};
-  programs_ = std::make_unique<Programs>(options_.gpu, *channels_, *upload_, words_,
+  const Membership& mine = options_.membership;
+  registry_ =
+      std::make_unique<Registry>(options_.gpu, *channels_, mine.rank, mine.size, mine.names);
+  programs_ = std::make_unique<Programs>(options_.gpu, *channels_, *registry_, *upload_, words_,
                                          words_memory_.address());
   watch_ = std::make_unique<Watch>(words_, *options_.clock,
                                    [this](std::uint32_t label) { return programs_->name(label); });
@@ -180,6 +183,10 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   if (!status.ok()) return status;
   prepared->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
+  if (request.parts.empty() && prepared->program.landings != nullptr) {
+    call.registered = registered(request.output.data, request.output.bytes);
+    call.output_bytes = request.output.bytes;
+  }
   ListCall list;
   if (!request.parts.empty()) list = list_call(request);
   void* arrays = request.parts.empty() ? static_cast<void*>(&call) : &list;

@@ -6,6 +6,7 @@
 // communicator's failure too.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -22,6 +23,7 @@
 #include "device/gpu.h"
 #include "device/messages.h"
 #include "device/programs.h"
+#include "device/registry.h"
 #include "device/streams.h"
 #include "device/watch.h"
 #include "runtime/request.h"
@@ -97,6 +99,20 @@ class Communicator {
   // Whether the device is past the mark; the failure if there is one.
   Status passed(const Mark& mark, bool* passed);
 
+  // Arrays that peers may write results to; see registry.h. A collective call.
+  Status enter_arrays(const Exchange& exchange, const std::vector<Registry::Array>& arrays,
+                      std::vector<Registry::Entered>* entered);
+  // The arrays of that number are registered no more, for launches from now on; to be called once.
+  Status lapse(std::uint32_t number);
+  // The number of the arrays that have all of that memory, else kNotRegistered. Requires: the GPU's
+  // context is current.
+  std::uint64_t registered(const std::byte* address, std::uint64_t bytes) const {
+    return registry_->find(address, bytes);
+  }
+  // Numbers whose arrays may be given away, since they have lapsed and no peer writes to them any
+  // more; each is told once. None after a failure: who has not heard of it may still write.
+  std::vector<std::uint32_t> let_go();
+
   // Bad memory is told apart from good here: kInvalidArgument where `address` is none of this
   // device. `name` is the argument's name.
   Status check_memory(const void* address, const std::string& name) const;
@@ -125,6 +141,7 @@ class Communicator {
   Status record(StreamHandle stream, std::uint64_t capture);
   Status make_mark(std::shared_ptr<Mark>* mark) const;
   Status await_quiet(Nanoseconds patience);
+  bool is_quiet_since(std::uint32_t number);
   void forget_streams();
   Status driver_check(int error, const std::string& what) const {
     return check(options_.gpu->driver(), error, what);
@@ -139,6 +156,7 @@ class Communicator {
   std::unique_ptr<Upload> upload_;
   std::unique_ptr<Channels> channels_;
   std::unique_ptr<Gpu::Together> together_;  // where no other rank uses the device
+  std::unique_ptr<Registry> registry_;
   std::unique_ptr<Programs> programs_;
   Reserved words_memory_;
   Words words_;
@@ -151,6 +169,12 @@ class Communicator {
   std::shared_ptr<Mark> last_captured_;  // behind the last one of the newest capture
   StreamHandle last_captured_stream_ = nullptr;
   std::vector<StreamHandle> streams_;  // entered as this rank's
+  // What ran when a number lapsed: what was launched, and blocks, of graphs too, by their beats.
+  struct Lapsed {
+    std::shared_ptr<Mark> behind;
+    std::vector<std::uint32_t> beats;
+  };
+  std::array<Lapsed, kRegisteredMax> lapsed_;
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> leaving_{false};

@@ -120,11 +120,60 @@ void Communicator::close() {
   if (watcher_.joinable()) watcher_.join();
 }
 
+Status Communicator::enter_arrays(const Exchange& exchange,
+                                  const std::vector<Registry::Array>& arrays,
+                                  std::vector<Registry::Entered>* entered) {
+  if (failed_.load(std::memory_order_acquire)) return failure();
+  const Gpu::Current current(*options_.gpu);
+  if (!current.status().ok()) return current.status();
+  return registry_->enter(
+      exchange, arrays, [this](std::uint32_t number) { return is_quiet_since(number); }, entered);
+}
+
+// Kernels look at the table when they begin, so those that run now may know the number.
+Status Communicator::lapse(std::uint32_t number) {
+  const std::lock_guard<std::mutex> lock(launching_);
+  const Gpu::Current current(*options_.gpu);
+  Status status = current.status();
+  if (status.ok()) status = registry_->lapse(number);
+  Lapsed& one = lapsed_[number];
+  one.behind = last_;
+  one.beats.clear();
+  for (const std::uint32_t& beat : words_.beats) {
+    one.beats.push_back(std::atomic_ref(const_cast<std::uint32_t&>(beat)).load());
+  }
+  return status;
+}
+
+// Requires: the number has lapsed, and launching_ is not held.
+bool Communicator::is_quiet_since(std::uint32_t number) {
+  const std::lock_guard<std::mutex> lock(launching_);
+  const Lapsed& one = lapsed_[number];
+  // Where others failed too, somebody's kernels may run that have not heard of it.
+  const Code code = failure().code();
+  if (code != Code::kOk && code != Code::kClosed) return false;
+  bool is_past = true;
+  if (one.behind != nullptr) (void)passed(*one.behind, &is_past);
+  if (!is_past) return false;
+  for (std::size_t block = 0; block < one.beats.size(); ++block) {
+    const bool ran = one.beats[block] % 2 != 0;
+    const std::uint32_t now = std::atomic_ref(words_.beats[block]).load();
+    if (ran && now == one.beats[block]) return false;
+  }
+  return true;
+}
+
+std::vector<std::uint32_t> Communicator::let_go() {
+  const Gpu::Current current(*options_.gpu);
+  return registry_->let_go([this](std::uint32_t number) { return is_quiet_since(number); });
+}
+
 Communicator::~Communicator() {
   if (watcher_.joinable() || own_stream_ != nullptr) close();
   const Gpu::Current current(*options_.gpu);
   if (watch_ != nullptr && !await_kernels()) {
     channels_->abandon();
+    registry_->abandon();
     programs_->abandon();
     words_memory_.abandon();
   }

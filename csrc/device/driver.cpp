@@ -45,6 +45,7 @@ void find_memory(const Get& get, Driver& driver) {
   get("cuMemFreeHost", driver.host_free);
   get("cuMemHostGetDevicePointer_v2", driver.host_device_pointer);
   get("cuPointerGetAttribute", driver.pointer_attribute);
+  get("cuMemGetAddressRange_v2", driver.address_range);
   get("cuMemcpyHtoDAsync_v2", driver.copy_to_device);
   get("cuMemcpyDtoHAsync_v2", driver.copy_to_host);
   get("cuMemcpyDtoDAsync_v2", driver.copy_on_device);

@@ -59,7 +59,9 @@ inline constexpr int kAttributeDescriptors = 103;
 inline constexpr int kHandleDescriptor = 1;
 inline constexpr int kPairNativeAtomics = 3;
 inline constexpr int kPointerMemoryType = 2;
+inline constexpr int kPointerBuffer = 7;
 inline constexpr int kPointerDevice = 9;
+inline constexpr int kPointerHasIpcHandle = 10;
 inline constexpr int kMemoryTypeDevice = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
@@ -100,6 +102,7 @@ struct Driver {
   int (*host_free)(void* memory);
   int (*host_device_pointer)(Address* address, void* memory, unsigned int flags);
   int (*pointer_attribute)(void* value, int attribute, Address address);
+  int (*address_range)(Address* base, std::size_t* bytes, Address address);
   int (*copy_to_device)(Address to, const void* from, std::size_t bytes, StreamHandle stream);
   int (*copy_to_host)(void* to, Address from, std::size_t bytes, StreamHandle stream);
   int (*copy_on_device)(Address to, Address from, std::size_t bytes, StreamHandle stream);

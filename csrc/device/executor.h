@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "device/arrays.h"
+#include "device/landing.h"
 #include "device/memory.h"
 #include "device/program.h"
 #include "device/protocols.h"
@@ -40,6 +41,7 @@ class Executor {
   PYCOLL_DEVICE Executor(const Program& program, const Call& call, Reduction reduction,
                          Shared& shared)
       : program_(program),
+        call_(call),
         arrays_(call),
         reduction_(reduction),
         protocol_(program),
@@ -56,6 +58,8 @@ class Executor {
 
  private:
   static constexpr int kInFlight = Reduction::kInFlight;
+  // Whether slots hold bytes as they are, so that they may be anywhere; see Offer.
+  static constexpr bool kLands = Protocol::kDataBehindHeader && Arrays::kLands;
 
   // The block's beat, told to the host.
   PYCOLL_DEVICE std::uint32_t begin() {
@@ -73,6 +77,7 @@ class Executor {
     const bool joined = !Protocol::kDataBehindHeader && program_.chains != nullptr;
     const LaneRange lane = program_.lanes[block() % program_.lane_count];
     if (joined && thread() < program_.channel_count) chain_ = program_.chains[thread()];
+    if constexpr (kLands) begin_landing(program_, call_, block() % program_.lane_count, share_);
     for (std::uint64_t tile = 0; tile < program_.tiles; ++tile) {
       bool went_well = !joined || open_channel(tile);
       if (joined && sync_any(!went_well)) return;
@@ -80,10 +85,15 @@ class Executor {
         if (!find_segment(index, tile)) continue;
         slots_ = shared_.slots + (joined ? index * kPortsOfRow : 0);
         if (!joined && sync_any(!open_slots())) return;
+        if (kLands && may_land_behind_what_came(program_, *row_)) {
+          if (sends()) choose_place();
+          (void)sync_any(false);
+        }
         // Who has to stop says so to its warp first: lanes that read lines stay together.
         const bool stops =
             warp_any(!went_well || !(joined ? await_header_in(index) : await_late_headers()));
-        went_well = !stops && move();
+        landed_ = has_landed();
+        went_well = !stops && ((landed_ && row_->send_count == 0) || move());
         if (joined && stops) break;
         if (joined) continue;
         // All is read and written behind this, so slots may be given back and headers sent.
@@ -134,8 +144,10 @@ class Executor {
     store(&port->step, step + 1);
     const Slot slot = slot_at(port, step);
     shared_.slots[thread()] = slot;
-    if (!receives()) return await_room(slot);
-    return Protocol::kDataBehindHeader ? await_header(slot) : true;
+    if (receives()) return !Protocol::kDataBehindHeader || await_header(slot);
+    if (!await_room(slot)) return false;
+    if (row_->recv_count == 0) choose_place();
+    return true;
   }
 
   PYCOLL_DEVICE Slot slot_at(Port* port, std::uint64_t step) const {
@@ -153,7 +165,7 @@ class Executor {
 
   // What both ends of a segment must agree on.
   PYCOLL_DEVICE std::uint64_t expectation() const {
-    return (place_->agreement & ~kLengthMask) | bytes_;
+    return (place_->agreement & ~(kLengthMask | kLanded)) | bytes_;
   }
 
   // Paired with close_slots() of the sender. A line of Ll: its halves carry flags of their own.
@@ -165,7 +177,10 @@ class Executor {
       line = load16_relaxed(header);
     }
     if (fences()) fence();
-    if (Ll::data_of(line) == expectation()) return true;
+    const std::uint64_t told = Ll::data_of(line);
+    const bool lands = kLands && told == (expectation() | kLanded);
+    if (lands) shared_.slots[thread()].data = Arrays::address(target());
+    if (lands || told == expectation()) return true;
     store_relaxed(&program_.control->odd_peer, slot.port->peer + 1);
     store_relaxed(&program_.control->stop, kStopMismatch);
     return false;
@@ -187,7 +202,25 @@ class Executor {
 
   PYCOLL_DEVICE void publish(const Slot& slot) const {
     store16_relaxed(slot.port->headers + slot.step % kDepth,
-                    Ll::line(expectation(), Ll::flag(slot.step)));
+                    Ll::line(expectation() | landed(slot), Ll::flag(slot.step)));
+  }
+
+  // --- landing, landing.h: a row's slot may be in the receiver's output, at both ends
+
+  PYCOLL_DEVICE void choose_place() {
+    Slot& slot = shared_.slots[thread()];
+    if constexpr (kLands) slot.data = place_of(program_, slot, *row_, *place_, skip_, bytes_);
+  }
+
+  PYCOLL_DEVICE std::uint64_t landed(const Slot& slot) const {
+    if constexpr (!kLands) return 0;
+    return slot.data == slot_at(slot.port, slot.step).data ? 0 : kLanded;
+  }
+
+  // Whether the row's segment lies in the output already. Behind the meeting.
+  PYCOLL_DEVICE bool has_landed() const {
+    return kLands && (row_->flags & plan::kFlagLand) != 0 &&
+           slots_[0].data == Arrays::address(target());
   }
 
   // --- joined lanes; thread i looks after channel i, all its uses in a tile
@@ -331,7 +364,7 @@ class Executor {
 
   PYCOLL_DEVICE void give(std::uint32_t first, std::uint32_t units,
                           const Pack (&value)[kInFlight]) {
-    const Local to = target();
+    const Local to = kLands && landed_ ? Arrays::none() : target();
     PYCOLL_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
       const std::uint32_t unit = first + static_cast<std::uint32_t>(i) * threads();
@@ -346,6 +379,7 @@ class Executor {
   }
 
   const Program& program_;
+  const Call& call_;
   Arrays arrays_;
   Reduction reduction_;
   Protocol protocol_;
@@ -357,6 +391,7 @@ class Executor {
   const Place* place_ = nullptr;
   std::uint64_t skip_ = 0;   // bytes from the share's first element of the chunk to the segment
   std::uint32_t bytes_ = 0;  // of the segment
+  bool landed_ = false;      // it lies in the output already
   // This thread's channel of a joined lane, and its steps when the tile began.
   Chain chain_{{kNoUse, kNoUse}};
   Port* port_ = nullptr;

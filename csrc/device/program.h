@@ -33,6 +33,40 @@ inline constexpr std::uint32_t kThreadsMax = 512;
 // A header holds a hash of what ranks agree on, and in its low bits the segment's bytes: whoever
 // carries the segment knows nothing else of it.
 inline constexpr std::uint64_t kLengthMask = (std::uint64_t{1} << 17) - 1;
+// And the bit above says that the segment is not in its slot but where it belongs; see Offer.
+inline constexpr std::uint64_t kLanded = kLengthMask + 1;
+
+// Memory of the caller that peers may write to: arrays of all ranks under one number, of each rank
+// as a rank's kernels see it. Nothing: both are zero.
+struct alignas(kPackBytes) Registered {
+  std::byte* memory;
+  std::uint64_t bytes;
+};
+// Numbers of a communicator.
+inline constexpr std::uint32_t kRegisteredMax = 64;
+inline constexpr std::uint64_t kNotRegistered = ~std::uint64_t{0};
+
+// What a receiver tells the sender of a channel when a launch of its own begins, if its output is
+// registered: what it would only copy from a slot to there, the sender may write there at once. It
+// lies behind the credit, is valid for the launch of both ends that began with this step, and
+// nobody waits for it. Written once per launch, `begun` last.
+struct Offer {
+  std::uint64_t begun;   // 1 + the channel's step
+  std::uint64_t uses;    // bit i: the segment of the channel's i-th use in a tile
+  std::uint64_t number;  // of the registered memory
+  std::uint64_t offset;  // of the output in it
+  std::uint64_t bytes;   // of the output
+  std::uint64_t agreement;
+};
+// So many uses in a tile can be told of.
+inline constexpr std::uint8_t kOfferedUses = 64;
+
+// What a lane does for a channel before its first row.
+struct Landing {
+  std::uint64_t uses;  // to be offered by the receiver; none where it is the sender
+  std::uint32_t lane;
+  std::uint32_t reserved;
+};
 
 // One end of a channel, in its own rank's device memory; the other rank's end mirrors it. Slots and
 // headers lie with the receiver, the credit with the sender: everybody polls its own memory.
@@ -48,7 +82,9 @@ struct Port {
   std::byte* slots;       // kDepth of Program::slot_stride bytes, aligned to kGranuleBytes
   Pack* headers;          // kDepth
   std::uint64_t* credit;  // segments that the receiver has given back
+  Offer* offer;           // of the receiver; nullptr where the host carries
   std::uint64_t step;     // segments through this end; only the block that owns it touches it
+  std::uint64_t begun;    // 1 + the step when a launch began; that block's too
   std::uint32_t peer;
   std::uint32_t reserved;
 };
@@ -75,8 +111,9 @@ struct Place {
   // for scratch, whose slot the row names.
   std::uint64_t source;
   std::uint64_t target;
-  std::uint64_t length;     // elements; kAbsent: the share has no part in the row
-  std::uint64_t agreement;  // hash of what both ends of each of the row's channels must agree on
+  std::uint64_t length;       // elements; kAbsent: the share has no part in the row
+  std::uint64_t agreement;    // hash of what both ends of each of the row's channels must agree on
+  std::uint64_t landing = 0;  // as target, in the outputs of those it is sent to
 };
 inline constexpr std::uint64_t kAbsent = ~std::uint64_t{0};
 
@@ -104,10 +141,13 @@ struct LaneRange {
 // of `control`, `awaited` and `beats` the host's, mapped.
 struct Program {
   const plan::Row* rows;
-  const Place* places;  // of row r and share s at [r * shares + s]
-  const Chain* chains;  // one per channel where the only lane is joined, else nullptr
-  Port* const* ports;   // of channel c of the plan and share s at [c * shares + s]
-  std::byte* scratch;   // shares * scratch_slots slots
+  const Place* places;           // of row r and share s at [r * shares + s]
+  const Chain* chains;           // one per channel where the only lane is joined, else nullptr
+  Port* const* ports;            // of channel c of the plan and share s at [c * shares + s]
+  const Landing* landings;       // one per channel where segments may land, else nullptr
+  const std::uint8_t* uses;      // of row r's i-th send channel at [r * kSendMax + i], in a tile
+  const Registered* registered;  // of rank p under number n at [p * kRegisteredMax + n]
+  std::byte* scratch;            // shares * scratch_slots slots
   Control* control;
   std::uint32_t* awaited;  // one per rank
   std::uint32_t* beats;    // one per block
@@ -121,6 +161,7 @@ struct Program {
   std::uint64_t scratch_stride;  // the same of scratch
   std::uint64_t segment_length;  // elements
   std::uint64_t tiles;           // of every share, at least 1
+  std::uint32_t rank;
   std::uint32_t item_bytes;
   std::uint32_t divisor;  // of final values; 0 if nothing is divided
   std::uint32_t label;    // what the host calls it
@@ -135,6 +176,8 @@ struct Program {
 struct Call {
   const std::byte* input;
   std::byte* output;
+  std::uint64_t registered = kNotRegistered;  // the number of the memory that has all of the output
+  std::uint64_t output_bytes = 0;
 };
 
 // One of several arrays that an operation treats as if they lay one behind the other.

@@ -46,10 +46,11 @@ std::uint32_t threads_for(const Binding& binding) {
 
 }  // namespace
 
-Programs::Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels, Upload& upload,
-                   const Words& words, Address words_at)
+Programs::Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels,
+                   const Registry& registry, Upload& upload, const Words& words, Address words_at)
     : gpu_(std::move(gpu)),
       channels_(channels),
+      registry_(registry),
       upload_(upload),
       words_(words),
       words_at_(words_at),
@@ -85,7 +86,8 @@ std::uint32_t Programs::enter_name(const Job& job) {
 }
 
 Status Programs::find(const Job& job, const std::function<Status()>& quiet, Prepared** found) {
-  const std::string key = job.messages != nullptr ? key_of(*job.messages) : key_of(*job.request);
+  std::string key = job.messages != nullptr ? key_of(*job.messages) : key_of(*job.request);
+  if (registry_.is_used()) key.push_back('r');  // programs before that know of no table
   const auto known = known_.find(key);
   if (known != known_.end()) {
     *found = &known->second;
@@ -133,6 +135,7 @@ Status Programs::choose(const runtime::CollectiveRequest& request, std::uint32_t
   manner->shares = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(wanted, std::min(room, channels_.shape().shares)));
   manner->ordered = lanes > 1;
+  manner->lands = registry_.is_used();
   return Status();
 }
 
@@ -181,8 +184,10 @@ Status Programs::place(const Job& job, const Binding& binding, Prepared* made) {
   for (const std::uint32_t port : binding.ports) ports.push_back(channels_.port(port));
   const auto table = std::as_bytes(std::span(ports));
   const auto chains = std::as_bytes(std::span(binding.chains));
+  const auto landings = std::as_bytes(std::span(binding.landings));
+  const auto uses = std::as_bytes(std::span(binding.uses));
   std::vector<std::byte> all;
-  for (const auto part : {rows, places, table, chains}) {
+  for (const auto part : {rows, places, table, chains, landings, uses}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   made->bytes = all.size();
@@ -198,6 +203,12 @@ Status Programs::place(const Job& job, const Binding& binding, Prepared* made) {
   program.places = reinterpret_cast<const Place*>(behind(places.size()));
   program.ports = reinterpret_cast<Port* const*>(behind(table.size()));
   program.chains = chains.empty() ? nullptr : reinterpret_cast<const Chain*>(behind(chains.size()));
+  if (!landings.empty()) {
+    // Chains are of LL, landings of Simple, so that these are aligned.
+    program.landings = reinterpret_cast<const Landing*>(behind(landings.size()));
+    program.uses = reinterpret_cast<const std::uint8_t*>(behind(uses.size()));
+    program.registered = registry_.table();
+  }
   program.scratch = scratch_.empty() ? nullptr : scratch_.back().pointer<std::byte>();
   // Words are laid out for kernels as for the host.
   const auto* begin = reinterpret_cast<const std::byte*>(words_.control);

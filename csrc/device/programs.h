@@ -14,6 +14,7 @@
 #include "device/channels.h"
 #include "device/gpu.h"
 #include "device/messages.h"
+#include "device/registry.h"
 #include "device/reserve.h"
 #include "device/watch.h"
 
@@ -46,8 +47,8 @@ class Programs {
   static constexpr std::size_t kMax = 4096;
 
   // `words` are the host's; `words_at` is where kernels find them.
-  Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels, Upload& upload,
-           const Words& words, Address words_at);
+  Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels, const Registry& registry,
+           Upload& upload, const Words& words, Address words_at);
   ~Programs();
   Programs(const Programs&) = delete;
   Programs& operator=(const Programs&) = delete;
@@ -73,6 +74,7 @@ class Programs {
 
   std::shared_ptr<const Gpu> gpu_;
   const Channels& channels_;
+  const Registry& registry_;
   Upload& upload_;
   Words words_;
   Address words_at_;

@@ -77,4 +77,16 @@ bool holds_output(const Header& header, std::uint32_t block) {
   }
 }
 
+std::uint32_t output_group(const Header& header, std::uint32_t block) {
+  switch (static_cast<Collective>(header.collective)) {
+    case Collective::kAllToAll:
+      return block % header.size;
+    case Collective::kReduceScatter:
+    case Collective::kScatter:
+      return block;
+    default:
+      return 0;
+  }
+}
+
 }  // namespace pycoll::plan

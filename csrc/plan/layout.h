@@ -23,4 +23,8 @@ std::uint64_t block_count(Collective collective, std::uint32_t size);
 bool holds_input(const Header& header, std::uint32_t block);
 bool holds_output(const Header& header, std::uint32_t block);
 
+// Blocks of one number lie in the outputs of the same ranks, densely; those of different numbers
+// have no rank in common. Below max(1, size). Requires: as above.
+std::uint32_t output_group(const Header& header, std::uint32_t block);
+
 }  // namespace pycoll::plan

@@ -57,7 +57,8 @@ enum class Buffer : std::uint8_t { kNone = 0, kInput = 1, kOutput = 2, kScratch 
 inline constexpr std::uint8_t kFlagFinal = 1;  // the combined value has every contribution
 inline constexpr std::uint8_t kFlagFlush = 2;  // writes what an earlier row may have handed over
 inline constexpr std::uint8_t kFlagLend = 4;   // receivers may read what it sends where it lies
-inline constexpr std::uint8_t kFlagsAll = 7;
+inline constexpr std::uint8_t kFlagLand = 8;   // its sender may write the target by itself
+inline constexpr std::uint8_t kFlagsAll = 15;
 
 struct Row {
   std::uint32_t chunk;  // whose segment size counts, or kToken

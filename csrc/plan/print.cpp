@@ -73,6 +73,7 @@ std::string line(const Plan& plan, const Row& row) {
   if ((row.flags & kFlagFinal) != 0) append(&flags, "final", ", ");
   if ((row.flags & kFlagFlush) != 0) append(&flags, "flush", ", ");
   if ((row.flags & kFlagLend) != 0) append(&flags, "lend", ", ");
+  if ((row.flags & kFlagLand) != 0) append(&flags, "land", ", ");
   if (!flags.empty()) text += " (" + flags + ")";
   return text + "\n";
 }

@@ -70,6 +70,12 @@ bool RowChecker::has_lasting_memory(const Row& row) {
   return buffer == Buffer::kInput || buffer == Buffer::kOutput;
 }
 
+// Whether the output holds in the end just what has arrived in one segment.
+bool RowChecker::copies_to_output(const Row& row) {
+  return row.recv_count == 1 && operand_count(row) == 1 &&
+         static_cast<Buffer>(row.target) == Buffer::kOutput;
+}
+
 // Which combinations of operands, results and flags make sense at all.
 Status RowChecker::check_meaning(const Row& row) const {
   const bool token = row.chunk == kToken;
@@ -102,6 +108,10 @@ Status RowChecker::check_meaning(const Row& row) const {
   if ((row.flags & kFlagLend) != 0 && (row.send_count == 0 || !has_lasting_memory(row))) {
     return violation(place(), "flags", row.flags,
                      "without lend (4), this row sends no input or output as it lies there");
+  }
+  if ((row.flags & kFlagLand) != 0 && !copies_to_output(row)) {
+    return violation(place(), "flags", row.flags,
+                     "without land (8), this row does more than copy a segment to the output");
   }
   return Status();
 }

@@ -35,6 +35,7 @@ class RowChecker {
   Status check_scalars(const Row& row) const;
   Status check_meaning(const Row& row) const;
   static bool has_lasting_memory(const Row& row);
+  static bool copies_to_output(const Row& row);
   Status check_ports(const Row& row, std::string_view field, std::span<const std::uint16_t> ports,
                      std::uint8_t used, Direction direction);
   Status check_source(const Row& row) const;

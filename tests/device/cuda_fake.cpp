@@ -240,6 +240,10 @@ void Machine::run() {
     }
     Emulator emulator({prng_.below(1u << 30) + 1, testing::Fault::kNone});
     emulator_ = &emulator;
+    emulator.ended = [this](const Counts& counts) {
+      const auto locked = lock();
+      loads_ += counts.loads;
+    };
     if (settings_.corrupts) {
       emulator.spoils = [this](int origin, std::uintptr_t address) {
         return spoils(origin, address);

@@ -131,8 +131,12 @@ struct Allocation {
   int device = 0;
   int fd = -1;
   bool host = false;
-  bool opened = false;  // of another process
-  int home = 0;         // the device that has it
+  bool opened = false;       // of another process
+  int home = 0;              // the device that has it
+  bool plain = true;         // of cuMemAlloc and its like
+  std::uint64_t number = 0;  // of all allocations, given by enter_memory()
+  int users = 1;             // how often it was opened
+  std::uint64_t origin = 0;  // of an opened one: which allocation of which process
 };
 
 struct Device {
@@ -182,7 +186,10 @@ class Machine {
   Error export_memory(std::uint64_t address, void* handle);
   Error open_memory(int device, const void* handle, std::uint64_t* address);
   Error close_memory(std::uint64_t address);
-  void enter_memory(std::uint64_t address, const Allocation& memory) { memory_[address] = memory; }
+  void enter_memory(std::uint64_t address, const Allocation& memory) {
+    memory_[address] = memory;
+    memory_[address].number = ++allocations_;
+  }
   void forget_memory(std::uint64_t address) { memory_.erase(address); }
 
   // --- captures; Requires: the lock is held
@@ -195,6 +202,8 @@ class Machine {
   void fail(const std::string& function, int error, int after, int times);
   int refused(const char* function);
   void corrupt(bool corrupts) { settings_.corrupts = corrupts; }
+  // Of 16 bytes, by kernels that have ended.
+  std::uint64_t loads() const { return loads_; }
 
  private:
   Machine();
@@ -228,6 +237,8 @@ class Machine {
   std::map<std::uint64_t, Allocation> memory_;    // by their first address
   std::map<std::string, Fault> faults_;
   std::uint64_t sequence_ = 0;
+  std::uint64_t allocations_ = 0;
+  std::uint64_t loads_ = 0;
   std::vector<Waiting> launches_;  // begun, not yet on the emulator
   Emulator* emulator_ = nullptr;
   std::uint64_t stuck_ = 0;  // times in a row that no kernel could move

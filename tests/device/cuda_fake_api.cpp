@@ -256,9 +256,28 @@ EXPORT int cuPointerGetAttribute(void* value, int attribute, Address address) {
   BEGIN();
   const Allocation* found = machine.find(address, 0);
   if (found == nullptr) return kInvalidValue;
-  *static_cast<int*>(value) = attribute == device::kPointerDevice ? found->device
-                              : found->host                       ? 1
-                                                                  : device::kMemoryTypeDevice;
+  if (attribute == device::kPointerBuffer) {
+    *static_cast<std::uint64_t*>(value) = found->number;
+    return kSuccess;
+  }
+  int* number = static_cast<int*>(value);
+  if (attribute == device::kPointerHasIpcHandle) {
+    *number = found->plain && !found->host ? 1 : 0;
+  } else if (attribute == device::kPointerDevice) {
+    *number = found->device;
+  } else {
+    *number = found->host ? 1 : device::kMemoryTypeDevice;
+  }
+  return kSuccess;
+}
+// Of memory with addresses of its own: of the piece that is mapped there.
+EXPORT int cuMemGetAddressRange_v2(Address* base, std::size_t* bytes, Address address) {
+  BEGIN_IN_CONTEXT();
+  std::uint64_t first = 0;
+  const Allocation* found = machine.find(address, 0, &first);
+  if (found == nullptr) return kNotFound;
+  *base = first;
+  *bytes = found->bytes;
   return kSuccess;
 }
 // What is pinned is read when the copy runs; anything else, as in the driver, before this returns.
@@ -328,6 +347,12 @@ EXPORT std::size_t pycoll_fake_launches(device::Protocol protocol) {
     launches += !one.copies && one.protocol == protocol ? one.launches : 0;
   }
   return launches;
+}
+// How often kernels that have ended loaded 16 bytes.
+EXPORT std::uint64_t pycoll_fake_loads() {
+  Machine& machine = Machine::get();
+  const auto held = machine.lock();
+  return machine.loads();
 }
 EXPORT std::size_t pycoll_fake_allocated(int ordinal) {
   Machine& machine = Machine::get();

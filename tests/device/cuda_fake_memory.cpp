@@ -23,6 +23,7 @@ struct Exported {
   std::int32_t fd;
   std::int32_t device;
   std::uint64_t bytes;
+  std::uint64_t number;
 };
 constexpr std::uint32_t kMagic = 0x66616b65;
 
@@ -45,7 +46,7 @@ Error Machine::allocate(int ordinal, std::size_t bytes, bool host, std::uint64_t
   std::memset(memory, 0xcb, part);
   std::memset(static_cast<char*>(memory) + rounded - part, 0xcb, part);
   *address = reinterpret_cast<std::uint64_t>(memory);
-  memory_[*address] = made;
+  enter_memory(*address, made);
   if (!host) device(ordinal).allocated += rounded;
   return kSuccess;
 }
@@ -74,9 +75,14 @@ const Allocation* Machine::find(std::uint64_t address, std::size_t bytes, std::u
 
 Error Machine::export_memory(std::uint64_t address, void* handle) {
   const auto found = memory_.find(address);
+  // Only the beginning of an allocation of cuMemAlloc has a handle.
   if (found == memory_.end() || found->second.host || found->second.opened) return kInvalidValue;
-  const Exported exported{kMagic, ::getpid(), found->second.fd, found->second.device,
-                          found->second.bytes};
+  const Exported exported{kMagic,
+                          ::getpid(),
+                          found->second.fd,
+                          found->second.device,
+                          found->second.bytes,
+                          found->second.number};
   std::memset(handle, 0, 64);
   std::memcpy(handle, &exported, sizeof(exported));
   return kSuccess;
@@ -88,6 +94,16 @@ Error Machine::open_memory(int ordinal, const void* handle, std::uint64_t* addre
   if (exported.magic != kMagic) return kInvalidValue;
   if (exported.pid == ::getpid()) return kInvalidContext;
   if (exported.device != ordinal && !settings_.peers) return kInvalidDevice;
+  // Who opens it again gets the same address, and must close it as often.
+  const std::uint64_t origin =
+      (static_cast<std::uint64_t>(exported.pid) << 32 | exported.number) * 8 +
+      static_cast<std::uint64_t>(ordinal);
+  for (auto& [where, memory] : memory_) {
+    if (!memory.opened || !memory.plain || memory.origin != origin) continue;
+    ++memory.users;
+    *address = where;
+    return kSuccess;
+  }
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", exported.pid, exported.fd);
   const int fd = ::open(path, O_RDWR | O_CLOEXEC);
@@ -96,13 +112,18 @@ Error Machine::open_memory(int ordinal, const void* handle, std::uint64_t* addre
   ::close(fd);
   if (memory == nullptr) return kOutOfMemory;
   *address = reinterpret_cast<std::uint64_t>(memory);
-  memory_[*address] = {exported.bytes, ordinal, -1, false, true, exported.device};
+  Allocation opened{exported.bytes, ordinal, -1, false, true, exported.device};
+  opened.origin = origin;
+  enter_memory(*address, opened);
   return kSuccess;
 }
 
 Error Machine::close_memory(std::uint64_t address) {
   const auto found = memory_.find(address);
-  if (found == memory_.end() || !found->second.opened) return kInvalidValue;
+  if (found == memory_.end() || !found->second.opened || !found->second.plain) {
+    return kInvalidValue;
+  }
+  if (--found->second.users != 0) return kSuccess;
   ::munmap(reinterpret_cast<void*>(address), found->second.bytes);
   memory_.erase(found);
   return kSuccess;

@@ -48,7 +48,7 @@ int device_of(int fd) {
 }  // namespace
 
 EXPORT int cuMemCreate(std::uint64_t* handle, std::size_t bytes,
-                       const device::AllocationProperties* properties, unsigned long long) {
+                       const device::AllocationProperties* properties, std::uint64_t) {
   BEGIN_UNSAFE();
   const int ordinal = properties->location.ordinal;
   if (bytes % kGranularity != 0 || properties->type != 1 || properties->location.type != 1) {
@@ -78,7 +78,7 @@ EXPORT int cuMemRetainAllocationHandle(std::uint64_t* handle, void* address) {
   return kSuccess;
 }
 EXPORT int cuMemExportToShareableHandle(void* descriptor, std::uint64_t handle, int type,
-                                        unsigned long long) {
+                                        std::uint64_t) {
   BEGIN();
   if (type != device::kHandleDescriptor) return kInvalidValue;
   const int fd = ::fcntl(physical_of(handle)->fd, F_DUPFD_CLOEXEC, 0);
@@ -97,7 +97,7 @@ EXPORT int cuMemImportFromShareableHandle(std::uint64_t* handle, void* descripto
   return kSuccess;
 }
 EXPORT int cuMemAddressReserve(Address* address, std::size_t bytes, std::size_t, Address,
-                               unsigned long long) {
+                               std::uint64_t) {
   BEGIN_UNSAFE();
   if (bytes % kGranularity != 0) return kInvalidValue;
   void* memory = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -113,7 +113,7 @@ EXPORT int cuMemAddressFree(Address address, std::size_t bytes) {
 }
 // Nobody has access to it yet.
 EXPORT int cuMemMap(Address address, std::size_t bytes, std::size_t offset, std::uint64_t handle,
-                    unsigned long long) {
+                    std::uint64_t) {
   BEGIN_UNSAFE();
   Physical* memory = physical_of(handle);
   if (offset != 0 || bytes != memory->bytes) return kInvalidValue;
@@ -123,7 +123,7 @@ EXPORT int cuMemMap(Address address, std::size_t bytes, std::size_t offset, std:
   }
   ++memory->users;
   mappings()[address] = memory;
-  machine.enter_memory(address, {bytes, memory->device, -1, false, true, memory->device});
+  machine.enter_memory(address, {bytes, memory->device, -1, false, true, memory->device, false});
   return kSuccess;
 }
 EXPORT int cuMemUnmap(Address address, std::size_t bytes) {

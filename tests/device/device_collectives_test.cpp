@@ -80,6 +80,10 @@ Scenario draw_case(const Schedule& schedule, device::Protocol protocol, std::uin
   if (schedule.collective() == Collective::kAllReduce && prng.chance(1, 2)) {
     one.arrays = 2 + static_cast<std::uint32_t>(prng.below(20));
   }
+  if (prng.chance(2, 3)) {
+    one.registered = static_cast<std::uint32_t>(prng.next());
+    if (prng.chance(1, 2)) one.mapped = static_cast<std::uint32_t>(prng.next());
+  }
   return one;
 }
 

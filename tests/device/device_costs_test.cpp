@@ -82,6 +82,43 @@ TEST(what_tells_by_its_header_alone_is_not_joined) {
   (void)counts_of(scenario_of("all_reduce/ring", 4, Protocol::kLl, 8), false);
 }
 
+// In two-shot the owner of a part has heard of all outputs when it has reduced: every other rank's
+// result lands, and nobody copies anything. `packs`: of 16 bytes, of a rank's part.
+TEST(results_land_in_registered_outputs_and_nobody_copies) {
+  constexpr std::uint64_t kPacks = 8;
+  for (const std::uint32_t size : {2, 3, 4, 8}) {
+    Scenario one =
+        scenario_of("all_reduce/direct", size, Protocol::kSimple, std::uint64_t{size} * kPacks * 4);
+    const Counts copied = counts_of(one, false);
+    one.registered = ~0u;
+    const Counts landed = counts_of(one, false);
+    const std::uint64_t peers = size - 1;
+    std::printf(
+        "  on %u ranks, per rank and 16 bytes of a part: %d stores and %d loads, %d and %d\n", size,
+        static_cast<int>(copied.stores / kPacks), static_cast<int>(copied.loads / kPacks),
+        static_cast<int>(landed.stores / kPacks), static_cast<int>(landed.loads / kPacks));
+    // Parts and results to slots of peers, the own result, those of the others.
+    CHECK(copied.stores == kPacks * (2 * peers + 1 + peers), "stores without");
+    CHECK(copied.loads == kPacks * (peers + size + peers), "loads without");
+    CHECK(landed.stores == kPacks * (2 * peers + 1), "stores of what lands");
+    CHECK(landed.loads == kPacks * (peers + size), "loads of what lands");
+    // At the beginning channels and offers; a look behind what the row that reduces has received.
+    CHECK(landed.meetings == copied.meetings + 2, "%d meetings", static_cast<int>(landed.meetings));
+    CHECK(landed.fences == copied.fences, "%d fences", static_cast<int>(landed.fences));
+    CHECK(landed.releases == copied.releases + peers, "an offer for each channel");
+    CHECK(landed.acquires == copied.acquires + 2 * peers, "a look for each segment sent");
+  }
+}
+
+// Of what comes with the receiver's own sends in between nothing is known at the beginning.
+TEST(what_is_sent_before_its_receiver_was_heard_of_takes_slots) {
+  Scenario one = scenario_of("all_gather/direct", 4, Protocol::kSimple, 1600);
+  one.registered = ~0u;
+  const Counts landed = counts_of(one, false);
+  CHECK(landed.loads < 1600u / 4 * 8, "nothing lands in the tiles behind the first: %d loads",
+        static_cast<int>(landed.loads));
+}
+
 }  // namespace
 }  // namespace pycoll
 

@@ -33,6 +33,16 @@ TEST(a_missing_meeting_of_the_block_is_noticed) {
   check_found("all_reduce/ring", Protocol::kSimple, Fault::kNoMeeting, "the block's meeting");
 }
 
+// What lands is ordered as what goes through slots.
+TEST(what_lands_needs_release_acquire_and_meetings) {
+  const auto check = [](const char* schedule, Fault fault, const char* what) {
+    check_found(schedule, Protocol::kSimple, fault, what, true);
+  };
+  check("all_reduce/direct", Fault::kNoRelease, "the release, landing");
+  check("all_reduce/ring", Fault::kNoAcquire, "the acquire, landing");
+  check("all_reduce/direct", Fault::kNoMeeting, "the block's meeting, landing");
+}
+
 TEST(lines_that_arrive_in_pieces_break_ll128_alone) {
   check_found("all_reduce/ring", Protocol::kLl128, Fault::kTornLines, "whole lines");
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -110,7 +120,8 @@ TEST(lanes_need_the_order_of_memory_from_every_segment) {
 // A launch whose parameters never change, as a captured graph replays it.
 TEST(launches_can_be_replayed_any_number_of_times) {
   for (const Protocol protocol : kAll) {
-    const Scenario one = scenario_of("all_reduce/tree", 4, protocol, 700);
+    Scenario one = scenario_of("all_reduce/tree", 4, protocol, 700);
+    one.registered = 0xb;
     const std::vector<Buffers> expected = testing::run_on_host(one);
     DeviceWorld world(shape_of(one));
     for (std::uint64_t round = 0; round < 20; ++round) {
@@ -207,7 +218,8 @@ struct Watched {
 TEST(a_rank_that_does_not_come_is_named_when_the_deadline_has_passed) {
   for (const Protocol protocol : kAll) {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
-      const Scenario one = scenario_of("all_reduce/one_shot", 3, protocol, 30, seed);
+      Scenario one = scenario_of("all_reduce/direct", 3, protocol, 36, seed);
+      one.registered = ~0u;
       Watched watched(shape_of(one));
       std::vector<Buffers> buffers = testing::make_buffers(one);
       const bool ended = watched.world.run({one, one, Scenario{}}, buffers, {.seed = seed},
@@ -245,7 +257,8 @@ TEST(ranks_that_disagree_stop_and_name_the_other) {
   };
   for (const Protocol protocol : kAll) {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
-      const Scenario one = scenario_of("all_reduce/direct", 2, protocol, 300, seed);
+      Scenario one = scenario_of("all_reduce/direct", 2, protocol, 304, seed);
+      one.registered = ~0u;
       Scenario other = one;
       other.dtype = DType::kFloat32;
       disagree(one, other, seed);
@@ -265,7 +278,8 @@ TEST(a_host_that_gives_up_ends_its_kernels_in_the_middle) {
   for (const Protocol protocol : kAll) {
     int ended_early = 0;
     for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-      const Scenario one = scenario_of("all_reduce/tree", 4, protocol, 2000, seed);
+      Scenario one = scenario_of("all_reduce/tree", 4, protocol, 2000, seed);
+      one.registered = ~0u;
       Watched watched(shape_of(one));
       std::vector<Buffers> buffers = testing::make_buffers(one);
       std::uint64_t looks = 0;

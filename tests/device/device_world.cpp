@@ -30,6 +30,11 @@ void strew_emptiness(Prng& prng, std::size_t item, DeviceMemory& memory) {
   }
 }
 
+// Under which its arrays are registered.
+std::uint32_t number_of(const Scenario& one) {
+  return static_cast<std::uint32_t>(one.seed % device::kRegisteredMax);
+}
+
 bool runs_in_place(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kBroadcast ||
          collective == Collective::kReduce || collective == Collective::kScan ||
@@ -66,7 +71,11 @@ std::string Scenario::to_text() const {
   return text + ", " + std::to_string(shares) + " shares of " + std::to_string(threads) +
          " threads, misaligned by " + std::to_string(misaligned) + (in_place ? ", in place" : "") +
          (arrays > 1 ? ", cut into " + std::to_string(arrays) : "") +
-         (is_empty ? ", of nothing" : "") + ", seed " + std::to_string(seed);
+         (is_empty ? ", of nothing" : "") +
+         (registered != 0 ? ", registered " + std::to_string(registered) + ", mapped by " +
+                                std::to_string(mapped)
+                          : "") +
+         ", seed " + std::to_string(seed);
 }
 
 std::vector<Buffers> make_buffers(const Scenario& one) {
@@ -241,13 +250,24 @@ void DeviceWorld::join(Rank& rank, const Scenario& one, Buffers& buffers) {
   }
 }
 
+// One's output, and something in front of it, as registered memory of all ranks that map it.
+void DeviceWorld::enter(std::uint32_t number, const Scenario& one, Buffers& buffers) {
+  if ((one.registered >> number & 1) == 0 || buffers.output.bytes() == 0) return;
+  const std::size_t front = one.misaligned;
+  for (std::uint32_t other = 0; other < shape_.size; ++other) {
+    if (other != number && (one.mapped >> other & 1) == 0) continue;
+    ranks_[other].registered[number * device::kRegisteredMax + number_of(one)] = {
+        buffers.output.data() - front, front + buffers.output.bytes()};
+  }
+}
+
 // What a host does before a launch.
 void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& buffers) {
   Rank& rank = ranks_[number];
   runtime::CollectiveRequest request = make_request(one, number, buffers);
   cut(rank, one, request);
   const device::Manner manner{one.protocol, one.shares,
-                              !forgets_order_ && is_ordered(*one.schedule)};
+                              !forgets_order_ && is_ordered(*one.schedule), one.registered != 0};
   const Status status = device::bind(request, shape_, manner, &rank.binding);
   CHECK(status.ok(), "%s: %s", one.to_text().c_str(), status.message().c_str());
   rank.table.clear();
@@ -258,6 +278,9 @@ void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& bu
   program.places = rank.binding.places.data();
   program.chains = rank.binding.chains.empty() ? nullptr : rank.binding.chains.data();
   program.ports = rank.table.data();
+  program.landings = rank.binding.landings.empty() ? nullptr : rank.binding.landings.data();
+  program.uses = rank.binding.uses.data();
+  program.registered = rank.registered.data();
   program.scratch = rank.scratch.data();
   const device::Words shared = words(number);
   program.control = shared.control;
@@ -265,6 +288,10 @@ void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& bu
   program.beats = shared.beats.data();
   program.runs = reinterpret_cast<std::uint32_t*>(rank.runs.data());
   rank.call = {request.input.data, request.output.data};
+  if ((one.registered >> number & 1) != 0) {
+    rank.call.registered = number_of(one);
+    rank.call.output_bytes = request.output.bytes;
+  }
   rank.list = device::list_call(request);
 }
 
@@ -272,6 +299,13 @@ bool DeviceWorld::run(const std::vector<Scenario>& scenarios, std::vector<Buffer
                       const EmulatorOptions& options, const Host& host) {
   Emulator emulator(options);
   std::deque<device::Shared> shared;
+  for (Rank& rank : ranks_) {
+    rank.registered.assign(std::size_t{shape_.size} * device::kRegisteredMax, {nullptr, 0});
+  }
+  for (std::uint32_t number = 0; number < shape_.size; ++number) {
+    const Scenario& one = scenarios[number % scenarios.size()];
+    if (one.schedule != nullptr) enter(number, one, buffers[number]);
+  }
   for (std::uint32_t number = 0; number < shape_.size; ++number) {
     const Scenario& one = scenarios[number % scenarios.size()];
     if (one.schedule == nullptr) continue;

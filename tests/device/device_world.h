@@ -55,6 +55,9 @@ struct Scenario {
       1;                  // that the memory is at most cut into; more than one for all_reduce only
   bool is_empty = false;  // inputs are of what Pattern takes for nothing, here and there or all
 
+  std::uint32_t registered = 0;  // bit r: rank r's output is
+  std::uint32_t mapped = ~0u;    // bit r: rank r reaches what others have registered
+
   std::string to_text() const;
 };
 
@@ -103,6 +106,7 @@ class DeviceWorld {
     DeviceMemory scratch;
     device::Binding binding;
     device::Call call{};
+    std::vector<device::Registered> registered;
     // Of the arrays that the memory was cut into.
     std::vector<std::uint64_t> ends;
     std::vector<DeviceMemory> inputs;
@@ -111,6 +115,7 @@ class DeviceWorld {
   };
 
   void prepare(std::uint32_t rank, const Scenario& one, Buffers& buffers);
+  void enter(std::uint32_t rank, const Scenario& one, Buffers& buffers);
   static void cut(Rank& rank, const Scenario& one, runtime::CollectiveRequest& request);
   static void join(Rank& rank, const Scenario& one, Buffers& buffers);
 

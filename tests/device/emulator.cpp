@@ -94,7 +94,9 @@ void Emulator::add_grid(std::uint32_t blocks, std::uint32_t threads,
 // The end of a kernel is a release of all it did; that of a block is nothing.
 void Emulator::end_grid(const std::shared_ptr<Grid>& grid) {
   for (const auto& block : blocks_) {
-    if (block->grid == grid) drain(*block, true);
+    if (block->grid != grid) continue;
+    drain(*block, true);
+    if (ended) ended(block->counts);
   }
   std::erase_if(blocks_, [&](const auto& block) { return block->grid == grid; });
   grid->on_end();
@@ -228,6 +230,7 @@ void Emulator::load(const void* from, void* to, std::size_t bytes, Order order) 
   alignas(8) unsigned char granule[16];
   std::memcpy(granule + address % 16, from, bytes);
   if (order == Order::kAcquireRelease) ++block.counts.acquires;
+  block.counts.loads += order == Order::kWeak && bytes == 16 ? 1 : 0;
   if (order == Order::kAcquireRelease && fault_ != Fault::kNoAcquire) block.seen.clear();
   // What the block stored is never older than what it has seen, also when it has left the buffer.
   const Granule* own = block.stored.find(address / 16);
@@ -251,6 +254,7 @@ void Emulator::store(void* to, const void* from, std::size_t bytes, Order order)
   if (order == Order::kRelaxed && bytes == sizeof(kNothing)) {
     ++(std::memcmp(from, kNothing, bytes) == 0 ? block.counts.emptied : block.counts.lines);
   }
+  block.counts.stores += order == Order::kWeak && bytes == 16 ? 1 : 0;
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   PYCOLL_ASSERT(address % bytes == 0, "%zu bytes at %p", bytes, to);
   const std::uint32_t mask = mask_of(address, bytes);

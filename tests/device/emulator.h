@@ -46,6 +46,8 @@ struct Counts {
   std::uint64_t acquires = 0;
   std::uint64_t lines = 0;    // of 16 bytes stored for peers to poll
   std::uint64_t emptied = 0;  // packs of Pattern that were read, in its own memory
+  std::uint64_t loads = 0;    // of 16 bytes, not to poll
+  std::uint64_t stores = 0;
 };
 
 struct EmulatorOptions {
@@ -72,6 +74,9 @@ class Emulator final : public device::Emulation {
 
   // Asked of every store that reaches memory, if there is one: whether it arrives wrong.
   std::function<bool(int origin, std::uintptr_t address)> spoils;
+
+  // Told what every block of a grid has done, when its grid has ended.
+  std::function<void(const Counts&)> ended;
 
   // Until all blocks have ended: true. `host` is called now and then, and with `stuck` when nothing
   // can move; it says whether it has written memory that device code reads. False if nothing moves

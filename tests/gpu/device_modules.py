@@ -9,6 +9,7 @@ ANYWHERE = (
     "on_jax",
     "on_failures",
     "on_hosts",
+    "on_registered",
 )
 #: These need libraries that know a real device.
 ON_GPUS = (*ANYWHERE, "on_frameworks")

@@ -23,7 +23,7 @@ from simulate import (
 )
 
 from pycoll.lower import lower_all
-from pycoll.plan_format import FINAL, FLUSH, LEND, Channel, Plan, pack, unpack
+from pycoll.plan_format import FINAL, FLUSH, LAND, LEND, Channel, Plan, pack, unpack
 from pycoll.plan_text import plan_text, schedule_text
 from pycoll.schedule import TOKEN, Schedule, ScheduleError, Transfer
 from pycoll.verify import fold_order, verify_plans, verify_schedule
@@ -237,6 +237,7 @@ PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
     "flush": flip(FLUSH),
     "final": flip(FINAL),
     "lend": flip(LEND),
+    "land": flip(LAND),
     "channel": change_channel,
     "redirect": redirect_channel,
     "new lane": new_lane,

@@ -3,7 +3,8 @@
 Written against the documents alone (schedule.py's docstring, FORMAT.md) and sharing no code with
 the proof but the reader of plan bytes. Contributions are random residues, so a wrong set of
 contributions gives a wrong sum. A result that is final is multiplied by `FINAL_FACTOR` in place of
-the division that `avg` does. Memory that a row may hand over or lends is read as late as allowed.
+the division that `avg` does. Memory that a row may hand over or lends is read as late as allowed;
+what may land is written as early.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import groupby
 
 from pycoll.collective import Collective
@@ -134,6 +135,18 @@ def schedule_is_right(schedule: Schedule) -> bool:
     )
 
 
+@lru_cache(maxsize=4)
+def receivers_of(plans: tuple[bytes, ...]) -> dict[tuple[int, int, int], list]:
+    """(sender, receiver, number) -> the rows that receive there, in their order."""
+    found: dict[tuple[int, int, int], list] = {}
+    for rank, plan in enumerate(map(unpack, plans)):
+        for row in plan.rows:
+            for end in row.recv:
+                peer, number, _ = plan.channels[end]
+                found.setdefault((peer, rank, number), []).append(row)
+    return found
+
+
 class World:
     """All ranks' plans, their memory and channels; lanes are stepped in random order."""
 
@@ -153,6 +166,7 @@ class World:
         self.schedule = Schedule(first.collective, first.size, first.parts, (), first.root)
         self.rng, self.op, self.factor, self.tiles, self.depth = rng, op, factor, tiles, depth
         self.lazy = lazy
+        self.lands = rng.random() < 0.5
         shared = in_place and first.collective in IN_PLACE
         self.inputs: list[dict[tuple[int, int], int]] = []
         self.outputs: list[dict[tuple[int, int], int]] = []
@@ -167,6 +181,9 @@ class World:
             self.outputs.append(memory if shared else {})
         self.scratch: list[dict[int, int]] = [{} for _ in self.plans]
         self.channels: dict[tuple[int, int, int], deque[list]] = {}
+        #: Of each channel: the rows that receive from it, and how many segments it had per tile.
+        self.receivers = receivers_of(tuple(plans)) if self.lands else {}
+        self.sent: dict[tuple[int, int, int, int], int] = {}
         self.lanes = [
             [rank, [row for row in plan.rows if row.lane == lane], 0, 0, 1 << rank]
             for rank, plan in enumerate(self.plans)
@@ -218,7 +235,7 @@ class World:
                 raise WrongRunError("a segment of another chunk")
         memory, key, value = None, None, 0
         if not token:
-            operands = [self.load(segment) for segment in arrived]
+            operands = [self.arrival(rank, row, tile, segment) for segment in arrived]
             if row.source:
                 memory, key = self.place(rank, row.source, row.source_slot, tile)
                 if key not in memory:
@@ -238,11 +255,32 @@ class World:
         if lent and row.recv:
             memory, key = self.place(rank, row.target, row.target_slot, tile)
             late = self.lazy
-        if row.target:
+        if row.target and not (arrived and arrived[0][6]):
             self.store(rank, row, tile, value)
-        for queue in send:
+        for end, queue in zip(row.send, send, strict=True):
+            landed = self.land(rank, end, row.chunk, tile, value)
             source = (memory, key) if late else None
-            queue.append([row.chunk, value, source, lane[4], rank, lent])
+            queue.append([row.chunk, value, source, lane[4], rank, lent, landed])
+
+    def arrival(self, rank: int, row, tile: int, segment: list) -> int:
+        if not segment[6]:
+            return self.load(segment)
+        if (row.target_slot, tile) not in self.outputs[rank]:
+            raise WrongRunError("something landed elsewhere")
+        return self.outputs[rank][row.target_slot, tile]
+
+    def land(self, rank: int, end: int, chunk: int, tile: int, value: int) -> bool:
+        """Writes to the receiver's output at once, if its row allows that."""
+        if not self.lands:
+            return False
+        peer, number, _ = self.plans[rank].channels[end]
+        rows = self.receivers.get((rank, peer, number), [])
+        use = self.sent.get((rank, peer, number, tile), 0)
+        self.sent[rank, peer, number, tile] = use + 1
+        if use >= len(rows) or not rows[use].flags & 8:
+            return False
+        self.outputs[peer][chunk, tile] = value
+        return True
 
     def store(self, rank: int, row, tile: int, value: int) -> None:
         if row.flags & 2:

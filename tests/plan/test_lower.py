@@ -100,7 +100,7 @@ def test_the_bytes_are_those_of_the_format() -> None:
     # chunk, lane, recvs, sends, flags, source, position, target, carry, slots, recv, send
     assert rows[0] == (1, 0, 0, 1, 4, 1, 0, 0, 0, 1, 0, *none * 8, 0, *none * 7)
     assert rows[1] == (0, 0, 1, 1, 5, 1, 1, 2, 0, 0, 0, 1, *none * 7, 0, *none * 7)
-    assert rows[2] == (1, 0, 1, 0, 2, 0, 0, 2, 0, 0, 1, 1, *none * 15)
+    assert rows[2] == (1, 0, 1, 0, 10, 0, 0, 2, 0, 0, 1, 1, *none * 15)
 
 
 def test_packing_what_was_read_gives_the_same_bytes() -> None:
@@ -335,7 +335,7 @@ def test_text_shows_routes_and_rows() -> None:
         "lane 0",
         "  chunk 1: input 1 -> rank 0 lend",
         "  chunk 0: rank 0 + input 0 -> output 0, rank 0 final lend",
-        "  chunk 1: rank 0 -> output 1 flush",
+        "  chunk 1: rank 0 -> output 1 flush land",
     ]
 
 

@@ -9,7 +9,7 @@ from samples import binomial, chain, doubling, make, ring
 
 from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower_all
-from pycoll.plan_format import FINAL, FLUSH, LEND, Buffer, pack, unpack
+from pycoll.plan_format import FINAL, FLUSH, LAND, LEND, Buffer, pack, unpack
 from pycoll.schedule import ScheduleError, Transfer
 from pycoll.verify import verify_plans
 
@@ -81,6 +81,35 @@ def test_results_are_lent_where_they_stay() -> None:
     assert [row.target for row in passing] == [Buffer.NONE, Buffer.OUTPUT]
     up = rows.index(passing[0])
     assert "lends no memory of its own" in refused(edit(plans, 1, up, flags=LEND))
+
+
+def test_results_land_where_all_who_read_there_have_told_their_sender() -> None:
+    """In a ring what comes was made of what lay there; two who exchange read as they write."""
+    plans = lower_all(ring(3))
+    rows = unpack(plans[0]).rows
+    landing = [bool(row.flags & LAND) for row in rows]
+    assert landing == [len(row.recv) == 1 and row.operands == 1 for row in rows]
+    assert sum(landing) == 2
+    combines = next(i for i, row in enumerate(rows) if row.operands == 2)
+    assert "does more than to copy what arrives" in refused(
+        edit(plans, 0, combines, flags=rows[combines].flags | LAND)
+    )
+    # A rank that looks at its contribution once more, when the sum may be on its way already.
+    plans = lower_all(chain(2, back_lane=0))
+    plan = unpack(plans[0])
+    tells, hears = plan.rows
+    assert hears.flags & LAND
+    looks = tells._replace(send=(), flags=0, target=Buffer.SCRATCH)
+    for flags in (hears.flags, hears.flags & ~LAND):
+        rows = (tells, looks, hears._replace(flags=flags))
+        plans[0] = pack(replace(plan, scratch_slots=1, rows=rows))
+        if not flags & LAND:
+            verify_plans(plans)
+            continue
+        assert refused(plans) == (
+            "rank 0, lane 0, row 2 (chunk 0), tile 0: lets its sender write output 0, who need not "
+            "know that rank 0 lane 0 has used it"
+        )
 
 
 def test_final_in_the_wrong_place_is_refused() -> None:
