@@ -21,7 +21,7 @@ from torch_ranks import raised
 
 import pycoll.torch as hvd
 from pycoll.optim import Policy
-from pycoll.optim.scheduler import TIMED_STEPS
+from pycoll.optim.scheduler import TIMED_STEPS, Scheduler
 from pycoll.torch.awaited import Awaited
 
 STEPS = TIMED_STEPS + 3
@@ -284,6 +284,37 @@ def check_the_forward_pass_begins_before_all_gradients_are_there() -> None:
         handle.remove()
         assert seen == [False, False, True, True]
         assert all(type(one) is nn.Parameter for one in net.parameters())
+
+
+def check_auto_steps_at_once_where_waiting_singly_takes_too_long() -> None:
+    """Whatever this machine measures, here it takes a second for each parameter."""
+    if hvd.size() == 1:
+        return
+    wanted = trained(mixed_network, run_mixed, adam, "bsp", False)
+    measured: list[float] = []
+    real = Scheduler.note_awaiting
+
+    def slow(self: Scheduler, seconds: float) -> None:
+        measured.append(seconds)
+        real(self, 1.0)
+
+    def between(net: Any, optimizer: Any, step: int) -> None:
+        awaited = [type(one) is Awaited for one in net.parameters()]
+        assert (all(awaited), any(awaited)) == ((False, False) if step >= 2 else (True, True))
+        if step == STEPS - 1:
+            told = optimizer.explain()
+            assert (
+                told.startswith("parameters step at once\nauto takes ") and ", all at once" in told
+            )
+            assert "to wait for a gradient by itself takes 1 s from the next forward pass" in told
+
+    Scheduler.note_awaiting = slow  # type: ignore[method-assign]
+    try:
+        found = trained(mixed_network, run_mixed, adam, "auto", True, between)
+    finally:
+        Scheduler.note_awaiting = real  # type: ignore[method-assign]
+    assert equal(found, wanted)
+    assert len(measured) == 1 and 0 <= measured[0] < 1
 
 
 def check_other_threads_may_look() -> None:
