@@ -77,7 +77,7 @@ def _checked_tensor(tensor: Any) -> list[torch.Tensor]:
 
 
 def _new_like(tensors: Tensors) -> list[torch.Tensor]:
-    return [torch.empty(one.shape, dtype=one.dtype) for one in tensors]
+    return [one.new_empty(one.shape) for one in tensors]
 
 
 def _backward_name(name: str | None) -> str | None:

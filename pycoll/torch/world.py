@@ -156,6 +156,8 @@ def waited(task: Task) -> Any:
             home.wait(task, None)
     if task.error is not None:
         raise task.error
+    if task.order is not None:
+        task.order.receive(task.result)
     return task.result
 
 

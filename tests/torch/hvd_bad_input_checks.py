@@ -180,8 +180,12 @@ def check_leaving_with_tensors_in_flight() -> None:
 
 def check_models_on_other_devices() -> None:
     net = nn.Linear(2, 2, device="meta")
-    told = raised(hvd.HorovodInternalError, hvd.allreduce, net.weight)
-    assert "x is a torch tensor on meta" in told and "pass x.cpu()" in told, told
+    for call in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall):
+        for _ in range(2):
+            told = raised(ValueError, call, net.weight.new_empty(2 * hvd.size(), 2))
+            assert "a tensor is on meta, whose memory pycoll does not reach: pass one" in told, told
+    told = raised(ValueError, hvd.broadcast_parameters, net.state_dict(), 0)
+    assert "a tensor is on meta" in told, told
     if hvd.size() == 1:
         return
     told = raised(ValueError, made, net, policy="bsp")
