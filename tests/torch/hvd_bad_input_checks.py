@@ -116,7 +116,7 @@ def check_ranks_with_different_parameters() -> None:
         assert "the gradients of ranks 0 and 1 differ: " in told and "2.weight" in told, told
     # Without a policy tensors go one by one, so only time tells; the others are not disturbed.
     net = nn.Sequential(*layers())
-    comm = world.needed()._everybody.comm
+    comm = world.needed().everybody.comm
     comm.timeout_s = 1.0 if hvd.rank() == 1 else 3 * TIMEOUT_S
     optimizer = made(net)
     net(torch.ones(1, 2)).sum().backward()
