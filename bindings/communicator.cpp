@@ -113,6 +113,15 @@ py::object message(const Shared& communicator, runtime::MessageRequest::Kind kin
                 py::make_tuple(py::cast(data, py::return_value_policy::reference)), nullptr);
 }
 
+// A Work whose wait() gives the sender.
+py::object recv_any(const Shared& communicator, BufferView& data, std::uint32_t tag,
+                    std::optional<double> timeout_s) {
+  const auto sender = std::make_shared<int>(runtime::kAnyPeer);
+  Manner manner{true, timeout_s, py::none(), py::cpp_function([sender] { return *sender; })};
+  return message(communicator, runtime::MessageRequest::Kind::kRecv, data, runtime::kAnyPeer, tag,
+                 std::move(manner), sender);
+}
+
 }  // namespace
 
 void bind_communicator(py::module_& module) {
@@ -148,17 +157,8 @@ void bind_communicator(py::module_& module) {
           },
           py::arg("data"), py::arg("source"), py::arg("tag"), py::arg("asynchronous") = false,
           py::arg("result") = py::none(), py::arg("timeout_s") = py::none())
-      .def(
-          "recv_any",
-          [](const Shared& self, BufferView& data, std::uint32_t tag,
-             std::optional<double> timeout_s) {
-            const auto sender = std::make_shared<int>(runtime::kAnyPeer);
-            return message(
-                self, MessageKind::kRecv, data, runtime::kAnyPeer, tag,
-                {true, timeout_s, py::none(), py::cpp_function([sender] { return *sender; })},
-                sender);
-          },
-          py::arg("data"), py::arg("tag"), py::arg("timeout_s") = py::none())
+      .def("recv_any", &recv_any, py::arg("data"), py::arg("tag"),
+           py::arg("timeout_s") = py::none())
       .def(
           "failure",
           [](const Shared& self) -> std::optional<std::string> {

@@ -225,3 +225,22 @@ def check_compiled_modules_are_refused() -> None:
     assert "leave out model=" in raised(
         ValueError, hvd.DistributedOptimizer, sgd(net), None, policy="bsp", model=compiled
     )
+
+
+def check_models_that_steps_cannot_wait_for() -> None:
+    net = network()
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    def build(optimizer: Any = None, **words: Any) -> Any:
+        return hvd.DistributedOptimizer(optimizer or sgd(net), net.named_parameters(), **words)
+
+    assert "policy is not" in raised(ValueError, build, model=net)
+    assert "expected a torch.nn.Module" in raised(ValueError, build, policy="bsp", model=3)
+    text = raised(ValueError, build, policy="bsp", model=net[0])
+    assert "model lacks 2 of the optimizer's 4 parameters, the first being '2.weight'" in text
+    for optimizer in (torch.optim.LBFGS(net.parameters()), Own(net.parameters(), lr=1.0)):
+        text = raised(ValueError, build, optimizer, policy="bsp", model=net)
+        assert "one of torch's" in text and type(optimizer).__name__ in text
