@@ -104,12 +104,22 @@ py::object run(const Shared& communicator, const PlanHandle& plan, const BufferV
 }
 
 py::object message(const Shared& communicator, runtime::MessageRequest::Kind kind, BufferView& data,
-                   int peer, std::uint32_t tag, Manner manner) {
+                   int peer, std::uint32_t tag, Manner manner,
+                   std::shared_ptr<int> sender = nullptr) {
   const bool sending = kind == runtime::MessageRequest::Kind::kSend;
   const runtime::MessageRequest request{
-      kind, peer, tag, {data.data, data.count * item_bytes(data.dtype)}};
+      kind, peer, tag, {data.data, data.count * item_bytes(data.dtype)}, std::move(sender)};
   return submit(communicator, request, sending ? "send" : "recv", std::move(manner),
                 py::make_tuple(py::cast(data, py::return_value_policy::reference)), nullptr);
+}
+
+// A Work whose wait() gives the sender.
+py::object recv_any(const Shared& communicator, BufferView& data, std::uint32_t tag,
+                    std::optional<double> timeout_s) {
+  const auto sender = std::make_shared<int>(runtime::kAnyPeer);
+  Manner manner{true, timeout_s, py::none(), py::cpp_function([sender] { return *sender; })};
+  return message(communicator, runtime::MessageRequest::Kind::kRecv, data, runtime::kAnyPeer, tag,
+                 std::move(manner), sender);
 }
 
 }  // namespace
@@ -147,6 +157,8 @@ void bind_communicator(py::module_& module) {
           },
           py::arg("data"), py::arg("source"), py::arg("tag"), py::arg("asynchronous") = false,
           py::arg("result") = py::none(), py::arg("timeout_s") = py::none())
+      .def("recv_any", &recv_any, py::arg("data"), py::arg("tag"),
+           py::arg("timeout_s") = py::none())
       .def(
           "failure",
           [](const Shared& self) -> std::optional<std::string> {

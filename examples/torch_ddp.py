@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/torch_ddp.py
 
 It learns to say a sequence of digits backwards. With --backend gloo it is the same program on
-torch's own backend.
+torch's own backend, with --device cuda on GPUs, which ranks take in turns.
 """
 
 from __future__ import annotations
@@ -41,18 +41,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="pycoll")
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
 
     dist.init_process_group(options.backend)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = DistributedDataParallel(Reverser())
+    device = torch.device(options.device)
+    if options.device == "cuda":
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    model = DistributedDataParallel(Reverser().to(device))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     random = torch.Generator().manual_seed(dist.get_rank())
 
     begin = time.perf_counter()
     for step in range(options.steps):
-        sequence = torch.randint(DIGITS, (BATCH, LENGTH), generator=random)
+        sequence = torch.randint(DIGITS, (BATCH, LENGTH), generator=random).to(device)
         scores = model(sequence)
         loss = nn.functional.cross_entropy(scores.flatten(0, 1), sequence.flip(1).flatten())
         optimizer.zero_grad()
@@ -61,7 +66,7 @@ def main() -> None:
         if dist.get_rank() == 0 and step % 50 == 49:
             print(f"step {step + 1}: loss {loss.item():.3f}")
 
-    sequence = torch.randint(DIGITS, (500, LENGTH), generator=random)
+    sequence = torch.randint(DIGITS, (500, LENGTH), generator=random).to(device)
     right = (model(sequence).argmax(2) == sequence.flip(1)).float().mean()
     dist.all_reduce(right, dist.ReduceOp.AVG)
     if dist.get_rank() == 0:

@@ -3,7 +3,8 @@
     pycoll run -n 2 examples/torch_digits.py
 
 Every rank takes its share of each batch. The gradients are averaged while the backward pass runs,
-so the loss is that of one process with the whole batch, except for rounding.
+so the loss is that of one process with the whole batch, except for rounding. With --device cuda
+each rank of a host takes one of its GPUs, in turns.
 """
 
 from __future__ import annotations
@@ -34,16 +35,21 @@ def data() -> tuple[TensorDataset, TensorDataset]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
 
     hvd.init()
     torch.manual_seed(1 + hvd.rank())  # ranks begin differently; the broadcast makes them alike
     torch.set_num_threads(1)
+    device = torch.device(options.device)
+    if options.device == "cuda":
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     train, test = data()
     sampler = DistributedSampler(train, num_replicas=hvd.size(), rank=hvd.rank())
     loader = DataLoader(train, BATCH // hvd.size(), sampler=sampler)
 
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -53,7 +59,7 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images), labels)
+            loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
             loss.backward()
             optimizer.step()
         mean = hvd.allreduce(loss.detach(), name="loss").item()
@@ -63,7 +69,7 @@ def main() -> None:
     # Every rank tests its share.
     images, labels = test[hvd.rank() :: hvd.size()]
     with torch.no_grad():
-        right = (model(images).argmax(1) == labels).sum()
+        right = (model(images.to(device)).argmax(1) == labels.to(device)).sum()
     share = hvd.allreduce(right, op=hvd.Sum, name="right").item() / len(test)
     if hvd.rank() == 0:
         print(f"{hvd.size()} ranks: {share:.1%} of {len(test)} unseen digits are right")

@@ -53,6 +53,7 @@ __all__ = [
     "group",
     "init",
     "irecv",
+    "irecv_any",
     "is_initialized",
     "isend",
     "local_rank",
@@ -302,6 +303,7 @@ send = _on_world(Communicator.send)
 recv = _on_world(Communicator.recv)
 isend = _on_world(Communicator.isend)
 irecv = _on_world(Communicator.irecv)
+irecv_any = _on_world(Communicator.irecv_any)
 
 
 def split(color: int | None, key: int = 0) -> Communicator | None:

@@ -94,6 +94,8 @@ class Group(_core.Group):
 
     def add(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Work:
         """Note a call; its result is in the Work once the group has ended."""
+        if name == "irecv_any":
+            raise InvalidArgumentError("irecv_any within a group: there a recv names its source")
         if self._messages is None:
             self._messages, self._works, self._open, self._launches = [], [], {}, {}
             self.add_other(None)  # so that run() has its say

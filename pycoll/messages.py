@@ -73,6 +73,20 @@ class Messages(Core):
         """Start receiving; returns a Work whose wait() gives ``out``."""
         return self._post(self._look_recv(out, source, tag, stream=stream), True)
 
+    @operation
+    def irecv_any(self, out: Any, tag: int = 0) -> Any:
+        """Start receiving from whoever sends first; returns a Work whose wait() gives the rank.
+
+        ``out`` is as in ``recv``, in host memory. Not within a ``group()``. Of two receives that
+        would take the same message the one that was called first gets it.
+        """
+        message = self._look_recv(out, self.rank, tag)
+        if isinstance(message.view, DeviceView):
+            raise InvalidArgumentError(
+                f"out is on {message.view.device}: on devices a recv has to name its source"
+            )
+        return self._native.recv_any(message.view, message.tag)
+
     def _look_send(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Message:
         dest, tag = self._check_rank(dest, "dest"), _check_tag(tag)
         framework = framework_of(x)

@@ -46,7 +46,7 @@ class Torch:
 
     def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
         """A tensor on the device of ``like``."""
-        return self.torch.empty(shape, dtype=self.dtypes[dtype], device=like.device)
+        return like.new_empty(shape, dtype=self.dtypes[dtype])
 
     def result(self, memory: Any) -> _core.BufferView:
         """The memory of what ``empty`` gave."""

@@ -63,7 +63,7 @@ std::string_view Engine::transport_of(int peer) const {
 }
 
 bool Engine::active() const {
-  return !running_.empty() ||
+  return !running_.empty() || !from_any_.recvs.empty() ||
          std::any_of(mailboxes_.begin(), mailboxes_.end(), [](const auto& mailbox) {
            return mailbox != nullptr && (mailbox->sending() || mailbox->receiving());
          });
@@ -240,29 +240,49 @@ std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseco
     operation->finish(failure_);
     return operation;
   }
-  if (request.peer < 0 || request.peer >= size()) {
+  const bool receiving = request.kind == MessageRequest::Kind::kRecv;
+  const bool from_any = receiving && request.peer == kAnyPeer;
+  if (!from_any && (request.peer < 0 || request.peer >= size())) {
     operation->finish(Status::error(
         Code::kInvalidArgument, "rank " + std::to_string(rank()) + ": peer is " +
                                     std::to_string(request.peer) + ": expected a rank from 0 to " +
                                     std::to_string(size() - 1)));
     return operation;
   }
-  auto& mailbox = mailboxes_[static_cast<std::size_t>(request.peer)];
-  if (mailbox == nullptr) mailbox = std::make_unique<Mailbox>(request.peer);
-  const bool receiving = request.kind == MessageRequest::Kind::kRecv;
-  if (receiving) {
-    mailbox->post_recv(request, operation);
+  if (from_any) {
+    receive_from_any(request, operation);
+  } else if (receiving) {
+    mailbox_of(request.peer).post_recv(request, operation);
   } else if (request.peer == rank()) {
-    mailbox->send_to_self(request, *operation);
+    mailbox_of(request.peer).send_to_self(request, *operation);
     drop_ended_messages();
   } else {
-    mailbox->post_send(request, operation);
+    mailbox_of(request.peer).post_send(request, operation);
   }
   if (!operation->done()) {
     message_deadlines_.push_back(
         {operation, request.peer, receiving, timeout, later(options_.clock->now(), timeout)});
   }
   return operation;
+}
+
+Mailbox& Engine::mailbox_of(int peer) {
+  auto& mailbox = mailboxes_[static_cast<std::size_t>(peer)];
+  if (mailbox == nullptr) mailbox = std::make_unique<Mailbox>(peer, &from_any_);
+  return *mailbox;
+}
+
+// What is here already goes first; otherwise whichever mailbox gets a message looks at the list.
+void Engine::receive_from_any(const MessageRequest& request, std::shared_ptr<Operation> operation) {
+  const auto found =
+      std::find_if(mailboxes_.begin(), mailboxes_.end(), [&request](const auto& mailbox) {
+        return mailbox != nullptr && mailbox->holds(request.tag);
+      });
+  if (found != mailboxes_.end()) {
+    (*found)->post_recv(request, std::move(operation));
+  } else {
+    from_any_.recvs.push_back({request, std::move(operation), from_any_.posted++});
+  }
 }
 
 bool Engine::step() {
@@ -306,14 +326,13 @@ bool Engine::step_messages() {
                   [](const auto& mailbox) { return mailbox != nullptr && mailbox->sending(); });
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    auto& mailbox = mailboxes_[static_cast<std::size_t>(peer)];
-    if (mailbox == nullptr) mailbox = std::make_unique<Mailbox>(peer);
-    if (!any_sending && !mailbox->receiving()) continue;
-    if (mailbox->sending()) {
-      moved |= mailbox->advance_sends(send_channel(peer, transport::kMessageChannel));
+    Mailbox& mailbox = mailbox_of(peer);
+    if (!any_sending && from_any_.recvs.empty() && !mailbox.receiving()) continue;
+    if (mailbox.sending()) {
+      moved |= mailbox.advance_sends(send_channel(peer, transport::kMessageChannel));
     }
-    moved |= mailbox->advance_recvs(recv_channel(peer, transport::kMessageChannel));
-    if (mailbox->broken()) {
+    moved |= mailbox.advance_recvs(recv_channel(peer, transport::kMessageChannel));
+    if (mailbox.broken()) {
       const std::string how = "it sent a malformed message";
       give_up(peer_lost_verdict(peer, how, current_text(), options_.names), peer, how);
       return true;
@@ -338,6 +357,8 @@ void Engine::end_all(const Status& status) {
   for (auto& mailbox : mailboxes_) {
     if (mailbox != nullptr) mailbox->fail(status);
   }
+  for (const OpenRecv& recv : from_any_.recvs) recv.operation->finish(status);
+  from_any_.recvs.clear();
   message_deadlines_.clear();
   note_vacancy();
 }

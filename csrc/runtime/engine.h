@@ -161,6 +161,8 @@ class Engine final : public ChannelSource {
   bool step_collectives();
   bool end_leaders();
   bool step_messages();
+  Mailbox& mailbox_of(int peer);
+  void receive_from_any(const MessageRequest& request, std::shared_ptr<Operation> operation);
   void drop_ended_messages();
   void end_all(const Status& status);
 
@@ -186,8 +188,9 @@ class Engine final : public ChannelSource {
   void post(Code failure, int culprit, const std::string& detail);
 
   EngineOptions options_;
-  std::vector<transport::Link*> links_;              // by peer; nullptr for this rank
-  std::vector<std::string_view> media_;              // by peer
+  std::vector<transport::Link*> links_;  // by peer; nullptr for this rank
+  std::vector<std::string_view> media_;  // by peer
+  FromAny from_any_;
   std::vector<std::unique_ptr<Mailbox>> mailboxes_;  // by peer, made on first use
   std::vector<Turns> turns_;                         // by peer; never resized
   Ring<Running> running_;                            // one request, or some calls; in order

@@ -145,7 +145,13 @@ bool Engine::awaits(int peer) const {
   if (!running_.empty()) {
     running_.front().execution->visit_awaited([&](int other) { awaited |= other == peer; });
   }
-  for (const Deadline& deadline : message_deadlines_) awaited |= deadline.peer == peer;
+  // A receive from any peer awaits the last one that is left.
+  const bool are_all_gone = std::none_of(links_.begin(), links_.end(), [](Link* link) {
+    return link != nullptr && link->state() == LinkState::kOpen;
+  });
+  for (const Deadline& deadline : message_deadlines_) {
+    awaited |= deadline.peer == peer || (deadline.peer == kAnyPeer && are_all_gone);
+  }
   return awaited;
 }
 
@@ -185,11 +191,17 @@ void Engine::look_at_deadlines(Nanoseconds now) {
   for (const Deadline& deadline : message_deadlines_) {
     const auto operation = deadline.operation.lock();
     if (operation == nullptr || operation->done() || now < deadline.at) continue;
-    expire({seconds(deadline.timeout),
-            false,
-            {deadline.peer},
-            (deadline.receiving ? "recv from rank " : "send to rank ") +
-                std::to_string(deadline.peer)});
+    Overdue overdue{seconds(deadline.timeout), false, {deadline.peer}, "recv from any rank"};
+    if (deadline.peer == kAnyPeer) {
+      overdue.ranks.clear();
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) overdue.ranks.push_back(peer);
+      }
+    } else {
+      overdue.message = (deadline.receiving ? "recv from rank " : "send to rank ") +
+                        std::to_string(deadline.peer);
+    }
+    expire(overdue);
     return;
   }
 }

@@ -25,8 +25,15 @@ void Mailbox::post_send(const MessageRequest& request, std::shared_ptr<Operation
   sends_.push_back({request, std::move(operation), 0, false});
 }
 
+bool Mailbox::holds(std::uint32_t tag) const {
+  return std::any_of(arrivals_.begin(), arrivals_.end(), [tag](const Arrival& arrival) {
+    return arrival.tag == tag && arrival.claim == nullptr;
+  });
+}
+
 void Mailbox::post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation) {
-  auto recv = std::make_unique<Recv>(Recv{request, std::move(operation)});
+  auto recv = std::make_unique<OpenRecv>(OpenRecv{request, std::move(operation)});
+  if (from_any_ != nullptr) recv->order = from_any_->posted++;
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end(); ++arrival) {
     if (arrival->tag != request.tag || arrival->claim != nullptr) continue;
     arrival->claim = std::move(recv);
@@ -90,12 +97,24 @@ bool Mailbox::continues(const transport::SegmentHeader& header) const {
          header.bytes <= arrival.total - arrival.received;
 }
 
-std::unique_ptr<Mailbox::Recv> Mailbox::claim(std::uint32_t tag) {
-  const auto match = std::find_if(recvs_.begin(), recvs_.end(),
-                                  [tag](const Recv& recv) { return recv.request.tag == tag; });
-  if (match == recvs_.end()) return nullptr;
-  auto claimed = std::make_unique<Recv>(std::move(*match));
-  recvs_.erase(match);
+std::unique_ptr<OpenRecv> Mailbox::claim(std::uint32_t tag) {
+  const auto first_of = [tag](std::list<OpenRecv>& recvs) {
+    return std::find_if(recvs.begin(), recvs.end(),
+                        [tag](const OpenRecv& recv) { return recv.request.tag == tag; });
+  };
+  std::list<OpenRecv>* recvs = &recvs_;
+  auto match = first_of(recvs_);
+  if (from_any_ != nullptr) {
+    const auto any = first_of(from_any_->recvs);
+    const bool is_there = any != from_any_->recvs.end();
+    if (is_there && (match == recvs_.end() || any->order < match->order)) {
+      recvs = &from_any_->recvs;
+      match = any;
+    }
+  }
+  if (match == recvs->end()) return nullptr;
+  auto claimed = std::make_unique<OpenRecv>(std::move(*match));
+  recvs->erase(match);
   return claimed;
 }
 
@@ -128,6 +147,7 @@ void Mailbox::accept(const transport::Segment& segment) {
 
 void Mailbox::finish(Arrival& arrival) {
   const Memory& memory = arrival.claim->request.data;
+  if (arrival.claim->request.sender != nullptr) *arrival.claim->request.sender = peer_;
   if (memory.bytes != arrival.total) {
     arrival.claim->operation->finish(Status::error(
         Code::kMismatch,
@@ -143,7 +163,7 @@ void Mailbox::finish(Arrival& arrival) {
 
 void Mailbox::fail(const Status& status) {
   for (Send& send : sends_) send.operation->finish(status);
-  for (Recv& recv : recvs_) recv.operation->finish(status);
+  for (OpenRecv& recv : recvs_) recv.operation->finish(status);
   for (Arrival& arrival : arrivals_) {
     if (arrival.claim != nullptr) arrival.claim->operation->finish(status);
   }

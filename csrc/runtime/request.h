@@ -52,12 +52,18 @@ struct CollectiveRequest {
   std::uint32_t segment_bytes = transport::kSegmentBytesMax;
 };
 
+// Instead of a peer, for a receive: whoever sends first.
+inline constexpr int kAnyPeer = -1;
+
 // A tagged message to or from one peer. For a send `data` is only read.
 struct MessageRequest {
   enum class Kind : std::uint8_t { kSend, kRecv } kind = Kind::kSend;
   int peer = 0;
   std::uint32_t tag = 0;
   Memory data;
+  // For receives from kAnyPeer, or nullptr: whom the message is from, written before the operation
+  // is done.
+  std::shared_ptr<int> sender = nullptr;
 };
 
 }  // namespace pycoll::runtime

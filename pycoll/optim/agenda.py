@@ -76,7 +76,9 @@ class Rates(NamedTuple):
     ``host_s``: what each message takes, however short, from the thread that computes gradients: to
     hand it over and to ask for its end. Rates are of what runs beside that thread. ``slowed``: what
     that thread loses of the time in which a message is on its way, from 0, where messages have
-    cores and memory of their own, to 1, where it stands still.
+    cores and memory of their own, to 1, where it stands still. ``await_s``: what it takes from the
+    forward pass to wait for one gradient by itself, and to step its parameter by itself, beyond
+    what that takes if all are waited for at once.
     """
 
     all_reduce: Rate
@@ -84,6 +86,7 @@ class Rates(NamedTuple):
     all_gather: Rate
     host_s: float = 0.0
     slowed: float = 0.0
+    await_s: float = 0.0
 
 
 def check(agenda: Agenda, gradients: Sequence[Gradient]) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from pycoll import _core
 from pycoll.arrays import framework_of
+from pycoll.device_view import DeviceView
 from pycoll.errors import InvalidArgumentError
 from pycoll.optim.layout import Entry
 from pycoll.optim.policies import Policy, policy_of
-from pycoll.optim.scheduler import Scheduler
+from pycoll.optim.scheduler import Scheduler, need_alike
 from pycoll.types import DType
 
 #: The schedulers of each communicator, by what they reduce.
@@ -33,7 +34,8 @@ def average_gradients(
 
     ``tree``: an array, or dicts, lists and tuples of trees; where JAX is loaded also what is
     registered with it. None stands for nothing. Shapes are any, types those of all_reduce; results
-    are new arrays of the same framework, shape and type. ``comm``: the world if None; nobody else
+    are new arrays of the same framework, shape and type; those on devices are reduced there, as a
+    list of all_reduce is. ``comm``: the world if None; nobody else
     may use it meanwhile. ``policy``: how arrays become messages, see ``Scheduler``, which is kept
     for the next call with arrays of the same names, shapes and types; the first such calls are
     timed. ``op``: as of all_reduce.
@@ -53,21 +55,37 @@ def average_gradients(
         Entry(name, tuple(view.shape), DType(view.dtype).word)
         for (name, _), view in zip(leaves, views, strict=True)
     )
-    scheduler = _scheduler(comm, entries, policy_of(policy), op)
+    there = [number for number, view in enumerate(views) if isinstance(view, DeviceView)]
+    here = [number for number in range(len(views)) if number not in set(there)]
+    scheduler = _scheduler(comm, entries, here, policy_of(policy), op)
     memory = scheduler.begin()
-    for number, view in enumerate(views):
-        _core.pack([view], _core.view(memory[number]))
-        scheduler.ready(number)
+    for place, number in enumerate(here):
+        _core.pack([views[number]], _core.view(memory[place]))
+        scheduler.ready(place)
     scheduler.wait()
-    averages = [_like(leaf, memory[number]) for number, (_, leaf) in enumerate(leaves)]
+    averages: list[Any] = [None] * len(views)
+    for place, number in enumerate(here):
+        averages[number] = _like(leaves[number][1], memory[place])
+    # Kernels reduce arrays where they lie; a list of them is one launch.
+    made = comm.all_reduce([leaves[number][1] for number in there], op) if there else []
+    for number, one in zip(there, made, strict=True):
+        averages[number] = one
     return _rebuilt(tree, iter(averages))
 
 
-def _scheduler(comm: Any, entries: Sequence[Entry], policy: Policy, op: str) -> Scheduler:
+def _scheduler(
+    comm: Any, entries: Sequence[Entry], here: Sequence[int], policy: Policy, op: str
+) -> Scheduler:
+    """For the entries ``here`` in host memory; the ranks agree on all of them."""
     kept = _schedulers.setdefault(comm, {})
-    key = (tuple(entries), policy, op)
+    key = (tuple(entries), tuple(here), policy, op)
     if key not in kept:
-        kept[key] = Scheduler(comm, entries, policy=policy, op=op)
+        if len(here) < len(entries):
+            places = dict.fromkeys(here, "in host memory")
+            facts = [[*one, places.get(n, "on a device")] for n, one in enumerate(entries)]
+            need_alike(comm, "the gradients", [facts, op])
+        mine = [entries[number] for number in here]
+        kept[key] = Scheduler(comm, mine, policy=policy, op=op)
     return kept[key]
 
 

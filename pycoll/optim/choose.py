@@ -32,10 +32,22 @@ OVERTAKING = (
 
 
 class Decision(NamedTuple):
-    """An agenda, and why it is this one."""
+    """An agenda, and why it is this one. ``singly``: whether the next forward pass is to wait for
+    gradients one by one, where it can."""
 
     agenda: Agenda
     why: str
+    singly: bool = True
+
+
+class _Tried(NamedTuple):
+    """A candidate, played through."""
+
+    exposed_s: float
+    place: int
+    name: str
+    agenda: Agenda
+    singly: bool
 
 
 def decide(
@@ -44,24 +56,38 @@ def decide(
     rates: Rates,
     forward_s: Sequence[float] | None = None,
 ) -> Decision:
-    """The agenda of a policy, or for auto the one with the shortest step; see ``simulate``."""
+    """The agenda of a policy, or for auto the one with the shortest step; see ``simulate``.
+
+    Where the forward pass could wait for gradients one by one, which takes time by itself, auto
+    also weighs to wait for all of them at once.
+    """
     if policy.name != AUTO:
         agenda = agenda_of(policy, gradients, rates)
         return Decision(agenda, _text(f"{policy}, as asked for", agenda, gradients, rates, []))
-    candidates = MERGING if forward_s is None else (*MERGING, *OVERTAKING)
-    tried = []
-    for place, one in enumerate(candidates):
-        agenda = agenda_of(one, gradients, rates)
+    tried = sorted(_tried(gradients, rates, forward_s), key=lambda one: one[:2])
+    best = tried[0]
+    wide = max(len(one.name) for one in tried)
+    others = [f"  {one.name:<{wide}} {seconds_text(one.exposed_s)} not hidden" for one in tried]
+    head = f"auto takes {best.name}: the least communication that is not hidden, as simulated"
+    why = _text(head, best.agenda, gradients, rates, others)
+    return Decision(best.agenda, why, best.singly)
+
+
+def _tried(
+    gradients: Sequence[Gradient], rates: Rates, forward_s: Sequence[float] | None
+) -> list[_Tried]:
+    """Every candidate, played through."""
+    found: list[_Tried] = []
+    for policy in MERGING if forward_s is None else (*MERGING, *OVERTAKING):
+        agenda = agenda_of(policy, gradients, rates)
         exposed_s = simulate(agenda, gradients, rates, forward_s).exposed_s
-        tried.append((exposed_s, place, one, agenda))
-    tried.sort(key=lambda entry: entry[:2])
-    _, _, best, agenda = tried[0]
-    wide = max(len(str(one)) for one in candidates)
-    others = [
-        f"  {one!s:<{wide}} {seconds_text(exposed_s)} not hidden" for exposed_s, _, one, _ in tried
-    ]
-    head = f"auto takes {best}: the least communication that is not hidden, as simulated"
-    return Decision(agenda, _text(head, agenda, gradients, rates, others))
+        found.append(_Tried(exposed_s, len(found), str(policy), agenda, True))
+    # If it takes nothing to wait one by one, to wait for all at once cannot be faster.
+    for policy in MERGING if forward_s is not None and rates.await_s > 0 else ():
+        agenda = agenda_of(policy, gradients, rates)
+        exposed_s = simulate(agenda, gradients, rates).exposed_s
+        found.append(_Tried(exposed_s, len(found), f"{policy}, all at once", agenda, False))
+    return found
 
 
 def _text(
@@ -82,6 +108,11 @@ def _text(
         f"all_gather {_rate_text(rates.all_gather)}",
         f"  each message takes {seconds_text(rates.host_s)} from the thread that computes",
     ]
+    if rates.await_s > 0:
+        lines.append(
+            f"  to wait for a gradient by itself takes {seconds_text(rates.await_s)} from the next "
+            "forward pass"
+        )
     if rates.slowed > 0:
         lines.append(f"  while one is on its way, {rates.slowed:.0%} of computing is lost")
     return "\n".join([*lines, *more])

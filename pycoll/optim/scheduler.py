@@ -32,7 +32,7 @@ from pycoll.optim.bucket import zeros
 from pycoll.optim.choose import Decision, decide
 from pycoll.optim.layout import ITEM_BYTES_OF, Allocate, Entry, Layout
 from pycoll.optim.measure import measure
-from pycoll.optim.policies import Policy, policy_of
+from pycoll.optim.policies import AUTO, Policy, policy_of
 from pycoll.optim.record import Observer, StepLog
 from pycoll.types import DType
 
@@ -85,15 +85,34 @@ class Scheduler:
         self._log: StepLog | None = None
         self._lock = threading.Lock()
         _check_entries(self._entries, op)
-        _need_alike(
+        need_alike(
             comm, "the gradients", [[*self._entries], str(self.policy), op, overlaps, deterministic]
         )
         self._timed: list[list[float]] = []
-        self._sending_s = 0.0
+        self._sending_s = self._await_s = 0.0
         self._settled = False
         self.rates = _FREE
         self._open = self._flushed = False
         self._follow(range(len(self._entries)), self._first())
+
+    @property
+    def timed_step(self) -> int | None:
+        """Which step this is, from 0, of those in which auto wants to know what it takes to wait
+        for single gradients (``note_awaiting``); None otherwise."""
+        wants = self._overlaps and self.policy.name == AUTO and not self._settled
+        return len(self._timed) if wants else None
+
+    @property
+    def waits_singly(self) -> bool:
+        """Whether the next forward pass should wait for gradients one by one; alike on all ranks.
+
+        False where ``overlaps`` and auto found that it takes longer than it hides.
+        """
+        return self._singly
+
+    def note_awaiting(self, seconds: float) -> None:
+        """What it takes to wait for one gradient by itself: see ``Rates.await_s``."""
+        self._await_s = seconds
 
     @property
     def agenda(self) -> Agenda:
@@ -244,7 +263,7 @@ class Scheduler:
             self._log.sent(place, what, names, nbytes, begin_s, self._works[place])
 
     def _follow(self, order: Sequence[int], decision: Decision) -> None:
-        self._why = decision.why
+        self._why, self._singly = decision.why, decision.singly
         comm = self._comm
         self._layout = Layout(
             self._entries, order, decision.agenda, comm.rank, comm.size, self._allocate
@@ -261,15 +280,15 @@ class Scheduler:
     def _settle(self) -> None:
         """Agree on the times and make the agenda that is kept."""
         mine = [statistics.median(times) for times in zip(*self._timed[1:], strict=True)]
-        agreed = self._comm.all_reduce(np.array(mine, np.float64), "max") if mine else []
-        ready_s = [float(one) for one in agreed]
+        agreed = self._comm.all_reduce(np.array([*mine, self._await_s], np.float64), "max")
+        *ready_s, await_s = (float(one) for one in agreed)
         order = sorted(range(len(ready_s)), key=lambda number: (ready_s[number], number))
         gradients = [self._entries[number].planned(ready_s[number]) for number in order]
         if self.policy.name not in _BLIND:
-            self.rates = measure(self._comm, self._strict)
+            self.rates = measure(self._comm, self._strict)._replace(await_s=await_s)
         forward_s = _forward_s([one.ready_s for one in gradients]) if self._overlaps else None
         decision = decide(self.policy, gradients, self.rates, forward_s)
-        _need_alike(self._comm, "the agenda", [order, decision.agenda])
+        need_alike(self._comm, "the agenda", [order, decision.agenda])
         self._follow(order, decision)
         self._settled, self._timed = True, []
 
@@ -308,7 +327,7 @@ def _check_entries(entries: Sequence[Entry], op: str) -> None:
         find_reduction(op, DType[kind.upper()], "all_reduce")
 
 
-def _need_alike(comm: Any, what: str, facts: Any) -> None:
+def need_alike(comm: Any, what: str, facts: Any) -> None:
     """MismatchError, which says what differs first, unless all ranks came with the same facts."""
     text = json.dumps(facts)
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)

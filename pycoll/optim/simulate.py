@@ -7,8 +7,9 @@
 A message is handed over when the backward pass has all of it and those in front of it have gone,
 which holds the backward pass up (h). It starts when the one before it has ended, and what is
 computed while it is on its way takes longer, where both share cores or memory. A layer of the next
-forward pass starts when the one before it has ended and its gradient is reduced; where the
-optimizer steps once for all, the forward pass starts when everything is reduced.
+forward pass starts when the one before it has ended and its gradient is reduced, and its parameter
+has made a step of its own; where the optimizer steps once for all, the forward pass starts when
+everything is reduced.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pycoll.optim.agenda import Agenda, Gradient, Rates
 class Outcome(NamedTuple):
     """Seconds: of every gradient's end, of the step, and of the step without what was computed.
 
-    What messages take from the computing thread counts as not hidden.
+    What messages, and waiting for single gradients, take from the computing thread counts as not
+    hidden.
     """
 
     done_s: tuple[float, ...]
@@ -53,7 +55,7 @@ def simulate(
     else:
         for number in reversed(range(len(gradients))):
             thread.wait(done[number])
-            thread.work(forward_s[number])
+            thread.work(rates.await_s + forward_s[number])
         computed += sum(forward_s)
     return Outcome(tuple(done), thread.now_s, thread.now_s - computed)
 

@@ -23,6 +23,8 @@ from torch.nn import Parameter
 #: The attribute of an awaited parameter that has its step.
 _STEP = "_pycoll_step"
 _SET_GRAD = torch.Tensor.grad.__set__
+#: Parameters that are awaited now, by id, so that nobody looks for them where there are none.
+_waiting: set[int] = set()
 #: Functions that look at neither values nor gradients.
 _HARMLESS = {
     *(
@@ -82,12 +84,14 @@ def await_step(parameter: torch.Tensor, step: Step) -> None:
     """From now on ``step`` is finished before anybody reads ``parameter``."""
     setattr(parameter, _STEP, step)
     parameter.__class__ = Awaited
+    _waiting.add(id(parameter))
 
 
 def stepped(parameter: torch.Tensor) -> None:
     """It is a parameter like any other again."""
     parameter.__class__ = Parameter
     del vars(parameter)[_STEP]
+    _waiting.discard(id(parameter))
 
 
 def can_be_awaited(parameter: torch.Tensor) -> bool:
@@ -116,6 +120,8 @@ def finish_own(module: torch.nn.Module, *_: Any) -> None:
 
     It knows no optimizer, so that modules that have it can be copied and pickled.
     """
+    if not _waiting:
+        return
     own = own_parameters(module)
     for parameter in own:
         step = vars(parameter).get(_STEP)

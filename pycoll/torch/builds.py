@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pycoll import _core
+
 
 def mpi_threads_supported() -> bool:
     """False: there is no MPI underneath."""
@@ -44,8 +46,8 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: tensors are in host memory."""
-    return False
+    """Whether tensors on CUDA devices can be reduced there, if there are any."""
+    return "not part of this build" not in _core.device_summary()
 
 
 def rocm_built() -> bool:

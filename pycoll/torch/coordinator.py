@@ -28,6 +28,7 @@ from pycoll.communicator import Communicator
 from pycoll.errors import InvalidArgumentError
 from pycoll.torch.agreement import KNOWN_MAX, Agreement, Round
 from pycoll.torch.errors import HorovodInternalError
+from pycoll.torch.streams import Streams, ordered
 from pycoll.torch.tasks import AllReduce, Barrier, Lists, Task
 from pycoll.torch.timeline import Timeline
 from pycoll.torch.variables import Variables
@@ -81,6 +82,8 @@ class Coordinator:
         self._failure: str | None = None
         self._closing = False
         self._pid = os.getpid()
+        self._streams: Streams = {}
+        self._on_devices = False
         #: Communicators of the same ranks that live as long as this.
         self._adopted: list[tuple[Communicator, Finish]] = []
         self._thread = threading.Thread(target=self._work, name="pycoll-torch", daemon=True)
@@ -114,6 +117,7 @@ class Coordinator:
                     "give every tensor a name of its own, or synchronize first"
                 )
             task.home = self
+            self._on_devices |= task.order is not None
             self._tasks[key] = task
             self._arrived.append(task)
             if self._asleep and not waits:
@@ -301,10 +305,10 @@ class Coordinator:
     def _run_batch(self, batch: list[AllReduce]) -> None:
         """Some all-reduces as one list; what cannot run, alike on all ranks, fails alone."""
         tells = self._timeline.is_recording
-        for task in batch if tells else ():
-            self._timeline.begin(task.key, "ALLREDUCE")
+        if tells:
+            self._timeline.begin_fused([task.key for task in batch], "ALLREDUCE")
         try:
-            self._reduce(batch)
+            results = self._reduced(batch)
         except InvalidArgumentError as error:
             for task in batch:
                 self._timeline.end(task.key)
@@ -313,11 +317,19 @@ class Coordinator:
                 else:
                     self._run_batch([task])
             return
-        size = len(self.ranks)
-        results = [(task, task.leave(size)) for task in batch]
         for task in batch if tells else ():
             self._timeline.end(task.key)
         self._complete(results)
+
+    def _reduced(self, batch: list[AllReduce]) -> list[tuple[Task, Any]]:
+        """The tasks with their results."""
+        size = len(self.ranks)
+        if not self._on_devices:
+            self._reduce(batch)
+            return [(task, task.leave(size)) for task in batch]
+        with ordered(batch, self._streams):
+            self._reduce(batch)
+            return [(task, task.leave(size)) for task in batch]
 
     def _reduce(self, batch: list[AllReduce]) -> None:
         """All that was found wrong is found before anything is reduced."""
@@ -338,7 +350,11 @@ class Coordinator:
             self._timeline.begin(task.key, task.kind.upper())
         error: BaseException | None = None
         try:
-            result = task.run(self.comm)
+            if self._on_devices:
+                with ordered([task], self._streams):
+                    result = task.run(self.comm)
+            else:
+                result = task.run(self.comm)
         except (InvalidArgumentError, ValueError) as wrong:
             error = wrong
         if tells:

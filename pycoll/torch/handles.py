@@ -48,4 +48,6 @@ def synchronize(handle: int) -> Any:
     if found is None:
         return None
     task, finish = found
-    return finish(task.result if task.done and task.error is None else waited(task))
+    if task.done and task.error is None and task.order is None:
+        return finish(task.result)
+    return finish(waited(task))

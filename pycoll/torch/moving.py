@@ -30,7 +30,7 @@ Tensors = Sequence[torch.Tensor]
 
 def _averaged(grads: Tensors, name: str | None, process_set: ProcessSet) -> list[torch.Tensor]:
     """Gradients of something that every rank has, which Horovod averages."""
-    outputs = [torch.empty(one.shape, dtype=one.dtype) for one in grads]
+    outputs = [one.new_empty(one.shape) for one in grads]
     found: list[torch.Tensor] = run(
         AllReduce(grads, outputs, reduction_of(Average)), _backward_name(name), process_set
     )
@@ -71,7 +71,7 @@ class _Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet
     ) -> Any:
         ctx.root, ctx.name, ctx.process_set = root, name, process_set
-        output = torch.empty(tensor.shape, dtype=tensor.dtype)
+        output = tensor.new_empty(tensor.shape)
         return run(_broadcast_task(tensor, output, root, process_set), name, process_set)
 
     @staticmethod
@@ -157,7 +157,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start giving the root's tensor to all, as a new one; returns a handle."""
-    output = torch.empty(tensor.shape, dtype=tensor.dtype)
+    output = tensor.new_empty(tensor.shape)
     return started(
         _broadcast_task(tensor, output, root_rank, process_set), name, process_set, _as_it_is
     )

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from pycoll.optim.scheduler import TIMED_STEPS
 from pycoll.torch.awaited import (
     await_step,
     can_be_awaited,
@@ -32,6 +34,9 @@ from pycoll.torch.awaited import (
 from pycoll.torch.scheduled import ScheduledGradients
 
 Groups = list[dict[str, Any]]
+#: Of the steps that auto has timed: in one parameters step singly, though nothing has to be waited
+#: for, and in the next one all at once. Both do what was done before, in the first.
+_SINGLY, _AT_ONCE = 1, 2
 
 
 class _Waiting:
@@ -76,6 +81,10 @@ class Overlap:
         self._stepping = False
         self._waiting: dict[torch.Tensor, _Waiting] = {}
         self._options: Groups = []
+        #: The timed step that is under way, its time outside of waits, and its waiting parameters.
+        self._timed: int | None = None
+        self._spent_s = [0.0] * TIMED_STEPS
+        self._counted = 0
         gradients.before_step = self.finish
         for module in model.modules():
             if any(p in gradients.counts for p in own_parameters(module)):
@@ -84,19 +93,25 @@ class Overlap:
     def defer(self, groups: Groups) -> None:
         """Step ``groups`` later, by the gradients that are under way now.
 
-        What has no gradient under way, or is no plain parameter, is stepped at once.
+        What has no gradient under way, or is no plain parameter, is stepped at once; and so is all
+        where auto has found that this is faster.
         """
         notes = self._gradients.flush()
-        with self._lock:
+        with self._lock, self._timing():
+            singly = self._timed != _AT_ONCE and self._gradients.waits_singly
+            if not singly:
+                self._gradients.complete()
             self._options = [_options(group) for group in groups]
             at_once: Groups = []
             for number, group in enumerate(groups):
-                left = [p for p in group["params"] if not self._await(p, number, notes)]
+                mine = group["params"]
+                left = [p for p in mine if not (singly and self._await(p, number, notes))]
                 for parameter in left:
                     if parameter in notes:
                         self._gradients.receive(parameter, notes[parameter])
                 at_once.append({**group, "params": left})
             self._step(at_once)
+            self._counted = len(self._waiting) or self._counted
             self._close()
 
     def finish(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
@@ -112,13 +127,14 @@ class Overlap:
             found = {p: self._waiting[p] for p in chosen if p in self._waiting}
             if not found:
                 return
-            try:
-                with _as_in_step():
-                    self._step_waiting(found)
-            except BaseException:
-                self.give_up()
-                raise
-            self._close()
+            with self._spending():
+                try:
+                    with _as_in_step():
+                        self._step_waiting(found)
+                except BaseException:
+                    self.give_up()
+                    raise
+                self._close()
 
     def give_up(self) -> None:
         """No step is to come any more; parameters keep the values that they have."""
@@ -138,6 +154,27 @@ class Overlap:
     def waiting(self) -> set[torch.Tensor]:
         """The parameters whose step is to come."""
         return set(self._waiting)
+
+    @contextlib.contextmanager
+    def _timing(self) -> Iterator[None]:
+        """A step begins; what is measured is Python's share, so messages end before."""
+        self._timed = self._gradients.timed_step
+        if self._timed is not None:
+            self._gradients.await_messages()
+            self._spent_s[self._timed] = 0.0
+        with self._spending():
+            yield
+        if self._timed == _AT_ONCE:
+            more_s = self._spent_s[_SINGLY] - self._spent_s[_AT_ONCE]
+            self._gradients.note_awaiting(max(0.0, more_s) / max(1, self._counted))
+
+    @contextlib.contextmanager
+    def _spending(self) -> Iterator[None]:
+        """What is done here belongs to the step that is timed, if any is."""
+        begin_s = time.perf_counter()
+        yield
+        if self._timed is not None:
+            self._spent_s[self._timed] += time.perf_counter() - begin_s
 
     def _await(self, parameter: torch.Tensor, group: int, notes: dict[torch.Tensor, Any]) -> bool:
         if parameter not in notes or not can_be_awaited(parameter):

@@ -112,6 +112,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 def coordinator_of(process_set: ProcessSet) -> Coordinator:
     """What runs the operations of a set. ValueError if it has none for this rank."""
+    if process_set is global_process_set:
+        return world.needed().everybody
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set is {process_set!r}: expected a ProcessSet")
     return world.needed().coordinator(process_set.process_set_id, process_set)

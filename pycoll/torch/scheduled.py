@@ -106,6 +106,28 @@ class ScheduledGradients:
             self._scheduler.wait(self._numbers[parameter])
         self._put(parameter, note)
 
+    @property
+    def timed_step(self) -> int | None:
+        """As the scheduler's; None while there is none."""
+        return None if self._scheduler is None else self._scheduler.timed_step
+
+    @property
+    def waits_singly(self) -> bool:
+        """Whether parameters are to step one by one."""
+        return self._scheduler is None or self._scheduler.waits_singly
+
+    def note_awaiting(self, seconds: float) -> None:
+        """As the scheduler's."""
+        if self._scheduler is not None:
+            self._scheduler.note_awaiting(seconds)
+
+    def await_messages(self) -> None:
+        """Wait for all; the scheduler's step goes on."""
+        assert self._scheduler is not None
+        with _told_as_horovods():
+            for number in self._numbers.values():
+                self._scheduler.wait(number)
+
     def complete(self) -> None:
         """Wait for all; the scheduler's step ends."""
         if self._scheduler is not None:

@@ -44,6 +44,7 @@ class _Slot(NamedTuple):
     number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    device: str
 
 
 def broadcast_optimizer_state(
@@ -64,7 +65,7 @@ def broadcast_optimizer_state(
     if not is_root:
         slots: list[_Slot] = []
         _each_slot(skeleton, slots)
-        tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
+        tensors = [torch.empty(slot.shape, dtype=slot.dtype, device=slot.device) for slot in slots]
     broadcast_parameters(tensors, root_rank)
     if not is_root:
         optimizer.load_state_dict(_with_tensors(skeleton, tensors))
@@ -74,7 +75,7 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """``value`` with a slot for every tensor, which goes to the end of ``tensors``."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Slot(len(tensors) - 1, tuple(value.shape), value.dtype)
+        return _Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
     if isinstance(value, dict):
         return {key: _without_tensors(one, tensors) for key, one in value.items()}
     if type(value) in (list, tuple):

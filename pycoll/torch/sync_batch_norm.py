@@ -31,7 +31,7 @@ class SyncBatchNorm(_BatchNorm):
         axes = [0, *range(2, input.dim())]
         # Sums of 16-bit values are kept in float32.
         wide = input.float() if input.dtype.itemsize < 4 else input
-        rows = torch.full((1,), input.numel() // max(1, input.shape[1]), dtype=wide.dtype)
+        rows = wide.new_full((1,), input.numel() // max(1, input.shape[1]))
         sums = allreduce(torch.cat([wide.sum(axes), rows]), op=Sum)
         count = sums[-1].detach()
         if count < 2:

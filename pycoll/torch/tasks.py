@@ -16,6 +16,7 @@ import torch
 from pycoll.communicator import Communicator
 from pycoll.torch.adasum import adasum
 from pycoll.torch.ops import WORDS, Adasum, Average, ReduceOp, Sum, scaled
+from pycoll.torch.streams import Order, order_of
 
 if TYPE_CHECKING:
     from pycoll.torch.coordinator import Coordinator
@@ -39,12 +40,16 @@ class Task:
     stalled = False
     #: The coordinator that it was submitted to, which sets ``done`` and tells those who wait.
     home: Coordinator | None = None
+    #: Of tensors on a device: which streams wait for which; and the tensors.
+    order: Order | None = None
+    given: Tensors = ()
     done = False
     result: Any = None
     error: BaseException | None = None
 
-    def __init__(self, terms: str) -> None:
+    def __init__(self, terms: str, given: Tensors = ()) -> None:
         self.terms = terms
+        self.order, self.given = order_of(given), given
 
     def run(self, comm: Communicator) -> Any:
         """Do it, and give the result."""
@@ -64,7 +69,16 @@ def _kind_of(tensors: Tensors) -> dict[str, Any]:
 
 
 def _terms(tensors: Tensors, first_axis: bool, **more: Any) -> str:
-    """What must be alike on all ranks; without ``first_axis`` rows may differ."""
+    """What must be alike on all ranks; without ``first_axis`` rows may differ.
+
+    ValueError for tensors where pycoll does not reach.
+    """
+    strange = [one for one in tensors if one.device.type not in ("cpu", "cuda")]
+    if strange:
+        raise ValueError(
+            f"a tensor is on {strange[0].device}, whose memory pycoll does not reach: pass one in "
+            "host memory or on a CUDA device"
+        )
     shapes = [list(one.shape) if first_axis else list(one.shape[1:]) for one in tensors]
     axes = {} if first_axis else {"dimensions": [one.dim() for one in tensors]}
     terms = {
@@ -81,6 +95,7 @@ class _Look(NamedTuple):
 
     terms: str
     nbytes: int
+    on_device: bool
 
 
 _LOOKS_MAX = 8192
@@ -131,7 +146,8 @@ class Reduction:
             postscale_factor=self.postscale,
             joinable=self.op in (Average, Sum),
         )
-        return _Look(terms, sum(one.numel() * one.element_size() for one in tensors))
+        nbytes = sum(one.numel() * one.element_size() for one in tensors)
+        return _Look(terms, nbytes, tensors[0].is_cuda)
 
 
 _reductions: dict[tuple[ReduceOp, float, float], Reduction] = {}
@@ -161,7 +177,9 @@ class AllReduce(Task):
     def __init__(self, inputs: Tensors, outputs: Tensors, reduction: Reduction) -> None:
         # Without super().__init__(): of all tasks these are made most often by far. nbytes: of what
         # travels.
-        self.terms, self.nbytes = reduction.look_of(inputs)
+        self.terms, self.nbytes, on_device = reduction.look_of(inputs)
+        if on_device:
+            self.order, self.given = order_of(inputs), [*inputs, *outputs]
         self.fused = reduction.fused
         self._inputs, self._outputs, self._reduction = inputs, outputs, reduction
         self._held: Tensors = ()
@@ -171,7 +189,7 @@ class AllReduce(Task):
         """What a joined rank gives."""
         told = json.loads(terms)
         zeros = [
-            torch.zeros(shape, dtype=getattr(torch, dtype))
+            torch.zeros(shape, dtype=getattr(torch, dtype), device=told["device"][0])
             for shape, dtype in zip(told["shape"], told["dtype"], strict=True)
         ]
         scales = told["prescale_factor"], told["postscale_factor"]
@@ -228,7 +246,7 @@ class AllGather(Task):
     kind = "allgather"
 
     def __init__(self, inputs: Tensors) -> None:
-        super().__init__(_terms(inputs, False))
+        super().__init__(_terms(inputs, False), inputs)
         self._inputs = inputs
 
     def run(self, comm: Communicator) -> tuple[list[torch.Tensor], list[list[int]]]:
@@ -248,7 +266,7 @@ class Broadcast(Task):
     kind = "broadcast"
 
     def __init__(self, given: torch.Tensor, output: torch.Tensor, root: int, name: int) -> None:
-        super().__init__(_terms([given], True, root_rank=name))
+        super().__init__(_terms([given], True, root_rank=name), [given, output])
         self._given, self._output, self._root = given, output, root
 
     def run(self, comm: Communicator) -> torch.Tensor:
@@ -269,7 +287,7 @@ class AllToAll(Task):
     kind = "alltoall"
 
     def __init__(self, given: torch.Tensor, splits: list[int]) -> None:
-        super().__init__(_terms([given], False))
+        super().__init__(_terms([given], False), [given])
         self._given, self._splits = given, splits
 
     def run(self, comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,7 +303,7 @@ class ReduceScatter(Task):
 
     def __init__(self, inputs: Tensors, how: Reduction) -> None:
         scales = {"prescale_factor": how.prescale, "postscale_factor": how.postscale}
-        super().__init__(_terms(inputs, True, op=how.op.name, **scales))
+        super().__init__(_terms(inputs, True, op=how.op.name, **scales), inputs)
         self._inputs, self._reduction = inputs, how
 
     def run(self, comm: Communicator) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import IO
 
 from pycoll import _core
@@ -36,6 +37,7 @@ class Timeline:
         self._rows: dict[str, int] = {}
         self._cycles = False
         self._rank = 0
+        self._fusions = 0
 
     def start(self, path: str, rank: int, cycles: bool) -> None:
         """Record to ``path``, which is written anew. ValueError if a record is open already."""
@@ -67,6 +69,18 @@ class Timeline:
         if self._file is not None:
             with self._lock:
                 self._write({"name": what, "ph": "B", "tid": self._row(key)})
+
+    def begin_fused(self, keys: Sequence[str], what: str) -> None:
+        """The same begins to happen to several tensors as one; each row has the fusion's number,
+        by which its companions are found, in full in the first of them."""
+        if self._file is not None:
+            with self._lock:
+                number, self._fusions = self._fusions, self._fusions + 1
+                for place, key in enumerate(keys):
+                    args: dict[str, object] = {"fusion": number, "of": len(keys)}
+                    if place == 0 and len(keys) > 1:
+                        args["tensors"] = list(keys)
+                    self._write({"name": what, "ph": "B", "tid": self._row(key), "args": args})
 
     def end(self, key: str) -> None:
         """What began last for the tensor is over."""

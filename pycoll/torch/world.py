@@ -53,9 +53,9 @@ class World:
         self._owns_pycoll = owns_pycoll
         self._lock = threading.Lock()
         self._wishes = _alike(comm, wishes)
-        self._everybody = Coordinator(comm, range(comm.size), self.timeline, self._wishes)
+        self.everybody = Coordinator(comm, range(comm.size), self.timeline, self._wishes)
         self._sets: dict[int, tuple[list[int], Coordinator | None]] = {
-            0: (list(range(comm.size)), self._everybody)
+            0: (list(range(comm.size)), self.everybody)
         }
         self._next = 1
         self._changes = 0
@@ -97,7 +97,7 @@ class World:
         with self._lock:
             name = f"change.{self._changes}"
             self._changes += 1
-        self._everybody.submit(task, name, waits=True)
+        self.everybody.submit(task, name, waits=True)
         return waited(task)
 
     def finish(self) -> None:
@@ -156,6 +156,8 @@ def waited(task: Task) -> Any:
             home.wait(task, None)
     if task.error is not None:
         raise task.error
+    if task.order is not None:
+        task.order.receive(task.result)
     return task.result
 
 

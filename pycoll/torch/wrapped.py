@@ -123,7 +123,10 @@ class OverlappedWrapped(Wrapped):
 
     def explain(self) -> str:
         """What is sent in a step, and why."""
-        return f"parameters step when the next forward pass needs them\n{super().explain()}"
+        gradients = self._gradients
+        at_once = isinstance(gradients, ScheduledGradients) and not gradients.waits_singly
+        when = "at once" if at_once else "when the next forward pass needs them"
+        return f"parameters step {when}\n{super().explain()}"
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send what is left; parameters step when they are read next.

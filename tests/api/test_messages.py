@@ -6,13 +6,14 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from harness import fresh_world, world_in_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
 import pycoll
-from pycoll import MismatchError
+from pycoll import InvalidArgumentError, MismatchError
 
 Comm = pycoll.Communicator
 
@@ -64,6 +65,74 @@ def test_messages_between_all_pairs_and_oneself() -> None:
             assert (data == 10 * peer + comm.rank).all()
 
     world_in_threads(4).run(rank)
+
+
+def test_messages_from_anybody_tell_their_sender() -> None:
+    """Sent before and after it was asked, by others and by the rank itself, beside other tags."""
+
+    def rank(comm: Comm) -> None:
+        if comm.rank:
+            comm.send(np.full(70_000, comm.rank), 0, tag=5)
+            comm.barrier()
+            comm.send(np.full(3, -comm.rank), 0, tag=5)
+            return
+        senders = []
+        for _ in range(comm.size - 1):
+            out = np.zeros(70_000, int)
+            senders.append(comm.irecv_any(out, tag=5).wait())
+            assert (out == senders[-1]).all()
+        short = [np.zeros(3, int) for _ in range(comm.size)]
+        works = [comm.irecv_any(out, tag=5) for out in short]
+        assert not any(work.done() for work in works)
+        comm.barrier()
+        comm.isend(np.zeros(3, int), 0, tag=5).wait()
+        late = [work.wait() for work in works]
+        assert [out.tolist() for out in short] == [[-one] * 3 for one in late]
+        assert sorted(senders) == [1, 2, 3] and sorted(late) == [0, 1, 2, 3]
+
+    world_in_threads(4).run(rank)
+
+
+def test_a_message_from_nobody_is_told() -> None:
+    def wait(comm: Comm) -> Any:
+        comm.timeout_s = 0.2 if comm.rank == 0 else 20
+        return comm.irecv_any(np.zeros(3)).wait() if comm.rank == 0 else comm.barrier()
+
+    world = fresh_world(3)
+    try:
+        errors = world.outcomes(wait)
+        assert "recv from any rank did not finish within 0.2 s: ranks 1 and 2 did" in str(errors[0])
+    finally:
+        world.close()
+    world = fresh_world(3)
+    try:
+        # One of two may leave; a receive from anybody ends with the last of them.
+        def leave(comm: Comm) -> Any:
+            if comm.rank == 1:
+                return comm.close()
+            if comm.rank == 2:
+                comm.send(np.ones(3), 0)
+                return comm.close()
+            assert comm.irecv_any(np.zeros(3)).wait() == 2
+            return comm.irecv_any(np.zeros(3)).wait()
+
+        error = world.outcomes(leave)[0]
+        assert isinstance(error, pycoll.PeerLostError) and "closed its communicator" in str(error)
+    finally:
+        world.close()
+
+
+def test_what_cannot_be_received_from_anybody() -> None:
+    def rank(comm: Comm) -> None:
+        with pytest.raises(InvalidArgumentError, match="tag is -1"):
+            comm.irecv_any(np.zeros(3), tag=-1)
+        with pytest.raises(InvalidArgumentError, match="read-only"):
+            comm.irecv_any(b"123")
+        text = "irecv_any within a group: there a recv names its source"
+        with pytest.raises(InvalidArgumentError, match=text), comm.group():
+            comm.irecv_any(np.zeros(3))
+
+    world_in_threads(2).run(rank)
 
 
 def test_messages_carry_any_kind_of_array() -> None:

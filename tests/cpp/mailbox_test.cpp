@@ -168,6 +168,58 @@ TEST(receives_of_one_tag_are_served_in_the_order_posted) {
   CHECK(got_one == one && got_two == two, "messages were mixed up");
 }
 
+// Two peers' mailboxes of one rank, which share the receives from anybody.
+TEST(receives_from_anybody_take_turns_with_those_from_one) {
+  FromAny from_any;
+  Mailbox left(0), right(0), from_left(1, &from_any), from_right(2, &from_any);
+  Pipe left_pipe, right_pipe;
+  Bytes data[4] = {pattern(70'000, 1), pattern(70'000, 2), pattern(9, 3), pattern(70'000, 4)};
+  Bytes got[4] = {Bytes(70'000), Bytes(70'000), Bytes(9), Bytes(70'000)};
+  const auto post_any = [&from_any](std::uint32_t tag, Bytes& bytes) {
+    auto made = request(MessageRequest::Kind::kRecv, tag, bytes);
+    made.sender = std::make_shared<int>(kAnyPeer);
+    from_any.recvs.push_back({made, std::make_shared<Operation>(), from_any.posted++});
+    return from_any.recvs.back();
+  };
+  const auto first = post_any(5, got[0]);
+  const auto second = recv(from_right, 5, got[1]);
+  const auto other = post_any(6, got[2]);
+  const auto third = post_any(5, got[3]);
+  (void)send(right, 5, data[0]);
+  (void)send(right, 5, data[1]);
+  (void)send(left, 6, data[2]);
+  move_all(right, from_right, right_pipe);
+  expect_done(first.operation, "the recv that was posted first");
+  expect_done(second, "the recv from the right");
+  CHECK(*first.request.sender == 2, "it was from %d", *first.request.sender);
+  CHECK(!third.operation->done() && !other.operation->done(), "nothing is there for them");
+  move_all(left, from_left, left_pipe);
+  expect_done(other.operation, "the recv of another tag");
+  CHECK(*other.request.sender == 1, "it was from %d", *other.request.sender);
+  (void)send(left, 5, data[3]);
+  move_all(left, from_left, left_pipe);
+  expect_done(third.operation, "the last recv");
+  CHECK(from_any.recvs.empty(), "one is left");
+  for (int i = 0; i < 4; ++i) CHECK(got[i] == data[i], "message %d was mixed up", i);
+}
+
+TEST(a_message_that_nobody_asked_for_is_held) {
+  FromAny from_any;
+  Mailbox a(1), b(0, &from_any);
+  Pipe pipe;
+  Bytes data = pattern(70'000, 1), got(70'000);
+  (void)send(a, 3, data);
+  CHECK(!b.holds(3), "nothing has come");
+  move_all(a, b, pipe);
+  CHECK(b.holds(3) && !b.holds(4), "its tag is 3");
+  auto wanted = request(MessageRequest::Kind::kRecv, 3, got);
+  wanted.sender = std::make_shared<int>(kAnyPeer);
+  const auto operation = std::make_shared<Operation>();
+  b.post_recv(wanted, operation);
+  expect_done(operation, "recv");
+  CHECK(!b.holds(3) && *wanted.sender == 0 && got == data, "it was given away");
+}
+
 TEST(a_send_ends_only_when_its_memory_is_free) {
   Mailbox a(1);
   Pipe pipe;

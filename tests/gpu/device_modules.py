@@ -11,5 +11,7 @@ ANYWHERE = (
     "on_hosts",
     "on_registered",
 )
+#: The host reads that driver's memory as its own.
+ON_FAKES = (*ANYWHERE, "on_torch")
 #: These need libraries that know a real device.
 ON_GPUS = (*ANYWHERE, "on_frameworks")

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from device_modules import ANYWHERE
+from device_modules import ON_FAKES
 
 from pycoll import _core
 
@@ -59,7 +59,7 @@ def output_of(environ: dict[str, str], *words: str, timeout: float) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("module", ANYWHERE)
+@pytest.mark.parametrize("module", ON_FAKES)
 def test_device_arrays_on_the_fake_driver(environ: dict[str, str], module: str) -> None:
     """Each in a process of its own, whose device has little memory."""
     test = str(Path(__file__).with_name(f"{module}.py"))

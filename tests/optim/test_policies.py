@@ -259,6 +259,21 @@ def test_auto_cuts_where_a_long_message_would_hold_up_the_next_forward_pass() ->
     assert decide(Policy(), gradients, fast).agenda.policy == "mg_wfbp"
 
 
+def test_auto_waits_for_all_at_once_where_single_waits_take_longer_than_they_hide() -> None:
+    gradients = [Gradient(1 << 20, 1e-3 * (n + 1)) for n in range(10)]
+    rates = Rates(Rate(1e-4, 1e-9), Rate(5e-5, 5e-10), Rate(5e-5, 5e-10), 5e-6)
+    forward_s = [0.5e-3] * 10
+    free = decide(Policy(), gradients, rates, forward_s)
+    short = decide(Policy(), gradients, rates._replace(await_s=1e-6), forward_s)
+    long = decide(Policy(), gradients, rates._replace(await_s=1e-3), forward_s)
+    assert free.singly and short.singly and not long.singly
+    assert free.agenda == short.agenda and "at once" not in free.why
+    assert "a gradient by itself takes 1 us from the next forward pass" in short.why
+    assert ", all at once: the least communication" in long.why.splitlines()[0]
+    waiting = decide(Policy(), gradients, rates)
+    assert long.agenda == waiting.agenda and waiting.singly
+
+
 @given(st.integers(0, 2**32), st.integers(1, 12), st.booleans())
 def test_auto_is_never_behind_a_candidate(seed: int, count: int, overlaps: bool) -> None:
     gradients = gradients_of(seed, count)

@@ -348,6 +348,6 @@ def test_the_fit_finds_the_line() -> None:
 def test_rates_are_alike_on_all_ranks() -> None:
     first, second = world_in_threads(2).run(measure)
     assert first == second
-    *rates, host_s, slowed = first
+    *rates, host_s, slowed, await_s = first
     assert all(one.alpha >= 0 and one.beta >= 0 for one in rates)
-    assert 0 <= host_s < 0.01 and 0 <= slowed <= 1
+    assert 0 <= host_s < 0.01 and 0 <= slowed <= 1 and await_s == 0

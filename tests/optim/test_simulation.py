@@ -72,7 +72,7 @@ def by_a_slow_clock(
                 if any(piece.gradient == layer for piece in message.pieces)
             ]
             if all(n in reduced for n in needs):
-                layer_left = forward_s[layer]
+                layer_left = rates.await_s + forward_s[layer]
         stands_still = left > 0 and rates.slowed == 1.0
         if not stands_still:
             thread.spend()
@@ -92,11 +92,16 @@ def by_a_slow_clock(
     raise AssertionError("the step has no end")
 
 
-@pytest.mark.parametrize(("host_s", "slowed"), [(0.0, 0.0), (2.0, 0.0), (0.0, 1.0), (2.0, 1.0)])
+@pytest.mark.parametrize(
+    ("host_s", "slowed", "await_s"),
+    [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (0.0, 1.0, 0.0), (2.0, 1.0, 3.0)],
+)
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_simulation_is_that_of_a_slow_clock(name: str, host_s: float, slowed: float) -> None:
+def test_the_simulation_is_that_of_a_slow_clock(
+    name: str, host_s: float, slowed: float, await_s: float
+) -> None:
     dice = random.Random(7)
-    rates = EXACT._replace(host_s=host_s, slowed=slowed)
+    rates = EXACT._replace(host_s=host_s, slowed=slowed, await_s=await_s)
     for _ in range(50):
         count = dice.randrange(1, 7)
         moments = sorted(dice.randrange(0, 40) for _ in range(count))

@@ -6,10 +6,12 @@ Losses are sums, and every layer is compared with a plain one that has the data 
 from __future__ import annotations
 
 import copy
+import datetime
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,6 +19,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+#: On a busy machine; less than the patience of whoever waits for all checks.
+WORKERS_START_WITHIN = datetime.timedelta(seconds=100)
 
 
 def network() -> nn.Sequential:
@@ -183,14 +188,21 @@ def check_dtensor() -> None:
 
 
 def check_workers_of_data_loaders() -> None:
+    """A worker that is spawned imports torch, which takes seconds of a core: two are enough, and no
+    rank's operation waits while the other's worker does so."""
     data = TensorDataset(torch.arange(12.0))
-    for context in ("fork", "spawn"):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = distributed_c10d._get_default_store()
+    for context in ("fork", "spawn") if size == 2 else ("fork",):
         sampler = DistributedSampler(data, shuffle=False)
         loader = DataLoader(
             data, 2, sampler=sampler, num_workers=1, multiprocessing_context=context
         )
         found = torch.zeros(1)
-        for (values,) in loader:
+        for step, (values,) in enumerate(loader):
+            if step == 0:
+                store.set(f"{context}/{rank}", "its worker works")
+                store.wait([f"{context}/{one}" for one in range(size)], WORKERS_START_WITHIN)
             found += values.sum()
             dist.all_reduce(copy.deepcopy(found))
         dist.all_reduce(found)

@@ -116,7 +116,7 @@ def check_ranks_with_different_parameters() -> None:
         assert "the gradients of ranks 0 and 1 differ: " in told and "2.weight" in told, told
     # Without a policy tensors go one by one, so only time tells; the others are not disturbed.
     net = nn.Sequential(*layers())
-    comm = world.needed()._everybody.comm
+    comm = world.needed().everybody.comm
     comm.timeout_s = 1.0 if hvd.rank() == 1 else 3 * TIMEOUT_S
     optimizer = made(net)
     net(torch.ones(1, 2)).sum().backward()
@@ -180,8 +180,12 @@ def check_leaving_with_tensors_in_flight() -> None:
 
 def check_models_on_other_devices() -> None:
     net = nn.Linear(2, 2, device="meta")
-    told = raised(hvd.HorovodInternalError, hvd.allreduce, net.weight)
-    assert "x is a torch tensor on meta" in told and "pass x.cpu()" in told, told
+    for call in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall):
+        for _ in range(2):
+            told = raised(ValueError, call, net.weight.new_empty(2 * hvd.size(), 2))
+            assert "a tensor is on meta, whose memory pycoll does not reach: pass one" in told, told
+    told = raised(ValueError, hvd.broadcast_parameters, net.state_dict(), 0)
+    assert "a tensor is on meta" in told, told
     if hvd.size() == 1:
         return
     told = raised(ValueError, made, net, policy="bsp")
@@ -221,3 +225,22 @@ def check_compiled_modules_are_refused() -> None:
     assert "leave out model=" in raised(
         ValueError, hvd.DistributedOptimizer, sgd(net), None, policy="bsp", model=compiled
     )
+
+
+def check_models_that_steps_cannot_wait_for() -> None:
+    net = network()
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    def build(optimizer: Any = None, **words: Any) -> Any:
+        return hvd.DistributedOptimizer(optimizer or sgd(net), net.named_parameters(), **words)
+
+    assert "policy is not" in raised(ValueError, build, model=net)
+    assert "expected a torch.nn.Module" in raised(ValueError, build, policy="bsp", model=3)
+    text = raised(ValueError, build, policy="bsp", model=net[0])
+    assert "model lacks 2 of the optimizer's 4 parameters, the first being '2.weight'" in text
+    for optimizer in (torch.optim.LBFGS(net.parameters()), Own(net.parameters(), lr=1.0)):
+        text = raised(ValueError, build, optimizer, policy="bsp", model=net)
+        assert "one of torch's" in text and type(optimizer).__name__ in text

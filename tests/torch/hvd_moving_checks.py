@@ -182,6 +182,10 @@ def check_timeline() -> None:
         hvd.start_timeline(str(path), mark_cycles=True)
         assert "stop it first" in raised(ValueError, hvd.start_timeline, str(path))
         hvd.allreduce(torch.ones(3), name="traced")
+        hvd.barrier()
+        handles = [hvd.allreduce_async(torch.ones(3), name=f"f{n}") for n in range(20)]
+        for handle in handles:
+            hvd.synchronize(handle)
         hvd.stop_timeline()
         events = json.loads(path.read_text())
     names = {event.get("name") for event in events}
@@ -189,6 +193,16 @@ def check_timeline() -> None:
     rows = [e["tid"] for e in events if e.get("args") == {"name": "allreduce.traced"}]
     own = [e["ph"] for e in events if e["tid"] == rows[0] and e["ph"] in "BE"]
     assert own == ["B", "E", "B", "E"]
+    # Each tensor's reduction has a number, and the first of those with it names them all.
+    row_of = {e["args"]["name"]: e["tid"] for e in events if e.get("name") == "thread_name"}
+    fused = {e["tid"]: e["args"] for e in events if e.get("name") == "ALLREDUCE"}
+    assert set(fused) == {tid for name, tid in row_of.items() if name.startswith("allreduce.")}
+    for number in {one["fusion"] for one in fused.values()}:
+        rows = {tid for tid, one in fused.items() if one["fusion"] == number}
+        assert {fused[tid]["of"] for tid in rows} == {len(rows)}
+        lists = [fused[tid]["tensors"] for tid in rows if "tensors" in fused[tid]]
+        assert len(lists) == (len(rows) > 1)
+        assert all({row_of[name] for name in one} == rows for one in lists)
     hvd.stop_timeline()
 
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from hvd_optimizer_checks import network, sgd
+from hvd_optimizer_checks import network
 from hvd_policy_checks import EVERY, equal, mixed_network, run_on
 from torch import nn
 from torch_ranks import raised
 
 import pycoll.torch as hvd
 from pycoll.optim import Policy
-from pycoll.optim.scheduler import TIMED_STEPS
+from pycoll.optim.scheduler import TIMED_STEPS, Scheduler
 from pycoll.torch.awaited import Awaited
 
 STEPS = TIMED_STEPS + 3
@@ -286,6 +286,37 @@ def check_the_forward_pass_begins_before_all_gradients_are_there() -> None:
         assert all(type(one) is nn.Parameter for one in net.parameters())
 
 
+def check_auto_steps_at_once_where_waiting_singly_takes_too_long() -> None:
+    """Whatever this machine measures, here it takes a second for each parameter."""
+    if hvd.size() == 1:
+        return
+    wanted = trained(mixed_network, run_mixed, adam, "bsp", False)
+    measured: list[float] = []
+    real = Scheduler.note_awaiting
+
+    def slow(self: Scheduler, seconds: float) -> None:
+        measured.append(seconds)
+        real(self, 1.0)
+
+    def between(net: Any, optimizer: Any, step: int) -> None:
+        awaited = [type(one) is Awaited for one in net.parameters()]
+        assert (all(awaited), any(awaited)) == ((False, False) if step >= 2 else (True, True))
+        if step == STEPS - 1:
+            told = optimizer.explain()
+            assert (
+                told.startswith("parameters step at once\nauto takes ") and ", all at once" in told
+            )
+            assert "to wait for a gradient by itself takes 1 s from the next forward pass" in told
+
+    Scheduler.note_awaiting = slow  # type: ignore[method-assign]
+    try:
+        found = trained(mixed_network, run_mixed, adam, "auto", True, between)
+    finally:
+        Scheduler.note_awaiting = real  # type: ignore[method-assign]
+    assert equal(found, wanted)
+    assert len(measured) == 1 and 0 <= measured[0] < 1
+
+
 def check_other_threads_may_look() -> None:
     net = mixed_network()
     optimizer = made(net, adam, "dear", True)
@@ -364,22 +395,3 @@ def check_a_rank_that_left_is_told_to_whoever_looks() -> None:
         assert all(type(one) is nn.Parameter for one in net.parameters())
     hvd.shutdown()
     hvd.init()
-
-
-def check_wrong_requests_are_told() -> None:
-    net = network()
-
-    class Own(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
-
-    def build(optimizer: Any = None, **words: Any) -> Any:
-        return hvd.DistributedOptimizer(optimizer or sgd(net), net.named_parameters(), **words)
-
-    assert "policy is not" in raised(ValueError, build, model=net)
-    assert "expected a torch.nn.Module" in raised(ValueError, build, policy="bsp", model=3)
-    text = raised(ValueError, build, policy="bsp", model=net[0])
-    assert "model lacks 2 of the optimizer's 4 parameters, the first being '2.weight'" in text
-    for optimizer in (torch.optim.LBFGS(net.parameters()), Own(net.parameters(), lr=1.0)):
-        text = raised(ValueError, build, optimizer, policy="bsp", model=net)
-        assert "one of torch's" in text and type(optimizer).__name__ in text

@@ -14,15 +14,14 @@ from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.exchange import Exchange, SoloExchange, TorchStoreExchange
 from pycoll.communicator import Communicator
 from pycoll.config import Config
+from pycoll.torch.distributed.membership import NAME, Origin
 from pycoll.torch.distributed.process_group import PycollProcessGroup
-
-NAME = "pycoll"
 
 
 def register() -> None:
     """Tell torch.distributed of the backend, once; without torch.distributed there is none."""
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _make(options: Any, backend_options: Any) -> PycollProcessGroup:
@@ -46,4 +45,6 @@ def _make(options: Any, backend_options: Any) -> PycollProcessGroup:
         raise
     exchange.close()
     joined = Joined(rank, size, *connected, source="torch.distributed")
-    return PycollProcessGroup(Communicator(joined, config, name))
+    ranks = list(options.global_ranks_in_group)
+    origin = Origin(options.store, options.timeout, options.group_id, ranks)
+    return PycollProcessGroup(Communicator(joined, config, name), origin)

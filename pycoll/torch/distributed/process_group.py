@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pycoll.communicator import Communicator
+from pycoll.torch.distributed.membership import Membership, by_device, close_all
 from pycoll.torch.distributed.shapes import (
     Finish,
     Tensors,
@@ -25,62 +24,23 @@ from pycoll.torch.distributed.shapes import (
     writable,
 )
 from pycoll.torch.distributed.sparse import reduce_sparse
-from pycoll.torch.distributed.work import Pending, Watcher, completed, translated
+from pycoll.torch.distributed.work import Pending, completed, pending, translated
 from pycoll.work import Work
 
-_open: weakref.WeakSet[PycollProcessGroup] = weakref.WeakSet()
 
-
-class PycollProcessGroup(dist.ProcessGroup):
+class PycollProcessGroup(Membership):
     """A process group over a communicator of pycoll, which it owns.
 
-    Methods are called by torch.distributed and by torch's C++ parts; tensors are in host memory.
-    Each returns a Pending at once, except for coalesced all-reduces and sparse ones, which have
-    run when they return. Raises ValueError for tensors that do not fit together, before anything
-    moves; works raise DistBackendError for what the world does.
+    Methods are called by torch.distributed and by torch's C++ parts; tensors are in host memory or
+    on CUDA devices. Each returns a Pending at once, except for coalesced all-reduces and sparse
+    ones, which have run when they return (on a device: are in the current stream). Raises
+    ValueError for tensors that do not fit together, before anything moves; works raise
+    DistBackendError for what the world does.
     """
-
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__(comm.rank, comm.size)
-        self.communicator = comm
-        self._watcher = Watcher()
-        self._name = ""
-        self._desc = ""
-        _open.add(self)
-
-    # What torch asks of every group. The spelling is torch's.
-
-    def getBackendName(self) -> str:  # noqa: N802
-        """The name of the backend."""
-        return "pycoll"
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Called once by torch, with a name that is alike on all members."""
-        self._name = name
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """What setGroupName was given."""
-        return self._name
-
-    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-        """Called once by torch."""
-        self._desc = desc
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """What setGroupDesc was given."""
-        return self._desc
-
-    def shutdown(self) -> None:
-        """Leave; what is under way fails."""
-        self.communicator.close()
-        self._watcher.close()
-
-    def abort(self) -> None:
-        """As shutdown."""
-        self.shutdown()
 
     # Reductions
 
+    @by_device
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Pending:
         """All ranks' tensors, combined in place."""
         tensor = only(tensors, "tensors")
@@ -93,6 +53,7 @@ class PycollProcessGroup(dist.ProcessGroup):
         works = [self._call("all_reduce", source, word_of(op), out=target)]
         return self._pending(works, [tensor], back)
 
+    @by_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Pending:
         """Several tensors, combined in place as one group."""
         op = _op(opts)
@@ -111,6 +72,7 @@ class PycollProcessGroup(dist.ProcessGroup):
             done()
         return completed(list(tensors), self._watcher)
 
+    @by_device
     def reduce(self, tensors: Tensors, opts: Any) -> Pending:
         """All ranks' tensors, combined in place on the root; the others keep theirs."""
         tensor, root = only(tensors, "tensors"), opts.rootRank
@@ -124,6 +86,7 @@ class PycollProcessGroup(dist.ProcessGroup):
         works = [self._call("reduce", source, root, word_of(opts.reduceOp), out=piece)]
         return self._pending(works, [tensor], back)
 
+    @by_device
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
     ) -> Pending:
@@ -146,6 +109,7 @@ class PycollProcessGroup(dist.ProcessGroup):
             ]
         return self._pending(works, [output], back)
 
+    @by_device
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Pending:
@@ -157,6 +121,7 @@ class PycollProcessGroup(dist.ProcessGroup):
         works = [self._call("reduce_scatter", source, word_of(op), out=target.view(-1))]
         return self._pending(works, [output], back)
 
+    @by_device
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Pending:
@@ -167,6 +132,7 @@ class PycollProcessGroup(dist.ProcessGroup):
 
     # Moving
 
+    @by_device
     def broadcast(self, tensors: Tensors, opts: Any) -> Pending:
         """The root's tensor, in place on all."""
         tensor = tensors[opts.rootTensor]
@@ -174,6 +140,7 @@ class PycollProcessGroup(dist.ProcessGroup):
         works = [self._call("broadcast", target, opts.rootRank, out=target)]
         return self._pending(works, [tensor], back)
 
+    @by_device
     def allgather(
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
     ) -> Pending:
@@ -181,10 +148,11 @@ class PycollProcessGroup(dist.ProcessGroup):
         outputs, given = output_tensors[0], only(input_tensors, "input_tensors")
         same_type(outputs, given, "output_tensors")
         lengths = self._lengths(outputs, given)
-        piece = torch.empty(sum(lengths), dtype=given.dtype)
+        piece = given.new_empty(sum(lengths))
         works = [self._call("all_gather", flat(given), lengths=lengths, out=piece)]
         return self._pending(works, list(outputs), dealt(piece, outputs))
 
+    @by_device
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
     ) -> Pending:
@@ -196,6 +164,7 @@ class PycollProcessGroup(dist.ProcessGroup):
             ]
         )
 
+    @by_device
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Pending:
@@ -207,6 +176,7 @@ class PycollProcessGroup(dist.ProcessGroup):
         works = [self._call("all_gather", source, lengths=lengths, out=target.view(-1))]
         return self._pending(works, [output], back)
 
+    @by_device
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Pending:
@@ -215,6 +185,7 @@ class PycollProcessGroup(dist.ProcessGroup):
             [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         )
 
+    @by_device
     def gather(
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any
     ) -> Pending:
@@ -227,10 +198,11 @@ class PycollProcessGroup(dist.ProcessGroup):
         same_type(outputs, given, "output_tensors")
         if self._lengths(outputs, given) != lengths:
             raise ValueError(f"outputs of a gather must all have {given.numel()} elements")
-        piece = torch.empty(sum(lengths), dtype=given.dtype)
+        piece = given.new_empty(sum(lengths))
         works = [self._call("gather", flat(given), root, lengths=lengths, out=piece)]
         return self._pending(works, list(outputs), dealt(piece, outputs))
 
+    @by_device
     def scatter(
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any
     ) -> Pending:
@@ -250,6 +222,7 @@ class PycollProcessGroup(dist.ProcessGroup):
         works = [self._call("scatter", source, root, out=target.view(-1))]
         return self._pending(works, [output], back)
 
+    @by_device
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
     ) -> Pending:
@@ -261,12 +234,13 @@ class PycollProcessGroup(dist.ProcessGroup):
                 f"{len(input_tensors)} inputs and {len(output_tensors)} outputs for "
                 f"{self.size()} ranks"
             )
-        piece = torch.empty(sum(one.numel() for one in output_tensors), dtype=like.dtype)
+        piece = like.new_empty(sum(one.numel() for one in output_tensors))
         source = torch.cat([flat(one) for one in input_tensors])
         splits = [one.numel() for one in input_tensors]
         works = [self._call("all_to_all", source, splits, out=piece)]
         return self._pending(works, list(output_tensors), dealt(piece, output_tensors))
 
+    @by_device
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -295,27 +269,38 @@ class PycollProcessGroup(dist.ProcessGroup):
         return self._pending(works, [output], back)
 
     def barrier(self, opts: Any = None) -> Pending:
-        """Done when every rank has come here."""
+        """Done when every rank has come here; on a device: with all that its current stream has."""
+        device = None if opts is None else opts.device
+        if device is not None and device.type != "cpu":
+            other = self.backend_for(device.type)
+            if other is not None:
+                return other.barrier(opts)  # type: ignore[no-any-return]  # a work of its own
+            torch.cuda.current_stream(device).synchronize()
         return self._pending([self._call("barrier")], [])
 
     # Messages
 
+    @by_device
     def send(self, tensors: Tensors, dst: int, tag: int) -> Pending:
         """A tensor to one rank of the group."""
         tensor = only(tensors, "tensors")
         works = [self._message("isend", tensor.detach().contiguous(), dst, tag)]
         return self._pending(works, [tensor])
 
+    @by_device
     def recv(self, tensors: Tensors, src: int, tag: int) -> Pending:
         """A tensor from one rank of the group, in place."""
         tensor = only(tensors, "tensors")
         target, back = writable(tensor)
         works = [self._message("irecv", target, src, tag)]
-        return Pending(works, [tensor], self._watcher, back, src)
+        return pending(works, [tensor], self._watcher, back, src)
 
+    @by_device
     def recv_anysource(self, tensors: Tensors, tag: int) -> Pending:
-        """ValueError: a receive of pycoll names its sender."""
-        raise ValueError("recv without src: the backend pycoll must be told whom it is from")
+        """A tensor from whoever sends first, in place; in host memory."""
+        tensor = only(tensors, "tensors")
+        target, back = writable(tensor)
+        return self._pending([self._message("irecv_any", target, tag)], [tensor], back)
 
     # What is common
 
@@ -327,9 +312,9 @@ class PycollProcessGroup(dist.ProcessGroup):
             raise translated(error) from error
         return work
 
-    def _message(self, name: str, tensor: torch.Tensor, peer: int, tag: int) -> Work:
+    def _message(self, name: str, *args: Any) -> Work:
         try:
-            work: Work = getattr(self.communicator, name)(tensor, peer, tag)
+            work: Work = getattr(self.communicator, name)(*args)
         except Exception as error:
             raise translated(error) from error
         return work
@@ -337,7 +322,7 @@ class PycollProcessGroup(dist.ProcessGroup):
     def _pending(
         self, works: list[Work], outputs: list[torch.Tensor], finish: Finish | None = None
     ) -> Pending:
-        return Pending(works, outputs, self._watcher, finish)
+        return pending(works, outputs, self._watcher, finish)
 
     def _all_of(self, parts: list[Pending]) -> Pending:
         """Several works as one."""
@@ -348,7 +333,7 @@ class PycollProcessGroup(dist.ProcessGroup):
                 part.wait()
 
         works = [work for part in parts for work in part.parts()]
-        return Pending(works, outputs, self._watcher, finish)
+        return pending(works, outputs, self._watcher, finish)
 
     def _check_shares(
         self, whole: torch.Tensor, share: torch.Tensor, whole_name: str, share_name: str
@@ -392,8 +377,4 @@ def _op(opts: Any) -> Any:
     return dist.ReduceOp.SUM if opts is None else opts.reduceOp
 
 
-@atexit.register
-def _close_all() -> None:
-    """Groups that nobody destroyed end in order, so that peers see no loss."""
-    for group in list(_open):
-        group.shutdown()
+atexit.register(close_all)

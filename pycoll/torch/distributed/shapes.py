@@ -70,6 +70,13 @@ def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
 
 def _copy(target: torch.Tensor, piece: torch.Tensor) -> None:
     target.copy_(piece)
+    used_now(piece)
+
+
+def used_now(piece: torch.Tensor) -> None:
+    """Memory on a device is not to serve again before the current stream has read it."""
+    if piece.is_cuda:
+        piece.record_stream(torch.cuda.current_stream(piece.device))
 
 
 def dealt(piece: torch.Tensor, outputs: Tensors) -> Finish:
@@ -79,6 +86,7 @@ def dealt(piece: torch.Tensor, outputs: Tensors) -> Finish:
         lengths = [one.numel() for one in outputs]
         for part, output in zip(piece.split(lengths), outputs, strict=True):
             output.detach().copy_(part.view(output.shape))
+        used_now(piece)
 
     return finish
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work as TorchWork
 
+from pycoll.device_work import DeviceWork, StagedWork
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.work import Work
 
@@ -61,7 +62,8 @@ class Pending(TorchWork):
     """An operation under way.
 
     ``finish`` runs once, after the last of ``works``, in the thread that waits first; ``outputs``
-    are what the future gives. Any thread may call any method.
+    are what the future gives. ``source``: of a receive whose sender is known; else its Work tells.
+    Any thread may call any method.
     """
 
     def __init__(
@@ -101,8 +103,10 @@ class Pending(TorchWork):
             self._future.set_exception(self._error)
 
     def is_completed(self) -> bool:
-        """Whether wait() would return or raise at once."""
-        return self._done or all(work.done() for work in list(self._works))
+        """Whether it has ended; its tensors have their values then, or wait() raises."""
+        if not self._done and all(work.done() for work in list(self._works)):
+            self._settle(None)
+        return self._done
 
     def is_success(self) -> bool:
         """Whether it is done and has not failed."""
@@ -110,8 +114,7 @@ class Pending(TorchWork):
 
     def exception(self) -> Any:
         """Why it failed, if it did."""
-        if self.is_completed():
-            self._settle(None)
+        self.is_completed()
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -127,8 +130,11 @@ class Pending(TorchWork):
         self.wait()
 
     def source_rank(self) -> int:
-        """For a receive: whom it is from."""
+        """For a receive, when it has ended: whom it is from."""
         return self._source
+
+    #: The same as torch asks for it.
+    _source_rank = source_rank
 
     def get_future(self) -> Any:
         """A torch.futures.Future of the outputs; the same one every time."""
@@ -151,7 +157,7 @@ class Pending(TorchWork):
                     self._done = True
                     return
                 try:
-                    self._works[0].wait(timeout)
+                    told = self._works[0].wait(timeout)
                 except BaseException as error:
                     if timeout is not None and not self._works[0].done():
                         raise translated(error) from error
@@ -159,6 +165,8 @@ class Pending(TorchWork):
                     self._done = True
                     return
                 self._works.pop(0)
+                if isinstance(told, int):  # of receives from anybody
+                    self._source = told
         finally:
             self._lock.release()
 
@@ -168,6 +176,78 @@ class Pending(TorchWork):
                 self._finish()
         except BaseException as error:
             self._error = translated(error)
+
+
+class Launched(Pending):
+    """An operation on CUDA tensors: streams wait for it, and the host does not.
+
+    wait() lets the caller's current stream wait, as often as it is called. The future is complete
+    at once, for torch's futures of devices are: whoever takes its value lets his stream wait.
+    Failures are found by the communicator's thread, and raised by what is called then.
+    """
+
+    _finished: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Order the current stream behind it. ``timeout`` is the host's, which waits for nothing,
+        but for messages that hosts carry."""
+        with self._lock:
+            try:
+                self._join(timeout.total_seconds() if timeout else None)
+            except BaseException as error:
+                self._error = translated(error)
+                raise self._error from error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the device has run it, or it failed."""
+        try:
+            return self._error is not None or all(work.done() for work in self._works)
+        except Exception as error:
+            self._error = translated(error)
+            return True
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the outputs; the same one every time."""
+        with self._future_lock:
+            if self._future is None:
+                device = self._outputs[0].device
+                self._future = torch.futures.Future(devices=[device])
+                # A stream that waits for nothing else.
+                with torch.cuda.stream(torch.cuda.Stream(device)):
+                    self.settle()
+        return self._future
+
+    def _settle(self, timeout: float | None) -> None:
+        with self._lock:
+            try:
+                self._join(timeout)
+            except BaseException as error:
+                self._error = translated(error)
+
+    def _join(self, timeout: float | None) -> None:
+        for work in self._works:
+            work.wait(timeout or None)
+        if self._finish is None:
+            return
+        stream = torch.cuda.current_stream(self._outputs[0].device)
+        if self._finished is None:
+            self._finish()
+            self._finished = stream.record_event()
+        else:
+            stream.wait_event(self._finished)
+
+
+def pending(
+    works: Sequence[Work],
+    outputs: list[torch.Tensor],
+    watcher: Watcher,
+    finish: Callable[[], None] | None = None,
+    source: int = -1,
+) -> Pending:
+    """The handle for operations of one kind."""
+    on_device = any(isinstance(work, DeviceWork | StagedWork) for work in works)
+    return (Launched if on_device else Pending)(works, outputs, watcher, finish, source)
 
 
 def completed(outputs: list[torch.Tensor], watcher: Watcher) -> Pending:
