@@ -28,8 +28,8 @@ namespace pycoll::device {
 PYCOLL_DEVICE Registered registered_at(const Program& program, std::uint32_t rank,
                                        std::uint64_t number) {
   const Registered* entry = &program.registered[rank * kRegisteredMax + number];
-  const Pack both = load16_relaxed(reinterpret_cast<const Pack*>(entry));
-  return {reinterpret_cast<std::byte*>(both.low), both.high};
+  // The host may write the entry meanwhile; half of one is none, for in between it is empty.
+  return {load(&entry->memory), load(&entry->bytes)};
 }
 
 // Unless the memory is registered no more: a replay does not know.
