@@ -52,7 +52,7 @@ int device_of(std::uintptr_t address, const std::string& name) {
 class DeviceHandle {
  public:
   DeviceHandle(const SharedHandle& host, std::vector<std::string> names, int ordinal,
-               std::uint64_t machine, std::uint64_t process, std::uint64_t memory_max,
+               std::uint64_t machine, std::uint64_t process, std::uint64_t memory_max, bool direct,
                const py::function& exchange, const py::function& wires)
       : host_(host) {
     const device::Driver& driver = need_driver("x");
@@ -64,6 +64,7 @@ class DeviceHandle {
                           machine,
                           process,
                           memory_max,
+                          direct,
                           {}};
     runtime::Communicator* native = host->native.get();
     options.host.count = [native](bool captured) { native->count_beside(captured); };
@@ -328,9 +329,10 @@ void bind_devices(py::module_& module) {
   py::class_<DeviceHandle>(module, "DeviceCommunicator",
                            "One rank's operations on its device; made by all ranks together.")
       .def(py::init<const SharedHandle&, std::vector<std::string>, int, std::uint64_t,
-                    std::uint64_t, std::uint64_t, const py::function&, const py::function&>(),
+                    std::uint64_t, std::uint64_t, bool, const py::function&, const py::function&>(),
            py::arg("communicator"), py::arg("names"), py::arg("ordinal"), py::arg("machine"),
-           py::arg("process"), py::arg("memory_max"), py::arg("exchange"), py::arg("wires"))
+           py::arg("process"), py::arg("memory_max"), py::arg("direct"), py::arg("exchange"),
+           py::arg("wires"))
       .def(
           "warnings", [](const DeviceHandle& self) { return self.native().warnings(); },
           "Why devices are out of reach that should not be; alike on all ranks.")

@@ -131,6 +131,7 @@ class Config:
     deterministic: bool = False
     tuning: str | None = None
     device_memory_mib: int = 128
+    device_rdma: bool = True
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -251,6 +252,12 @@ SETTINGS: tuple[Setting, ...] = (
         "device_memory_mib",
         _integer(1, 1 << 20),
         "memory for channels that a communicator may take of this rank's device, in MiB",
+    ),
+    Setting(
+        "PYCOLL_DEVICE_RDMA",
+        "device_rdma",
+        _boolean,
+        "0: RDMA cards stay away from device memory, and the host copies; 1: where they can",
     ),
 )
 

@@ -96,6 +96,7 @@ class Core(_core.Calls):
         self._deterministic = deterministic
         #: Of channels on this rank's device.
         self._device_memory_max = 128 << 20
+        self._device_rdma = True
         self._devices: Devices | None = None
 
     @functools.cached_property
@@ -235,6 +236,7 @@ class Core(_core.Calls):
                 self._names,
                 self._host,
                 self._device_memory_max,
+                self._device_rdma,
                 self._gather_blobs,
                 self._wires,
             )

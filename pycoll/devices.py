@@ -83,7 +83,8 @@ class Launch(NamedTuple):
 class Devices:
     """The devices' side of one communicator; opened by its first collective on device arrays.
 
-    ``host`` is equal for ranks of one host. ``wires`` connects the hosts of all ranks for this
+    ``host`` is equal for ranks of one host. ``direct``: cards of a network may read and write this
+    rank's device memory. ``wires`` connects the hosts of all ranks for this
     alone; all ranks call it, or none does.
     """
 
@@ -93,6 +94,7 @@ class Devices:
         names: Sequence[str],
         host: str,
         memory_max: int,
+        direct: bool,
         exchange: Callable[[bytes], list[bytes]],
         wires: Callable[[], list[Any]],
     ) -> None:
@@ -100,6 +102,7 @@ class Devices:
         self._names = names
         self._host = host
         self._memory_max = memory_max
+        self._direct = direct
         self._exchange = exchange
         self._wires = wires
         self._native: _core.DeviceCommunicator | None = None
@@ -325,6 +328,7 @@ class Devices:
             _number(self._host),
             _number(process_token()),
             self._memory_max,
+            self._direct,
             self._exchange,
             self._wires,
         )

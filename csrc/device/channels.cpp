@@ -101,53 +101,49 @@ Status Channels::connect(const Exchange& exchange, Upload& upload,
   return exchange_or_fail(exchange, status, std::string(), mine_.names, &nothing);
 }
 
-Status Channels::allocate_carried(std::size_t peers) {
-  for (;; ++level_) {
-    shape_ = shape_at(mine_.size, blocks_, level_, true);
-    const std::uint64_t bytes = peers * carried_bytes(shape_);
-    const bool is_last = level_ + 1 >= kLevels;
-    if (peers == 0) return Status();
-    if (bytes > mine_.memory_max && !is_last) continue;
-    Status status = Reserved::take(gpu_, Reserved::Kind::kHost, bytes,
-                                   "channels to " + std::to_string(peers) + " peers out of reach",
-                                   &carried_memory_);
-    if (status.ok() || is_last) return status;
-  }
-}
-
 Status Channels::carry(const Exchange& exchange, const Findings& all,
                        const std::shared_ptr<Clock>& clock) {
+  Carried::Options options;
+  options.gpu = gpu_;
+  options.rank = mine_.rank;
+  options.size = mine_.size;
+  options.names = mine_.names;
+  options.memory_max = mine_.memory_max;
+  options.direct = mine_.direct;
   for (std::uint32_t peer = 0; peer < mine_.size; ++peer) {
     if (is_reached(all, mine_.rank, peer)) continue;
-    carried_.push_back(peer);
+    options.peers.push_back(peer);
     arenas_[peer] = nullptr;
   }
+  Status status = mine_.wires(&options.wires);
+  if (!status.ok()) return status;
+  carried_ = std::make_unique<Carried>(std::move(options));
   std::vector<std::uint32_t> levels;
-  Status status = allocate_carried(carried_.size());
+  status = carried_->take(blocks_, &level_);
   status = exchange_or_fail(exchange, status, level_, mine_.names, &levels);
   if (!status.ok()) return status;
   level_ = *std::max_element(levels.begin(), levels.end());
   shape_ = shape_at(mine_.size, blocks_, level_, true);
-  Carrier::Options options;
-  options.shape = shape_;
-  options.peers = carried_;
-  options.names = mine_.names;
-  options.clock = clock;
-  for (std::size_t i = 0; i < carried_.size(); ++i) {
-    options.memory.push_back(carried_memory_.host() + i * carried_bytes(shape_));
-    std::fill_n(options.memory[i], carried_bytes(shape_), std::byte{0});
-  }
-  status = mine_.wires(&options.wires);
-  if (!status.ok() || carried_.empty()) return status;
-  return Carrier::create(std::move(options), &carrier_);
+  status = carried_->agree(exchange, shape_);
+  if (status.ok()) status = carried_->make_carrier(clock, &carrier_);
+  if (status.ok()) warn_of_staging();
+  return status;
+}
+
+// A line for the first rank, and how many more there are.
+void Channels::warn_of_staging() {
+  const std::vector<std::string>& reasons = carried_->reasons();
+  const auto is_staged = [](const std::string& why) { return !why.empty(); };
+  const auto first = std::find_if(reasons.begin(), reasons.end(), is_staged);
+  if (first == reasons.end()) return;
+  const auto more = std::count_if(first + 1, reasons.end(), is_staged);
+  warnings_.push_back(devices_[static_cast<std::size_t>(first - reasons.begin())] + " " + *first +
+                      (more == 0 ? "" : "; and " + std::to_string(more) + " ranks more"));
 }
 
 Status Channels::make(Upload& upload) {
   std::vector<Port> ports = make_ports(shape_, mine_.rank, arenas_);
-  for (std::size_t i = 0; i < carried_.size(); ++i) {
-    carry_ports(shape_, carried_[i], carried_memory_.pointer<std::byte>(i * carried_bytes(shape_)),
-                ports);
-  }
+  if (carried_ != nullptr) carried_->point(ports);
   const std::size_t bytes = ports.size() * sizeof(Port);
   Status status = Reserved::take(gpu_, Reserved::Kind::kDevice, bytes, "ports", &ports_);
   return status.ok() ? upload.copy(ports_.address(), ports.data(), bytes) : status;

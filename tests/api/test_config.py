@@ -38,6 +38,7 @@ GOOD = [
     ("PYCOLL_DETERMINISTIC", "False", "deterministic", False),
     ("PYCOLL_TUNING", "/a/b.json", "tuning", "/a/b.json"),
     ("PYCOLL_DEVICE_MEMORY_MIB", "8", "device_memory_mib", 8),
+    ("PYCOLL_DEVICE_RDMA", "0", "device_rdma", False),
 ]
 
 BAD = [

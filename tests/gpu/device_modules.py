@@ -10,5 +10,7 @@ ANYWHERE = (
     "on_failures",
     "on_hosts",
 )
+#: On hardware this would take two hosts.
+ON_FAKES = "on_direct"
 #: These need libraries that know a real device.
 ON_GPUS = (*ANYWHERE, "on_frameworks")
