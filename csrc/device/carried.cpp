@@ -182,7 +182,10 @@ void Carried::lay_out() {
 
 Status Carried::make_carrier(const std::shared_ptr<Clock>& clock,
                              std::unique_ptr<Carrier>* carrier) {
-  if (peers_.empty()) return Status();
+  if (peers_.empty()) {
+    options_.wires.clear();
+    return Status();
+  }
   Carrier::Options made;
   made.shape = shape_;
   made.names = options_.names;

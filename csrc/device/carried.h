@@ -51,14 +51,14 @@ class Carried {
   // then is. Requires: the GPU's context is current.
   Status take(std::uint32_t blocks, std::uint32_t* level);
   // Lays out the channels and tells peers where they lie; a collective call over `exchange`, which
-  // all ranks of the communicator make, also those with no peers here. Requires: take() went well
-  // for no larger shape.
+  // all ranks of the communicator make, also those with no peers here. Requires: take() went well,
+  // for a level that is not above the shape's.
   Status agree(const Exchange& exchange, const Shape& shape);
   // For users, as of agree(): why slots are staged that could lie on the device, by rank; alike on
   // all ranks. Completes "device 0 of rank 1 ...".
   const std::vector<std::string>& reasons() const { return reasons_; }
 
-  // Both require agree(). No carrier is made where there are no peers.
+  // Both require agree(). Where there are no peers, no carrier is made, and the wires are closed.
   Status make_carrier(const std::shared_ptr<Clock>& clock, std::unique_ptr<Carrier>* carrier);
   void point(std::span<Port> ports) const;
 
