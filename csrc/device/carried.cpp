@@ -10,9 +10,6 @@
 namespace pycoll::device {
 namespace {
 
-constexpr auto kIn = static_cast<std::size_t>(plan::Direction::kRecv);
-constexpr auto kOut = static_cast<std::size_t>(plan::Direction::kSend);
-
 // Texts one behind the other, each behind its length.
 std::string join(const std::vector<std::string>& texts) {
   std::string joined;
@@ -81,10 +78,8 @@ std::uint64_t Carried::host_bytes(const Shape& shape) const {
 
 // Once, for the largest channels that may have so much memory.
 void Carried::take_direct(const Shape& shape, bool is_last) {
-  const auto leads = [](const Peer& peer) {
-    return peer.wire != nullptr && peer.wire->has_regions();
-  };
-  const auto count = static_cast<std::uint64_t>(std::count_if(peers_.begin(), peers_.end(), leads));
+  const auto count =
+      static_cast<std::uint64_t>(std::count_if(peers_.begin(), peers_.end(), leads_to_card));
   if (tried_direct_ || !options_.direct || count == 0) return;
   order_ = card_order(*options_.gpu);
   const bool lands = order_ != CardOrder::kNone;
@@ -104,7 +99,7 @@ void Carried::take_direct(const Shape& shape, bool is_last) {
         "machines";
   }
   for (Peer& peer : peers_) {
-    if (leads(peer)) peer.direct = {lands, true};
+    if (leads_to_card(peer)) peer.direct = {lands, true};
   }
 }
 
@@ -134,8 +129,11 @@ Status Carried::agree(const Exchange& exchange, const Shape& shape) {
                               ->grant(peer.lands_at, carried_slot_bytes(shape_));
   }
   std::vector<std::string> told;
-  const Status status = exchange_or_fail(exchange, Status(), join(mine), options_.names, &told);
-  return status.ok() ? learn(told) : status;
+  Status status = exchange_or_fail(exchange, Status(), join(mine), options_.names, &told);
+  if (!status.ok()) return status;
+  // What a rank cannot take all must hear of, since more exchanges follow.
+  status = learn(told);
+  return exchange_or_fail(exchange, status, std::string(), options_.names, &told);
 }
 
 Status Carried::learn(const std::vector<std::string>& told) {

@@ -21,7 +21,9 @@
 #include "device/exchange.h"
 #include "device/gpu.h"
 #include "device/network_memory.h"
+#include "device/probe.h"
 #include "device/reserve.h"
+#include "device/upload.h"
 #include "transport/transport.h"
 
 namespace pycoll::device {
@@ -54,6 +56,11 @@ class Carried {
   // all ranks of the communicator make, also those with no peers here. Requires: take() went well,
   // for a level that is not above the shape's.
   Status agree(const Exchange& exchange, const Shape& shape);
+  // Tries what agree() agreed, a collective call as well: each pair whose wire has cards sends a
+  // pattern both ways. `faults` are by rank, alike on all: what went wrong, or nothing. After a
+  // fault channels are to be made anew, without cards. Requires: the GPU's context is current.
+  Status try_cards(const Exchange& exchange, Upload& upload, Clock& clock,
+                   std::vector<std::string>* faults);
   // For users, as of agree(): why slots are staged that could lie on the device, by rank; alike on
   // all ranks. Completes "device 0 of rank 1 ...".
   const std::vector<std::string>& reasons() const { return reasons_; }
@@ -66,22 +73,34 @@ class Carried {
   void abandon();
 
  private:
-  using Direction = plan::Direction;
+  static constexpr auto kIn = static_cast<std::size_t>(plan::Direction::kRecv);
+  static constexpr auto kOut = static_cast<std::size_t>(plan::Direction::kSend);
   struct Peer {
     std::uint32_t rank = 0;
     transport::Transport* wire = nullptr;  // that leads there
     CarriedMemory host;                    // as the host finds it
     CarriedMemory device;                  // as kernels do
-    std::array<bool, 2> direct{};          // its slots lie on the device, by Direction
+    std::array<bool, 2> direct{};          // its slots lie on the device, by kIn and kOut
     std::uint64_t lands_at = 0;            // its incoming slots, in the region
     bool places = false;                   // the far end's incoming slots lie in its region
   };
 
+  struct Trial;
+
+  static bool leads_to_card(const Peer& peer) {
+    return peer.wire != nullptr && peer.wire->has_regions();
+  }
   void take_direct(const Shape& shape, bool is_last);
   Status enter(std::uint64_t bytes, bool lands);
   std::uint64_t host_bytes(const Shape& shape) const;
   void lay_out();
   Status learn(const std::vector<std::string>& told);
+  Status run_trials(std::vector<Trial>& trials, Upload& upload, Clock& clock, std::string* fault);
+  Status advance(Trial& trial, Upload& upload, std::string* fault);
+  bool send_trial(const Trial& trial) const;
+  bool is_over(const Trial& trial) const;
+  std::uint32_t trial_bytes() const;
+  Probed probed(std::uint32_t writer, const Peer& peer, std::size_t way) const;
 
   Options options_;
   Shape shape_;

@@ -7,6 +7,12 @@
 #include "runtime/verdict.h"
 
 namespace pycoll::device {
+namespace {
+
+constexpr const char* kUnserved = "is not served by network cards (GPUDirect RDMA): ";
+constexpr const char* kNoCards = "; the hosts copy what goes from machine to machine";
+
+}  // namespace
 
 struct Channels::Introduction {
   std::uint64_t machine;
@@ -95,26 +101,43 @@ Status Channels::connect(const Exchange& exchange, Upload& upload,
   const Gpu::Current current(*gpu_);
   warnings_ = warnings_of(found, devices_);
   some_carried_ = is_any_carried(found);
-  if (some_carried_) status = carry(exchange, found, clock);
+  if (some_carried_) status = carry(exchange, found, upload, clock);
   if (status.ok()) status = make(upload);
   std::vector<std::string> nothing;
   return exchange_or_fail(exchange, status, std::string(), mine_.names, &nothing);
 }
 
-Status Channels::carry(const Exchange& exchange, const Findings& all,
+Status Channels::carry(const Exchange& exchange, const Findings& all, Upload& upload,
                        const std::shared_ptr<Clock>& clock) {
-  Carried::Options options;
-  options.gpu = gpu_;
-  options.rank = mine_.rank;
-  options.size = mine_.size;
-  options.names = mine_.names;
-  options.memory_max = mine_.memory_max;
-  options.direct = mine_.direct;
+  std::vector<std::uint32_t> peers;
   for (std::uint32_t peer = 0; peer < mine_.size; ++peer) {
     if (is_reached(all, mine_.rank, peer)) continue;
-    options.peers.push_back(peer);
+    peers.push_back(peer);
     arenas_[peer] = nullptr;
   }
+  Status status = meet_over_wires(exchange, peers, mine_.direct);
+  std::vector<std::string> faults;
+  if (status.ok()) status = carried_->try_cards(exchange, upload, *clock, &faults);
+  const bool failed = std::any_of(faults.begin(), faults.end(),
+                                  [](const std::string& one) { return !one.empty(); });
+  if (status.ok() && failed) {
+    for (std::string& one : faults) {
+      if (!one.empty()) one.insert(0, kUnserved).append(kNoCards);
+    }
+    warn_of(faults);
+    status = meet_over_wires(exchange, peers, false);
+  } else if (status.ok()) {
+    warn_of(carried_->reasons());
+  }
+  return status.ok() ? carried_->make_carrier(clock, &carrier_) : status;
+}
+
+// All ranks at once.
+Status Channels::meet_over_wires(const Exchange& exchange, const std::vector<std::uint32_t>& peers,
+                                 bool direct) {
+  Carried::Options options{gpu_,  mine_.rank,       mine_.size, mine_.names,
+                           peers, mine_.memory_max, direct,     {}};
+  carried_.reset();
   Status status = mine_.wires(&options.wires);
   if (!status.ok()) return status;
   carried_ = std::make_unique<Carried>(std::move(options));
@@ -124,19 +147,15 @@ Status Channels::carry(const Exchange& exchange, const Findings& all,
   if (!status.ok()) return status;
   level_ = *std::max_element(levels.begin(), levels.end());
   shape_ = shape_at(mine_.size, blocks_, level_, true);
-  status = carried_->agree(exchange, shape_);
-  if (status.ok()) status = carried_->make_carrier(clock, &carrier_);
-  if (status.ok()) warn_of_staging();
-  return status;
+  return carried_->agree(exchange, shape_);
 }
 
 // A line for the first rank, and how many more there are.
-void Channels::warn_of_staging() {
-  const std::vector<std::string>& reasons = carried_->reasons();
-  const auto is_staged = [](const std::string& why) { return !why.empty(); };
-  const auto first = std::find_if(reasons.begin(), reasons.end(), is_staged);
+void Channels::warn_of(const std::vector<std::string>& reasons) {
+  const auto is_told = [](const std::string& why) { return !why.empty(); };
+  const auto first = std::find_if(reasons.begin(), reasons.end(), is_told);
   if (first == reasons.end()) return;
-  const auto more = std::count_if(first + 1, reasons.end(), is_staged);
+  const auto more = std::count_if(first + 1, reasons.end(), is_told);
   warnings_.push_back(devices_[static_cast<std::size_t>(first - reasons.begin())] + " " + *first +
                       (more == 0 ? "" : "; and " + std::to_string(more) + " ranks more"));
 }

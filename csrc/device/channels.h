@@ -102,8 +102,11 @@ class Channels {
   Probed probed(std::uint32_t writer, std::uint32_t owner) const;
   Status verify(const Findings& all, Upload& upload);
   Status find_out(const Exchange& exchange, Status status, Upload& upload, Findings* all);
-  Status carry(const Exchange& exchange, const Findings& all, const std::shared_ptr<Clock>& clock);
-  void warn_of_staging();
+  Status carry(const Exchange& exchange, const Findings& all, Upload& upload,
+               const std::shared_ptr<Clock>& clock);
+  Status meet_over_wires(const Exchange& exchange, const std::vector<std::uint32_t>& peers,
+                         bool direct);
+  void warn_of(const std::vector<std::string>& reasons);
   Status make(Upload& upload);
   Status connect(const Exchange& exchange, Upload& upload, const std::shared_ptr<Clock>& clock);
 

@@ -287,6 +287,7 @@ FakeRequest request_of(const FakePair& pair, const ibv_send_wr& wanted) {
     made.source_key = from.lkey;
     if (region->is_of_device()) net().taken_bytes += from.length;
     if (from.length >= kPayloadMin) {
+      if (!region->is_of_device()) net().hosts_bytes += from.length;
       net().sent[source] += from.length;
       net().sent_over[{pair.device, pair.port}] += from.length;
     }

@@ -89,6 +89,8 @@ class FakeVerbs {
   // told to read there.
   std::uint64_t placed_bytes() const;
   std::uint64_t taken_bytes() const;
+  // Bytes of payloads, of 1 KiB or more, that devices were told to read in other memory.
+  std::uint64_t hosts_bytes() const;
   // The same by the port that they left over.
   std::uint64_t sent_over(int device, int port) const;
   // Messages that have arrived whole at any peer.

@@ -116,6 +116,11 @@ std::uint64_t FakeVerbs::placed_bytes() const {
   return network_->placed_bytes;
 }
 
+std::uint64_t FakeVerbs::hosts_bytes() const {
+  const auto held = network_->lock();
+  return network_->hosts_bytes;
+}
+
 std::uint64_t FakeVerbs::taken_bytes() const {
   const auto held = network_->lock();
   return network_->taken_bytes;

@@ -128,6 +128,7 @@ class FakeNetwork {
   std::optional<FakeCards> cards;
   std::uint64_t placed_bytes = 0;
   std::uint64_t taken_bytes = 0;
+  std::uint64_t hosts_bytes = 0;
   std::uint64_t messages = 0;
   std::uint64_t disordered = 0;
 

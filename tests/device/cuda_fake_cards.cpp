@@ -19,6 +19,7 @@ Cards::Cards() : prng_(setting("FAKE_CUDA_SEED", 1)) {
   settings_.dma_buf = setting("FAKE_CUDA_DMABUF", 1) != 0;
   settings_.keeps = setting("FAKE_CUDA_CARD_ORDER", 0) != 0;
   settings_.flushes = setting("FAKE_CUDA_CARD_FLUSH", 1) != 0;
+  settings_.corrupts = setting("FAKE_CUDA_CARD_CORRUPT", 0) != 0;
   settings_.addresses = setting("FAKE_CUDA_PEERMEM", 0) != 0;
 }
 
@@ -34,12 +35,10 @@ void Cards::set(const CardSettings& settings) {
 
 void Cards::write(int device, void* to, const void* from, std::size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (settings_.keeps || prng_.chance(1, 3)) {
-    std::memcpy(to, from, bytes);
-  } else {
-    const auto* first = static_cast<const std::byte*>(from);
-    late_.push_back({device, to, {first, first + bytes}});
-  }
+  const auto* first = static_cast<const std::byte*>(from);
+  late_.push_back({device, to, {first, first + bytes}});
+  if (settings_.corrupts) late_.back().content[prng_.below(bytes)] ^= std::byte{0x40};
+  if (settings_.keeps || prng_.chance(1, 3)) arrive(late_.size() - 1);
   if (!late_.empty() && prng_.chance(1, 3)) arrive(prng_.below(late_.size()));
 }
 
@@ -115,8 +114,8 @@ EXPORT void pycoll_fake_card_settle(int device) { Cards::get().settle(device); }
 
 // See CardSettings.
 EXPORT void pycoll_fake_set_cards(bool dma_buf, bool keeps, bool flushes, bool addresses,
-                                  bool forgets) {
-  Cards::get().set({dma_buf, keeps, flushes, addresses, forgets});
+                                  bool forgets, bool corrupts) {
+  Cards::get().set({dma_buf, keeps, flushes, addresses, forgets, corrupts});
 }
 
 }  // namespace pycoll::testing::fake

@@ -17,7 +17,8 @@ struct CardSettings {
   bool keeps = false;      // FAKE_CUDA_CARD_ORDER=1: the device keeps writes in order
   bool flushes = true;     // FAKE_CUDA_CARD_FLUSH=0: the host cannot flush them
   bool addresses = false;  // FAKE_CUDA_PEERMEM=1: cards register memory by its address
-  bool forgets = false;    // a flush does nothing; for tests of the tests
+  bool forgets = false;    // a flush does nothing
+  bool corrupts = false;   // FAKE_CUDA_CARD_CORRUPT=1: what cards write arrives wrong
 };
 
 // Threads: any. Has a lock of its own, behind which nothing else is locked.

@@ -36,11 +36,12 @@ struct Cards {
   bool flushes = true;
   bool addresses = false;
   bool forgets = false;
+  bool corrupts = false;
 };
 
 inline void set_cards(const Cards& cards) {
-  knob<void(bool, bool, bool, bool, bool)>("pycoll_fake_set_cards")(
-      cards.dma_buf, cards.keeps, cards.flushes, cards.addresses, cards.forgets);
+  knob<void(bool, bool, bool, bool, bool, bool)>("pycoll_fake_set_cards")(
+      cards.dma_buf, cards.keeps, cards.flushes, cards.addresses, cards.forgets, cards.corrupts);
 }
 
 // Its next call gives the error.
@@ -72,6 +73,7 @@ class Network {
   }
 
   FakeVerbs fake;
+  int first_device = 0;  // of the next wires' cards
 
  private:
   std::vector<std::shared_ptr<transport::Transport>> make(int size) {
@@ -79,7 +81,8 @@ class Network {
     const auto& api = old_library_ ? FakeVerbs::old_api() : FakeVerbs::api();
     for (int rank = 0; rank < size; ++rank) {
       std::vector<transport::VerbsPort> ports;
-      for (int rail = 0; rail < rails_; ++rail) ports.push_back(FakeVerbs::port(rank, 1 + rail));
+      for (int rail = 0; rail < rails_; ++rail)
+        ports.push_back(FakeVerbs::port(first_device + rank, 1 + rail));
       std::unique_ptr<transport::VerbsTransport> one;
       check(transport::VerbsTransport::create(rank, size, ports, api, {}, &one));
       made.push_back(std::move(one));

@@ -66,6 +66,7 @@ TEST(payloads_go_from_device_to_device_and_no_host_copies_them) {
     }
     check_one(ranks, "all_reduce/ring", 20'000, ++seed);
     const std::uint64_t placed = network.fake.placed_bytes();
+    CHECK(network.fake.hosts_bytes() == 0, "payloads left memory of hosts");
     CHECK(placed > 100'000 && placed == network.fake.taken_bytes(), "%llu written, %llu read",
           static_cast<unsigned long long>(placed),
           static_cast<unsigned long long>(network.fake.taken_bytes()));
@@ -87,12 +88,12 @@ TEST(operations_come_behind_each_other) {
   for (const auto& one : cases) one->check();
 }
 
-// Wrong results of some operations, if what cards write is shown to kernels as soon as the host
-// hears of it.
+// Wrong results of some operations, if cards are as these once devices have met.
 int wrong_of(const Cards& cards) {
-  Network network(cards);
+  Network network({.keeps = cards.keeps});
   CudaRanks ranks(apart(network));
   check_open(ranks);
+  testing::set_cards(cards);
   int wrong = 0;
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     CudaCase one(ranks, cuda_scenario("all_reduce/ring", 2, 900, seed));
@@ -166,6 +167,45 @@ TEST(where_writes_have_no_order_nothing_lands_on_devices) {
                     "keeps their writes in order nor lets the host flush them",
                 .sends = true});
   check_staged({.cards = {.keeps = true, .flushes = false}, .sends = true, .lands = true});
+}
+
+// What was tried with a pattern went both ways, and nothing else does.
+TEST(cards_that_do_not_tell_the_truth_are_not_used) {
+  for (const Cards& cards : {Cards{.corrupts = true}, Cards{.forgets = true}}) {
+    Network network(cards);
+    CudaRanks ranks(apart(network, 3));
+    check_open(ranks);
+    const std::uint64_t placed = network.fake.placed_bytes();
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      const std::vector<std::string>& lines = ranks[rank].communicator->warnings();
+      CHECK(lines.size() == 1 &&
+                lines[0].find("what network cards bring is not what was sent: most likely an IOMMU "
+                              "or ACS redirects them") != std::string::npos,
+            "rank %zu: %s", rank, lines.empty() ? "nothing" : lines[0].c_str());
+    }
+    for (const char* schedule : {"all_reduce/ring", "all_to_all/direct"}) {
+      check_one(ranks, schedule, 2000, 4);
+    }
+    CHECK(network.fake.placed_bytes() == placed && placed != 0, "cards write");
+  }
+}
+
+TEST(cards_that_bring_nothing_are_not_used) {
+  Network network;
+  CudaOptions options = apart(network);
+  options.wires = [&network, make = network.wires()](std::size_t size) {
+    auto made = make(size);
+    if (network.first_device == 0) network.fake.cut(1);  // only the first ones
+    network.first_device = 8;
+    return made;
+  };
+  CudaRanks ranks(options);
+  check_open(ranks);
+  const std::vector<std::string>& lines = ranks[0].communicator->warnings();
+  CHECK(lines.size() == 1 &&
+            lines[0].find("is not served by network cards (GPUDirect RDMA): ") != std::string::npos,
+        "%s", lines.empty() ? "nothing" : lines[0].c_str());
+  check_one(ranks, "all_reduce/ring", 700, 1);
 }
 
 TEST(where_the_library_is_old_the_host_copies) {
