@@ -96,7 +96,9 @@ class Carried {
   void lay_out();
   Status learn(const std::vector<std::string>& told);
   Status run_trials(std::vector<Trial>& trials, Upload& upload, Clock& clock, std::string* fault);
-  Status advance(Trial& trial, Upload& upload, std::string* fault);
+  void advance(Trial& trial, Upload& upload, std::string* fault);
+  Status read_trial(const Trial& trial, const transport::Segment& segment, Upload& upload,
+                    bool* agrees) const;
   bool send_trial(const Trial& trial) const;
   bool is_over(const Trial& trial) const;
   std::uint32_t trial_bytes() const;

@@ -1,7 +1,9 @@
 // Whether cards tell the truth about device memory: each pair sends one segment both ways, as the
 // carrier will, of a pattern that kernels write and read.
 #include <bit>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "device/carried.h"
 #include "device/network_memory.h"
@@ -12,6 +14,7 @@ namespace {
 
 // Longer than a queue pair tries to reach a peer.
 constexpr Nanoseconds kTrialLasts = 30'000'000'000;
+constexpr std::chrono::microseconds kTrialRest{20};
 constexpr const char* kMisread =
     "what network cards bring is not what was sent: most likely an IOMMU or ACS redirects them "
     "(turn both off, or pass the IOMMU through), or the CUDA driver does not know of their way";
@@ -46,51 +49,61 @@ Status Carried::run_trials(std::vector<Trial>& trials, Upload& upload, Clock& cl
     if (!status.ok()) return status;
   }
   const Nanoseconds deadline = clock.now() + kTrialLasts;
+  // Also behind a fault: peers wait for what they have not got.
   for (std::size_t open = trials.size(); open != 0;) {
-    for (const auto& wire : options_.wires) wire->poll();
+    bool moved = false;
+    for (const auto& wire : options_.wires) moved |= wire->poll();
     open = 0;
     for (Trial& one : trials) {
-      Status status = advance(one, upload, fault);
-      if (!status.ok() || !fault->empty()) return status;
+      advance(one, upload, fault);
       open += is_over(one) ? 0 : 1;
     }
-    if (open == 0 || clock.now() < deadline) continue;
-    *fault =
-        "nothing came from network cards for " + std::to_string(kTrialLasts / 1'000'000'000) + " s";
-    return Status();
+    if (open != 0 && clock.now() >= deadline) {
+      *fault = "nothing came from network cards for " +
+               std::to_string(kTrialLasts / 1'000'000'000) + " s";
+      return Status();
+    }
+    if (!moved) std::this_thread::sleep_for(kTrialRest);
   }
   return Status();
 }
 
 bool Carried::is_over(const Trial& trial) const {
+  if (trial.link->state() != transport::LinkState::kOpen) return true;
   if (!trial.sent || !trial.came) return false;
   return !trial.link->send_channel(0).reads(trial.peer->host.slots[kOut], trial_bytes());
 }
 
-Status Carried::advance(Trial& trial, Upload& upload, std::string* fault) {
-  const Peer& peer = *trial.peer;
+void Carried::advance(Trial& trial, Upload& upload, std::string* fault) {
   if (!trial.sent) trial.sent = send_trial(trial);
+  if (trial.came) return;
   auto& wire = trial.link->recv_channel(0);
-  const transport::Segment* segment = trial.came ? nullptr : wire.peek();
+  const transport::Segment* segment = wire.peek();
   if (segment == nullptr) {
-    if (trial.came || trial.link->state() == transport::LinkState::kOpen) return Status();
-    *fault = trial.link->reason();
-    return Status();
+    const bool is_lost = trial.link->state() != transport::LinkState::kOpen;
+    if (is_lost && fault->empty()) *fault = trial.link->reason();
+    return;
   }
   trial.came = true;
-  bool agrees = segment->placed == peer.direct[kIn] && segment->header.bytes == trial_bytes();
+  bool agrees = false;
+  const Status status = read_trial(trial, *segment, upload, &agrees);
+  wire.release();
+  if (!agrees) *fault = status.ok() ? kMisread : status.message();
+}
+
+// As the carrier takes a segment.
+Status Carried::read_trial(const Trial& trial, const transport::Segment& segment, Upload& upload,
+                           bool* agrees) const {
+  const Peer& peer = *trial.peer;
+  if (segment.placed != peer.direct[kIn] || segment.header.bytes != trial_bytes()) return Status();
   Status status;
-  if (agrees && !segment->placed) {
-    std::memcpy(peer.host.slots[kIn], segment->data, trial_bytes());
+  if (!segment.placed) {
+    std::memcpy(peer.host.slots[kIn], segment.data, trial_bytes());
   } else if (order_ == CardOrder::kFlushed) {
     status = flush_card_writes(*options_.gpu);
   }
-  wire.release();
-  if (status.ok() && agrees) {
-    status = read_pattern(upload, probed(peer.rank, peer, kIn), &agrees);
-  }
-  if (!agrees) *fault = kMisread;
-  return status;
+  if (!status.ok()) return status;
+  return read_pattern(upload, probed(peer.rank, peer, kIn), agrees);
 }
 
 bool Carried::send_trial(const Trial& trial) const {

@@ -95,7 +95,7 @@ int wrong_of(const Cards& cards) {
   check_open(ranks);
   testing::set_cards(cards);
   int wrong = 0;
-  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
     CudaCase one(ranks, cuda_scenario("all_reduce/ring", 2, 900, seed));
     one.launch_all();
     wrong += one.first_wrong() != ranks.size() ? 1 : 0;
@@ -105,7 +105,7 @@ int wrong_of(const Cards& cards) {
 
 TEST(without_the_flush_kernels_read_what_was_there_before) {
   const int wrong = wrong_of({.forgets = true});
-  CHECK(wrong >= 8, "only %d of 10 operations are wrong", wrong);
+  CHECK(wrong >= 5, "only %d of 6 operations are wrong", wrong);
   CHECK(wrong_of({}) == 0, "wrong, though flushed");
   CHECK(wrong_of({.keeps = true, .forgets = true}) == 0, "wrong, though the device keeps order");
 }
@@ -188,6 +188,14 @@ TEST(cards_that_do_not_tell_the_truth_are_not_used) {
     }
     CHECK(network.fake.placed_bytes() == placed && placed != 0, "cards write");
   }
+}
+
+TEST(where_the_first_flush_fails_cards_are_not_used) {
+  check_staged({.words = "(GPUDirect RDMA): the CUDA driver cannot flush what network cards wrote",
+                .sends = true,  // what was tried
+                .lands = true,
+                .fails = "cuFlushGPUDirectRDMAWrites",
+                .error = 801});
 }
 
 TEST(cards_that_bring_nothing_are_not_used) {
