@@ -51,9 +51,10 @@ Carried::~Carried() {
   for (const auto& wire : options_.wires) wire->close();
 }
 
-Status Carried::take(std::uint32_t blocks, std::uint32_t* level) {
+Status Carried::take(const std::function<Shape(std::uint32_t level)>& shape_of,
+                     std::uint32_t* level) {
   for (;; ++*level) {
-    shape_ = shape_at(options_.size, blocks, *level, true);
+    shape_ = shape_of(*level);
     if (peers_.empty()) return Status();
     const bool is_last = *level + 1 >= kLevels;
     take_direct(shape_, is_last);

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -51,7 +52,7 @@ class Carried {
 
   // Takes memory for channels of `level`, or of a smaller one where there is less, which `level`
   // then is. Requires: the GPU's context is current.
-  Status take(std::uint32_t blocks, std::uint32_t* level);
+  Status take(const std::function<Shape(std::uint32_t level)>& shape_of, std::uint32_t* level);
   // Lays out the channels and tells peers where they lie; a collective call over `exchange`, which
   // all ranks of the communicator make, also those with no peers here. Requires: take() went well,
   // for a level that is not above the shape's.

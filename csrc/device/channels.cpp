@@ -142,11 +142,14 @@ Status Channels::meet_over_wires(const Exchange& exchange, const std::vector<std
   if (!status.ok()) return status;
   carried_ = std::make_unique<Carried>(std::move(options));
   std::vector<std::uint32_t> levels;
-  status = carried_->take(blocks_, &level_);
+  const auto shape_of = [this](std::uint32_t level) {
+    return shape_at(mine_.size, blocks_, level, true);
+  };
+  status = carried_->take(shape_of, &level_);
   status = exchange_or_fail(exchange, status, level_, mine_.names, &levels);
   if (!status.ok()) return status;
   level_ = *std::max_element(levels.begin(), levels.end());
-  shape_ = shape_at(mine_.size, blocks_, level_, true);
+  shape_ = shape_of(level_);
   return carried_->agree(exchange, shape_);
 }
 
