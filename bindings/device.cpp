@@ -36,7 +36,8 @@ class DeviceHandle {
  public:
   DeviceHandle(const SharedHandle& host, std::vector<std::string> names, int ordinal,
                std::uint64_t machine, std::uint64_t process, std::uint64_t memory_max,
-               const std::string& protocol, const py::function& exchange, const py::function& wires)
+               const std::string& protocol, bool direct, const py::function& exchange,
+               const py::function& wires)
       : host_(host) {
     const device::Driver& driver = need_driver("x");
     device::Options options;
@@ -48,6 +49,7 @@ class DeviceHandle {
                           process,
                           memory_max,
                           device::protocol_named(protocol),
+                          direct,
                           {}};
     runtime::Communicator* native = host->native.get();
     options.host.count = [native](bool captured) { native->count_beside(captured); };
@@ -288,12 +290,12 @@ void bind_devices(py::module_& module) {
                                                                        "A place in a stream.");
   py::class_<DeviceHandle>(module, "DeviceCommunicator",
                            "One rank's operations on its device; made by all ranks together.")
-      .def(
-          py::init<const SharedHandle&, std::vector<std::string>, int, std::uint64_t, std::uint64_t,
-                   std::uint64_t, const std::string&, const py::function&, const py::function&>(),
-          py::arg("communicator"), py::arg("names"), py::arg("ordinal"), py::arg("machine"),
-          py::arg("process"), py::arg("memory_max"), py::arg("protocol"), py::arg("exchange"),
-          py::arg("wires"))
+      .def(py::init<const SharedHandle&, std::vector<std::string>, int, std::uint64_t,
+                    std::uint64_t, std::uint64_t, const std::string&, bool, const py::function&,
+                    const py::function&>(),
+           py::arg("communicator"), py::arg("names"), py::arg("ordinal"), py::arg("machine"),
+           py::arg("process"), py::arg("memory_max"), py::arg("protocol"), py::arg("direct"),
+           py::arg("exchange"), py::arg("wires"))
       .def(
           "warnings", [](const DeviceHandle& self) { return self.native().warnings(); },
           "Why devices are out of reach that should not be; alike on all ranks.")

@@ -9,6 +9,7 @@
 #include "bindings/buffer.h"
 #include "device/driver.h"
 #include "device/kernels.h"
+#include "device/network_memory.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -79,6 +80,9 @@ void bind_kernels(py::module_& module) {
   module.def(
       "device_summary", [] { return device::module_summary() + "; " + device::driver_summary(); },
       "For which GPUs kernels were built, and what the driver says, in words.");
+  module.def(
+      "device_rdma_summary", [] { return device::card_summary(); },
+      "What network cards may do with the memory of each device, in words.");
   module.def("isas", &available_isas, "The instruction sets that run here, slowest first.");
   module.def(
       "defined",

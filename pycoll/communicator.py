@@ -68,6 +68,7 @@ class Communicator(Reducing, Moving, Messages):
         self._config = config
         self._device_memory_max = config.device_memory_mib << 20
         self._device_protocol = config.device_protocol
+        self._device_rdma = config.device_rdma
         self._tuning = joined.tuning
         #: For splits: what joined the ranks, and what they told of themselves.
         self._transports = joined.transports

@@ -134,6 +134,7 @@ class Config:
     tuning: str | None = None
     device_memory_mib: int = 128
     device_protocol: str = "auto"
+    device_rdma: bool = True
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -261,6 +262,12 @@ SETTINGS: tuple[Setting, ...] = (
         _one_of(DEVICE_PROTOCOLS),
         "how collectives move bytes between devices that reach each other, alike on all ranks: "
         + ", ".join(DEVICE_PROTOCOLS),
+    ),
+    Setting(
+        "PYCOLL_DEVICE_RDMA",
+        "device_rdma",
+        _boolean,
+        "0: RDMA cards stay away from device memory, and the host copies; 1: where they can",
     ),
 )
 

@@ -97,6 +97,7 @@ class Core(_core.Calls):
         #: Of channels on this rank's device.
         self._device_memory_max = 128 << 20
         self._device_protocol = "auto"
+        self._device_rdma = True
         self._devices: Devices | None = None
 
     @functools.cached_property
@@ -237,6 +238,7 @@ class Core(_core.Calls):
                 self._host,
                 self._device_memory_max,
                 self._device_protocol,
+                self._device_rdma,
                 self._gather_blobs,
                 self._wires,
             )

@@ -85,8 +85,8 @@ class Devices:
     """The devices' side of one communicator; opened by its first collective on device arrays.
 
     ``host`` is equal for ranks of one host. ``protocol`` is what all collectives use, or "auto".
-    ``wires`` connects the hosts of all ranks for this
-    alone; all ranks call it, or none does.
+    ``direct``: cards of a network may read and write this rank's device memory. ``wires`` connects
+    the hosts of all ranks for this alone; all ranks call it, or none does.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class Devices:
         host: str,
         memory_max: int,
         protocol: str,
+        direct: bool,
         exchange: Callable[[bytes], list[bytes]],
         wires: Callable[[], list[Any]],
     ) -> None:
@@ -104,6 +105,7 @@ class Devices:
         self._host = host
         self._memory_max = memory_max
         self._protocol = protocol
+        self._direct = direct
         self._exchange = exchange
         self._wires = wires
         self._native: _core.DeviceCommunicator | None = None
@@ -331,6 +333,7 @@ class Devices:
             _number(process_token()),
             self._memory_max,
             self._protocol,
+            self._direct,
             self._exchange,
             self._wires,
         )

@@ -83,6 +83,7 @@ def facts() -> list[tuple[str, str]]:
         ("transport tcp", f"built; interfaces {_interfaces()}"),
         ("transport verbs", _verbs(_core.verbs_missing())),
         ("device cuda", _core.device_summary()),
+        ("GPUDirect RDMA", _core.device_rdma_summary()),
         ("inside jax.jit", f"built; XLA's FFI {_core.XLA_FFI_VERSION} and later, on the CPU"),
     ]
     rows += [(f"with {name}", _version(name)) for name in _NEIGHBOURS]

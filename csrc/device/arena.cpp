@@ -171,22 +171,34 @@ End end_at(std::byte* memory) {
           memory + kHeaderBytes + kCreditBytes};
 }
 
-std::uint64_t carried_bytes(const Shape& shape) {
-  return 2 * share_bytes(shape, Protocol::kSimple);
+std::uint64_t carried_word_bytes(const Shape& shape) {
+  return std::uint64_t{2} * shape.numbers * shape.shares * (kHeaderBytes + kCreditBytes);
 }
 
-std::uint64_t carried_offset(const Shape& shape, std::uint32_t number, plan::Direction direction,
-                             std::uint32_t share) {
-  const std::uint64_t way = static_cast<std::uint64_t>(direction);
+std::uint64_t carried_slot_bytes(const Shape& shape) {
+  return carried_slots_at(shape, shape.numbers, 0);
+}
+
+std::uint64_t carried_slots_at(const Shape& shape, std::uint32_t number, std::uint32_t share) {
+  const std::uint64_t channel = std::uint64_t{number} * shape.shares + share;
+  return channel * kDepth * slot_stride(shape, Protocol::kSimple);
+}
+
+End carried_end(const Shape& shape, const CarriedMemory& memory, std::uint32_t number,
+                plan::Direction direction, std::uint32_t share) {
+  const auto way = static_cast<std::uint64_t>(direction);
   const std::uint64_t index = (way * shape.numbers + number) * shape.shares + share;
-  return index * end_bytes(shape, Protocol::kSimple);
+  End end = end_at(memory.words + index * (kHeaderBytes + kCreditBytes));
+  end.slots = memory.slots[way] + carried_slots_at(shape, number, share);
+  return end;
 }
 
-void carry_ports(const Shape& shape, std::uint32_t peer, std::byte* memory, std::span<Port> ports) {
+void carry_ports(const Shape& shape, std::uint32_t peer, const CarriedMemory& memory,
+                 std::span<Port> ports) {
   for (const auto direction : {plan::Direction::kRecv, plan::Direction::kSend}) {
     for (std::uint32_t number = 0; number < shape.numbers; ++number) {
       for (std::uint32_t share = 0; share < shape.shares; ++share) {
-        const End end = end_at(memory + carried_offset(shape, number, direction, share));
+        const End end = carried_end(shape, memory, number, direction, share);
         ports[port_index(shape, Protocol::kSimple, peer, number, direction, share)] = {
             end.slots, end.headers, end.credit, nullptr, 0, 0, peer, 0};
       }

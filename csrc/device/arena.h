@@ -58,12 +58,6 @@ std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
 std::uint64_t share_of_peer(const Shape& shape, Protocol protocol, std::uint32_t peer);
 std::uint64_t share_bytes(const Shape& shape, Protocol protocol);
 
-// Channels that the host carries (carrier.h), in Protocol::kSimple only: both of their ends lie in
-// one piece of memory per peer, of the host and mapped for the rank's kernels.
-std::uint64_t carried_bytes(const Shape& shape);
-std::uint64_t carried_offset(const Shape& shape, std::uint32_t number, plan::Direction direction,
-                             std::uint32_t share);
-
 // One end of a channel, as it lies in an arena or in memory that the host carries from.
 struct End {
   Pack* headers;          // kDepth
@@ -72,7 +66,22 @@ struct End {
   std::byte* slots;  // kDepth
 };
 End end_at(std::byte* memory);
-// Points the ports of `peer` to its piece of memory that the host carries from, as kernels see it.
-void carry_ports(const Shape& shape, std::uint32_t peer, std::byte* memory, std::span<Port> ports);
+
+// Channels to one peer that the host carries (carrier.h), in Protocol::kSimple only. Headers and
+// credits of both directions, the words, lie in memory of the host, which is mapped for kernels;
+// the slots of each direction are a piece of their own, of the host or of the device.
+struct CarriedMemory {
+  std::byte* words = nullptr;         // carried_word_bytes(), zeroed
+  std::array<std::byte*, 2> slots{};  // carried_slot_bytes() each, by plan::Direction
+};
+std::uint64_t carried_word_bytes(const Shape& shape);
+std::uint64_t carried_slot_bytes(const Shape& shape);
+// Where the slots of a channel begin among those of its direction; the same at both ends.
+std::uint64_t carried_slots_at(const Shape& shape, std::uint32_t number, std::uint32_t share);
+End carried_end(const Shape& shape, const CarriedMemory& memory, std::uint32_t number,
+                plan::Direction direction, std::uint32_t share);
+// Points the ports of `peer` to its memory, as kernels see it.
+void carry_ports(const Shape& shape, std::uint32_t peer, const CarriedMemory& memory,
+                 std::span<Port> ports);
 
 }  // namespace pycoll::device

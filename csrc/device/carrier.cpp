@@ -52,6 +52,13 @@ void rest(std::uint32_t idle) {
 
 }  // namespace
 
+transport::Transport* wire_to(const std::vector<std::shared_ptr<transport::Transport>>& wires,
+                              int peer) {
+  const auto leads = [&](const auto& wire) { return wire->link(peer) != nullptr; };
+  const auto found = std::find_if(wires.begin(), wires.end(), leads);
+  return found == wires.end() ? nullptr : found->get();
+}
+
 Carrier::Carrier(Options options)
     : options_(std::move(options)), stride_(slot_stride(options_.shape, Protocol::kSimple)) {}
 
@@ -67,22 +74,20 @@ Status Carrier::create(Options options, std::unique_ptr<Carrier>* carrier) {
 
 Status Carrier::open() {
   const Shape& shape = options_.shape;
-  for (std::size_t i = 0; i < options_.peers.size(); ++i) {
+  for (const Way& way : options_.ways) {
     Line& line = lines_.emplace_back();
-    line.peer = options_.peers[i];
-    const int peer = static_cast<int>(line.peer);
-    for (const auto& wire : options_.wires) {
-      if (line.link == nullptr) line.link = wire->link(peer);
-    }
-    if (line.link == nullptr) {
+    line.way = way;
+    const int peer = static_cast<int>(way.peer);
+    transport::Transport* wire = wire_to(options_.wires, peer);
+    if (wire == nullptr) {
       return Status::error(Code::kInvalidArgument,
                            "nothing leads to " + runtime::name_rank(peer, options_.names), {peer});
     }
+    line.link = wire->link(peer);
     for (std::uint32_t channel = 0; channel < shape.numbers * shape.shares; ++channel) {
       const auto end = [&](plan::Direction direction) {
-        const std::uint32_t number = channel / shape.shares;
-        const std::uint32_t share = channel % shape.shares;
-        return end_at(options_.memory[i] + carried_offset(shape, number, direction, share));
+        return carried_end(shape, way.memory, channel / shape.shares, direction,
+                           channel % shape.shares);
       };
       line.out.push_back({end(plan::Direction::kSend)});
       line.in.push_back({end(plan::Direction::kRecv)});
@@ -128,9 +133,11 @@ bool Carrier::pass() {
     // What had arrived whole counts, also of a peer that is lost since.
     if (is_lost && !came) break_off(line, line.link->reason());
     moved |= came;
+    moved |= free_read(line);
     moved |= send(line);
     moved |= give_back(line);
   }
+  show_landed();
   return moved;
 }
 
@@ -159,16 +166,55 @@ bool Carrier::send_one(Line& line, std::uint32_t channel) {
     break_off(line, "memory of its channels was overwritten");
     return false;
   }
-  auto& wire = line.link->send_channel(channel / options_.shape.shares);
-  std::byte* room = wire.reserve(bytes);
-  waiting_ |= room == nullptr;
-  if (room == nullptr) return false;
-  if (bytes != 0) wire.fill(room, slot_of(out.end, out.step), bytes);
-  wire.commit({out.step, data, bytes, channel});
+  const bool sent = dispatch(line, out, {out.step, data, bytes, channel});
+  waiting_ |= !sent;
+  if (!sent) return false;
   ++out.step;
+  if (line.way.sends_direct) return true;
   // The kernel may fill the slot again; see await_room in executor.h.
+  out.read = out.step;
   store_to(out.end.credit, out.step);
   return true;
+}
+
+// False while the wire has no room.
+bool Carrier::dispatch(Line& line, const Outgoing& out, const transport::SegmentHeader& header) {
+  const Shape& shape = options_.shape;
+  const std::uint32_t number = header.tag / shape.shares;
+  auto& wire = line.link->send_channel(number);
+  const std::byte* slot = slot_of(out.end, out.step);
+  transport::Passage passage;
+  if (line.way.places) {
+    const std::uint64_t slots = carried_slots_at(shape, number, header.tag % shape.shares);
+    passage.to = slots + out.step % kDepth * stride_;
+  }
+  if (line.way.sends_direct) {
+    passage.from = slot;
+    return wire.pass(header, passage);
+  }
+  std::byte* room = wire.reserve(header.bytes);
+  if (room == nullptr) return false;
+  if (header.bytes != 0) wire.fill(room, slot, header.bytes);
+  if (line.way.places) return wire.pass(header, passage);
+  wire.commit(header);
+  return true;
+}
+
+// Slots on the device that the card has read.
+bool Carrier::free_read(Line& line) {
+  if (!line.way.sends_direct) return false;
+  bool moved = false;
+  for (std::uint32_t channel = 0; channel < line.out.size(); ++channel) {
+    Outgoing& out = line.out[channel];
+    if (out.read == out.step) continue;
+    auto& wire = line.link->send_channel(channel / options_.shape.shares);
+    const std::uint64_t before = out.read;
+    while (out.read < out.step && !wire.reads(slot_of(out.end, out.read), stride_)) ++out.read;
+    if (out.read != before) store_to(out.end.credit, out.read);
+    moved |= out.read != before;
+    waiting_ |= out.read < out.step;
+  }
+  return moved;
 }
 
 bool Carrier::receive(Line& line) {
@@ -189,15 +235,34 @@ bool Carrier::receive(Line& line) {
 }
 
 // False for what does not belong there.
-bool Carrier::place(Line& line, const transport::Segment& segment) const {
+bool Carrier::place(Line& line, const transport::Segment& segment) {
   const transport::SegmentHeader& header = segment.header;
   if (header.tag >= line.in.size() || header.bytes > stride_) return false;
   Incoming& in = line.in[header.tag];
   if (header.sequence != in.step || in.step >= load_of(in.end.credit) + kDepth) return false;
-  if (header.bytes != 0) copy_bytes(slot_of(in.end, in.step), segment.data, header.bytes);
-  store_header(in.end, in.step, header.agreement);
+  if (segment.placed != line.way.lands_direct) return false;
+  if (segment.placed) {
+    landed_.push_back({&line, in.end, in.step, header.agreement});
+  } else {
+    if (header.bytes != 0) copy_bytes(slot_of(in.end, in.step), segment.data, header.bytes);
+    store_header(in.end, in.step, header.agreement);
+  }
   ++in.step;
   return true;
+}
+
+// One flush serves all that has come in a pass.
+void Carrier::show_landed() {
+  if (landed_.empty()) return;
+  const Status status = options_.flush ? options_.flush() : Status();
+  for (const Landed& one : landed_) {
+    if (status.ok()) {
+      store_header(one.end, one.step, one.data);
+    } else {
+      break_off(*one.line, status.message());
+    }
+  }
+  landed_.clear();
 }
 
 bool Carrier::give_back(Line& line) {
@@ -237,7 +302,7 @@ void Carrier::break_off(Line& line, const std::string& why) {
   line.broken = true;
   const std::lock_guard<std::mutex> lock(telling_);
   if (lost_ >= 0) return;
-  lost_ = static_cast<int>(line.peer);
+  lost_ = static_cast<int>(line.way.peer);
   why_ = why;
 }
 

@@ -7,6 +7,11 @@
 //   kernel                                               reads, gives the slot back
 //   carrier   may send another one                <---   tells how many were given back
 //
+// Where a wire's cards read and write device memory, slots lie there, and only headers and counts
+// pass through the host's hands: outgoing slots are given back when the card has read them, and
+// headers of incoming ones are written when kernels see what the card wrote. Each end of each
+// direction lies on the device or not, as its rank can; see carried.h.
+//
 // Nothing is sent for which the far end has no room, so that no channel stands in another one's way
 // on their common wire. Up to 2 * kDepth segments of a channel are under way: while one is
 // reduced, others are copied, on the wire and copied again. Counts are those of ports, which only
@@ -15,6 +20,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,14 +34,28 @@
 
 namespace pycoll::device {
 
+// The first of these that leads to the peer, or nullptr.
+transport::Transport* wire_to(const std::vector<std::shared_ptr<transport::Transport>>& wires,
+                              int peer);
+
 // Threads: any method from any thread at any time, but the destructor.
 class Carrier {
  public:
+  // The channels to one peer, both directions.
+  struct Way {
+    std::uint32_t peer = 0;
+    // Where the host finds it; outlives the carrier. Slots on the device are in the region that the
+    // wire to the peer has entered, and the host never touches them.
+    CarriedMemory memory;
+    bool sends_direct = false;  // outgoing slots are on the device
+    bool lands_direct = false;  // incoming ones are, and granted to the peer
+    bool places = false;        // the peer has granted its incoming ones, accepted by the wire
+  };
   struct Options {
     Shape shape;
-    std::vector<std::uint32_t> peers;  // whose channels it carries
-    // For each of them carried_bytes(), zeroed, where the host finds it. Outlives the carrier.
-    std::vector<std::byte*> memory;
+    std::vector<Way> ways;
+    // Makes what cards have told of visible to kernels; empty where it is by itself.
+    std::function<Status()> flush;
     // Nobody else uses them. A peer is reached by the first that has a link to it.
     std::vector<std::shared_ptr<transport::Transport>> wires;
     std::vector<std::string> names;  // "host:pid", by rank
@@ -61,6 +81,7 @@ class Carrier {
   struct Outgoing {
     End end{};
     std::uint64_t step = 0;   // segments sent
+    std::uint64_t read = 0;   // of which nobody reads so many any more on this side
     std::uint64_t freed = 0;  // of which the far end has given back so many
   };
   struct Incoming {
@@ -69,11 +90,18 @@ class Carrier {
     std::uint64_t told = 0;  // the far end knows that so many were given back
   };
   struct Line {
-    std::uint32_t peer = 0;
+    Way way;
     transport::Link* link = nullptr;
     std::vector<Outgoing> out;  // by number and share
     std::vector<Incoming> in;
     bool broken = false;
+  };
+  // A header that waits until kernels see its payload.
+  struct Landed {
+    Line* line;
+    End end;
+    std::uint64_t step;
+    std::uint64_t data;
   };
 
   explicit Carrier(Options options);
@@ -83,8 +111,11 @@ class Carrier {
   bool pass();
   bool send(Line& line);
   bool send_one(Line& line, std::uint32_t channel);
+  bool dispatch(Line& line, const Outgoing& out, const transport::SegmentHeader& header);
+  bool free_read(Line& line);
   bool receive(Line& line);
-  bool place(Line& line, const transport::Segment& segment) const;
+  bool place(Line& line, const transport::Segment& segment);
+  void show_landed();
   static bool give_back(Line& line);
   bool hear_of_room(Line& line);
   void break_off(Line& line, const std::string& why);
@@ -92,8 +123,9 @@ class Carrier {
 
   Options options_;
   std::uint32_t stride_;
-  std::vector<Line> lines_;  // the thread's alone
-  bool waiting_ = false;     // a segment waits for room, as of the last pass
+  std::vector<Line> lines_;  // the thread's alone, as what follows
+  std::vector<Landed> landed_;
+  bool waiting_ = false;  // a segment waits for room, as of the last pass
   std::atomic<bool> leaving_{false};
   std::atomic<Nanoseconds> leaves_by_{0};
   mutable std::mutex telling_;  // guards what follows

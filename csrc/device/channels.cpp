@@ -10,6 +10,9 @@
 namespace pycoll::device {
 namespace {
 
+constexpr const char* kUnserved = "is not served by network cards (GPUDirect RDMA): ";
+constexpr const char* kNoCards = "; the hosts copy what goes from machine to machine";
+
 // In introductions.
 constexpr std::uint32_t kAnyProtocol = kProtocolCount;
 
@@ -122,59 +125,71 @@ Status Channels::connect(const Exchange& exchange, Upload& upload,
   const Gpu::Current current(*gpu_);
   warnings_ = warnings_of(found, devices_);
   some_carried_ = is_any_carried(found);
-  if (some_carried_) status = carry(exchange, found, clock);
+  if (some_carried_) status = carry(exchange, found, upload, clock);
   if (status.ok()) status = make(upload);
   std::vector<std::string> nothing;
   return exchange_or_fail(exchange, status, std::string(), mine_.names, &nothing);
 }
 
-Status Channels::allocate_carried(std::size_t peers) {
-  for (;; ++level_) {
-    shape_ = shape_at(mine_.size, blocks_, level_, true, mine_.only);
-    const std::uint64_t bytes = peers * carried_bytes(shape_);
-    const bool is_last = level_ + 1 >= kLevels;
-    if (peers == 0) return Status();
-    if (bytes > mine_.memory_max && !is_last) continue;
-    Status status = Reserved::take(gpu_, Reserved::Kind::kHost, bytes,
-                                   "channels to " + std::to_string(peers) + " peers out of reach",
-                                   &carried_memory_);
-    if (status.ok() || is_last) return status;
-  }
-}
-
-Status Channels::carry(const Exchange& exchange, const Findings& all,
+Status Channels::carry(const Exchange& exchange, const Findings& all, Upload& upload,
                        const std::shared_ptr<Clock>& clock) {
+  std::vector<std::uint32_t> peers;
   for (std::uint32_t peer = 0; peer < mine_.size; ++peer) {
     if (is_reached(all, mine_.rank, peer)) continue;
-    carried_.push_back(peer);
+    peers.push_back(peer);
     arenas_[peer] = nullptr;
   }
+  Status status = meet_over_wires(exchange, peers, mine_.direct);
+  std::vector<std::string> faults;
+  if (status.ok()) status = carried_->try_cards(exchange, upload, *clock, &faults);
+  const bool failed = std::any_of(faults.begin(), faults.end(),
+                                  [](const std::string& one) { return !one.empty(); });
+  if (status.ok() && failed) {
+    for (std::string& one : faults) {
+      if (!one.empty()) one.insert(0, kUnserved).append(kNoCards);
+    }
+    warn_of(faults);
+    status = meet_over_wires(exchange, peers, false);
+  } else if (status.ok()) {
+    warn_of(carried_->reasons());
+  }
+  return status.ok() ? carried_->make_carrier(clock, &carrier_) : status;
+}
+
+// All ranks at once.
+Status Channels::meet_over_wires(const Exchange& exchange, const std::vector<std::uint32_t>& peers,
+                                 bool direct) {
+  Carried::Options options{gpu_,  mine_.rank,       mine_.size, mine_.names,
+                           peers, mine_.memory_max, direct,     {}};
+  carried_.reset();
+  Status status = mine_.wires(&options.wires);
+  if (!status.ok()) return status;
+  carried_ = std::make_unique<Carried>(std::move(options));
   std::vector<std::uint32_t> levels;
-  Status status = allocate_carried(carried_.size());
+  const auto shape_of = [this](std::uint32_t level) {
+    return shape_at(mine_.size, blocks_, level, true, mine_.only);
+  };
+  status = carried_->take(shape_of, &level_);
   status = exchange_or_fail(exchange, status, level_, mine_.names, &levels);
   if (!status.ok()) return status;
   level_ = *std::max_element(levels.begin(), levels.end());
-  shape_ = shape_at(mine_.size, blocks_, level_, true, mine_.only);
-  Carrier::Options options;
-  options.shape = shape_;
-  options.peers = carried_;
-  options.names = mine_.names;
-  options.clock = clock;
-  for (std::size_t i = 0; i < carried_.size(); ++i) {
-    options.memory.push_back(carried_memory_.host() + i * carried_bytes(shape_));
-    std::fill_n(options.memory[i], carried_bytes(shape_), std::byte{0});
-  }
-  status = mine_.wires(&options.wires);
-  if (!status.ok() || carried_.empty()) return status;
-  return Carrier::create(std::move(options), &carrier_);
+  shape_ = shape_of(level_);
+  return carried_->agree(exchange, shape_);
+}
+
+// A line for the first rank, and how many more there are.
+void Channels::warn_of(const std::vector<std::string>& reasons) {
+  const auto is_told = [](const std::string& why) { return !why.empty(); };
+  const auto first = std::find_if(reasons.begin(), reasons.end(), is_told);
+  if (first == reasons.end()) return;
+  const auto more = std::count_if(first + 1, reasons.end(), is_told);
+  warnings_.push_back(devices_[static_cast<std::size_t>(first - reasons.begin())] + " " + *first +
+                      (more == 0 ? "" : "; and " + std::to_string(more) + " ranks more"));
 }
 
 Status Channels::make(Upload& upload) {
   std::vector<Port> ports = make_ports(shape_, mine_.rank, arenas_);
-  for (std::size_t i = 0; i < carried_.size(); ++i) {
-    carry_ports(shape_, carried_[i], carried_memory_.pointer<std::byte>(i * carried_bytes(shape_)),
-                ports);
-  }
+  if (carried_ != nullptr) carried_->point(ports);
   const std::size_t bytes = ports.size() * sizeof(Port);
   Status status = Reserved::take(gpu_, Reserved::Kind::kDevice, bytes, "ports", &ports_);
   return status.ok() ? upload.copy(ports_.address(), ports.data(), bytes) : status;

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "device/arena.h"
+#include "device/carried.h"
 #include "device/carrier.h"
 #include "device/exchange.h"
 #include "device/gpu.h"
@@ -36,10 +37,12 @@ struct Membership {
   // Equal for ranks of one machine, and of one process, and of no other.
   std::uint64_t machine = 0;
   std::uint64_t process = 0;
-  // Of channels on this rank's device, at most, and again of the host for peers out of its reach.
+  // Of channels on this rank's device, at most, and again of the host or, where network cards reach
+  // it, of the device, for peers out of reach.
   std::uint64_t memory_max = 128ull << 20;
   // What collectives use whatever their size, alike on all ranks; if nothing, what fits it.
   std::optional<Protocol> only;
+  bool direct = true;  // network cards may use device memory
   // Called where some pair of ranks is out of reach.
   Wires wires;
 };
@@ -110,8 +113,11 @@ class Channels {
   Probed probed(std::uint32_t writer, std::uint32_t owner) const;
   Status verify(const Findings& all, Upload& upload);
   Status find_out(const Exchange& exchange, Status status, Upload& upload, Findings* all);
-  Status allocate_carried(std::size_t peers);
-  Status carry(const Exchange& exchange, const Findings& all, const std::shared_ptr<Clock>& clock);
+  Status carry(const Exchange& exchange, const Findings& all, Upload& upload,
+               const std::shared_ptr<Clock>& clock);
+  Status meet_over_wires(const Exchange& exchange, const std::vector<std::uint32_t>& peers,
+                         bool direct);
+  void warn_of(const std::vector<std::string>& reasons);
   Status make(Upload& upload);
   Status connect(const Exchange& exchange, Upload& upload, const std::shared_ptr<Clock>& clock);
 
@@ -140,8 +146,7 @@ class Channels {
   std::vector<Finding> findings_;      // by rank
   std::vector<std::string> warnings_;
   bool some_carried_ = false;
-  std::vector<std::uint32_t> carried_;  // ranks out of reach
-  Reserved carried_memory_;
+  std::unique_ptr<Carried> carried_;  // where there is a rank out of another one's reach
   Reserved ports_;
   std::unique_ptr<Carrier> carrier_;  // its thread ends before its memory does
 };

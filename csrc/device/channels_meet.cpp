@@ -94,7 +94,7 @@ void Channels::forget() {
 
 void Channels::abandon() {
   if (arena_ != nullptr) arena_->exported = true;
-  carried_memory_.abandon();
+  if (carried_ != nullptr) carried_->abandon();
   ports_.abandon();
 }
 

@@ -67,6 +67,8 @@ void find_allocations(const Get& get, Driver& driver) {
   get("cuMemMap", driver.memory_map);
   get("cuMemUnmap", driver.memory_unmap);
   get("cuMemSetAccess", driver.memory_access);
+  get("cuMemGetHandleForAddressRange", driver.range_handle);
+  get("cuFlushGPUDirectRDMAWrites", driver.flush_card_writes);
 }
 
 template <typename Get>

@@ -56,6 +56,13 @@ inline constexpr int kAttributeMajor = 75;
 inline constexpr int kAttributeMinor = 76;
 inline constexpr int kAttributeCooperative = 95;
 inline constexpr int kAttributeDescriptors = 103;
+inline constexpr int kAttributeCards = 116;  // network cards may read and write its memory
+inline constexpr int kAttributeCardFlushes = 117;
+inline constexpr int kAttributeCardOrder = 118;
+inline constexpr int kAttributeDmaBuf = 124;
+inline constexpr int kCardFlushByHost = 1;  // a bit of kAttributeCardFlushes
+inline constexpr int kCardOrderOwner = 100;
+inline constexpr int kRangeDmaBuf = 1;
 inline constexpr int kHandleDescriptor = 1;
 inline constexpr int kPairNativeAtomics = 3;
 inline constexpr int kPointerMemoryType = 2;
@@ -125,6 +132,11 @@ struct Driver {
   int (*memory_unmap)(Address address, std::size_t bytes);
   int (*memory_access)(Address address, std::size_t bytes, const MemoryAccess* access,
                        std::size_t count);
+  // The handle of a dma-buf is an int.
+  int (*range_handle)(void* handle, Address address, std::size_t bytes, int type,
+                      std::uint64_t flags);
+  // What network cards wrote to the current context's device is seen in `scope`: a kCardOrder...
+  int (*flush_card_writes)(int target, int scope);
   int (*stream_create)(StreamHandle* stream, unsigned int flags);
   int (*stream_destroy)(StreamHandle stream);
   int (*stream_synchronize)(StreamHandle stream);

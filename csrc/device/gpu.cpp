@@ -175,6 +175,11 @@ Status Gpu::load(std::span<const std::byte> image) {
   return Status();
 }
 
+int Gpu::attribute(int which) const {
+  int value = 0;
+  return driver_.device_attribute(&value, which, device_) == 0 ? value : 0;
+}
+
 int Gpu::launch(Launch kind, FunctionHandle function, std::uint32_t blocks, std::uint32_t threads,
                 StreamHandle stream, void** parameters) const {
   if (kind == Launch::kTogether) {

@@ -88,6 +88,8 @@ class Gpu {
   std::uint32_t blocks_max() const { return blocks_max_; }
   // Whether its memory can have descriptors (shared_memory.h).
   bool has_descriptors() const { return has_descriptors_; }
+  // What the driver says of it now, one of kAttribute...; 0 if it does not know.
+  int attribute(int which) const;
   FunctionHandle kernel(Protocol protocol, KernelKind kind) const {
     return kernels_[static_cast<std::size_t>(protocol)][static_cast<std::size_t>(kind)];
   }

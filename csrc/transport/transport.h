@@ -78,6 +78,27 @@ struct Notice {
 };
 static_assert(sizeof(Notice) == 128 && std::is_trivially_copyable_v<Notice>);
 
+// Memory that its owner names, and keeps until the transport is closed: segments are sent from it
+// and arrive in it where it lies. It may be a device's, so that the host neither reads nor writes
+// it.
+struct Region {
+  std::uint64_t address = 0;  // of the first byte, as the owner counts; see also `descriptor`
+  std::size_t bytes = 0;
+  // Of a dma-buf that holds it, the caller's, who may close it once the region is entered; -1: it
+  // is what lies at `address` in this process.
+  int descriptor = -1;
+  std::uint64_t offset =
+      0;  // of the first byte in the dma-buf; lies in its page where `address` does
+  bool peers_write = false;  // segments arrive there; otherwise they are only sent from it
+};
+
+// Where the payload of SendChannel::pass() comes from and goes to.
+struct Passage {
+  static constexpr std::uint64_t kRoom = ~std::uint64_t{0};
+  const std::byte* from = nullptr;  // in this rank's region; nullptr: the room that is reserved
+  std::uint64_t to = kRoom;  // so far into what the peer granted; kRoom: the peer's room, as ever
+};
+
 class SendChannel {
  public:
   virtual ~SendChannel() = default;
@@ -123,6 +144,16 @@ class SendChannel {
     return false;
   }
 
+  // Sends header.bytes where at least one end lies in a region; false while the channel is full,
+  // and on media without regions. What comes from the region must stay unchanged until reads() of
+  // it is false; of a lost link that may be never. Counts as handed over, but is never copied.
+  // Requires: without `from`, reserve(header.bytes) gave room; `from` lies in the region that this
+  // rank entered, `to` and header.bytes in what the peer's grant lets it write.
+  virtual bool pass(const SegmentHeader& header, const Passage& passage) {
+    (void)header, (void)passage;
+    return false;
+  }
+
   // True when no memory that was handed over or lent is still being read.
   virtual bool drained() { return true; }
   // The same of memory that was handed over only.
@@ -150,9 +181,12 @@ class SendChannel {
 struct Segment {
   SegmentHeader header;
   // Aligned as in SendChannel::reserve unless lent, and then as the sender's memory is; nullptr if
-  // bytes == 0.
+  // bytes == 0 or placed.
   const std::byte* data = nullptr;
   bool lent = false;  // see RecvChannel::intact
+  // The sender put the payload in what it was granted of this rank's region. It has left the medium
+  // there, but others than the host may see it later: whoever reads the region knows how to wait.
+  bool placed = false;
 };
 
 class RecvChannel {
@@ -193,6 +227,19 @@ class Link {
   // The peer's newest notice (all zero before its first). Never torn.
   virtual Notice newest() = 0;
 
+  // What the peer's accept() wants, so that it may pass() payloads to these bytes of this rank's
+  // region, counted from its beginning; the caller brings it there. Empty on media without regions.
+  // Requires: the region was entered with peers_write, and holds them.
+  virtual std::string grant(std::uint64_t offset, std::size_t bytes) {
+    (void)offset, (void)bytes;
+    return {};
+  }
+  // kInvalidArgument for what is no grant of this version, or of another link.
+  virtual Status accept(const std::string& grant) {
+    return Status::error(Code::kInvalidArgument, std::to_string(grant.size()) +
+                                                     " bytes are no grant: there are no regions");
+  }
+
   // As of the last poll. kClosed follows a notice with kClosed; kLost anything less orderly.
   virtual LinkState state() = 0;
   // Why the link is lost, for users: "process 4711 was killed", "connection reset
@@ -208,6 +255,15 @@ class Transport {
 
   // The link to `peer`, or nullptr when this transport does not reach it. Owned by the transport.
   virtual Link* link(int peer) = 0;
+
+  // Whether enter() may succeed: devices of the medium read and write memory by themselves.
+  virtual bool has_regions() const { return false; }
+  // Registers this rank's region, of which there is one at most, until close(). kInvalidArgument
+  // for what cannot be one; kTransport where library, system or device refuse: then there is none.
+  virtual Status enter(const Region& region) {
+    (void)region;
+    return Status::error(Code::kTransport, std::string(name()) + " has no regions");
+  }
 
   // Moves what can be moved on every link without blocking and refreshes their states. True if
   // anything changed. Called again and again while an operation waits, so cheap when idle.

@@ -50,10 +50,7 @@ class Medium final : public VerbsTransport {
   RegistrationFacts registered() const override { return ports_->facts(); }
   bool keep(std::byte* data, std::size_t bytes) override { return ports_->keep(data, bytes); }
   void lapse(const std::byte* data, std::size_t bytes) override { ports_->lapse(data, bytes); }
-  Status register_dmabuf(const DmaBuf& memory, DmaBufRegistration* made) override {
-    return ports_->register_dmabuf(memory, made);
-  }
-  void release_dmabuf(std::uint64_t number) override { ports_->release_dmabuf(number); }
+  Status enter(const Region& region) override { return ports_->enter(region); }
   void close() override;
 
  private:

@@ -45,26 +45,6 @@ struct RegistrationFacts {
   std::string refusal;
 };
 
-// Memory of a device that its driver exports as a dma-buf.
-struct DmaBuf {
-  int descriptor = -1;       // the caller's, who may close it once the memory is registered
-  std::uint64_t offset = 0;  // of the first byte within the buffer
-  std::size_t bytes = 0;
-  // By this address requests name the first byte. Lies in its page where `offset` does.
-  std::uint64_t iova = 0;
-  bool peers_write = false;  // peers too, not only this rank's own ports
-};
-
-// `local` in requests of this rank, `remote` in those of its peer, over one port.
-struct MemoryKeys {
-  std::uint32_t local = 0;
-  std::uint32_t remote = 0;
-};
-
-struct DmaBufRegistration {
-  std::uint64_t number = 0;         // for release_dmabuf()
-  std::vector<MemoryKeys> by_port;  // in the order of the transport's ports
-};
 }  // namespace verbs
 
 // A place of a rank on an RDMA network: "mlx5_0", its port from 1, the index in the port's table of
@@ -128,14 +108,10 @@ class VerbsTransport : public Transport {
   virtual bool keep(std::byte* data, std::size_t bytes) = 0;
   virtual void lapse(const std::byte* data, std::size_t bytes) = 0;
 
-  // Registers memory of a device at every port, until release_dmabuf() with its number, or close().
-  // kInvalidArgument for what cannot be such memory; kTransport where library, system or a port
-  // does not support it, or kClosed: then it is registered nowhere. Any thread.
-  virtual Status register_dmabuf(const verbs::DmaBuf& memory, verbs::DmaBufRegistration* made) = 0;
-  // No effect for a number that is released already. Requires: nothing under way uses the keys.
-  virtual void release_dmabuf(std::uint64_t number) = 0;
-
   std::string_view name() const override { return "verbs"; }
+  // A region is registered at every port or at none, counts towards no bound of memory, and is
+  // kClosed after close().
+  bool has_regions() const override { return true; }
 };
 
 }  // namespace pycoll::transport

@@ -33,8 +33,9 @@ bool VerbsSendChannel::has_room() {
   return true;
 }
 
-void VerbsSendChannel::submit(const SegmentHeader& header) {
+void VerbsSendChannel::submit(const SegmentHeader& header, std::uint64_t to) {
   reserved_bytes_ = kNothing;
+  targets_[committed_ % kChannelDepth] = to;
   const Rail& rail = link_.rail_of(number_, committed_);
   std::byte* slot = rail.outgoing(rail.slot(number_, committed_));
   reinterpret_cast<SlotHeader*>(slot + kHeaderAt)->header = header;
@@ -57,11 +58,29 @@ bool VerbsSendChannel::hand_over(const SegmentHeader& header, const std::byte* d
   if (!has_room()) return false;
   Registration* registration = acquire(data, header.bytes);
   if (registration == nullptr) return SendChannel::hand_over(header, data);
+  set_source({data, header.bytes, registration});
+  submit(header);
+  return true;
+}
+
+// Of the next segment, whose slot is free.
+void VerbsSendChannel::set_source(const Source& source) {
   const std::size_t slot = committed_ % kChannelDepth;
-  sources_[slot] = {data, header.bytes, registration};
+  sources_[slot] = source;
   ++source_count_;
   free_at_[slot] = kNever;
-  submit(header);
+}
+
+bool VerbsSendChannel::pass(const SegmentHeader& header, const Passage& passage) {
+  if (passage.from == nullptr) {
+    PYCOLL_ASSERT(reserved_bytes_ == header.bytes, "pass of %u bytes, reserved %zu", header.bytes,
+                  reserved_bytes_);
+  } else if (!has_room()) {
+    return false;
+  } else if (header.bytes != 0 && !abandoned_) {
+    set_source({passage.from, header.bytes, nullptr});
+  }
+  submit(header, passage.to);
   return true;
 }
 
@@ -90,7 +109,7 @@ bool VerbsSendChannel::flushed() {
 bool VerbsSendChannel::reads(const std::byte* data, std::size_t bytes) {
   settle();
   for (const Source& source : sources_) {
-    if (source.registration == nullptr) continue;
+    if (source.data == nullptr) continue;
     if (source.data < data + bytes && data < source.data + source.bytes) {
       link_.note_want();
       return true;
@@ -108,16 +127,22 @@ void VerbsSendChannel::settle() {
 
 void VerbsSendChannel::drop(std::uint32_t segment) {
   Source& source = sources_[segment % kChannelDepth];
-  if (source.registration == nullptr) return;
-  link_.rail_of(number_, segment).registrations().release(source.registration);
+  if (source.data == nullptr) return;
+  if (source.registration != nullptr) {
+    link_.rail_of(number_, segment).registrations().release(source.registration);
+  }
   source = {};
   --source_count_;
 }
 
-const std::byte* VerbsSendChannel::source(std::uint32_t* key) const {
+VerbsSendChannel::Course VerbsSendChannel::course() const {
   const Source& source = sources_[posted_ % kChannelDepth];
-  if (source.registration != nullptr) *key = source.registration->local_key();
-  return source.data;
+  Course made{source.data, 0, false, targets_[posted_ % kChannelDepth]};
+  if (source.data == nullptr) return made;
+  made.in_region = source.registration == nullptr;
+  made.key = made.in_region ? link_.rail_of(number_, posted_).region_keys().lkey
+                            : source.registration->local_key();
+  return made;
 }
 
 void VerbsSendChannel::posted(std::uint64_t position) {
@@ -135,7 +160,7 @@ bool VerbsSendChannel::accept_released(std::uint32_t released, int bits) {
 bool VerbsSendChannel::reads_over(const Rail& rail) const {
   bool reads = false;
   for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
-    reads |= sources_[slot].registration != nullptr && &link_.rail_of(number_, slot) == &rail;
+    reads |= sources_[slot].data != nullptr && &link_.rail_of(number_, slot) == &rail;
   }
   return reads;
 }
@@ -148,6 +173,7 @@ void VerbsSendChannel::abandon() {
   }
 }
 
+// What is in the region the host cannot copy, and whoever named it does not free it.
 void VerbsSendChannel::let_go() {
   for (std::uint32_t segment = posted_; segment != committed_; ++segment) {
     const Source& source = sources_[segment % kChannelDepth];
@@ -162,8 +188,9 @@ void VerbsSendChannel::let_go() {
 const Segment* VerbsRecvChannel::peek() {
   if (received_ == released_) return nullptr;
   oldest_.header = headers_[released_ % kChannelDepth];
+  oldest_.placed = placed_[released_ % kChannelDepth];
   const Rail& rail = link_.rail_of(number_, released_);
-  oldest_.data = oldest_.header.bytes == 0
+  oldest_.data = oldest_.header.bytes == 0 || oldest_.placed
                      ? nullptr
                      : rail.incoming(rail.slot(number_, released_) + kPayloadAt);
   return &oldest_;
@@ -185,8 +212,9 @@ bool VerbsRecvChannel::expects(std::uint16_t number, std::uint32_t* segment) con
   return received_ - announced_ + ahead < kChannelDepth && !early_[*segment % kChannelDepth];
 }
 
-void VerbsRecvChannel::received(std::uint32_t segment, const SegmentHeader& header) {
+void VerbsRecvChannel::received(std::uint32_t segment, const SegmentHeader& header, bool placed) {
   headers_[segment % kChannelDepth] = header;
+  placed_[segment % kChannelDepth] = placed;
   early_[segment % kChannelDepth] = true;
   for (; early_[received_ % kChannelDepth]; ++received_) early_[received_ % kChannelDepth] = false;
 }

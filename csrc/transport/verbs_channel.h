@@ -19,7 +19,8 @@ class VerbsLink;
 // A slot is used again when its segment was released and the device reads it no more. Either may
 // come first: the peer's word can overtake the acknowledgement that lets the device forget.
 //
-// A payload from registered memory is sent from there: of its slot only the header is used.
+// A payload from registered memory is sent from there, and one that is placed goes to the peer's
+// region: of its slot only the header is used.
 class VerbsSendChannel final : public SendChannel {
  public:
   // Rooms lie in the outgoing areas of the link's rails, once it has some.
@@ -34,6 +35,7 @@ class VerbsSendChannel final : public SendChannel {
   bool lend(const SegmentHeader& header, const std::byte* data) override {
     return hand_over(header, data);
   }
+  bool pass(const SegmentHeader& header, const Passage& passage) override;
   // Waits also for segments that the device has not got yet, since their owner may not poll for
   // long.
   bool drained() override;
@@ -43,8 +45,14 @@ class VerbsSendChannel final : public SendChannel {
   // --- for the link
   std::uint32_t number() const { return number_; }
   std::uint32_t next() const { return posted_; }
-  // The user's memory that the payload of the next segment lies in; nullptr: its slot.
-  const std::byte* source(std::uint32_t* key) const;
+  // Where the payload of the next segment comes from and goes to, apart from its slots.
+  struct Course {
+    const std::byte* source = nullptr;  // nullptr: its slot
+    std::uint32_t key = 0;
+    bool in_region = false;  // the source
+    std::uint64_t to = Passage::kRoom;
+  };
+  Course course() const;
   // The next segment was given to the device, which reads its slot and source until `position` is
   // done.
   void posted(std::uint64_t position);
@@ -65,16 +73,17 @@ class VerbsSendChannel final : public SendChannel {
   // Less is copied: that takes no longer than the device takes to tell that it has read.
   static constexpr std::size_t kStraightBytesMin = 16 * 1024;
 
-  // Memory of the user that the device reads, or will.
+  // Memory outside of the slots that the device reads, or will.
   struct Source {
-    const std::byte* data = nullptr;
+    const std::byte* data = nullptr;  // nullptr: there is none
     std::size_t bytes = 0;
-    Registration* registration = nullptr;  // nullptr: there is none
+    Registration* registration = nullptr;  // of users' memory; nullptr: it is the region's
   };
 
   Registration* acquire(const std::byte* data, std::size_t bytes) const;
   bool has_room();
-  void submit(const SegmentHeader& header);
+  void set_source(const Source& source);
+  void submit(const SegmentHeader& header, std::uint64_t to = Passage::kRoom);
   void settle();
   void drop(std::uint32_t segment);
 
@@ -82,6 +91,7 @@ class VerbsSendChannel final : public SendChannel {
   VerbsLink& link_;
   std::array<std::uint64_t, kChannelDepth> free_at_{};  // position by slot
   std::array<Source, kChannelDepth> sources_;           // by slot
+  std::array<std::uint64_t, kChannelDepth> targets_{};  // by slot, as in Passage
   int source_count_ = 0;
   std::size_t reserved_bytes_ = kNothing;
   std::uint32_t committed_ = 0;
@@ -105,7 +115,7 @@ class VerbsRecvChannel final : public RecvChannel {
   // Whether the peer may send a segment whose number is `number` modulo 2^16; if so, which one.
   bool expects(std::uint16_t number, std::uint32_t* segment) const;
   // Requires: expects() gave `segment`.
-  void received(std::uint32_t segment, const SegmentHeader& header);
+  void received(std::uint32_t segment, const SegmentHeader& header, bool placed);
   // The counter that travels to the peer with the next message.
   std::uint32_t announce();
   // True when the peer should be told now, even if no segment goes its way: it may be waiting for
@@ -119,6 +129,7 @@ class VerbsRecvChannel final : public RecvChannel {
   const std::uint32_t number_;
   VerbsLink& link_;
   std::array<SegmentHeader, kChannelDepth> headers_;  // by slot
+  std::array<bool, kChannelDepth> placed_{};          // by slot
   std::array<bool, kChannelDepth> early_{};           // by slot: there, but not one before it
   Segment oldest_;
   std::uint32_t received_ = 0;

@@ -5,6 +5,7 @@
 // arrives at the same offset here.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <type_traits>
@@ -74,6 +75,7 @@ enum class Kind : std::uint8_t {
   kNotice = 3,      // place in the second byte; one has been written there
   kNoticeSeen = 4,  // the newest notice was read, and may be replaced
   kGoodbye = 5,     // nothing follows on this rail
+  kPlaced = 6,      // as kSegment, but the payload is in the receiver's region
 };
 
 struct Immediate {
@@ -103,8 +105,19 @@ struct PeerAddress {
   std::uint8_t link_layer = 0;      // as in ibv_port_attr
   std::uint8_t gid[16] = {};
 
-  static constexpr std::uint64_t kMagic = 0x0002'7362'7265'5650;  // "PVerbs", version 2
+  static constexpr std::uint64_t kMagic = 0x0003'7362'7265'5650;  // "PVerbs", version 3
 };
 static_assert(sizeof(PeerAddress) == 48 && std::has_unique_object_representations_v<PeerAddress>);
+
+// What a peer must know to write payloads into a part of this rank's region: Link::grant().
+struct Grant {
+  std::uint64_t magic = kMagic;
+  std::uint64_t address = 0;                     // of the part's first byte
+  std::uint64_t bytes = 0;                       // of the part
+  std::array<std::uint32_t, kRailsMax> rkeys{};  // by rail; 0 behind the last one
+
+  static constexpr std::uint64_t kMagic = 0x0001'746e'6172'4750;  // "PGrant", version 1
+};
+static_assert(sizeof(Grant) == 40 && std::has_unique_object_representations_v<Grant>);
 
 }  // namespace pycoll::transport::verbs

@@ -90,6 +90,32 @@ void VerbsLink::post(const Notice& notice) {
   }
 }
 
+std::string VerbsLink::grant(std::uint64_t offset, std::size_t bytes) {
+  const Region& region = rails_.front().region();
+  PYCOLL_ASSERT(region.peers_write && offset <= region.bytes && bytes <= region.bytes - offset,
+                "a grant of %zu bytes at %llu", bytes, static_cast<unsigned long long>(offset));
+  Grant made;
+  made.address = region.address + offset;
+  made.bytes = bytes;
+  for (const Rail& rail : rails_) made.rkeys[rail.index()] = rail.region_keys().rkey;
+  granted_ = true;
+  return {reinterpret_cast<const char*>(&made), sizeof(made)};
+}
+
+Status VerbsLink::accept(const std::string& grant) {
+  Grant given;
+  if (grant.size() == sizeof(given)) std::memcpy(&given, grant.data(), sizeof(given));
+  if (grant.size() != sizeof(given) || given.magic != Grant::kMagic || given.bytes == 0 ||
+      given.address + given.bytes < given.bytes) {
+    return Status::error(Code::kInvalidArgument,
+                         "verbs: " + std::to_string(grant.size()) + " bytes from " + name_ +
+                             " are no grant of this pycoll version; run the same on every rank",
+                         {peer_});
+  }
+  accepted_ = given;
+  return {};
+}
+
 void VerbsLink::submit(std::uint32_t number) {
   line_[(line_begin_ + line_count_) % kLineMax] = static_cast<std::uint8_t>(number);
   ++line_count_;

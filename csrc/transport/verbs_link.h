@@ -33,6 +33,8 @@ class VerbsLink final : public Link {
   RecvChannel& recv_channel(std::uint32_t number) override;
   void post(const Notice& notice) override;
   Notice newest() override { return newest_; }
+  std::string grant(std::uint64_t offset, std::size_t bytes) override;
+  Status accept(const std::string& grant) override;
   LinkState state() override { return state_; }
   std::string reason() const override { return reason_; }
 
@@ -89,6 +91,8 @@ class VerbsLink final : public Link {
   bool accept_address(const std::string& text, std::array<PeerAddress, kRailsMax>* peers) const;
   bool has_room();
   void post_segment(VerbsSendChannel& channel);
+  Piece payload_of(const VerbsSendChannel::Course& course, const Rail& rail,
+                   const Piece& in_slot) const;
   void post_credit(std::uint32_t number);
   void post_notice(Rail& rail, NoticePlace place);
   void post_goodbyes();
@@ -116,6 +120,9 @@ class VerbsLink final : public Link {
   std::size_t line_begin_ = 0;
   std::size_t line_count_ = 0;
   std::uint32_t credits_due_ = 0;  // a bit per channel
+
+  bool granted_ = false;  // payloads may come that are placed
+  Grant accepted_;        // of the peer's region; no bytes: nothing
 
   Notice newest_;  // from the peer
   Notice outgoing_notice_;

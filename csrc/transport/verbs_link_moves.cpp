@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/assert.h"
 #include "transport/verbs_link.h"
 
 namespace pycoll::transport::verbs {
@@ -74,23 +75,40 @@ void VerbsLink::post_segment(VerbsSendChannel& channel) {
     if (here) credits_due_ &= ~(1u << number);
   }
   const std::size_t bytes = header->header.bytes;
-  std::uint32_t key = 0;
-  const std::byte* source = channel.source(&key);
-  const Immediate immediate{Kind::kSegment, static_cast<std::uint8_t>(channel.number()),
+  const VerbsSendChannel::Course course = channel.course();
+  const bool placed = course.to != Passage::kRoom;
+  const Immediate immediate{placed ? Kind::kPlaced : Kind::kSegment,
+                            static_cast<std::uint8_t>(channel.number()),
                             static_cast<std::uint16_t>(segment)};
   Queue& queue = rail.queue();
-  if (source == nullptr && sizeof(SlotHeader) + bytes <= queue.packet_bytes()) {
+  const bool in_slots = !placed && course.source == nullptr;
+  if (bytes == 0 || (in_slots && sizeof(SlotHeader) + bytes <= queue.packet_bytes())) {
     const Piece whole = rail.piece(slot + kHeaderAt, sizeof(SlotHeader) + bytes);
     channel.posted(queue.send(nullptr, whole, immediate));
   } else {
-    Piece payload = rail.piece(slot + kPayloadAt, bytes);
-    if (source != nullptr) {
-      payload.data = source;
-      payload.key = key;
-    }
+    const Piece payload = payload_of(course, rail, rail.piece(slot + kPayloadAt, bytes));
     const Piece last = rail.piece(slot + kHeaderAt, sizeof(SlotHeader));
     channel.posted(queue.send(&payload, last, immediate));
   }
+}
+
+// From its slot to that of the peer, unless its course says otherwise.
+Piece VerbsLink::payload_of(const VerbsSendChannel::Course& course, const Rail& rail,
+                            const Piece& in_slot) const {
+  Piece made = in_slot;
+  if (course.source != nullptr) {
+    made.data = course.source;
+    made.key = course.key;
+    made.by_device = course.in_region;
+  }
+  if (course.to != Passage::kRoom) {
+    PYCOLL_ASSERT(course.to <= accepted_.bytes && made.bytes <= accepted_.bytes - course.to,
+                  "%u bytes to %llu of a grant of %llu", made.bytes,
+                  static_cast<unsigned long long>(course.to),
+                  static_cast<unsigned long long>(accepted_.bytes));
+    made.target = {accepted_.address + course.to, accepted_.rkeys[rail.index()]};
+  }
+  return made;
 }
 
 void VerbsLink::post_credit(std::uint32_t number) {
@@ -157,6 +175,7 @@ bool VerbsLink::received(std::uint32_t index, std::uint32_t immediate, std::uint
   const Immediate what = Immediate::of(immediate);
   switch (what.kind) {
     case Kind::kSegment:
+    case Kind::kPlaced:
       return receive_segment(rail, what, bytes);
     case Kind::kCredit:
       return receive_credit(rail, what);
@@ -184,13 +203,15 @@ bool VerbsLink::receive_segment(const Rail& rail, Immediate what, std::uint32_t 
   SlotHeader arrived;
   std::memcpy(&arrived, rail.incoming(rail.slot(what.which, segment) + kHeaderAt), sizeof(arrived));
   const std::size_t payload = arrived.header.bytes;
+  const bool placed = what.kind == Kind::kPlaced;
+  if (placed && !granted_) return malformed("a payload was placed where nothing is granted");
   const bool ahead = bytes == sizeof(arrived);  // the payload came in a message before
-  if (payload > kSegmentBytesMax || (!ahead && bytes != sizeof(arrived) + payload)) {
+  if (payload > kSegmentBytesMax || (!ahead && (placed || bytes != sizeof(arrived) + payload))) {
     return malformed("a message of " + std::to_string(bytes) + " bytes says " +
                      std::to_string(payload) + " bytes of payload");
   }
   if (!accept_released(rail, arrived)) return true;
-  channel.received(segment, arrived.header);
+  channel.received(segment, arrived.header, placed);
   // A release that came just before may have become due: now its sender is known to be full.
   if (channel.credit_due()) credit_due(what.which, false);
   return true;

@@ -1,6 +1,7 @@
 #include "transport/verbs_ports.h"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -12,19 +13,46 @@ namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
 
-Status check_dmabuf(const DmaBuf& memory) {
+Status check_region(const Region& region) {
   std::string wrong;
-  if (memory.descriptor < 0) {
-    wrong = "descriptor " + std::to_string(memory.descriptor) + ": expected an open one";
-  } else if (memory.bytes == 0 || memory.offset + memory.bytes < memory.bytes) {
-    wrong = std::to_string(memory.bytes) + " bytes at offset " + std::to_string(memory.offset) +
+  const std::uint64_t first = region.descriptor < 0 ? region.address : region.offset;
+  if (region.bytes == 0 || first + region.bytes < region.bytes) {
+    wrong = std::to_string(region.bytes) + " bytes at " + std::to_string(first) +
             ": expected at least one, and an end below 2^64";
-  } else if (memory.iova % kPageBytes != memory.offset % kPageBytes) {
-    wrong = "iova " + std::to_string(memory.iova) + " and offset " + std::to_string(memory.offset) +
-            ": expected the same place within a page of " + std::to_string(kPageBytes) + " bytes";
+  } else if (region.descriptor >= 0 && region.address % kPageBytes != region.offset % kPageBytes) {
+    wrong = "address " + std::to_string(region.address) + " and offset " +
+            std::to_string(region.offset) + ": expected the same place within a page of " +
+            std::to_string(kPageBytes) + " bytes";
   }
   if (wrong.empty()) return {};
-  return Status::error(Code::kInvalidArgument, "verbs: memory of a device: " + wrong);
+  return Status::error(Code::kInvalidArgument, "verbs: a region: " + wrong);
+}
+
+// At one port.
+Status register_region(const Region& region, OpenPort& port) {
+  const Device& device = *port.device;
+  const Api& api = device.api();
+  const int access =
+      IBV_ACCESS_LOCAL_WRITE | (region.peers_write ? int{IBV_ACCESS_REMOTE_WRITE} : 0);
+  const bool by_address = region.descriptor < 0;
+  if (!by_address && api.reg_dmabuf_mr == nullptr) {
+    return Status::error(Code::kTransport,
+                         "verbs: a dma-buf cannot be registered: libibverbs.so.1 has no "
+                         "ibv_reg_dmabuf_mr; install rdma-core 34 or newer");
+  }
+  errno = 0;
+  ibv_mr* made = by_address ? api.reg_mr(device.domain(), std::bit_cast<void*>(region.address),
+                                         region.bytes, access)
+                            : api.reg_dmabuf_mr(device.domain(), region.offset, region.bytes,
+                                                region.address, region.descriptor, access);
+  if (made == nullptr) {
+    return device.refused("cannot register " + std::to_string(region.bytes) +
+                              (by_address ? " bytes by their address" : " bytes of a dma-buf"),
+                          errno);
+  }
+  port.region_keys = Owned<ibv_mr>(made, api.dereg_mr);
+  port.region = region;
+  return {};
 }
 
 }  // namespace
@@ -64,7 +92,6 @@ Status Ports::choose(const std::vector<int>& rails, std::vector<OpenPort*>* chos
 
 void Ports::close() {
   const std::lock_guard lock(ending_);
-  dmabufs_.clear();
   ports_.clear();
 }
 
@@ -105,40 +132,22 @@ void Ports::lapse(const std::byte* data, std::size_t bytes) {
   for (OpenPort& port : ports_) port.registrations->lapse(data, bytes);
 }
 
-void Ports::release_dmabuf(std::uint64_t number) {
-  const std::lock_guard lock(ending_);
-  dmabufs_.erase(number);
-}
-
-Status Ports::register_dmabuf(const DmaBuf& memory, DmaBufRegistration* made) {
+Status Ports::enter(const Region& region) {
   const std::lock_guard lock(ending_);
   if (ports_.empty()) return Status::error(Code::kClosed, "verbs: the transport was closed");
-  if (Status status = check_dmabuf(memory); !status.ok()) return status;
-  const int access =
-      IBV_ACCESS_LOCAL_WRITE | (memory.peers_write ? int{IBV_ACCESS_REMOTE_WRITE} : 0);
-  std::vector<Owned<ibv_mr>> regions;
-  std::vector<MemoryKeys> keys;
-  for (const OpenPort& port : ports_) {
-    const Device& device = *port.device;
-    const Api& api = device.api();
-    if (api.reg_dmabuf_mr == nullptr) {
-      return Status::error(Code::kTransport,
-                           "verbs: memory of a device cannot be registered: libibverbs.so.1 has no "
-                           "ibv_reg_dmabuf_mr; install rdma-core 34 or newer");
-    }
-    errno = 0;
-    regions.emplace_back(api.reg_dmabuf_mr(device.domain(), memory.offset, memory.bytes,
-                                           memory.iova, memory.descriptor, access),
-                         api.dereg_mr);
-    if (regions.back() == nullptr) {
-      return device.refused(
-          "cannot register " + std::to_string(memory.bytes) + " bytes of a device's memory", errno);
-    }
-    keys.push_back({regions.back()->lkey, regions.back()->rkey});
+  if (ports_.front().region.bytes != 0) {
+    return Status::error(Code::kInvalidArgument, "verbs: a region: there is one already");
   }
-  *made = {next_dmabuf_++, std::move(keys)};
-  dmabufs_[made->number] = std::move(regions);
-  return {};
+  Status status = check_region(region);
+  for (std::size_t i = 0; i < ports_.size() && status.ok(); ++i) {
+    status = register_region(region, ports_[i]);
+  }
+  if (status.ok()) return status;
+  for (OpenPort& port : ports_) {
+    port.region_keys.reset();
+    port.region = {};
+  }
+  return status;
 }
 
 }  // namespace pycoll::transport::verbs

@@ -1,11 +1,10 @@
 // The ports that a rank has opened, in the order in which it named them, and what of users' memory
-// is registered: at each port, since each has keys of its own.
+// is registered, and the transport's region: at each port, since each has keys of its own.
 //
 // Threads: those of the Transport, but for what says otherwise.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -17,6 +16,8 @@ namespace pycoll::transport::verbs {
 struct OpenPort {
   std::unique_ptr<Device> device;
   std::unique_ptr<Registrations> registrations;
+  Region region;  // no bytes: there is none
+  Owned<ibv_mr> region_keys{nullptr, nullptr};
 };
 
 class Ports {
@@ -25,6 +26,9 @@ class Ports {
   // of `limits` holds for all ports together, since the system counts what each has registered.
   static Status open(const Api& api, const std::vector<VerbsPort>& wanted, int completions,
                      const RegistrationLimits& limits, std::unique_ptr<Ports>* opened);
+
+  // See Transport.
+  Status enter(const Region& region);
 
   // The ports of these numbers, for the rails of a link; kInvalidArgument for what are none.
   Status choose(const std::vector<int>& rails, std::vector<OpenPort*>* chosen);
@@ -44,15 +48,9 @@ class Ports {
   bool keep(std::byte* data, std::size_t bytes);
   void lapse(const std::byte* data, std::size_t bytes);
 
-  Status register_dmabuf(const DmaBuf& memory, DmaBufRegistration* made);
-  void release_dmabuf(std::uint64_t number);
-
  private:
   mutable std::mutex ending_;  // those who register on other threads against close()
   std::vector<OpenPort> ports_;
-  // By number, and then by port. Freed before the ports.
-  std::map<std::uint64_t, std::vector<Owned<ibv_mr>>> dmabufs_;
-  std::uint64_t next_dmabuf_ = 1;
 };
 
 }  // namespace pycoll::transport::verbs

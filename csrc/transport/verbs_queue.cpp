@@ -137,9 +137,10 @@ ibv_send_wr& Queue::append(const Piece& piece) {
   where = {reinterpret_cast<std::uint64_t>(piece.data), piece.bytes, piece.key};
   request.sg_list = &where;
   request.num_sge = piece.bytes == 0 ? 0 : 1;
-  if (piece.bytes != 0 && piece.bytes <= inline_max_) request.send_flags = IBV_SEND_INLINE;
-  request.wr.rdma.remote_addr = peer_area_ + piece.offset;
-  request.wr.rdma.rkey = peer_key_;
+  if (piece.bytes != 0 && is_copied(piece)) request.send_flags = IBV_SEND_INLINE;
+  const Target to = piece.target.value_or(Target{peer_area_ + piece.offset, peer_key_});
+  request.wr.rdma.remote_addr = to.address;
+  request.wr.rdma.rkey = to.key;
   // Also of those that do not tell: a failure tells of all.
   request.wr_id = static_cast<std::uint64_t>(number_) << 32 | static_cast<std::uint32_t>(++posted_);
   return request;
@@ -151,10 +152,10 @@ std::uint64_t Queue::chain(const Piece* payload, const Piece& last, Immediate im
                 static_cast<unsigned long long>(posted_ - completed_));
   if (chained_ + kRequestsPerSend > kChain) ring();
   const std::uint64_t before = posted_;
-  bool reads = last.bytes > inline_max_;
+  bool reads = !is_copied(last);
   if (payload != nullptr) {
     append(*payload).opcode = IBV_WR_RDMA_WRITE;
-    reads |= payload->bytes > inline_max_;
+    reads |= !is_copied(*payload);
   }
   ibv_send_wr& end = append(last);
   end.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;

@@ -9,18 +9,27 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "transport/verbs_device.h"
 #include "transport/verbs_layout.h"
 
 namespace pycoll::transport::verbs {
 
-// Memory of this process, and where in the peer's area it goes.
+// Memory of the peer's outside of its area.
+struct Target {
+  std::uint64_t address = 0;
+  std::uint32_t key = 0;
+};
+
+// Memory that this rank's device reads, and where in the peer's area it goes.
 struct Piece {
   const std::byte* data = nullptr;
   std::uint32_t bytes = 0;
   std::uint32_t key = 0;  // of the registered memory that `data` lies in
   std::size_t offset = 0;
+  bool by_device = false;  // the host cannot read it, so that it never goes into a request
+  std::optional<Target> target = std::nullopt;  // it goes there instead
 };
 
 // Receives are posted again in batches, so that almost one batch may be missing.
@@ -92,6 +101,9 @@ class Queue {
 
   Status initialize();
   bool post_receives(std::uint32_t count);
+  bool is_copied(const Piece& piece) const {
+    return piece.bytes <= inline_max_ && !piece.by_device;
+  }
   ibv_send_wr& append(const Piece& piece);
   std::uint64_t chain(const Piece* payload, const Piece& last, Immediate immediate, bool tell);
 

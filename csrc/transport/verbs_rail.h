@@ -30,6 +30,9 @@ class Rail {
   std::uint32_t index() const { return index_; }
   Device& device() const { return *port_.device; }
   Registrations& registrations() const { return *port_.registrations; }
+  // The transport's region with its keys here. Requires for these: it has bytes.
+  const Region& region() const { return port_.region; }
+  const ibv_mr& region_keys() const { return *port_.region_keys; }
   Queue& queue() { return queue_; }
   bool done(std::uint64_t position) const { return queue_.done(position); }
 

@@ -39,6 +39,7 @@ GOOD = [
     ("PYCOLL_TUNING", "/a/b.json", "tuning", "/a/b.json"),
     ("PYCOLL_DEVICE_MEMORY_MIB", "8", "device_memory_mib", 8),
     ("PYCOLL_DEVICE_PROTOCOL", "pattern", "device_protocol", "pattern"),
+    ("PYCOLL_DEVICE_RDMA", "0", "device_rdma", False),
 ]
 
 BAD = [

@@ -273,16 +273,21 @@ FakeRequest request_of(const FakePair& pair, const ibv_send_wr& wanted) {
   const ibv_sge& from = wanted.sg_list[0];
   const auto* source = reinterpret_cast<const std::byte*>(from.addr);
   made.bytes = from.length;
+  const auto& cards = net().cards;
   if ((wanted.send_flags & IBV_SEND_INLINE) != 0) {
     CHECK(from.length <= pair.limits.max_inline_data, "%u bytes inline", from.length);
+    CHECK(!cards || cards->device_of_address(source, from.length) < 0,
+          "%u bytes of a device inline, where the host would read them", from.length);
     made.copied.assign(source, source + from.length);
   } else {
     const FakeRegion* region = net().region(from.lkey, from.addr, from.length);
     CHECK(region != nullptr && region->handle.lkey == from.lkey, "%u bytes without a key",
           from.length);
-    made.source = source;
+    made.source = region->at(from.addr);
     made.source_key = from.lkey;
+    if (region->is_of_device()) net().taken_bytes += from.length;
     if (from.length >= kPayloadMin) {
+      if (!region->is_of_device()) net().hosts_bytes += from.length;
       net().sent[source] += from.length;
       net().sent_over[{pair.device, pair.port}] += from.length;
     }

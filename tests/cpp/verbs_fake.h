@@ -23,6 +23,20 @@ namespace pycoll::testing {
 
 class FakeNetwork;
 
+// Devices whose memory cards reach, as their driver has it; see tests/device/cuda_fake.h. Numbers
+// of devices are from 0; -1 is none.
+struct FakeCards {
+  int (*device_of_descriptor)(int descriptor);
+  int (*device_of_address)(const void* address, std::size_t bytes);
+  int (*registers_addresses)();  // as with nvidia-peermem
+  // What a card writes comes this way, and is there at last when settle() returns.
+  void (*write)(int device, void* to, const void* from, std::size_t bytes);
+  void (*settle)(int device);
+
+  // From a library that is open in this process; fails the test if it is none of these.
+  static FakeCards of(void* library);
+};
+
 struct FakeOptions {
   std::uint64_t seed = 1;
   std::uint32_t inline_max = 64;  // more is refused, as some devices do
@@ -48,6 +62,8 @@ class FakeVerbs {
   void cut(int device);
   // A port of the device says that it is down; nothing else changes.
   void tell_port_error(int device, int port = 1);
+  // From now on cards write to the memory of these devices.
+  void reach(const FakeCards& cards);
   // From now on this device registers no memory of other devices; a dma-buf of the tests is a
   // memfd.
   void refuse_dmabufs(int device);
@@ -69,6 +85,12 @@ class FakeVerbs {
   // anywhere.
   std::uint64_t sent_from(const std::byte* begin, std::size_t bytes) const;
   std::uint64_t sent_bytes() const;
+  // Bytes that devices wrote into memory of other devices, or into a dma-buf, and that they were
+  // told to read there.
+  std::uint64_t placed_bytes() const;
+  std::uint64_t taken_bytes() const;
+  // Bytes of payloads, of 1 KiB or more, that devices were told to read in other memory.
+  std::uint64_t hosts_bytes() const;
   // The same by the port that they left over.
   std::uint64_t sent_over(int device, int port) const;
   // Messages that have arrived whole at any peer.

@@ -1,5 +1,6 @@
 // What tests can do to the fake provider, and ask it.
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -41,6 +42,25 @@ void FakeVerbs::hold_completions(int device, bool hold) {
     network_->holding.erase(device);
   }
   network_->wake();
+}
+
+FakeCards FakeCards::of(void* library) {
+  const auto get = [&]<typename Function>(const char* name, Function*& entry) {
+    entry = reinterpret_cast<Function*>(::dlsym(library, name));
+    CHECK(entry != nullptr, "no %s there", name);
+  };
+  FakeCards made{};
+  get("pycoll_fake_device_of_descriptor", made.device_of_descriptor);
+  get("pycoll_fake_device_of_address", made.device_of_address);
+  get("pycoll_fake_registers_addresses", made.registers_addresses);
+  get("pycoll_fake_card_write", made.write);
+  get("pycoll_fake_card_settle", made.settle);
+  return made;
+}
+
+void FakeVerbs::reach(const FakeCards& cards) {
+  const auto held = network_->lock();
+  network_->cards = cards;
 }
 
 void FakeVerbs::refuse_dmabufs(int device) {
@@ -89,6 +109,21 @@ std::uint64_t FakeVerbs::sent_bytes() const {
   std::uint64_t total = 0;
   for (const auto& [address, sent] : network_->sent) total += sent;
   return total;
+}
+
+std::uint64_t FakeVerbs::placed_bytes() const {
+  const auto held = network_->lock();
+  return network_->placed_bytes;
+}
+
+std::uint64_t FakeVerbs::hosts_bytes() const {
+  const auto held = network_->lock();
+  return network_->hosts_bytes;
+}
+
+std::uint64_t FakeVerbs::taken_bytes() const {
+  const auto held = network_->lock();
+  return network_->taken_bytes;
 }
 
 std::uint64_t FakeVerbs::sent_over(int device, int port) const {

@@ -138,7 +138,10 @@ void FakeNetwork::place(FakePair& pair, FakePair& peer) {
             target->handle.rkey == request.key && target->handle.context == peer.handle.context,
         "%u bytes written where no key allows it", request.bytes);
   const std::byte* source = request.source != nullptr ? request.source : request.copied.data();
-  std::memcpy(reinterpret_cast<std::byte*>(request.target) + offset, source + offset, bytes);
+  std::byte* to = target->at(request.target) + offset;
+  if (target->is_of_device()) placed_bytes += bytes;
+  if (target->device >= 0) return cards->write(target->device, to, source + offset, bytes);
+  std::memcpy(to, source + offset, bytes);
 }
 
 void FakeNetwork::finish(FakePair& pair, FakePair& peer) {
@@ -191,14 +194,9 @@ void FakeNetwork::tell(FakeCompletions& queue, const ibv_wc& completion) {
 }
 
 bool FakeNetwork::reads(const ibv_mr& region) const {
-  const auto* begin = static_cast<const std::byte*>(region.addr);
   for (const auto& [number, pair] : pairs) {
     for (const FakeRequest& request : pair->sends) {
-      const std::byte* source = request.source;
-      if (source != nullptr && source >= begin && source < begin + region.length &&
-          request.source_key == region.lkey) {
-        return true;
-      }
+      if (request.source != nullptr && request.source_key == region.lkey) return true;
     }
   }
   return false;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -42,6 +43,18 @@ struct FakeChannel {
 struct FakeRegion {
   ibv_mr handle{};
   int access = 0;
+  // Of a dma-buf: where the card has it, which alone it reads and writes; requests name the bytes
+  // by the address that handle.addr is.
+  std::byte* mapped = nullptr;
+  void* mapping = nullptr;  // whole pages
+  std::size_t mapping_bytes = 0;
+  int device = -1;  // whose memory it is, of FakeCards
+  bool is_of_device() const { return mapped != nullptr || device >= 0; }
+  // Where the card finds what requests call `address`.
+  std::byte* at(std::uint64_t address) const {
+    if (mapped == nullptr) return reinterpret_cast<std::byte*>(address);
+    return mapped + (address - reinterpret_cast<std::uint64_t>(handle.addr));
+  }
 };
 
 struct FakeRequest {
@@ -50,7 +63,7 @@ struct FakeRequest {
   bool immediate = false;
   std::uint32_t immediate_bits = 0;
   std::vector<std::byte> copied;      // inline
-  const std::byte* source = nullptr;  // otherwise
+  const std::byte* source = nullptr;  // otherwise; as the card has it
   std::uint32_t source_key = 0;
   std::uint32_t bytes = 0;
   std::uint64_t target = 0;
@@ -112,6 +125,10 @@ class FakeNetwork {
   int memory_error = 0;                            // of registering more; 0: any amount is fine
   std::map<const std::byte*, std::uint64_t> sent;  // bytes of payloads, by where they lay
   std::map<std::pair<int, int>, std::uint64_t> sent_over;  // the same by device and port
+  std::optional<FakeCards> cards;
+  std::uint64_t placed_bytes = 0;
+  std::uint64_t taken_bytes = 0;
+  std::uint64_t hosts_bytes = 0;
   std::uint64_t messages = 0;
   std::uint64_t disordered = 0;
 

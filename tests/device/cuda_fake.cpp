@@ -9,16 +9,18 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "cuda_fake_cards.h"
 #include "device/packing.h"
 #include "emulated_kernels.h"
 
 namespace pycoll::testing::fake {
-namespace {
 
 std::uint64_t setting(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
+
+namespace {
 
 Settings read_settings() {
   Settings made;

@@ -13,7 +13,8 @@
 // FAKE_CUDA_BLOCKS resident blocks per device (64), FAKE_CUDA_VERSION (13000), FAKE_CUDA_SEED,
 // FAKE_CUDA_PEERS=0 for devices that do not reach each other, FAKE_CUDA_CORRUPT=1 for devices whose
 // stores to each other arrive wrong, FAKE_CUDA_IPC=0 for a driver without IPC handles,
-// FAKE_CUDA_DESCRIPTORS=0 for one without descriptors of memory.
+// FAKE_CUDA_DESCRIPTORS=0 for one without descriptors of memory; those of cuda_fake_cards.h for
+// network cards.
 #pragma once
 
 #include <condition_variable>

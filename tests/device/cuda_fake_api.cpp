@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "cuda_fake_cards.h"
+
 namespace pycoll::testing::fake {
 
 std::vector<Device*>& contexts() {
@@ -114,6 +116,10 @@ EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
   if (attribute == device::kAttributeMajor) *value = 9;
   if (attribute == device::kAttributeMinor) *value = 0;
   if (attribute == device::kAttributeDescriptors) *value = machine.settings().descriptors ? 1 : 0;
+  const CardSettings cards = Cards::get().settings();
+  if (attribute == device::kAttributeDmaBuf) *value = cards.dma_buf ? 1 : 0;
+  if (attribute == device::kAttributeCardOrder) *value = cards.keeps ? device::kCardOrderOwner : 0;
+  if (attribute == device::kAttributeCardFlushes) *value = cards.flushes ? 3 : 2;
   if (attribute == device::kAttributeMultiprocessors) {
     *value = static_cast<int>(machine.settings().blocks);
   }

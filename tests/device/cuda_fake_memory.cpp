@@ -38,7 +38,9 @@ Error Machine::allocate(int ordinal, std::size_t bytes, bool host, std::uint64_t
   if (bytes == 0) return kInvalidValue;
   const std::size_t rounded = round_up(bytes, kPage);
   if (!host && device(ordinal).allocated + rounded > settings_.memory) return kOutOfMemory;
-  Allocation made{rounded, ordinal, ::memfd_create("fake-cuda", MFD_CLOEXEC), host, false, ordinal};
+  char name[64];
+  std::snprintf(name, sizeof(name), "fake-cuda-%s-%d", host ? "host" : "device", ordinal);
+  Allocation made{rounded, ordinal, ::memfd_create(name, MFD_CLOEXEC), host, false, ordinal};
   if (made.fd < 0 || ::ftruncate(made.fd, static_cast<off_t>(rounded)) != 0) return kOutOfMemory;
   void* memory = map(made.fd, rounded);
   if (memory == nullptr) return kOutOfMemory;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <barrier>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -69,14 +70,21 @@ class Table {
   std::barrier<> barrier_;
 };
 
-// Wires between the hosts of ranks that are threads, made when the first of them asks.
+// Wires between the hosts of ranks that are threads, made when the first of them asks, as often as
+// they ask.
 class WireWorld {
  public:
-  WireWorld(std::size_t size, bool over_tcp) : over_tcp_(over_tcp), wires_(size), ends_(size) {}
+  using Make = std::function<std::vector<std::shared_ptr<transport::Transport>>(std::size_t size)>;
+
+  // By `make` where there is one.
+  WireWorld(std::size_t size, bool over_tcp, Make make)
+      : over_tcp_(over_tcp), make_(std::move(make)), wires_(size), ends_(size) {}
 
   device::Wires of(std::size_t rank) {
     return [this, rank](std::vector<std::shared_ptr<transport::Transport>>* wires) {
-      std::call_once(made_, [this] { over_tcp_ ? make_tcp() : make_memory(); });
+      const std::lock_guard<std::mutex> lock(making_);
+      // Ranks ask in step: nobody asks again before all have what they asked for.
+      if (asked_++ % wires_.size() == 0) make();
       wires->push_back(std::move(wires_[rank]));
       return Status();
     };
@@ -97,6 +105,13 @@ class WireWorld {
         attach(a, b, std::move(pair.near));
         attach(b, a, std::move(pair.far));
       }
+    }
+  }
+  void make() {
+    if (make_) {
+      wires_ = make_(wires_.size());
+    } else {
+      over_tcp_ ? make_tcp() : make_memory();
     }
   }
   void make_tcp() {
@@ -124,7 +139,9 @@ class WireWorld {
   }
 
   bool over_tcp_;
-  std::once_flag made_;
+  Make make_;
+  std::mutex making_;
+  std::size_t asked_ = 0;
   std::vector<std::shared_ptr<transport::Transport>> wires_;
   std::vector<std::vector<UniqueFd>> ends_;
 };
@@ -146,12 +163,14 @@ struct CudaOptions {
   std::vector<std::uint64_t> machines{};  // by rank; one for all where there are none
   bool over_tcp = false;                  // wires between them; otherwise shared memory
   std::vector<std::optional<device::Protocol>> only{};  // by rank; none where there are none
+  WireWorld::Make wires{};                              // or these
+  bool direct = true;                                   // network cards may use device memory
 };
 
 class CudaRanks {
  public:
   explicit CudaRanks(const CudaOptions& options)
-      : ranks_(options.size), wires_(options.size, options.over_tcp) {
+      : ranks_(options.size), wires_(options.size, options.over_tcp, options.wires) {
     Table table(options.size);
     std::vector<std::thread> threads;
     for (std::uint32_t rank = 0; rank < options.size; ++rank) {
@@ -191,6 +210,7 @@ class CudaRanks {
     made.membership.process = 7;
     made.membership.memory_max = options.memory_max;
     if (!options.only.empty()) made.membership.only = options.only[number];
+    made.membership.direct = options.direct;
     made.host.count = [](bool) {};
     made.host.look = [](const std::string&, bool) { return Status(); };
     made.host.fail = [&rank](const Status& status, const std::string&, double) {
@@ -278,10 +298,17 @@ class CudaCase {
   DeviceMemory output(std::uint32_t rank) { return outputs_[rank]->read(ranks_[rank].stream); }
   // Every rank's result is what the host's engines make of the case.
   void check() {
+    const std::uint32_t wrong = first_wrong();
+    CHECK(wrong == ranks_.size(), "rank %u: %s", wrong, one_.to_text().c_str());
+  }
+  // The first rank whose result is another one; as many as there are ranks: none.
+  std::uint32_t first_wrong() {
     const std::vector<Buffers> expected = run_on_host(one_);
-    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-      CHECK(output(rank) == expected[rank].output, "rank %u: %s", rank, one_.to_text().c_str());
+    std::uint32_t first = static_cast<std::uint32_t>(ranks_.size());
+    for (std::uint32_t rank = first; rank-- > 0;) {
+      if (output(rank) != expected[rank].output) first = rank;
     }
+    return first;
   }
 
  private:

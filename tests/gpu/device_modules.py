@@ -13,5 +13,7 @@ ANYWHERE = (
 )
 #: The host reads that driver's memory as its own.
 ON_FAKES = (*ANYWHERE, "on_torch")
+#: On hardware this would take two hosts.
+ON_CARDS = "on_direct"
 #: These need libraries that know a real device.
 ON_GPUS = (*ANYWHERE, "on_frameworks")

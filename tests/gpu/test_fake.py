@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from device_modules import ON_FAKES
+from device_modules import ON_CARDS, ON_FAKES
 
 from pycoll import _core
 
@@ -28,12 +28,7 @@ def environ() -> dict[str, str]:
     if not re.search(r"PYCOLL_TESTS:\w+=ON", (BUILD / "CMakeCache.txt").read_text()):
         configure = ["cmake", "-DPYCOLL_TESTS=ON", str(BUILD)]
         subprocess.run(configure, check=True, capture_output=True, timeout=200)
-    subprocess.run(
-        ["cmake", "--build", str(BUILD), "--target", "cuda_fake"],
-        check=True,
-        capture_output=True,
-        timeout=280,
-    )
+    build("cuda_fake")
     folder = BUILD / "tests" / "device" / "fake"
     assert (folder / "libcuda.so.1").exists()
     paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
@@ -43,6 +38,15 @@ def environ() -> dict[str, str]:
         "PYCOLL_DEVICE_MEMORY_MIB": "2",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(Path(__file__).parent)]),
     }
+
+
+def build(target: str) -> None:
+    subprocess.run(
+        ["cmake", "--build", str(BUILD), "--target", target],
+        check=True,
+        capture_output=True,
+        timeout=280,
+    )
 
 
 def output_of(environ: dict[str, str], *words: str, timeout: float) -> str:
@@ -64,6 +68,18 @@ def test_device_arrays_on_the_fake_driver(environ: dict[str, str], module: str) 
     """Each in a process of its own, whose device has little memory."""
     test = str(Path(__file__).with_name(f"{module}.py"))
     output_of(environ, "-m", "pytest", "-q", "-p", "no:cacheprovider", test, timeout=290)
+
+
+def test_device_memory_on_a_network(environ: dict[str, str]) -> None:
+    """The public interface where network cards reach devices, over the tests' own of both."""
+    if "not part of this build" in _core.verbs_missing():
+        pytest.skip("THIS BUILD HAS NO VERBS: nothing of GPUDirect RDMA is tested")
+    build("verbs_fake_library")
+    paths = [str(BUILD / "tests" / "cpp" / "fake"), environ["LD_LIBRARY_PATH"]]
+    test = str(Path(__file__).with_name(f"{ON_CARDS}.py"))
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    both = {**environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    output_of(both, *words, timeout=290)
 
 
 WARNED = """
