@@ -1,7 +1,6 @@
 // Device code: the device executor. One block runs one lane of a plan on one share of every chunk:
 //
-//   for tile: for row: wait for rooms (and segments) -> combine -> target, slots -> publish,
-//   release
+//   for tile: for row: wait for rooms, segments -> combine -> target, slots -> publish, release
 //
 // It is runtime/execution.cpp with threads: the same rows in the same order, the same fold from the
 // left, so the same bits. A row has two meetings of the block, one before its bytes and one after;

@@ -21,7 +21,7 @@ using Array = device::Registry::Array;
 using Entered = device::Registry::Entered;
 
 // Of float32, for which operations run in Simple; parts begin at multiples of 16 bytes.
-constexpr std::uint64_t kCount = 24'000;
+constexpr std::uint64_t kCount = 36'000;
 
 std::uint64_t loads() {
   static void* const library = dlopen(PYCOLL_FAKE_CUDA, RTLD_NOW);
