@@ -310,6 +310,8 @@ Status Communicator::passed(const Mark& mark, bool* passed) {
   *passed = error != kErrorNotReady;
   if (!*passed) return Status();
   if (failed_.load(std::memory_order_acquire)) return failure();
+  // Kernels that were told to stop have ended, and why will be known in a moment.
+  *passed = std::atomic_ref(words_.control->stop).load(std::memory_order_acquire) == 0;
   return driver_check(error, "run an operation");
 }
 

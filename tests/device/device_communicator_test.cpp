@@ -248,6 +248,22 @@ TEST(a_rank_that_does_not_come_is_named) {
   }
 }
 
+// Its kernels end before it is known why.
+TEST(what_failed_never_counts_as_done) {
+  CudaRanks ranks({.size = 2, .timeout = Nanoseconds{100'000'000}});
+  CudaCase one(ranks, cuda_scenario("all_reduce/ring", 2, 50));
+  device::Communicator& mine = *ranks[0].communicator;
+  std::shared_ptr<device::Mark> mark;
+  Status status = mine.launch_beside(one.request(0), one.lanes(), ranks[0].stream, &mark);
+  CHECK(status.ok(), "%s", status.message().c_str());
+  for (bool is_past = false; !is_past;) {
+    status = mine.passed(*mark, &is_past);
+    CHECK(is_past || status.ok(), "%s", status.message().c_str());
+    std::this_thread::yield();
+  }
+  CHECK(status.code() == Code::kTimeout, "%s", status.message().c_str());
+}
+
 TEST(ranks_that_disagree_are_told) {
   CudaRanks ranks({.size = 2, .timeout = Nanoseconds{1'000'000'000}});
   CudaCase one(ranks, cuda_scenario("all_reduce/direct", 2, 50));
