@@ -61,8 +61,8 @@ struct Manner {
 
 // Runs or starts a request; gives a Work for the latter, otherwise None.
 template <typename Request>
-py::object submit(const Shared& communicator, Request request, std::string_view name, Manner manner,
-                  py::tuple objects, std::shared_ptr<UserOp> user_op) {
+py::object submit(const Shared& communicator, Request&& request, std::string_view name,
+                  Manner manner, py::tuple objects, std::shared_ptr<UserOp> user_op) {
   refuse_inside_reduction(name);
   communicator->drop_done();
   const Nanoseconds timeout =
@@ -71,7 +71,7 @@ py::object submit(const Shared& communicator, Request request, std::string_view 
     std::shared_ptr<Operation> operation;
     {
       const py::gil_scoped_release release;
-      operation = communicator->native->start(std::move(request), timeout);
+      operation = communicator->native->start(std::forward<Request>(request), timeout);
     }
     communicator->keep(operation, std::move(objects));
     return make_work({communicator, std::move(operation), std::move(user_op), name},
@@ -80,7 +80,7 @@ py::object submit(const Shared& communicator, Request request, std::string_view 
   Status status;
   {
     const py::gil_scoped_release release;
-    status = communicator->native->run(std::move(request), timeout, signal_raised);
+    status = communicator->native->run(std::forward<Request>(request), timeout, signal_raised);
   }
   if (user_op != nullptr) user_op->rethrow();
   raise_if_failed(status, name);

@@ -47,21 +47,21 @@ class Communicator {
 
   // Starts the operation and drives it to its end. The caller's memory is free when this returns.
   template <typename Request>
-  Status run(Request request, Nanoseconds timeout, const Interrupted& interrupted) {
+  Status run(Request&& request, Nanoseconds timeout, const Interrupted& interrupted) {
     if (Status status = foreign(); !status.ok()) return status;
     std::unique_lock<Gate> lock(gate_);
-    const auto operation = engine_->start(std::move(request), timeout);
+    const auto operation = engine_->start(std::forward<Request>(request), timeout);
     return drive_locked(lock, *operation, kForever, interrupted);
   }
 
   // Starts the operation and leaves it to the progress thread; the caller keeps its memory alive
   // until the operation is done. kTransport, with nothing started, if there can be no thread.
   template <typename Request>
-  std::shared_ptr<Operation> start(Request request, Nanoseconds timeout) {
+  std::shared_ptr<Operation> start(Request&& request, Nanoseconds timeout) {
     if (Status status = foreign(); !status.ok()) return ended(std::move(status));
     const std::lock_guard<Gate> lock(gate_);
     if (Status status = start_progress_thread(); !status.ok()) return ended(std::move(status));
-    auto operation = engine_->start(std::move(request), timeout);
+    auto operation = engine_->start(std::forward<Request>(request), timeout);
     if (!operation->done()) call_driver();
     return operation;
   }
