@@ -222,7 +222,7 @@ TEST(what_cannot_be_is_refused_and_leaves_no_trace) {
                 "output has 24 bytes, 32 were expected");
         refused(mine.start(send_to(2, 0, data), kPatience)->status(),
                 "peer is 2: expected a rank from 0 to 1");
-        refused(mine.start(recv_from(-1, 0, data), kPatience)->status(), "peer is -1");
+        refused(mine.start(recv_from(-2, 0, data), kPatience)->status(), "peer is -2");
       }
       all_reduce_once(world.at(rank), 1, 10, false);
     });
