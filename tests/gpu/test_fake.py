@@ -36,6 +36,8 @@ def environ() -> dict[str, str]:
         **os.environ,
         "LD_LIBRARY_PATH": os.pathsep.join(paths),
         "PYCOLL_DEVICE_MEMORY_MIB": "2",
+        # Channels of all worlds of a module, which are kept until the process ends.
+        "FAKE_CUDA_MEMORY": str(2 << 30),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(Path(__file__).parent)]),
     }
 
