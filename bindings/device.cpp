@@ -31,6 +31,46 @@ int device_of(std::uintptr_t address, const std::string& name) {
   return ordinal;
 }
 
+// What native code asks Python meanwhile: what Python raises ends the call, and is raised here.
+class Questions {
+ public:
+  // `refusal`: what the call hears then.
+  explicit Questions(const char* refusal) : refusal_(refusal) {}
+
+  template <typename Question>
+  Status ask(const Question& question) {
+    const py::gil_scoped_acquire gil;
+    try {
+      question();
+      return Status();
+    } catch (const std::exception&) {
+      raised_ = std::current_exception();
+      return Status::error(Code::kInterrupted, refusal_);
+    }
+  }
+  // Outlived by both.
+  device::Exchange over(const py::function& exchange) {
+    return [this, &exchange](const std::string& mine, std::vector<std::string>* all) {
+      return ask([&] { *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>(); });
+    };
+  }
+  // Makes the call without the GIL; raises what was raised, or its failure.
+  template <typename Call>
+  void settle(const Call& call) {
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      status = call();
+    }
+    if (raised_ != nullptr) std::rethrow_exception(raised_);
+    raise_if_failed(status, "");
+  }
+
+ private:
+  const char* refusal_;
+  std::exception_ptr raised_;
+};
+
 // A communicator's devices, as Python holds them; its host's communicator lives as long.
 class DeviceHandle {
  public:
@@ -74,7 +114,7 @@ class DeviceHandle {
   DeviceHandle& operator=(const DeviceHandle&) = delete;
 
   device::Communicator& native() const {
-    if (::getpid() != pid_) {
+    if (is_of_parent()) {
       raise_if_failed(Status::error(Code::kClosed,
                                     "this communicator belongs to the parent process; a forked "
                                     "child cannot use its devices: start it with spawn"),
@@ -89,7 +129,7 @@ class DeviceHandle {
  private:
   // What it launched is waited for, perhaps by ranks that are threads and want the GIL.
   void discard() {
-    if (::getpid() != pid_) {
+    if (is_of_parent()) {
       // A forked child has neither the thread that watches nor the devices.
       [[maybe_unused]] auto* parents = native_.release();
       return;
@@ -98,36 +138,18 @@ class DeviceHandle {
     native_.reset();
   }
 
-  // What Python raises ends the exchange, and is raised here.
   void open(device::Options options, const py::function& exchange, const py::function& wires) {
-    std::exception_ptr raised;
-    const auto ask = [&](const auto& question) {
-      const py::gil_scoped_acquire gil;
-      try {
-        question();
-        return Status();
-      } catch (const std::exception&) {
-        raised = std::current_exception();
-        return Status::error(Code::kInterrupted, "the ranks cannot tell each other their devices");
-      }
-    };
-    const auto tell = [&](const std::string& mine, std::vector<std::string>* all) {
-      return ask([&] { *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>(); });
-    };
+    Questions questions("the ranks cannot tell each other their devices");
     options.membership.wires = [&](std::vector<std::shared_ptr<transport::Transport>>* made) {
-      return ask([&] {
+      return questions.ask([&] {
         for (const py::handle one : wires()) {
           made->push_back(one.cast<const TransportHandle&>().transport);
         }
       });
     };
-    Status status;
-    {
-      const py::gil_scoped_release release;
-      status = device::Communicator::open(std::move(options), tell, &native_);
-    }
-    if (raised != nullptr) std::rethrow_exception(raised);
-    raise_if_failed(status, "");
+    questions.settle([&] {
+      return device::Communicator::open(std::move(options), questions.over(exchange), &native_);
+    });
   }
 
   SharedHandle host_;
@@ -234,26 +256,11 @@ std::vector<std::pair<int, bool>> register_arrays(
   std::vector<device::Registry::Array> entering;
   entering.reserve(arrays.size());
   for (const auto& [address, bytes] : arrays) entering.push_back({address, bytes});
-  std::exception_ptr raised;
-  const auto tell = [&](const std::string& mine, std::vector<std::string>* all) {
-    const py::gil_scoped_acquire gil;
-    try {
-      *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>();
-      return Status();
-    } catch (const std::exception&) {
-      raised = std::current_exception();
-      return Status::error(Code::kInterrupted, "the ranks cannot tell each other their arrays");
-    }
-  };
   std::vector<device::Registry::Entered> entered;
-  Status status;
   device::Communicator& native = self.native();
-  {
-    const py::gil_scoped_release release;
-    status = native.enter_arrays(tell, entering, &entered);
-  }
-  if (raised != nullptr) std::rethrow_exception(raised);
-  raise_if_failed(status, "");
+  Questions questions("the ranks cannot tell each other their arrays");
+  questions.settle(
+      [&] { return native.enter_arrays(questions.over(exchange), entering, &entered); });
   std::vector<std::pair<int, bool>> numbers;
   for (const device::Registry::Entered& one : entered) {
     const bool has_number = one.number != device::kNotRegistered;

@@ -7,9 +7,9 @@
 namespace pycoll {
 namespace {
 
+#if defined(__x86_64__)
 constexpr std::size_t kLine = 64;
 
-#if defined(__x86_64__)
 // Whole lines, to where a line begins.
 using StreamLines = void(std::byte* to, const std::byte* from, std::size_t lines);
 

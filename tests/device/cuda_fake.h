@@ -249,5 +249,8 @@ std::int64_t now();
 std::uint64_t thread_number();
 // Of the calling thread: how captures treat its unsafe calls.
 int& capture_mode();
+// The device travels in its memory's name: of a descriptor of "device" or "shared" memory; -1: it
+// is none. cuda_fake_memory.cpp.
+int device_of(int fd, const std::string& kind);
 
 }  // namespace pycoll::testing::fake

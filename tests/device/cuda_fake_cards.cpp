@@ -1,8 +1,5 @@
 #include "cuda_fake_cards.h"
 
-#include <unistd.h>
-
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -88,12 +85,7 @@ EXPORT int cuFlushGPUDirectRDMAWrites(int target, int scope) {
 
 // Of a dma-buf; -1: it is none of this driver.
 EXPORT int pycoll_fake_device_of_descriptor(int descriptor) {
-  char path[64];
-  char name[128] = {};
-  std::snprintf(path, sizeof(path), "/proc/self/fd/%d", descriptor);
-  if (::readlink(path, name, sizeof(name) - 1) < 0) return -1;
-  int device = -1;
-  return std::sscanf(name, "/memfd:fake-cuda-device-%d", &device) == 1 ? device : -1;
+  return device_of(descriptor, "device");
 }
 
 // -1: it is memory of the host.

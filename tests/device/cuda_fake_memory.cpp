@@ -34,6 +34,17 @@ void* map(int fd, std::size_t bytes) {
 
 }  // namespace
 
+int device_of(int fd, const std::string& kind) {
+  char path[64];
+  char name[128] = {};
+  std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+  if (::readlink(path, name, sizeof(name) - 1) < 0) return -1;
+  char found[16];
+  int device = -1;
+  const int fields = std::sscanf(name, "/memfd:fake-cuda-%15[a-z]-%d", found, &device);
+  return fields == 2 && kind == found ? device : -1;
+}
+
 Error Machine::allocate(int ordinal, std::size_t bytes, bool host, std::uint64_t* address) {
   if (bytes == 0) return kInvalidValue;
   const std::size_t rounded = round_up(bytes, kPage);

@@ -35,16 +35,6 @@ void let_go(Physical* one) {
 
 Physical* physical_of(std::uint64_t handle) { return reinterpret_cast<Physical*>(handle); }
 
-// The device travels in the memory's name.
-int device_of(int fd) {
-  char path[64];
-  char name[128] = {};
-  std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-  if (::readlink(path, name, sizeof(name) - 1) < 0) return -1;
-  int device = -1;
-  return std::sscanf(name, "/memfd:fake-cuda-shared-%d", &device) == 1 ? device : -1;
-}
-
 }  // namespace
 
 EXPORT int cuMemCreate(std::uint64_t* handle, std::size_t bytes,
@@ -89,11 +79,13 @@ EXPORT int cuMemImportFromShareableHandle(std::uint64_t* handle, void* descripto
   BEGIN_UNSAFE();
   const int fd = static_cast<int>(reinterpret_cast<std::uintptr_t>(descriptor));
   struct stat facts{};
-  if (type != device::kHandleDescriptor || ::fstat(fd, &facts) != 0 || device_of(fd) < 0) {
+  if (type != device::kHandleDescriptor || ::fstat(fd, &facts) != 0 ||
+      device_of(fd, "shared") < 0) {
     return kInvalidValue;
   }
-  *handle = reinterpret_cast<std::uint64_t>(new Physical{
-      ::fcntl(fd, F_DUPFD_CLOEXEC, 0), static_cast<std::size_t>(facts.st_size), device_of(fd)});
+  *handle = reinterpret_cast<std::uint64_t>(new Physical{::fcntl(fd, F_DUPFD_CLOEXEC, 0),
+                                                         static_cast<std::size_t>(facts.st_size),
+                                                         device_of(fd, "shared")});
   return kSuccess;
 }
 EXPORT int cuMemAddressReserve(Address* address, std::size_t bytes, std::size_t, Address,

@@ -7,17 +7,19 @@
 #include <chrono>
 
 #include "base/prng.h"
-#include "cuda_ranks.h"
+#include "cuda_failures.h"
 #include "device/post.h"
 #include "device/reach.h"
 
 namespace pycoll {
 namespace {
 
+using testing::check_open;
 using testing::cuda_scenario;
 using testing::CudaCase;
 using testing::CudaOptions;
 using testing::CudaRanks;
+using testing::failure_of;
 using testing::Scenario;
 
 // Two machines, two devices each: every plan has both kinds of ports.
@@ -36,21 +38,6 @@ void corrupt_in_driver(bool corrupts) {
       reinterpret_cast<void (*)(bool)>(dlsym(library, "pycoll_fake_corrupt"));
   CHECK(corrupt != nullptr, "%s has no pycoll_fake_corrupt", PYCOLL_FAKE_CUDA);
   corrupt(corrupts);
-}
-
-void check_open(CudaRanks& ranks) {
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    CHECK(ranks[rank].opened.ok(), "rank %zu: %s", rank, ranks[rank].opened.message().c_str());
-  }
-}
-
-Status failure_of(const testing::CudaRank& rank) {
-  Status status;
-  for (int i = 0; i < 1000 && status.ok(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    status = rank.communicator->failure();
-  }
-  return status;
 }
 
 TEST(every_schedule_gives_the_bits_of_the_host_across_machines) {
@@ -124,22 +111,7 @@ TEST(a_rank_of_another_machine_that_does_not_come_is_named) {
 TEST(ranks_of_two_machines_that_disagree_are_told) {
   CudaRanks ranks({.size = 2, .timeout = Nanoseconds{2'000'000'000}, .machines = {1, 2}});
   check_open(ranks);
-  CudaCase one(ranks, cuda_scenario("all_reduce/direct", 2, 50));
-  auto request = one.request(0);
-  CHECK(ranks[0].communicator->launch(request, 1, ranks[0].stream).ok(), "rank 0");
-  request = one.request(1);
-  request.descriptor.op = ReduceOp::kMax;
-  CHECK(ranks[1].communicator->launch(request, 1, ranks[1].stream).ok(), "rank 1");
-  int told = 0;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    const Status status = failure_of(ranks[rank]);
-    told += status.code() == Code::kMismatch &&
-                    status.ranks() == std::vector<int>{1 - static_cast<int>(rank)}
-                ? 1
-                : 0;
-    (void)one.output(rank);
-  }
-  CHECK(told > 0, "nobody says what is wrong");
+  testing::check_disagreement_is_told(ranks);
 }
 
 TEST(a_way_that_breaks_loses_the_peer) {

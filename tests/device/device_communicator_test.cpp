@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-#include "cuda_ranks.h"
+#include "cuda_failures.h"
 
 namespace pycoll {
 namespace {
@@ -266,25 +266,7 @@ TEST(what_failed_never_counts_as_done) {
 
 TEST(ranks_that_disagree_are_told) {
   CudaRanks ranks({.size = 2, .timeout = Nanoseconds{1'000'000'000}});
-  CudaCase one(ranks, cuda_scenario("all_reduce/direct", 2, 50));
-  auto request = one.request(0);
-  CHECK(ranks[0].communicator->launch(request, 1, ranks[0].stream).ok(), "rank 0");
-  request = one.request(1);
-  request.descriptor.op = ReduceOp::kMax;
-  CHECK(ranks[1].communicator->launch(request, 1, ranks[1].stream).ok(), "rank 1");
-  int told = 0;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    (void)one.output(rank);
-    for (int i = 0; i < 500 && ranks[rank].communicator->failure().ok(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    const Status status = ranks[rank].communicator->failure();
-    if (status.code() != Code::kMismatch) continue;
-    ++told;
-    CHECK(status.ranks() == std::vector<int>{1 - static_cast<int>(rank)}, "%s",
-          status.message().c_str());
-  }
-  CHECK(told > 0, "nobody says what is wrong");
+  testing::check_disagreement_is_told(ranks);
 }
 
 TEST(streams_that_cannot_be_used_are_refused) {

@@ -2,16 +2,19 @@
 // read and write memory of the fake driver's devices, whose cards' writes come late.
 #include <chrono>
 
+#include "cuda_failures.h"
 #include "cuda_network.h"
 
 namespace pycoll {
 namespace {
 
 using testing::Cards;
+using testing::check_open;
 using testing::cuda_scenario;
 using testing::CudaCase;
 using testing::CudaOptions;
 using testing::CudaRanks;
+using testing::failure_of;
 using testing::Network;
 
 // So many ranks, each on a machine of its own.
@@ -26,26 +29,11 @@ CudaOptions apart(Network& network, std::uint32_t size = 2) {
   return options;
 }
 
-void check_open(CudaRanks& ranks) {
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    CHECK(ranks[rank].opened.ok(), "rank %zu: %s", rank, ranks[rank].opened.message().c_str());
-  }
-}
-
 void check_one(CudaRanks& ranks, const char* schedule, std::uint64_t count, std::uint64_t seed) {
   CudaCase one(ranks,
                cuda_scenario(schedule, static_cast<std::uint32_t>(ranks.size()), count, seed));
   one.launch_all();
   one.check();
-}
-
-Status failure_of(const testing::CudaRank& rank) {
-  Status status;
-  for (int i = 0; i < 1000 && status.ok(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    status = rank.communicator->failure();
-  }
-  return status;
 }
 
 TEST(payloads_go_from_device_to_device_and_no_host_copies_them) {
@@ -295,21 +283,7 @@ TEST(ranks_that_disagree_are_told) {
   options.timeout = Nanoseconds{2'000'000'000};
   CudaRanks ranks(options);
   check_open(ranks);
-  CudaCase one(ranks, cuda_scenario("all_reduce/direct", 2, 50));
-  CHECK(ranks[0].communicator->launch(one.request(0), 1, ranks[0].stream).ok(), "rank 0");
-  auto request = one.request(1);
-  request.descriptor.op = ReduceOp::kMax;
-  CHECK(ranks[1].communicator->launch(request, 1, ranks[1].stream).ok(), "rank 1");
-  int told = 0;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    const Status status = failure_of(ranks[rank]);
-    told += status.code() == Code::kMismatch &&
-                    status.ranks() == std::vector<int>{1 - static_cast<int>(rank)}
-                ? 1
-                : 0;
-    (void)one.output(rank);
-  }
-  CHECK(told > 0, "nobody says what is wrong");
+  testing::check_disagreement_is_told(ranks);
 }
 
 TEST(a_way_that_breaks_loses_the_peer) {
