@@ -285,13 +285,16 @@ def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dty
     """A NumPy array that ranks on this host and RDMA devices can reach, for buffers that live long.
 
     What a collective sends from such an array, they read where it lies instead of from a copy, in
-    pieces of 16 KiB and more; the collective then ends when they have. Ranks need the right to
-    open this process's descriptors, as processes of one user have; an RDMA device, which serves
-    ``verbs``, that to lock the memory (``ulimit -l``). Otherwise, and over tcp, it is an ordinary
-    array. Uninitialised, aligned to cache lines. ``dtype`` is anything that NumPy takes, or a name
-    of pycoll's ("bfloat16").
+    pieces of 16 KiB and more; the collective then ends when they have. What it only receives into
+    one, ranks on this host write there themselves. Ranks need the right to open this process's
+    descriptors, as processes of one user have; an RDMA device, which serves ``verbs``, that to lock
+    the memory (``ulimit -l``). Otherwise, and over tcp, it is an ordinary array. Uninitialised,
+    aligned to cache lines. ``dtype`` is anything that NumPy takes, or a name of pycoll's
+    ("bfloat16").
 
-    The memory is shared: a forked child that writes there changes its parent's array.
+    The memory is shared: a forked child that writes there changes its parent's array. After a
+    collective has failed, a rank that has not heard of it may still be writing up to 64 KiB into
+    its ``out``: go on with another array. pycoll gives the memory to nobody else.
 
     >>> pycoll.empty((2, 3), "float32").shape
     (2, 3)

@@ -270,20 +270,24 @@ class _Machine:
     def _check_landing(self, process: Process, row: Row, sent: list[int]) -> None:
         """The sender may write there as soon as its row runs, not when this one does.
 
-        Whatever comes later comes behind this row, as behind any that writes. A device that lets
-        segments land has read what it sends when its row has run, so nothing is lent or handed over
-        there.
+        So it must know that whatever was lent or handed over there has been read. Whatever comes
+        later comes behind this row, as behind any that writes.
         """
         place = self._place(process, row.target, row.target_slot)
         others = list(place.reads.items())
         if place.written is not None:
             others.append(place.written)
+        what = f"lets its sender write {place_text(row.target, row.target_slot)}"
         for other in others:
             if sent[other[0]] < other[1]:
                 self._refuse(
-                    process,
-                    f"lets its sender write {place_text(row.target, row.target_slot)}, "
-                    f"who need not know that {self._who(other)} has used it",
+                    process, f"{what}, who need not know that {self._who(other)} has used it"
+                )
+        for begun, segment in place.sends:
+            reader = segment.consumed
+            if reader is None or sent[reader[0]] < reader[1]:
+                self._refuse(
+                    process, f"{what}, who need not know what {self._who(begun)} sends to be read"
                 )
 
     def _refuse_write(self, process: Process, row: Row, why: str) -> NoReturn:

@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "kernels/reduce.h"
+#include "plan/landings.h"
 #include "plan/layout.h"
 #include "runtime/bound_plan.h"
 
@@ -49,26 +50,10 @@ std::uint64_t distance(const std::byte* address, const std::byte* base) {
   return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(base);
 }
 
-// Elements in front of each block in the outputs of the ranks that hold it, alike for all of them.
-std::vector<std::uint64_t> output_begins(const runtime::CollectiveRequest& request) {
-  const plan::Header& header = request.plan->header();
-  std::vector<std::uint64_t> lengths(std::max(1u, header.size), 0);
-  std::vector<std::uint64_t> begins;
-  begins.reserve(request.counts.size());
-  for (std::uint32_t block = 0; block < request.counts.size(); ++block) {
-    std::uint64_t& length = lengths[plan::output_group(header, block)];
-    begins.push_back(length);
-    length += request.counts[block];
-  }
-  return begins;
-}
-
 std::vector<Place> places_of(const runtime::BoundPlan& bound,
                              const runtime::CollectiveRequest& request, std::uint32_t shares) {
   const std::size_t item = item_bytes(request.descriptor.dtype);
   const std::uint64_t agreement = hash_bytes(&request.descriptor, sizeof(request.descriptor));
-  const std::vector<std::uint64_t> begins = output_begins(request);
-  const plan::Header& header = request.plan->header();
   std::vector<Place> places;
   places.reserve(bound.rows().size() * shares);
   for (const runtime::BoundRow& row : bound.rows()) {
@@ -81,15 +66,8 @@ std::vector<Place> places_of(const runtime::BoundPlan& bound,
         if (kind == plan::Buffer::kOutput) return distance(address, request.output.data) + skip;
         return 0;
       };
-      std::uint64_t landing = 0;
-      if (row.row->chunk != plan::kToken) {
-        const std::uint32_t block = row.row->chunk / header.parts;
-        const Range chunk =
-            partition(request.counts[block], header.parts, row.row->chunk % header.parts);
-        landing = (begins[block] + chunk.offset + part.offset) * item;
-      }
       places.push_back({offset(row.source, row.row->source), offset(row.target, row.row->target),
-                        part.length, agreement, landing});
+                        part.length, agreement, row.landing + part.offset * item});
     }
   }
   return places;
@@ -129,26 +107,15 @@ std::vector<Chain> joins(const plan::Plan& plan, const Manner& manner) {
   return chains;
 }
 
-// What may land, and how both ends name it: by its place among the channel's uses in a tile, which
-// are the same at both ends.
+// What may land, as the kernels find it.
 void set_landings(const plan::Plan& plan, Binding* made) {
-  std::vector<std::uint32_t> counts(plan.channels.size(), 0);
+  plan::Landings found = plan::landings_of(plan);
+  made->uses = std::move(found.uses);
   made->landings.resize(plan.channels.size());
-  made->uses.assign(plan.rows.size() * plan::kSendMax, kOfferedUses);
-  for (std::size_t index = 0; index < plan.rows.size(); ++index) {
-    const plan::Row& row = plan.rows[index];
-    for (std::uint32_t i = 0; i < row.recv_count; ++i) {
-      Landing& landing = made->landings[row.recv[i]];
-      const std::uint32_t use = counts[row.recv[i]]++;
-      landing.lane = row.lane;
-      if ((row.flags & plan::kFlagLand) == 0 || use >= kOfferedUses) continue;
-      landing.uses |= std::uint64_t{1} << use;
-    }
-    for (std::uint32_t i = 0; i < row.send_count; ++i) {
-      made->landings[row.send[i]].lane = row.lane;
-      made->uses[index * plan::kSendMax + i] =
-          static_cast<std::uint8_t>(std::min<std::uint32_t>(counts[row.send[i]]++, kOfferedUses));
-    }
+  for (std::size_t i = 0; i < found.offered.size(); ++i) made->landings[i].uses = found.offered[i];
+  for (const plan::Row& row : plan.rows) {
+    for (int i = 0; i < row.recv_count; ++i) made->landings[row.recv[i]].lane = row.lane;
+    for (int i = 0; i < row.send_count; ++i) made->landings[row.send[i]].lane = row.lane;
   }
 }
 

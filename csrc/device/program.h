@@ -52,14 +52,12 @@ inline constexpr std::uint64_t kNotRegistered = ~std::uint64_t{0};
 // nobody waits for it. Written once per launch, `begun` last.
 struct Offer {
   std::uint64_t begun;   // 1 + the channel's step
-  std::uint64_t uses;    // bit i: the segment of the channel's i-th use in a tile
+  std::uint64_t uses;    // as plan::Landings::offered
   std::uint64_t number;  // of the registered memory
   std::uint64_t offset;  // of the output in it
   std::uint64_t bytes;   // of the output
   std::uint64_t agreement;
 };
-// So many uses in a tile can be told of.
-inline constexpr std::uint8_t kOfferedUses = 64;
 
 // What a lane does for a channel before its first row.
 struct Landing {

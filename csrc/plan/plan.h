@@ -17,6 +17,8 @@ inline constexpr std::uint16_t kVersion = 1;
 
 inline constexpr int kRecvMax = 8;
 inline constexpr int kSendMax = 8;
+// Uses of one channel in a tile of which a receiver can tell that they may land; see landings.h.
+inline constexpr std::uint8_t kOfferedUses = 64;
 // Of one row: the carry, the local operand and received segments together.
 inline constexpr int kOperandsMax = 9;
 inline constexpr std::uint32_t kLanesMax = 7;

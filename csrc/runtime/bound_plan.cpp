@@ -56,6 +56,8 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
   counts_ = request.counts;
   input_offsets_.assign(counts_.size(), 0);
   output_offsets_.assign(counts_.size(), 0);
+  landings_.assign(counts_.size(), 0);
+  held_.assign(std::max(1u, header.size), 0);
   input_length_ = output_length_ = 0;
   std::uint64_t longest = 0;
   std::uint64_t total = 0;  // of all blocks: offsets in either buffer stay below it
@@ -70,6 +72,9 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
     longest = std::max(longest, partition(count, header.parts, 0).length);
     input_offsets_[block] = input_length_;
     output_offsets_[block] = output_length_;
+    std::uint64_t& held = held_[plan::output_group(header, block)];
+    landings_[block] = held;
+    held += count;
     if (plan::holds_input(header, block)) input_length_ += count;
     if (plan::holds_output(header, block)) output_length_ += count;
   }
@@ -83,7 +88,7 @@ BoundPlan::Place BoundPlan::locate(const plan::Header& header, std::uint32_t chu
   const std::uint32_t block = chunk / header.parts;
   const Range range = partition(counts_[block], header.parts, chunk % header.parts);
   return {input_offsets_[block] + range.offset, output_offsets_[block] + range.offset,
-          range.length};
+          landings_[block] + range.offset, range.length};
 }
 
 std::byte* BoundPlan::scratch(std::uint32_t slot) {
@@ -166,6 +171,7 @@ Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) 
                      " elements between chunks of other lengths");
     }
     bound.length = chunk.length;
+    bound.landing = chunk.landing * item_bytes_;
     bound.source = address(row.source, row.source_slot, source, request);
     if (row.carry != 0) bound.carry = scratch(row.carry - 1u);
     bound.target = address(row.target, row.target_slot, target, request);

@@ -23,7 +23,8 @@ struct BoundRow {
   std::byte* source = nullptr;
   const std::byte* carry = nullptr;  // the scratch slot
   std::byte* target = nullptr;
-  std::uint64_t length = 0;  // elements of the chunk
+  std::uint64_t length = 0;   // elements of the chunk
+  std::uint64_t landing = 0;  // bytes in front of it in the outputs of those it is sent to
 };
 
 // Reused from call to call: bind() keeps the capacity of earlier calls, so that it allocates only
@@ -41,12 +42,14 @@ class BoundPlan {
   std::uint64_t tiles() const { return tiles_; }
   std::uint64_t segment_length() const { return segment_length_; }  // elements
   std::size_t item_bytes() const { return item_bytes_; }
+  std::byte* output() const { return output_; }
 
  private:
   // Where a chunk lies, in elements. An offset means nothing in a buffer that does not hold it.
   struct Place {
     std::uint64_t input_offset;
     std::uint64_t output_offset;
+    std::uint64_t landing;  // in the outputs of the ranks that hold it
     std::uint64_t length;
   };
 
@@ -62,6 +65,8 @@ class BoundPlan {
   std::vector<BoundRow> rows_;
   std::vector<std::uint64_t> input_offsets_;  // elements before each block in this rank's input
   std::vector<std::uint64_t> output_offsets_;
+  std::vector<std::uint64_t> landings_;  // the same in the outputs of the ranks that hold it
+  std::vector<std::uint64_t> held_;      // elements of each output group (plan/layout.h)
   std::vector<std::uint64_t> counts_;
   std::vector<std::byte> scratch_;
   std::size_t slot_bytes_ = 0;  // from one scratch slot to the next

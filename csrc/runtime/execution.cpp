@@ -18,14 +18,11 @@ namespace {
 // further operands and copied to further destinations.
 constexpr std::size_t kPieceBytes = 8 * 1024;
 
-// Whether what is copied has left the caches before anybody reads it: no row does, and the caller's
-// memory has no room there.
-bool is_beyond_caches(const CollectiveRequest& request) {
-  const auto rows = request.plan->plan().rows;
-  return request.input.bytes + request.output.bytes > cache_bytes() &&
-         std::none_of(rows.begin(), rows.end(), [](const plan::Row& row) {
-           return static_cast<plan::Buffer>(row.source) == plan::Buffer::kOutput;
-         });
+// Whether no row reads what another one has copied.
+bool leaves_output(const plan::Plan& plan) {
+  return std::none_of(plan.rows.begin(), plan.rows.end(), [](const plan::Row& row) {
+    return static_cast<plan::Buffer>(row.source) == plan::Buffer::kOutput;
+  });
 }
 
 }  // namespace
@@ -44,7 +41,8 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   const plan::Plan& plan = request_.plan->plan();
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
   fresh_ = plan::reduces(static_cast<Collective>(plan.header->collective));
-  large_ = is_beyond_caches(request_);
+  beyond_ = request_.input.bytes + request_.output.bytes > cache_bytes();
+  large_ = beyond_ && leaves_output(plan);
   scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
 
   ports_.clear();
@@ -59,6 +57,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
     }
   }
   find_last_rows();
+  find_landings();
   lanes_.assign(plan.header->lane_count, Lane{});
   std::uint32_t index = 0;
   for (std::uint32_t lane = 0; lane < plan.header->lane_count; ++lane) {
@@ -92,9 +91,10 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
   lends_ = false;
   for (Lane& lane : lanes_) {
     lane.next = lane.begin;
-    lane.handed_over = lane.lent = 0;
+    lane.handed_over = lane.apart = 0;
     lane.tile = 0;
   }
+  if (offers_) make_offers();
 }
 
 Progress Execution::advance() {
@@ -119,7 +119,7 @@ Progress Execution::advance_lane(Lane& lane) {
     const Progress progress = run_row(lane);
     if (progress == Progress::kBlocked) return rows > 0 ? Progress::kMoved : Progress::kBlocked;
     if (progress != Progress::kMoved) return progress;
-    lane.handed_over = lane.lent = 0;
+    lane.handed_over = lane.apart = 0;
     const std::uint32_t index = lane.next++;
     if (bound_.tiles() == 1) pass_on_behind(*bound_.rows()[index].row, index);
     if (lane.next < lane.end) continue;
@@ -147,43 +147,51 @@ bool Execution::segment_of(const BoundRow& bound, std::uint64_t tile, std::uint6
 
 // Finds the segment at the head of every receive channel; kMoved when all are there and belong
 // here.
-Progress Execution::collect(const plan::Row& row, std::size_t bytes, const std::byte** received,
-                            bool* borrowed) {
+Progress Execution::collect(const plan::Row& row, std::size_t bytes, Collected* all) {
   for (int i = 0; i < row.recv_count; ++i) {
     const Port& port = ports_[row.recv[i]];
     const transport::Segment* segment = port.recv->peek();
     if (segment == nullptr) return Progress::kBlocked;
     const transport::SegmentHeader& header = segment->header;
     if (header.sequence != header_.sequence || header.agreement != header_.agreement ||
-        header.bytes != bytes) {
+        header.bytes != bytes ||
+        (segment->placed && !(offers_ && (row.flags & plan::kFlagLand) != 0))) {
       odd_peer_ = port.peer;
       return Progress::kDisagree;
     }
-    received[i] = segment->data;
-    *borrowed |= segment->lent;
+    all->received[i] = segment->data;
+    all->lent |= segment->lent;
+    all->placed |= segment->placed;
   }
   return Progress::kMoved;
 }
 
 // Sends local memory as it is, without a copy where the medium can; remembers what is already sent.
-bool Execution::hand_over(Lane& lane, const plan::Row& row, const std::byte* data) {
+bool Execution::hand_over(Lane& lane, std::size_t skip, const std::byte* data) {
+  const BoundRow& bound = bound_.rows()[lane.next];
+  const plan::Row& row = *bound.row;
   bool all = true;
   for (int i = 0; i < row.send_count; ++i) {
     const std::uint32_t bit = 1u << i;
     if ((lane.handed_over & bit) != 0) continue;
     transport::SendChannel& channel = *ports_[row.send[i]].send;
-    const bool lent = lends(row, i, data);
+    std::byte* there = offered(bound, i, skip);
+    const bool lent = there == nullptr && lends(row, i, data);
     bool sent = false;
-    if (lent) {
+    if (there != nullptr) {
+      channel.place(there, data, header_.bytes);
+      channel.commit_placed(header_);
+      sent = true;
+    } else if (lent) {
       sent = channel.lend(header_, data);
-    } else if (repeats(row, i, lane.lent)) {
+    } else if (repeats(row, i, lane.apart)) {
       sent = (lane.handed_over & 1) != 0 && repeat(row, channel);
     } else {
       sent = channel.hand_over(header_, data);
     }
     if (sent) {
       lane.handed_over |= bit;
-      if (lent) lane.lent |= bit;
+      if (lent || there != nullptr) lane.apart |= bit;
     } else {
       all = false;
     }
@@ -192,9 +200,9 @@ bool Execution::hand_over(Lane& lane, const plan::Row& row, const std::byte* dat
 }
 
 // Whether the row's send number `i` needs no copy of its own, because its peer can read what is
-// sent to the first; of what is `lent` (bit i: send i) there is no copy to read.
-bool Execution::repeats(const plan::Row& row, int i, std::uint32_t lent) const {
-  if (i == 0 || (lent & 1) != 0) return false;
+// sent to the first; of what went `apart` (bit i: send i) there is no copy to read.
+bool Execution::repeats(const plan::Row& row, int i, std::uint32_t apart) const {
+  if (i == 0 || (apart & 1) != 0) return false;
   const void* memory = ports_[row.send[i]].send->memory();
   return memory != nullptr && memory == ports_[row.send[0]].send->memory();
 }
@@ -215,8 +223,9 @@ bool Execution::reads(const std::byte* target, std::size_t bytes) const {
 
 // Whether the peer of the row's send number `i` may read at `data` what the row sends.
 bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const {
+  const bool fresh = fresh_ && (row.recv_count != 0 || !beyond_);
   return (row.flags & plan::kFlagLend) != 0 &&
-         ports_[row.send[i]].send->lendable(data, header_.bytes, fresh_);
+         ports_[row.send[i]].send->lendable(data, header_.bytes, fresh);
 }
 
 // Whether what the row has just read was what its peers had sent, all of it.
@@ -248,17 +257,21 @@ void Execution::gather(const BoundRow& bound, const std::byte* const* received, 
 }
 
 // Room for the result in every channel that needs a copy of its own; false if some has none yet.
-bool Execution::reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const {
+bool Execution::reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const {
+  const plan::Row& row = *bound.row;
   // In memory of several arrays the target is no address yet.
   const bool lending = all->target != nullptr && request_.parts.empty();
   for (int i = 0; i < row.send_count; ++i) {
     transport::SendChannel* channel = ports_[row.send[i]].send;
-    std::byte* room = channel->reserve(bytes);
+    std::byte* room = channel->reserve(header_.bytes);
     if (room == nullptr) return false;
-    if (lending && lends(row, i, all->target)) {
+    if (std::byte* there = offered(bound, i, skip); there != nullptr) {
+      all->placed |= 1u << i;
+      all->rooms[all->room_count++] = {channel, there, true};
+    } else if (lending && lends(row, i, all->target)) {
       all->lent |= 1u << i;
-    } else if (!repeats(row, i, all->lent)) {
-      all->rooms[all->room_count++] = {channel, room};
+    } else if (!repeats(row, i, all->lent | all->placed)) {
+      all->rooms[all->room_count++] = {channel, room, false};
     }
   }
   return true;
@@ -269,7 +282,9 @@ void Execution::commit(const plan::Row& row, const Gathered& all) const {
   for (int i = 0; i < row.send_count; ++i) {
     const Port& port = ports_[row.send[i]];
     const bool lent = (all.lent >> i & 1) != 0;
-    if (lent || repeats(row, i, all.lent)) {
+    if ((all.placed >> i & 1) != 0) {
+      port.send->commit_placed(header_);
+    } else if (lent || repeats(row, i, all.lent | all.placed)) {
       const bool sent = lent ? port.send->lend(header_, all.target) : repeat(row, *port.send);
       PYCOLL_ASSERT(sent, "channel to rank %d lost its room", port.peer);
     } else {
@@ -288,12 +303,13 @@ Progress Execution::run_row(Lane& lane) {
   const std::size_t bytes = length * bound_.item_bytes();
   header_.bytes = static_cast<std::uint32_t>(bytes);
 
-  const std::byte* received[plan::kRecvMax];
-  bool borrowed = false;
-  const Progress ready = collect(row, bytes, received, &borrowed);
+  Collected arrived;
+  const Progress ready = collect(row, bytes, &arrived);
   if (ready != Progress::kMoved) return ready;
+  const std::size_t skip = offset * bound_.item_bytes();
   Gathered all;
-  gather(bound, received, offset * bound_.item_bytes(), &all);
+  gather(bound, arrived.received, skip, &all);
+  if (arrived.placed) all.operands[0] = all.target;
   if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && reads(all.target, bytes)) {
     return Progress::kBlocked;
   }
@@ -302,13 +318,14 @@ Progress Execution::run_row(Lane& lane) {
   const bool stable = source != plan::Buffer::kNone && source != plan::Buffer::kScratch;
   const bool direct =
       stable && row.recv_count == 0 && row.send_count > 0 && bind_part(row, bytes, &all);
-  const bool has_room = direct ? hand_over(lane, row, all.operands[0]) : reserve(row, bytes, &all);
+  const bool has_room =
+      direct ? hand_over(lane, skip, all.operands[0]) : reserve(bound, skip, &all);
   if (!has_room) return Progress::kBlocked;
   if (length != 0) combine_parts(row, all, length);
   if (spoiled()) return Progress::kSpoiled;
   if (streams_) stream_fence();
   // What a failing peer took back is used no further; that it has failed will be heard.
-  if (borrowed && !intact(row)) return Progress::kBlocked;
+  if (arrived.lent && !intact(row)) return Progress::kBlocked;
   if (!direct) commit(row, all);
   for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();
   return Progress::kMoved;
@@ -340,8 +357,7 @@ void Execution::copy(const Gathered& all, std::size_t bytes) const {
   if (all.target != nullptr && all.target != from) {
     streams_ ? stream_copy(all.target, from, bytes) : copy_bytes(all.target, from, bytes);
   }
-  for (int i = 0; i < all.room_count; ++i)
-    all.rooms[i].channel->fill(all.rooms[i].data, from, bytes);
+  for (int i = 0; i < all.room_count; ++i) all.rooms[i].fill(0, from, bytes);
 }
 
 void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const {
@@ -350,7 +366,8 @@ void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t
   if (all.operand_count == 0 || (all.target == nullptr && all.room_count == 0)) return;
   const bool scaled = scale_divisor_ != 0 && (row.flags & plan::kFlagFinal) != 0;
   // Made in place where that is quick, else beside and copied.
-  const bool into_room = all.target == nullptr && !all.rooms[0].channel->wants_fill();
+  const bool into_room =
+      all.target == nullptr && !all.rooms[0].placed && !all.rooms[0].channel->wants_fill();
   const bool into_target =
       all.target != nullptr &&
       std::none_of(all.operands, all.operands + all.operand_count,
@@ -369,7 +386,7 @@ void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t
     if (scaled) request_.scale(result, count, scale_divisor_);
     if (all.target != nullptr && !into_target) copy_bytes(all.target + skip, result, count * item);
     for (int i = into_room ? 1 : 0; i < all.room_count; ++i) {
-      all.rooms[i].channel->fill(all.rooms[i].data + skip, result, count * item);
+      all.rooms[i].fill(skip, result, count * item);
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/landings.h"
 #include "runtime/bound_plan.h"
 #include "runtime/request.h"
 #include "transport/transport.h"
@@ -84,7 +85,7 @@ class Execution {
     std::uint32_t end = 0;
     std::uint32_t next = 0;
     std::uint32_t handed_over = 0;  // bit i: send i of the current row is already on its way
-    std::uint32_t lent = 0;         // bit i: and is read where it lies
+    std::uint32_t apart = 0;        // bit i: and is in no room of the channel
     std::uint64_t tile = 0;
   };
   struct Port {
@@ -101,6 +102,8 @@ class Execution {
   class Walk;
 
   void find_last_rows();
+  void find_landings();
+  void make_offers() const;
   bool has_turns(const plan::Row& row) const;
   static void pass_on(Port& port);
   void pass_on_behind(const plan::Row& row, std::uint32_t index);
@@ -110,16 +113,17 @@ class Execution {
   Progress run_row(Lane& lane);
   bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                   std::uint64_t* length) const;
-  Progress collect(const plan::Row& row, std::size_t bytes, const std::byte** received,
-                   bool* borrowed);
+  struct Collected;
+  Progress collect(const plan::Row& row, std::size_t bytes, Collected* all);
   static void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
                      Gathered* all);
-  bool hand_over(Lane& lane, const plan::Row& row, const std::byte* data);
-  bool reserve(const plan::Row& row, std::size_t bytes, Gathered* all) const;
+  bool hand_over(Lane& lane, std::size_t skip, const std::byte* data);
+  std::byte* offered(const BoundRow& bound, int i, std::size_t skip) const;
+  bool reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const;
   void commit(const plan::Row& row, const Gathered& all) const;
   bool lends(const plan::Row& row, int i, const std::byte* data) const;
   bool intact(const plan::Row& row) const;
-  bool repeats(const plan::Row& row, int i, std::uint32_t lent) const;
+  bool repeats(const plan::Row& row, int i, std::uint32_t apart) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
   bool bind_part(const plan::Row& row, std::size_t bytes, Gathered* all) const;
   void combine_parts(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
@@ -133,13 +137,16 @@ class Execution {
   BoundPlan bound_;
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
+  plan::Landings landings_;  // empty where nothing is long enough to be placed
   transport::SegmentHeader header_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
   bool large_ = false;    // caches have no room for input and output
   bool streams_ = false;  // copies are written past the caches
   bool lends_ = false;    // some port is lent
-  bool fresh_ = false;    // what is sent was probably written a moment ago
+  bool beyond_ = false;   // the same, whatever the plan does
+  bool fresh_ = false;    // what is sent was written a moment ago, as far as caches had room
+  bool offers_ = false;   // peers may place what is received
 };
 
 template <typename Visit>

@@ -220,9 +220,11 @@ void ShmTransport::disarm() {
   liveness_urgent_ = true;
 }
 
-// Before whoever is told of the failure can change what was lent.
+// Before whoever is told of the failure can change what was lent, or free what was offered.
 void ShmTransport::let_go() {
-  if (whole_.data() != nullptr) shm::store_ordered(control().lending.withdrawn, 1);
+  if (whole_.data() == nullptr) return;
+  shm::store_ordered(control().lending.withdrawn, 1);
+  for (ShmLink* link : attached_) link->keep_offered();
 }
 
 void ShmTransport::close() {

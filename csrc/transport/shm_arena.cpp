@@ -92,6 +92,7 @@ void Arena::release(std::byte* memory) {
   const auto [offset, bytes] = *found;
   const std::size_t length = round_up(bytes, kAlignment);
   for (ArenaWatcher* watcher : watchers_) watcher->freed(memory, bytes);
+  if (kept_.contains(offset)) return;  // stays taken, and the file with it
   taken_.erase(found);
   if (taken_.empty()) {
     __atomic_store_n(&base_, nullptr, __ATOMIC_RELEASE);
@@ -134,6 +135,10 @@ std::uint64_t Arena::generation() const { return __atomic_load_n(&generation_, _
 
 ArenaBlock Arena::block_of(const std::byte* data) {
   const std::lock_guard lock(mutex_);
+  return locate(data);
+}
+
+ArenaBlock Arena::locate(const std::byte* data) const {
   std::byte* base = mapping_.data();
   if (base == nullptr || data < base) return {};
   const auto offset = static_cast<std::size_t>(data - base);
@@ -142,6 +147,12 @@ ArenaBlock Arena::block_of(const std::byte* data) {
   --found;
   if (offset - found->first >= found->second) return {};
   return {base + found->first, found->second};
+}
+
+void Arena::keep(const std::byte* data) {
+  const std::lock_guard lock(mutex_);
+  const ArenaBlock block = locate(data);
+  if (block.begin != nullptr) kept_.insert(static_cast<std::size_t>(block.begin - mapping_.data()));
 }
 
 void Arena::watch(ArenaWatcher& watcher) {

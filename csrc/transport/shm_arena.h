@@ -1,8 +1,9 @@
-// Memory of this process that ranks on the same host may read where it lies; what pycoll.empty()
-// gives. A segment whose payload lies here need not be copied into a channel: it is lent.
+// Memory of this process that ranks on the same host may read and write where it lies; what
+// pycoll.empty() gives. A segment whose payload lies here need not be copied into a channel: it is
+// lent. One that is received here, its sender may put here by itself.
 //
 // All of it is one anonymous file, sparse and as long as the machine's memory twice over, made for
-// the first allocation and gone with the last. A peer maps the whole file once, read-only, through
+// the first allocation and gone with the last. A peer maps the whole file once, through
 // this process's descriptor in /proc; where that is refused, segments are copied as ever. A forked
 // child shares the arrays of its parent, as it does any shared mapping, and allocates elsewhere.
 #pragma once
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -67,6 +69,9 @@ class Arena {
   ArenaFile file();
   // The allocation that `data` lies in; empty if none does.
   ArenaBlock block_of(const std::byte* data);
+  // Once freed, that allocation's addresses are never given again: somebody may still write there.
+  // Nothing happens to memory that is none.
+  void keep(const std::byte* data);
 
   // `watcher` hears of all memory that is freed from now on, until unwatch(), which returns when it
   // hears nothing any more. Watch the arena that the memory is from: a child of fork has another.
@@ -77,6 +82,7 @@ class Arena {
   bool open();
   void release(std::byte* memory);
   void vacate(std::size_t offset, std::size_t length);
+  ArenaBlock locate(const std::byte* data) const;
 
   std::mutex mutex_;
   UniqueFd fd_;
@@ -84,6 +90,7 @@ class Arena {
   int pid_ = 0;                                // whose arena it is
   std::map<std::size_t, std::size_t> taken_;   // offset to bytes wanted
   std::map<std::size_t, std::size_t> vacant_;  // offset to length; no two of them touch
+  std::set<std::size_t> kept_;                 // offsets of allocations
   std::vector<ArenaWatcher*> watchers_;
   // Under the lock for writing.
   std::byte* base_ = nullptr;

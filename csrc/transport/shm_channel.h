@@ -1,77 +1,17 @@
-// The two ends of a shared-memory channel, and the bell that wakes a sleeping peer. All in line: no
-// call here enters the kernel unless the peer sleeps.
+// The two ends of a shared-memory channel. All in line: no call here enters the kernel unless the
+// peer sleeps.
 #pragma once
 
-#include <unistd.h>
-
-#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "base/assert.h"
+#include "transport/shm_bell.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_lending.h"
 #include "transport/shm_stores.h"
 
 namespace pycoll::transport::shm {
-
-// Publishes words to one peer and wakes it if it sleeps.
-//
-// A sleeper first marks its epoch odd and then looks for news; a publisher first stores the news
-// and then looks at the epoch. One of the two must see the other's store, which needs a full
-// barrier on both sides. A sleeper that barriers_when_arming makes the kernel run one on every
-// processor, so that the publisher, far more frequent, pays nothing; otherwise the publisher's
-// store is the barrier.
-class Bell {
- public:
-  // `peer_sleep` outlives the bell; `doorbell` stays the caller's. `fenced`: see above.
-  Bell(const Sleep* peer_sleep, int doorbell, bool fenced)
-      : peer_sleep_(peer_sleep), doorbell_(doorbell), fenced_(fenced) {}
-
-  void publish(std::uint64_t& word, std::uint64_t value) {
-    store(word, value);
-    ring();
-  }
-
-  // For news that concerns the peer only if `wanted` has one of `bits`; it sets them before it
-  // sleeps.
-  void publish_if_wanted(std::uint64_t& word, std::uint64_t value, const std::uint64_t& wanted,
-                         std::uint64_t bits) {
-    store(word, value);
-    const std::uint64_t epoch = load_ordered(peer_sleep_->epoch);
-    if (__builtin_expect((epoch & 1) != 0, 0) && (load_acquire(wanted) & bits) != 0) wake(epoch);
-  }
-
-  // Wakes the peer for what was published before by store_ordered.
-  void ring() {
-    const std::uint64_t epoch = load_ordered(peer_sleep_->epoch);
-    if (__builtin_expect((epoch & 1) != 0, 0)) wake(epoch);
-  }
-
- private:
-  void store(std::uint64_t& word, std::uint64_t value) const {
-    if (fenced_) {
-      store_ordered(word, value);  // pairs with store_ordered(epoch) in ShmTransport::arm
-    } else {
-      store_release(word, value);
-      std::atomic_signal_fence(std::memory_order_seq_cst);  // pairs with membarrier in arm
-    }
-  }
-
-  // Once per sleep: the doorbell stays readable until the sleeper is up again.
-  void wake(std::uint64_t epoch) {
-    if (epoch == woken_epoch_) return;
-    woken_epoch_ = epoch;
-    const std::uint64_t one = 1;
-    // Fails only if the counter is full, and then the doorbell is readable anyway.
-    (void)!::write(doorbell_, &one, sizeof(one));
-  }
-
-  const Sleep* peer_sleep_;
-  std::uint64_t woken_epoch_ = 0;
-  int doorbell_;
-  bool fenced_;
-};
 
 // The whole of one rank's shared segment.
 template <typename Byte>
@@ -108,6 +48,8 @@ class alignas(64) ShmSendChannel final : public SendChannel {
         starved_bit_(std::uint64_t{1} << number),
         own_bell_(wiring.own_bell),
         lender_(wiring.lender),
+        borrower_(wiring.borrower),
+        offer_(&wiring.peer_acks->offers[number]),
         stores_(wiring.streaming) {
     for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
       rooms_[slot].data = payloads + slot * kPayloadStride;
@@ -170,6 +112,33 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     return true;
   }
 
+  std::byte* offered(const SegmentHeader& header, const Landing& landing) override {
+    if (header.bytes < kPlacedBytesMin || landing.use >= kUsesMax) return nullptr;
+    const std::uint64_t sequence = load_acquire(offer_->sequence);
+    if (sequence != header.sequence) return nullptr;
+    const std::uint64_t agreement = load_acquire(offer_->agreement);
+    const std::uint64_t uses = load_acquire(offer_->uses);
+    const std::uint64_t generation = load_acquire(offer_->generation);
+    const std::uint64_t offset = load_acquire(offer_->offset);
+    const std::uint64_t bytes = load_acquire(offer_->bytes);
+    if (load_acquire(offer_->sequence) != sequence || agreement != header.agreement ||
+        (uses >> landing.use & 1) == 0 || landing.offset > bytes ||
+        header.bytes > bytes - landing.offset) {
+      return nullptr;
+    }
+    return borrower_->writable(generation, offset + landing.offset, header.bytes);
+  }
+  // The peer reads it later than this rank wrote it, and from memory where it does not share
+  // caches.
+  void place(std::byte* there, const std::byte* from, std::size_t bytes) override {
+    stream_copy(there, from, bytes);
+    streamed_ = true;
+  }
+  void commit_placed(const SegmentHeader& header) override {
+    if (std::exchange(streamed_, false)) stream_fence();
+    publish_place(header, kPlacedBit);
+  }
+
   bool drained() override {
     if (is_drained()) return true;
     if (!undrained_) want(starved_, true);
@@ -190,6 +159,7 @@ class alignas(64) ShmSendChannel final : public SendChannel {
 
  private:
   static constexpr std::size_t kReadersMax = 8;
+  static constexpr std::uint8_t kUsesMax = 64;  // bits of Offer::uses
   // A segment of another channel whose payload lies here.
   struct Reader {
     ShmSendChannel* channel;
@@ -298,6 +268,8 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   std::uint64_t starved_bit_;
   Bell* own_bell_;
   Lender* lender_;
+  Borrower* borrower_;
+  const OfferLine* offer_;
   Stores stores_;
   Room rooms_[kChannelDepth];
 };
@@ -322,7 +294,9 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
         segment_(segment),
         peer_starved_(&wiring.peer_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
-        borrower_(wiring.borrower) {}
+        lender_(wiring.lender),
+        borrower_(wiring.borrower),
+        offer_(&wiring.own_acks->offers[number]) {}
 
   const Segment* peek() override {
     if (peeked_) return &arrived_;
@@ -332,6 +306,24 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
   }
 
   bool intact() override { return !arrived_.lent || borrower_->intact(); }
+
+  // The peer may read meanwhile: it looks at `sequence` in front and behind.
+  void offer(const Offer& offer) override {
+    std::uint64_t offset = 0;
+    if (!lender_->tell(offer.memory, offer.bytes, &offset)) return;
+    store_release(offer_->sequence, 0);
+    store_release(offer_->agreement, offer.agreement);
+    store_release(offer_->uses, offer.uses);
+    store_release(offer_->generation, lender_->generation());
+    store_release(offer_->offset, offset);
+    store_release(offer_->bytes, offer.bytes);
+    store_release(offer_->sequence, offer.sequence);
+    offered_ = offer.memory;
+  }
+  // Sees to it that what was offered last goes to nobody else.
+  void keep_offered() {
+    if (offered_ != nullptr) lender_->keep(offered_);
+  }
 
   void release() override {
     PYCOLL_ASSERT(peeked_, "release of segment %llu before peek",
@@ -356,8 +348,9 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
     const std::uint32_t bytes = arrived_.header.bytes;
     std::uint64_t offset = 0;
     if (bytes > kInlineBytes) std::memcpy(&offset, line.payload, sizeof(offset));
+    arrived_.placed = offset == kPlacedBit && offered_ != nullptr && bytes <= kSegmentBytesMax;
     const std::byte* data = bytes <= kSegmentBytesMax ? find(line, bytes, offset) : nullptr;
-    if (data == nullptr) {
+    if (data == nullptr && !arrived_.placed) {
       *fault_ = {true, bytes, offset & ~kLentBit};
       return nullptr;
     }
@@ -389,7 +382,10 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
   Whole<const std::byte> segment_;
   const std::uint64_t* peer_starved_;
   std::uint64_t starved_bit_;
+  Lender* lender_;
   Borrower* borrower_;
+  OfferLine* offer_;
+  const std::byte* offered_ = nullptr;  // last
 };
 
 }  // namespace pycoll::transport::shm

@@ -4,13 +4,13 @@
 //   control page   who the owner is; whether it sleeps; its notices; whether it has closed; where
 //                  its arena is
 //   ack lines      one per peer: how many segments the owner has released, what it waits for, which
-//                  arena of the peer it can read
+//                  arena of the peer it can read, what it offers
 //   lanes          one block per peer: headers of the segments that the owner sends to it, all
 //                  channels, and room for their payloads
 //
 // A header tells where in the owner's segment its payload lies: in the lane's own room, or in
 // another's if several peers are to read the same payload. Or the payload is lent: it lies in the
-// arena of the owner's process (shm_arena.h).
+// arena of the owner's process (shm_arena.h). Or it is placed: in the arena of the receiver's.
 //
 // The file is sparse: a lane that carries nothing costs address space, no memory. Words that change
 // hands are 64 bits wide, only ever grow, and are read and written through the functions below.
@@ -25,7 +25,7 @@ namespace pycoll::transport::shm {
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kLinePair = 128;
 
-inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700004;  // "pycoll", layout version 4
+inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700005;  // "pycoll", layout version 5
 
 // Notices go round over this many places, so that a reader has the time of several posts to copy
 // one.
@@ -74,18 +74,30 @@ struct alignas(kPage) Control {
 };
 static_assert(sizeof(Control) == kPage);
 
+// What the owner lets the peer write on one channel, in the owner's arena. `sequence` is 0 while
+// the other words change.
+struct alignas(kLinePair) OfferLine {
+  std::uint64_t sequence;
+  std::uint64_t agreement;
+  std::uint64_t uses;
+  std::uint64_t generation;  // of the arena
+  std::uint64_t offset;      // of the memory in it
+  std::uint64_t bytes;
+};
+
 struct alignas(kLinePair) AckLine {
   std::uint64_t released[kChannelsMax];
   // Bit per channel on which the owner found no room to send to this peer, or waits until what it
   // lent is read.
   std::uint64_t starved;
   std::uint64_t arena;  // generation of the peer's arena that the owner has mapped
+  OfferLine offers[kChannelsMax];
 };
 
 // A segment's header, and its payload if that is small: one line carries both from core to core, or
 // two, which processors fetch together; no other page is touched. Otherwise the payload's offset
 // from the start of the owner's segment stands there, 8 bytes; with kLentBit, from the start of its
-// arena.
+// arena. With kPlacedBit the payload is where the receiver offered.
 struct alignas(kLinePair) SlotLine {
   std::uint64_t stamp;  // this slot holds segment number stamp - 1 of the channel
   SegmentHeader header;
@@ -94,6 +106,7 @@ struct alignas(kLinePair) SlotLine {
 inline constexpr std::size_t kInlineBytes = sizeof(SlotLine::payload);
 inline constexpr std::size_t kFirstLineBytes = 32;  // of the payload, beside the header
 inline constexpr std::uint64_t kLentBit = std::uint64_t{1} << 63;
+inline constexpr std::uint64_t kPlacedBit = std::uint64_t{1} << 62;
 // Shorter payloads are copied: to wait until they are read would take longer.
 inline constexpr std::size_t kLentBytesMin = 16 * 1024;
 static_assert(offsetof(SlotLine, payload) + kFirstLineBytes == kLinePair / 2 &&

@@ -19,21 +19,31 @@ void Lender::publish() {
 // each other differently, as some containers do, this is somebody else's file. The key tells.
 void Borrower::open(std::uint64_t generation) {
   seen_ = generation;
-  const std::uint64_t bytes = load_acquire(control_->lending.bytes);
   const std::string path =
       "/proc/" + std::to_string(pid_) + "/fd/" + std::to_string(load_acquire(control_->lending.fd));
   // Whatever file that is, opening it must not wait.
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  for (const int access : {O_RDWR, O_RDONLY}) {
+    const UniqueFd file(::open(path.c_str(), access | O_CLOEXEC | O_NONBLOCK));
+    if (!file.valid() || !map(file.get(), access == O_RDWR)) continue;
+    mapped_ = generation;
+    store_release(own_acks_->arena, generation);
+    return;
+  }
+}
+
+bool Borrower::map(int file, bool writable) {
+  const std::uint64_t bytes = load_acquire(control_->lending.bytes);
   Mapping mapping;
-  if (!file.valid() || !check_segment(file.get(), bytes, peer_).ok() ||
-      !Mapping::map(file.get(), 0, bytes, false, &mapping, Arena::kAlignment).ok() ||
+  if (!check_segment(file, bytes, peer_).ok() ||
+      !Mapping::map(file, 0, bytes, writable, &mapping, Arena::kAlignment).ok() ||
       load_acquire(*reinterpret_cast<const std::uint64_t*>(mapping.data())) !=
           load_acquire(control_->lending.key)) {
-    return;
+    return false;
   }
   arena_ = std::move(mapping);
   bytes_ = bytes;
-  store_release(own_acks_->arena, generation);
+  writable_ = writable;
+  return true;
 }
 
 }  // namespace pycoll::transport::shm

@@ -1,9 +1,10 @@
-// Payloads that pass between two ranks without a copy: the two ends of a link, for all its
-// channels.
+// Payloads that pass between two ranks without a copy, or with one only: the two ends of a link,
+// for all its channels.
 //
 // The lender tells in its control page where the arena of its process is; the borrower maps it when
 // it first sees a long payload that was copied, and says so in its ack line; from then on payloads
-// from the arena are lent. One that cannot map it says nothing, and gets copies.
+// from the arena are lent. One that cannot map it says nothing, and gets copies. The other way
+// round, a receiver offers a part of its arena, and the sender maps that to put payloads there.
 #pragma once
 
 #include "transport/shm_arena.h"
@@ -19,11 +20,18 @@ class Lender {
 
   // Whether the peer can read this memory, and where in the arena it is.
   bool find(const std::byte* data, std::size_t bytes, std::uint64_t* offset) {
-    if (bytes < kLentBytesMin || !arena_.find(data, bytes, offset)) return false;
-    const std::uint64_t generation = arena_.generation();
-    if (own_->lending.generation != generation) publish();
-    return load_acquire(peer_acks_->arena) == generation;
+    return bytes >= kLentBytesMin && tell(data, bytes, offset) &&
+           load_acquire(peer_acks_->arena) == arena_.generation();
   }
+  // Whether the peer may map this memory, and where in the arena it is.
+  bool tell(const std::byte* data, std::size_t bytes, std::uint64_t* offset) {
+    if (!arena_.find(data, bytes, offset)) return false;
+    if (own_->lending.generation != arena_.generation()) publish();
+    return true;
+  }
+  std::uint64_t generation() const { return arena_.generation(); }
+  // Memory that was told of is not to be allocated again, even once it is freed.
+  void keep(const std::byte* data) { arena_.keep(data); }
 
  private:
   void publish();
@@ -55,6 +63,13 @@ class Borrower {
   }
   void give_back() { --borrowed_; }
 
+  // Memory of the peer's arena, to be written; nullptr if this rank cannot, or the peer has let go.
+  std::byte* writable(std::uint64_t generation, std::uint64_t offset, std::size_t bytes) {
+    if (generation != seen_) look();
+    if (generation != mapped_ || !writable_ || !intact()) return nullptr;
+    return offset <= bytes_ && bytes <= bytes_ - offset ? arena_.data() + offset : nullptr;
+  }
+
   // What was read before the call had not changed: the peer withdraws before it lets go of memory.
   bool intact() const {
     std::atomic_thread_fence(std::memory_order_acquire);
@@ -63,6 +78,7 @@ class Borrower {
 
  private:
   void open(std::uint64_t generation);
+  bool map(int file, bool writable);
 
   const Control* control_;
   AckLine* own_acks_;
@@ -71,6 +87,8 @@ class Borrower {
   Mapping arena_;
   std::uint64_t bytes_ = 0;
   std::uint64_t seen_ = 0;
+  std::uint64_t mapped_ = 0;  // generation; 0: none
+  bool writable_ = false;
   std::uint64_t borrowed_ = 0;
 };
 

@@ -97,6 +97,12 @@ RecvChannel& ShmLink::recv_channel(std::uint32_t number) {
   return *recvs_[number];
 }
 
+void ShmLink::keep_offered() {
+  for (const auto& channel : recvs_) {
+    if (channel != nullptr) channel->keep_offered();
+  }
+}
+
 void ShmLink::post(const Notice& notice) {
   writer_->post(notice);
   bell_.ring();

@@ -99,6 +99,22 @@ struct Passage {
   std::uint64_t to = kRoom;  // so far into what the peer granted; kRoom: the peer's room, as ever
 };
 
+// What a receiver lets its peer write by itself in one operation, instead of into rooms.
+struct Offer {
+  std::uint64_t sequence = 0;   // of the operation
+  std::uint64_t agreement = 0;  // as in SegmentHeader
+  std::uint64_t uses = 0;       // bit u: what comes as use u of the channel in a tile
+  std::byte* memory = nullptr;
+  std::size_t bytes = 0;
+};
+// Where in that memory a sender would put a segment.
+struct Landing {
+  std::uint8_t use = 0;
+  std::uint64_t offset = 0;
+};
+// Shorter payloads are never put there: a line of their own carries them as quickly.
+inline constexpr std::size_t kPlacedBytesMin = 16 * 1024;
+
 class SendChannel {
  public:
   virtual ~SendChannel() = default;
@@ -154,6 +170,19 @@ class SendChannel {
     return false;
   }
 
+  // Where the peer offers to have the next segment put, as far as this rank can write there and
+  // knows of the offer yet; else nullptr. To be filled by place(), and published by
+  // commit_placed(). Requires: reserve(header.bytes) gave room.
+  virtual std::byte* offered(const SegmentHeader& header, const Landing& landing) {
+    (void)header, (void)landing;
+    return nullptr;
+  }
+  virtual void place(std::byte* there, const std::byte* from, std::size_t bytes) {
+    copy_bytes(there, from, bytes);
+  }
+  // Requires: offered() named the place of this segment, which holds its payload.
+  virtual void commit_placed(const SegmentHeader& header) { (void)header; }
+
   // True when no memory that was handed over or lent is still being read.
   virtual bool drained() { return true; }
   // The same of memory that was handed over only.
@@ -184,8 +213,9 @@ struct Segment {
   // bytes == 0 or placed.
   const std::byte* data = nullptr;
   bool lent = false;  // see RecvChannel::intact
-  // The sender put the payload in what it was granted of this rank's region. It has left the medium
-  // there, but others than the host may see it later: whoever reads the region knows how to wait.
+  // The sender put the payload where this rank offered, or in what it was granted of this rank's
+  // region. Into a region it has left the medium, but others than the host may see it later:
+  // whoever reads the region knows how to wait.
   bool placed = false;
 };
 
@@ -195,6 +225,13 @@ class RecvChannel {
 
   // The oldest segment that has arrived whole, in place, or nullptr. Valid until release.
   virtual const Segment* peek() = 0;
+
+  // Lets the peer put segments of an operation into memory of this rank from now on, until the
+  // operation has ended: segments that are `placed` tell of it. Only the newest offer stands. Of
+  // media where peers cannot write to that memory, nothing happens. An operation that fails with
+  // its offer standing ends it by Transport::let_go(), but for what a peer is writing just then:
+  // the transport keeps such memory from ever being given to somebody else.
+  virtual void offer(const Offer& offer) { (void)offer; }
 
   // Whether all that was read of a lent segment until now is what was sent. Once false, as when the
   // sender's operation has failed, it stays false, and what was read must not be used.
@@ -283,9 +320,11 @@ class Transport {
   // Descriptor to poll(2) for reading while armed; -1 for a medium on a virtual clock.
   virtual int event_fd() const = 0;
 
-  // Stops reading memory that was handed over or lent: what is still to be sent from it is copied
-  // to memory of the transport's own, and who reads what was lent learns that it no longer may. For
-  // operations that fail: their owner may free the memory right after. Nothing is lent afterwards.
+  // Stops reading memory that was handed over or lent, and ends offers: what is still to be sent
+  // is copied to memory of the transport's own, and who reads what was lent, or would write to
+  // what was offered, learns that it no longer may. For
+  // operations that fail: their owner may free the memory right after. Nothing is lent or offered
+  // afterwards.
   virtual void let_go() {}
 
   // Orderly: peers see kClosed, and a closing notice unless a failure came before. Frees mappings,

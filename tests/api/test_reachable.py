@@ -1,4 +1,7 @@
-"""Arrays from pycoll.empty: peers on this host read them where they lie, and nobody can tell."""
+"""Arrays from pycoll.empty: peers on this host read and write them where they lie.
+
+Nobody can tell by the results.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,42 @@ def check_collectives(comm: Comm) -> None:
         assert np.array_equal(mine, every[root])
 
 
+def check_results_there(comm: Comm) -> None:
+    for salt, nbytes in enumerate(SIZES * 2):
+        count = nbytes // 4 // comm.size * comm.size
+        mine, every = filled(comm, count, salt)
+        total, kept = sum(every), mine.copy()
+        part = count // comm.size
+        own = slice(part * comm.rank, part * (comm.rank + 1))
+        out = pycoll.empty(count)
+        for algorithm in (None, "direct", "ring", "tree", "one_shot"):
+            out[:] = -1
+            assert np.array_equal(comm.all_reduce(mine, out=out, algorithm=algorithm), total)
+        every_out = pycoll.empty(count * comm.size)
+        comm.all_gather(mine, out=every_out)
+        assert np.array_equal(every_out, np.concatenate(every))
+        comm.all_to_all(mine, out=out)
+        assert np.array_equal(out, np.concatenate([one[own] for one in every]))
+        root = salt % comm.size
+        comm.broadcast(mine, root, out=out)
+        assert np.array_equal(out, every[root])
+        comm.gather(mine, root, out=every_out if comm.rank == root else None)
+        assert comm.rank != root or np.array_equal(every_out, np.concatenate(every))
+        comm.scatter(mine if comm.rank == root else None, root, out=out[:part])
+        assert np.array_equal(out[:part], every[root][own])
+        assert np.array_equal(mine, kept)
+
+
+def check_one_there_one_elsewhere(comm: Comm) -> None:
+    """Ranks need not have the same kind of memory."""
+    for turn in range(6):
+        mine, every = filled(comm, 300_000, turn)
+        if turn >> comm.rank & 1:
+            mine = mine.copy()
+        comm.all_reduce(mine, out=mine, op="max" if turn % 2 else "sum")
+        assert np.array_equal(mine, np.max(every, axis=0) if turn % 2 else sum(every))
+
+
 def check_arrays_that_go_at_once(comm: Comm) -> None:
     """When a call returns, nobody reads its array any more: it may change or end."""
     for turn in range(30):
@@ -70,7 +109,13 @@ def check_many_at_once(comm: Comm) -> None:
     assert all(np.array_equal(mine, sum(every)) for mine, every in arrays)
 
 
-CHECKS = (check_collectives, check_arrays_that_go_at_once, check_many_at_once)
+CHECKS = (
+    check_collectives,
+    check_results_there,
+    check_one_there_one_elsewhere,
+    check_arrays_that_go_at_once,
+    check_many_at_once,
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)

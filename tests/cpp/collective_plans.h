@@ -46,8 +46,9 @@ inline PlanImage direct_plan(int size, int rank) {
   return load(builder);
 }
 
-// Reduce-scatter round the ring, then all-gather round the ring.
-inline PlanImage ring_plan(int size, int rank) {
+// Reduce-scatter round the ring, then all-gather round the ring, of segments that may land if
+// `land`.
+inline PlanImage ring_plan(int size, int rank, bool land = false) {
   const auto parts = static_cast<std::uint32_t>(size);
   const auto self = static_cast<std::uint32_t>(rank);
   PlanBuilder builder(Collective::kAllReduce, parts, self, 0, parts);
@@ -68,6 +69,7 @@ inline PlanImage ring_plan(int size, int rank) {
         step + 1 < parts ? builder.row(chunk, {from}, {to}) : builder.row(chunk, {from}, {});
     put(row, plan::Buffer::kOutput, chunk);
     row.flags = plan::kFlagFlush;
+    if (land) row.flags |= plan::kFlagLand;
   }
   return load(builder);
 }

@@ -1,10 +1,12 @@
 // Memory that is lent: where it comes from, and that its reader never takes what has changed for
-// what was sent.
+// what was sent. Memory that is offered: who may write there, and that nobody else ever gets it.
 #include <poll.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "arena_block.h"
 #include "base/bytes.h"
@@ -33,6 +35,7 @@ class Pair {
   }
 
   ShmTransport& lender() { return *lender_; }
+  ShmTransport& borrower() { return *borrower_; }
   SendChannel& send() { return lender_->link(1)->send_channel(2); }
   RecvChannel& recv() { return borrower_->link(0)->recv_channel(2); }
 
@@ -188,6 +191,93 @@ TEST(every_arena_is_introduced_anew) {
     pair.recv().release();
     CHECK(pair.send().drained(), "read, and not drained");
   }
+}
+
+namespace {
+
+constexpr std::uint64_t kAgreement = 77;
+
+SegmentHeader placed_header(std::uint64_t sequence = 9, std::size_t bytes = kBytes) {
+  return {sequence, kAgreement, static_cast<std::uint32_t>(bytes), 0};
+}
+
+void offer(Pair& pair, const Block& block, std::byte* memory) {
+  pair.recv().offer({9, kAgreement, 0b101, memory, block.bytes()});
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+}
+
+}  // namespace
+
+TEST(offered_memory_is_written_where_it_lies) {
+  Pair pair;
+  Block block(3 * kBytes);
+  offer(pair, block, block.data());
+  std::byte* there = pair.send().offered(placed_header(), {2, kBytes});
+  CHECK(there != nullptr && there != block.data() + kBytes, "not by another mapping");
+  const std::vector<std::byte> sent(kBytes, std::byte{4});
+  pair.send().place(there, sent.data(), kBytes / 2);
+  pair.send().place(there + kBytes / 2, sent.data(), kBytes / 2);
+  pair.send().commit_placed(placed_header());
+  const Segment* segment = pair.recv().peek();
+  CHECK(segment != nullptr && segment->placed && !segment->lent && segment->data == nullptr &&
+            segment->header == placed_header(),
+        "not placed");
+  pair.recv().release();
+  const auto holds = [&](std::size_t begin, std::byte value) {
+    return std::all_of(block.data() + begin, block.data() + begin + kBytes,
+                       [value](std::byte one) { return one == value; });
+  };
+  CHECK(holds(0, std::byte{7}) && holds(kBytes, std::byte{4}) && holds(2 * kBytes, std::byte{7}),
+        "written elsewhere");
+  CHECK(pair.send().drained(), "something is still read");
+}
+
+TEST(nothing_else_is_offered) {
+  Pair pair;
+  Block block(3 * kBytes);
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+  CHECK(pair.send().offered(placed_header(), {0, 0}) == nullptr, "before the offer");
+  offer(pair, block, block.data());
+  const auto refused = [&](const SegmentHeader& header, const transport::Landing& landing) {
+    return pair.send().offered(header, landing) == nullptr;
+  };
+  CHECK(!refused(placed_header(), {0, 2 * kBytes}), "this is offered");
+  CHECK(refused(placed_header(8), {0, 0}) && refused(placed_header(10), {0, 0}),
+        "to another operation");
+  SegmentHeader other = placed_header();
+  ++other.agreement;
+  CHECK(refused(other, {0, 0}), "to an operation of another kind");
+  CHECK(refused(placed_header(), {1, 0}) && refused(placed_header(), {64, 0}), "to other uses");
+  CHECK(refused(placed_header(), {0, 2 * kBytes + 1}) && refused(placed_header(), {0, ~0ull}),
+        "beyond its end");
+  CHECK(refused(placed_header(9, transport::kPlacedBytesMin - 1), {0, 0}), "to short segments");
+  std::vector<std::byte> foreign(kBytes);
+  pair.recv().offer({11, kAgreement, 1, foreign.data(), kBytes});
+  CHECK(refused(placed_header(11), {0, 0}), "ordinary memory");
+}
+
+TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
+  Pair pair;
+  Block block(kBytes);
+  const Block other(kBytes);
+  offer(pair, block, block.data());
+  const std::byte* memory = block.data();
+  CHECK(pair.send().offered(placed_header(), {0, 0}) != nullptr, "not offered");
+  pair.borrower().let_go();
+  CHECK(pair.send().offered(placed_header(), {0, 0}) == nullptr, "offered by a failed rank");
+  block.free();
+  Block next(kBytes);
+  CHECK(next.data() != memory, "what a peer may still write to was given to somebody else");
+}
+
+TEST(a_placed_segment_that_nobody_offered_ends_the_link) {
+  Pair pair;
+  Block block(kBytes);
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+  pair.send().commit_placed(placed_header());
+  CHECK(pair.recv().peek() == nullptr, "taken");
+  (void)pair.borrower().poll();
+  CHECK(pair.borrower().link(0)->state() == transport::LinkState::kLost, "the link lives on");
 }
 
 RUN_TESTS()

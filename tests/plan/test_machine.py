@@ -9,7 +9,7 @@ from samples import binomial, chain, doubling, make, ring
 
 from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower_all
-from pycoll.plan_format import FINAL, FLUSH, LAND, LEND, Buffer, pack, unpack
+from pycoll.plan_format import FINAL, FLUSH, LAND, LEND, Buffer, Channel, Row, pack, unpack
 from pycoll.schedule import ScheduleError, Transfer
 from pycoll.verify import verify_plans
 
@@ -109,6 +109,28 @@ def test_results_land_where_all_who_read_there_have_told_their_sender() -> None:
         assert refused(plans) == (
             "rank 0, lane 0, row 2 (chunk 0), tile 0: lets its sender write output 0, who need not "
             "know that rank 0 lane 0 has used it"
+        )
+
+
+def test_nothing_lands_where_somebody_may_still_read_what_was_sent() -> None:
+    plans = lower_all(chain(2, back_lane=0))
+    one, two = unpack(plans[0]), unpack(plans[1])
+    tells, hears = one.rows
+    (combines,) = two.rows
+    twice = tells._replace(flags=0, send=(*tells.send, len(one.channels)))
+    late = Row(0, 0, 0, Buffer.NONE, 0, 0, Buffer.SCRATCH, 0, (len(two.channels),), ())
+    channels = (*two.channels, Channel(0, 5, False))
+    plans[1] = pack(replace(two, scratch_slots=1, channels=channels, rows=(combines, late)))
+    channels = (*one.channels, Channel(1, 5, True))
+    for flags in (FLUSH, FLUSH | LAND):
+        rows = (twice, hears._replace(flags=flags))
+        plans[0] = pack(replace(one, channels=channels, rows=rows))
+        if not flags & LAND:
+            verify_plans(plans)
+            continue
+        assert refused(plans) == (
+            "rank 0, lane 0, row 1 (chunk 0), tile 0: lets its sender write output 0, who need not "
+            "know what rank 0 lane 0 sends to be read"
         )
 
 
