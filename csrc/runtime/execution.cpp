@@ -68,16 +68,6 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   return Status();
 }
 
-// All rows that use a channel are of one lane, so that the lane's place tells who is through.
-void Execution::find_last_rows() {
-  const auto rows = request_.plan->plan().rows;
-  for (std::uint32_t index = 0; index < rows.size(); ++index) {
-    const plan::Row& row = rows[index];
-    for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].last_row = index;
-    for (int i = 0; i < row.send_count; ++i) ports_[row.send[i]].last_row = index;
-  }
-}
-
 void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte* output) {
   bound_.move_to(input, output);
   // In place, its lines are in a cache: they were read a moment ago.
@@ -99,25 +89,34 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
 
 Progress Execution::advance() {
   if (lends_) take_back();
+  // Lanes take turns row by row: what one of them sends is what a peer's other one waits for.
+  const int rows = lanes_.size() == 1 ? kRowsPerAdvance : 1;
   bool moved = false;
-  bool all_done = true;
-  for (Lane& lane : lanes_) {
-    if (lane.next == lane.end) continue;
-    const Progress progress = advance_lane(lane);
-    if (progress == Progress::kDisagree || progress == Progress::kSpoiled) return progress;
-    moved |= progress != Progress::kBlocked;
-    all_done &= progress == Progress::kDone;
+  bool all_done = false;
+  bool moves = true;
+  for (int turn = 0; moves && turn < kRowsPerAdvance; turn += rows) {
+    moves = false;
+    all_done = true;
+    for (Lane& lane : lanes_) {
+      if (lane.next == lane.end) continue;
+      const Progress progress = advance_lane(lane, rows);
+      if (progress == Progress::kDisagree || progress == Progress::kSpoiled) return progress;
+      moves |= progress != Progress::kBlocked;
+      all_done &= progress == Progress::kDone;
+    }
+    moved |= moves;
   }
   // Memory that is still being read for sending belongs to the caller again only once it is sent.
   if (all_done) return settle() ? Progress::kDone : Progress::kBlocked;
   return moved ? Progress::kMoved : Progress::kBlocked;
 }
 
-// Runs rows of one lane until it blocks or ends. A lane that is through all tiles has next == end.
-Progress Execution::advance_lane(Lane& lane) {
-  for (int rows = 0; rows < kRowsPerAdvance; ++rows) {
+// Runs so many rows of one lane, or until it blocks or ends. A lane that is through all tiles has
+// next == end.
+Progress Execution::advance_lane(Lane& lane, int rows) {
+  for (int run = 0; run < rows; ++run) {
     const Progress progress = run_row(lane);
-    if (progress == Progress::kBlocked) return rows > 0 ? Progress::kMoved : Progress::kBlocked;
+    if (progress == Progress::kBlocked) return run > 0 ? Progress::kMoved : Progress::kBlocked;
     if (progress != Progress::kMoved) return progress;
     lane.handed_over = lane.apart = 0;
     const std::uint32_t index = lane.next++;

@@ -109,7 +109,7 @@ class Execution {
   void pass_on_behind(const plan::Row& row, std::uint32_t index);
   void take_back();
   bool settle();
-  Progress advance_lane(Lane& lane);
+  Progress advance_lane(Lane& lane, int rows);
   Progress run_row(Lane& lane);
   bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                   std::uint64_t* length) const;

@@ -6,6 +6,16 @@
 
 namespace pycoll::runtime {
 
+// All rows that use a channel are of one lane, so that the lane's place tells who is through.
+void Execution::find_last_rows() {
+  const auto rows = request_.plan->plan().rows;
+  for (std::uint32_t index = 0; index < rows.size(); ++index) {
+    const plan::Row& row = rows[index];
+    for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].last_row = index;
+    for (int i = 0; i < row.send_count; ++i) ports_[row.send[i]].last_row = index;
+  }
+}
+
 bool Execution::has_turns(const plan::Row& row) const {
   const auto ours = [this](std::uint16_t index) {
     return ports_[index].turn->served == ports_[index].ticket;

@@ -46,9 +46,8 @@ inline PlanImage direct_plan(int size, int rank) {
   return load(builder);
 }
 
-// Reduce-scatter round the ring, then all-gather round the ring, of segments that may land if
-// `land`.
-inline PlanImage ring_plan(int size, int rank, bool land = false) {
+// Reduce-scatter round the ring, then all-gather round the ring, whose rows have such flags.
+inline PlanImage ring_plan_with(std::uint8_t gathering, int size, int rank) {
   const auto parts = static_cast<std::uint32_t>(size);
   const auto self = static_cast<std::uint32_t>(rank);
   PlanBuilder builder(Collective::kAllReduce, parts, self, 0, parts);
@@ -68,10 +67,15 @@ inline PlanImage ring_plan(int size, int rank, bool land = false) {
     plan::Row& row =
         step + 1 < parts ? builder.row(chunk, {from}, {to}) : builder.row(chunk, {from}, {});
     put(row, plan::Buffer::kOutput, chunk);
-    row.flags = plan::kFlagFlush;
-    if (land) row.flags |= plan::kFlagLand;
+    row.flags = gathering;
   }
   return load(builder);
+}
+inline PlanImage ring_plan(int size, int rank) {
+  return ring_plan_with(plan::kFlagFlush, size, rank);
+}
+inline PlanImage landing_ring_plan(int size, int rank) {
+  return ring_plan_with(plan::kFlagFlush | plan::kFlagLand, size, rank);
 }
 
 // A broadcast along the chain 0, 1, 2, of memory that is lent if `lend`.

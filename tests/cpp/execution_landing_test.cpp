@@ -108,7 +108,7 @@ class Sum {
     Element* input = run.input.empty() ? output : run.input.data();
     std::memcpy(input, values.data(), count_ * sizeof(Element));
     runtime::CollectiveRequest request =
-        all_reduce(ring_plan(world_->size(), rank, true), values, run.output);
+        all_reduce(landing_ring_plan(world_->size(), rank), values, run.output);
     request.input = {reinterpret_cast<std::byte*>(input), count_ * sizeof(Element)};
     request.output = {reinterpret_cast<std::byte*>(output), count_ * sizeof(Element)};
     request.segment_bytes = kSegment;
