@@ -54,7 +54,7 @@ Programs::Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels,
       upload_(upload),
       words_(words),
       words_at_(words_at),
-      pieces_(gpu_) {}
+      pieces_(gpu_, Reserved::Kind::kDevice, "plans") {}
 
 Programs::~Programs() = default;
 
@@ -108,7 +108,7 @@ void Programs::forget_uncaptured() {
   std::erase_if(known_, [&](const auto& one) {
     const Prepared& prepared = one.second;
     if (prepared.captured) return false;
-    pieces_.give_back(prepared.memory, prepared.bytes);
+    pieces_.give_back({prepared.memory}, prepared.bytes);
     return true;
   });
 }
@@ -191,7 +191,9 @@ Status Programs::place(const Job& job, const Binding& binding, Prepared* made) {
     all.insert(all.end(), part.begin(), part.end());
   }
   made->bytes = all.size();
-  Status status = pieces_.take(all.size(), &made->memory);
+  Pieces::Piece piece;
+  Status status = pieces_.take(all.size(), &piece);
+  made->memory = piece.address;
   if (status.ok()) status = upload_.copy(made->memory, all.data(), all.size());
   if (!status.ok()) return status;
 
