@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from device_modules import ON_CARDS, ON_FAKES
+from device_modules import ANYWHERE, ON_CARDS, ON_FAKES
 
 from pycoll import _core
 
@@ -110,6 +110,35 @@ def test_devices_out_of_reach(environ: dict[str, str]) -> None:
     assert len(lines) == 1
     assert "do not read what the other one writes" in lines[0]
     assert "most likely an IOMMU or ACS redirects it" in lines[0]
+
+
+OLD = """
+import numpy as np, pycoll
+from pycoll.bench.cuda import Stream, array
+from pycoll.information import facts
+print(dict(facts())["device cuda"])
+(comm,) = pycoll.local_world(1)
+with Stream():
+    try:
+        comm.all_reduce(array(np.ones(3)))
+    except pycoll.PycollError as error:
+        print(error)
+"""
+
+
+def test_a_driver_that_is_too_old(environ: dict[str, str]) -> None:
+    """It is told what was built, what is there, and what to do."""
+    told = output_of({**environ, "FAKE_CUDA_VERSION": "12040"}, "-c", OLD, timeout=60).splitlines()
+    assert told[0].startswith("kernels for sm_80, sm_90, sm_100, PTX; driver 12.4, 2 devices: ")
+    assert told[1:] == [
+        "the NVIDIA driver knows CUDA 12.4, pycoll's kernels need 13.0: update the driver"
+    ]
+
+
+def test_what_a_gpu_is_checked_by_is_all_there_is() -> None:
+    """Each module has its line in what `make gpu-check` runs."""
+    script = Path(__file__).with_name("run.sh").read_text()
+    assert [name for name in ANYWHERE if not re.search(rf"\b{name}\b", script)] == []
 
 
 def test_what_tells_where_a_gpu_fails_first(environ: dict[str, str]) -> None:
