@@ -87,7 +87,7 @@ Status Communicator::make_words() {
   registry_ =
       std::make_unique<Registry>(options_.gpu, *channels_, mine.rank, mine.size, mine.names);
   programs_ = std::make_unique<Programs>(options_.gpu, *channels_, *registry_, *upload_, words_,
-                                         words_memory_.address());
+                                         words_memory_.address(), options_.programs_max);
   watch_ = std::make_unique<Watch>(words_, *options_.clock,
                                    [this](std::uint32_t label) { return programs_->name(label); });
   return Status();
@@ -145,7 +145,14 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
                          const Copies& copies) {
   const runtime::CollectiveRequest& request = *job.request;
   Prepared* prepared = nullptr;
-  Status status = programs_->find(job, [this] { return await_quiet(kForever); }, &prepared);
+  const auto behind = [this] {
+    return [this, last = last_] {
+      bool is_past = true;
+      if (last != nullptr) (void)passed(*last, &is_past);
+      return is_past;
+    };
+  };
+  Status status = programs_->find(job, {stream, capture != 0, behind}, &prepared);
   if (status.ok()) status = follow(stream, capture);
   if (status.ok()) status = launch_copies(*options_.gpu, copies.before, stream);
   if (!status.ok()) return status;

@@ -45,6 +45,7 @@ struct Options {
   Host host;
   std::shared_ptr<Clock> clock;
   Nanoseconds timeout = kForever;
+  std::size_t programs_max = 4096;  // that are kept, but for those of graphs
 };
 
 class Communicator;
