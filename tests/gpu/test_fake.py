@@ -154,9 +154,11 @@ def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
     words = ["bench", "all_reduce", "-n", "2", *sizes, "--samples", "5", "--graph"]
     text = output_of(environ, "-m", "pycoll", *words, "--device", "cuda", timeout=120)
     assert "over cuda" in text
+    assert "of the limit" in text
     assert "wrong elements        : 0 OK" in text
     words = ["--ranks", "2", "--sizes", "64", "--protocol", "pattern"]
     text = output_of(environ, "bench/gpu.py", *words, timeout=120)
     assert "2 threads" in text
     assert "in pattern" in text
+    assert "copy from 0 to 1" in text
     assert len(text.splitlines()) == 4
