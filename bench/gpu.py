@@ -80,13 +80,26 @@ class Rank:
         return graph.launch
 
 
+def rate_of() -> tuple[float, str]:
+    """Bytes per second at best, and of what: of one device's copies, or from the first to the
+    second."""
+    with cuda.Stream():
+        if cuda.driver().count() > 1:
+            return cuda.link_bandwidth(1), "copy from 0 to 1"
+        return cuda.copy_bandwidth(), "copy"
+
+
 def line_of(size: int, nbytes: int, way: str, rate: float, each: list[Any]) -> dict[str, Any]:
     """One line of the table, printed at once."""
     seconds, host = max(one[0] for one in each), max(one[1] for one in each)
     wrong = sum(one[2] for one in each)
     busbw = nbytes / seconds * bus_factor("all_reduce", size) / 1e9
-    # Of one device that all share: every input read once, every output written once.
-    share = 2 * nbytes * size / rate / seconds if cuda.driver().count() == 1 else None
+    share = None
+    if cuda.driver().count() == 1:
+        # Of one device that all share: every input read once, every output written once.
+        share = 2 * nbytes * size / rate / seconds
+    elif size <= cuda.driver().count():
+        share = busbw * 1e9 / rate
     shown = "" if share is None else f"{share:.0%}"
     called = "" if way == "graph" else f"{host * 1e6:.2f}"
     rates = f"{busbw:>12.2f}{shown:>10}"
@@ -95,8 +108,11 @@ def line_of(size: int, nbytes: int, way: str, rate: float, each: list[Any]) -> d
     return {**line, "busbw": busbw, "of_limit": share, "wrong": wrong}
 
 
-def sweep(size: int, sizes: list[int], protocol: str, rate: float) -> list[dict[str, Any]]:
-    """All sizes on ``size`` ranks; prints as it goes. ``rate``: a device copies so much."""
+def sweep(
+    size: int, sizes: list[int], protocol: str, limit: tuple[float, str]
+) -> list[dict[str, Any]]:
+    """All sizes on ``size`` ranks; prints as it goes. ``limit`` is of ``rate_of``."""
+    rate, what = limit
     os.environ["PYCOLL_DEVICE_PROTOCOL"] = protocol
     if protocol != "auto":
         sizes = [one for one in sizes if one <= PROTOCOL_BYTES_MAX]
@@ -108,7 +124,7 @@ def sweep(size: int, sizes: list[int], protocol: str, rate: float) -> list[dict[
     with ThreadPoolExecutor(size) as pool:
         print(
             f"# all_reduce, float32, in place, {chosen}: {size} threads, {where}; "
-            f"copy {rate / 1e9:.0f} GB/s\n"
+            f"{what} {rate / 1e9:.0f} GB/s\n"
             f"#{'bytes':>11}{'way':>8}{'us':>10}{'host us':>10}{'busbw GB/s':>12}{'of limit':>10}"
             f"{'#wrong':>8}",
             flush=True,
@@ -144,13 +160,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     protocols = words.protocol or ["auto", "pattern", "ll", "simple"]
-    with cuda.Stream():
-        rate = cuda.copy_bandwidth()
+    limit = rate_of()
     lines = [
         line
         for protocol in protocols
         for size in words.ranks or [2, 4]
-        for line in sweep(size, words.sizes, protocol, rate)
+        for line in sweep(size, words.sizes, protocol, limit)
     ]
     if words.json is not None:
         words.json.write_text(json.dumps(lines, indent=1) + "\n")

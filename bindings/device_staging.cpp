@@ -1,17 +1,22 @@
-// Arrays of devices that the host copies, and what operations are told of packing.
+// Messages of device arrays that hosts carry, and what operations are told of packing.
 #include "bindings/device.h"
 
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <tuple>
+#include <utility>
 
 #include "bindings/bind.h"
 #include "bindings/handle.h"
 #include "device/binding.h"
 #include "device/gpu.h"
 #include "device/kernels.h"
+#include "device/staging_message.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -35,52 +40,93 @@ device::Copy copy_of(const py::tuple& one) {
   return copy;
 }
 
-// A device whose memory the host reads and writes, without any other rank.
+using device::Staging;
+
+// Messages that hosts carry, as Python holds them; its host's communicator lives as long.
 class StagingHandle {
  public:
-  explicit StagingHandle(int ordinal) {
-    raise_if_failed(device::Gpu::open(need_driver("x"), device::module_image(), ordinal, &gpu_),
-                    "");
+  StagingHandle(const SharedHandle& host, int ordinal, std::uint64_t group) : host_(host) {
+    Staging::Options options;
+    raise_if_failed(
+        device::Gpu::open(need_driver("x"), device::module_image(), ordinal, &options.gpu), "");
+    runtime::Communicator* native = host->native.get();
+    options.host.start = [native](const runtime::MessageRequest& request, Nanoseconds timeout) {
+      return native->start(request, timeout);
+    };
+    options.host.failure = [native] { return native->failure(); };
+    options.host.fail = [native](const Status& status, const std::string& operation) {
+      (void)native->fail_beside(status, operation, 0);
+    };
+    options.rank = static_cast<std::uint32_t>(native->rank());
+    options.group = group;
+    raise_if_failed(Staging::open(std::move(options), &native_), "");
   }
+  ~StagingHandle() {
+    try {
+      discard();
+    } catch (const std::exception&) {
+      [[maybe_unused]] auto* left_behind = native_.release();
+    }
+  }
+  StagingHandle(const StagingHandle&) = delete;
+  StagingHandle& operator=(const StagingHandle&) = delete;
 
-  void check_stream(std::uintptr_t stream) const {
-    const device::Gpu::Current current(*gpu_);
-    raise_if_failed(current.status(), "");
-    raise_if_failed(device::check_uncaptured(*gpu_, stream_of(stream)), "");
+  // In a forked child, which has neither the thread nor the device.
+  bool is_of_parent() const { return ::getpid() != pid_; }
+  // Calls without the GIL; raises what fails.
+  template <typename Call>
+  void settle(const Call& call) const {
+    Status status;
+    if (is_of_parent()) {
+      status = Status::error(Code::kClosed,
+                             "this communicator belongs to the parent process; a forked child "
+                             "cannot use its devices: start it with spawn");
+    } else {
+      const py::gil_scoped_release release;
+      status = call(*native_);
+    }
+    raise_if_failed(status, "");
   }
-  void read(std::uintptr_t address, const py::buffer& to, std::uintptr_t stream,
-            const std::vector<py::tuple>& before) const {
-    const py::buffer_info host = to.request(true);
-    const device::Copies copies = copies_of(before, {});
-    const auto bytes = static_cast<std::size_t>(host.size * host.itemsize);
-    raise_if_failed(run([&] {
-                      return device::read_in_stream(*gpu_, stream_of(stream), copies.before,
-                                                    address, host.ptr, bytes);
-                    }),
-                    "");
-  }
-  void write(std::uintptr_t address, const py::buffer& from, std::uintptr_t stream,
-             const std::vector<py::tuple>& after) const {
-    const py::buffer_info host = from.request();
-    const device::Copies copies = copies_of({}, after);
-    const auto bytes = static_cast<std::size_t>(host.size * host.itemsize);
-    raise_if_failed(run([&] {
-                      return device::write_in_stream(*gpu_, stream_of(stream), copies.after,
-                                                     address, host.ptr, bytes);
-                    }),
-                    "");
-  }
+  const SharedHandle& host() const { return host_; }
 
  private:
-  template <typename Move>
-  Status run(const Move& move) const {
+  // What is under way is waited for, perhaps by ranks that are threads and want the GIL.
+  void discard() {
+    if (is_of_parent()) {
+      [[maybe_unused]] auto* parents = native_.release();
+      return;
+    }
     const py::gil_scoped_release release;
-    const device::Gpu::Current current(*gpu_);
-    return current.status().ok() ? move() : current.status();
+    native_.reset();
   }
 
-  std::shared_ptr<const device::Gpu> gpu_;
+  SharedHandle host_;
+  std::unique_ptr<Staging> native_;
+  const pid_t pid_ = ::getpid();
 };
+
+// Whether it sends, the other rank, tag, address, bytes, stream, and copies before and after.
+using StagedWords = std::tuple<bool, int, std::uint32_t, std::uintptr_t, std::uint64_t,
+                               std::uintptr_t, std::vector<py::tuple>, std::vector<py::tuple>>;
+
+std::vector<std::shared_ptr<Staging::Message>> begin_messages(
+    const StagingHandle& self, const std::vector<StagedWords>& words) {
+  std::vector<Staging::Terms> all;
+  all.reserve(words.size());
+  for (const auto& [sends, peer, tag, address, bytes, stream, before, after] : words) {
+    all.push_back({sends, peer, tag, address, bytes, self.host()->timeout(), stream_of(stream),
+                   copies_of(before, after)});
+  }
+  std::vector<std::shared_ptr<Staging::Message>> messages;
+  self.settle([&](Staging& native) { return native.begin(all, &messages); });
+  return messages;
+}
+
+bool message_passed(const StagingHandle& self, const Staging::Message& message) {
+  bool is_past = false;
+  self.settle([&](const Staging& native) { return native.passed(message, &is_past); });
+  return is_past;
+}
 
 }  // namespace
 
@@ -104,15 +150,64 @@ device::Copies copies_of(const std::vector<py::tuple>& before,
 }
 
 void bind_staging(py::module_& module) {
+  [[maybe_unused]] const py::class_<Staging::Message, std::shared_ptr<Staging::Message>> messages(
+      module, "StagedMessage", "A message that hosts carry.");
   py::class_<StagingHandle>(module, "DeviceStaging",
-                            "Arrays of a device, copied to the host and back; both wait for the "
-                            "stream, which must not be captured.")
-      .def(py::init<int>(), py::arg("ordinal"))
-      .def("check_stream", &StagingHandle::check_stream, py::arg("stream"))
-      .def("read", &StagingHandle::read, py::arg("address"), py::arg("host"), py::arg("stream"),
-           py::arg("before") = std::vector<py::tuple>())
-      .def("write", &StagingHandle::write, py::arg("address"), py::arg("host"), py::arg("stream"),
-           py::arg("after") = std::vector<py::tuple>());
+                            "Messages of one rank's device arrays that hosts carry.")
+      .def(py::init<const SharedHandle&, int, std::uint64_t>(), py::arg("communicator"),
+           py::arg("ordinal"), py::arg("group"))
+      .def(
+          "check_stream",
+          [](const StagingHandle& self, std::uintptr_t stream) {
+            self.settle([&](Staging& native) { return native.check_stream(stream_of(stream)); });
+          },
+          py::arg("stream"))
+      .def(
+          "follow",
+          [](const StagingHandle& self, std::uintptr_t stream, std::uintptr_t other) {
+            self.settle([&](Staging& native) {
+              return native.follow(stream_of(stream), stream_of(other));
+            });
+          },
+          py::arg("stream"), py::arg("other"), "Let a stream wait for what the other holds.")
+      .def("begin", &begin_messages, py::arg("messages"),
+           "Begin messages: (sends, peer, tag, address, bytes, stream, copies before, after).")
+      .def(
+          "join",
+          [](const StagingHandle& self, Staging::Message& message, std::uintptr_t stream) {
+            self.settle([&](Staging& native) { return native.join(message, stream_of(stream)); });
+          },
+          py::arg("mark"), py::arg("stream"))
+      .def("passed", &message_passed, py::arg("mark"))
+      .def(
+          "is_over",
+          [](const StagingHandle&, const Staging::Message& message) {
+            return Staging::is_over(message);
+          },
+          py::arg("mark"), "Whether nobody uses the array any more.")
+      .def(
+          "check",
+          [](const StagingHandle& self) {
+            self.settle([](const Staging& native) { return native.failure(); });
+          },
+          "Raise what ended it, if anything did.")
+      .def(
+          "leave",
+          [](const StagingHandle& self, double patience_s) {
+            if (self.is_of_parent()) return;
+            self.settle([&](Staging& native) {
+              native.leave(nanoseconds(patience_s));
+              return Status();
+            });
+          },
+          py::arg("patience_s"))
+      .def("close", [](const StagingHandle& self) {
+        if (self.is_of_parent()) return;
+        self.settle([](Staging& native) {
+          native.close();
+          return Status();
+        });
+      });
 }
 
 }  // namespace pycoll::bindings

@@ -76,6 +76,7 @@ class Communicator(Reducing, Moving, Messages):
         self._splits = 0
         mine = joined.identities[joined.rank]
         self._host = f"{mine.machine} {mine.host_id}"
+        self._identity = f"{joined.identities[0].nonce} {name}"
         self._fusion = FusionBuffer()
         self._make_group = Group
 
@@ -300,6 +301,8 @@ class Communicator(Reducing, Moving, Messages):
         if self._devices is not None:
             self._devices.close()
         self._native.close()
+        if self._devices is not None:
+            self._devices.end()
 
     def _fusion_view(self, nbytes: int, dtype: int) -> _core.BufferView:
         return self._fusion.view(nbytes, dtype)

@@ -68,6 +68,8 @@ class Core(_core.Calls):
     _wires: Callable[[], list[Any]]
     #: Equal for ranks of one host.
     _host: str
+    #: Equal for the ranks of this communicator, and no other's.
+    _identity: str
 
     def __init__(
         self,
@@ -236,6 +238,7 @@ class Core(_core.Calls):
                 self._native,
                 self._names,
                 self._host,
+                self._identity,
                 self._device_memory_max,
                 self._device_protocol,
                 self._device_rdma,

@@ -2,18 +2,17 @@
 
     rank 0   device --copy--> host --send--> host --copy--> device   rank 1
 
-Devices meet when all ranks come to a collective, and a message has two. Until then a send waits for
-its stream, and for no receiver; a recv waits for the message. From the meeting on messages go from
-device to device, but for those that one end alone has begun before: the ranks tell each other how
-many they had sent and received by then, and what is the k-th message of a pair for one end is the
-k-th for the other.
+Devices meet when all ranks come to a collective, and a message has two. Until then streams copy to
+the host and wait for it, and a thread sends and receives there (csrc/device/staging.h). From the
+meeting on messages go from device to device, but for those that one end alone has begun before: the
+ranks tell each other how many they had sent and received by then, and what is the k-th message of a
+pair for one end is the k-th for the other.
 """
 
 from __future__ import annotations
 
-import time
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,31 +20,32 @@ import numpy as np
 from pycoll import _core
 from pycoll.device_copies import Copies
 from pycoll.device_view import DeviceView
-from pycoll.device_work import StagedWork
-from pycoll.errors import PycollError
+from pycoll.device_work import DeviceWork
 
 if TYPE_CHECKING:
     from pycoll.messages import Message
 
-#: Keeps them apart from messages of host arrays, whose tags are below.
-_TAGS = 1 << 31
-#: How long close() waits for those that receivers have not asked for yet.
+#: How long close() waits for messages under way.
 _LEAVES_WITHIN_S = 5.0
 
 
 class Staging:
-    """The messages of one rank that hosts carry."""
+    """The messages of one rank that hosts carry.
 
-    def __init__(self, communicator: _core.Communicator) -> None:
+    ``group`` is the same on all ranks, and no other communicator's.
+    """
+
+    def __init__(self, communicator: _core.Communicator, group: int) -> None:
         self._communicator = communicator
-        self._memory: _core.DeviceStaging | None = None
-        self._ordinal = 0  # of that memory
+        self._group = group
+        self._native: _core.DeviceStaging | None = None
         #: Begun so far, by whether they are sent, and peer.
         self._begun: Counter[tuple[bool, int]] = Counter()
         #: How many of a pair the hosts carry at all; None: all, since devices have not met.
         self._carried: Counter[tuple[bool, int]] | None = None
         self._is_over = False
-        self._sending: deque[_core.Work] = deque()
+        #: Arrays that others' allocators might give away while their messages use them.
+        self._kept: list[tuple[_core.StagedMessage, tuple[Any, ...]]] = []
 
     def told(self) -> bytes:
         """For the other ranks when devices meet: how many are sent and received, by peer."""
@@ -80,71 +80,75 @@ class Staging:
             self._is_over = all(self._begun[way] >= n for way, n in self._carried.items())
         return here, there
 
-    def exchange(self, ordinal: int, messages: Sequence[Message]) -> list[StagedWork]:
-        """Begin them; those that are sent need no ``wait``. ``ordinal`` is the device."""
-        if self._memory is None or self._ordinal != ordinal:
-            self._memory, self._ordinal = _core.DeviceStaging(ordinal), ordinal
+    def exchange(self, ordinal: int, messages: Sequence[Message]) -> list[DeviceWork]:
+        """Begin them, on the device ``ordinal``; streams wait for those alone whose Works do."""
+        if self._native is None:
+            self._native = _core.DeviceStaging(self._communicator, ordinal, self._group)
+        native = self._native
+        self._drop_over(native)
         # Nothing may have begun if one of them cannot.
         for one in messages:
-            self._memory.check_stream(one.where.handle())
-        ends = [self._end(one) for one in messages]
-        hosts = [np.empty(one.view.nbytes, np.uint8) for one in messages]
+            native.check_stream(one.where.handle())
+        ends = [self._end(native, one) for one in messages]
+        marks = native.begin(
+            [
+                (
+                    one.sends,
+                    one.peer,
+                    one.tag,
+                    view.address,
+                    view.nbytes,
+                    one.where.handle(),
+                    copies.before if one.sends else [],
+                    copies.after,
+                )
+                for one, (view, copies) in zip(messages, ends, strict=True)
+            ]
+        )
         works = []
-        for one, (view, copies), host in zip(messages, ends, hosts, strict=True):
-            if one.sends:
-                self._memory.read(view.address, host, one.where.handle(), copies.before)
-        for one, (view, copies), host in zip(messages, ends, hosts, strict=True):
-            works.append(self._begin(self._memory, one, view, copies, host))
+        for one, (_, copies), mark in zip(messages, ends, marks, strict=True):
+            self._begun[one.sends, one.peer] += 1
+            knows = one.sends and one.where.stream is None and not one.where.is_foreign
+            if not knows or copies.memory:
+                self._kept.append((mark, (one.where.x, one.view, *copies.memory)))
+            works.append(DeviceWork(native, mark, one.where, _giver(one.result)))
         return works
 
-    def _end(self, message: Message) -> tuple[DeviceView, Copies]:
-        """Memory in C order, and the copies that it needs."""
+    def _end(self, native: _core.DeviceStaging, message: Message) -> tuple[DeviceView, Copies]:
+        """Memory in C order, and the copies that it needs; its stream waits for what used it."""
         where, view = message.where, message.view
         assert isinstance(view, DeviceView)
-        assert self._memory is not None  # made by whoever calls this
+        stream = where.handle()
         copies = Copies()
         packed = (copies.source if message.sends else copies.target)(view, where)
         assert packed is not None
-        if copies.memory and where.stream is not None:
+        current = int(where.framework.stream(where.x))
+        if copies.memory and current != stream:
             # It was given away by the framework's own stream, which may still use it.
-            self._memory.read(0, bytearray(), int(where.framework.stream(where.x)), [])
+            native.follow(stream, current)
         if view.order is not None:
-            view.order(where.handle())
+            view.order(stream)
         return packed, copies
 
-    def _begin(
-        self,
-        memory: _core.DeviceStaging,
-        message: Message,
-        view: DeviceView,
-        copies: Copies,
-        host: Any,
-    ) -> StagedWork:
-        call = self._communicator.send if message.sends else self._communicator.recv
-        work = call(_core.view(host), message.peer, _TAGS | message.tag, True)
-        assert work is not None  # it is asynchronous
-        self._begun[message.sends, message.peer] += 1
-        stream = message.where.handle()
+    def _drop_over(self, native: _core.DeviceStaging) -> None:
+        self._kept = [one for one in self._kept if not native.is_over(one[0])]
 
-        def finish() -> Any:
-            memory.write(view.address, host, stream, copies.after)
-            return message.result
+    def check(self) -> None:
+        """Raise what a message has failed with, if any has."""
+        if self._native is not None:
+            self._native.check()
 
-        if message.sends:
-            self._sending = deque(one for one in self._sending if not one.done())
-            self._sending.append(work)
-        tag = f"tag {_TAGS | message.tag}"
-
-        def translate(text: str) -> str:
-            return text.replace(tag, f"tag {message.tag} of device arrays")
-
-        return StagedWork(work, (lambda: None) if message.sends else finish, translate)
+    def leave(self) -> None:
+        """Wait for what is under way, a few seconds at most."""
+        if self._native is not None:
+            self._native.leave(_LEAVES_WITHIN_S)
 
     def close(self) -> None:
-        """Wait for what is still sent, a few seconds at most."""
-        limit = time.monotonic() + _LEAVES_WITHIN_S
-        while self._sending:
-            try:
-                self._sending.popleft().wait(max(limit - time.monotonic(), 1e-3))
-            except PycollError:
-                return  # the communicator has failed, or nobody receives it
+        """What is still under way fails. The host's communicator is closed before."""
+        if self._native is not None:
+            self._native.close()
+            self._kept.clear()
+
+
+def _giver(result: Any) -> Callable[[], Any]:
+    return lambda: result

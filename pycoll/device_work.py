@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from pycoll import _core
 from pycoll.device_view import Where
-from pycoll.errors import PycollError, TimeoutError
+from pycoll.errors import TimeoutError
 from pycoll.work import check_timeout
 
 #: Between two looks of a thread that waits for a device.
 _NAP_S = 50e-6
 _NAP_MAX_S = 1e-3
+
+
+class Marked(Protocol):
+    """Whatever knows how far operations are, by their marks."""
+
+    def passed(self, mark: Any) -> bool:
+        """Whether it has run; raises what it raised."""
+
+    def join(self, mark: Any, stream: int) -> None:
+        """Let the stream wait for it."""
 
 
 class DeviceWork:
@@ -24,8 +34,8 @@ class DeviceWork:
 
     def __init__(
         self,
-        native: _core.DeviceCommunicator,
-        mark: _core.DeviceMark,
+        native: Marked,
+        mark: _core.DeviceMark | _core.StagedMessage,
         where: Where,
         finish: Callable[[], Any],
     ) -> None:
@@ -64,36 +74,3 @@ class DeviceWork:
             time.sleep(nap)
             nap = min(2 * nap, _NAP_MAX_S)
         return self._finish()
-
-
-class StagedWork:
-    """A message under way between the hosts; what is received comes to its array in ``wait``."""
-
-    def __init__(
-        self, work: _core.Work, finish: Callable[[], Any], translate: Callable[[str], str]
-    ) -> None:
-        """``finish`` gives the result; ``translate`` puts errors into the caller's words."""
-        self._work = work
-        self._translate = translate
-        self._finish = finish
-        self._is_finished = False
-        self._result: Any = None
-
-    def done(self) -> bool:
-        """Whether ``wait`` would return at once."""
-        return self._work.done()
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Block the host until the message has come or gone; its result."""
-        try:
-            self._work.wait(timeout)
-        except PycollError as error:
-            error.args = (self._translate(str(error)), *error.args[1:])
-            raise
-        if not self._is_finished:
-            self._result = self._finish()
-            self._is_finished = True
-        return self._result
-
-    #: There is nothing else to wait for.
-    synchronize = wait

@@ -26,7 +26,7 @@ from pycoll.device_messages import MessagePlans, rounds_of
 from pycoll.device_registry import DeviceRegistry
 from pycoll.device_staging import Staging
 from pycoll.device_view import DeviceView, Where
-from pycoll.device_work import DeviceWork, StagedWork
+from pycoll.device_work import DeviceWork
 from pycoll.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class Launch(NamedTuple):
 class Devices:
     """The devices' side of one communicator; opened by its first collective on device arrays.
 
-    ``host`` is equal for ranks of one host. ``protocol`` is what all collectives use, or "auto".
+    ``host`` is equal for ranks of one host, ``group`` for those of this communicator, and different
+    from that of all others. ``protocol`` is what all collectives use, or "auto".
     ``direct``: cards of a network may read and write this rank's device memory. ``wires`` connects
     the hosts of all ranks for this alone; all ranks call it, or none does.
     """
@@ -94,6 +95,7 @@ class Devices:
         communicator: _core.Communicator,
         names: Sequence[str],
         host: str,
+        group: str,
         memory_max: int,
         protocol: str,
         direct: bool,
@@ -110,7 +112,7 @@ class Devices:
         self._wires = wires
         self._native: _core.DeviceCommunicator | None = None
         self._rank = communicator.rank
-        self._staging = Staging(communicator)
+        self._staging = Staging(communicator, _number(group))
         self._message_plans = MessagePlans(len(names), communicator.rank)
         self._ordinal: int | None = None  # known from the first array that has elements
         #: Arrays of operations beside their streams, each with its end.
@@ -204,9 +206,7 @@ class Devices:
         _hand_on(native, where)
         return finish()
 
-    def exchange(
-        self, messages: Sequence[Message], async_op: bool
-    ) -> DeviceWork | StagedWork | None:
+    def exchange(self, messages: Sequence[Message], async_op: bool) -> DeviceWork | None:
         """Launch messages, those of a group together; a Work if ``async_op``.
 
         Before the ranks' devices have met the hosts carry them; see ``pycoll.device_staging``.
@@ -215,6 +215,7 @@ class Devices:
         for one in messages:
             self._check_device(one.view, "x" if one.sends else "out")
         rounds_of(messages, self._rank)  # refuses what cannot be
+        self._staging.check()
         by_hosts, direct = self._staging.take(messages)
         works = self._stage(by_hosts) if by_hosts else []
         mark = None
@@ -224,15 +225,14 @@ class Devices:
                 mark = self._launch_messages(self._native, members, async_op)
         if works and async_op:
             return works[0]
-        for one, work in zip(by_hosts, works, strict=True):
-            if not one.sends:
-                work.wait()
+        for work in works:
+            work.wait()
         if self._native is None or mark is None:
             return None
         result = messages[0].result
         return DeviceWork(self._native, mark, messages[0].where, lambda: result)
 
-    def _stage(self, messages: Sequence[Message]) -> list[StagedWork]:
+    def _stage(self, messages: Sequence[Message]) -> list[DeviceWork]:
         for one in messages:
             if self._ordinal is None and one.view.count:
                 assert isinstance(one.view, DeviceView)
@@ -310,6 +310,7 @@ class Devices:
 
     def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
         self.check(source, target)
+        self._staging.check()
         if self._native is None:
             views = [view for view in (source, target) if view is not None]
             self._open(next((one.ordinal for one in views if one.count), 0))
@@ -366,11 +367,15 @@ class Devices:
 
     def close(self) -> None:
         """Wait for the device, a few seconds at most; what still runs then is told to stop."""
-        self._staging.close()
+        self._staging.leave()
         if self._native is not None:
             self._native.close()
         self._kept.clear()
         self.registry.close()
+
+    def end(self) -> None:
+        """Let go of the last thread; behind ``close`` and that of the host's communicator."""
+        self._staging.close()
 
 
 def _number(text: str) -> int:

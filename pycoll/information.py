@@ -18,15 +18,21 @@ if TYPE_CHECKING:
     from pycoll.bootstrap.rails import Port
 
 #: Array libraries and launchers that pycoll works with when they are there.
-_NEIGHBOURS = ("numpy", "ml_dtypes", "torch", "jax", "mpi4py", "matplotlib")
+_NEIGHBOURS = ("numpy", "ml_dtypes", "torch", "jax", "cupy", "numba", "mpi4py", "matplotlib")
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "torchrun", "srun")
 
 
+#: Whose wheels are named after what they are compiled by.
+_DISTRIBUTIONS = {"cupy": ("cupy", "cupy-cuda13x", "cupy-cuda12x")}
+
+
 def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "not installed"
 
 
 def _interfaces() -> str:

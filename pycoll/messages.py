@@ -42,7 +42,7 @@ class Messages(Core):
     two ranks are received in the order sent, within one group in that of their tags, and another
     tag is a MismatchError as another length is. Ranks that send to each other, and a rank that
     sends to itself, put both calls in one ``group()``. Before the communicator's first collective
-    on device arrays the hosts carry them, and wait for streams. See docs/gpu.md.
+    on device arrays the hosts carry them, in the order of streams, too. See docs/gpu.md.
     """
 
     @operation

@@ -87,6 +87,12 @@ def test_it_needs_no_more_than_it_says(site: Path) -> None:
     assert told["Name"] == "pycoll-comm"
     assert told["Requires-Python"] == ">=3.10"
     assert {line.split(">")[0] for line in needs} == {"numpy", "click", "rich"}
+    brought = [
+        line
+        for line in told.get_all("Requires-Dist", [])
+        if 'extra == "cuda"' in line.replace("'", '"')
+    ]
+    assert [line.split(">")[0] for line in brought] == ["cupy-cuda13x"]
 
 
 def test_it_runs_from_the_folder_of_the_sources(site: Path, run: Run, tmp_path: Path) -> None:
@@ -105,8 +111,8 @@ def test_it_runs_from_the_folder_of_the_sources(site: Path, run: Run, tmp_path: 
 
 
 def test_it_works_without_what_is_optional(run: Run, tmp_path: Path) -> None:
-    """ml_dtypes, matplotlib, torch, jax and mpi4py are not there; the rest does not mind."""
-    missing = ("ml_dtypes", "matplotlib", "torch", "jax", "mpi4py", "sklearn")
+    """None of these is there; the rest does not mind."""
+    missing = ("ml_dtypes", "matplotlib", "torch", "jax", "cupy", "numba", "mpi4py", "sklearn")
     code = f"import sys; sys.modules.update(dict.fromkeys({missing})); " + (
         "import numpy as np, pycoll; comm = pycoll.init(); x = np.arange(3.0); "
         "assert (comm.all_reduce(x) == x).all() and comm.all_gather(x).shape == (3,); "

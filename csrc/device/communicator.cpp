@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <system_error>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "base/bytes.h"
@@ -18,17 +16,6 @@ namespace {
 
 Status refused(std::string message) {
   return Status::error(Code::kInvalidArgument, std::move(message));
-}
-
-// Which rank of which communicator uses a stream, where several ranks are threads of this process
-// and share a device.
-struct Streams {
-  std::mutex mutex;
-  std::map<std::tuple<const Gpu*, std::uint64_t, StreamHandle>, std::uint32_t> ranks;
-};
-Streams& streams_here() {
-  static Streams* const all = new Streams;
-  return *all;
 }
 
 }  // namespace
@@ -64,6 +51,7 @@ Status Communicator::start(const Exchange& exchange) {
         Channels::open(gpu, options_.membership, exchange, *upload_, options_.clock, &channels_);
   }
   if (!status.ok()) return status;
+  own_streams_ = std::make_unique<OwnStreams>(*gpu, channels_->group(), options_.membership.rank);
   if (channels_->sharing() == 1) together_ = std::make_unique<Gpu::Together>(gpu);
   status = make_words();
   if (status.ok()) status = programs_->start();
@@ -99,7 +87,7 @@ Status Communicator::make_words() {
   registry_ =
       std::make_unique<Registry>(options_.gpu, *channels_, mine.rank, mine.size, mine.names);
   programs_ = std::make_unique<Programs>(options_.gpu, *channels_, *registry_, *upload_, words_,
-                                         words_memory_.address());
+                                         words_memory_.address(), options_.programs_max);
   watch_ = std::make_unique<Watch>(words_, *options_.clock,
                                    [this](std::uint32_t label) { return programs_->name(label); });
   return Status();
@@ -121,30 +109,10 @@ Status Communicator::use_stream(StreamHandle stream) {
     return status;
   }
   if (is_legacy(stream)) {
-    return refused("ranks " + std::to_string(options_.membership.rank) + " and " +
-                   std::to_string(channels_->neighbours().front()) +
-                   " are threads on one device, and this call's stream is the default one, which "
-                   "runs nothing beside other streams: give each thread a stream of its own");
+    return refuse_default_stream(options_.membership.rank,
+                                 static_cast<std::uint32_t>(channels_->neighbours().front()));
   }
-  Streams& all = streams_here();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto [entry, is_new] = all.ranks.try_emplace(
-      {options_.gpu.get(), channels_->group(), stream}, options_.membership.rank);
-  if (is_new) streams_.push_back(stream);
-  if (entry->second == options_.membership.rank) return Status();
-  return refused("ranks " + std::to_string(options_.membership.rank) + " and " +
-                 std::to_string(entry->second) +
-                 " use the same stream, where one would wait for the other for ever: give each "
-                 "thread a stream of its own");
-}
-
-void Communicator::forget_streams() {
-  Streams& all = streams_here();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  for (StreamHandle stream : streams_) {
-    all.ranks.erase({options_.gpu.get(), channels_->group(), stream});
-  }
-  streams_.clear();
+  return own_streams_->enter(stream);
 }
 
 // The operation comes behind the one before it, in whatever stream that was.
@@ -177,7 +145,14 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
                          const Copies& copies) {
   const runtime::CollectiveRequest& request = *job.request;
   Prepared* prepared = nullptr;
-  Status status = programs_->find(job, [this] { return await_quiet(kForever); }, &prepared);
+  const auto behind = [this] {
+    return [this, last = last_] {
+      bool is_past = true;
+      if (last != nullptr) (void)passed(*last, &is_past);
+      return is_past;
+    };
+  };
+  Status status = programs_->find(job, {stream, capture != 0, behind}, &prepared);
   if (status.ok()) status = follow(stream, capture);
   if (status.ok()) status = launch_copies(*options_.gpu, copies.before, stream);
   if (!status.ok()) return status;

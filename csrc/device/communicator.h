@@ -45,6 +45,7 @@ struct Options {
   Host host;
   std::shared_ptr<Clock> clock;
   Nanoseconds timeout = kForever;
+  std::size_t programs_max = 4096;  // that are kept, but for those of graphs
 };
 
 class Communicator;
@@ -142,7 +143,6 @@ class Communicator {
   Status make_mark(std::shared_ptr<Mark>* mark) const;
   Status await_quiet(Nanoseconds patience);
   bool is_quiet_since(std::uint32_t number);
-  void forget_streams();
   Status driver_check(int error, const std::string& what) const {
     return check(options_.gpu->driver(), error, what);
   }
@@ -168,7 +168,7 @@ class Communicator {
   std::shared_ptr<Mark> last_;           // behind the last operation outside of captures
   std::shared_ptr<Mark> last_captured_;  // behind the last one of the newest capture
   StreamHandle last_captured_stream_ = nullptr;
-  std::vector<StreamHandle> streams_;  // entered as this rank's
+  std::unique_ptr<OwnStreams> own_streams_;
   // What ran when a number lapsed: what was launched, and blocks, of graphs too, by their beats.
   struct Lapsed {
     std::shared_ptr<Mark> behind;

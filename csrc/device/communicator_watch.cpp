@@ -177,7 +177,6 @@ Communicator::~Communicator() {
     programs_->abandon();
     words_memory_.abandon();
   }
-  if (channels_ != nullptr) forget_streams();
   if (own_stream_ != nullptr) (void)options_.gpu->driver().stream_destroy(own_stream_);
 }
 

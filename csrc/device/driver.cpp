@@ -78,6 +78,7 @@ void find_streams(const Get& get, Driver& driver) {
   get("cuStreamSynchronize", driver.stream_synchronize);
   get("cuStreamWaitEvent", driver.stream_wait);
   get("cuStreamGetCtx", driver.stream_context);
+  get("cuStreamWaitValue32_v2", driver.stream_wait_value);
   get("cuStreamGetCaptureInfo_v2", driver.stream_capture_info);
   get("cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode);
   get("cuEventCreate", driver.event_create);

@@ -142,6 +142,9 @@ struct Driver {
   int (*stream_synchronize)(StreamHandle stream);
   int (*stream_wait)(StreamHandle stream, EventHandle event, unsigned int flags);
   int (*stream_context)(StreamHandle stream, ContextHandle* context);
+  // The stream goes on when the word has come as far as `value`, counted round; flags 0.
+  int (*stream_wait_value)(StreamHandle stream, Address word, std::uint32_t value,
+                           unsigned int flags);
   // `graph`, `dependencies` and their `count` may be null.
   int (*stream_capture_info)(StreamHandle stream, int* status, std::uint64_t* id, void** graph,
                              const void*** dependencies, std::size_t* count);

@@ -47,14 +47,16 @@ std::uint32_t threads_for(const Binding& binding) {
 }  // namespace
 
 Programs::Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels,
-                   const Registry& registry, Upload& upload, const Words& words, Address words_at)
+                   const Registry& registry, Upload& upload, const Words& words, Address words_at,
+                   std::size_t max)
     : gpu_(std::move(gpu)),
       channels_(channels),
       registry_(registry),
       upload_(upload),
       words_(words),
       words_at_(words_at),
-      pieces_(gpu_) {}
+      pieces_(gpu_, Reserved::Kind::kDevice, "plans"),
+      max_(max) {}
 
 Programs::~Programs() = default;
 
@@ -85,32 +87,43 @@ std::uint32_t Programs::enter_name(const Job& job) {
   return label;
 }
 
-Status Programs::find(const Job& job, const std::function<Status()>& quiet, Prepared** found) {
+Status Programs::find(const Job& job, const Destination& where, Prepared** found) {
   std::string key = job.messages != nullptr ? key_of(*job.messages) : key_of(*job.request);
   if (registry_.is_used()) key.push_back('r');  // programs before that know of no table
   const auto known = known_.find(key);
+  Status status;
   if (known != known_.end()) {
     *found = &known->second;
-    return Status();
-  }
-  if (known_.size() >= kMax) {
-    Status status = quiet();
+  } else {
+    drop_past();
+    if (known_.size() >= max_) forget_uncaptured(where.behind());
+    Prepared made;
+    status = prepare(job, &made);
     if (!status.ok()) return status;
-    forget_uncaptured();
+    *found = &(known_[key] = made);
   }
-  Prepared made;
-  Status status = prepare(job, &made);
-  if (status.ok()) *found = &(known_[key] = made);
-  return status;
+  // A graph may be launched anywhere, where nothing would wait for a copy.
+  return where.captured ? upload_.finish() : upload_.before(where.stream);
 }
 
-void Programs::forget_uncaptured() {
+void Programs::forget_uncaptured(const Past& past) {
+  Retired retired{past, {}};
   std::erase_if(known_, [&](const auto& one) {
     const Prepared& prepared = one.second;
     if (prepared.captured) return false;
-    pieces_.give_back(prepared.memory, prepared.bytes);
+    retired.pieces.emplace_back(prepared.memory, prepared.bytes);
     return true;
   });
+  retired_.push_back(std::move(retired));
+}
+
+void Programs::drop_past() {
+  while (!retired_.empty() && retired_.front().past()) {
+    for (const auto& [address, bytes] : retired_.front().pieces) {
+      pieces_.give_back({address}, bytes);
+    }
+    retired_.pop_front();
+  }
 }
 
 Status Programs::choose(const runtime::CollectiveRequest& request, std::uint32_t lanes,
@@ -191,8 +204,10 @@ Status Programs::place(const Job& job, const Binding& binding, Prepared* made) {
     all.insert(all.end(), part.begin(), part.end());
   }
   made->bytes = all.size();
-  Status status = pieces_.take(all.size(), &made->memory);
-  if (status.ok()) status = upload_.copy(made->memory, all.data(), all.size());
+  Pieces::Piece piece;
+  Status status = pieces_.take(all.size(), &piece);
+  made->memory = piece.address;
+  if (status.ok()) status = upload_.send(made->memory, all.data(), all.size());
   if (!status.ok()) return status;
 
   const auto at = [](Address address) { return std::bit_cast<std::byte*>(address); };

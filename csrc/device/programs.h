@@ -1,12 +1,15 @@
 // Programs in device memory: what was bound once is launched again and again.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -44,19 +47,27 @@ struct Job {
 // context is current.
 class Programs {
  public:
-  static constexpr std::size_t kMax = 4096;
+  // Whether the device is past all that had been launched when this was made.
+  using Past = std::function<bool()>;
+  // Where a program is to be launched. `behind` is asked when others must make room.
+  struct Destination {
+    StreamHandle stream = nullptr;
+    bool captured = false;
+    std::function<Past()> behind;
+  };
 
-  // `words` are the host's; `words_at` is where kernels find them.
+  // `words` are the host's; `words_at` is where kernels find them. Keeps up to `max` programs, and
+  // those of graphs.
   Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels, const Registry& registry,
-           Upload& upload, const Words& words, Address words_at);
+           Upload& upload, const Words& words, Address words_at, std::size_t max);
   ~Programs();
   Programs(const Programs&) = delete;
   Programs& operator=(const Programs&) = delete;
   Status start();
 
-  // The program of a job, whose memory does not count. `quiet` waits until no launched program
-  // runs; it is called when others must make room.
-  Status find(const Job& job, const std::function<Status()>& quiet, Prepared** found);
+  // The program of a job, whose memory does not count; what comes in the stream from now on finds
+  // it on the device. The host waits for nothing, but for a copy if the stream is captured.
+  Status find(const Job& job, const Destination& where, Prepared** found);
   // What the program of that label does, in words.
   std::string name(std::uint32_t label) const;
   // Nobody may ever use the memory again.
@@ -70,7 +81,8 @@ class Programs {
   Status place(const Job& job, const Binding& binding, Prepared* made);
   Status need_scratch(std::uint64_t bytes);
   std::uint32_t enter_name(const Job& job);
-  void forget_uncaptured();
+  void forget_uncaptured(const Past& past);
+  void drop_past();
 
   std::shared_ptr<const Gpu> gpu_;
   const Channels& channels_;
@@ -81,7 +93,14 @@ class Programs {
   Pieces pieces_;
   std::vector<Reserved> scratch_;  // the last one is the largest; graphs may refer to the others
   Reserved runs_;
+  const std::size_t max_;
   std::unordered_map<std::string, Prepared> known_;
+  // Memory of programs that made room, until none of them runs.
+  struct Retired {
+    Past past;
+    std::vector<std::pair<Address, std::size_t>> pieces;
+  };
+  std::deque<Retired> retired_;
   mutable std::mutex naming_;
   std::vector<std::string> names_;  // by label
 };

@@ -100,7 +100,7 @@ void Reserved::give_back() noexcept {
   address_ = 0;
 }
 
-Status Pieces::take(std::size_t bytes, Address* piece) {
+Status Pieces::take(std::size_t bytes, Piece* piece) {
   const std::size_t rounded = std::bit_ceil(std::max<std::size_t>(bytes, kGranuleBytes));
   auto& idle = free_[static_cast<std::size_t>(std::countr_zero(rounded))];
   if (!idle.empty()) {
@@ -110,20 +110,24 @@ Status Pieces::take(std::size_t bytes, Address* piece) {
   }
   if (larger_.empty() || used_ + rounded > larger_.back().bytes()) {
     Reserved more;
-    Status status = Reserved::take(gpu_, Reserved::Kind::kDevice, std::max(rounded, kPiecesBytes),
-                                   "plans", &more);
+    Status status = Reserved::take(gpu_, kind_, std::max(rounded, kPiecesBytes), purpose_, &more);
     if (!status.ok()) return status;
     larger_.push_back(std::move(more));
     used_ = 0;
   }
-  *piece = larger_.back().address() + used_;
+  const Reserved& larger = larger_.back();
+  *piece = {larger.address() + used_, larger.host() == nullptr ? nullptr : larger.host() + used_};
   used_ += rounded;
   return Status();
 }
 
-void Pieces::give_back(Address piece, std::size_t bytes) {
+void Pieces::give_back(const Piece& piece, std::size_t bytes) {
   const std::size_t rounded = std::bit_ceil(std::max<std::size_t>(bytes, kGranuleBytes));
   free_[static_cast<std::size_t>(std::countr_zero(rounded))].push_back(piece);
+}
+
+void Pieces::abandon() {
+  for (Reserved& one : larger_) one.abandon();
 }
 
 }  // namespace pycoll::device

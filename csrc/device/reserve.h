@@ -58,22 +58,33 @@ class Reserved {
   std::size_t bytes_ = 0;
 };
 
-// Small pieces of device memory, out of larger ones. One thread at a time.
+// Small pieces of memory of one kind, out of larger ones. One thread at a time.
 class Pieces {
  public:
-  explicit Pieces(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {}
+  struct Piece {
+    Address address = 0;        // as kernels know it
+    std::byte* host = nullptr;  // as the host does, of Kind::kHost
+  };
+
+  // `purpose` as for Reserved::take().
+  Pieces(std::shared_ptr<const Gpu> gpu, Reserved::Kind kind, std::string purpose)
+      : gpu_(std::move(gpu)), kind_(kind), purpose_(std::move(purpose)) {}
   // Aligned to kGranuleBytes. Requires: the GPU's context is current.
-  Status take(std::size_t bytes, Address* piece);
+  Status take(std::size_t bytes, Piece* piece);
   // Requires: `piece` came of take() for as many bytes, and nothing reads it any more.
-  void give_back(Address piece, std::size_t bytes);
+  void give_back(const Piece& piece, std::size_t bytes);
+  // None of the memory will ever be used again: devices or others may still write there.
+  void abandon();
 
  private:
   static constexpr int kClasses = 64;
 
   std::shared_ptr<const Gpu> gpu_;
+  Reserved::Kind kind_;
+  std::string purpose_;
   std::vector<Reserved> larger_;
-  std::size_t used_ = 0;                             // of the last one
-  std::array<std::vector<Address>, kClasses> free_;  // by the logarithm of their size
+  std::size_t used_ = 0;                           // of the last one
+  std::array<std::vector<Piece>, kClasses> free_;  // by the logarithm of their size
 };
 
 }  // namespace pycoll::device

@@ -1,7 +1,10 @@
 #include "device/streams.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "base/bytes.h"
@@ -11,10 +14,6 @@ namespace {
 
 Status refused(std::string message) {
   return Status::error(Code::kInvalidArgument, std::move(message));
-}
-
-Status await(const Gpu& gpu, StreamHandle stream) {
-  return check(gpu.driver(), gpu.driver().stream_synchronize(stream), "wait for a message's array");
 }
 
 }  // namespace
@@ -74,27 +73,53 @@ Status launch_copies(const Gpu& gpu, const std::vector<Copy>& copies, StreamHand
   return Status();
 }
 
-Status read_in_stream(const Gpu& gpu, StreamHandle stream, const std::vector<Copy>& copies,
-                      Address from, void* to, std::size_t bytes) {
-  Status status = check_uncaptured(gpu, stream);
-  if (status.ok()) status = launch_copies(gpu, copies, stream);
-  if (status.ok() && bytes != 0) {
-    status = check(gpu.driver(), gpu.driver().copy_to_host(to, from, bytes, stream),
-                   "copy a message to the host");
-  }
-  // The memory is pageable: it is not there before the stream is past the copy.
-  return status.ok() ? await(gpu, stream) : status;
+namespace {
+
+// Which rank of which communicator uses a stream.
+struct Streams {
+  std::mutex mutex;
+  std::map<std::tuple<const Gpu*, std::uint64_t, StreamHandle>, std::uint32_t> ranks;
+};
+Streams& streams_here() {
+  static Streams* const all = new Streams;
+  return *all;
 }
 
-Status write_in_stream(const Gpu& gpu, StreamHandle stream, const std::vector<Copy>& copies,
-                       Address to, const void* from, std::size_t bytes) {
-  Status status = check_uncaptured(gpu, stream);
-  if (status.ok() && bytes != 0) {
-    status = check(gpu.driver(), gpu.driver().copy_to_device(to, from, bytes, stream),
-                   "copy a message to the device");
+}  // namespace
+
+Status refuse_default_stream(std::uint32_t one, std::uint32_t other) {
+  return refused("ranks " + std::to_string(one) + " and " + std::to_string(other) +
+                 " are threads on one device, and this call's stream is the default one, which "
+                 "runs nothing beside other streams: give each thread a stream of its own");
+}
+
+Status OwnStreams::enter(StreamHandle stream) {
+  Status status = check_context(gpu_, stream);
+  if (!status.ok() || stream == per_thread_stream()) return status;
+  if (is_legacy(stream)) stream = nullptr;
+  Streams& all = streams_here();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (auto one = all.ranks.lower_bound({&gpu_, group_, nullptr}); one != all.ranks.end(); ++one) {
+    const auto& [gpu, group, known] = one->first;
+    if (gpu != &gpu_ || group != group_) break;
+    if (one->second == rank_) continue;
+    if (stream == nullptr || known == nullptr) return refuse_default_stream(rank_, one->second);
+    if (known != stream) continue;
+    return refused("ranks " + std::to_string(rank_) + " and " + std::to_string(one->second) +
+                   " use the same stream, where one would wait for the other for ever: give each "
+                   "thread a stream of its own");
   }
-  if (status.ok()) status = launch_copies(gpu, copies, stream);
-  return status.ok() ? await(gpu, stream) : status;
+  all.ranks.try_emplace({&gpu_, group_, stream}, rank_);
+  return status;
+}
+
+void OwnStreams::forget() {
+  Streams& all = streams_here();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::erase_if(all.ranks, [this](const auto& one) {
+    const auto& [gpu, group, known] = one.first;
+    return gpu == &gpu_ && group == group_ && one.second == rank_;
+  });
 }
 
 }  // namespace pycoll::device

@@ -32,14 +32,32 @@ Status capture_of(const Gpu& gpu, StreamHandle stream, std::uint64_t* capture);
 // Puts the copies at the end of the stream.
 Status launch_copies(const Gpu& gpu, const std::vector<Copy>& copies, StreamHandle stream);
 
-// kInvalidArgument for a stream of another device, and for one that is captured.
+// kInvalidArgument for a stream of another device, and for one that is captured, where hosts carry
+// messages.
 Status check_uncaptured(const Gpu& gpu, StreamHandle stream);
-// The device's memory as the stream leaves it, for the host; and what the host has, to there. Both
-// wait for the stream, and fail as check_uncaptured(). `copies` are in front of a read and behind a
-// write.
-Status read_in_stream(const Gpu& gpu, StreamHandle stream, const std::vector<Copy>& copies,
-                      Address from, void* to, std::size_t bytes);
-Status write_in_stream(const Gpu& gpu, StreamHandle stream, const std::vector<Copy>& copies,
-                       Address to, const void* from, std::size_t bytes);
+
+// The streams that one rank uses, where other ranks may be threads of this process on the same
+// device: who waits for another one in a stream must not stand in front of that one.
+class OwnStreams {
+ public:
+  // `group` is the same on all ranks of a communicator, and different from that of all others.
+  OwnStreams(const Gpu& gpu, std::uint64_t group, std::uint32_t rank)
+      : gpu_(gpu), group_(group), rank_(rank) {}
+  ~OwnStreams() { forget(); }
+  OwnStreams(const OwnStreams&) = delete;
+  OwnStreams& operator=(const OwnStreams&) = delete;
+
+  // kInvalidArgument for a stream of another device, one that another rank has entered, and the
+  // default one beside streams of others. Threads: any.
+  Status enter(StreamHandle stream);
+  void forget();
+
+ private:
+  const Gpu& gpu_;
+  const std::uint64_t group_;
+  const std::uint32_t rank_;
+};
+// What is said of the default stream; `one` and `other` are the ranks.
+Status refuse_default_stream(std::uint32_t one, std::uint32_t other);
 
 }  // namespace pycoll::device

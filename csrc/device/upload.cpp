@@ -30,6 +30,10 @@ Status Upload::open(const std::shared_ptr<const Gpu>& gpu, std::unique_ptr<Uploa
 Upload::~Upload() {
   if (stream_ == nullptr) return;
   const Gpu::Current current(*gpu_);
+  // Nobody waits for what may still be on its way, so that its memory is not used again.
+  drop_there();
+  if (!sent_.empty()) pieces_.abandon();
+  for (const Sent& one : sent_) (void)gpu_->driver().event_destroy(one.there);
   (void)gpu_->driver().stream_destroy(stream_);
 }
 
@@ -48,6 +52,52 @@ Status Upload::copy(Address to, const void* from, std::size_t bytes) {
     if (!status.ok()) return status;
   }
   return Status();
+}
+
+Status Upload::send(Address to, const void* from, std::size_t bytes) {
+  const Driver& driver = gpu_->driver();
+  const Gpu::Uncaptured uncaptured(*gpu_);
+  drop_there();
+  Sent sent{{}, bytes, nullptr};
+  Status status = pieces_.take(bytes, &sent.piece);
+  if (status.ok()) {
+    status = check(driver, driver.event_create(&sent.there, kEventDisableTiming), "make an event");
+  }
+  if (!status.ok()) return status;
+  std::memcpy(sent.piece.host, from, bytes);
+  sent_.push_back(sent);
+  status = check(
+      driver, driver.copy_to_device(to, sent.piece.host, bytes, stream_),
+      "copy " + std::to_string(bytes) + " bytes to device " + std::to_string(gpu_->ordinal()));
+  if (!status.ok()) return status;
+  return check(driver, driver.event_record(sent.there, stream_), "record an event");
+}
+
+Status Upload::before(StreamHandle stream) {
+  if (sent_.empty()) return Status();
+  drop_there();
+  if (sent_.empty()) return Status();
+  const Driver& driver = gpu_->driver();
+  return check(driver, driver.stream_wait(stream, sent_.back().there, 0), "order streams");
+}
+
+Status Upload::finish() {
+  if (sent_.empty()) return Status();
+  const Driver& driver = gpu_->driver();
+  const Gpu::Uncaptured uncaptured(*gpu_);
+  Status status =
+      check(driver, driver.stream_synchronize(stream_), "wait for a copy to the device");
+  if (status.ok()) drop_there();
+  return status;
+}
+
+void Upload::drop_there() {
+  const Gpu::Uncaptured uncaptured(*gpu_);
+  while (!sent_.empty() && gpu_->driver().event_query(sent_.front().there) == 0) {
+    (void)gpu_->driver().event_destroy(sent_.front().there);
+    pieces_.give_back(sent_.front().piece, sent_.front().bytes);
+    sent_.pop_front();
+  }
 }
 
 Status Upload::clear(Address to, std::size_t bytes) {

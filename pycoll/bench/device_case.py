@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from pycoll.bench import cuda, inputs
 from pycoll.bench.case import Case
+from pycoll.bench.metrics import bus_factor
 from pycoll.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -30,12 +32,18 @@ class _Device:
         self.clock = cuda.Clock(self.stream)
         #: Ranks on one device; alike on all where it divides.
         self.sharing = -(-comm.local_size // devices)
-        with self.stream:
-            # Ranks that share a device would measure each other; the first one's figure will do.
-            rate = cuda.copy_bandwidth(1 << 26) if comm.rank == 0 else 0.0
+        #: Whether every rank has one of this machine for itself.
+        self.has_own = self.sharing == 1 and 1 < comm.size == comm.local_size
+        rate = 0.0
+        # Ranks that share a device would measure each other; the first one's figure will do.
+        if comm.rank == 0:
+            with self.stream:
+                measure = functools.partial(cuda.link_bandwidth, 1)
+                rate = (measure if self.has_own else cuda.copy_bandwidth)(nbytes=1 << 26)
         line = np.array([rate])
         comm.all_reduce(line, "max", out=line)
-        self.copy_bandwidth = float(line[0])
+        #: Bytes per second that the device copies, or that are copied from the first to the second.
+        self.bandwidth = float(line[0])
 
 
 _devices: WeakKeyDictionary[Communicator, _Device] = WeakKeyDictionary()
@@ -82,10 +90,18 @@ class DeviceCase(Case):
         return self._device.clock.stop() / batch
 
     def limit_share(self, seconds: float) -> float | None:
-        """Of a device that all ranks share: every byte of input read and of output written once."""
-        if self._options.collective != "all_reduce" or self._device.sharing != self._comm.size:
+        """Of a device that all ranks share: every byte of input read and of output written once.
+
+        Of devices of this machine's own: what the slowest link must carry, as fast as the driver
+        copies from the first device to the second.
+        """
+        collective, size = self._options.collective, self._comm.size
+        if self._device.has_own:
+            best = self.bytes * bus_factor(collective, size) / self._device.bandwidth
+        elif collective == "all_reduce" and self._device.sharing == size:
+            best = 2 * self.bytes * size / self._device.bandwidth
+        else:
             return None
-        best = 2 * self.bytes * self._comm.size / self._device.copy_bandwidth
         return best / seconds if seconds else None
 
     def _captured(self, algorithm: str | None, batch: int) -> cuda.Graph:

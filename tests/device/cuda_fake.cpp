@@ -108,6 +108,10 @@ bool Machine::may_begin(const Stream& stream, const Op& op) const {
   for (const auto& point : op.after) {
     if (!point->passed) return false;
   }
+  if (op.word != nullptr) {
+    const std::uint32_t now = std::atomic_ref(const_cast<std::uint32_t&>(*op.word)).load();
+    if (static_cast<std::int32_t>(now - op.value) < 0) return false;
+  }
   if (!stream.blocking) return true;
   // The default stream and the others wait for what the other was given before.
   return std::none_of(streams_.begin(), streams_.end(), [&](const auto& other) {

@@ -85,6 +85,8 @@ struct Graph;
 // One entry of a stream: waits for `after`, does one thing, and then passes `point`.
 struct Op {
   std::vector<std::shared_ptr<Point>> after;
+  const std::uint32_t* word = nullptr;  // waits for this one too, until it is `value` or behind
+  std::uint32_t value = 0;
   std::function<void()> action;          // by the devices' thread; or
   std::shared_ptr<const Launch> launch;  // a kernel; or
   std::shared_ptr<const Graph> graph;    // a graph

@@ -73,6 +73,18 @@ EXPORT int cuStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   op.after = {event->point};
   return machine.enqueue(*stream, std::move(op));
 }
+// The word may be the host's or a device's. As there, nobody else knows what the stream waits for.
+EXPORT int cuStreamWaitValue32_v2(void* handle, Address word, std::uint32_t value, unsigned flags) {
+  BEGIN_IN_CONTEXT();
+  if (flags != 0) return kNotSupported;
+  if (word % sizeof(value) != 0 || machine.find(word, sizeof(value)) == nullptr) {
+    return kInvalidValue;
+  }
+  Op op;
+  op.word = reinterpret_cast<const std::uint32_t*>(word);
+  op.value = value;
+  return add(machine, device, handle, std::move(op));
+}
 EXPORT int cuEventCreate(void** event, unsigned) {
   BEGIN_IN_CONTEXT();
   auto* made = new Event;

@@ -2,7 +2,6 @@
 // of verbs, for ranks that are threads.
 #pragma once
 
-#include <dlfcn.h>
 #include <sys/socket.h>
 
 #include <memory>
@@ -15,19 +14,6 @@
 #include "verbs_fake.h"
 
 namespace pycoll::testing {
-
-inline void* fake_cuda() {
-  static void* const opened = dlopen(PYCOLL_FAKE_CUDA, RTLD_NOW);
-  CHECK(opened != nullptr, "no %s", PYCOLL_FAKE_CUDA);
-  return opened;
-}
-
-template <typename Function>
-Function* knob(const char* name) {
-  auto* found = reinterpret_cast<Function*>(dlsym(fake_cuda(), name));
-  CHECK(found != nullptr, "no %s", name);
-  return found;
-}
 
 // How devices and cards come to each other; see cuda_fake_cards.h.
 struct Cards {

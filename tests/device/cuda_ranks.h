@@ -1,6 +1,7 @@
 // Ranks that are threads of this process on the fake driver's devices, and arrays in their memory.
 #pragma once
 
+#include <dlfcn.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -37,6 +38,20 @@ inline const device::Driver& fake_driver() {
     const int error = pycoll::testing::fake_driver().call; \
     CHECK(error == 0, "%s gives %d", #call, error);        \
   } while (false)
+
+// What tests ask of the fake; cuda_fake_api.cpp.
+inline void* fake_cuda() {
+  static void* const opened = dlopen(PYCOLL_FAKE_CUDA, RTLD_NOW);
+  CHECK(opened != nullptr, "no %s", PYCOLL_FAKE_CUDA);
+  return opened;
+}
+
+template <typename Function>
+Function* knob(const char* name) {
+  auto* found = reinterpret_cast<Function*>(dlsym(fake_cuda(), name));
+  CHECK(found != nullptr, "no %s", name);
+  return found;
+}
 
 // What the fake takes for a module.
 inline std::span<const std::byte> fake_image() {
@@ -165,6 +180,7 @@ struct CudaOptions {
   std::vector<std::optional<device::Protocol>> only{};  // by rank; none where there are none
   WireWorld::Make wires{};                              // or these
   bool direct = true;                                   // network cards may use device memory
+  std::size_t programs_max = 4096;
 };
 
 class CudaRanks {
@@ -218,6 +234,7 @@ class CudaRanks {
     };
     made.clock = std::make_shared<SteadyClock>();
     made.timeout = options.timeout;
+    made.programs_max = options.programs_max;
     rank.opened = device::Communicator::open(std::move(made), table.of(number), &rank.communicator);
   }
 

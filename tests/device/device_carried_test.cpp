@@ -1,8 +1,6 @@
 // Channels that the host carries, beside those over peer memory: on several devices of the fake
 // driver, ranks as threads, with wires over shared memory and over tcp.
 
-#include <dlfcn.h>
-
 #include <array>
 #include <chrono>
 
@@ -33,11 +31,7 @@ CudaOptions two_machines(bool over_tcp) {
 }
 
 void corrupt_in_driver(bool corrupts) {
-  static void* const library = dlopen(PYCOLL_FAKE_CUDA, RTLD_NOW);
-  static auto* const corrupt =
-      reinterpret_cast<void (*)(bool)>(dlsym(library, "pycoll_fake_corrupt"));
-  CHECK(corrupt != nullptr, "%s has no pycoll_fake_corrupt", PYCOLL_FAKE_CUDA);
-  corrupt(corrupts);
+  testing::knob<void(bool)>("pycoll_fake_corrupt")(corrupts);
 }
 
 TEST(every_schedule_gives_the_bits_of_the_host_across_machines) {

@@ -1,8 +1,6 @@
 // Arrays that ranks register with each other, through the fake driver: what is mapped and what is
 // not, and that results land there.
 
-#include <dlfcn.h>
-
 #include <functional>
 
 #include "cuda_ranks.h"
@@ -23,13 +21,7 @@ using Entered = device::Registry::Entered;
 // Of float32, for which operations run in Simple; parts begin at multiples of 16 bytes.
 constexpr std::uint64_t kCount = 36'000;
 
-std::uint64_t loads() {
-  static void* const library = dlopen(PYCOLL_FAKE_CUDA, RTLD_NOW);
-  static auto* const tell =
-      reinterpret_cast<std::uint64_t (*)()>(dlsym(library, "pycoll_fake_loads"));
-  CHECK(tell != nullptr, "%s has no pycoll_fake_loads", PYCOLL_FAKE_CUDA);
-  return tell();
-}
+std::uint64_t loads() { return testing::knob<std::uint64_t()>("pycoll_fake_loads")(); }
 
 // Every rank registers its array, of a rank's case or of anything else.
 std::vector<Entered> enter_all(CudaRanks& ranks,

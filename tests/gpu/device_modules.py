@@ -6,6 +6,7 @@ ANYWHERE = (
     "on_layouts",
     "on_messages",
     "on_first_messages",
+    "on_staged_messages",
     "on_jax",
     "on_failures",
     "on_hosts",

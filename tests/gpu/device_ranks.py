@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,7 @@ from harness import ThreadWorld
 
 import pycoll
 from pycoll import InvalidArgumentError, PycollError
-from pycoll.bench.cuda import Stream, array
+from pycoll.bench.cuda import Stream, array, driver
 
 
 def on_stream(
@@ -62,3 +64,33 @@ def leave_or_lose(comm: pycoll.Communicator) -> None:
     error = failure_of(comm.all_reduce(x, async_op=True).synchronize)
     assert isinstance(error, pycoll.PeerLostError)
     assert error.rank == 1
+
+
+class Gate:
+    """Holds streams up until it is opened."""
+
+    _words: ctypes.c_void_p | None = None
+    _next = itertools.count()
+
+    def __init__(self) -> None:
+        if Gate._words is None:
+            words = ctypes.c_void_p()
+            driver().use(0)
+            driver().call("cuMemHostAlloc", ctypes.byref(words), ctypes.c_size_t(4096), 3)
+            ctypes.memset(words, 0, 4096)
+            Gate._words = words
+        self._word = (Gate._words.value or 0) + 4 * next(Gate._next)
+
+    def hold(self, stream: Stream) -> None:
+        """What comes in the stream from now on waits."""
+        address = ctypes.c_uint64()
+        word = ctypes.c_void_p(self._word)
+        driver().use(stream.ordinal)
+        driver().call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), word, 0)
+        driver().call(
+            "cuStreamWaitValue32_v2", ctypes.c_void_p(stream.number), address, ctypes.c_uint32(1), 0
+        )
+
+    def open(self) -> None:
+        """All streams go on."""
+        ctypes.c_uint32.from_address(self._word).value = 1

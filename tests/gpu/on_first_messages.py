@@ -72,10 +72,11 @@ def test_groups_works_and_streams(world: ThreadWorld) -> None:
             late = array(np.zeros(40))
         got = comm.irecv(late, left, 1, stream=other)
         assert got.wait() is late
-        assert got.done()
         assert work.synchronize(30) is None
         with other:
             np.testing.assert_array_equal(late.get(), np.full(40, 5.0 + left))
+        assert got.synchronize(30) is late
+        assert got.done()
 
     ranks_of(world, run)
 
@@ -102,7 +103,8 @@ def test_strided_arrays_and_such_as_others_order(world: ThreadWorld) -> None:
             cuda_done()
             comm.recv(out, 0, stream=other)
             np.testing.assert_array_equal(dense.get(), values)
-            np.testing.assert_array_equal(out.get(), values)
+            with other:
+                np.testing.assert_array_equal(out.get(), values)
         else:
             comm.recv(dense, 0)
             np.testing.assert_array_equal(dense.get(), values)
@@ -169,17 +171,23 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(world: ThreadWorld) -
 
 
 def test_another_length_is_a_mismatch(world: ThreadWorld) -> None:
-    """Of that recv alone, as on the host."""
+    """It ends the communicator, since a recv has returned when that is found."""
 
     def run(comm: pycoll.Communicator) -> None:
+        stream = current()
+        assert stream is not None
         if comm.rank == 0:
             comm.send(array(np.ones(4)), 1, 3)
         elif comm.rank == 1:
             work = comm.irecv(array(np.ones(5)), 0, 3)
-            error = failure_of(work.wait)
-            assert isinstance(error, MismatchError)
-            assert "with tag 3 of device arrays" in str(error), error
-        np.testing.assert_array_equal(comm.all_reduce(array(np.ones(2))).get(), np.full(2, SIZE))
+            work.wait()
+            error = failure_of(work.synchronize)
+            assert "with tag 3 of device arrays: the message has 32 bytes" in str(error), error
+            assert isinstance(failure_of(lambda: comm.send(array(np.ones(2)), 2)), MismatchError)
+        stream.synchronize()
+        error = failure_of(lambda: comm.all_reduce(array(np.ones(2))))
+        assert isinstance(error, MismatchError)
+        assert error.rank == 0
 
     ranks_of(world, run)
 
@@ -194,6 +202,6 @@ def test_a_rank_that_leaves_has_sent(world: ThreadWorld) -> None:
             out = array(np.zeros(200_000))
             comm.recv(out, 0)
             np.testing.assert_array_equal(out.get(), np.arange(200_000.0))
-            assert isinstance(failure_of(comm.irecv(out, 0).wait), pycoll.PeerLostError)
+            assert isinstance(failure_of(comm.irecv(out, 0).synchronize), pycoll.PeerLostError)
 
     ranks_of(world, run)

@@ -1,5 +1,5 @@
-"""Device arrays that are not in C order, and those that export themselves by DLPack alone; run as
-on_device.py is.
+"""Device arrays that are not in C order, those that export themselves by DLPack alone, and
+stand-ins of libraries' arrays; run as on_device.py is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_ranks import ranks_of, text_of
+from array_stand_ins import CuPyArray, NumbaArray, cupy_on, installed
+from device_ranks import Gate, ranks_of, text_of
 from dlpack_arrays import Exported, lent
 from harness import ThreadWorld, fresh_world
 
@@ -176,3 +177,41 @@ def test_messages_of_elements_that_do_not_lie_together(world: ThreadWorld) -> No
         np.testing.assert_array_equal(out.get(), values + left)
 
     ranks_of(world, run)
+
+
+# Each library's own notion of a stream
+
+
+@pytest.mark.parametrize("kind", [CuPyArray, NumbaArray])
+def test_operations_run_in_the_stream_that_the_library_says(
+    world: ThreadWorld, kind: type[Any]
+) -> None:
+    """Whatever other stream is current is held up meanwhile."""
+    gate = Gate()
+
+    def made(values: Any, stream: Stream) -> Any:
+        data = np.asarray(values)
+        x = kind(data.shape, data.dtype, stream)
+        x.put_in(stream, data)
+        return x
+
+    def run(comm: pycoll.Communicator) -> None:
+        mine, other = cuda.current(), Stream()
+        assert mine is not None
+        comm.barrier()
+        gate.hold(mine)
+        with cupy_on(other):
+            x = made(np.arange(30.0) + comm.rank, other)
+            total = comm.all_reduce(x)
+            assert type(total) is kind
+            np.testing.assert_array_equal(total.get_in(other), 3 * np.arange(30.0) + 3)
+            assert comm.all_reduce(x, "max", out=total) is total
+            work = comm.all_gather(made(np.full(comm.rank + 1, comm.rank), other), async_op=True)
+            np.testing.assert_array_equal(work.wait().get_in(other), [0, 1, 1, 2, 2, 2])
+            np.testing.assert_array_equal(total.get_in(other), np.arange(30.0) + 2)
+        comm.barrier()
+        gate.open()
+        mine.synchronize()
+
+    with installed():
+        ranks_of(world, run)

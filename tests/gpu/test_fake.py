@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from device_modules import ON_CARDS, ON_FAKES
+from device_modules import ANYWHERE, ON_CARDS, ON_FAKES
 
 from pycoll import _core
 
@@ -112,6 +112,35 @@ def test_devices_out_of_reach(environ: dict[str, str]) -> None:
     assert "most likely an IOMMU or ACS redirects it" in lines[0]
 
 
+OLD = """
+import numpy as np, pycoll
+from pycoll.bench.cuda import Stream, array
+from pycoll.information import facts
+print(dict(facts())["device cuda"])
+(comm,) = pycoll.local_world(1)
+with Stream():
+    try:
+        comm.all_reduce(array(np.ones(3)))
+    except pycoll.PycollError as error:
+        print(error)
+"""
+
+
+def test_a_driver_that_is_too_old(environ: dict[str, str]) -> None:
+    """It is told what was built, what is there, and what to do."""
+    told = output_of({**environ, "FAKE_CUDA_VERSION": "12040"}, "-c", OLD, timeout=60).splitlines()
+    assert told[0].startswith("kernels for sm_80, sm_90, sm_100, PTX; driver 12.4, 2 devices: ")
+    assert told[1:] == [
+        "the NVIDIA driver knows CUDA 12.4, pycoll's kernels need 13.0: update the driver"
+    ]
+
+
+def test_what_a_gpu_is_checked_by_is_all_there_is() -> None:
+    """Each module has its line in what `make gpu-check` runs."""
+    script = Path(__file__).with_name("run.sh").read_text()
+    assert [name for name in ANYWHERE if not re.search(rf"\b{name}\b", script)] == []
+
+
 def test_what_tells_where_a_gpu_fails_first(environ: dict[str, str]) -> None:
     """Each of its steps is told, from one rank to four."""
     text = output_of(environ, "tests/gpu/first.py", "--count-max", "3000", timeout=60)
@@ -125,9 +154,11 @@ def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
     words = ["bench", "all_reduce", "-n", "2", *sizes, "--samples", "5", "--graph"]
     text = output_of(environ, "-m", "pycoll", *words, "--device", "cuda", timeout=120)
     assert "over cuda" in text
+    assert "of the limit" in text
     assert "wrong elements        : 0 OK" in text
     words = ["--ranks", "2", "--sizes", "64", "--protocol", "pattern"]
     text = output_of(environ, "bench/gpu.py", *words, timeout=120)
     assert "2 threads" in text
     assert "in pattern" in text
+    assert "copy from 0 to 1" in text
     assert len(text.splitlines()) == 4

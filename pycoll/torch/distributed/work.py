@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work as TorchWork
 
-from pycoll.device_work import DeviceWork, StagedWork
+from pycoll.device_work import DeviceWork
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.work import Work
 
@@ -189,8 +189,7 @@ class Launched(Pending):
     _finished: Any = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Order the current stream behind it. ``timeout`` is the host's, which waits for nothing,
-        but for messages that hosts carry."""
+        """Order the current stream behind it; the host waits for nothing, whatever ``timeout``."""
         with self._lock:
             try:
                 self._join(timeout.total_seconds() if timeout else None)
@@ -246,7 +245,7 @@ def pending(
     source: int = -1,
 ) -> Pending:
     """The handle for operations of one kind."""
-    on_device = any(isinstance(work, DeviceWork | StagedWork) for work in works)
+    on_device = any(isinstance(work, DeviceWork) for work in works)
     return (Launched if on_device else Pending)(works, outputs, watcher, finish, source)
 
 
