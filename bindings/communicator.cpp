@@ -33,7 +33,7 @@ bool is_alone(const std::vector<std::string>& names, std::size_t rank) {
 }
 
 Shared make(int rank, int size, const std::vector<py::object>& transports, double timeout_s,
-            std::vector<std::string> names) {
+            std::vector<std::string> names, int cores) {
   auto handle = std::make_shared<CommunicatorHandle>();
   handle->timeout_s = timeout_s;
   if (rank >= 0 && static_cast<std::size_t>(rank) < names.size()) {
@@ -43,6 +43,7 @@ Shared make(int rank, int size, const std::vector<py::object>& transports, doubl
   options.rank = rank;
   options.size = size;
   options.names = std::move(names);
+  options.cores = cores;
   options.clock = std::make_shared<SteadyClock>();
   for (const py::object& one : transports) {
     options.transports.push_back(one.cast<TransportHandle&>().transport);
@@ -130,7 +131,7 @@ void bind_communicator(py::module_& module) {
   py::class_<CommunicatorHandle, Shared>(module, "Communicator",
                                          "One rank's operations over its transports.")
       .def(py::init(&make), py::arg("rank"), py::arg("size"), py::arg("transports"),
-           py::arg("timeout_s"), py::arg("names"))
+           py::arg("timeout_s"), py::arg("names"), py::arg("cores") = 0)
       .def_property_readonly("rank", [](const Shared& self) { return self->native->rank(); })
       .def_property_readonly("size", [](const Shared& self) { return self->native->size(); })
       .def_readwrite("timeout_s", &CommunicatorHandle::timeout_s)

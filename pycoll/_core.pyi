@@ -125,6 +125,7 @@ class Communicator:
         transports: Sequence[Transport],
         timeout_s: float,
         names: Sequence[str],
+        cores: int = 0,
     ) -> None: ...
     @property
     def rank(self) -> int: ...

@@ -47,7 +47,7 @@ class Communicator(Reducing, Moving, Messages):
     """
 
     def __init__(self, joined: Joined, config: Config, name: str) -> None:
-        from pycoll.bootstrap.identity import transport_across
+        from pycoll.bootstrap.identity import cores_beside, transport_across
         from pycoll.grouping import FusionBuffer, Group
 
         Core.__init__(
@@ -63,6 +63,7 @@ class Communicator(Reducing, Moving, Messages):
             joined.crowding,
             joined.tuning,
             transport_across(joined.identities),
+            cores_beside(joined.identities, joined.rank),
         )
         self.name = name
         self._config = config

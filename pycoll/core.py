@@ -84,6 +84,7 @@ class Core(_core.Calls):
         crowding: float,
         tuning: str,
         across: str,
+        cores: int,
     ) -> None:
         from pycoll.topology import topology_of
 
@@ -91,7 +92,7 @@ class Core(_core.Calls):
         self.size = size
         self._names = names
         self._topology: Topology = topology_of(hosts)
-        self._native = _core.Communicator(rank, size, transports, timeout_s, names)
+        self._native = _core.Communicator(rank, size, transports, timeout_s, names, cores)
         self._chosen_by = (tuning, inside, across, crowding)
         #: By collective; an enum's member as part of a key would cost a call in Python.
         self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]

@@ -109,10 +109,15 @@ void Communicator::Retire::operator()(Communicator* communicator) const {
 
 Status Communicator::create(EngineOptions options, Handle* communicator) {
   auto clock = options.clock;
+  const int cores = options.cores > 0 ? options.cores : usable_cores();
+  const auto transports = options.transports;
   std::unique_ptr<Engine> engine;
   Status status = Engine::create(std::move(options), &engine);
   if (!status.ok()) return status;
-  Handle made(new Communicator(std::move(engine), std::move(clock)));
+  Handle made(new Communicator(std::move(engine), std::move(clock), cores));
+  if (made->oversubscribed_) {
+    for (const auto& transport : transports) transport->share_cores();
+  }
   if (!made->wake_.valid()) {
     return Status::error(Code::kTransport, "rank " + std::to_string(made->rank()) +
                                                " cannot make an eventfd: out of file descriptors? "
@@ -122,14 +127,14 @@ Status Communicator::create(EngineOptions options, Handle* communicator) {
   return Status();
 }
 
-Communicator::Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock)
+Communicator::Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock, int cores)
     : engine_(std::move(engine)),
       clock_(std::move(clock)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       birth_(current_generation()) {
   int neighbours = 1;
   for (int peer = 0; peer < size(); ++peer) neighbours += transport_of(peer) == "shm" ? 1 : 0;
-  oversubscribed_ = neighbours > usable_cores();
+  oversubscribed_ = neighbours > cores;
 }
 
 long Communicator::current_generation() {

@@ -121,7 +121,7 @@ class Communicator {
   static void count_fork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
   static long current_generation();
 
-  Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock);
+  Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock, int cores);
   ~Communicator() = default;
   static std::shared_ptr<Operation> ended(Status status);
   bool is_foreign() const { return fork_generation.load(std::memory_order_relaxed) != birth_; }

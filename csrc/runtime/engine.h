@@ -40,6 +40,8 @@ struct EngineOptions {
   std::vector<std::shared_ptr<transport::Transport>> transports;
   std::vector<std::string> names;  // names[r]: "host:pid", for error texts
   std::shared_ptr<Clock> clock;
+  // On which the ranks of this host may run, all together; 0: those of the calling thread.
+  int cores = 0;
 };
 
 // One thread at a time (the communicator's lock, or a test that steps many engines).

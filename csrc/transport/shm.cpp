@@ -165,6 +165,10 @@ int ShmTransport::liveness_fd(int peer) const {
   return link == nullptr ? -1 : link->liveness_fd();
 }
 
+void ShmTransport::share_cores() {
+  for (ShmLink* link : attached_) link->share_cores();
+}
+
 bool ShmTransport::poll() {
   bool changed = false;
   for (ShmLink* link : attached_) changed |= link->refresh();

@@ -61,6 +61,7 @@ class ShmTransport final : public Transport {
   std::string_view name() const override { return "shm"; }
   Link* link(int peer) override;
   bool poll() override;
+  void share_cores() override;
   bool carries_by_poll() const override { return false; }
   bool arm() override;
   void disarm() override;

@@ -86,6 +86,8 @@ class ShmLink final : public Link {
   // The liveness socket is at its end: the peer closed just before, or is gone.
   void peer_gone();
   void wake_peer() { bell_.ring(); }
+  // As of the transport.
+  void share_cores();
   // The peer may be writing to what this rank offers to it.
   void keep_offered();
   int liveness_fd() const { return liveness_.get(); }

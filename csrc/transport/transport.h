@@ -302,6 +302,9 @@ class Transport {
     return Status::error(Code::kTransport, std::string(name()) + " has no regions");
   }
 
+  // Ranks that it reaches have to share cores. Told once, before any channel is used.
+  virtual void share_cores() {}
+
   // Moves what can be moved on every link without blocking and refreshes their states. True if
   // anything changed. Called again and again while an operation waits, so cheap when idle.
   virtual bool poll() = 0;

@@ -9,9 +9,11 @@ import hashlib
 import hmac
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from pycoll.bootstrap.cores import core_numbers, usable_cores
 from pycoll.bootstrap.host import machine_identity, process_name, process_token
 from pycoll.bootstrap.rails import Port, networks_of, share_network
 from pycoll.config import Config
@@ -23,9 +25,10 @@ class Identity:
     """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
 
     ``door`` is where processes of its host find it, empty if they cannot (``hub.Door``). ``cores``
-    is how many it may run on. ``tuning`` is what rank 0 brings for all; empty from the others.
-    ``verbs`` are its ports on RDMA networks, the preferred ones first, and ``verbs_rails`` how many
-    rails to a peer it allows; ``without`` is why it has none though its settings name verbs.
+    are those that it may run on (``pycoll.bootstrap.cores``). ``tuning`` is what rank 0 brings for
+    all; empty from the others. ``verbs`` are its ports on RDMA networks, the preferred ones first,
+    and ``verbs_rails`` how many rails to a peer it allows; ``without`` is why it has none though
+    its settings name verbs.
     """
 
     name: str
@@ -37,7 +40,7 @@ class Identity:
     tcp_sockets: int
     nonce: str
     door: str = ""
-    cores: int = 1
+    cores: str = "0"
     tuning: str = ""
     verbs: tuple[Port, ...] = ()
     verbs_rails: int = 1
@@ -63,7 +66,7 @@ class Identity:
             tcp_sockets=config.tcp_sockets,
             nonce=os.urandom(32).hex(),
             door=door,
-            cores=len(os.sched_getaffinity(0)),
+            cores=usable_cores(),
             tuning=tuning,
             verbs=verbs,
             verbs_rails=config.verbs_rails,
@@ -79,6 +82,7 @@ class Identity:
         """ValueError, TypeError or KeyError if ``data`` is not an identity."""
         fields = json.loads(data)
         ports = tuple(Port(**port) for port in fields["verbs"])
+        core_numbers(fields["cores"])
         return cls(**(fields | {"transports": tuple(fields["transports"]), "verbs": ports}))
 
 
@@ -174,9 +178,19 @@ def session_key(secret: bytes, communicator_id: str, identities: Sequence[Identi
 
 def ranks_per_core(identities: Sequence[Identity]) -> float:
     """On the most crowded host, at least 1."""
-    ranks: dict[int, int] = {}
-    cores: dict[int, int] = {}
-    for host, identity in zip(host_numbers(identities), identities, strict=True):
-        ranks[host] = ranks.get(host, 0) + 1
-        cores[host] = max(cores.get(host, 1), identity.cores)
-    return max(1.0, *(ranks[host] / cores[host] for host in ranks))
+    ranks = Counter(host_numbers(identities))
+    cores = _cores_by_host(identities)
+    return max(1.0, *(ranks[host] / len(cores[host]) for host in ranks))
+
+
+def cores_beside(identities: Sequence[Identity], rank: int) -> int:
+    """How many cores the ranks on this rank's host may run on, all together."""
+    return len(_cores_by_host(identities)[host_numbers(identities)[rank]])
+
+
+def _cores_by_host(identities: Sequence[Identity]) -> list[set[int]]:
+    hosts = host_numbers(identities)
+    cores: list[set[int]] = [set() for _ in range(max(hosts) + 1)]
+    for host, identity in zip(hosts, identities, strict=True):
+        cores[host] |= core_numbers(identity.cores)
+    return cores

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arena_block.h"
@@ -150,6 +152,16 @@ TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
     pair.introduce(block.data());
     CHECK(pair.send().lendable(block.data(), kBytes, true) != far, "far: %d", far);
     CHECK(pair.send().lendable(block.data(), kBytes, false), "far: %d", far);
+  }
+}
+
+TEST(ranks_that_share_cores_stream_unless_it_is_settled) {
+  for (const auto& [settled, streams] : {std::pair<std::optional<bool>, bool>{std::nullopt, true},
+                                         {std::optional<bool>(false), false}}) {
+    Pair pair({.streaming = settled});
+    pair.lender().share_cores();
+    CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+    CHECK(pair.send().wants_fill() == streams, "settled: %d", settled.has_value());
   }
 }
 
