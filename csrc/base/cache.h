@@ -5,8 +5,8 @@
 
 namespace pycoll {
 
-// Bytes of the third level of cache that the first core has, shared with others or not; a usual
-// size where the system does not tell. Any thread.
-std::size_t cache_bytes();
+// Bytes of the second level of cache that the first core has; a usual size where the system does
+// not tell. Any thread.
+std::size_t core_cache_bytes();
 
 }  // namespace pycoll
