@@ -12,6 +12,8 @@
 #include <ctime>
 #include <system_error>
 
+#include "base/cores.h"
+
 namespace pycoll::runtime {
 namespace {
 
@@ -35,12 +37,6 @@ void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 // Signals are for the threads of the user: blocked in the threads that are made while this lives.

@@ -1,6 +1,6 @@
 // An engine with threads around it: blocking calls that drive it themselves, and one progress
-// thread for operations that nobody waits for. This is the only file below the bindings that starts
-// a thread.
+// thread for operations that nobody waits for. Of the host's engine this is the only file that
+// starts a thread.
 //
 // One thread at a time drives the engine: the newest of those inside run() or drive(), because it
 // is awake and its caller waits; the progress thread if there is none. The others wait to be told

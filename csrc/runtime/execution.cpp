@@ -19,9 +19,9 @@ namespace {
 constexpr std::size_t kPieceBytes = 8 * 1024;
 
 // Memory as long as so many of a core's own caches is read again from elsewhere, whether it was
-// written through them or past them. Past them, broadcast and all_gather of 4 to 32 MiB took 0.55
-// to 0.95 of their time, of 1 and 2 MiB the same.
-constexpr std::size_t kCoreCaches = 4;
+// written through them or past them. Past them, broadcast and all_gather of 8 to 32 MiB took 0.55
+// to 0.9 of their time; all_gather of 4 MiB took a tenth longer.
+constexpr std::size_t kCoreCaches = 8;
 
 // Whether no row reads what another one has copied.
 bool leaves_output(const plan::Plan& plan) {
