@@ -98,8 +98,8 @@ RecvChannel& ShmLink::recv_channel(std::uint32_t number) {
 }
 
 // How long it takes to fill a room tells nothing then: the peer may have read it on this very core.
-// What it reads may have been written on another, so on many machines ordinary stores took 2 to 2.5
-// times as long in all, and were a quarter faster on the best.
+// What it reads may have been written on another. With 8 ranks on 2 cores of a virtual machine
+// ordinary stores took twice as long in most runs, and a quarter less in some.
 void ShmLink::share_cores() {
   if (!options_.streaming.has_value()) options_.streaming = true;
 }
