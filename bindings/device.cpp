@@ -103,41 +103,12 @@ class DeviceHandle {
     options.timeout = host->timeout();
     open(std::move(options), exchange, wires);
   }
-  ~DeviceHandle() {
-    try {
-      discard();
-    } catch (const std::exception&) {
-      [[maybe_unused]] auto* left_behind = native_.release();
-    }
-  }
-  DeviceHandle(const DeviceHandle&) = delete;
-  DeviceHandle& operator=(const DeviceHandle&) = delete;
 
-  device::Communicator& native() const {
-    if (is_of_parent()) {
-      raise_if_failed(Status::error(Code::kClosed,
-                                    "this communicator belongs to the parent process; a forked "
-                                    "child cannot use its devices: start it with spawn"),
-                      "");
-    }
-    return *native_;
-  }
+  device::Communicator& native() const { return native_.get(); }
   const SharedHandle& host() const { return host_; }
-  // In a forked child.
-  bool is_of_parent() const { return ::getpid() != pid_; }
+  bool is_of_parent() const { return native_.is_of_parent(); }
 
  private:
-  // What it launched is waited for, perhaps by ranks that are threads and want the GIL.
-  void discard() {
-    if (is_of_parent()) {
-      // A forked child has neither the thread that watches nor the devices.
-      [[maybe_unused]] auto* parents = native_.release();
-      return;
-    }
-    const py::gil_scoped_release release;
-    native_.reset();
-  }
-
   void open(device::Options options, const py::function& exchange, const py::function& wires) {
     Questions questions("the ranks cannot tell each other their devices");
     options.membership.wires = [&](std::vector<std::shared_ptr<transport::Transport>>* made) {
@@ -148,13 +119,13 @@ class DeviceHandle {
       });
     };
     questions.settle([&] {
-      return device::Communicator::open(std::move(options), questions.over(exchange), &native_);
+      return device::Communicator::open(std::move(options), questions.over(exchange),
+                                        native_.made());
     });
   }
 
   SharedHandle host_;
-  std::unique_ptr<device::Communicator> native_;
-  const pid_t pid_ = ::getpid();
+  OfProcess<device::Communicator> native_;
 };
 
 runtime::CollectiveRequest device_request(const PlanHandle& plan, const py::tuple& input,

@@ -2,7 +2,6 @@
 #include "bindings/device.h"
 
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -59,50 +58,26 @@ class StagingHandle {
     };
     options.rank = static_cast<std::uint32_t>(native->rank());
     options.group = group;
-    raise_if_failed(Staging::open(std::move(options), &native_), "");
+    raise_if_failed(Staging::open(std::move(options), native_.made()), "");
   }
-  ~StagingHandle() {
-    try {
-      discard();
-    } catch (const std::exception&) {
-      [[maybe_unused]] auto* left_behind = native_.release();
-    }
-  }
-  StagingHandle(const StagingHandle&) = delete;
-  StagingHandle& operator=(const StagingHandle&) = delete;
 
-  // In a forked child, which has neither the thread nor the device.
-  bool is_of_parent() const { return ::getpid() != pid_; }
+  bool is_of_parent() const { return native_.is_of_parent(); }
   // Calls without the GIL; raises what fails.
   template <typename Call>
   void settle(const Call& call) const {
+    Staging& native = native_.get();
     Status status;
-    if (is_of_parent()) {
-      status = Status::error(Code::kClosed,
-                             "this communicator belongs to the parent process; a forked child "
-                             "cannot use its devices: start it with spawn");
-    } else {
+    {
       const py::gil_scoped_release release;
-      status = call(*native_);
+      status = call(native);
     }
     raise_if_failed(status, "");
   }
   const SharedHandle& host() const { return host_; }
 
  private:
-  // What is under way is waited for, perhaps by ranks that are threads and want the GIL.
-  void discard() {
-    if (is_of_parent()) {
-      [[maybe_unused]] auto* parents = native_.release();
-      return;
-    }
-    const py::gil_scoped_release release;
-    native_.reset();
-  }
-
   SharedHandle host_;
-  std::unique_ptr<Staging> native_;
-  const pid_t pid_ = ::getpid();
+  OfProcess<Staging> native_;
 };
 
 // Whether it sends, the other rank, tag, address, bytes, stream, and copies before and after.

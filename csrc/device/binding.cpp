@@ -7,7 +7,6 @@
 
 #include "base/bytes.h"
 #include "kernels/reduce.h"
-#include "plan/landings.h"
 #include "plan/layout.h"
 #include "runtime/bound_plan.h"
 
@@ -108,9 +107,10 @@ std::vector<Chain> joins(const plan::Plan& plan, const Manner& manner) {
 }
 
 // What may land, as the kernels find it.
-void set_landings(const plan::Plan& plan, Binding* made) {
-  plan::Landings found = plan::landings_of(plan);
-  made->uses = std::move(found.uses);
+void set_landings(const plan::Image& image, Binding* made) {
+  const plan::Landings& found = image.landings();
+  const plan::Plan& plan = image.plan();
+  made->uses = found.uses;
   made->landings.resize(plan.channels.size());
   for (std::size_t i = 0; i < found.offered.size(); ++i) made->landings[i].uses = found.offered[i];
   for (const plan::Row& row : plan.rows) {
@@ -162,7 +162,7 @@ Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const
     }
   }
   if (manner.lands && manner.protocol == Protocol::kSimple && request.parts.empty()) {
-    set_landings(plan, &made);
+    set_landings(*request.plan, &made);
   }
   set_lanes(plan, &program);
   program.rank = plan.header->rank;

@@ -13,7 +13,9 @@ Status Image::load(std::span<const std::byte> bytes, std::shared_ptr<const Image
   if (!bytes.empty()) std::memcpy(made->words_.data(), bytes.data(), bytes.size());
   const auto* start = reinterpret_cast<const std::byte*>(made->words_.data());
   Status status = validate({start, bytes.size()}, &made->plan_);
-  if (status.ok()) *image = std::move(made);
+  if (!status.ok()) return status;
+  made->landings_ = landings_of(made->plan_);
+  *image = std::move(made);
   return status;
 }
 

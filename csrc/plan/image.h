@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "plan/landings.h"
 #include "plan/plan.h"
 
 namespace pycoll::plan {
@@ -19,12 +20,14 @@ class Image {
 
   const Plan& plan() const { return plan_; }
   const Header& header() const { return *plan_.header; }
+  const Landings& landings() const { return landings_; }
 
  private:
   Image() = default;
 
   std::vector<std::uint64_t> words_;  // the bytes, aligned for every field
   Plan plan_{};
+  Landings landings_;
 };
 
 }  // namespace pycoll::plan

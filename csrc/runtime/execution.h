@@ -137,7 +137,7 @@ class Execution {
   BoundPlan bound_;
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
-  plan::Landings landings_;  // empty where nothing is long enough to be placed
+  const plan::Landings* landings_ = nullptr;  // none where nothing is long enough to be placed
   transport::SegmentHeader header_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;

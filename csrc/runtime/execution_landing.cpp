@@ -9,19 +9,19 @@ namespace pycoll::runtime {
 
 void Execution::find_landings() {
   offers_ = false;
-  landings_.uses.clear();
+  landings_ = nullptr;
   const std::size_t longest = std::max(request_.input.bytes, request_.output.bytes);
   if (std::min<std::size_t>(request_.segment_bytes, longest) < transport::kPlacedBytesMin) return;
-  landings_ = plan::landings_of(request_.plan->plan());
+  landings_ = &request_.plan->landings();
   offers_ =
-      request_.parts.empty() && std::any_of(landings_.offered.begin(), landings_.offered.end(),
+      request_.parts.empty() && std::any_of(landings_->offered.begin(), landings_->offered.end(),
                                             [](std::uint64_t uses) { return uses != 0; });
 }
 
 void Execution::make_offers() const {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
-    if (ports_[i].recv == nullptr || landings_.offered[i] == 0) continue;
-    ports_[i].recv->offer({header_.sequence, header_.agreement, landings_.offered[i],
+    if (ports_[i].recv == nullptr || landings_->offered[i] == 0) continue;
+    ports_[i].recv->offer({header_.sequence, header_.agreement, landings_->offered[i],
                            bound_.output(), request_.output.bytes});
   }
 }
@@ -31,14 +31,12 @@ void Execution::make_offers() const {
 // for all is enough, which they fetch side by side.
 std::byte* Execution::offered(const BoundRow& bound, int i, std::size_t skip) const {
   const plan::Row& row = *bound.row;
-  if (landings_.uses.empty() || header_.bytes < transport::kPlacedBytesMin) return nullptr;
+  if (landings_ == nullptr || header_.bytes < transport::kPlacedBytesMin) return nullptr;
   const bool complete = plan::operand_count(row) == 1 || (row.flags & plan::kFlagFinal) != 0;
   if (!complete || (row.recv_count == 0 && row.send_count > 1)) return nullptr;
   transport::SendChannel& channel = *ports_[row.send[i]].send;
   const auto index = static_cast<std::size_t>(&bound - bound_.rows().data());
-  // For its line; the room stays unused.
-  if (channel.reserve(header_.bytes) == nullptr) return nullptr;
-  return channel.offered(header_, {landings_.use(index, i), bound.landing + skip});
+  return channel.offered(header_, {landings_->use(index, i), bound.landing + skip});
 }
 
 }  // namespace pycoll::runtime

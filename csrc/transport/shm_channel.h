@@ -123,7 +123,7 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     const std::uint64_t bytes = load_acquire(offer_->bytes);
     if (load_acquire(offer_->sequence) != sequence || agreement != header.agreement ||
         (uses >> landing.use & 1) == 0 || landing.offset > bytes ||
-        header.bytes > bytes - landing.offset) {
+        header.bytes > bytes - landing.offset || !find_room(0)) {
       return nullptr;
     }
     return borrower_->writable(generation, offset + landing.offset, header.bytes);

@@ -171,8 +171,8 @@ class SendChannel {
   }
 
   // Where the peer offers to have the next segment put, as far as this rank can write there and
-  // knows of the offer yet; else nullptr. To be filled by place(), and published by
-  // commit_placed(). Requires: reserve(header.bytes) gave room.
+  // knows of the offer yet; else, and while the channel is full, nullptr. To be filled by place(),
+  // and published by commit_placed().
   virtual std::byte* offered(const SegmentHeader& header, const Landing& landing) {
     (void)header, (void)landing;
     return nullptr;
