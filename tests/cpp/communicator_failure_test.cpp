@@ -1,5 +1,4 @@
 // How communicators end: closed, failed, interrupted, forked; while other threads use them.
-#include <dirent.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <set>
 
 #include "communicator_world.h"
+#include "process_entries.h"
 #include "runtime/communicator.h"
 
 using namespace pycoll;
@@ -16,24 +16,6 @@ using namespace pycoll::testing;
 using runtime::Communicator;
 
 namespace {
-
-std::size_t entries(const char* folder) {
-  DIR* open = ::opendir(folder);
-  CHECK(open != nullptr, "cannot read %s", folder);
-  std::size_t count = 0;
-  while (::readdir(open) != nullptr) ++count;
-  ::closedir(open);
-  return count;
-}
-
-// A thread that was joined leaves /proc a moment later.
-void await_threads(std::size_t expected) {
-  for (int i = 0; i < 2000 && entries("/proc/self/task") != expected; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  CHECK(entries("/proc/self/task") == expected, "%zu threads, expected %zu",
-        entries("/proc/self/task"), expected);
-}
 
 // Threads that wait for messages which never come, a collective without the others, and one that
 // only started something.
@@ -300,11 +282,12 @@ TEST(a_reduction_that_fails_ends_the_operation_everywhere) {
 }
 
 TEST(nothing_is_left_behind) {
+  const std::size_t threads = entries(kTaskFolder);
   {
     CommunicatorWorld world(2, Fabric::kShm);
   }  // what the first use makes once
-  const std::size_t descriptors = entries("/proc/self/fd");
-  const std::size_t threads = entries("/proc/self/task");
+  await_threads(threads);
+  const std::size_t descriptors = entries(kDescriptorFolder);
   for (const Fabric fabric : kFabrics) {
     CommunicatorWorld world(3, fabric);
     std::vector<std::vector<Element>> data(3, std::vector<Element>(9));
@@ -314,12 +297,12 @@ TEST(nothing_is_left_behind) {
       started.push_back(
           world.at(rank).start(all_reduce(ring_plan(3, rank), mine, mine), kPatience));
     }
-    CHECK(entries("/proc/self/task") == threads + 3, "one progress thread each");
+    CHECK(entries(kTaskFolder) == threads + 3, "one progress thread each");
     for (const auto& operation : started) {
       while (!operation->done()) std::this_thread::yield();
     }
   }
-  CHECK(entries("/proc/self/fd") == descriptors, "%s: descriptors are left", "worlds");
+  CHECK(entries(kDescriptorFolder) == descriptors, "%s: descriptors are left", "worlds");
   await_threads(threads);
 }
 

@@ -1,7 +1,6 @@
 // Messages that hosts carry, one end of them: what starts when, and what is left in the end.
 
-#include <filesystem>
-
+#include "process_entries.h"
 #include "staging_rank.h"
 
 namespace pycoll {
@@ -11,22 +10,17 @@ using device::Staging;
 using device::StreamHandle;
 using testing::allocations;
 using testing::await;
+using testing::await_threads;
 using testing::counting_driver;
+using testing::entries;
 using testing::events;
 using testing::failure_of;
 using testing::has_passed;
+using testing::kTaskFolder;
 using testing::MessageRequest;
 using testing::Messages;
 using testing::shortly;
 using testing::StagedRank;
-
-std::size_t threads_here() {
-  std::size_t count = 0;
-  for (const auto& one : std::filesystem::directory_iterator("/proc/self/task")) {
-    count += one.path().empty() ? 0 : 1;
-  }
-  return count;
-}
 
 TEST(what_is_sent_leaves_when_its_stream_has_come_there) {
   StagedRank rank;
@@ -142,7 +136,7 @@ TEST(a_failure_lets_streams_go_on_and_is_told_from_then_on) {
 }
 
 TEST(closing_waits_for_nobody_whose_host_is_closed) {
-  const std::size_t threads = threads_here();
+  const std::size_t threads = entries(kTaskFolder);
   const int known = events;
   {
     StagedRank rank;
@@ -160,7 +154,7 @@ TEST(closing_waits_for_nobody_whose_host_is_closed) {
     Messages none;
     CHECK(rank.staging->begin({{.stream = rank.stream.handle}}, &none).code() == Code::kClosed,
           "begin");
-    CHECK(threads_here() == threads, "a thread is left");
+    await_threads(threads);
   }
   CHECK(events == known, "%d events are left", events - known);
 }
