@@ -7,6 +7,10 @@ when it runs. So this is a Kahn network: every schedule of the lanes gives the s
 blocks at the same rows if it blocks. One run therefore decides about deadlock and about values;
 more depth than was proved with can only help.
 
+Engines may run the rows that lead a lane tiles ahead of the others, or not. The machine never does,
+as whoever waits longest is likeliest to wait for ever; but in its time they come after nothing that
+is behind them.
+
 Time is causal (vector clocks per lane): a row comes after the rows before it in its lane and after
 the rows that sent what it received. That a channel had room again orders nothing here, since the
 engines are free to have more room. Two accesses of one place without such an order are a race.
@@ -33,6 +37,7 @@ from pycoll.plan_format import (
     Buffer,
     Plan,
     Row,
+    lead_count,
     lent_place,
     place_text,
     unpack,
@@ -95,14 +100,20 @@ class _Machine:
         self._connect()
 
     def _connect(self) -> None:
-        count = sum(plan.lane_count for plan in self.plans)
         for plan in self.plans:
             for lane in range(plan.lane_count):
                 rows = [row for row in plan.rows if row.lane == lane]
-                me = len(self.processes)
-                recv = [[self._queue(plan, end, me) for end in row.recv] for row in rows]
-                send = [[self._queue(plan, end, me) for end in row.send] for row in rows]
-                self.processes.append(Process(plan.rank, lane, rows, recv, send, [0] * count))
+                leads = lead_count(rows)
+                if leads:
+                    self._add(plan, lane, rows[:leads], driver=len(self.processes) + 1)
+                self._add(plan, lane, rows[leads:], driver=len(self.processes), leads=leads)
+        for process in self.processes:
+            process.clock = [0] * len(self.processes)
+
+    def _add(self, plan: Plan, lane: int, rows: list[Row], driver: int, leads: int = 0) -> None:
+        recv = [[self._queue(plan, end, driver) for end in row.recv] for row in rows]
+        send = [[self._queue(plan, end, driver) for end in row.send] for row in rows]
+        self.processes.append(Process(plan.rank, lane, rows, recv, send, [], leads > 0, leads))
 
     def _queue(self, plan: Plan, end: int, process: int) -> Queue:
         peer, number, sends = plan.channels[end]
@@ -115,18 +126,21 @@ class _Machine:
         return queue
 
     def run(self, everyone_heard: bool) -> None:
-        ready = deque(range(len(self.processes)))
+        leads = {index - 1 for index, process in enumerate(self.processes) if process.led}
+        ready = deque(index for index in range(len(self.processes)) if index not in leads)
         while ready:
-            self._advance(ready.popleft(), ready)
+            self._advance(ready.popleft(), self.tiles, ready)
         self._check_end()
         self._check_outputs()
         if everyone_heard or self.kind is Collective.BARRIER:
             self._check_heard()
 
-    def _advance(self, index: int, ready: deque[int]) -> None:
+    def _advance(self, index: int, tiles: int, ready: deque[int]) -> None:
         process = self.processes[index]
-        while process.tile < self.tiles and process.rows:
+        while process.tile < tiles and process.rows:
             at = process.next
+            if at == 0 and process.led and not self._lead(index, ready):
+                return
             row = process.rows[at]
             if self._takes_part(row, process.tile):
                 recv, send = process.recv[at], process.send[at]
@@ -143,6 +157,13 @@ class _Machine:
             if process.next == len(process.rows):
                 process.next = 0
                 process.tile += 1
+
+    def _lead(self, index: int, ready: deque[int]) -> bool:
+        """Runs the rows in front of the process in its tile; what it does next comes after them."""
+        process, lead = self.processes[index], self.processes[index - 1]
+        self._advance(index - 1, process.tile + 1, ready)
+        process.clock[index - 1] = lead.clock[index - 1]
+        return lead.tile > process.tile
 
     def _takes_part(self, row: Row, tile: int) -> bool:
         if row.chunk == TOKEN_ROW:
@@ -303,8 +324,9 @@ class _Machine:
     def _refuse(self, process: Process, why: str) -> NoReturn:
         row = process.rows[process.next]
         chunk = "token" if row.chunk == TOKEN_ROW else f"chunk {row.chunk}"
+        number = process.first + process.next
         raise ScheduleError(
-            f"rank {process.rank}, lane {process.lane}, row {process.next} ({chunk}), "
+            f"rank {process.rank}, lane {process.lane}, row {number} ({chunk}), "
             f"tile {process.tile}: {why}"
         )
 
@@ -331,8 +353,8 @@ class _Machine:
             if len(queue.segments) >= self.depth:
                 waits.append(f"room towards rank {plan.channels[end].peer}")
         return (
-            f"rank {process.rank} lane {process.lane} row {process.next} tile {process.tile} "
-            f"waits for {', '.join(waits)}"
+            f"rank {process.rank} lane {process.lane} row {process.first + process.next} "
+            f"tile {process.tile} waits for {', '.join(waits) or 'its turn'}"
         )
 
     def _check_outputs(self) -> None:

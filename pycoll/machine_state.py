@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(slots=True)
 class Process:
-    """One lane of one rank."""
+    """One lane of one rank, or a part of it: the rows that lead it, or those behind them."""
 
     rank: int
     lane: int
@@ -62,5 +62,7 @@ class Process:
     recv: list[list[Queue]]
     send: list[list[Queue]]
     clock: list[int]
+    led: bool = False  # by the process in front of it, whose rows it runs first in every tile
+    first: int = 0  # rows of the lane in front of these
     tile: int = 0
     next: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, NoReturn
@@ -26,7 +27,7 @@ CARRY_MAX = 254
 
 #: Segments that every channel holds at least; plans are lowered for and proved with this many. One
 #: would be too few for a ring of rows that receive and send: each keeps the segment it has received
-#: until it has room for the next. Transports have four.
+#: until it has room for the next. Transports have four or more.
 DEPTH = 2
 
 FINAL = 1
@@ -259,6 +260,24 @@ def lent_place(row: Row) -> tuple[int, int] | None:
         return (row.target, row.target_slot) if row.target == Buffer.OUTPUT else None
     stable = row.source in (Buffer.INPUT, Buffer.OUTPUT)
     return (row.source, row.source_slot) if stable else None
+
+
+def lead_count(rows: Sequence[Row]) -> int:
+    """How many of a lane's rows lead it: engines may run them tiles ahead of the others.
+
+    They only send the input, on channels of their own. None lead where nothing would follow.
+    """
+    count = 0
+    while count < len(rows) and _only_sends_input(rows[count]):
+        count += 1
+    own = {channel for row in rows[:count] for channel in row.send}
+    shared = any(not own.isdisjoint(row.send) for row in rows[count:])
+    return 0 if shared or count == len(rows) else count
+
+
+def _only_sends_input(row: Row) -> bool:
+    alone = not row.recv and row.carry == NO_CARRY and not row.target
+    return alone and row.source == Buffer.INPUT and bool(row.send)
 
 
 def _is_copy_to_output(row: Row) -> bool:

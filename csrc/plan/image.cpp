@@ -15,6 +15,7 @@ Status Image::load(std::span<const std::byte> bytes, std::shared_ptr<const Image
   Status status = validate({start, bytes.size()}, &made->plan_);
   if (!status.ok()) return status;
   made->landings_ = landings_of(made->plan_);
+  made->leads_ = leads_of(made->plan_);
   *image = std::move(made);
   return status;
 }

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "plan/landings.h"
+#include "plan/leads.h"
 #include "plan/plan.h"
 
 namespace pycoll::plan {
@@ -21,6 +22,8 @@ class Image {
   const Plan& plan() const { return plan_; }
   const Header& header() const { return *plan_.header; }
   const Landings& landings() const { return landings_; }
+  // By lane: how many of its rows lead it.
+  const std::vector<std::uint32_t>& leads() const { return leads_; }
 
  private:
   Image() = default;
@@ -28,6 +31,7 @@ class Image {
   std::vector<std::uint64_t> words_;  // the bytes, aligned for every field
   Plan plan_{};
   Landings landings_;
+  std::vector<std::uint32_t> leads_;
 };
 
 }  // namespace pycoll::plan

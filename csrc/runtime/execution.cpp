@@ -63,13 +63,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   }
   find_last_rows();
   find_landings();
-  lanes_.assign(plan.header->lane_count, Lane{});
-  std::uint32_t index = 0;
-  for (std::uint32_t lane = 0; lane < plan.header->lane_count; ++lane) {
-    lanes_[lane].begin = lanes_[lane].next = index;
-    while (index < plan.rows.size() && plan.rows[index].lane == lane) ++index;
-    lanes_[lane].end = index;
-  }
+  make_lanes();
   return Status();
 }
 
@@ -90,47 +84,6 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
     lane.tile = 0;
   }
   if (offers_) make_offers();
-}
-
-Progress Execution::advance() {
-  if (lends_) take_back();
-  // Lanes take turns row by row: what one of them sends is what a peer's other one waits for.
-  const int rows = lanes_.size() == 1 ? kRowsPerAdvance : 1;
-  bool moved = false;
-  bool all_done = false;
-  bool moves = true;
-  for (int turn = 0; moves && turn < kRowsPerAdvance; turn += rows) {
-    moves = false;
-    all_done = true;
-    for (Lane& lane : lanes_) {
-      if (lane.next == lane.end) continue;
-      const Progress progress = advance_lane(lane, rows);
-      if (progress == Progress::kDisagree || progress == Progress::kSpoiled) return progress;
-      moves |= progress != Progress::kBlocked;
-      all_done &= progress == Progress::kDone;
-    }
-    moved |= moves;
-  }
-  // Memory that is still being read for sending belongs to the caller again only once it is sent.
-  if (all_done) return settle() ? Progress::kDone : Progress::kBlocked;
-  return moved ? Progress::kMoved : Progress::kBlocked;
-}
-
-// Runs so many rows of one lane, or until it blocks or ends. A lane that is through all tiles has
-// next == end.
-Progress Execution::advance_lane(Lane& lane, int rows) {
-  for (int run = 0; run < rows; ++run) {
-    const Progress progress = run_row(lane);
-    if (progress == Progress::kBlocked) return run > 0 ? Progress::kMoved : Progress::kBlocked;
-    if (progress != Progress::kMoved) return progress;
-    lane.handed_over = lane.apart = 0;
-    const std::uint32_t index = lane.next++;
-    if (bound_.tiles() == 1) pass_on_behind(*bound_.rows()[index].row, index);
-    if (lane.next < lane.end) continue;
-    if (++lane.tile == bound_.tiles()) return Progress::kDone;
-    lane.next = lane.begin;
-  }
-  return Progress::kMoved;
 }
 
 // The segment of the row's chunk in this tile, in elements; false if the row has nothing to do.

@@ -80,9 +80,12 @@ class Execution {
   void visit_heard(Visit visit) const;
 
  private:
+  // A lane of the plan, or a part of it: the rows that lead it, which may be tiles ahead, or those
+  // behind them.
   struct Lane {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
+    bool led = false;  // by the Lane in front of it
     std::uint32_t next = 0;
     std::uint32_t handed_over = 0;  // bit i: send i of the current row is already on its way
     std::uint32_t apart = 0;        // bit i: and is in no room of the channel
@@ -101,6 +104,7 @@ class Execution {
   struct Gathered;
   class Walk;
 
+  void make_lanes();
   void find_last_rows();
   void find_landings();
   void make_offers() const;
@@ -109,7 +113,8 @@ class Execution {
   void pass_on_behind(const plan::Row& row, std::uint32_t index);
   void take_back();
   bool settle();
-  Progress advance_lane(Lane& lane, int rows);
+  Progress advance_lane(std::size_t number, int rows);
+  bool waits_for_lead(std::size_t number) const;
   Progress run_row(Lane& lane);
   bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                   std::uint64_t* length) const;

@@ -26,6 +26,10 @@ enum class FrameType : std::uint8_t {
 };
 
 inline constexpr std::uint8_t kFrameVersion = 1;
+
+// kChannelDepth of this medium: so much is under way in each channel before a credit is needed.
+// WIRE.md has what was measured.
+inline constexpr std::uint32_t kTcpDepth = 16;
 inline constexpr std::uint8_t kFrameMagic[3] = {'p', 'c', 'f'};
 
 struct FrameHeader {
@@ -53,7 +57,7 @@ static_assert(offsetof(FrameHeader, type) == 4 && offsetof(FrameHeader, number) 
               offsetof(FrameHeader, agreement) == 24 && offsetof(FrameHeader, tag) == 32 &&
               offsetof(FrameHeader, check) == 36 && offsetof(FrameHeader, released) == 40);
 // The counters must tell "nothing new" from "everything released".
-static_assert(kChannelDepth < 256);
+static_assert(kTcpDepth >= kChannelDepth && kTcpDepth < 256);
 
 // A hash of every byte of `header` except `check` itself: recognises garbage and a stream that lost
 // its place; no defence against an enemy, whom the handshake keeps out.

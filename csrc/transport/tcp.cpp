@@ -79,7 +79,9 @@ Link* TcpTransport::link(int peer) {
 }
 
 bool TcpTransport::poll() {
-  bool moved = stream_count_ <= kStreamsReadDirectly ? receive_all() : receive_ready();
+  bool moved = false;
+  for (TcpLink* link : links_) moved |= link->flush_unless_blocked();
+  moved |= stream_count_ <= kStreamsReadDirectly ? receive_all() : receive_ready();
   for (TcpLink* link : links_) moved |= link->flush();
   return look_for_silence() || moved;
 }

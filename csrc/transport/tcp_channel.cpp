@@ -9,9 +9,9 @@ namespace pycoll::transport {
 
 std::byte* StagingSlots::at(std::uint32_t segment) {
   if (memory_ == nullptr) {
-    memory_.reset(new (kAlignment) std::byte[kStride * kChannelDepth]);
+    memory_.reset(new (kAlignment) std::byte[kStride * kTcpDepth]);
   }
-  return memory_.get() + kStride * (segment % kChannelDepth);
+  return memory_.get() + kStride * (segment % kTcpDepth);
 }
 
 std::byte* TcpSendChannel::reserve(std::size_t bytes) {
@@ -38,19 +38,27 @@ bool TcpSendChannel::hand_over(const SegmentHeader& header, const std::byte* dat
   return true;
 }
 
+bool TcpSendChannel::reads(const std::byte* data, std::size_t bytes) {
+  for (std::uint32_t segment = written_; segment != committed_; ++segment) {
+    const Segment& pending = segments_[segment % kTcpDepth];
+    if (pending.data < data + bytes && data < pending.data + pending.header.bytes) return true;
+  }
+  return false;
+}
+
 void TcpSendChannel::submit(const SegmentHeader& header, const std::byte* data) {
-  segments_[committed_ % kChannelDepth] = {header, data};
+  segments_[committed_ % kTcpDepth] = {header, data};
   ++committed_;
   if (abandoned_) {
     staged_ = written_ = committed_;
     return;
   }
-  stream_.submit(*this);
+  stream_.submit(*this, header.bytes);
 }
 
 const Segment& TcpSendChannel::stage() {
   PYCOLL_ASSERT(staged_ != committed_, "channel %u has nothing to send", number_);
-  return segments_[staged_++ % kChannelDepth];
+  return segments_[staged_++ % kTcpDepth];
 }
 
 bool TcpSendChannel::accept_released(std::uint8_t released) {
@@ -67,7 +75,7 @@ void TcpSendChannel::abandon() {
 
 void TcpSendChannel::let_go() {
   for (std::uint32_t segment = written_; segment != committed_; ++segment) {
-    Segment& pending = segments_[segment % kChannelDepth];
+    Segment& pending = segments_[segment % kTcpDepth];
     std::byte* own = slots_.at(segment);
     if (pending.data == own || pending.header.bytes == 0) continue;
     std::memcpy(own, pending.data, pending.header.bytes);
@@ -77,7 +85,7 @@ void TcpSendChannel::let_go() {
 
 const Segment* TcpRecvChannel::peek() {
   if (received_ == released_) return nullptr;
-  oldest_.header = headers_[released_ % kChannelDepth];
+  oldest_.header = headers_[released_ % kTcpDepth];
   oldest_.data = oldest_.header.bytes == 0 ? nullptr : slots_.at(released_);
   return &oldest_;
 }
@@ -92,8 +100,8 @@ void TcpRecvChannel::release() {
 }
 
 std::byte* TcpRecvChannel::begin(const SegmentHeader& header) {
-  if (received_ - announced_ == kChannelDepth) return nullptr;
-  headers_[received_ % kChannelDepth] = header;
+  if (received_ - announced_ == kTcpDepth) return nullptr;
+  headers_[received_ % kTcpDepth] = header;
   return slots_.at(received_);
 }
 
@@ -104,7 +112,7 @@ std::uint8_t TcpRecvChannel::announce() {
 
 bool TcpRecvChannel::credit_due() const {
   const std::uint32_t untold = released_ - announced_;
-  const bool sender_is_full = received_ - announced_ == kChannelDepth;
+  const bool sender_is_full = received_ - announced_ == kTcpDepth;
   return untold >= kManyReleases || (untold > 0 && sender_is_full);
 }
 

@@ -16,7 +16,7 @@ namespace pycoll::transport {
 
 class TcpStream;
 
-// kChannelDepth rooms of kSegmentBytesMax, 64-byte aligned; memory comes with the first at().
+// kTcpDepth rooms of kSegmentBytesMax, 64-byte aligned; memory comes with the first at().
 class StagingSlots {
  public:
   std::byte* at(std::uint32_t segment);
@@ -34,7 +34,7 @@ class StagingSlots {
 };
 
 // Counters run from zero without end, modulo 2^32:
-//   released <= written <= staged <= committed <= released + kChannelDepth
+//   released <= written <= staged <= committed <= released + kTcpDepth
 class TcpSendChannel final : public SendChannel {
  public:
   TcpSendChannel(std::uint32_t number, TcpStream& stream) : number_(number), stream_(stream) {}
@@ -45,6 +45,7 @@ class TcpSendChannel final : public SendChannel {
   // Waits for committed segments too: a rank that is done with an operation may not poll for long,
   // and what the socket did not take would stay here.
   bool drained() override { return written_ == committed_; }
+  bool reads(const std::byte* data, std::size_t bytes) override;
 
   // --- for the stream
   std::uint32_t number() const { return number_; }
@@ -61,16 +62,16 @@ class TcpSendChannel final : public SendChannel {
   void let_go();
   // The segment `index` places behind the oldest unwritten one. Requires: it was committed.
   const Segment& unwritten(std::uint32_t index) const {
-    return segments_[(written_ + index) % kChannelDepth];
+    return segments_[(written_ + index) % kTcpDepth];
   }
 
  private:
-  bool full() const { return committed_ - released_ == kChannelDepth; }
+  bool full() const { return committed_ - released_ == kTcpDepth; }
   void submit(const SegmentHeader& header, const std::byte* data);
 
   const std::uint32_t number_;
   TcpStream& stream_;
-  std::array<Segment, kChannelDepth> segments_;
+  std::array<Segment, kTcpDepth> segments_;
   StagingSlots slots_;
   std::size_t reserved_bytes_ = kNothing;
   std::uint32_t committed_ = 0;
@@ -82,7 +83,7 @@ class TcpSendChannel final : public SendChannel {
   static constexpr std::size_t kNothing = ~std::size_t{0};
 };
 
-// announced <= released <= received <= announced + kChannelDepth
+// announced <= released <= received <= announced + kTcpDepth
 class TcpRecvChannel final : public RecvChannel {
  public:
   explicit TcpRecvChannel(TcpStream& stream) : stream_(stream) {}
@@ -104,10 +105,10 @@ class TcpRecvChannel final : public RecvChannel {
 
  private:
   // So many untold releases are told even to a sender that still has room, to keep it going.
-  static constexpr std::uint32_t kManyReleases = kChannelDepth / 2;
+  static constexpr std::uint32_t kManyReleases = kTcpDepth / 2;
 
   TcpStream& stream_;
-  std::array<SegmentHeader, kChannelDepth> headers_;
+  std::array<SegmentHeader, kTcpDepth> headers_;
   StagingSlots slots_;
   Segment oldest_;
   std::uint32_t received_ = 0;

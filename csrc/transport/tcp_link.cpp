@@ -72,6 +72,12 @@ bool TcpLink::flush() {
   return moved;
 }
 
+bool TcpLink::flush_unless_blocked() {
+  bool moved = false;
+  for (Line& line : lines_) moved |= line.stream->flush_unless_blocked();
+  return moved;
+}
+
 bool TcpLink::has_output() const {
   return std::any_of(lines_.begin(), lines_.end(),
                      [](const Line& line) { return line.stream->has_output(); });

@@ -40,6 +40,7 @@ class TcpLink final : public Link {
   // Reads socket `index` and concludes; true if anything changed.
   bool receive(std::size_t index);
   bool flush();
+  bool flush_unless_blocked();
   bool has_output() const;
   // While `wanted`, the epoll descriptor also tells when a socket takes pending output.
   void watch_output(bool wanted);

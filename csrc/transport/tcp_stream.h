@@ -53,12 +53,12 @@ class TcpStream {
   // Writes what is pending as far as the kernel takes it; true if anything left.
   bool flush();
   // As flush(), but leaves it to the next flush() after the kernel refused: for commits.
-  void flush_unless_blocked();
+  bool flush_unless_blocked();
   bool has_output() const;
 
-  // Called by the channels: a segment was committed; room was freed of which the peer should know,
-  // now or with the next flush().
-  void submit(TcpSendChannel& channel);
+  // Called by the channels: a segment of so many bytes was committed; room was freed of which the
+  // peer should know, now or with the next flush().
+  void submit(TcpSendChannel& channel, std::size_t bytes);
   void credit_due(bool now);
 
   // Ends the output with a goodbye frame, after everything pending.
@@ -84,7 +84,7 @@ class TcpStream {
   };
   enum class Goodbye : std::uint8_t { kNone, kWanted, kStaged };
 
-  static constexpr std::size_t kBatchFrames = 8;  // up to 512 KiB in one system call
+  static constexpr std::size_t kBatchFrames = kTcpDepth;  // up to 1 MiB in one system call
   // What one receive() takes at most, so that one peer cannot starve the others.
   static constexpr int kReadsMax = 8;
   // Read ahead when small frames are likely: what lies here of a payload is copied once more, which
@@ -137,7 +137,7 @@ class TcpStream {
   std::size_t batch_begin_ = 0;
   std::size_t batch_end_ = 0;
   std::size_t front_done_ = 0;  // bytes of the first frame that the kernel already has
-  std::array<std::uint8_t, kChannelsMax * kChannelDepth> line_;
+  std::array<std::uint8_t, kChannelsMax * kTcpDepth> line_;
   std::size_t line_begin_ = 0;
   std::size_t line_count_ = 0;
   std::uint32_t frames_out_ = 0;

@@ -14,6 +14,10 @@ namespace {
 
 // So much, written at once, may leave a rest that the kernel holds back; less is one packet.
 constexpr std::size_t kPushBytes = 32 * 1024;
+// Segments of so many bytes wait for the next poll(), so that those committed meanwhile leave in
+// the same call: 1 MiB that is exchanged in calls of 64 KiB takes 1.6 times as long as in one of
+// 512.
+constexpr std::size_t kGatheredBytesMin = 16 * 1024;
 
 }  // namespace
 
@@ -35,11 +39,11 @@ TcpSendChannel& TcpStream::send_channel(std::uint32_t number) {
   return *send_[number];
 }
 
-void TcpStream::submit(TcpSendChannel& channel) {
+void TcpStream::submit(TcpSendChannel& channel, std::size_t bytes) {
   PYCOLL_ASSERT(line_count_ < line_.size(), "%zu segments wait on one socket", line_count_);
   line_[(line_begin_ + line_count_) % line_.size()] = static_cast<std::uint8_t>(channel.number());
   ++line_count_;
-  flush_unless_blocked();
+  if (bytes < kGatheredBytesMin) flush_unless_blocked();
 }
 
 void TcpStream::credit_due(bool now) {
@@ -47,9 +51,7 @@ void TcpStream::credit_due(bool now) {
   if (now) flush_unless_blocked();
 }
 
-void TcpStream::flush_unless_blocked() {
-  if (!blocked_) flush();
-}
+bool TcpStream::flush_unless_blocked() { return !blocked_ && has_output() && flush(); }
 
 bool TcpStream::has_output() const {
   if (output_over_) return false;

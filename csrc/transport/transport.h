@@ -31,7 +31,8 @@ inline constexpr std::uint32_t kMessageChannel = kChannelsMax - 1;
 
 // The largest payload of one segment on every transport; agreed by all ranks, so a constant.
 inline constexpr std::size_t kSegmentBytesMax = 64 * 1024;
-// Segments a channel holds before its sender must wait. At least two, so that tiles overlap.
+// Segments a channel holds at least before its sender must wait; media may hold more. At least two,
+// so that tiles overlap.
 inline constexpr std::uint32_t kChannelDepth = 4;
 
 // What ranks must agree on before they exchange a byte of an operation. Fixed layout: it is hashed,

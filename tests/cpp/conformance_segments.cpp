@@ -58,7 +58,7 @@ void a_channel_holds_exactly_its_depth(const Medium& medium) {
     RecvChannel& recv = world.recv(1, 0, number);
     const auto key = [&](std::uint64_t index) { return key_of(world.seed(), 0, 1, number, index); };
     std::uint64_t sent = 0;
-    for (; sent < kChannelDepth; ++sent) {
+    for (; sent < world.depth(); ++sent) {
       CHECK(try_send(send, key(sent), sent, bytes), "full after %llu segments of %zu bytes",
             static_cast<unsigned long long>(sent), bytes);
     }
@@ -68,7 +68,7 @@ void a_channel_holds_exactly_its_depth(const Medium& medium) {
     CHECK(send.reserve(bytes) == nullptr, "peeking alone made room, %zu bytes", bytes);
     CHECK(!send.hand_over(header_for(key(sent), sent, bytes), unread.data()),
           "handed over to a full channel");
-    for (std::uint64_t received = 0; received < 3 * kChannelDepth; ++received) {
+    for (std::uint64_t received = 0; received < 3 * world.depth(); ++received) {
       world.settle("a segment", [&] { return try_receive(recv, key(received), received, bytes); });
       world.settle("room", [&] { return try_send(send, key(sent), sent, bytes); });
       ++sent;
@@ -80,7 +80,7 @@ void a_channel_holds_exactly_its_depth(const Medium& medium) {
 void full_channels_do_not_block_others(const Medium& medium) {
   World world(medium, 3, seed_of(4));
   for (const auto& [from, to] : {std::pair{0, 1}, {1, 0}, {0, 2}}) {
-    for (std::uint64_t index = 0; index < kChannelDepth; ++index) {
+    for (std::uint64_t index = 0; index < world.depth(); ++index) {
       CHECK(try_send(world.send(from, to, 0), key_of(world.seed(), from, to, 0, index), index,
                      kSegmentBytesMax),
             "channel 0 from %d to %d is full too early", from, to);
@@ -102,7 +102,7 @@ void full_channels_do_not_block_others(const Medium& medium) {
   }
   for (const auto& [from, to] : {std::pair{0, 1}, {1, 0}, {0, 2}}) {
     RecvChannel& recv = world.recv(to, from, 0);
-    for (std::uint64_t index = 0; index < kChannelDepth; ++index) {
+    for (std::uint64_t index = 0; index < world.depth(); ++index) {
       const std::uint64_t key = key_of(world.seed(), from, to, 0, index);
       world.settle("the full channel's segments",
                    [&] { return try_receive(recv, key, index, kSegmentBytesMax); });
@@ -240,7 +240,7 @@ class RandomTraffic {
     }
     if (!accepted) return;
     channel.in_flight.push_back({key, channel.sent++, bytes});
-    CHECK(channel.in_flight.size() <= kChannelDepth, "seed %#llx: %zu segments in flight",
+    CHECK(channel.in_flight.size() <= world_.depth(), "seed %#llx: %zu segments in flight",
           static_cast<unsigned long long>(world_.seed()), channel.in_flight.size());
   }
 

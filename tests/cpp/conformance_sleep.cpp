@@ -154,13 +154,13 @@ void reserving_after_arm_races_with_releases(const Medium& medium) {
   const std::uint64_t kRounds = rounds(10'000) / medium.variants;
   const Actor sender = [&, prng = Prng(world.seed() + 1)]() mutable {
     SendChannel& send = world.send(0, 1, 0);
-    for (std::uint64_t index = 0; index < kChannelDepth + kRounds; ++index) {
+    for (std::uint64_t index = 0; index < world.depth() + kRounds; ++index) {
       const auto sent = [&] { return try_send(send, 8, index, 16); };
-      if (index < kChannelDepth) {
+      if (index < world.depth()) {
         CHECK(sent(), "full too early");
         continue;
       }
-      CHECK(try_send(world.send(0, 1, 1), 9, index - kChannelDepth, 0),
+      CHECK(try_send(world.send(0, 1, 1), 9, index - world.depth(), 0),
             "one release was asked for");
       dawdle(prng);
       const Nanoseconds start = now();

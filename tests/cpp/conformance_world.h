@@ -183,6 +183,7 @@ class World {
     return link(rank, peer).recv_channel(channel);
   }
   std::uint64_t seed() const { return seed_; }
+  std::uint64_t depth() const { return fixture_->depth(); }
   int size() const { return static_cast<int>(alive_.size()); }
 
   void close(int rank) {

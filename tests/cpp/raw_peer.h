@@ -20,6 +20,7 @@ namespace pycoll::testing {
 
 using transport::FrameHeader;
 using transport::FrameType;
+using transport::kTcpDepth;
 
 struct Frame {
   FrameHeader header;

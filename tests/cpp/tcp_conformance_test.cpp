@@ -36,6 +36,7 @@ class TcpFixture : public Fixture {
   transport::Transport& at(int rank) override {
     return *ranks_[static_cast<std::size_t>(rank)].transport;
   }
+  std::uint64_t depth() const override { return transport::kTcpDepth; }
   // The kernel does the same with the sockets of a killed process.
   void kill(int rank) override {
     for (const UniqueFd& fd : ranks_[static_cast<std::size_t>(rank)].sockets) {

@@ -99,7 +99,7 @@ TEST(oversized_lengths_are_refused) {
 TEST(segments_beyond_the_credits_are_refused) {
   for (const std::uint32_t released : {0u, 1u}) {
     RawPeer peer;
-    for (std::uint32_t i = 0; i < kChannelDepth; ++i) peer.send(RawPeer::data(3, 50, i + 1));
+    for (std::uint32_t i = 0; i < kTcpDepth; ++i) peer.send(RawPeer::data(3, 50, i + 1));
     peer.poll();
     RecvChannel& channel = peer.link().recv_channel(3);
     if (released == 1) channel.release();
@@ -110,7 +110,7 @@ TEST(segments_beyond_the_credits_are_refused) {
           peer.link().reason().c_str());
     peer.send(RawPeer::data(3, 50, 10));
     expect_malformed(peer, "beyond the credits of channel 3");
-    for (std::uint32_t i = 0; i < kChannelDepth; ++i) {
+    for (std::uint32_t i = 0; i < kTcpDepth; ++i) {
       CHECK(channel.peek() != nullptr, "segment %u is gone", i);
       channel.release();
     }

@@ -25,6 +25,8 @@ class Fixture {
   virtual ~Fixture() = default;
 
   virtual transport::Transport& at(int rank) = 0;
+  // Segments that a channel holds.
+  virtual std::uint64_t depth() const { return transport::kChannelDepth; }
   // Nothing moved: a virtual clock goes on, others do nothing.
   virtual void idle() {}
   // The rank vanishes as if its process had been killed: no notice, no close(); at(rank) is not

@@ -85,10 +85,10 @@ class Harness {
         link().send_channel(number).hand_over({1, 2, sizeof(memory_), 3}, memory_);
       }
       RecvChannel& channel = link().recv_channel(number);
-      for (std::uint32_t i = 0; i <= kChannelDepth; ++i) {
+      for (std::uint32_t i = 0; i <= kTcpDepth; ++i) {
         const Segment* segment = channel.peek();
         if (segment == nullptr) break;
-        PYCOLL_ASSERT(i < kChannelDepth, "more segments than the channel holds");
+        PYCOLL_ASSERT(i < kTcpDepth, "more segments than the channel holds");
         look_at(*segment);
         if ((choices_ & kRelease) == 0) break;
         channel.release();

@@ -9,7 +9,19 @@ from samples import binomial, chain, doubling, make, ring
 
 from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower_all
-from pycoll.plan_format import FINAL, FLUSH, LAND, LEND, Buffer, Channel, Row, pack, unpack
+from pycoll.machine import _Machine
+from pycoll.plan_format import (
+    FINAL,
+    FLUSH,
+    LAND,
+    LEND,
+    Buffer,
+    Channel,
+    Row,
+    lead_count,
+    pack,
+    unpack,
+)
 from pycoll.schedule import ScheduleError, Transfer
 from pycoll.verify import verify_plans
 
@@ -132,6 +144,42 @@ def test_nothing_lands_where_somebody_may_still_read_what_was_sent() -> None:
             "rank 0, lane 0, row 1 (chunk 0), tile 0: lets its sender write output 0, who need not "
             "know what rank 0 lane 0 sends to be read"
         )
+
+
+def test_what_leads_a_lane_sends_the_input_and_nothing_else() -> None:
+    first, second = rows = unpack(lower_all(doubling(2))[0]).rows
+    assert lead_count(rows) == 1
+    for changed in (
+        first._replace(source=Buffer.OUTPUT),
+        first._replace(target=Buffer.OUTPUT),
+        first._replace(recv=second.recv),
+        first._replace(send=()),
+        first._replace(carry=0),
+    ):
+        assert lead_count((changed, second)) == 0
+    assert lead_count((first, second._replace(send=first.send))) == 0  # its order would change
+    assert lead_count((first, first, second)) == 2
+    assert lead_count((first,)) == lead_count(()) == 0
+    assert lead_count(unpack(lower_all(ring(4))[0]).rows) == 0
+
+
+def test_a_lead_knows_nothing_of_what_is_behind_it() -> None:
+    """Its peer hears in the next tile of what the lead has run, not of what the lane has."""
+    machine = _Machine([unpack(plan) for plan in lower_all(doubling(2))], 2, 3, None)
+    machine.run(everyone_heard=False)
+    lead, rest = machine.processes[:2]
+    assert rest.led and not lead.led
+    assert lead.clock == [3, 0, 0, 0] and rest.clock == [3, 3, 3, 0]
+
+
+def test_a_lane_whose_lead_cannot_go_on_is_told_with_it() -> None:
+    plans = lower_all(doubling(2))
+    rows = unpack(plans[1]).rows
+    plans[1] = pack(replace(unpack(plans[1]), rows=(rows[0],)))
+    assert refused(plans) == (
+        "deadlock: rank 0 lane 0 row 0 tile 2 waits for room towards rank 1; "
+        "rank 0 lane 0 row 1 tile 2 waits for its turn"
+    )
 
 
 def test_final_in_the_wrong_place_is_refused() -> None:

@@ -1,0 +1,44 @@
+#include "plan/leads.h"
+
+#include <algorithm>
+
+namespace pycoll::plan {
+namespace {
+
+bool only_sends_input(const Row& row) {
+  return row.recv_count == 0 && row.send_count > 0 && row.carry == 0 &&
+         static_cast<Buffer>(row.source) == Buffer::kInput &&
+         static_cast<Buffer>(row.target) == Buffer::kNone;
+}
+
+bool shares_channel(const Row& one, const Row& other) {
+  return std::any_of(one.send, one.send + one.send_count, [&](std::uint16_t channel) {
+    return std::find(other.send, other.send + other.send_count, channel) !=
+           other.send + other.send_count;
+  });
+}
+
+std::uint32_t leads_of(std::span<const Row> lane) {
+  const auto end = std::find_if_not(lane.begin(), lane.end(), only_sends_input);
+  if (end == lane.end()) return 0;
+  const bool shared = std::any_of(lane.begin(), end, [&](const Row& lead) {
+    return std::any_of(end, lane.end(), [&](const Row& row) { return shares_channel(lead, row); });
+  });
+  return shared ? 0 : static_cast<std::uint32_t>(end - lane.begin());
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> leads_of(const Plan& plan) {
+  std::vector<std::uint32_t> leads;
+  auto begin = plan.rows.begin();
+  for (std::uint32_t lane = 0; lane < plan.header->lane_count; ++lane) {
+    const auto end =
+        std::find_if(begin, plan.rows.end(), [lane](const Row& row) { return row.lane != lane; });
+    leads.push_back(leads_of(std::span<const Row>(begin, end)));
+    begin = end;
+  }
+  return leads;
+}
+
+}  // namespace pycoll::plan

@@ -1,0 +1,73 @@
+// Lanes, and the order in which their rows run.
+#include "runtime/execution.h"
+
+namespace pycoll::runtime {
+
+// What leads a lane is a lane of its own, where there is a second tile to be ahead in.
+void Execution::make_lanes() {
+  const auto rows = request_.plan->plan().rows;
+  const std::vector<std::uint32_t>& leads = request_.plan->leads();
+  lanes_.clear();
+  std::uint32_t index = 0;
+  for (std::uint32_t lane = 0; lane < leads.size(); ++lane) {
+    const bool led = leads[lane] != 0 && bound_.tiles() > 1;
+    if (led) {
+      lanes_.push_back({index, index + leads[lane]});
+      index += leads[lane];
+    }
+    const std::uint32_t begin = index;
+    while (index < rows.size() && rows[index].lane == lane) ++index;
+    lanes_.push_back({begin, index, led});
+  }
+}
+
+Progress Execution::advance() {
+  if (lends_) take_back();
+  // Lanes take turns row by row: what one of them sends is what a peer's other one waits for.
+  const int rows = lanes_.size() == 1 ? kRowsPerAdvance : 1;
+  bool moved = false;
+  bool all_done = false;
+  bool moves = true;
+  for (int turn = 0; moves && turn < kRowsPerAdvance; turn += rows) {
+    moves = false;
+    all_done = true;
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
+      if (lanes_[number].next == lanes_[number].end) continue;
+      const Progress progress = advance_lane(number, rows);
+      if (progress == Progress::kDisagree || progress == Progress::kSpoiled) return progress;
+      moves |= progress != Progress::kBlocked;
+      all_done &= progress == Progress::kDone;
+    }
+    moved |= moves;
+  }
+  // Memory that is still being read for sending belongs to the caller again only once it is sent.
+  if (all_done) return settle() ? Progress::kDone : Progress::kBlocked;
+  return moved ? Progress::kMoved : Progress::kBlocked;
+}
+
+// Runs so many rows of one lane, or until it blocks or ends. A lane that is through all tiles has
+// next == end.
+Progress Execution::advance_lane(std::size_t number, int rows) {
+  Lane& lane = lanes_[number];
+  for (int run = 0; run < rows; ++run) {
+    const Progress progress = waits_for_lead(number) ? Progress::kBlocked : run_row(lane);
+    if (progress == Progress::kBlocked) return run > 0 ? Progress::kMoved : Progress::kBlocked;
+    if (progress != Progress::kMoved) return progress;
+    lane.handed_over = lane.apart = 0;
+    const std::uint32_t index = lane.next++;
+    if (bound_.tiles() == 1) pass_on_behind(*bound_.rows()[index].row, index);
+    if (lane.next < lane.end) continue;
+    if (++lane.tile == bound_.tiles()) return Progress::kDone;
+    lane.next = lane.begin;
+  }
+  return Progress::kMoved;
+}
+
+bool Execution::waits_for_lead(std::size_t number) const {
+  const Lane& lane = lanes_[number];
+  if (!lane.led) return false;
+  const Lane& lead = lanes_[number - 1];
+  return lead.next != lead.end && lead.tile <= lane.tile;
+}
+
+}  // namespace pycoll::runtime

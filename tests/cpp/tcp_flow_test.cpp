@@ -1,0 +1,95 @@
+// Flow control of TCP: when frames leave, and when peers hear that there is room again.
+#include <sys/socket.h>
+
+#include <vector>
+
+#include "check.h"
+#include "raw_peer.h"
+#include "transport/tcp.h"
+
+namespace pycoll::transport {
+namespace {
+
+using testing::Frame;
+using testing::RawPeer;
+
+constexpr std::byte kNothing{};
+
+}  // namespace
+
+// The rule of WIRE.md: told at once to a sender that may be waiting, or when half the depth is
+// free.
+TEST(credits_are_told_when_due_and_not_before) {
+  RawPeer peer;
+  RecvChannel& channel = peer.link().recv_channel(0);
+  const auto take = [&] {
+    peer.poll(3);
+    CHECK(channel.peek() != nullptr, "no segment");
+    channel.release();
+  };
+  constexpr std::uint32_t kHalf = kTcpDepth / 2;
+  for (std::uint32_t taken = 1; taken < kHalf; ++taken) {
+    peer.send(RawPeer::data(0, 8));
+    take();
+    CHECK(peer.received().empty(), "a credit for %u segments of a channel with room", taken);
+  }
+  peer.send(RawPeer::data(0, 8));
+  take();
+  auto frames = peer.received();
+  CHECK(frames.size() == 1 && frames[0].header.type == FrameType::kCredit &&
+            frames[0].header.released[0] == kHalf,
+        "half the depth is free: %zu frames", frames.size());
+  for (std::uint32_t i = 0; i < kTcpDepth; ++i) peer.send(RawPeer::data(0, 8));
+  take();
+  peer.poll(1);
+  frames = peer.received();
+  CHECK(frames.size() == 1 && frames[0].header.released[0] == kHalf + 1,
+        "the sender has no room left: %zu frames", frames.size());
+  for (std::uint32_t i = 0; i < kHalf + 1; ++i) channel.release();
+  frames = peer.received();
+  CHECK(frames.size() == 1 && frames[0].header.released[0] == 2 * kHalf + 1,
+        "many releases at once: %zu frames, the first tells of %d", frames.size(),
+        frames.empty() ? -1 : frames[0].header.released[0]);
+}
+
+TEST(credits_ride_on_data) {
+  RawPeer peer;
+  RecvChannel& recv = peer.link().recv_channel(2);
+  SendChannel& send = peer.link().send_channel(1);
+  for (std::uint8_t round = 1; round < 200; ++round) {
+    FrameHeader header = RawPeer::data(2, 8);
+    header.released[1] = static_cast<std::uint8_t>(round - 1);
+    peer.send(header);
+    peer.poll(3);
+    CHECK(recv.peek() != nullptr, "no segment in round %d", round);
+    recv.release();
+    CHECK(send.hand_over({round, 0, 0, 0}, &kNothing), "no room in round %d", round);
+    const auto frames = peer.received();
+    CHECK(frames.size() == 1 && frames[0].header.type == FrameType::kData &&
+              frames[0].header.released[2] == round,
+          "round %d: %zu frames", round, frames.size());
+  }
+}
+
+// Long ones leave with those that are committed until the next poll(); short ones at once.
+TEST(long_segments_gather_until_a_poll) {
+  RawPeer peer;
+  const std::vector<std::byte> memory(kSegmentBytesMax);
+  SendChannel& channel = peer.link().send_channel(0);
+  SendChannel& other = peer.link().send_channel(1);
+  for (SendChannel* each : {&channel, &other}) {
+    CHECK(each->hand_over({1, 0, 20'000, 0}, memory.data()), "no room");
+    CHECK(!each->drained() && each->reads(memory.data() + 19'999, 1), "it left alone");
+    CHECK(!each->reads(memory.data() + 20'000, 1) && !each->reads(memory.data() - 1, 1),
+          "beside what was handed over");
+  }
+  CHECK(peer.received().empty(), "it left alone");
+  peer.transport().poll();
+  CHECK(channel.drained() && other.drained() && !other.reads(memory.data(), 1), "still here");
+  CHECK(peer.received().size() == 2, "a poll did not send both");
+  CHECK(channel.hand_over({2, 0, 100, 0}, memory.data()) && channel.drained(), "it waits");
+}
+
+}  // namespace pycoll::transport
+
+RUN_TESTS()
