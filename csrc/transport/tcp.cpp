@@ -86,14 +86,26 @@ bool TcpTransport::poll() {
   return look_for_silence() || moved;
 }
 
+// While all news come on one socket, the others are only looked at now and then: a look at a socket
+// costs as much as all else that a short message needs here.
 bool TcpTransport::receive_all() {
+  if (favour_.streak >= kFavourAfter && ++favour_.looks % kFavourLooks != 0) {
+    return favour_.link->receive(favour_.index);
+  }
   bool moved = false;
   for (TcpLink* link : links_) {
     for (std::size_t index = 0; index < link->stream_count(); ++index) {
-      moved |= link->receive(index);
+      if (!link->receive(index)) continue;
+      moved = true;
+      note_news(link, index);
     }
   }
   return moved;
+}
+
+void TcpTransport::note_news(TcpLink* link, std::size_t index) {
+  if (favour_.link != link || favour_.index != index) favour_ = {link, index};
+  ++favour_.streak;
 }
 
 bool TcpTransport::receive_ready() {
@@ -172,6 +184,7 @@ void TcpTransport::close() {
   await_sent(deadline);
   for (TcpLink* link : links_) link->close_sockets();
   links_.clear();
+  favour_ = {};
   for (auto& link : by_rank_) link.reset();
   stream_count_ = 0;
   doorbell_.reset();

@@ -49,6 +49,7 @@ class TcpTransport final : public Transport {
  private:
   bool receive_all();
   bool receive_ready();
+  void note_news(TcpLink* link, std::size_t index);
   bool look_for_silence();
   bool has_output() const;
   void flush_until(Nanoseconds deadline);
@@ -65,6 +66,17 @@ class TcpTransport final : public Transport {
   std::vector<std::unique_ptr<TcpLink>> by_rank_;
   std::vector<TcpLink*> links_;
   std::size_t stream_count_ = 0;
+
+  // The socket that news came from last, and how many times in a row.
+  struct Favour {
+    TcpLink* link = nullptr;
+    std::size_t index = 0;
+    std::uint32_t streak = 0;
+    std::uint32_t looks = 0;
+  };
+  static constexpr std::uint32_t kFavourAfter = 8;
+  static constexpr std::uint32_t kFavourLooks = 8;  // every eighth look is at all of them
+  Favour favour_;
   Nanoseconds next_look_ = 0;
   bool closed_ = false;
 };

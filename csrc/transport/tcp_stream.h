@@ -106,6 +106,7 @@ class TcpStream {
 
   // --- output (tcp_stream_out.cpp)
   bool stage_batch();
+  ssize_t send_batch() const;
   OutFrame& stage_frame(FrameType type, std::uint32_t bytes);
   void stage_segment();
   std::size_t gather(std::array<iovec, 2 * kBatchFrames>* parts) const;

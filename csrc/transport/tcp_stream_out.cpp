@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "base/assert.h"
@@ -18,6 +19,8 @@ constexpr std::size_t kPushBytes = 32 * 1024;
 // the same call: 1 MiB that is exchanged in calls of 64 KiB takes 1.6 times as long as in one of
 // 512.
 constexpr std::size_t kGatheredBytesMin = 16 * 1024;
+// A payload up to here is copied behind its header.
+constexpr std::size_t kJoinedBytes = 1024;
 
 }  // namespace
 
@@ -64,11 +67,7 @@ bool TcpStream::flush() {
   blocked_ = false;
   while (has_output()) {
     if (batch_begin_ == batch_end_ && !stage_batch()) break;
-    std::array<iovec, 2 * kBatchFrames> parts;
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = gather(&parts);
-    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = send_batch();
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) {
@@ -89,6 +88,26 @@ bool TcpStream::flush() {
   }
   if (moved >= kPushBytes) push(socket_.get());
   return moved > 0;
+}
+
+// One system call, as sendmsg(2).
+ssize_t TcpStream::send_batch() const {
+  constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
+  const OutFrame& front = batch_[batch_begin_];
+  // The cheaper call, for the latency of small frames.
+  if (batch_end_ - batch_begin_ == 1 && front_done_ == 0 && front.header.bytes <= kJoinedBytes) {
+    std::array<std::byte, sizeof(FrameHeader) + kJoinedBytes> joined;
+    std::memcpy(joined.data(), &front.header, sizeof(FrameHeader));
+    if (front.header.bytes != 0) {
+      std::memcpy(joined.data() + sizeof(FrameHeader), front.payload, front.header.bytes);
+    }
+    return ::send(socket_.get(), joined.data(), sizeof(FrameHeader) + front.header.bytes, kFlags);
+  }
+  std::array<iovec, 2 * kBatchFrames> parts;
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = gather(&parts);
+  return ::sendmsg(socket_.get(), &message, kFlags);
 }
 
 // Fills an empty batch from what waits; false when nothing does. Every frame carries the counters

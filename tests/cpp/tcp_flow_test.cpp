@@ -10,7 +10,6 @@
 namespace pycoll::transport {
 namespace {
 
-using testing::Frame;
 using testing::RawPeer;
 
 constexpr std::byte kNothing{};
@@ -88,6 +87,29 @@ TEST(long_segments_gather_until_a_poll) {
   CHECK(channel.drained() && other.drained() && !other.reads(memory.data(), 1), "still here");
   CHECK(peer.received().size() == 2, "a poll did not send both");
   CHECK(channel.hand_over({2, 0, 100, 0}, memory.data()) && channel.drained(), "it waits");
+}
+
+// A socket that has been silent for long is looked at less often, but is heard; as is one that
+// closes.
+TEST(silent_sockets_are_heard_beside_a_busy_one) {
+  RawPeer peer(2);
+  RecvChannel& busy = peer.link().recv_channel(0);
+  RecvChannel& silent = peer.link().recv_channel(1);
+  for (std::uint32_t round = 0; round < 100; ++round) {
+    peer.send(RawPeer::data(0, 8));
+    if (round % 30 == 29) peer.send(RawPeer::data(1, 8), 1);
+    int looks = 0;
+    for (; busy.peek() == nullptr && looks < 10; ++looks) peer.poll(1);
+    CHECK(looks <= 2, "%d looks for what comes every time", looks);
+    busy.release();
+    if (round % 30 != 29) continue;
+    for (looks = 0; silent.peek() == nullptr && looks < 100; ++looks) peer.poll(1);
+    CHECK(looks <= 8, "%d looks for what comes seldom", looks);
+    silent.release();
+  }
+  peer.hang_up(1);
+  for (int looks = 0; looks < 8; ++looks) peer.poll(1);
+  CHECK(peer.link().state() == LinkState::kLost, "an end is not seen");
 }
 
 }  // namespace pycoll::transport
