@@ -1,7 +1,8 @@
 """Which algorithm runs: a pure function of values agreed at start-up, so all ranks choose alike.
 
-The model predicts a time for each candidate; the shortest wins, among equals the table's first.
-Measured rows override the model where they apply.
+The model predicts a time for each candidate; the shortest wins, among equals the table's first, and
+between hosts the fewest steps among those that are about as short. Measured rows override the model
+where they apply.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ HIERARCHIES: dict[Collective, tuple[str, ...]] = {
     Collective.REDUCE_SCATTER: ("hierarchical:direct+halving_doubling",),
     Collective.ALL_GATHER: ("hierarchical:direct+bruck",),
 }
+#: Predicted times that differ by less are a draw between hosts.
+DRAW = 0.1
 #: Of what moving a byte costs, combining it may cost this much before it is told.
 _HIDDEN = 0.1
 
@@ -133,10 +136,31 @@ def _choose(
             best, reason = row.name, f"measured best up to {bytes_text(row.nbytes_max)}"
             break
     else:
-        best = times[0][0]
-        reason = f"shortest predicted time of {len(times)}" if len(times) > 1 else "the only one"
+        best, reason = _best(collective, topology, times)
     others = tuple(pair for pair in times if pair[0] != best)
     return Choice(best, dict(times)[best], reason, others)
+
+
+def _best(
+    collective: Collective, topology: Topology, times: list[tuple[str, float]]
+) -> tuple[str, str]:
+    """The name and the reason; ``times`` are sorted.
+
+    Between hosts fewer steps win a draw: segments come in bursts there, and whoever answers one
+    waits for all of them, which the model does not know.
+    """
+    if len(times) == 1:
+        return times[0][0], "the only one"
+    shortest, seconds = times[0]
+    if len(topology.hosts) > 1:
+        close = [name for name, other in times if other <= seconds * (1 + DRAW)]
+        steps = {
+            name: lookup(collective, name).cost(topology.size, topology).steps for name in close
+        }
+        best = min(close, key=steps.__getitem__)
+        if steps[best] < steps[shortest]:
+            return best, f"fewest steps within {DRAW:.0%} of the shortest predicted time"
+    return shortest, f"shortest predicted time of {len(times)}"
 
 
 def predict(
