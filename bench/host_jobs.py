@@ -6,7 +6,10 @@ machine would allow; all else are its defaults.
 
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,12 +17,19 @@ from hosts import DEVICE, Hosts
 from jobs import WORKER, Start, binaries_of
 
 _PORT = 29400
+#: Longest time to measure a network.
+_TUNE_S = 120
 #: Of MPICH, which takes ranks for neighbours by what they see of the machine.
 _NO_SHARED_MEMORY = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0"}
 
 
-def starts_on(hosts: Hosts, per_host: int, folder: Path) -> Callable[[str, int, str], list[Start]]:
-    """For ``jobs.start_jobs``: ranks in order, so many on each host."""
+def starts_on(
+    hosts: Hosts, per_host: int, folder: Path, tuning: Path | None = None
+) -> Callable[[str, int, str], list[Start]]:
+    """For ``jobs.start_jobs``: ranks in order, so many on each host.
+
+    ``tuning``: what pycoll knows of the network, as ``tune`` has stored it.
+    """
     agent = folder / "agent"
     hosts.write_agent(agent)
     names = ",".join(f"{name}:{per_host}" for name in hosts.names)
@@ -31,12 +41,30 @@ def starts_on(hosts: Hosts, per_host: int, folder: Path) -> Callable[[str, int, 
         if name == "mpich":
             return [Start(hosts.on(0, _mpich(names, ranks, agent, worker)), _NO_SHARED_MEMORY)]
         places = places_of(name, hosts.addresses[0], DEVICE, ranks)
+        known = {} if tuning is None else {"PYCOLL_TUNING": str(tuning)}
         return [
-            Start(hosts.on(rank // per_host, worker), places(rank, rank % per_host))
+            Start(hosts.on(rank // per_host, worker), {**places(rank, rank % per_host), **known})
             for rank in range(ranks)
         ]
 
     return starts
+
+
+def tune(hosts: Hosts, per_host: int, path: Path) -> None:
+    """Measures what lies between the hosts, as docs/choice.md asks of jobs there."""
+    places = places_of("pycoll", hosts.addresses[0], DEVICE, len(hosts.names) * per_host)
+    line = (sys.executable, "-m", "pycoll", "tune", "--quick", "--output", str(path))
+    ranks = [
+        subprocess.Popen(
+            hosts.on(rank // per_host, line),
+            env={**os.environ, **places(rank, rank % per_host)},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(len(hosts.names) * per_host)
+    ]
+    codes = [rank.wait(timeout=_TUNE_S) for rank in ranks]
+    if any(codes):
+        raise SystemExit(f"pycoll tune between hosts ended with {codes}")
 
 
 def places_of(

@@ -7,6 +7,9 @@ happens. float32 sum, in place, NumPy arrays through the public API, processes; 
 (bench/jobs.py). The ratio to a peer is the median over rounds of its time divided by pycoll's of
 the same round; of the MPIs the faster one counts.
 
+Where pycoll's algorithms compete, `pycoll tune --quick` measures the network first, as it is asked
+of users; against the peers it has the built-in figures.
+
 Where the cable has a rate, a token bucket at both its ends keeps to it (tc-tbf), and the measure
 of what it carries is iperf3: both ways at once, cubic, in turns with the libraries. busbw is bytes
 that each rank must send, divided by the time.
@@ -28,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import page
-from host_jobs import starts_on
+from host_jobs import starts_on, tune
 from hosts import ONE_GIGABIT, TEN_GIGABIT, Hosts, Shape, Wire, obstacle
 from jobs import LIBRARIES, Effort, Entrant, Job, Times, compare, mpi_ratio, ratio, start_jobs
 
@@ -204,14 +207,17 @@ def quick(scenes: Sequence[Scene]) -> list[Scene]:
 
 def measure(scene: Scene, effort: Effort, libraries: Sequence[str]) -> Iterator[Result]:
     """All sizes of one scene, on hosts made for it."""
-    # Algorithms compete among themselves; peers would only prolong that.
+    # Algorithms compete among themselves; peers would only prolong that. What is chosen of them
+    # follows from the network, so that is measured first.
     names = libraries[:1] if scene.algorithms else libraries
     with contextlib.ExitStack() as cleanup:
         folder = cleanup.enter_context(tempfile.TemporaryDirectory())
         hosts = cleanup.enter_context(Hosts(scene.hosts, scene.shape))
-        jobs = start_jobs(
-            scene.ranks, folder, names, starts_on(hosts, scene.per_host, Path(folder))
-        )
+        tuning = Path(folder) / "tuning.json" if scene.algorithms else None
+        if tuning is not None:
+            tune(hosts, scene.per_host, tuning)
+        starts = starts_on(hosts, scene.per_host, Path(folder), tuning)
+        jobs = start_jobs(scene.ranks, folder, names, starts)
         for job in jobs:
             cleanup.callback(job.close)
         for part in scene.parts:
@@ -292,7 +298,8 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
         "",
         "all_reduce, float32 sum, in place, NumPy arrays, processes on network namespaces, "
         "libraries in turns; microseconds of the slowest rank, median / p99; ratios are medians "
-        "over rounds (bench/net.py says how).",
+        "over rounds (bench/net.py says how). Where algorithms compete, `pycoll tune --quick` has "
+        "measured the network before.",
     ]
     for scene in dict.fromkeys(result.scene for result in results):
         lines += ["", *scene_lines(scene, [one for one in results if one.scene is scene])]
