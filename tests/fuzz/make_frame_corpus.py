@@ -38,7 +38,7 @@ def frame(
 ) -> bytes:
     """One frame; `segment` is sequence, agreement and tag."""
     sequence, agreement, tag = segment
-    head = b"pcf\x01" + struct.pack("<BBHII", kind, channel, 0, number, len(payload))
+    head = b"pcf\x02" + struct.pack("<BBHII", kind, channel, 0, number, len(payload))
     head += struct.pack("<QQII", sequence, agreement, tag, 0) + bytes(released)
     return head[:36] + struct.pack("<I", check_of(head)) + head[40:] + payload
 
@@ -64,7 +64,7 @@ def streams() -> dict[str, bytes]:
         frame(2, NOTICE, notice(6, 0, b"too late")),
         frame(3, GOODBYE),
     ]
-    beyond = [frame(i, DATA, b"x", segment=(1, 1, 0)) for i in range(5)]
+    beyond = [frame(i, DATA, b"x", segment=(1, 1, 0)) for i in range(17)]
     return {
         "segments": bytes([RELEASE]) + b"".join(segments),
         "segments_repaired": bytes([REPAIR | RELEASE]) + b"".join(segments),
