@@ -66,7 +66,7 @@ class Medium final : public VerbsTransport {
   bool look_at_events();
   bool look_at_trouble();
   bool end_graces(Nanoseconds now);
-  void set_timer(Nanoseconds delay);
+  void set_timer(Nanoseconds rings, Nanoseconds now);
 
   const int rank_;
   const int size_;
@@ -79,8 +79,8 @@ class Medium final : public VerbsTransport {
   std::uint32_t polls_ = 0;
   Nanoseconds looked_ = 0;
   bool look_now_ = false;
-  bool failures_ = false;  // of requests, not yet judged
-  int graces_ = 0;         // links that wait for a goodbye
+  bool failures_ = false;               // of requests, not yet judged
+  Nanoseconds timer_rings_ = kForever;  // when the first grace ends
 };
 
 Status Medium::open() {
@@ -213,13 +213,14 @@ bool Medium::take(const ibv_wc& completion) {
 // Only when every queue was seen to its end: until then one may hold a goodbye.
 bool Medium::judge() {
   failures_ = false;
+  const Nanoseconds now = clock_.now();
   bool changed = false;
   for (VerbsLink* link : links_) {
     const bool open = link->state() == LinkState::kOpen;
-    link->judge();
+    link->judge(now);
     changed |= open && link->state() != LinkState::kOpen;
   }
-  return changed;
+  return end_graces(now) || changed;
 }
 
 // A socket at its end would keep event_fd() readable for ever.
@@ -266,38 +267,31 @@ bool Medium::look_at_events() {
     VerbsLink& link = *by_rank_[tag];
     if (!link.hear_liveness(looked_)) continue;
     drop_liveness(link);
-    if (link.grace_ends() == kForever) {
-      changed |= link.state() == LinkState::kLost;
-    } else {
-      ++graces_;
-      set_timer(VerbsTransport::kGoodbyeGrace);
-    }
+    changed |= link.state() == LinkState::kLost;
   }
   return end_graces(looked_) || changed;
 }
 
 bool Medium::end_graces(Nanoseconds now) {
-  if (graces_ == 0) return false;
   bool changed = false;
   Nanoseconds next = kForever;
-  int waiting = 0;
   for (VerbsLink* link : links_) {
     if (link->grace_ends() == kForever) continue;
-    if (link->grace_ends() <= now) {
+    if (link->grace_is_over(now)) {
       link->end_grace();
       changed = true;
     } else {
       next = std::min(next, link->grace_ends());
-      ++waiting;
     }
   }
-  graces_ = waiting;
-  set_timer(waiting == 0 ? 0 : next - now);
+  if (next != timer_rings_) set_timer(next, now);
   return changed;
 }
 
-// A delay of zero makes the timer quiet.
-void Medium::set_timer(Nanoseconds delay) {
+// At kForever the timer is quiet.
+void Medium::set_timer(Nanoseconds rings, Nanoseconds now) {
+  timer_rings_ = rings;
+  const Nanoseconds delay = rings == kForever ? 0 : rings - now;
   itimerspec when{};
   when.it_value.tv_sec = delay / 1'000'000'000;
   when.it_value.tv_nsec = delay % 1'000'000'000;

@@ -67,6 +67,8 @@ class VerbsTransport : public Transport {
   static constexpr Nanoseconds kCloseLasts = 1'000'000'000;
   // A peer's socket has ended without a goodbye so long: then none is on its way.
   static constexpr Nanoseconds kGoodbyeGrace = 100'000'000;
+  // The own device has given up a request so long, and not said why: then it will not.
+  static constexpr Nanoseconds kReasonGrace = 1'000'000'000;
   // So long let_go() waits for peers to acknowledge what is sent from memory of users; as long
   // again for the device to let go of it.
   static constexpr Nanoseconds kLetGoLasts = 100'000'000;

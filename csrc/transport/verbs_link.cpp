@@ -142,16 +142,31 @@ void VerbsLink::failed(std::uint32_t index, const ibv_wc& completion) {
   if (state_ != LinkState::kOpen || goodbye_heard_ || !failure_.empty()) return;
   Device& device = rails_[index].device();
   const std::string status = device.api().wc_status_str(completion.status);
+  failed_device_ = &device;
+  failed_here_ = completion.status == IBV_WC_LOC_QP_OP_ERR ||
+                 completion.status == IBV_WC_FATAL_ERR || completion.status == IBV_WC_GENERAL_ERR;
   failure_ =
       completion.status == IBV_WC_RETRY_EXC_ERR
           ? name_ + " does not answer over " + device.name() + " (" + status + ")"
           : "the queue pair to " + name_ + " on " + device.name() + " failed (" + status + ")";
-  if (!device.trouble().empty()) failure_ += "; the device told of: " + device.trouble();
 }
 
-void VerbsLink::judge() {
-  if (failure_.empty() || goodbye_heard_) return;
-  fail(std::exchange(failure_, {}));
+void VerbsLink::judge(Nanoseconds now) {
+  if (state_ != LinkState::kOpen || failure_.empty() || goodbye_heard_) return;
+  if (failed_here_ && !is_explained()) {
+    grace_ends_ = std::min(grace_ends_, now + VerbsTransport::kReasonGrace);
+  } else {
+    fail(told_failure());
+  }
+}
+
+bool VerbsLink::is_explained() const {
+  return failed_device_ != nullptr && !failed_device_->trouble().empty();
+}
+
+std::string VerbsLink::told_failure() const {
+  if (!is_explained()) return failure_;
+  return failure_ + "; the device told of: " + failed_device_->trouble();
 }
 
 bool VerbsLink::uses(const Device& device) const {
@@ -190,7 +205,8 @@ void VerbsLink::stop() {
   for (Rail& rail : rails_) {
     const auto reads = [&](const VerbsSendChannel& one) { return one.reads_over(rail); };
     if (std::none_of(sends_.begin(), sends_.end(), reads)) continue;
-    fail(name_ + " does not answer over " + rail.device().name());
+    fail(failure_.empty() ? name_ + " does not answer over " + rail.device().name()
+                          : told_failure());
     rail.broken = true;
     rail.queue().stop();
   }
@@ -209,15 +225,18 @@ bool VerbsLink::hear_liveness(Nanoseconds now) {
     } else if (error != 0 && error != ECONNRESET) {
       fail("no word from " + name_ + ": " + std::generic_category().message(error));
     } else {
-      grace_ends_ = now + VerbsTransport::kGoodbyeGrace;
+      grace_ends_ = std::min(grace_ends_, now + VerbsTransport::kGoodbyeGrace);
     }
   }
   return true;
 }
 
+bool VerbsLink::grace_is_over(Nanoseconds now) const {
+  return grace_ends_ <= now || (!failure_.empty() && is_explained());
+}
+
 void VerbsLink::end_grace() {
-  fail("the process of " + name_ + " ended without a goodbye");
-  grace_ends_ = kForever;
+  fail(failure_.empty() ? "the process of " + name_ + " ended without a goodbye" : told_failure());
 }
 
 }  // namespace pycoll::transport::verbs

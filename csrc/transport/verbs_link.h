@@ -58,7 +58,8 @@ class VerbsLink final : public Link {
   // A request of either kind has failed. What that means judge() says, once all completions that
   // came before it have been taken: the peer may have closed in good order on another device.
   void failed(std::uint32_t index, const ibv_wc& completion);
-  void judge();
+  // Where this rank's own device gave up, the device is given a moment to say why: a grace.
+  void judge(Nanoseconds now);
   void fail(std::string reason);
   bool uses(const Device& device) const;
   // Posts what waits; true if anything left.
@@ -76,8 +77,11 @@ class VerbsLink final : public Link {
   // Gives up the rails over which devices read memory of users; the link is lost, if it was open.
   // Requires: reads_users().
   void stop();
-  // The end of the grace for a goodbye, or kForever when none is awaited.
+  // When to wait no longer for a goodbye, or for what the device has to say; kForever when neither
+  // is awaited.
   Nanoseconds grace_ends() const { return grace_ends_; }
+  // Or it has been said. Requires here and below: one of them is awaited.
+  bool grace_is_over(Nanoseconds now) const;
   void end_grace();
 
   // Orderly end: a closing notice, unless a failure came before, and goodbye behind all output.
@@ -106,6 +110,9 @@ class VerbsLink final : public Link {
   bool malformed(const std::string& what);
   void drop_output();
   void end(LinkState state, std::string reason);
+  // The device over which a request failed has told why.
+  bool is_explained() const;
+  std::string told_failure() const;
 
   const int peer_;
   const std::uint32_t rail_count_;
@@ -139,6 +146,8 @@ class VerbsLink final : public Link {
   LinkState state_ = LinkState::kOpen;
   std::string reason_;
   std::string failure_;  // of a request, not yet judged
+  const Device* failed_device_ = nullptr;
+  bool failed_here_ = false;  // it was not the peer that did not do its part
   Nanoseconds grace_ends_ = kForever;
   bool connected_ = false;
   bool wanted_ = false;

@@ -17,6 +17,7 @@ bool VerbsLink::has_output() const {
 
 bool VerbsLink::flush() {
   if (state_ != LinkState::kOpen || !connected_ || goodbye_heard_) return false;
+  if (!failure_.empty()) return false;
   bool moved = false;
   while (has_room() && post_one()) moved = true;
   for (Rail& rail : rails_) rail.queue().ring();
@@ -268,6 +269,7 @@ bool VerbsLink::receive_goodbye(Rail& rail) {
     return true;
   }
   goodbye_heard_ = true;
+  grace_ends_ = kForever;
   drop_output();
   for (Rail& one : rails_) one.queue().stop();
   return false;

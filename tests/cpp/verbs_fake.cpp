@@ -318,8 +318,8 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** refused) {
 }
 
 const char* wc_status_str(ibv_wc_status status) {
-  return status == IBV_WC_RETRY_EXC_ERR ? "transport retry counter exceeded"
-                                        : "Work Request Flushed Error";
+  if (status == IBV_WC_RETRY_EXC_ERR) return "transport retry counter exceeded";
+  return status == IBV_WC_LOC_QP_OP_ERR ? "local QP operation error" : "Work Request Flushed Error";
 }
 
 const char* event_type_str(ibv_event_type type) {

@@ -60,6 +60,8 @@ class FakeVerbs {
 
   // From now on nobody hears what this device sends, and it hears nobody.
   void cut(int device);
+  // From now on this device gives up what it is to send, with an error of its own.
+  void break_sends(int device);
   // A port of the device says that it is down; nothing else changes.
   void tell_port_error(int device, int port = 1);
   // From now on cards write to the memory of these devices.

@@ -18,6 +18,11 @@ void FakeVerbs::cut(int device) {
   network_->cut.insert(device);
 }
 
+void FakeVerbs::break_sends(int device) {
+  const auto held = network_->lock();
+  network_->broken.insert(device);
+}
+
 void FakeVerbs::tell_port_error(int device, int port) {
   const auto held = network_->lock();
   for (FakeContext* context : network_->contexts) {

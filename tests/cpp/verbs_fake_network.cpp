@@ -96,6 +96,10 @@ bool FakeNetwork::advance(FakePair& pair) {
     return true;
   }
   if (pair.handle.state != IBV_QPS_RTS || pair.sends.empty()) return false;
+  if (broken.count(pair.device) != 0) {
+    fail(pair, IBV_WC_LOC_QP_OP_ERR);
+    return true;
+  }
   return stalled.count(pair.device) == 0 && arrive(pair);
 }
 

@@ -112,6 +112,7 @@ class FakeNetwork {
   std::map<std::uint32_t, FakeRegion*> regions;  // by either key
   std::set<FakeContext*> contexts;
   std::set<int> cut;
+  std::set<int> broken;  // devices that give up what they are to send
   std::uint32_t next_number = 17;
   int handles = 0;        // made and not freed
   std::set<int> holding;  // devices that do not tell what they have sent

@@ -1,10 +1,13 @@
 // What is particular to verbs, over the fake provider: disorder below the contract, peers that stop
 // answering, ports that go down, memory that cannot be pinned, addresses that are none.
+#include <poll.h>
+
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "conformance_world.h"
@@ -29,11 +32,11 @@ VerbsRanks two_ranks() {
   return {2, [](int rank) { return make_fake(rank, 2); }};
 }
 
-// Polls rank 0 until its link to rank 1 is no more open, for two seconds at most.
+// Polls rank 0 until its link to rank 1 is no more open, for five seconds at most.
 void await_end(VerbsRanks& ranks) {
   const Nanoseconds start = now();
   while (ranks.at(0).link(1)->state() == LinkState::kOpen) {
-    CHECK(now() - start < 2'000'000'000, "no end of the link is told");
+    CHECK(now() - start < 5'000'000'000, "no end of the link is told");
     ranks.at(0).poll();
   }
 }
@@ -90,6 +93,59 @@ TEST(what_the_device_tells_last_is_in_the_reason) {
   await_end(ranks);
   const std::string reason = ranks.at(0).link(1)->reason();
   CHECK(reason.find("the device told of: port error") != std::string::npos, "%s", reason.c_str());
+}
+
+TEST(a_device_that_gives_up_is_given_time_to_say_why) {
+  FakeVerbs fake({});
+  VerbsRanks ranks = two_ranks();
+  fake.break_sends(0);
+  CHECK(try_send(ranks.at(0).link(1)->send_channel(0), 1, 0, 5000), "no room");
+  const Nanoseconds start = now();
+  while (now() - start < VerbsTransport::kReasonGrace / 10) {
+    ranks.at(0).poll();
+    CHECK(ranks.at(0).link(1)->state() == LinkState::kOpen, "judged before it said why: %s",
+          ranks.at(0).link(1)->reason().c_str());
+  }
+  fake.tell_port_error(0);
+  await_end(ranks);
+  const std::string reason = ranks.at(0).link(1)->reason();
+  for (const char* words :
+       {"the queue pair to rank 1", "on fake0 port 1 failed", "the device told of: port error"}) {
+    CHECK(reason.find(words) != std::string::npos, "\"%s\" is not in: %s", words, reason.c_str());
+  }
+}
+
+TEST(a_device_that_gives_up_and_never_says_why_is_waited_for_in_bounded_time) {
+  FakeVerbs fake({});
+  VerbsRanks ranks = two_ranks();
+  fake.break_sends(0);
+  CHECK(try_send(ranks.at(0).link(1)->send_channel(0), 1, 0, 5000), "no room");
+  const Nanoseconds start = now();
+  await_end(ranks);
+  CHECK(now() - start >= VerbsTransport::kReasonGrace, "no time was given");
+  const std::string reason = ranks.at(0).link(1)->reason();
+  CHECK(reason.find("on fake0 port 1 failed (local") != std::string::npos, "%s", reason.c_str());
+  CHECK(reason.find("told of") == std::string::npos, "nothing was told: %s", reason.c_str());
+}
+
+// Asleep, a rank is woken by what the device says.
+TEST(a_sleeper_hears_why_its_device_gave_up) {
+  FakeVerbs fake({});
+  VerbsRanks ranks = two_ranks();
+  fake.break_sends(0);
+  CHECK(try_send(ranks.at(0).link(1)->send_channel(0), 1, 0, 5000), "no room");
+  const Nanoseconds start = now();
+  bool told = false;
+  while (ranks.at(0).link(1)->state() == LinkState::kOpen) {
+    CHECK(now() - start < VerbsTransport::kReasonGrace, "slept through it");
+    pollfd bed{ranks.at(0).event_fd(), POLLIN, 0};
+    if (ranks.at(0).arm() && ::poll(&bed, 1, 20) == 0 && !std::exchange(told, true)) {
+      fake.tell_port_error(0);
+    }
+    ranks.at(0).disarm();
+  }
+  const std::string reason = ranks.at(0).link(1)->reason();
+  CHECK(reason.find("told of: port error") != std::string::npos, "%s", reason.c_str());
 }
 
 TEST(close_ends_though_nobody_answers) {
