@@ -276,6 +276,7 @@ bool Medium::end_graces(Nanoseconds now) {
   bool changed = false;
   Nanoseconds next = kForever;
   for (VerbsLink* link : links_) {
+    link->watch_ports(now);
     if (link->grace_ends() == kForever) continue;
     if (link->grace_is_over(now)) {
       link->end_grace();
@@ -301,6 +302,8 @@ void Medium::set_timer(Nanoseconds rings, Nanoseconds now) {
 // Completions from before the request give no event, those after it do: between the two looks none
 // is missed.
 bool Medium::arm() {
+  // Its timer has to be set before the owner sleeps.
+  for (OpenPort& port : *ports_) look_now_ |= !port.device->trouble().empty();
   if (poll()) return false;
   ports_->drop_events();
   ports_->ask_for_events();

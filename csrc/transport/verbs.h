@@ -69,6 +69,9 @@ class VerbsTransport : public Transport {
   static constexpr Nanoseconds kGoodbyeGrace = 100'000'000;
   // The own device has given up a request so long, and not said why: then it will not.
   static constexpr Nanoseconds kReasonGrace = 1'000'000'000;
+  // A port that has told of trouble says nothing of what it is to send for so long: then it will
+  // not. Devices that keep to the specification repeat packets for less.
+  static constexpr Nanoseconds kSilenceLasts = 8'000'000'000;
   // So long let_go() waits for peers to acknowledge what is sent from memory of users; as long
   // again for the device to let go of it.
   static constexpr Nanoseconds kLetGoLasts = 100'000'000;

@@ -130,6 +130,7 @@ void VerbsLink::credit_due(std::uint32_t number, bool now) {
 
 bool VerbsLink::sent(std::uint32_t index, std::uint64_t id) {
   rails_[index].queue().sent(id);
+  silence_ends_ = kForever;
   if (goodbye_heard_ && state_ == LinkState::kOpen && !reads_users()) {
     end(LinkState::kClosed, "");
     return true;
@@ -180,7 +181,7 @@ void VerbsLink::end(LinkState state, std::string reason) {
   if (state_ != LinkState::kOpen) return;
   state_ = state;
   reason_ = std::move(reason);
-  grace_ends_ = kForever;
+  grace_ends_ = silence_ends_ = kForever;
   drop_output();
 }
 
@@ -231,12 +232,35 @@ bool VerbsLink::hear_liveness(Nanoseconds now) {
   return true;
 }
 
+Rail* VerbsLink::silent_rail() {
+  const auto silent = std::find_if(rails_.begin(), rails_.end(), [](Rail& rail) {
+    return !rail.device().trouble().empty() && rail.queue().awaits_word();
+  });
+  return silent == rails_.end() ? nullptr : &*silent;
+}
+
+void VerbsLink::watch_ports(Nanoseconds now) {
+  if (state_ != LinkState::kOpen || goodbye_heard_ || silent_rail() == nullptr) {
+    silence_ends_ = kForever;
+  } else if (silence_ends_ == kForever) {
+    silence_ends_ = now + VerbsTransport::kSilenceLasts;
+  }
+}
+
 bool VerbsLink::grace_is_over(Nanoseconds now) const {
-  return grace_ends_ <= now || (!failure_.empty() && is_explained());
+  return grace_ends() <= now || (!failure_.empty() && is_explained());
 }
 
 void VerbsLink::end_grace() {
-  fail(failure_.empty() ? "the process of " + name_ + " ended without a goodbye" : told_failure());
+  const Rail* silent = silent_rail();
+  if (!failure_.empty()) {
+    fail(told_failure());
+  } else if (silent != nullptr && silence_ends_ < grace_ends_) {
+    fail(name_ + " does not answer over " + silent->device().name() +
+         "; the device told of: " + silent->device().trouble());
+  } else {
+    fail("the process of " + name_ + " ended without a goodbye");
+  }
 }
 
 }  // namespace pycoll::transport::verbs

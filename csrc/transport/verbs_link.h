@@ -77,9 +77,11 @@ class VerbsLink final : public Link {
   // Gives up the rails over which devices read memory of users; the link is lost, if it was open.
   // Requires: reads_users().
   void stop();
-  // When to wait no longer for a goodbye, or for what the device has to say; kForever when neither
+  // To be called now and then: a port in trouble that says nothing more begins a grace, too.
+  void watch_ports(Nanoseconds now);
+  // When to wait no longer for a goodbye, or for what a device has to say; kForever when neither
   // is awaited.
-  Nanoseconds grace_ends() const { return grace_ends_; }
+  Nanoseconds grace_ends() const { return std::min(grace_ends_, silence_ends_); }
   // Or it has been said. Requires here and below: one of them is awaited.
   bool grace_is_over(Nanoseconds now) const;
   void end_grace();
@@ -110,6 +112,8 @@ class VerbsLink final : public Link {
   bool malformed(const std::string& what);
   void drop_output();
   void end(LinkState state, std::string reason);
+  // One whose port is in trouble and has yet to tell of requests, or null.
+  Rail* silent_rail();
   // The device over which a request failed has told why.
   bool is_explained() const;
   std::string told_failure() const;
@@ -149,6 +153,7 @@ class VerbsLink final : public Link {
   const Device* failed_device_ = nullptr;
   bool failed_here_ = false;  // it was not the peer that did not do its part
   Nanoseconds grace_ends_ = kForever;
+  Nanoseconds silence_ends_ = kForever;  // of ports; every word of one begins it anew
   bool connected_ = false;
   bool wanted_ = false;
   bool has_let_go_ = false;

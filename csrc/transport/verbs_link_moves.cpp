@@ -269,7 +269,7 @@ bool VerbsLink::receive_goodbye(Rail& rail) {
     return true;
   }
   goodbye_heard_ = true;
-  grace_ends_ = kForever;
+  grace_ends_ = silence_ends_ = kForever;
   drop_output();
   for (Rail& one : rails_) one.queue().stop();
   return false;

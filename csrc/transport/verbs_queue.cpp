@@ -161,7 +161,7 @@ std::uint64_t Queue::chain(const Piece* payload, const Piece& last, Immediate im
   end.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   end.imm_data = htonl(immediate.bits());
   untold_ += static_cast<std::uint32_t>(posted_ - before);
-  if (reads || tell || untold_ >= kTellEvery) {
+  if (reads || tell || untold_ >= kTellEvery || !device_.trouble().empty()) {
     end.send_flags |= IBV_SEND_SIGNALED;
     untold_ = 0;
   }

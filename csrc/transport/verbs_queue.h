@@ -72,6 +72,8 @@ class Queue {
   std::uint64_t send(const Piece* payload, const Piece& last, Immediate immediate);
   // As above without any bytes; when its position is done, so is everything before.
   std::uint64_t send_last(Immediate immediate);
+  // The device has yet to tell that requests are done, or have failed.
+  bool awaits_word() const { return completed_ < posted_ - untold_; }
   bool done(std::uint64_t position) const { return completed_ >= position; }
   // Hands everything that was sent to the device, as one chain: it costs one doorbell, a write over
   // the bus. A refusal shows in error().
@@ -96,7 +98,7 @@ class Queue {
   static constexpr std::size_t kChain = 16;
   // Just below where the lower 32 bits begin anew, so that every link gets there.
   static constexpr std::uint64_t kFirstPosition = (std::uint64_t{1} << 32) - 2 * kSends;
-  // Requests that need no memory tell of themselves this rarely.
+  // Requests that need no memory tell of themselves this rarely, unless the port is in trouble.
   static constexpr std::uint32_t kTellEvery = 16;
 
   Status initialize();
