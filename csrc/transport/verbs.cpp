@@ -257,6 +257,7 @@ bool Medium::look_at_events() {
   std::array<epoll_event, 16> events;
   const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
   bool changed = false;
+  bool gone = false;
   for (int i = 0; i < count; ++i) {
     const std::uint32_t tag = events[static_cast<std::size_t>(i)].data.u32;
     if (tag == kCompletionTag || tag == kTimerTag) continue;
@@ -267,11 +268,14 @@ bool Medium::look_at_events() {
     VerbsLink& link = *by_rank_[tag];
     if (!link.hear_liveness(looked_)) continue;
     drop_liveness(link);
+    gone = true;
     changed |= link.state() == LinkState::kLost;
   }
-  return end_graces(looked_) || changed;
+  const bool graces = gone || ports_->in_trouble() || timer_rings_ != kForever;
+  return (graces && end_graces(looked_)) || changed;
 }
 
+// Begins those that ports in trouble cause, too.
 bool Medium::end_graces(Nanoseconds now) {
   bool changed = false;
   Nanoseconds next = kForever;
@@ -303,7 +307,7 @@ void Medium::set_timer(Nanoseconds rings, Nanoseconds now) {
 // is missed.
 bool Medium::arm() {
   // Its timer has to be set before the owner sleeps.
-  for (OpenPort& port : *ports_) look_now_ |= !port.device->trouble().empty();
+  look_now_ |= ports_->in_trouble();
   if (poll()) return false;
   ports_->drop_events();
   ports_->ask_for_events();

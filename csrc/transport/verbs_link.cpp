@@ -138,6 +138,12 @@ bool VerbsLink::sent(std::uint32_t index, std::uint64_t id) {
   return std::exchange(wanted_, false);
 }
 
+namespace {
+
+std::string told_by(const Device& device) { return "; the device told of: " + device.trouble(); }
+
+}  // namespace
+
 void VerbsLink::failed(std::uint32_t index, const ibv_wc& completion) {
   rails_[index].broken = true;
   if (state_ != LinkState::kOpen || goodbye_heard_ || !failure_.empty()) return;
@@ -148,7 +154,7 @@ void VerbsLink::failed(std::uint32_t index, const ibv_wc& completion) {
                  completion.status == IBV_WC_FATAL_ERR || completion.status == IBV_WC_GENERAL_ERR;
   failure_ =
       completion.status == IBV_WC_RETRY_EXC_ERR
-          ? name_ + " does not answer over " + device.name() + " (" + status + ")"
+          ? no_answer(device) + " (" + status + ")"
           : "the queue pair to " + name_ + " on " + device.name() + " failed (" + status + ")";
 }
 
@@ -166,8 +172,11 @@ bool VerbsLink::is_explained() const {
 }
 
 std::string VerbsLink::told_failure() const {
-  if (!is_explained()) return failure_;
-  return failure_ + "; the device told of: " + failed_device_->trouble();
+  return is_explained() ? failure_ + told_by(*failed_device_) : failure_;
+}
+
+std::string VerbsLink::no_answer(const Device& device) const {
+  return name_ + " does not answer over " + device.name();
 }
 
 bool VerbsLink::uses(const Device& device) const {
@@ -206,8 +215,7 @@ void VerbsLink::stop() {
   for (Rail& rail : rails_) {
     const auto reads = [&](const VerbsSendChannel& one) { return one.reads_over(rail); };
     if (std::none_of(sends_.begin(), sends_.end(), reads)) continue;
-    fail(failure_.empty() ? name_ + " does not answer over " + rail.device().name()
-                          : told_failure());
+    fail(failure_.empty() ? no_answer(rail.device()) : told_failure());
     rail.broken = true;
     rail.queue().stop();
   }
@@ -256,8 +264,7 @@ void VerbsLink::end_grace() {
   if (!failure_.empty()) {
     fail(told_failure());
   } else if (silent != nullptr && silence_ends_ < grace_ends_) {
-    fail(name_ + " does not answer over " + silent->device().name() +
-         "; the device told of: " + silent->device().trouble());
+    fail(no_answer(silent->device()) + told_by(silent->device()));
   } else {
     fail("the process of " + name_ + " ended without a goodbye");
   }

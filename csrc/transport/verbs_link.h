@@ -4,6 +4,7 @@
 // Threads: those of the Transport, which owns it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -117,6 +118,7 @@ class VerbsLink final : public Link {
   // The device over which a request failed has told why.
   bool is_explained() const;
   std::string told_failure() const;
+  std::string no_answer(const Device& device) const;
 
   const int peer_;
   const std::uint32_t rail_count_;

@@ -103,6 +103,11 @@ void Ports::drop_events() {
   for (OpenPort& port : ports_) port.device->drop_events();
 }
 
+bool Ports::in_trouble() const {
+  return std::any_of(ports_.begin(), ports_.end(),
+                     [](const OpenPort& port) { return !port.device->trouble().empty(); });
+}
+
 RegistrationFacts Ports::facts() const {
   const std::lock_guard lock(ending_);
   RegistrationFacts all;

@@ -42,6 +42,8 @@ class Ports {
   // The next completion at any port makes its event_fd() readable.
   void ask_for_events();
   void drop_events();
+  // Some port has told of trouble, and not that it is over.
+  bool in_trouble() const;
 
   // --- any thread; see VerbsTransport. Memory is kept at all ports or at none.
   RegistrationFacts facts() const;
