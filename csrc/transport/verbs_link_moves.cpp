@@ -1,5 +1,6 @@
 // What a link posts, and what it makes of what arrives.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/assert.h"
@@ -46,7 +47,7 @@ bool VerbsLink::post_one() {
     post_notice(home, final ? NoticePlace::kFinal : NoticePlace::kNewest);
   } else if (notice_seen_due_) {
     notice_seen_due_ = false;
-    (void)home.queue().send(nullptr, {}, {Kind::kNoticeSeen, 0, 0});
+    (void)home.queue().send({}, {Kind::kNoticeSeen, 0, 0});
   } else if (line_count_ != 0) {
     VerbsSendChannel& channel = sends_[line_[line_begin_]];
     line_begin_ = (line_begin_ + 1) % kLineMax;
@@ -62,9 +63,8 @@ bool VerbsLink::post_one() {
   return true;
 }
 
-// What fits into one packet travels with its header. A longer payload goes ahead as a message of
-// its own: packets of one message may overtake each other on some networks, messages are complete
-// in order.
+// Header and payload are one message, which one completion tells of; only a payload that goes
+// somewhere else than behind its header is a message ahead of it.
 void VerbsLink::post_segment(VerbsSendChannel& channel) {
   const std::uint32_t segment = channel.next();
   Rail& rail = rails_[rail_of_segment(channel.number(), segment, rail_count_)];
@@ -81,15 +81,14 @@ void VerbsLink::post_segment(VerbsSendChannel& channel) {
   const Immediate immediate{placed ? Kind::kPlaced : Kind::kSegment,
                             static_cast<std::uint8_t>(channel.number()),
                             static_cast<std::uint16_t>(segment)};
+  const std::array<Piece, 2> pieces = {
+      rail.piece(slot + kHeaderAt, sizeof(SlotHeader)),
+      payload_of(course, rail, rail.piece(slot + kPayloadAt, bytes))};
   Queue& queue = rail.queue();
-  const bool in_slots = !placed && course.source == nullptr;
-  if (bytes == 0 || (in_slots && sizeof(SlotHeader) + bytes <= queue.packet_bytes())) {
-    const Piece whole = rail.piece(slot + kHeaderAt, sizeof(SlotHeader) + bytes);
-    channel.posted(queue.send(nullptr, whole, immediate));
+  if (placed && bytes != 0) {
+    channel.posted(queue.send_behind(pieces[1], pieces[0], immediate));
   } else {
-    const Piece payload = payload_of(course, rail, rail.piece(slot + kPayloadAt, bytes));
-    const Piece last = rail.piece(slot + kHeaderAt, sizeof(SlotHeader));
-    channel.posted(queue.send(&payload, last, immediate));
+    channel.posted(queue.send(pieces, immediate));
   }
 }
 
@@ -116,15 +115,15 @@ void VerbsLink::post_credit(std::uint32_t number) {
   credits_due_ &= ~(1u << number);
   const Immediate immediate{Kind::kCredit, static_cast<std::uint8_t>(number),
                             static_cast<std::uint16_t>(recvs_[number].announce())};
-  (void)rails_[rail_of_credits(number, rail_count_)].queue().send(nullptr, {}, immediate);
+  (void)rails_[rail_of_credits(number, rail_count_)].queue().send({}, immediate);
 }
 
 void VerbsLink::post_notice(Rail& rail, NoticePlace place) {
   const std::size_t offset = notice_offset(place);
   std::memcpy(rail.outgoing(offset), &outgoing_notice_, sizeof(Notice));
   const Immediate immediate{Kind::kNotice, static_cast<std::uint8_t>(place), 0};
-  const std::uint64_t free_at =
-      rail.queue().send(nullptr, rail.piece(offset, sizeof(Notice)), immediate);
+  const Piece piece = rail.piece(offset, sizeof(Notice));
+  const std::uint64_t free_at = rail.queue().send({&piece, 1}, immediate);
   notice_waits_ = false;
   if (place == NoticePlace::kFinal) return;
   notice_free_at_ = free_at;
@@ -206,8 +205,8 @@ bool VerbsLink::receive_segment(const Rail& rail, Immediate what, std::uint32_t 
   const std::size_t payload = arrived.header.bytes;
   const bool placed = what.kind == Kind::kPlaced;
   if (placed && !granted_) return malformed("a payload was placed where nothing is granted");
-  const bool ahead = bytes == sizeof(arrived);  // the payload came in a message before
-  if (payload > kSegmentBytesMax || (!ahead && (placed || bytes != sizeof(arrived) + payload))) {
+  const std::size_t behind = placed ? 0 : payload;  // the header, in the same message
+  if (payload > kSegmentBytesMax || bytes != sizeof(arrived) + behind) {
     return malformed("a message of " + std::to_string(bytes) + " bytes says " +
                      std::to_string(payload) + " bytes of payload");
   }

@@ -45,7 +45,8 @@ Status Queue::open() {
     wanted.qp_type = IBV_QPT_RC;
     wanted.cap.max_send_wr = kSends;
     wanted.cap.max_recv_wr = receives_;
-    wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
+    wanted.cap.max_send_sge = kPiecesMax;
+    wanted.cap.max_recv_sge = 1;
     wanted.cap.max_inline_data = wish;
     pair_.reset(device_.api().create_qp(device_.domain(), &wanted));
     if (pair_ != nullptr) {
@@ -88,7 +89,6 @@ Status Queue::connect(const PeerAddress& peer, const std::string& who) {
   ibv_qp_attr ready = attributes(IBV_QPS_RTR);
   ready.path_mtu = static_cast<ibv_mtu>(
       std::min<std::uint8_t>(peer.mtu, static_cast<std::uint8_t>(device_.port_facts().active_mtu)));
-  packet_bytes_ = 128u << ready.path_mtu;
   ready.dest_qp_num = peer.pair_number;
   ready.rq_psn = peer.packet_number;
   ready.max_dest_rd_atomic = 1;
@@ -119,26 +119,37 @@ Status Queue::connect(const PeerAddress& peer, const std::string& who) {
   return error == 0 ? Status() : device_.refused("cannot open the way to " + who, error);
 }
 
-std::uint64_t Queue::send(const Piece* payload, const Piece& last, Immediate immediate) {
-  return chain(payload, last, immediate, false);
-}
-
 std::uint64_t Queue::send_last(Immediate immediate) {
   (void)chain(nullptr, {}, immediate, true);
   return posted_;
 }
 
-ibv_send_wr& Queue::append(const Piece& piece) {
+bool Queue::is_copied(std::span<const Piece> pieces) const {
+  std::uint32_t bytes = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.by_device) return false;
+    bytes += piece.bytes;
+  }
+  return bytes <= inline_max_;
+}
+
+// Pieces without bytes have no memory either.
+ibv_send_wr& Queue::append(std::span<const Piece> pieces) {
   ibv_send_wr& request = requests_[chained_];
-  ibv_sge& where = memory_[chained_];
+  auto& memory = memory_[chained_];
+  PYCOLL_ASSERT(pieces.size() <= memory.size(), "%zu pieces of a message", pieces.size());
   if (chained_ != 0) requests_[chained_ - 1].next = &request;
   ++chained_;
   request = {};
-  where = {reinterpret_cast<std::uint64_t>(piece.data), piece.bytes, piece.key};
-  request.sg_list = &where;
-  request.num_sge = piece.bytes == 0 ? 0 : 1;
-  if (piece.bytes != 0 && is_copied(piece)) request.send_flags = IBV_SEND_INLINE;
-  const Target to = piece.target.value_or(Target{peer_area_ + piece.offset, peer_key_});
+  request.sg_list = memory.data();
+  for (const Piece& piece : pieces) {
+    if (piece.bytes == 0) continue;
+    memory[static_cast<std::size_t>(request.num_sge++)] = {
+        reinterpret_cast<std::uint64_t>(piece.data), piece.bytes, piece.key};
+  }
+  if (request.num_sge != 0 && is_copied(pieces)) request.send_flags = IBV_SEND_INLINE;
+  const Piece first = pieces.empty() ? Piece{} : pieces.front();
+  const Target to = first.target.value_or(Target{peer_area_ + first.offset, peer_key_});
   request.wr.rdma.remote_addr = to.address;
   request.wr.rdma.rkey = to.key;
   // Also of those that do not tell: a failure tells of all.
@@ -146,18 +157,19 @@ ibv_send_wr& Queue::append(const Piece& piece) {
   return request;
 }
 
-std::uint64_t Queue::chain(const Piece* payload, const Piece& last, Immediate immediate,
+std::uint64_t Queue::chain(const Piece* payload, std::span<const Piece> pieces, Immediate immediate,
                            bool tell) {
   PYCOLL_ASSERT(has_room(), "%llu requests under way",
                 static_cast<unsigned long long>(posted_ - completed_));
   if (chained_ + kRequestsPerSend > kChain) ring();
   const std::uint64_t before = posted_;
-  bool reads = !is_copied(last);
+  bool reads = !is_copied(pieces);
   if (payload != nullptr) {
-    append(*payload).opcode = IBV_WR_RDMA_WRITE;
-    reads |= !is_copied(*payload);
+    const std::span<const Piece> ahead(payload, 1);
+    append(ahead).opcode = IBV_WR_RDMA_WRITE;
+    reads |= !is_copied(ahead);
   }
-  ibv_send_wr& end = append(last);
+  ibv_send_wr& end = append(pieces);
   end.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   end.imm_data = htonl(immediate.bits());
   untold_ += static_cast<std::uint32_t>(posted_ - before);

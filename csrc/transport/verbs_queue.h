@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "transport/verbs_device.h"
 #include "transport/verbs_layout.h"
@@ -51,6 +52,8 @@ class Queue {
   // Requests that can be under way.
   static constexpr std::uint32_t kSends = 128;
   static constexpr int kCompletionsMax = kSends + receives_of(1);
+  // Of one message: a header here and its payload there.
+  static constexpr std::size_t kPiecesMax = 2;
 
   // `device` outlives the queue. `number` comes back with every completion; see is_receive().
   Queue(const Device& device, std::uint32_t number, std::uint32_t rails);
@@ -62,15 +65,20 @@ class Queue {
   // Makes the pair ready to send. `who` names the peer in errors. Requires: open().
   Status connect(const PeerAddress& peer, const std::string& who);
 
-  // Packets of the path carry so many bytes. Requires: connect().
-  std::uint32_t packet_bytes() const { return packet_bytes_; }
-  // Whether one more send() fits.
+  // Whether one more send() fits. Requires for this and for sending: connect().
   bool has_room() const { return posted_ - completed_ + kRequestsPerSend <= kSends; }
-  // Writes `payload`, if there is one, then `last`, with whose arrival the peer is told
-  // `immediate`. Returns the position with which the memory of the pieces is free again. Nothing
-  // leaves before ring(), and until then the pieces stay as they are. Requires: has_room().
-  std::uint64_t send(const Piece* payload, const Piece& last, Immediate immediate);
-  // As above without any bytes; when its position is done, so is everything before.
+  // One message: writes the pieces, which follow each other in the peer's area, and once all of it
+  // is there the peer is told `immediate`. Returns the position with which the memory of the pieces
+  // is free again. Nothing leaves before ring(), and until then the pieces stay as they are.
+  // Requires: has_room(); at most kPiecesMax pieces.
+  std::uint64_t send(std::span<const Piece> pieces, Immediate immediate) {
+    return chain(nullptr, pieces, immediate, false);
+  }
+  // As above, behind a message of its own that writes `payload`, wherever that goes.
+  std::uint64_t send_behind(const Piece& payload, const Piece& last, Immediate immediate) {
+    return chain(&payload, {&last, 1}, immediate, false);
+  }
+  // As send() of nothing; when its position is done, so is everything before.
   std::uint64_t send_last(Immediate immediate);
   // The device has yet to tell that requests are done, or have failed.
   bool awaits_word() const { return completed_ < posted_ - untold_; }
@@ -103,25 +111,23 @@ class Queue {
 
   Status initialize();
   bool post_receives(std::uint32_t count);
-  bool is_copied(const Piece& piece) const {
-    return piece.bytes <= inline_max_ && !piece.by_device;
-  }
-  ibv_send_wr& append(const Piece& piece);
-  std::uint64_t chain(const Piece* payload, const Piece& last, Immediate immediate, bool tell);
+  bool is_copied(std::span<const Piece> pieces) const;
+  ibv_send_wr& append(std::span<const Piece> pieces);
+  std::uint64_t chain(const Piece* payload, std::span<const Piece> pieces, Immediate immediate,
+                      bool tell);
 
   const Device& device_;
   const std::uint32_t number_;
   const std::uint32_t receives_;
   Owned<ibv_qp> pair_;
   std::uint32_t first_packet_ = 0;
-  std::uint32_t packet_bytes_ = 0;
   std::uint32_t inline_max_ = 0;
   std::uint64_t peer_area_ = 0;
   std::uint32_t peer_key_ = 0;
   std::uint64_t posted_ = kFirstPosition;
   std::uint64_t completed_ = kFirstPosition;
   std::array<ibv_send_wr, kChain> requests_{};
-  std::array<ibv_sge, kChain> memory_{};
+  std::array<std::array<ibv_sge, kPiecesMax>, kChain> memory_{};
   std::size_t chained_ = 0;
   std::uint32_t untold_ = 0;  // requests since one that tells
   std::uint32_t unposted_receives_ = 0;

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
 #include "check.h"
 #include "verbs_fake_network.h"
@@ -256,6 +257,27 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** refused) {
   return 0;
 }
 
+void copy_inline(const ibv_sge& piece, FakeRequest* made) {
+  const auto* data = reinterpret_cast<const std::byte*>(piece.addr);
+  const auto& cards = net().cards;
+  CHECK(!cards || cards->device_of_address(data, piece.length) < 0,
+        "%u bytes of a device inline, where the host would read them", piece.length);
+  made->copied.insert(made->copied.end(), data, data + piece.length);
+}
+
+FakeSource source_of(const FakePair& pair, const ibv_sge& piece) {
+  const FakeRegion* region = net().region(piece.lkey, piece.addr, piece.length);
+  CHECK(region != nullptr && region->handle.lkey == piece.lkey, "%u bytes without a key",
+        piece.length);
+  if (region->is_of_device()) net().taken_bytes += piece.length;
+  if (piece.length >= kPayloadMin) {
+    if (!region->is_of_device()) net().hosts_bytes += piece.length;
+    net().sent[reinterpret_cast<const std::byte*>(piece.addr)] += piece.length;
+    net().sent_over[{pair.device, pair.port}] += piece.length;
+  }
+  return {region->at(piece.addr), piece.length, piece.lkey};
+}
+
 FakeRequest request_of(const FakePair& pair, const ibv_send_wr& wanted) {
   FakeRequest made;
   made.completion.wr_id = wanted.wr_id;
@@ -269,29 +291,19 @@ FakeRequest request_of(const FakePair& pair, const ibv_send_wr& wanted) {
   }
   made.target = wanted.wr.rdma.remote_addr;
   made.key = wanted.wr.rdma.rkey;
-  if (wanted.num_sge == 0) return made;
-  const ibv_sge& from = wanted.sg_list[0];
-  const auto* source = reinterpret_cast<const std::byte*>(from.addr);
-  made.bytes = from.length;
-  const auto& cards = net().cards;
-  if ((wanted.send_flags & IBV_SEND_INLINE) != 0) {
-    CHECK(from.length <= pair.limits.max_inline_data, "%u bytes inline", from.length);
-    CHECK(!cards || cards->device_of_address(source, from.length) < 0,
-          "%u bytes of a device inline, where the host would read them", from.length);
-    made.copied.assign(source, source + from.length);
-  } else {
-    const FakeRegion* region = net().region(from.lkey, from.addr, from.length);
-    CHECK(region != nullptr && region->handle.lkey == from.lkey, "%u bytes without a key",
-          from.length);
-    made.source = region->at(from.addr);
-    made.source_key = from.lkey;
-    if (region->is_of_device()) net().taken_bytes += from.length;
-    if (from.length >= kPayloadMin) {
-      if (!region->is_of_device()) net().hosts_bytes += from.length;
-      net().sent[source] += from.length;
-      net().sent_over[{pair.device, pair.port}] += from.length;
+  CHECK(wanted.num_sge <= static_cast<int>(pair.limits.max_send_sge), "%d pieces", wanted.num_sge);
+  const std::span pieces(wanted.sg_list, static_cast<std::size_t>(wanted.num_sge));
+  const bool is_inline = (wanted.send_flags & IBV_SEND_INLINE) != 0;
+  for (const ibv_sge& piece : pieces) {
+    made.bytes += piece.length;
+    if (is_inline) {
+      copy_inline(piece, &made);
+    } else {
+      made.sources.push_back(source_of(pair, piece));
     }
   }
+  CHECK(!is_inline || made.bytes <= pair.limits.max_inline_data, "%u bytes inline", made.bytes);
+  if (made.bytes == 0) return made;
   const std::uint32_t packets = (made.bytes - 1) / FakeNetwork::kPacketBytes + 1;
   for (std::uint32_t i = 0; i < packets; ++i) made.packets.push_back(i);
   return made;

@@ -124,6 +124,28 @@ bool FakeNetwork::arrive(FakePair& pair) {
   return true;
 }
 
+namespace {
+
+// As memory is now: the device reads it when the packet leaves.
+std::vector<std::byte> packet_of(const FakeRequest& request, std::uint32_t offset,
+                                 std::uint32_t bytes) {
+  if (request.sources.empty()) {
+    const auto begin = request.copied.begin() + offset;
+    return {begin, begin + bytes};
+  }
+  std::vector<std::byte> packet;
+  std::uint32_t skip = offset;
+  for (const FakeSource& source : request.sources) {
+    const std::uint32_t from = std::min(skip, source.bytes);
+    const auto here = std::min<std::size_t>(source.bytes - from, bytes - packet.size());
+    packet.insert(packet.end(), source.data + from, source.data + from + here);
+    skip -= from;
+  }
+  return packet;
+}
+
+}  // namespace
+
 // Any packet of the messages in the window; their completions still come in order.
 void FakeNetwork::place(FakePair& pair, FakePair& peer) {
   std::size_t which = 0;
@@ -141,11 +163,11 @@ void FakeNetwork::place(FakePair& pair, FakePair& peer) {
   CHECK(target != nullptr && (target->access & IBV_ACCESS_REMOTE_WRITE) != 0 &&
             target->handle.rkey == request.key && target->handle.context == peer.handle.context,
         "%u bytes written where no key allows it", request.bytes);
-  const std::byte* source = request.source != nullptr ? request.source : request.copied.data();
+  const std::vector<std::byte> packet = packet_of(request, offset, bytes);
   std::byte* to = target->at(request.target) + offset;
   if (target->is_of_device()) placed_bytes += bytes;
-  if (target->device >= 0) return cards->write(target->device, to, source + offset, bytes);
-  std::memcpy(to, source + offset, bytes);
+  if (target->device >= 0) return cards->write(target->device, to, packet.data(), bytes);
+  std::memcpy(to, packet.data(), bytes);
 }
 
 void FakeNetwork::finish(FakePair& pair, FakePair& peer) {
@@ -200,7 +222,9 @@ void FakeNetwork::tell(FakeCompletions& queue, const ibv_wc& completion) {
 bool FakeNetwork::reads(const ibv_mr& region) const {
   for (const auto& [number, pair] : pairs) {
     for (const FakeRequest& request : pair->sends) {
-      if (request.source != nullptr && request.source_key == region.lkey) return true;
+      for (const FakeSource& source : request.sources) {
+        if (source.key == region.lkey) return true;
+      }
     }
   }
   return false;

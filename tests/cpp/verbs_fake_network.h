@@ -57,14 +57,20 @@ struct FakeRegion {
   }
 };
 
+// Registered memory that a request is written from.
+struct FakeSource {
+  const std::byte* data = nullptr;  // as the card has it
+  std::uint32_t bytes = 0;
+  std::uint32_t key = 0;
+};
+
 struct FakeRequest {
   ibv_wc completion{};  // as it will be told
   bool tells = false;
   bool immediate = false;
   std::uint32_t immediate_bits = 0;
-  std::vector<std::byte> copied;      // inline
-  const std::byte* source = nullptr;  // otherwise; as the card has it
-  std::uint32_t source_key = 0;
+  std::vector<std::byte> copied;    // inline
+  std::vector<FakeSource> sources;  // otherwise; one behind the other
   std::uint32_t bytes = 0;
   std::uint64_t target = 0;
   std::uint32_t key = 0;
