@@ -62,15 +62,16 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   std::byte* reserve(std::size_t bytes) override {
     PYCOLL_ASSERT(bytes <= kSegmentBytesMax, "%zu bytes in one segment", bytes);
     if (!find_room(bytes)) return nullptr;
+    reserved_bytes_ = bytes;
     const std::uint64_t slot = next_ % kChannelDepth;
     if (bytes <= kInlineBytes) return lines_[slot].payload;
     return owned_[slot]->data;
   }
 
   void fill(std::byte* room, const std::byte* from, std::size_t bytes) override {
-    streamed_ |= stores_.fill(next_, room, from, bytes);
+    streamed_ |= stores_.fill(next_, reserved_bytes_, room, from, bytes);
   }
-  bool wants_fill() const override { return stores_.wants_fill(next_); }
+  bool wants_fill() const override { return stores_.wants_fill(next_, reserved_bytes_); }
 
   void commit(const SegmentHeader& header) override {
     PYCOLL_ASSERT(next_ - known_released_ < kChannelDepth, "segment %llu committed without room",
@@ -99,7 +100,7 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   // lending took up to twice the time of an all_reduce of 4 to 256 MiB.
   bool lendable(const std::byte* data, std::size_t bytes, bool fresh) override {
     std::uint64_t offset = 0;
-    return !(fresh && stores_.wants_fill(next_)) && lender_->find(data, bytes, &offset);
+    return !(fresh && stores_.wants_fill(next_, bytes)) && lender_->find(data, bytes, &offset);
   }
 
   bool lend(const SegmentHeader& header, const std::byte* data) override {
@@ -258,6 +259,7 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   std::uint64_t next_ = 0;  // segments committed
   std::uint64_t known_released_ = 0;
   std::uint64_t lent_ = 0;  // segments committed when the last one was lent; 0: none
+  std::size_t reserved_bytes_ = 0;
   bool streamed_ = false;   // into the room that is reserved
   bool starved_ = false;    // reserve() found no room
   bool undrained_ = false;  // drained() found what is still being read

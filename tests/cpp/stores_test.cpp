@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::byte kUntouched{0xee};
 constexpr std::size_t kBytes = 8 * 1024;
+constexpr std::size_t kSegmentBytes = 64 * 1024;
 constexpr Nanoseconds kSlowest = 1'000'000;
 
 std::vector<std::byte> noise(std::size_t bytes, std::uint64_t seed) {
@@ -66,29 +67,37 @@ TEST(stream_copy_copies_any_length_from_and_to_any_place) {
 }
 
 TEST(both_kinds_of_stores_fill_the_same) {
-  const auto source = noise(64 * 1024, 8);
-  std::vector<std::byte> streamed(source.size()), plain(source.size());
-  CHECK(Stores(true).fill(0, streamed.data(), source.data(), source.size()), "was not streamed");
-  stream_fence();
-  CHECK(!Stores(false).fill(0, plain.data(), source.data(), source.size()), "was streamed");
-  CHECK(streamed == source && plain == source, "other bytes");
-  CHECK(!Stores(true).fill(0, streamed.data(), source.data(), 64), "a short payload was streamed");
+  const auto source = noise(kSegmentBytes, 8);
+  const auto fill = [&](bool streaming, std::size_t all, std::vector<std::byte>& room) {
+    const bool streamed = Stores(streaming).fill(0, all, room.data(), source.data(), room.size());
+    stream_fence();
+    CHECK(std::equal(room.begin(), room.end(), source.begin()), "other bytes");
+    return streamed;
+  };
+  for (const std::size_t bytes : {kSegmentBytes, kBytes}) {
+    std::vector<std::byte> room(bytes);
+    CHECK(fill(true, kSegmentBytes, room), "%zu bytes were not streamed", bytes);
+    CHECK(!fill(false, kSegmentBytes, room), "%zu bytes were streamed", bytes);
+  }
+  std::vector<std::byte> room(kBytes);
+  CHECK(!fill(true, kBytes, room), "a short segment was streamed");
+  CHECK(!Stores(true).wants_fill(0, kBytes), "a short segment is made elsewhere");
 }
 
 TEST(rooms_that_are_slow_to_fill_are_filled_past_the_caches_until_they_are_quick) {
   Stores stores(std::nullopt);
-  CHECK(!stores.wants_fill(1), "streams though nothing was timed");
+  CHECK(stores.wants_fill(1, kSegmentBytes), "does not stream though nothing was timed");
   teach(stores, 50);
-  CHECK(!stores.wants_fill(1), "streams though ordinary stores are quick");
+  CHECK(!stores.wants_fill(1, kSegmentBytes), "streams though ordinary stores are quick");
   stores.learn(kBytes, kSlowest);  // a rank that was not running for a while
   teach(stores, 50);
-  CHECK(!stores.wants_fill(1), "one time of many decided");
+  CHECK(!stores.wants_fill(1, kSegmentBytes), "one time of many decided");
   teach(stores, 100);
-  CHECK(stores.wants_fill(1), "does not stream though ordinary stores are slow");
+  CHECK(stores.wants_fill(1, kSegmentBytes), "does not stream though ordinary stores are slow");
   teach(stores, 65);
-  CHECK(stores.wants_fill(1), "wavers between two bounds");
+  CHECK(stores.wants_fill(1, kSegmentBytes), "wavers between two bounds");
   teach(stores, 40);
-  CHECK(!stores.wants_fill(1), "streams though ordinary stores are quick again");
+  CHECK(!stores.wants_fill(1, kSegmentBytes), "streams though ordinary stores are quick again");
 }
 
 TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that_is_slow) {
@@ -99,8 +108,10 @@ TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that
   const auto tried = [&](std::uint64_t from, std::uint64_t to) {
     std::uint64_t count = 0;
     for (std::uint64_t segment = from; segment < to; ++segment) {
-      CHECK(stores.wants_fill(segment), "segment %llu", static_cast<unsigned long long>(segment));
-      count += !stores.fill(segment, room.data(), source.data(), 2048);  // too short to be timed
+      CHECK(stores.wants_fill(segment, kSegmentBytes), "segment %llu",
+            static_cast<unsigned long long>(segment));
+      // Pieces that are too short to be timed.
+      count += !stores.fill(segment, kSegmentBytes, room.data(), source.data(), 2048);
     }
     return count;
   };
@@ -111,9 +122,12 @@ TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that
 }
 
 TEST(what_needs_no_filling_is_filled_for_a_trial) {
-  const Stores stores(std::nullopt);
+  Stores stores(std::nullopt);
+  teach(stores, 40);  // ordinary stores are quick
   std::uint64_t wanted = 0;
-  for (std::uint64_t segment = 0; segment < 1024; ++segment) wanted += stores.wants_fill(segment);
+  for (std::uint64_t segment = 0; segment < 1024; ++segment) {
+    wanted += stores.wants_fill(segment, kSegmentBytes);
+  }
   CHECK(wanted == 10, "%llu of 1024", static_cast<unsigned long long>(wanted));
 }
 
@@ -122,7 +136,8 @@ TEST(what_is_settled_stays) {
   teach(on, 10);
   teach(off, 1000);
   for (std::uint64_t segment = 0; segment < 1024; ++segment) {
-    CHECK(on.wants_fill(segment) && !off.wants_fill(segment), "changed its mind");
+    CHECK(on.wants_fill(segment, kSegmentBytes) && !off.wants_fill(segment, kSegmentBytes),
+          "changed its mind");
   }
 }
 
