@@ -13,7 +13,7 @@ bool Communicator::enter_alone(std::unique_lock<Gate>& lock) {
 
 void Communicator::spin(const Operation& operation, Nanoseconds patience) {
   if (patience == 0) {
-    while (!operation.done() && engine_->runs_short() && engine_->step()) continue;
+    while (!operation.done() && engine_->runs_short() && engine_->step_started()) continue;
     return;
   }
   constexpr int kLooksPerTime = 8;

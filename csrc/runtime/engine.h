@@ -75,6 +75,9 @@ class Engine final : public ChannelSource {
   // A bounded piece of work; true if anything moved. Returns when a collective ends, even if more
   // could move.
   bool step();
+  // The same for who has just started something and waits for nothing: collectives that were found
+  // blocked are asked again only if an older one has moved.
+  bool step_started();
   bool watch();  // true if anything moved or changed
   bool poll();   // moves bytes on all media; true if any moved
   // The same on the media that need it to move bytes; on `all` if peers' states are wanted too.
@@ -133,6 +136,7 @@ class Engine final : public ChannelSource {
     Execution* execution = nullptr;
     bool* busy = nullptr;  // of the call's run
     bool over = false;     // its rows have run; it ends when all before it have
+    bool asked = false;    // it has run as far as it could once
   };
   struct Turns {
     std::array<Turn, transport::kChannelsMax> send;
@@ -160,7 +164,7 @@ class Engine final : public ChannelSource {
   Status enter(Running& entering, CollectiveRequest* request);
   Status bind(Call& call, Call::Run& run, const std::byte* input, std::byte* output);
   void lead();
-  bool step_collectives();
+  bool step_collectives(bool all);
   bool end_leaders();
   bool step_messages();
   Mailbox& mailbox_of(int peer);

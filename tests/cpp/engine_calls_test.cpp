@@ -52,6 +52,35 @@ TEST(calls_run_along_if_their_memory_allows_it) {
   }
 }
 
+// Who only starts calls sends what can be sent, and leaves the rest to those who wait.
+TEST(what_was_started_runs_as_far_as_it_can) {
+  Ranks ranks(2);
+  std::vector<std::vector<Element>> data, sums;
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int round = 0; round < 2; ++round) data.push_back(input_of(rank, round, 10));
+  }
+  for (const std::size_t round : {0, 1}) {
+    sums.push_back(data[round]);
+    for (std::size_t i = 0; i < 10; ++i) sums[round][i] += data[2 + round][i];
+  }
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (const int rank : {0, 1}) {
+    for (const int round : {0, 1}) {
+      auto& memory = data[static_cast<std::size_t>(2 * rank + round)];
+      auto request = all_reduce(direct_plan(2, rank), memory, memory);
+      operations.push_back(start(ranks.at(rank), std::move(request), memory, kSecond));
+      const bool sent = ranks.at(rank).step_started();
+      CHECK(sent || round != 0, "rank %d sent nothing", rank);
+      CHECK(!ranks.at(rank).step_started(), "rank %d moves with nothing to move", rank);
+    }
+  }
+  ranks.run_until(kSecond / 2);
+  for (const auto& operation : operations) CHECK(operation->done(), "one has not ended");
+  for (const std::size_t round : {0, 1}) {
+    CHECK(data[round] == sums[round] && data[2 + round] == sums[round], "call %zu", round);
+  }
+}
+
 // Rank 0 is through with the first operation and finds the second odd; rank 2 is still in the
 // first, and says what it has begun beside it.
 TEST(a_dispute_may_be_about_what_runs_along) {
