@@ -288,14 +288,14 @@ def _sample(entrant: Entrant, case: dict[str, Any], batch: int, times: Times) ->
 
 
 def ratio(times: dict[str, Times], peer: str, own: str = "pycoll") -> float | None:
-    """Median over rounds of the peer's time divided by ours; None without the peer."""
-    if peer not in times:
+    """Median over rounds of the peer's time divided by ours; None without one of them."""
+    if peer not in times or own not in times:
         return None
     pairs = zip(times[peer].batches, times[own].batches, strict=True)
     return statistics.median(theirs / ours for theirs, ours in pairs)
 
 
-def mpi_ratio(times: dict[str, Times]) -> float | None:
+def mpi_ratio(times: dict[str, Times], own: str = "pycoll") -> float | None:
     """The ratio to the MPI that is fastest in this case; None without any."""
-    ratios = [ratio(times, name) for name in MPIS]
+    ratios = [ratio(times, name, own) for name in MPIS]
     return min((one for one in ratios if one is not None), default=None)

@@ -11,7 +11,12 @@ once. B is the rate at which memory moves bytes when every core runs `a += b` at
 its own that fit in no cache, as threads of one process, in the same run: three bytes are counted
 for each byte of `a`, which is read and written while `b` is read. B is the median over rounds, and
 the share is limit / time. Two shares are shown: for ordinary NumPy arrays and for arrays from
-pycoll.empty, which peers on the same host read where they lie.
+pycoll.empty, which peers on the same host read where they lie. Those are measured for everything
+long enough to be read like that.
+
+Beside an all_reduce of 2 ranks from 64 KiB up stands a bare exchange of as many bytes: two
+processes with nothing but slots between them, and ordinary memory (bare_exchange.cpp), in the same
+rounds. What it takes, no library with slots can undercut on this machine.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from pathlib import Path
 
 import numpy as np
 import page
+from bare_exchange import BareExchange, built
 from jobs import LIBRARIES, Effort, Entrant, Job, Times, compare, mpi_ratio, ratio, start_jobs
 
 from pycoll.bench import report
@@ -43,6 +49,8 @@ EMPTY = "pycoll.empty"
 RATE_BYTES = 64 * MIB
 #: Shares of the limit to be reached, by kind of memory.
 SHARES = {"pycoll": 0.70, EMPTY: 0.85}
+#: From here on memory of pycoll.empty and a bare exchange are measured, too.
+LONG_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True)
@@ -85,12 +93,14 @@ CROWDED_CORES = 2
 
 @dataclass(frozen=True)
 class Result:
-    """One measured size. ``rate``: B in bytes per second, measured where there is a limit."""
+    """One measured size. ``rate``: B in bytes per second, measured where there is a limit.
+    ``bare_s``: seconds of a bare exchange, where there is one."""
 
     row: Row
     nbytes: int
     times: dict[str, Times]
     rate: float | None
+    bare_s: float | None
 
     def share(self, name: str) -> float | None:
         """Of the limit; None where there is none."""
@@ -166,25 +176,39 @@ def measure(rows: Sequence[Row], effort: Effort, libraries: Sequence[str]) -> It
     """All rows, those of one number of ranks together."""
     for ranks in dict.fromkeys(row.ranks for row in rows):
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as cleanup:
+            program = built(folder) if ranks == 2 else None
             with cores_for(ranks):
                 jobs = start_jobs(ranks, folder, libraries)
             for job in jobs:
                 cleanup.callback(job.close)
             for row in rows:
                 if row.ranks == ranks:
-                    yield from _measure_row(row, jobs, effort)
+                    yield from _measure_row(row, jobs, effort, program)
 
 
-def _measure_row(row: Row, jobs: Sequence[Job], effort: Effort) -> Iterator[Result]:
-    entrants = [Entrant(job.name, job) for job in jobs]
-    rate = None
-    if row.limit:
-        entrants.insert(1, Entrant(EMPTY, jobs[0], (("memory", "empty"),)))
-        rate = MemoryRate(min(RATE_BYTES, max(row.sizes)))
+def _measure_row(
+    row: Row, jobs: Sequence[Job], effort: Effort, program: Path | None
+) -> Iterator[Result]:
     for nbytes in row.sizes:
-        sample = None if rate is None else rate.sample
+        entrants = [Entrant(job.name, job) for job in jobs]
+        long = nbytes >= LONG_BYTES
+        if long:
+            entrants.insert(1, Entrant(EMPTY, jobs[0], (("memory", "empty"),)))
+        rate = MemoryRate(min(RATE_BYTES, nbytes)) if row.limit else None
+        bare = None
+        if program is not None and long and row.collective == "all_reduce":
+            bare = BareExchange(program, nbytes)
+        meters = [one for one in (rate, bare) if one is not None]
+
+        def sample(meters: Sequence[MemoryRate | BareExchange] = tuple(meters)) -> None:
+            for one in meters:
+                one.sample()
+
         times = compare(entrants, row.collective, nbytes, effort, sample)
-        yield Result(row, nbytes, times, None if rate is None else rate.median)
+        if bare is not None:
+            bare.close()
+        measured = (None if one is None else one.median for one in (rate, bare))
+        yield Result(row, nbytes, times, *measured)
 
 
 # What is shown
@@ -207,7 +231,9 @@ def cells(result: Result, names: Sequence[str]) -> list[str]:
         shown.append("-" if one is None else " / ".join(map(_us, (one.median, one.p99))))
     return [
         *(row.collective, str(row.ranks), str(result.nbytes), *shown),
+        "-" if result.bare_s is None else _us(result.bare_s),
         ratio_text(mpi_ratio(times), row.mpi),
+        ratio_text(mpi_ratio(times, EMPTY), row.mpi),
         ratio_text(ratio(times, "gloo"), row.gloo),
     ]
 
@@ -218,7 +244,8 @@ def _us(seconds: float) -> str:
 
 def head(names: Sequence[str]) -> list[str]:
     """The titles above ``cells``."""
-    return ["collective", "ranks", "bytes", *names, "best MPI / pycoll", "Gloo / pycoll"]
+    ratios = ("best MPI / pycoll", f"best MPI / {EMPTY}", "Gloo / pycoll")
+    return ["collective", "ranks", "bytes", *names, "bare exchange", *ratios]
 
 
 def limit_lines(results: Sequence[Result]) -> list[str]:
@@ -252,7 +279,8 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
         page.origin(),
         "",
         "float32 sum, in place, NumPy arrays, processes, libraries in turns; microseconds of the "
-        "slowest rank, median / p99; ratios are medians over rounds (bench/shm.py says how).",
+        "slowest rank, median / p99; ratios are medians over rounds (bench/shm.py says how). "
+        "A bare exchange is what two processes need that have nothing but slots between them.",
         "",
         *page.table(head(names), [cells(result, names) for result in results]),
     ]
