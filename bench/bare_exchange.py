@@ -1,5 +1,5 @@
-"""What an all_reduce of two ranks costs at least on this machine: bare_exchange.cpp, built and asked
-while libraries take turns."""
+"""What an all_reduce of two ranks costs at least on this machine: bare_exchange.cpp, built, and
+asked while libraries take turns."""
 
 from __future__ import annotations
 
