@@ -46,8 +46,8 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   const plan::Plan& plan = request_.plan->plan();
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
   fresh_ = plan::reduces(static_cast<Collective>(plan.header->collective));
-  beyond_ = request_.input.bytes + request_.output.bytes >= kCoreCaches * core_cache_bytes();
-  large_ = beyond_ && leaves_output(plan);
+  large_ = request_.input.bytes + request_.output.bytes >= kCoreCaches * core_cache_bytes() &&
+           leaves_output(plan);
   scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
 
   ports_.clear();
@@ -178,9 +178,10 @@ bool Execution::reads(const std::byte* target, std::size_t bytes) const {
   });
 }
 
-// Whether the peer of the row's send number `i` may read at `data` what the row sends.
+// Whether the peer of the row's send number `i` may read at `data` what the row sends. What a row
+// has just reduced is in this core's cache; the caller's data may have been written long ago.
 bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const {
-  const bool fresh = fresh_ && (row.recv_count != 0 || !beyond_);
+  const bool fresh = fresh_ && row.recv_count != 0;
   return (row.flags & plan::kFlagLend) != 0 &&
          ports_[row.send[i]].send->lendable(data, header_.bytes, fresh);
 }

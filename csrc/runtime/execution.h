@@ -149,8 +149,7 @@ class Execution {
   bool large_ = false;    // caches have no room for input and output
   bool streams_ = false;  // copies are written past the caches
   bool lends_ = false;    // some port is lent
-  bool beyond_ = false;   // the same, whatever the plan does
-  bool fresh_ = false;    // what is sent was written a moment ago, as far as caches had room
+  bool fresh_ = false;    // what rows send on they have reduced, a moment ago
   bool offers_ = false;   // peers may place what is received
 };
 
