@@ -31,6 +31,9 @@ from pycoll.schedule import LANES_MAX, TOKEN, Schedule, ScheduleError, Transfer
 DIVIDING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
 #: Those of them whose result has a part of every rank in each of its chunks.
 COMPLETING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE})
+#: Collectives whose data comes from the root, or goes there.
+_FROM_ROOT = frozenset({Collective.BROADCAST, Collective.SCATTER})
+_TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
 #: Collectives that run in place: input chunk c and output chunk c may be the same memory.
 IN_PLACE = frozenset(
     {
@@ -72,12 +75,15 @@ def lower_all(schedule: Schedule) -> list[bytes]:
 
 
 def acknowledged(schedule: Schedule) -> Schedule:
-    """The schedule, followed by tokens where a rank could leave before it has heard from all.
+    """The schedule, with tokens where a rank could leave before it has heard from all.
 
     Outputs of all_reduce, reduce_scatter, all_gather and all_to_all depend on every rank, and so
     does leaving a barrier; these are returned as they are. Otherwise tokens run by dissemination:
     in step k rank r tells rank r + 2^k, so after ceil(log2 size) steps everyone has heard from
-    everyone. Works on one rank's part too, and lowers to the same bytes.
+    everyone. Where data comes from one rank all hear of that, and where data goes to one rank it
+    hears of all: the first token of the one, and those to the other, are left out. Of two ranks
+    that leaves one token, which goes ahead, since it tells only that its sender is there: then each
+    sends before it waits. Works on one rank's part too, and lowers to the same bytes.
     """
     kind, size, only = schedule.collective, schedule.size, schedule.only
     if kind not in ROOTED and kind not in (Collective.SCAN, Collective.EXSCAN):
@@ -87,9 +93,17 @@ def acknowledged(schedule: Schedule) -> Schedule:
     while distance < size:
         sources = range(size) if only is None else sorted({(only - distance) % size, only})
         for source in sources:
-            tokens.append(Transfer(step, TOKEN, source, (source + distance) % size))
+            destination = (source + distance) % size
+            known = (kind in _FROM_ROOT and source == schedule.root and distance == 1) or (
+                kind in _TO_ROOT and destination == schedule.root
+            )
+            if not known:
+                tokens.append(Transfer(step, TOKEN, source, destination))
         step, distance = step + 1, distance * 2
-    return replace(schedule, transfers=schedule.transfers + tuple(tokens))
+    if kind in ROOTED and size == 2:
+        ahead = tuple(replace(token, step=0) for token in tokens)
+        return replace(schedule, transfers=(*ahead, *schedule.transfers))
+    return replace(schedule, transfers=(*schedule.transfers, *tokens))
 
 
 class _Placing:

@@ -26,11 +26,12 @@ from samples import (
 )
 from simulate import PRIME, World, in_order, plans_are_right, run_schedule, sources
 
+from pycoll.algorithms.binomial import gather
 from pycoll.collective import Collective
 from pycoll.lower import acknowledged, lower, lower_all
 from pycoll.plan_format import FINAL, FLUSH, LEND, TOKEN_ROW, Buffer, Plan, pack, unpack
 from pycoll.plan_text import plan_text, schedule_text
-from pycoll.schedule import REDUCE, Schedule, ScheduleError, Transfer
+from pycoll.schedule import REDUCE, TOKEN, Schedule, ScheduleError, Transfer
 from pycoll.verify import hears_all, verify_plans
 
 SAMPLES = [pair for size in (1, 2, 3, 4, 5, 8, 13) for pair in all_samples(size)]
@@ -319,15 +320,29 @@ def test_random_schedules_mean_the_same_when_lowered() -> None:
     assert lowered >= 300
 
 
+@pytest.mark.parametrize("size", range(2, 34))
+def test_nobody_is_told_what_the_data_tells(size: int) -> None:
+    """The root's first token of what comes from it, and all tokens to it of what goes there."""
+    rounds = (size - 1).bit_length()
+    for root in {0, size // 2, size - 1}:
+        shared = acknowledged(binomial(size, root))
+        tokens = [t for t in shared.transfers if t.chunk == TOKEN]
+        assert len(tokens) == rounds * size - 1
+        assert hears_all(shared)
+        gathered = acknowledged(gather(size, root=root))
+        tokens = [t for t in gathered.transfers if t.chunk == TOKEN]
+        assert len(tokens) == rounds * (size - 1)
+        assert not any(t.destination == root for t in tokens)
+        assert hears_all(gathered)
+
+
 def test_text_shows_routes_and_rows() -> None:
     text = schedule_text(acknowledged(binomial(2, 0)))
     assert text.splitlines() == [
-        "broadcast of 2 ranks, 1 chunks, 2 steps",
+        "broadcast of 2 ranks, 1 chunks, 1 steps",
         "step 0",
-        "  0 -> 1  copy 0",
-        "step 1",
-        "  0 -> 1  token",
         "  1 -> 0  token",
+        "  0 -> 1  copy 0",
     ]
     assert "  1 -> 0  copy 0  lane 1" in schedule_text(chain(2).part_of(0)).splitlines()
     assert plan_text(lower(ring(2), 1)).splitlines() == [
