@@ -112,7 +112,7 @@ bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
   if (reading.choice.collective == Collective::kReduce && !at_root) {
     reading.writes = false;
     reading.result = py::none();
-    return absent(at(arguments, Parameter::kOut));
+    if (absent(at(arguments, Parameter::kOut))) return true;
   }
   return read_target(arguments, source.ndim, source.shape, true, reading);
 }

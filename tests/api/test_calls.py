@@ -30,6 +30,9 @@ CALLS: dict[str, Callable[[Callable[..., Any], Any, int], Any]] = {
     "all_reduce ring": lambda call, x, size: call(x, algorithm="ring"),
     "broadcast": lambda call, x, size: call(x, size - 1),
     "reduce": lambda call, x, size: call(x, root=size - 1, op="sum"),
+    "reduce into": lambda call, x, size: call(
+        x, root=size - 1, out=x.clone() if isinstance(x, torch.Tensor) else x.copy()
+    ),
     "scan": lambda call, x, size: call(x),
     "reduce_scatter": lambda call, x, size: call(x),
     "all_gather": lambda call, x, size: call(x, lengths=[x.shape[0] if x.ndim else 1] * size),
