@@ -6,12 +6,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <ctime>
-#include <system_error>
 
 #include "base/cores.h"
 
@@ -24,12 +21,6 @@ constexpr int kSleepMilliseconds = 20;
 constexpr std::chrono::milliseconds kSleep{kSleepMilliseconds};
 constexpr Nanoseconds kSignalCheckEvery = 20'000'000;
 
-// Who starts short operations one after the other drives them on the way; waking the progress
-// thread for each would cost more than all of it. It looks after them when nobody came for so long,
-// and twice as long each time that somebody did: to look every 200 us took a quarter of the time of
-// who came again and again.
-constexpr std::chrono::microseconds kNapMin{200}, kNapMax{1600};
-
 // To sleep, however shortly, lets the scheduler choose a core anew.
 void leave_core() {
   const timespec shortly = {0, 1};
@@ -41,22 +32,6 @@ void relax() {
   __builtin_ia32_pause();
 #endif
 }
-
-// Signals are for the threads of the user: blocked in the threads that are made while this lives.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
@@ -315,46 +290,6 @@ void Communicator::wake_sleeper() {
 void Communicator::call_driver() {
   if (sleeping_) wake_sleeper();
   if (driver() == nullptr) changed_.notify_all();
-}
-
-Status Communicator::start_progress_thread() {
-  if (progress_thread_.joinable() || stopping_) return Status();
-  const SignalsBlocked blocked;
-  try {
-    progress_thread_ = std::thread([this] { run_progress_thread(); });
-  } catch (const std::system_error& error) {
-    return Status::error(Code::kTransport, "rank " + std::to_string(rank()) +
-                                               " cannot start the progress thread (" +
-                                               error.what() +
-                                               "): raise the limit of processes (ulimit -u), or "
-                                               "use blocking operations");
-  }
-  return Status();
-}
-
-void Communicator::run_progress_thread() {
-  std::unique_lock<Gate> lock(gate_);
-  Pace pace(oversubscribed_);
-  auto nap = kNapMin;
-  while (!stopping_) {
-    if (gate_.wanted()) {
-      gate_.give_way();
-    } else if (visited_) {
-      visited_ = false;
-      napping_ = true;
-      changed_.wait_for(lock, nap);
-      napping_ = false;
-      nap = visited_ ? std::min(2 * nap, kNapMax) : kNapMin;
-      pace.reset();
-    } else if (driver() != nullptr || !engine_->active()) {
-      resting_ = true;
-      changed_.wait(lock);
-      resting_ = false;
-      pace.reset();
-    } else if (look(pace) == Look::kQuiet) {
-      rest(lock, pace);
-    }
-  }
 }
 
 Status Communicator::failure() {
