@@ -181,34 +181,34 @@ def measure(rows: Sequence[Row], effort: Effort, libraries: Sequence[str]) -> It
                 jobs = start_jobs(ranks, folder, libraries)
             for job in jobs:
                 cleanup.callback(job.close)
-            for row in rows:
-                if row.ranks == ranks:
-                    yield from _measure_row(row, jobs, effort, program)
+            for row in (one for one in rows if one.ranks == ranks):
+                for nbytes in row.sizes:
+                    yield _measured(row, nbytes, jobs, effort, program)
 
 
-def _measure_row(
-    row: Row, jobs: Sequence[Job], effort: Effort, program: Path | None
-) -> Iterator[Result]:
-    for nbytes in row.sizes:
-        entrants = [Entrant(job.name, job) for job in jobs]
-        long = nbytes >= LONG_BYTES
-        if long:
-            entrants.insert(1, Entrant(EMPTY, jobs[0], (("memory", "empty"),)))
-        rate = MemoryRate(min(RATE_BYTES, nbytes)) if row.limit else None
-        bare = None
-        if program is not None and long and row.collective == "all_reduce":
-            bare = BareExchange(program, nbytes)
-        meters = [one for one in (rate, bare) if one is not None]
+def _measured(
+    row: Row, nbytes: int, jobs: Sequence[Job], effort: Effort, program: Path | None
+) -> Result:
+    entrants = [Entrant(job.name, job) for job in jobs]
+    long = nbytes >= LONG_BYTES
+    if long:
+        entrants.insert(1, Entrant(EMPTY, jobs[0], (("memory", "empty"),)))
+    rate = MemoryRate(min(RATE_BYTES, nbytes)) if row.limit else None
+    bare = None
+    if program is not None and long and row.collective == "all_reduce":
+        bare = BareExchange(program, nbytes)
 
-        def sample(meters: Sequence[MemoryRate | BareExchange] = tuple(meters)) -> None:
-            for one in meters:
-                one.sample()
-
-        times = compare(entrants, row.collective, nbytes, effort, sample)
+    def sample() -> None:
+        if rate is not None:
+            rate.sample()
         if bare is not None:
-            bare.close()
-        measured = (None if one is None else one.median for one in (rate, bare))
-        yield Result(row, nbytes, times, *measured)
+            bare.sample()
+
+    times = compare(entrants, row.collective, nbytes, effort, sample)
+    if bare is not None:
+        bare.close()
+    measured = (None if one is None else one.median for one in (rate, bare))
+    return Result(row, nbytes, times, *measured)
 
 
 # What is shown

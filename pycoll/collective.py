@@ -30,4 +30,7 @@ REDUCING = frozenset(
         Collective.EXSCAN,
     }
 )
-ROOTED = frozenset({Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER})
+#: Whose data comes from the root, and whose goes there.
+FROM_ROOT = frozenset({Collective.BROADCAST, Collective.SCATTER})
+TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
+ROOTED = FROM_ROOT | TO_ROOT

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pycoll import plan_format
-from pycoll.collective import ROOTED, Collective
+from pycoll.collective import FROM_ROOT, ROOTED, TO_ROOT, Collective
 from pycoll.draft import FOREVER, Draft, Drafting
 from pycoll.plan_format import (
     FINAL,
@@ -31,9 +31,6 @@ from pycoll.schedule import LANES_MAX, TOKEN, Schedule, ScheduleError, Transfer
 DIVIDING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
 #: Those of them whose result has a part of every rank in each of its chunks.
 COMPLETING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE})
-#: Collectives whose data comes from the root, or goes there.
-_FROM_ROOT = frozenset({Collective.BROADCAST, Collective.SCATTER})
-_TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
 #: Collectives that run in place: input chunk c and output chunk c may be the same memory.
 IN_PLACE = frozenset(
     {
@@ -94,8 +91,8 @@ def acknowledged(schedule: Schedule) -> Schedule:
         sources = range(size) if only is None else sorted({(only - distance) % size, only})
         for source in sources:
             destination = (source + distance) % size
-            known = (kind in _FROM_ROOT and source == schedule.root and distance == 1) or (
-                kind in _TO_ROOT and destination == schedule.root
+            known = (kind in FROM_ROOT and source == schedule.root and distance == 1) or (
+                kind in TO_ROOT and destination == schedule.root
             )
             if not known:
                 tokens.append(Transfer(step, TOKEN, source, destination))

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pycoll.collective import Collective
+from pycoll.collective import FROM_ROOT, TO_ROOT, Collective
 
 COPY = False
 REDUCE = True
@@ -163,7 +163,7 @@ def input_blocks(collective: Collective, size: int, root: int, rank: int) -> ran
         return range(rank * size, (rank + 1) * size)
     if collective in (Collective.ALL_GATHER, Collective.GATHER):
         return range(rank, rank + 1)
-    if collective in (Collective.BROADCAST, Collective.SCATTER) and rank != root:
+    if collective in FROM_ROOT and rank != root:
         return range(0)
     return range(block_count(collective, size))
 
@@ -174,6 +174,6 @@ def output_blocks(collective: Collective, size: int, root: int, rank: int) -> ra
         return range(rank, size * size, size)
     if collective in (Collective.REDUCE_SCATTER, Collective.SCATTER):
         return range(rank, rank + 1)
-    if collective in (Collective.REDUCE, Collective.GATHER) and rank != root:
+    if collective in TO_ROOT and rank != root:
         return range(0)
     return range(block_count(collective, size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pycoll.collective import REDUCING, Collective
+from pycoll.collective import FROM_ROOT, REDUCING, Collective
 from pycoll.schedule import Schedule, ScheduleError, output_blocks
 
 #: Names of combinations: the trees of both operands (the lower first) -> the tree of the result.
@@ -64,7 +64,7 @@ def wanted(collective: Collective, size: int, root: int, rank: int, block: int) 
         return (1 << rank) - 1
     if collective in REDUCING:
         return (1 << size) - 1
-    if collective in (Collective.BROADCAST, Collective.SCATTER):
+    if collective in FROM_ROOT:
         return 1 << root
     if collective is Collective.ALL_TO_ALL:
         return 1 << block // size

@@ -286,18 +286,17 @@ void Engine::receive_from_any(const MessageRequest& request, std::shared_ptr<Ope
 }
 
 bool Engine::step() {
-  bool moved = !running_.empty() && disputed_ == 0 && step_collectives(true);
+  const bool moved = step_collectives(true);
   if (!failure_.ok()) return moved;
   return step_messages() || moved;
 }
 
-bool Engine::step_started() {
-  return !running_.empty() && disputed_ == 0 && step_collectives(false);
-}
+bool Engine::step_started() { return step_collectives(false); }
 
 // What a later collective finds odd may only look so, or be a consequence: it is judged when its
 // time has come.
 bool Engine::step_collectives(bool all) {
+  if (disputed_ != 0) return false;
   bool moved = false;
   for (std::size_t index = 0; index < running_.size(); ++index) {
     Running& one = running_[index];
