@@ -19,7 +19,7 @@ SCATTER, ALL_TO_ALL, SCAN, EXSCAN, BARRIER = range(6, 11)
 TOKEN = 0xFFFFFFFF
 NONE, INPUT, OUTPUT, SCRATCH = range(4)
 RECV, SEND = range(2)
-FINAL, FLUSH, LEND = 1, 2, 4
+FINAL, FLUSH, LEND, LAND = 1, 2, 4, 8
 
 
 @dataclass
@@ -151,7 +151,7 @@ def rooted(collective: int, rank: int) -> Plan:
     if collective == BROADCAST and at_root:
         plan.row(0, send=(0, 2), source=(INPUT, 0), target=(OUTPUT, 0), flags=LEND)
     elif collective == BROADCAST:
-        plan.row(0, (1,), target=(OUTPUT, 0))
+        plan.row(0, (1,), target=(OUTPUT, 0), flags=LAND)
     elif collective == REDUCE and at_root:
         plan.row(0, (0, 2), source=(INPUT, 0), target=(OUTPUT, 0), position=1, flags=FINAL | FLUSH)
     elif collective == REDUCE:
@@ -183,8 +183,8 @@ def ring_reduce_scatter() -> Plan:
 def ring_all_gather() -> Plan:
     plan = Plan(ALL_GATHER, 3, 2, blocks=3)
     plan.row(2, send=(0,), source=(INPUT, 2), target=(OUTPUT, 2))
-    plan.row(1, (1,), (0,), target=(OUTPUT, 1), flags=LEND)
-    plan.row(0, (1,), target=(OUTPUT, 0))
+    plan.row(1, (1,), (0,), target=(OUTPUT, 1), flags=LEND | LAND)
+    plan.row(0, (1,), target=(OUTPUT, 0), flags=LAND)
     return plan
 
 

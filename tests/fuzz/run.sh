@@ -23,7 +23,8 @@ fuzz() {
   mkdir -p "$corpus"
   if ! "$1" -max_total_time="$seconds" -timeout=10 -artifact_prefix=build/fuzz/ "$corpus" \
     "tests/fuzz/corpus/${name#fuzz_}" >"build/fuzz/$name.log" 2>&1; then
-    tail -40 "build/fuzz/$name.log" >&2
+    grep -A 20 "^$name: " "build/fuzz/$name.log" >&2 || true # the reason stands before the stack
+    tail -n 40 "build/fuzz/$name.log" >&2
     return 1
   fi
   grep -E '^Done' "build/fuzz/$name.log" || true
