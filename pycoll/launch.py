@@ -28,7 +28,7 @@ from pycoll.elastic_launch import ElasticLaunch, ElasticOptions
 from pycoll.errors import InvalidArgumentError
 from pycoll.launch_signals import signals_caught
 from pycoll.rank_output import RankOutput
-from pycoll.rank_process import RankProcess
+from pycoll.rank_process import Piped, RankProcess
 
 RANKS_MAX = 4096
 #: After a rank failed, the others have this long to notice and say so themselves.
@@ -235,13 +235,15 @@ class _Crew:
             # A pipe would make Python hold lines back until the rank ends.
             environment.setdefault("PYTHONUNBUFFERED", "1")
         guard = self._guard.stdin.fileno()
-        rank = RankProcess(number, self._command, environment, prefix, guard)
+        rank = RankProcess(
+            number, self._command, environment, Piped.for_rank(number, prefix), guard
+        )
         if rank.pidfd >= 0:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: None)
         width = len(str(self._options.ranks - 1))
         for pipe, target in ((rank.process.stdout, 1), (rank.process.stderr, 2)):
             if pipe is not None:
-                self._output.add(number, width, pipe, target)
+                self._output.add(pipe, target, f"[{number:>{width}}] " if prefix else "")
         return rank
 
     def watch(self) -> int:
@@ -251,6 +253,7 @@ class _Crew:
             for key, _ in self._selector.select(self._patience()):
                 action: Callable[[], object] = key.data
                 action()
+            self._output.show()
             self._pass_on()
             self._collect()
             self._escalate()
@@ -270,7 +273,8 @@ class _Crew:
 
     def _patience(self) -> float | None:
         blind = any(rank.pidfd < 0 and rank.status is None for rank in self._ranks)
-        waits = [max(0.0, self._due[0][0] - time.monotonic())] if self._due else []
+        waits = self._output.waits()
+        waits += [max(0.0, self._due[0][0] - time.monotonic())] if self._due else []
         if self._elastic is not None and self._is_adapting():
             waits += self._elastic.waits()
         waits += [max(0.0, due - time.monotonic()) for due, _ in self._leaving]

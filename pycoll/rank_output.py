@@ -1,15 +1,20 @@
-"""Ranks' output with the rank in front of every line, and no line torn by another."""
+"""Ranks' output, so that no rank's lines are torn by another's; if wanted, each behind its rank."""
 
 from __future__ import annotations
 
 import os
 import selectors
 import signal
+import time
 from typing import IO
 
 #: A line longer than this is passed on in pieces, each with its own prefix.
 LINE_BYTES_MAX = 1 << 20
+#: A rank has said what it had to say when nothing came for so long; it waits no longer than that.
+QUIET_S = 0.02
+LATE_S = 0.5
 _READ_BYTES = 1 << 16
+_STDERR = 2
 
 
 class LinePrefixer:
@@ -29,6 +34,15 @@ class LinePrefixer:
         del self._pending[: len(whole)]
         return self._show(whole)
 
+    def has_part(self) -> bool:
+        """Whether a line has begun and not ended."""
+        return bool(self._pending)
+
+    def take_part(self) -> bytes:
+        """The beginning of a line, as it came: the rest of the line follows without a prefix."""
+        rest, self._pending = bytes(self._pending), bytearray()
+        return rest
+
     def finish(self) -> bytes:
         """The last line, if it had no end."""
         rest, self._pending = bytes(self._pending), bytearray()
@@ -40,21 +54,62 @@ class LinePrefixer:
         return b"".join(self._prefix + line + b"\n" for line in lines)
 
 
+class _Stream:
+    """What one rank says on one descriptor."""
+
+    def __init__(self, pipe: IO[bytes], prefix: bytes, target: int) -> None:
+        self.pipe = pipe
+        self.target = target
+        self.prefixer = LinePrefixer(prefix)
+        self.prefixed = bool(prefix)
+        # Whole lines not shown yet, since when there are some, and when something came last.
+        self.kept = bytearray()
+        self.since = 0.0
+        self.heard = 0.0
+
+    def due(self) -> float | None:
+        """When what is kept is to be shown."""
+        waiting = self.kept or (not self.prefixed and self.prefixer.has_part())
+        return min(self.heard + QUIET_S, self.since + LATE_S) if waiting else None
+
+
 class RankOutput:
-    """Reads ranks' pipes within the owner's selector and writes lines to our own descriptors."""
+    """Reads ranks' pipes within the owner's selector and writes to our own descriptors.
+
+    Lines come whole. What a rank says on stderr in one go, such as a traceback, stays together
+    though other ranks speak meanwhile.
+    """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._open: dict[int, tuple[IO[bytes], LinePrefixer, int]] = {}
+        self._open: dict[int, _Stream] = {}
+        self._ended: list[_Stream] = []
         #: The signal that stands for whoever read our output having left; 0 while all is well.
         self.broken = 0
 
-    def add(self, rank: int, width: int, pipe: IO[bytes], target: int) -> None:
-        """Show ``pipe`` on descriptor ``target`` behind "[rank] "."""
+    def add(self, pipe: IO[bytes], target: int, prefix: str = "") -> None:
+        """Show ``pipe`` on descriptor ``target``, with ``prefix`` in front of every line.
+
+        Without a prefix the beginning of a line is shown, too, if nothing more comes for a moment.
+        """
         os.set_blocking(pipe.fileno(), False)
-        prefixer = LinePrefixer(f"[{rank:>{width}}] ".encode())
-        self._open[pipe.fileno()] = (pipe, prefixer, target)
+        self._open[pipe.fileno()] = _Stream(pipe, prefix.encode(), target)
         self._selector.register(pipe, selectors.EVENT_READ, lambda: self._read(pipe.fileno()))
+
+    def waits(self) -> list[float]:
+        """Seconds until there is something to show."""
+        now = time.monotonic()
+        dues = [stream.due() for stream in (*self._open.values(), *self._ended)]
+        return [max(0.0, due - now) for due in dues if due is not None]
+
+    def show(self) -> None:
+        """Show what has waited for long enough."""
+        now = time.monotonic()
+        for stream in (*self._open.values(), *self._ended):
+            due = stream.due()
+            if due is not None and due <= now:
+                self._flush(stream)
+        self._ended = [stream for stream in self._ended if stream.kept]
 
     def drain(self) -> None:
         """Show what is there, without waiting for streams that somebody still holds open."""
@@ -63,9 +118,12 @@ class RankOutput:
                 pass
             if fd in self._open:
                 self._end(fd)
+        for stream in self._ended:
+            self._flush(stream)
+        self._ended.clear()
 
     def _read(self, fd: int) -> bool:
-        _, prefixer, target = self._open[fd]
+        stream = self._open[fd]
         try:
             piece = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -73,17 +131,32 @@ class RankOutput:
         if not piece:
             self._end(fd)
             return False
-        self._write(target, prefixer.take(piece))
+        stream.heard = time.monotonic()
+        if stream.due() is None:
+            stream.since = stream.heard
+        stream.kept += stream.prefixer.take(piece)
+        if stream.target != _STDERR or len(stream.kept) >= LINE_BYTES_MAX:
+            self._write(stream.target, stream.kept)
         return True
 
-    def _end(self, fd: int) -> None:
-        pipe, prefixer, target = self._open.pop(fd)
-        self._write(target, prefixer.finish())
-        self._selector.unregister(pipe)
-        pipe.close()
+    def _flush(self, stream: _Stream) -> None:
+        if not stream.prefixed:
+            stream.kept += stream.prefixer.take_part()
+        self._write(stream.target, stream.kept)
 
-    def _write(self, target: int, data: bytes) -> None:
-        view = memoryview(data)
+    def _end(self, fd: int) -> None:
+        stream = self._open.pop(fd)
+        if stream.due() is None:
+            stream.since = stream.heard
+        stream.kept += stream.prefixer.finish()
+        # Whoever ends together with others has just been heard, and they may be speaking still.
+        self._ended.append(stream)
+        self._selector.unregister(stream.pipe)
+        stream.pipe.close()
+
+    def _write(self, target: int, kept: bytearray) -> None:
+        view = memoryview(bytes(kept))
+        kept.clear()
         try:
             while view and not self.broken:
                 view = view[os.write(target, view) :]

@@ -10,6 +10,7 @@ the terminal's background nor for writing to it.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import fcntl
 import os
@@ -21,6 +22,26 @@ from collections.abc import Mapping, Sequence
 from pycoll.errors import InvalidArgumentError
 
 
+class Piped(enum.Enum):
+    """Which of a rank's streams are pipes to the launcher; the others are the launcher's own."""
+
+    NONE = enum.auto()
+    STDERR = enum.auto()
+    ALL = enum.auto()
+
+    @classmethod
+    def for_rank(cls, number: int, prefix: bool) -> Piped:
+        """What is needed to keep lines whole, or to put a ``prefix`` in front of each.
+
+        Several ranks tell of one failure at once: by their own descriptors in a terminal, their
+        lines would run into each other. The first rank keeps its own, for what asks whether this is
+        a terminal, as progress bars do.
+        """
+        if prefix:
+            return cls.ALL
+        return cls.NONE if number == 0 else cls.STDERR
+
+
 class RankProcess:
     """Starts the command. To be made by one thread; what other threads do meanwhile does not matter
     to the child, which makes system calls only."""
@@ -30,10 +51,10 @@ class RankProcess:
         number: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        piped: bool,
+        piped: Piped,
         guard: int,
     ) -> None:
-        """``guard`` is told the group's number. ``piped``: stdout and stderr are pipes to us.
+        """``guard`` is told the group's number. ``piped``: what of its output are pipes to us.
 
         Raises InvalidArgumentError if the command cannot be run.
         """
@@ -51,8 +72,8 @@ class RankProcess:
                 command,
                 env=environment,
                 stdin=None if number == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else None,
-                stderr=subprocess.PIPE if piped else None,
+                stdout=subprocess.PIPE if piped is Piped.ALL else None,
+                stderr=None if piped is Piped.NONE else subprocess.PIPE,
                 preexec_fn=lambda: _settle(guard),  # noqa: PLW1509
             )
         except OSError as error:

@@ -33,7 +33,6 @@ from launching import (
 
 from pycoll.errors import InvalidArgumentError
 from pycoll.launch import LaunchOptions, launch, resolve_command
-from pycoll.rank_output import LINE_BYTES_MAX, LinePrefixer
 
 RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
 SAY_AND_SLEEP = python("import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
@@ -227,57 +226,6 @@ def test_what_a_rank_left_running_ends_with_it() -> None:
     process.communicate(timeout=30)
     assert process.returncode == 0
     await_end(pids)
-
-
-def test_prefixed_lines_are_whole_and_in_each_rank_s_order() -> None:
-    code = RANK + (
-        "import sys\n"
-        "for i in range(300):\n"
-        "    for piece in ('line ', str(i), ' of ', str(r) * 50, '\\n'):\n"
-        "        sys.stdout.write(piece); sys.stdout.flush()\n"
-        "print('to stderr', r, file=sys.stderr)\n"
-        "sys.stdout.write('no newline'); sys.stdout.flush()\n"
-    )
-    status, out, err = run(3, python(code), prefix=True)
-    assert status == 0
-    lines: dict[int, list[str]] = {0: [], 1: [], 2: []}
-    for line in out.splitlines():
-        found = re.fullmatch(r"\[([012])\] (.*)", line)
-        assert found, line
-        lines[int(found[1])].append(found[2])
-    for rank, seen in lines.items():
-        expected = [f"line {i} of {str(rank) * 50}" for i in range(300)]
-        assert seen == [*expected, "no newline"]
-    assert sorted(err.splitlines()) == [f"[{r}] to stderr {r}" for r in range(3)]
-
-
-def test_prefixes_are_as_wide_as_the_largest_rank() -> None:
-    status, out, _ = run(11, ["sh", "-c", "echo x"], prefix=True)
-    assert status == 0
-    assert sorted(out.splitlines()) == sorted(f"[{r:>2}] x" for r in range(11))
-
-
-def test_a_reader_that_leaves_ends_the_job() -> None:
-    process = start(2, ["sh", "-c", "while echo x; do sleep 0.01; done"], prefix=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    _, err = process.communicate(timeout=30) if process.stdout is None else (None, "")
-    assert process.wait(30) == 128 + signal.SIGPIPE
-    assert err == ""
-    for stream in (process.stdin, process.stderr):
-        if stream is not None:
-            stream.close()
-
-
-def test_lines_are_cut_only_when_they_are_enormous() -> None:
-    prefixer = LinePrefixer(b"[0] ")
-    assert prefixer.take(b"a") == b""
-    assert prefixer.take(b"b\r\nc\rd\n\ne") == b"[0] ab\r\n[0] c\rd\n[0] \n"
-    assert prefixer.finish() == b"[0] e\n"
-    assert prefixer.finish() == b""
-    long = b"z" * LINE_BYTES_MAX
-    assert prefixer.take(long) == b"[0] " + long + b"\n"
 
 
 def test_quiet_says_nothing() -> None:
