@@ -35,18 +35,21 @@ class LinePrefixer:
         return self._show(whole)
 
     def has_part(self) -> bool:
-        """Whether a line has begun and not ended."""
-        return bool(self._pending)
+        """Whether a line has begun, and may be shown so: behind a prefix lines are whole."""
+        return bool(self._pending) and not self._prefix
 
     def take_part(self) -> bytes:
-        """The beginning of a line, as it came: the rest of the line follows without a prefix."""
-        rest, self._pending = bytes(self._pending), bytearray()
-        return rest
+        """That beginning of a line; the rest of it follows as it comes."""
+        return self._take_rest() if self.has_part() else b""
 
     def finish(self) -> bytes:
         """The last line, if it had no end."""
-        rest, self._pending = bytes(self._pending), bytearray()
+        rest = self._take_rest()
         return self._show(rest) if rest else b""
+
+    def _take_rest(self) -> bytes:
+        rest, self._pending = bytes(self._pending), bytearray()
+        return rest
 
     def _show(self, data: bytes) -> bytes:
         # Only newlines end a line: a carriage return belongs to a progress bar.
@@ -61,7 +64,6 @@ class _Stream:
         self.pipe = pipe
         self.target = target
         self.prefixer = LinePrefixer(prefix)
-        self.prefixed = bool(prefix)
         # Whole lines not shown yet, since when there are some, and when something came last.
         self.kept = bytearray()
         self.since = 0.0
@@ -69,8 +71,15 @@ class _Stream:
 
     def due(self) -> float | None:
         """When what is kept is to be shown."""
-        waiting = self.kept or (not self.prefixed and self.prefixer.has_part())
+        waiting = self.kept or self.prefixer.has_part()
         return min(self.heard + QUIET_S, self.since + LATE_S) if waiting else None
+
+    def keep(self, piece: bytes) -> None:
+        """Take what has come just now."""
+        self.heard = time.monotonic()
+        if self.due() is None:
+            self.since = self.heard
+        self.kept += self.prefixer.take(piece)
 
 
 class RankOutput:
@@ -131,23 +140,17 @@ class RankOutput:
         if not piece:
             self._end(fd)
             return False
-        stream.heard = time.monotonic()
-        if stream.due() is None:
-            stream.since = stream.heard
-        stream.kept += stream.prefixer.take(piece)
+        stream.keep(piece)
         if stream.target != _STDERR or len(stream.kept) >= LINE_BYTES_MAX:
             self._write(stream.target, stream.kept)
         return True
 
     def _flush(self, stream: _Stream) -> None:
-        if not stream.prefixed:
-            stream.kept += stream.prefixer.take_part()
+        stream.kept += stream.prefixer.take_part()
         self._write(stream.target, stream.kept)
 
     def _end(self, fd: int) -> None:
         stream = self._open.pop(fd)
-        if stream.due() is None:
-            stream.since = stream.heard
         stream.kept += stream.prefixer.finish()
         # Whoever ends together with others has just been heard, and they may be speaking still.
         self._ended.append(stream)

@@ -34,8 +34,7 @@ bool leaves_output(const plan::Plan& plan) {
 std::size_t bytes_read(const plan::Plan& plan, std::size_t segment_bytes) {
   std::size_t segments = 0;
   for (const plan::Row& row : plan.rows) {
-    if (row.chunk == plan::kToken) continue;
-    segments += row.recv_count + (static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone);
+    if (row.chunk != plan::kToken) segments += plan::operand_count(row);
   }
   return segments * segment_bytes;
 }
@@ -58,7 +57,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   fresh_ = plan::reduces(static_cast<Collective>(plan.header->collective));
   large_ = request_.input.bytes + request_.output.bytes >= kCoreCaches * core_cache_bytes() &&
            leaves_output(plan);
-  spread_ = bytes_read(plan, request_.segment_bytes) > core_cache_bytes() / 4 * 3;
+  spread_ = large_ && bytes_read(plan, request_.segment_bytes) > core_cache_bytes() / 4 * 3;
   scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
 
   ports_.clear();

@@ -16,6 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+#: What a rank's code begins with that asks who it is.
+RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
 RUN = """
 import json, sys
 sys.path.insert(0, {root!r})

@@ -20,6 +20,7 @@ import pytest
 from joining import footprint, free_port
 from launching import (
     HERE,
+    RANK,
     ROOT,
     alive,
     await_end,
@@ -34,7 +35,6 @@ from launching import (
 from pycoll.errors import InvalidArgumentError
 from pycoll.launch import LaunchOptions, launch, resolve_command
 
-RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
 SAY_AND_SLEEP = python("import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
 
 

@@ -6,11 +6,9 @@ import os
 import re
 import signal
 
-from launching import python, run, start
+from launching import RANK, python, run, start
 
 from pycoll.rank_output import LINE_BYTES_MAX, LinePrefixer
-
-RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
 
 
 def test_prefixed_lines_are_whole_and_in_each_rank_s_order() -> None:
