@@ -171,8 +171,6 @@ def _tuning_text(config: Config) -> str:
 
 def _settings(**given: Any) -> Config:
     """The environment's settings, and over them the arguments that are not None, checked."""
-    from dataclasses import replace
-
     from pycoll.config import TRANSPORTS, Config
 
     values = {name: value for name, value in given.items() if value is not None}
@@ -188,7 +186,7 @@ def _settings(**given: Any) -> Config:
                 f"transports is {names!r}; there are {', '.join(TRANSPORTS)}"
             )
         values["transports"] = tuple(word for word in TRANSPORTS if word in words)
-    return replace(Config.read(), **values)
+    return Config.read()._replace(**values)
 
 
 def is_initialized() -> bool:
@@ -271,8 +269,6 @@ def local_world(
     >>> [work.wait() for work in works]
     [3, 3]
     """
-    from dataclasses import replace
-
     from pycoll.bootstrap import join_threads
 
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -281,7 +277,7 @@ def local_world(
         raise InvalidArgumentError(f"hosts has {len(hosts)} entries for {count} ranks")
     config = _settings(transports=transports, timeout_s=timeout_s, deterministic=deterministic)
     configs = [
-        config if hosts is None else replace(config, host_id=str(hosts[number]))
+        config if hosts is None else config._replace(host_id=str(hosts[number]))
         for number in range(count)
     ]
     joined = join_threads(count, configs, bring=_tuning_text)

@@ -230,8 +230,6 @@ class Communicator(Reducing, Moving, Messages):
 
     def _split(self, color: int | None, key: int, tuning: str) -> Communicator | None:
         """Like split; ``tuning`` is what the new communicators choose by, of their first ranks."""
-        from dataclasses import replace
-
         if self._group is not None:
             raise InvalidArgumentError("split inside a group: leave the with block first")
         numbers = [color is not None, 0 if color is None else _integer("color", color)]
@@ -241,7 +239,7 @@ class Communicator(Reducing, Moving, Messages):
         joined = self._join_part(told, color, name, tuning)
         if joined is None:
             return None
-        return Communicator(joined, replace(self._config, timeout_s=self.timeout_s), name)
+        return Communicator(joined, self._config._replace(timeout_s=self.timeout_s), name)
 
     def _join_part(
         self, told: Sequence[tuple[int, int, int]], color: int | None, name: str, tuning: str

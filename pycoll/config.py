@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pycoll.errors import InvalidArgumentError
@@ -106,8 +105,7 @@ def _port_range(text: str) -> tuple[int, int]:
     return first, last
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(NamedTuple):
     """The settings of one process. Made by ``Config.read``; ``SETTINGS`` says what is what."""
 
     rank: int | None = None
@@ -115,7 +113,7 @@ class Config:
     local_rank: int | None = None
     local_size: int | None = None
     address: str | None = None
-    secret: bytes | None = field(default=None, repr=False)
+    secret: bytes | None = None
     job_id: str | None = None
     store: str = "rank0"
     roster: str | None = None
@@ -135,6 +133,10 @@ class Config:
     device_memory_mib: int = 128
     device_protocol: str = "auto"
     device_rdma: bool = True
+
+    def __repr__(self) -> str:
+        shown = self._asdict() | {"secret": "(hidden)"}
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:

@@ -93,13 +93,12 @@ def with_links(
     across = _with_values(parameters.across, alpha, beta)
     if beta is not None and flow is None:
         # What one rank was measured to carry says nothing about another link.
-        across = replace(across, flow=0.0)
+        across = across._replace(flow=0.0)
     if flow is not None:
-        across = replace(across, flow=flow)
+        across = across._replace(flow=flow)
     if rails is not None:
-        across = replace(across, beta=across.beta / rails, spill=across.spill / rails)
-    return replace(
-        parameters,
+        across = across._replace(beta=across.beta / rails, spill=across.spill / rails)
+    return parameters._replace(
         inside=_with_values(parameters.inside, local_alpha, local_beta),
         across=across,
         origin=f"{parameters.origin}, but for those given",
@@ -108,10 +107,10 @@ def with_links(
 
 def _with_values(link: Link, alpha: float | None, beta: float | None) -> Link:
     if alpha is not None:
-        link = replace(link, alpha=alpha, overhead=link.overhead * alpha / link.alpha)
+        link = link._replace(alpha=alpha, overhead=link.overhead * alpha / link.alpha)
     if beta is not None:
         # What is given holds for messages of every length.
-        link = replace(link, beta=beta, spill=0.0)
+        link = link._replace(beta=beta, spill=0.0)
     return link
 
 

@@ -57,7 +57,7 @@ def _tried(port: Port) -> str:
     from pycoll.errors import PycollError
 
     try:
-        _core.VerbsTransport(0, 2, [(port.device, port.number, port.index)]).prepare(1, [0])
+        _core.VerbsTransport(0, 2, [(port.device, port.number, port.gid_index)]).prepare(1, [0])
     except PycollError as error:
         return f"of no use, {error}"
     return "usable"

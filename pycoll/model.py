@@ -18,7 +18,6 @@ which drawing whole schedules would take long.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import log2
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,8 +60,7 @@ class Terms(NamedTuple):
     flow: float = 0.0
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """What a kind of link costs.
 
     ``alpha``: s until a message is there; ``beta``: s/byte, of a whole host across hosts, each way;
@@ -105,39 +103,35 @@ LINKS: dict[str, Link] = {
 }
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(NamedTuple):
     """The links inside hosts and across them, and how long segments are.
 
     ``origin`` says in words where the values come from.
     """
 
-    inside: Link = field(default_factory=lambda: LINKS["shm"])
-    across: Link = field(default_factory=lambda: LINKS["tcp"])
+    inside: Link = LINKS["shm"]
+    across: Link = LINKS["tcp"]
     segment_bytes: int = SEGMENT_BYTES
-    origin: str = field(default="built in", compare=False)
+    origin: str = "built in"
 
     def crowded(self, ranks_per_core: float) -> Parameters:
         """The same where ranks share cores: they work in turns, and so does whoever is awaited."""
         if ranks_per_core <= 1:
             return self
-        inside = replace(
-            self.inside,
+        inside = self.inside._replace(
             alpha=self.inside.alpha + ranks_per_core * TURN_S,
             beta=self.inside.beta * ranks_per_core,
             gamma=self.inside.gamma * ranks_per_core,
             overhead=self.inside.overhead * ranks_per_core,
             spill=self.inside.spill * ranks_per_core,
         )
-        return replace(
-            self, inside=inside, origin=f"{self.origin}, {ranks_per_core:.3g} ranks per core"
-        )
+        origin = f"{self.origin}, {ranks_per_core:.3g} ranks per core"
+        return self._replace(inside=inside, origin=origin)
 
 
 DEFAULT = Parameters()
 
 
-@dataclass
 class Load:
     """Work over one kind of link: latencies waited for, segments, and bytes in units of n.
 
@@ -145,15 +139,19 @@ class Load:
     what the busiest rank does of that.
     """
 
-    waits: float = 0
-    segments: float = 0
-    moved: float = 0
-    combined: float = 0
-    flow: float = 0
+    def __init__(
+        self,
+        waits: float = 0,
+        segments: float = 0,
+        moved: float = 0,
+        combined: float = 0,
+        flow: float = 0,
+    ) -> None:
+        self.waits, self.segments = waits, segments
+        self.moved, self.combined, self.flow = moved, combined, flow
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """What a tile costs inside and across hosts: the ``first``; a ``period`` per further one."""
 
     first: tuple[Load, Load]
@@ -280,7 +278,8 @@ def first_of(load: Load, steps: int, chunks: int) -> Load:
 
 def shared(load: Load, ranks: float) -> Load:
     """The same by so many ranks over one host's link."""
-    return replace(load, moved=load.moved * ranks, flow=load.moved)
+    moved = load.moved * ranks
+    return Load(load.waits, load.segments, moved, load.combined, load.moved)
 
 
 @lru_cache(maxsize=256)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from pycoll.errors import InvalidArgumentError
 
 
-@dataclass(frozen=True)
-class Topology:
+class _Levels(NamedTuple):
+    levels: tuple[tuple[int, ...], ...]
+
+
+# A class of its own, whose objects have room for what cached_property remembers.
+class Topology(_Levels):
     """One label per rank and level: ``levels[0][r]`` is the host of rank r, ``levels[1][r]`` its
     rack, and so on outwards. Labels count from 0 in order of first appearance.
 
     Make one with `topology_of` or `single_host`. The names local and cross are Horovod's: local
     ranks share a host, cross ranks share a place within their hosts.
     """
-
-    levels: tuple[tuple[int, ...], ...]
 
     @classmethod
     def even(cls, size: int, hosts: int) -> Topology:

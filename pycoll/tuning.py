@@ -19,13 +19,15 @@ import os
 import platform
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError
 from pycoll.model import LINKS, SEGMENT_BYTES, Link, Parameters
+
+if TYPE_CHECKING:
+    # Ranks other than 0 read no file, and to import it takes milliseconds.
+    from pathlib import Path
 
 #: Of the file's layout and of what its numbers mean; files of other versions are refused.
 SCHEMA = 1
@@ -42,16 +44,17 @@ _ACROSS = ("tcp", "verbs")
 _BUILT_IN = "built in"
 
 
-@dataclass(frozen=True)
-class Medium:
+class Medium(NamedTuple):
     """One transport: its link inside a host, and how long its segments should be."""
 
     link: Link
     segment_bytes: int = SEGMENT_BYTES
 
 
-@dataclass(frozen=True)
-class Network:
+_BUILT_IN_MEDIA = {name: Medium(LINKS[name]) for name in DEFAULT_TRANSPORTS}
+
+
+class Network(NamedTuple):
     """What a job on these hosts measured, all of its ranks together.
 
     ``hosts``: their names, sorted. ``transport``: tcp or verbs. ``across`` is the link between them
@@ -69,14 +72,11 @@ class Network:
         return f"{self.transport} between {', '.join(names)} ({len(self.hosts)} hosts), {self.made}"
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """The values in use. ``origin`` says in words where they come from; ``networks`` come with the
     latest first."""
 
-    media: Mapping[str, Medium] = field(
-        default_factory=lambda: {name: Medium(LINKS[name]) for name in DEFAULT_TRANSPORTS}
-    )
+    media: Mapping[str, Medium] = _BUILT_IN_MEDIA
     origin: str = _BUILT_IN
     networks: tuple[Network, ...] = ()
 
@@ -104,7 +104,7 @@ class Tuning:
             if room < 0 or len(kept) == _NETWORKS_MAX:
                 break
             kept.append(one)
-        return replace(self, networks=tuple(kept))
+        return self._replace(networks=tuple(kept))
 
     def parameters(
         self,
@@ -127,10 +127,8 @@ class Tuning:
             origin = f"{self.origin}; {network}"
             return Parameters(near.link, network.across.link, network.across.segment_bytes, origin)
         near, far, known = self.media[inside], self.media["tcp"], LINKS["tcp"]
-        across = replace(
-            far.link,
-            alpha=max(far.link.alpha, known.alpha),
-            beta=max(far.link.beta, known.beta),
+        across = far.link._replace(
+            alpha=max(far.link.alpha, known.alpha), beta=max(far.link.beta, known.beta)
         )
         segment_bytes = far.segment_bytes if several_hosts else near.segment_bytes
         return Parameters(near.link, across, segment_bytes, self.origin)
@@ -175,13 +173,16 @@ def _processor() -> str:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text()
+        with open(path, encoding="utf-8") as file:
+            return file.read()
     except OSError:
         return ""
 
 
 def default_path() -> Path | None:
     """This machine's file, there or not; None where no folder for it is known."""
+    from pathlib import Path
+
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The specification says to ignore relative paths.
     if os.path.isabs(base):
@@ -202,6 +203,8 @@ def find(config: Config) -> Tuning:
     if config.tuning == OFF:
         return BUILT_IN
     if config.tuning is not None:
+        from pathlib import Path
+
         return load(Path(config.tuning))
     path = default_path()
     if path is None or not path.exists():
@@ -278,7 +281,7 @@ def _media_as_json(tuning: Tuning) -> dict[str, Any]:
 
 
 def _medium_as_json(medium: Medium) -> dict[str, Any]:
-    return {**asdict(medium.link), "segment_bytes": medium.segment_bytes}
+    return {**medium.link._asdict(), "segment_bytes": medium.segment_bytes}
 
 
 def network_as_json(network: Network) -> dict[str, Any]:

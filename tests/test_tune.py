@@ -216,7 +216,7 @@ def test_storing_that_fails_leaves_the_old_file_alone(
 
 def other(path: Path) -> Path:
     """A file whose values choose differently."""
-    slow = replace(KNOWN, alpha=1e-3, beta=1e-12)
+    slow = KNOWN._replace(alpha=1e-3, beta=1e-12)
     return stored(path, Tuning({**MINE.media, "shm": Medium(slow, 4096)}, "other"))
 
 
@@ -281,7 +281,7 @@ def test_segments_follow_the_medium_that_is_used() -> None:
 def test_a_network_is_not_taken_to_be_faster_than_this_machine_or_the_built_in_one() -> None:
     known = LINKS["tcp"]
     for alpha, beta in ((known.alpha / 4, known.beta * 3), (known.alpha * 2, known.beta / 3)):
-        link = replace(known, alpha=alpha, beta=beta)
+        link = known._replace(alpha=alpha, beta=beta)
         found = Tuning({**MINE.media, "tcp": Medium(link)}, "test").parameters()
         assert found.across.alpha == max(alpha, known.alpha)
         assert found.across.beta == max(beta, known.beta)

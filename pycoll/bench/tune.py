@@ -16,7 +16,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pycoll import tuning
@@ -144,7 +144,7 @@ class Tuner:
                     self._say(line)
                 for line in accuracy(list(times), found):
                     self._say(line)
-        return replace(self._start, media=self._media, origin="measured just now")
+        return self._start._replace(media=self._media, origin="measured just now")
 
     def _total(self) -> int:
         jobs = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -228,8 +228,7 @@ class HostsTuner:
 
 def with_whole_link(one: Link, together: Link) -> Link:
     """What one rank takes, and of its host's link what all ranks together made of it."""
-    return replace(
-        one,
+    return one._replace(
         beta=together.beta,
         spill=together.spill,
         cache_bytes=together.cache_bytes,

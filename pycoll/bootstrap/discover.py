@@ -9,8 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pycoll.bootstrap import roster
 from pycoll.bootstrap.deadline import Deadline
@@ -27,8 +26,7 @@ _SLURM_STEP_MAX = 0xFFFFFFF0 - 1
 _torch_joins = 0
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """This process's place in its world, and how it meets the others.
 
     ``source`` says who told ("pycoll run", "Open MPI", ...). ``way`` is one of solo, store, unix,
@@ -64,13 +62,13 @@ def discover(
     env = os.environ if environ is None else environ
     if comm is not None:
         from_comm = _from_comm(comm, rank, size, address)
-        return replace(from_comm, secret=_with_secret(config, secret).secret or b"")
+        return from_comm._replace(secret=_with_secret(config, secret).secret or b"")
     config = _with_secret(config, secret)
     if rank is not None or size is not None:
         rank, size = _check_pair("rank", rank, "size", size)
         # A launcher's store counts its own ranks, so it is of no use to an explicit world.
         where = address or (config.address if config.store == "rank0" else None)
-        return _at_address(replace(config, store="rank0"), rank, size, where, "arguments", address)
+        return _at_address(config._replace(store="rank0"), rank, size, where, "arguments", address)
     if config.roster is not None:
         return _invited(config, config.roster)
     if config.rank is not None or config.size is not None:
@@ -79,7 +77,7 @@ def discover(
         return _at_address(config, rank, size, address or config.address, source, address)
     placement = _launched(env)
     if placement is not None:
-        placement = replace(placement, secret=config.secret or b"")
+        placement = placement._replace(secret=config.secret or b"")
         if address or config.address:
             rank, size = placement.rank, placement.size
             where = address or config.address
@@ -176,7 +174,7 @@ def _with_secret(config: Config, secret: str | bytes | None) -> Config:
             f"secret has {len(data)} characters: expected at least {SECRET_LENGTH_MIN}; "
             "secrets.token_hex(32) makes a good one"
         )
-    return replace(config, secret=data)
+    return config._replace(secret=data)
 
 
 def _at_address(

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pycoll.bootstrap.handshake import ANSWER_BYTES, STRANGER_S, Claim, Gate, Purpose, Verdict
 
@@ -30,8 +30,7 @@ Admit = Callable[[Claim, socket.socket], None]
 Trust = Callable[[socket.socket], bool]
 
 
-@dataclass
-class _Stranger:
+class _Stranger(NamedTuple):
     sock: socket.socket
     gate: Gate
     origin: str
@@ -136,7 +135,7 @@ class Doorkeeper:
         if not piece:
             self._refuse(stranger, "left before its proof")
             return
-        stranger.data += piece
+        stranger.data.extend(piece)
         if len(stranger.data) == ANSWER_BYTES:
             self._conclude(stranger)
 

@@ -16,8 +16,8 @@ import hmac
 import os
 import socket
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from pycoll.bootstrap.deadline import Deadline
 
@@ -82,14 +82,13 @@ def scope_of(job_id: str, communicator_id: str) -> bytes:
     return digest.digest()
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What a client says: ``rank`` wants connection ``index`` to ``peer`` (-1: the store)."""
+class Claim(NamedTuple):
+    """What a client says: ``rank`` wants connection ``number`` to ``peer`` (-1: the store)."""
 
     purpose: Purpose
     rank: int
     peer: int
-    index: int = 0
+    number: int = 0
 
 
 def _proof(key: bytes, label: bytes, parts: tuple[bytes, ...]) -> bytes:
@@ -163,7 +162,7 @@ class Visitor:
             claim.purpose,
             claim.rank,
             claim.peer,
-            claim.index,
+            claim.number,
             os.urandom(NONCE_BYTES),
             self._scope,
         )

@@ -189,7 +189,7 @@ class _Hub:
 
     def _decide(self, claim: Claim) -> Verdict:
         party = self._party
-        if claim.peer != party.rank or claim.rank not in party.ranks[1:] or claim.index != 0:
+        if claim.peer != party.rank or claim.rank not in party.ranks[1:] or claim.number != 0:
             return Verdict.UNWANTED
         return Verdict.DUPLICATE if claim.rank in self._visitors else Verdict.ADMITTED
 

@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from pycoll.bootstrap.cores import core_numbers, usable_cores
 from pycoll.bootstrap.host import machine_identity, process_name, process_token
@@ -20,8 +20,7 @@ from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
 
     ``door`` is where processes of its host find it, empty if they cannot (``hub.Door``). ``cores``
@@ -75,7 +74,8 @@ class Identity:
 
     def to_bytes(self) -> bytes:
         """For the exchange."""
-        return json.dumps(asdict(self)).encode()
+        ports = [port._asdict() for port in self.verbs]
+        return json.dumps(self._asdict() | {"verbs": ports}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:

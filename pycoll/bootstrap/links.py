@@ -196,14 +196,14 @@ class Links:
         # A peer may know before this rank that the two fall back from verbs, so that it counts as
         # one of tcp.
         most = socket_count(self._mine, self._identities[claim.rank])
-        return Verdict.ADMITTED if claim.index < most else Verdict.UNWANTED
+        return Verdict.ADMITTED if claim.number < most else Verdict.UNWANTED
 
     def _admit(self, claim: Claim, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._arrived:
             # A peer that proves itself anew has given up its earlier connection.
-            earlier = self._sockets.pop((claim.rank, claim.index), None)
-            self._sockets[claim.rank, claim.index] = sock
+            earlier = self._sockets.pop((claim.rank, claim.number), None)
+            self._sockets[claim.rank, claim.number] = sock
             self._arrived.notify_all()
         if earlier is not None:
             earlier.close()

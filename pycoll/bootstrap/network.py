@@ -61,11 +61,14 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def resolve(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
     """(family, socket address) of all addresses of ``host``; InvalidArgumentError if none."""
+    # What is text goes through a codec whose import takes longer than all the rest here.
+    name = host.encode() if host.isascii() else host
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise InvalidArgumentError(
-            f"address='{host}:{port}': {host!r} does not resolve ({error.strerror}); "
+            f"address='{host}:{port}': {host!r} does not resolve ({why}); "
             "check the name, or give the address in numbers"
         ) from None
     return [(int(family), tuple(address)) for family, _, _, _, address in found]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: The transport joins two ranks by so many rails (``is_rail_count`` of verbs_layout.h).
 RAIL_COUNTS = (4, 2, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A port that is up. ``gid`` is one of its addresses, ``index`` where that stands in its table.
+class Port(NamedTuple):
+    """A port that is up. ``gid`` is one of its addresses, at ``gid_index`` in its table.
 
     ``network`` is equal for two ports that may reach each other: "RoCE IPv4", "RoCE IPv6", "RoCE
     link-local", or "InfiniBand" with the prefix of the subnet. ``rate`` is in Gb/s, 0 if unknown.
@@ -19,7 +18,7 @@ class Port:
 
     device: str
     number: int
-    index: int
+    gid_index: int
     gid: str
     network: str
     rate: float = 0.0

@@ -11,8 +11,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
@@ -57,8 +56,7 @@ _LOOPBACK = ("127.0.0.1", "::1")
 _CONTEST_S = 1.0
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a store listens. ``targets``: (family, socket address); ``text``: for people."""
 
     text: str

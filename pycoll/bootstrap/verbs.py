@@ -66,7 +66,7 @@ class Pairs:
             self.transport = self._make(
                 self._rank,
                 len(self._identities),
-                [(port.device, port.number, port.index) for port in ports],
+                [(port.device, port.number, port.gid_index) for port in ports],
             )
             for peer in self._peers:
                 rails = [used.index(place) for place in self._rails[peer]]
@@ -186,7 +186,7 @@ def _network(layer: str, gid: str, kind: str) -> str | None:
 
 def _preference(port: Port) -> tuple[int, int]:
     rank = _ROCE.index(port.network) if port.network in _ROCE else 0
-    return rank, port.index
+    return rank, port.gid_index
 
 
 def _rate(port: Path) -> float:

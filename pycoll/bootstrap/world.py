@@ -6,8 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pycoll.bootstrap.connect import (
     Bring,
@@ -25,8 +24,7 @@ from pycoll.bootstrap.parts import Parent, make_part
 from pycoll.config import Config
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """A rank that is connected to all others.
 
     ``transports`` go into ``_core.Communicator``, the first with a link to a peer wins. ``names``

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +31,7 @@ def test_other_text_is_refused(text: str) -> None:
 def world(*cores_of_ranks: str, hosts: str = "") -> list[Identity]:
     mine = Identity.mine(Config())
     return [
-        replace(mine, cores=cores, host_id=hosts[rank : rank + 1])
+        mine._replace(cores=cores, host_id=hosts[rank : rank + 1])
         for rank, cores in enumerate(cores_of_ranks)
     ]
 
@@ -57,4 +55,4 @@ def test_an_identity_with_other_cores_is_refused() -> None:
     (mine,) = world("0-1")
     assert Identity.from_bytes(mine.to_bytes()) == mine
     with pytest.raises(ValueError):
-        Identity.from_bytes(replace(mine, cores="all").to_bytes())
+        Identity.from_bytes(mine._replace(cores="all").to_bytes())

@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 from host_jobs import places_of
 from hosts import DEVICE, ONE_GIGABIT, Hosts, obstacle
 
-FAR = replace(LINKS["tcp"], alpha=25e-6, beta=8e-9)
-NEAR = replace(LINKS["shm"], alpha=0.5e-6)
+FAR = LINKS["tcp"]._replace(alpha=25e-6, beta=8e-9)
+NEAR = LINKS["shm"]._replace(alpha=0.5e-6)
 
 
 def network(*hosts: str, transport: str = "tcp", made: str = "2026-01-01") -> Network:
@@ -129,7 +129,7 @@ def test_a_new_network_takes_the_old_ones_place_and_few_are_kept() -> None:
 
 
 def test_networks_are_stored_told_and_read_back(tmp_path: Path) -> None:
-    verbs = replace(network("a", "b", transport="verbs"), inside=None)
+    verbs = network("a", "b", transport="verbs")._replace(inside=None)
     values = Tuning(networks=(verbs, network("a", "b")))
     path = tmp_path / "tuning.json"
     tuning.store(values, path, "2026-01-01")
@@ -167,7 +167,7 @@ def test_a_network_that_is_not_right_is_refused(tmp_path: Path, networks: Any, w
 def test_hosts_talk_over_verbs_only_if_all_ranks_are_on_one_network() -> None:
     def on(networks: str, *transports: str) -> Identity:
         ports = tuple(Port("a", 1, 0, "", network) for network in networks.split(", ") if network)
-        return replace(Identity.mine(Config(), verbs=ports), transports=transports)
+        return Identity.mine(Config(), verbs=ports)._replace(transports=transports)
 
     ib = on("ib 1", "shm", "verbs", "tcp")
     assert transport_across([ib, ib]) == "verbs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -30,7 +29,7 @@ def _make(options: Any, backend_options: Any) -> PycollProcessGroup:
         raise ValueError(f"pg_options is {backend_options!r}: the backend pycoll has no options")
     seconds = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
-    config = replace(Config.read(), timeout_s=seconds)
+    config = Config.read()._replace(timeout_s=seconds)
     deadline = Deadline(seconds)
     exchange: Exchange = SoloExchange()
     if size > 1:
