@@ -8,12 +8,11 @@ against schedules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """The most that any rank has to do.
 
     ``sent``, ``received``, ``reduced``: bytes in units of n; reduced bytes arrive and are combined.

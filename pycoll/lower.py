@@ -8,8 +8,6 @@ bytes. Everything is linear in the number of the rank's transfers.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pycoll import plan_format
 from pycoll.collective import FROM_ROOT, ROOTED, TO_ROOT, Collective
 from pycoll.draft import FOREVER, Draft, Drafting
@@ -66,7 +64,7 @@ def lower_all(schedule: Schedule) -> list[bytes]:
         if t.destination != t.source:
             mine[t.destination].append(t)
     return [
-        lower(replace(schedule, transfers=tuple(transfers), only=rank), rank)
+        lower(schedule._replace(transfers=tuple(transfers), only=rank), rank)
         for rank, transfers in enumerate(mine)
     ]
 
@@ -98,9 +96,9 @@ def acknowledged(schedule: Schedule) -> Schedule:
                 tokens.append(Transfer(step, TOKEN, source, destination))
         step, distance = step + 1, distance * 2
     if kind in ROOTED and size == 2:
-        ahead = tuple(replace(token, step=0) for token in tokens)
-        return replace(schedule, transfers=(*ahead, *schedule.transfers))
-    return replace(schedule, transfers=(*schedule.transfers, *tokens))
+        ahead = tuple(token._replace(step=0) for token in tokens)
+        return schedule._replace(transfers=(*ahead, *schedule.transfers))
+    return schedule._replace(transfers=(*schedule.transfers, *tokens))
 
 
 class _Placing:

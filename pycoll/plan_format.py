@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, NoReturn
 
@@ -79,8 +78,7 @@ class Row(NamedTuple):
         return len(self.recv) + bool(self.source) + (self.carry != NO_CARRY)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One rank's share of a schedule."""
 
     collective: Collective

@@ -17,7 +17,6 @@ from the left. It takes several rows if more values arrive than a row takes in (
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pycoll.collective import FROM_ROOT, TO_ROOT, Collective
@@ -38,8 +37,7 @@ class ScheduleError(ValueError):
     """A schedule or a plan does not do what it promises; the text says where and why."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Transfer:
+class Transfer(NamedTuple):
     """``chunk`` of ``source`` goes to ``destination``, landing in ``into``.
 
     ``before`` says on which side the arriving value stands in a REDUCE: True puts it in front of
@@ -114,8 +112,7 @@ def block_count(collective: Collective, size: int) -> int:
     return 1
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(NamedTuple):
     """The transfers of all ranks, or of one rank where ``only`` names it.
 
     ``temporaries`` are numbered from ``data_chunks`` up; entry ``i`` is the data chunk whose size
@@ -149,12 +146,12 @@ class Schedule:
     def part_of(self, rank: int) -> Schedule:
         """Only the transfers that ``rank`` takes part in."""
         mine = tuple(t for t in self.transfers if rank in (t.source, t.destination))
-        return replace(self, transfers=mine, only=rank)
+        return self._replace(transfers=mine, only=rank)
 
 
 def shift(transfers: Iterable[Transfer], steps: int) -> list[Transfer]:
     """The same transfers, ``steps`` later."""
-    return [replace(t, step=t.step + steps) for t in transfers]
+    return [t._replace(step=t.step + steps) for t in transfers]
 
 
 def input_blocks(collective: Collective, size: int, root: int, rank: int) -> range:

@@ -8,9 +8,9 @@ where they apply.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from pycoll.algorithms import TABLE, Algorithm, lookup
 from pycoll.collective import REDUCING, Collective
@@ -38,8 +38,7 @@ DRAW = 0.1
 _HIDDEN = 0.1
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """A row of a tuning table: ``name`` is best for messages up to ``nbytes_max``."""
 
     collective: Collective
@@ -48,8 +47,7 @@ class Measured:
     name: str
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """``alternatives``: the other candidates with their predicted seconds, best first."""
 
     name: str

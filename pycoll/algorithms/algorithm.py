@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pycoll.collective import ROOTED, Collective
@@ -21,8 +20,7 @@ class Levels(NamedTuple):
     sharing: int
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(NamedTuple):
     """One algorithm for one collective.
 
     ``builder`` takes (size, only=), and root= or topology= where they matter. ``formula`` gives the

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from pycoll.algorithms.algorithm import Algorithm, Levels
 from pycoll.collective import REDUCING
@@ -13,8 +13,7 @@ from pycoll.schedule import TOKEN, Schedule, Transfer
 from pycoll.topology import Topology
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Ranks that run a phase together. Block b of their algorithm is the chunks ``blocks[b]``."""
 
     members: Sequence[int]
@@ -22,8 +21,7 @@ class Group:
     root: int = 0
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """One algorithm on groups side by side; ``across`` hosts or inside them."""
 
     algorithm: Algorithm
@@ -38,8 +36,7 @@ class Phase:
         return max(self.algorithm.cost(size, self.topology).steps for size in sizes)
 
 
-@dataclass(frozen=True)
-class Composition:
+class Composition(NamedTuple):
     """The phases of a collective, and the chunks that its blocks have."""
 
     parts: int

@@ -37,7 +37,7 @@ def halving(cores: Cores, owned: Owned, start: int) -> Iterator[Transfer]:
     for k in range(cores.rounds):
         for i, j in cores.partners(1 << k):
             source, destination = cores.rank(i), cores.rank(j)
-            for core in range(j % (2 << k), cores.count, 2 << k):
+            for core in range(j % (2 << k), cores.working, 2 << k):
                 for chunk in owned(core):
                     yield Transfer(start + k, chunk, source, destination, REDUCE, before=i < j)
 
@@ -47,7 +47,7 @@ def doubling(cores: Cores, owned: Owned, start: int) -> Iterator[Transfer]:
     for step, k in enumerate(reversed(range(cores.rounds))):
         for i, j in cores.partners(1 << k):
             source, destination = cores.rank(i), cores.rank(j)
-            for core in range(i % (2 << k), cores.count, 2 << k):
+            for core in range(i % (2 << k), cores.working, 2 << k):
                 for chunk in owned(core):
                     yield Transfer(start + step, chunk, source, destination)
 
@@ -57,12 +57,12 @@ def all_reduce(size: int, *, only: int | None = None) -> Schedule:
     cores = Cores(size, only)
     first = cores.fold_steps
     phases = (
-        folding(cores, cores.count),
+        folding(cores, cores.working),
         halving(cores, one_each, first),
         doubling(cores, one_each, first + cores.rounds),
-        unfolding(cores, first + 2 * cores.rounds, cores.count),
+        unfolding(cores, first + 2 * cores.rounds, cores.working),
     )
-    return finish(Collective.ALL_REDUCE, size, chain(*phases), parts=cores.count, only=only)
+    return finish(Collective.ALL_REDUCE, size, chain(*phases), parts=cores.working, only=only)
 
 
 def reduce_scatter(size: int, *, only: int | None = None) -> Schedule:

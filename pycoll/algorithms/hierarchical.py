@@ -13,9 +13,9 @@ MLSys 2019). Hosts may be uneven: shard s belongs to place s mod g of a host of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import lcm
+from typing import NamedTuple
 
 from pycoll.algorithms.algorithm import Algorithm, Levels
 from pycoll.algorithms.composition import Composition, Group, Phase, levels, run, total
@@ -31,8 +31,7 @@ Table = Mapping[Collective, Mapping[str, Algorithm]]
 BACK = {"halving_doubling": "recursive_doubling"}
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """Where the algorithms of the phases come from."""
 
     table: Table

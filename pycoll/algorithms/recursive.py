@@ -15,17 +15,16 @@ recursive doubling for allreduce", Parallel Computing 69 (2017) (radix 4); Hilli
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from pycoll.algorithms.pattern import Pair, finish, log2_ceil, onward
 from pycoll.collective import Collective
 from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
 
 
-@dataclass(frozen=True)
-class Cores:
-    """The 2^k ranks that do the work, ``count``, and the ``folded`` ranks that stand by."""
+class Cores(NamedTuple):
+    """The 2^k ranks that do the work, ``working``, and the ``folded`` ranks that stand by."""
 
     size: int
     only: int | None
@@ -36,14 +35,14 @@ class Cores:
         return self.size.bit_length() - 1
 
     @property
-    def count(self) -> int:
+    def working(self) -> int:
         """2^k, the largest power of two up to size."""
         return 1 << self.rounds
 
     @property
     def folded(self) -> int:
         """r, the pairs."""
-        return self.size - self.count
+        return self.size - self.working
 
     @property
     def fold_steps(self) -> int:
@@ -67,7 +66,7 @@ class Cores:
 
     def partners(self, *distances: int) -> Iterator[Pair]:
         """(core, core ^ distance) for every core; a core's sources come in ascending order."""
-        cores: list[int] = list(range(self.count))
+        cores: list[int] = list(range(self.working))
         if self.only is not None:
             own = self.only - min(self.folded, (self.only + 1) // 2)
             if self.rank(own) != self.only:

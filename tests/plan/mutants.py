@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 from simulate import (
@@ -44,7 +43,7 @@ def drop(rng: random.Random, s: Schedule, i: int) -> list[Transfer]:
 
 def duplicate(rng: random.Random, s: Schedule, i: int) -> list[Transfer]:
     t = s.transfers[i]
-    again = replace(t, step=t.step + rng.randrange(3))
+    again = t._replace(step=t.step + rng.randrange(3))
     return [*s.transfers[: i + 1], again, *s.transfers[i + 1 :]]
 
 
@@ -52,8 +51,8 @@ def swap_order(rng: random.Random, s: Schedule, i: int) -> list[Transfer]:
     j = rng.randrange(len(s.transfers))
     transfers = list(s.transfers)
     transfers[i], transfers[j] = (
-        replace(transfers[j], step=transfers[i].step),
-        replace(transfers[i], step=transfers[j].step),
+        transfers[j]._replace(step=transfers[i].step),
+        transfers[i]._replace(step=transfers[j].step),
     )
     return transfers
 
@@ -76,19 +75,19 @@ SCHEDULE_MUTATIONS = {
     "duplicate": duplicate,
     "swap order": swap_order,
     "redirect destination": change(
-        lambda rng, s, t: replace(t, destination=other(rng, s.size, t.destination))
+        lambda rng, s, t: t._replace(destination=other(rng, s.size, t.destination))
     ),
-    "redirect source": change(lambda rng, s, t: replace(t, source=other(rng, s.size, t.source))),
-    "turn around": change(lambda rng, s, t: replace(t, source=t.destination, destination=t.source)),
-    "change chunk": change(lambda rng, s, t: replace(t, chunk=any_chunk(rng, s, t.chunk))),
-    "change place": change(lambda rng, s, t: replace(t, into=any_chunk(rng, s, t.target))),
-    "copy or reduce": change(lambda rng, s, t: replace(t, reduce=not t.reduce)),
-    "front or behind": change(lambda rng, s, t: replace(t, before=not t.before)),
+    "redirect source": change(lambda rng, s, t: t._replace(source=other(rng, s.size, t.source))),
+    "turn around": change(lambda rng, s, t: t._replace(source=t.destination, destination=t.source)),
+    "change chunk": change(lambda rng, s, t: t._replace(chunk=any_chunk(rng, s, t.chunk))),
+    "change place": change(lambda rng, s, t: t._replace(into=any_chunk(rng, s, t.target))),
+    "copy or reduce": change(lambda rng, s, t: t._replace(reduce=not t.reduce)),
+    "front or behind": change(lambda rng, s, t: t._replace(before=not t.before)),
     "shift step": change(
-        lambda rng, s, t: replace(t, step=max(0, t.step + rng.choice((-2, -1, 1, 2))))
+        lambda rng, s, t: t._replace(step=max(0, t.step + rng.choice((-2, -1, 1, 2))))
     ),
-    "change lane": change(lambda rng, s, t: replace(t, lane=other(rng, 3, t.lane))),
-    "make a token": change(lambda rng, s, t: replace(t, chunk=TOKEN, reduce=False, into=-2)),
+    "change lane": change(lambda rng, s, t: t._replace(lane=other(rng, 3, t.lane))),
+    "make a token": change(lambda rng, s, t: t._replace(chunk=TOKEN, reduce=False, into=-2)),
 }
 
 
@@ -128,7 +127,7 @@ def schedule_mutants(name: str, schedule: Schedule) -> Iterator[tuple[str, Sched
             rng = random.Random(seed)
             transfers = mutate(rng, schedule, rng.randrange(len(schedule.transfers)))
             ordered = tuple(sorted(transfers, key=lambda t: t.step))
-            yield seed, replace(schedule, transfers=ordered)
+            yield seed, schedule._replace(transfers=ordered)
 
 
 def judge_schedules(name: str, schedule: Schedule) -> tuple[int, int]:
@@ -152,30 +151,30 @@ def judge_schedules(name: str, schedule: Schedule) -> tuple[int, int]:
 
 
 def drop_row(rng: random.Random, plan: Plan, i: int) -> Plan:
-    return replace(plan, rows=(*plan.rows[:i], *plan.rows[i + 1 :]))
+    return plan._replace(rows=(*plan.rows[:i], *plan.rows[i + 1 :]))
 
 
 def repeat_row(rng: random.Random, plan: Plan, i: int) -> Plan:
-    return replace(plan, rows=(*plan.rows[: i + 1], *plan.rows[i:]))
+    return plan._replace(rows=(*plan.rows[: i + 1], *plan.rows[i:]))
 
 
 def swap_rows(rng: random.Random, plan: Plan, i: int) -> Plan:
     j = rng.randrange(len(plan.rows))
     rows = list(plan.rows)
     rows[i], rows[j] = rows[j]._replace(lane=rows[i].lane), rows[i]._replace(lane=rows[j].lane)
-    return replace(plan, rows=tuple(rows))
+    return plan._replace(rows=tuple(rows))
 
 
 def swap_neighbours(rng: random.Random, plan: Plan, i: int) -> Plan:
     rows = list(plan.rows)
     rows[i - 1], rows[i] = rows[i], rows[i - 1]
-    return replace(plan, rows=tuple(rows))
+    return plan._replace(rows=tuple(rows))
 
 
 def change_row(i: int, plan: Plan, **fields: object) -> Plan:
     rows = list(plan.rows)
     rows[i] = rows[i]._replace(**fields)
-    return replace(plan, rows=tuple(rows))
+    return plan._replace(rows=tuple(rows))
 
 
 def flip(flag: int) -> Callable[[random.Random, Plan, int], Plan]:
@@ -204,7 +203,7 @@ def redirect_channel(rng: random.Random, plan: Plan, i: int) -> Plan:
         channels[k] = Channel(rng.randrange(plan.size), number, direction)
     else:
         channels[k] = Channel(peer, rng.randrange(3), direction)
-    return replace(plan, channels=tuple(channels))
+    return plan._replace(channels=tuple(channels))
 
 
 def new_lane(rng: random.Random, plan: Plan, i: int) -> Plan:
@@ -216,7 +215,7 @@ def new_lane(rng: random.Random, plan: Plan, i: int) -> Plan:
     kept = [
         r for k, r in enumerate(plan.rows) if k < i or (k > i and (alone or r.lane != first.lane))
     ]
-    return replace(plan, rows=(*kept, *moved), lane_count=plan.lane_count + 1)
+    return plan._replace(rows=(*kept, *moved), lane_count=plan.lane_count + 1)
 
 
 PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
@@ -241,7 +240,7 @@ PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
     "channel": change_channel,
     "redirect": redirect_channel,
     "new lane": new_lane,
-    "fewer scratch slots": lambda rng, plan, i: replace(plan, scratch_slots=0),
+    "fewer scratch slots": lambda rng, plan, i: plan._replace(scratch_slots=0),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from dataclasses import replace
 
 import pytest
 from processor import quickest_s
@@ -135,7 +134,7 @@ def test_receive_reduce_send_is_one_row_and_sums_on_the_way_stay_nowhere() -> No
 
 
 def test_lanes_without_common_values_stay_apart() -> None:
-    two = [*tree(7).transfers, *(replace(t, chunk=1) for t in tree(7, lane=2).transfers)]
+    two = [*tree(7).transfers, *(t._replace(chunk=1) for t in tree(7, lane=2).transfers)]
     both = make(Collective.ALL_REDUCE, 7, two, parts=2)
     plan = unpack(lower(both, 1))
     assert plan.lane_count == 4

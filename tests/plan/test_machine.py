@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from samples import binomial, chain, doubling, make, ring
 
@@ -31,7 +29,7 @@ def edit(plans: list[bytes], rank: int, index: int, **fields: object) -> list[by
     rows = list(plan.rows)
     rows[index] = rows[index]._replace(**fields)
     edited = list(plans)
-    edited[rank] = pack(replace(plan, rows=tuple(rows)))
+    edited[rank] = pack(plan._replace(rows=tuple(rows)))
     return edited
 
 
@@ -44,7 +42,7 @@ def refused(plans: list[bytes], **options: object) -> str:
 def test_a_deadlock_names_who_waits_for_what() -> None:
     plans = lower_all(chain(3))
     plan = unpack(plans[0])
-    plans[0] = pack(replace(plan, rows=plan.rows[1:]))
+    plans[0] = pack(plan._replace(rows=plan.rows[1:]))
     text = refused(plans)
     assert text.startswith("deadlock: rank 0 lane 1 row 0 tile 0 waits for a segment from rank 1; ")
     assert "deadlock" in refused(lower_all(ring(3)), depth=1)
@@ -53,7 +51,7 @@ def test_a_deadlock_names_who_waits_for_what() -> None:
 def test_left_over_segments_are_found() -> None:
     plans = lower_all(binomial(2, 0))
     plan = unpack(plans[1])
-    plans[1] = pack(replace(plan, rows=()))
+    plans[1] = pack(plan._replace(rows=()))
     assert refused(plans).startswith("deadlock: rank 0 lane 0 row 0 tile 2 waits for room")
     assert "1 segments from rank 0 to rank 1 on channel 0 are never received" in refused(
         plans, tiles=1
@@ -114,7 +112,7 @@ def test_results_land_where_all_who_read_there_have_told_their_sender() -> None:
     looks = tells._replace(send=(), flags=0, target=Buffer.SCRATCH)
     for flags in (hears.flags, hears.flags & ~LAND):
         rows = (tells, looks, hears._replace(flags=flags))
-        plans[0] = pack(replace(plan, scratch_slots=1, rows=rows))
+        plans[0] = pack(plan._replace(scratch_slots=1, rows=rows))
         if not flags & LAND:
             verify_plans(plans)
             continue
@@ -132,11 +130,11 @@ def test_nothing_lands_where_somebody_may_still_read_what_was_sent() -> None:
     twice = tells._replace(flags=0, send=(*tells.send, len(one.channels)))
     late = Row(0, 0, 0, Buffer.NONE, 0, 0, Buffer.SCRATCH, 0, (len(two.channels),), ())
     channels = (*two.channels, Channel(0, 5, False))
-    plans[1] = pack(replace(two, scratch_slots=1, channels=channels, rows=(combines, late)))
+    plans[1] = pack(two._replace(scratch_slots=1, channels=channels, rows=(combines, late)))
     channels = (*one.channels, Channel(1, 5, True))
     for flags in (FLUSH, FLUSH | LAND):
         rows = (twice, hears._replace(flags=flags))
-        plans[0] = pack(replace(one, channels=channels, rows=rows))
+        plans[0] = pack(one._replace(channels=channels, rows=rows))
         if not flags & LAND:
             verify_plans(plans)
             continue
@@ -175,7 +173,7 @@ def test_a_lead_knows_nothing_of_what_is_behind_it() -> None:
 def test_a_lane_whose_lead_cannot_go_on_is_told_with_it() -> None:
     plans = lower_all(doubling(2))
     rows = unpack(plans[1]).rows
-    plans[1] = pack(replace(unpack(plans[1]), rows=(rows[0],)))
+    plans[1] = pack(unpack(plans[1])._replace(rows=(rows[0],)))
     assert refused(plans) == (
         "deadlock: rank 0 lane 0 row 0 tile 2 waits for room towards rank 1; "
         "rank 0 lane 0 row 1 tile 2 waits for its turn"
@@ -199,7 +197,7 @@ def test_lanes_that_share_memory_without_an_order_are_a_race() -> None:
     row = split.rows[0]
     stored = row._replace(send=(), flags=row.flags & FINAL)
     sent = row._replace(lane=1, recv=(), source=2, source_position=0, target=0, flags=0)
-    plans[2] = pack(replace(split, lane_count=2, rows=(stored, sent)))
+    plans[2] = pack(split._replace(lane_count=2, rows=(stored, sent)))
     assert "output 0, which nothing has written" in refused(plans) or "while" in refused(plans)
 
 
@@ -209,8 +207,8 @@ def test_a_copy_from_the_input_is_a_write_unless_in_place() -> None:
     (both,) = plan.rows
     copied = both._replace(send=(), flags=0)
     sent = both._replace(lane=1, source=Buffer.OUTPUT, target=Buffer.NONE, target_slot=0)
-    verify_plans([pack(replace(plan, rows=(copied, sent._replace(lane=0)))), plans[1]])
-    text = refused([pack(replace(plan, rows=(copied, sent), lane_count=2)), plans[1]])
+    verify_plans([pack(plan._replace(rows=(copied, sent._replace(lane=0)))), plans[1]])
+    text = refused([pack(plan._replace(rows=(copied, sent), lane_count=2)), plans[1]])
     assert text == (
         "rank 0, lane 1, row 0 (chunk 0), tile 0: reads output 0 while rank 0 lane 0 writes it"
     )

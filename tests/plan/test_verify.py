@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from samples import all_samples, chain, direct_reduce, doubling, make, one_shot, ring, tree
 from simulate import schedule_is_right
@@ -29,7 +27,7 @@ def refused(schedule: Schedule) -> str:
 
 
 def with_transfers(schedule: Schedule, *transfers: Transfer) -> Schedule:
-    return replace(schedule, transfers=transfers)
+    return schedule._replace(transfers=transfers)
 
 
 def pair(*transfers: Transfer, kind: Collective = Collective.ALL_REDUCE, **more: object) -> str:
@@ -104,8 +102,8 @@ def test_a_collective_that_only_copies_refuses_combinations() -> None:
 
 def test_shape_of_the_schedule_is_checked() -> None:
     assert "only rank 1's part" in refused(ring(3).part_of(1))
-    assert "root 2" in refused(replace(direct_reduce(2, 0), root=2))
-    assert "has no root" in refused(replace(chain(3), root=1))
+    assert "root 2" in refused(direct_reduce(2, 0)._replace(root=2))
+    assert "has no root" in refused(chain(3)._replace(root=1))
     late_first = with_transfers(chain(2), Transfer(1, 0, 0, 1, REDUCE), Transfer(0, 0, 1, 0))
     assert "step 0 is listed behind step 1" in refused(late_first)
 
@@ -127,7 +125,7 @@ def test_a_barrier_is_left_only_after_everyone_came() -> None:
 
 def test_ranks_that_fold_in_different_orders_are_refused() -> None:
     verify_schedule(one_shot(5))
-    others_behind = [replace(t, before=False) for t in one_shot(3).transfers]
+    others_behind = [t._replace(before=False) for t in one_shot(3).transfers]
     text = refused(make(Collective.ALL_REDUCE, 3, others_behind))
     assert "ranks 0 and 2 combine chunk 0 in different orders" in text
 
