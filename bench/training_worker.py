@@ -6,7 +6,8 @@ Every environment, an object of JSON, makes a rank; all are forked from one proc
 torch takes seconds in each. Without any there is one rank.
 
 A way of training is one of the orders' words: a policy, "hvd" (tensor by tensor), "ddp", "alone"
-(nothing is reduced) or "all_reduce" (the same bytes in one piece, and nothing is computed). All
+(nothing is reduced), "all_reduce" (the same bytes in one piece, and nothing is computed) or
+"ddp, 32 B" (ddp that reduces so much of each bucket: its own copies, and waiting for others). All
 ways have the same parameters in the same memory; while times are taken the learning rate is 0.
 """
 
@@ -31,6 +32,18 @@ WARM_UP = 8
 RATE = 0.125
 #: Those that send for the next forward pass, and what may choose them.
 LATE = ("bytescheduler", "dear", "auto")
+#: Those whose gradients stay different on each rank.
+APART = ("alone", "all_reduce", "ddp, 32 B")
+
+
+def little_of(dist: Any) -> Callable[..., Any]:
+    """A hook of DistributedDataParallel that leaves the bucket as it is."""
+
+    def hook(_, bucket):  # torch reads annotations, and not as text
+        future = dist.all_reduce(torch.zeros(8), async_op=True).get_future()
+        return future.then(lambda _: bucket.buffer())
+
+    return hook
 
 
 class Pycoll:
@@ -56,8 +69,11 @@ class Pycoll:
 
     def wrapped(self, way: str, model: torch.nn.Module, optimizer: Any) -> tuple[Any, Any]:
         """What computes the loss, and what steps."""
-        if way == "ddp":
-            return torch.nn.parallel.DistributedDataParallel(model), optimizer
+        if way.startswith("ddp"):
+            parallel = torch.nn.parallel.DistributedDataParallel(model)
+            if way in APART:
+                parallel.register_comm_hook(None, little_of(self.dist))
+            return parallel, optimizer
         words: dict[str, Any] = {} if way == "hvd" else {"policy": way}
         if way in LATE:
             words["model"] = model
@@ -159,7 +175,7 @@ class Training:
         """Whether a step is that of the averaged gradients of all ranks."""
         for _ in range(WARM_UP):
             self.step()
-        if self._way in ("alone", "all_reduce"):
+        if self._way in APART:
             return True
         parameters = list(self._task.model.parameters())
         before = [p.detach().clone() for p in parameters]

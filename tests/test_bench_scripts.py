@@ -104,14 +104,14 @@ def test_training_is_compared_by_all_policies(page: Path, tmp_path: Path) -> Non
     text = run(
         "training.py", *words, "--without-calls", "--markdown", str(page), "--plot", str(picture)
     )
-    for way in (*POLICIES, "auto", "hvd", "ddp", "Gloo DDP"):
+    for way in (*POLICIES, "auto", "hvd", "ddp, 32 B", "ddp", "Gloo DDP"):
         row = rf"\n{way} +step, ms: [\d.]+  not hidden, ms: [\d.]+  hidden: \d+%  .*: [\d.]+\n"
         assert re.search(row, text), way
     assert re.search(r"\nalone +step, ms: [\d.]+ ", text)
     assert "# auto takes " in text
     section = page.read_text().partition("## Training")[2]
     assert "### small transformer, 0 MB; 2 ranks on one host" in section
-    assert section.count("\n| ") == len(POLICIES) + 7
+    assert section.count("\n| ") == len(POLICIES) + 8
     assert "training.svg" in section and "not hidden" in picture.read_text()
     assert kept(page)
 
