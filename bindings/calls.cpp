@@ -106,8 +106,10 @@ std::byte* CallTable::fusion_memory(std::uint64_t bytes) {
 
 runtime::CollectiveRequest request_of(const Prepared& prepared,
                                       std::span<const std::uint64_t> counts,
-                                      std::uint64_t input_bytes, std::uint64_t output_bytes) {
+                                      std::uint64_t input_bytes, std::uint64_t output_bytes,
+                                      std::uint64_t lengths_key) {
   runtime::CollectiveRequest request = prepared.request;
+  request.descriptor.plan_key ^= lengths_key;
   request.counts.assign(counts.begin(), counts.end());
   request.descriptor.count = total_of(counts);
   request.input.bytes = input_bytes;
@@ -118,20 +120,23 @@ runtime::CollectiveRequest request_of(const Prepared& prepared,
 const std::shared_ptr<runtime::Call>* CallTable::call(const Prepared& prepared,
                                                       std::span<const std::uint64_t> counts,
                                                       std::uint64_t input_bytes,
-                                                      std::uint64_t output_bytes) {
+                                                      std::uint64_t output_bytes,
+                                                      std::uint64_t lengths_key) {
   if (std::max(input_bytes, output_bytes) > runtime::Call::kShortBytes) return nullptr;
   std::size_t hash = reinterpret_cast<std::uintptr_t>(&prepared);
-  mix(hash, counts.empty() ? 0 : counts.front());
+  mix(hash, lengths_key ^ (counts.empty() ? 0 : counts.front()));
+  const std::uint64_t plan_key = prepared.request.descriptor.plan_key ^ lengths_key;
   Slot& slot = slots_[hash % kCallsMax];
   if (slot.prepared == &prepared) {
     const runtime::CollectiveRequest& known = slot.call->request();
     if (known.input.bytes == input_bytes && known.output.bytes == output_bytes &&
+        known.descriptor.plan_key == plan_key &&
         std::equal(counts.begin(), counts.end(), known.counts.begin(), known.counts.end())) {
       return &slot.call;
     }
   }
-  slot = {&prepared,
-          std::make_shared<runtime::Call>(request_of(prepared, counts, input_bytes, output_bytes))};
+  slot = {&prepared, std::make_shared<runtime::Call>(
+                         request_of(prepared, counts, input_bytes, output_bytes, lengths_key))};
   return &slot.call;
 }
 

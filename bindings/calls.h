@@ -71,7 +71,8 @@ class CallTable {
   // the plan has; nullptr if the communicator had better take a request.
   const std::shared_ptr<runtime::Call>* call(const Prepared& prepared,
                                              std::span<const std::uint64_t> counts,
-                                             std::uint64_t input_bytes, std::uint64_t output_bytes);
+                                             std::uint64_t input_bytes, std::uint64_t output_bytes,
+                                             std::uint64_t lengths_key = 0);
 
   // The call that all_reduce(x, out=x) is for such an x, if it was noted; empty otherwise. Nothing
   // else decides about it, so that nothing else need be read.
@@ -106,10 +107,11 @@ class CallTable {
   std::unique_ptr<Fusions> fusions_;
 };
 
-// The request of a preparation with counts and the lengths of memory.
+// The request of a preparation with counts and the lengths of memory; `lengths_key`: LengthsKey's.
 runtime::CollectiveRequest request_of(const Prepared& prepared,
                                       std::span<const std::uint64_t> counts,
-                                      std::uint64_t input_bytes, std::uint64_t output_bytes);
+                                      std::uint64_t input_bytes, std::uint64_t output_bytes,
+                                      std::uint64_t lengths_key = 0);
 
 // _core.Calls, the base of pycoll.core.Core.
 struct CallsObject {

@@ -1,5 +1,7 @@
 #include "bindings/fusions.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -144,6 +146,12 @@ std::vector<runtime::Part> parts_of(const Fusion& fusion) {
   return parts;
 }
 
+std::uint64_t lengths_key(const Fusion& fusion) {
+  LengthsKey key;
+  for (const Member& member : fusion.members) key.add(member.bytes);
+  return key.value();
+}
+
 // One after the other, so that those behind one that raises can still be told.
 void fill(Fusion& fusion) {
   std::size_t filled = 0;
@@ -212,7 +220,7 @@ bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   if (prepared == nullptr) return false;
   const bool shared = fusion.members.size() > 1;
   if (shared && fusion.bytes > kPackedBytesMax && are_apart(fusion)) {
-    run_parts(self, *prepared, fusion.choice.dtype, parts_of(fusion));
+    run_parts(self, *prepared, fusion.choice.dtype, parts_of(fusion), lengths_key(fusion));
     fill(fusion);
     return true;
   }
@@ -223,6 +231,7 @@ bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   reading.target.data = memory;
   reading.source.dtype = reading.target.dtype = fusion.choice.dtype;
   reading.source.count = reading.target.count = fusion.bytes / item_bytes(fusion.choice.dtype);
+  reading.lengths_key = lengths_key(fusion);
   reading.count_count = 1;
   reading.counts[0] = reading.source.count;
   reading.result = py::none();
@@ -255,6 +264,14 @@ void bind_fusions(py::module_& module) {
       "A Work of a group that has not ended; finish() will give its result.");
   module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("key"), py::arg("source"),
              py::arg("target"), "One more all_reduce; `key` is Core._prepare's.");
+  module.def(
+      "lengths_key",
+      [](const std::vector<std::uint64_t>& nbytes) {
+        LengthsKey key;
+        for (const std::uint64_t bytes : nbytes) key.add(bytes);
+        return key.value();
+      },
+      py::arg("nbytes"), "What the lengths of a message's arrays add to its key, by exclusive or.");
   module.def("run_fusion", &run_numbered, py::arg("group"), py::arg("communicator"),
              py::arg("number"), "Run one fusion, prepared if need be, and fill its Works.");
 }

@@ -74,8 +74,8 @@ std::shared_ptr<Operation> start_call(CommunicatorHandle& handle,
 }
 
 runtime::CollectiveRequest make_request(const Prepared& prepared, const Reading& reading) {
-  runtime::CollectiveRequest request =
-      request_of(prepared, reading.blocks(), reading.input_bytes(), reading.output_bytes());
+  runtime::CollectiveRequest request = request_of(prepared, reading.blocks(), reading.input_bytes(),
+                                                  reading.output_bytes(), reading.lengths_key);
   request.input.data = reading.input();
   request.output.data = reading.output();
   return request;
@@ -108,8 +108,8 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
                       Remembered* remembered, PyObject* out) {
   CallTable& table = *self->table;
   CommunicatorHandle& handle = table.handle();
-  const auto* call =
-      table.call(prepared, reading.blocks(), reading.input_bytes(), reading.output_bytes());
+  const auto* call = table.call(prepared, reading.blocks(), reading.input_bytes(),
+                                reading.output_bytes(), reading.lengths_key);
   const std::string_view name = name_of(reading.choice.collective);
   if (reading.plain_in_place && call != nullptr) {
     table.in_place(reading.source.dtype, reading.source.count) = *call;
@@ -142,10 +142,10 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
 }
 
 void run_parts(CallsObject* self, const Prepared& prepared, DType dtype,
-               std::vector<runtime::Part> parts) {
+               std::vector<runtime::Part> parts, std::uint64_t lengths_key) {
   const std::uint64_t bytes = parts.back().end;
   const std::uint64_t count = bytes / item_bytes(dtype);
-  runtime::CollectiveRequest request = request_of(prepared, {&count, 1}, bytes, bytes);
+  runtime::CollectiveRequest request = request_of(prepared, {&count, 1}, bytes, bytes, lengths_key);
   request.input.data = parts.front().input;
   request.output.data = parts.front().output;
   request.parts = std::move(parts);

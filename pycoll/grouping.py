@@ -267,6 +267,7 @@ class Group(_core.Group):
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, source.nbytes, algorithm, deterministic
         )
+        prepared = prepared.of_arrays(one.ends.source.nbytes for one in fusion)
         count = source.count
         communicator._start(prepared, source, target, dtype, [count], count, False, nothing)
         if len(fusion) > 1:
@@ -283,6 +284,7 @@ class Group(_core.Group):
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
+        prepared = prepared.of_arrays(one.member.ends.source.nbytes for one in launch)
         members = [
             OnDevice(one.member.ends.source, one.member.ends.target, one.where) for one in launch
         ]

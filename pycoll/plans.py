@@ -5,6 +5,7 @@ The choice is a function of values that all ranks agree on, so all choose alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pycoll import _core
@@ -27,6 +28,10 @@ class Prepared(NamedTuple):
     segment_bytes: int
     reduction: Reduction | None
     user: Reduction | None
+
+    def of_arrays(self, lengths: Iterable[int]) -> Prepared:
+        """The same for a message of arrays of so many bytes each, on which ranks must agree."""
+        return self._replace(key=self.key ^ _core.lengths_key(list(lengths)))
 
 
 class Plans:

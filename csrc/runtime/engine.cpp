@@ -145,7 +145,7 @@ bool Engine::may_begin(const Pending& pending) const {
 }
 
 // Makes it one of those that run; a wrong request ends at once and uses up no sequence number.
-bool Engine::begin(Pending pending, CollectiveRequest* request) {
+bool Engine::begin(Pending&& pending, CollectiveRequest* request) {
   Running entering{std::move(pending)};
   if (Status status = enter(entering, request); !status.ok()) {
     entering.pending.operation->finish(std::move(status));

@@ -85,9 +85,11 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
   streams_ = large_ && (input != output || !fresh_ || spread_);
   header_.sequence = sequence;
   odd_peer_ = -1;
+  first_ = true;
   for (Port& port : ports_) {
     port.ticket = port.turn->issued++;
     port.passed_on = port.lent = false;
+    first_ &= port.turn->served == port.ticket;
   }
   lends_ = false;
   for (Lane& lane : lanes_) {
@@ -291,7 +293,9 @@ Progress Execution::run_row(Lane& lane) {
   const bool has_room =
       direct ? hand_over(lane, skip, all.operands[0]) : reserve(bound, skip, &all);
   if (!has_room) return Progress::kBlocked;
-  if (length != 0) combine_parts(row, all, length);
+  if (length != 0 && (all.target != nullptr || all.room_count != 0)) {
+    request_.parts.empty() ? combine(row, all, length) : combine_parts(row, all, length);
+  }
   if (spoiled()) return Progress::kSpoiled;
   if (streams_) stream_fence();
   // What a failing peer took back is used no further; that it has failed will be heard.
@@ -333,7 +337,7 @@ void Execution::copy(const Gathered& all, std::size_t bytes) const {
 void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const {
   const std::size_t item = bound_.item_bytes();
   if (all.operand_count == 1) return copy(all, length * item);
-  if (all.operand_count == 0 || (all.target == nullptr && all.room_count == 0)) return;
+  if (all.operand_count == 0) return;
   const bool scaled = scale_divisor_ != 0 && (row.flags & plan::kFlagFinal) != 0;
   // Made in place where that is quick, else beside and copied.
   const bool into_room =
@@ -344,6 +348,12 @@ void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t
                    [&](const std::byte* operand) { return misleads(all.target, operand); });
   alignas(64) std::byte made[kPieceBytes];
   const std::uint64_t piece = kPieceBytes / item;
+  if (into_target && all.room_count == 0 && !scaled && length <= piece) {
+    // As the last row of most short operations.
+    const void* operands[plan::kOperandsMax];
+    std::copy(all.operands, all.operands + all.operand_count, operands);
+    return fold(all.target, operands, all.operand_count, length);
+  }
   for (std::uint64_t done = 0; done < length; done += piece) {
     const std::uint64_t count = std::min(piece, length - done);
     const std::size_t skip = done * item;

@@ -152,6 +152,7 @@ class Execution {
   bool lends_ = false;    // some port is lent
   bool fresh_ = false;    // what rows send on they have reduced, a moment ago
   bool offers_ = false;   // peers may place what is received
+  bool first_ = false;    // every channel was this one's from the beginning
 };
 
 template <typename Visit>

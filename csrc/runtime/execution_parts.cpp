@@ -70,13 +70,12 @@ bool Execution::bind_part(const plan::Row& row, std::size_t bytes, Gathered* all
   return true;
 }
 
-// combine(), piece by piece where memory is in pieces.
+// combine(), piece by piece where memory is in pieces. Requires: there are parts.
 void Execution::combine_parts(const plan::Row& row, const Gathered& all,
                               std::uint64_t length) const {
   const bool reads = all.local >= 0 && in_memory(row.source);
   const bool writes = all.target != nullptr && in_memory(row.target);
-  if (request_.parts.empty() || (!reads && !writes)) return combine(row, all, length);
-  if (all.target == nullptr && all.room_count == 0) return;  // sent as it is: see bind_part()
+  if (!reads && !writes) return combine(row, all, length);
   std::optional<Walk> source;
   std::optional<Walk> target;
   if (reads) source.emplace(request_, is_input(row.source), all.operands[all.local]);

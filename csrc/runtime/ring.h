@@ -21,15 +21,15 @@ class Ring {
   Item& front() { return places_[first_]; }
   const Item& front() const { return places_[first_]; }
 
-  void push(Item item) {
+  void push(Item&& item) {
     if (size_ == places_.size()) grow();
     places_[place(size_)] = std::move(item);
     ++size_;
   }
 
-  // Gives the oldest away; its place keeps nothing. Requires: !empty().
+  // Gives the oldest away; its place keeps what moving from it leaves. Requires: !empty().
   Item pop() {
-    Item item = std::exchange(places_[first_], Item{});
+    Item item = std::move(places_[first_]);
     first_ = place(1);
     --size_;
     return item;

@@ -132,7 +132,8 @@ Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& sta
   const bool alike = std::all_of(camps.begin(), camps.end(), [&](const Camp& camp) {
     return to_text(camp.descriptor) == to_text(camps[0].descriptor);
   });
-  if (alike) text += " (with different algorithms, shapes or user operations)";
+  if (alike)
+    text += " (with different algorithms, shapes, arrays fused into it, or user operations)";
   return Status::error(Code::kMismatch, std::move(text), outside_first(camps));
 }
 

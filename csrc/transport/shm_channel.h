@@ -71,6 +71,14 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   void fill(std::byte* room, const std::byte* from, std::size_t bytes) override {
     streamed_ |= stores_.fill(next_, reserved_bytes_, room, from, bytes);
   }
+  // As every medium that copies, but in line: most short operations consist of this.
+  bool hand_over(const SegmentHeader& header, const std::byte* data) override {
+    std::byte* room = reserve(header.bytes);
+    if (room == nullptr) return false;
+    if (header.bytes != 0) fill(room, data, header.bytes);
+    commit(header);
+    return true;
+  }
   bool wants_fill() const override { return stores_.wants_fill(next_, reserved_bytes_); }
 
   void commit(const SegmentHeader& header) override {

@@ -215,3 +215,45 @@ def test_lists_of_other_lengths_are_told() -> None:
             assert isinstance(error, MismatchError), error
     finally:
         world.close()
+
+
+@pytest.mark.parametrize("way", ["list", "async", "bind", "group"])
+@pytest.mark.parametrize("counts", [(2, 3), (20_000, 30_000)])
+def test_arrays_that_are_cut_elsewhere_are_told(counts: tuple[int, int], way: str) -> None:
+    def rank(comm: Comm) -> None:
+        xs = [np.ones(count) for count in (counts if comm.rank == 0 else reversed(counts))]
+        if way == "group":
+            with comm.group():
+                for x in xs:
+                    comm.all_reduce(x)
+        elif way == "bind":
+            comm.all_reduce.bind(xs)()
+        elif way == "async":
+            comm.all_reduce(xs, async_op=True).wait()
+        else:
+            comm.all_reduce(xs)
+
+    world = fresh_world(2)
+    try:
+        for error in world.outcomes(rank):
+            assert isinstance(error, MismatchError) and "arrays fused into it" in str(error), error
+    finally:
+        world.close()
+
+
+def test_ranks_may_read_the_same_list_in_different_ways() -> None:
+    def rank(comm: Comm) -> None:
+        for count in (3, 30_000):
+            apart = np.ones(2 * count)[::2]
+            xs = [np.ones(2), apart if comm.rank == 0 else np.ones(count), np.ones(0)]
+            if comm.rank == 1:
+                found = comm.all_reduce(xs, async_op=True).wait()
+            elif comm.rank == 2:
+                with comm.group():
+                    works = [comm.all_reduce(x) for x in xs[:2]]
+                found = [work.wait() for work in works]
+            else:
+                found = comm.all_reduce(xs)
+            assert [x.tolist() for x in found[:2]] == [[3.0] * 2, [3.0] * count]
+
+    world_in_threads(3).run(rank)
