@@ -102,6 +102,10 @@ void dealloc_bound(PyObject* object) {
 }
 
 PyObject* get_attribute_bound(PyObject* object, PyObject* name) {
+  // No property of the type, whose own __module__ that would hide.
+  if (PyUnicode_CompareWithASCIIString(name, "__module__") == 0) {
+    return PyObject_GetAttr(method_of(object).wrapped, name);
+  }
   PyObject* own = PyObject_GenericGetAttr(object, name);
   if (own != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
   PyErr_Clear();
@@ -110,10 +114,6 @@ PyObject* get_attribute_bound(PyObject* object, PyObject* name) {
 
 PyObject* get_documentation_bound(PyObject* object, void* /*unused*/) {
   return PyObject_GetAttrString(method_of(object).wrapped, "__doc__");
-}
-
-PyObject* get_module_bound(PyObject* object, void* /*unused*/) {
-  return PyObject_GetAttrString(method_of(object).wrapped, "__module__");
 }
 
 // The definition as Python would bind it.
@@ -244,6 +244,14 @@ void dealloc_bound_call(PyObject* object) {
   Py_DECREF(type);
 }
 
+PyObject* represent_bound_call(PyObject* object) {
+  return guarded([&] {
+    const auto& method = *reinterpret_cast<MethodObject*>(as_bound_call(object)->method);
+    const py::object name = py::handle(method.wrapped).attr("__qualname__");
+    return py::str("<bound call of {}>").format(name).release().ptr();
+  });
+}
+
 // ---- The types
 
 PyMemberDef bound_members[] = {
@@ -254,7 +262,6 @@ PyMemberDef bound_members[] = {
     {nullptr, 0, 0, 0, nullptr}};
 
 PyGetSetDef bound_properties[] = {{"__doc__", &get_documentation_bound, nullptr, nullptr, nullptr},
-                                  {"__module__", &get_module_bound, nullptr, nullptr, nullptr},
                                   {"__signature__", &get_signature, nullptr, nullptr, nullptr},
                                   {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
@@ -328,6 +335,7 @@ void bind_bound_methods(py::module_& module) {
   bound_type = add_type(module, "BoundMethod", spec);
   PyType_Slot bound_call_slots[] = {
       {Py_tp_dealloc, slot(&dealloc_bound_call)},
+      {Py_tp_repr, slot(&represent_bound_call)},
       {Py_tp_traverse, slot(&traverse_bound_call)},
       {Py_tp_clear, slot(&clear_bound_call)},
       {Py_tp_call, slot(&PyVectorcall_Call)},

@@ -271,6 +271,16 @@ PyObject* ended_s(PyObject* object, PyObject* /*unused*/) {
   return PyFloat_FromDouble(static_cast<double>(ended) * 1e-9);
 }
 
+PyObject* represent(PyObject* object) {
+  const WorkObject* work = as_work(object);
+  if (work->stage == Stage::kOpen) return PyUnicode_FromString("<Work of a group, not started>");
+  if (work->stage == Stage::kGiven) return PyUnicode_FromString("<Work, done>");
+  if (work->stage == Stage::kFailed) return PyUnicode_FromString("<Work, failed>");
+  const std::string name(work->running.name);
+  return PyUnicode_FromFormat("<Work of %s, %s>", name.c_str(),
+                              work->running.operation->done() ? "done" : "running");
+}
+
 PyMethodDef work_methods[] = {
     {"ended_s", &ended_s, METH_NOARGS,
      "ended_s($self, /)\n--\n\n"
@@ -361,10 +371,13 @@ void fail_work(PyObject* object, PyObject* error) {
 }
 
 void bind_work(py::module_& module) {
-  PyType_Slot slots[] = {
-      {Py_tp_dealloc, slot(&dealloc_work)}, {Py_tp_traverse, slot(&traverse_work)},
-      {Py_tp_clear, slot(&clear_work)},     {Py_tp_methods, work_methods},
-      {Py_tp_doc, text(kDocumentation)},    {0, nullptr}};
+  PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc_work)},
+                         {Py_tp_traverse, slot(&traverse_work)},
+                         {Py_tp_clear, slot(&clear_work)},
+                         {Py_tp_repr, slot(&represent)},
+                         {Py_tp_methods, work_methods},
+                         {Py_tp_doc, text(kDocumentation)},
+                         {0, nullptr}};
   PyType_Spec spec = {"pycoll.Work", sizeof(WorkObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | kNotMadeByCalling, slots};
   work_type = add_type(module, "Work", spec);

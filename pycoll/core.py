@@ -13,7 +13,7 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.arrays import Framework, Shape, framework_of, output_view
-from pycoll.collective import Collective
+from pycoll.collective import REDUCING, Collective
 from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError, PycollError
 from pycoll.ops import Reduction, find_reduction
@@ -165,7 +165,7 @@ class Core(_core.Calls):
         if found is not None and found.user is None:
             return found
         reduction: Reduction | None = None
-        if op is not None:
+        if op is not None or collective in REDUCING:
             reduction = find_reduction(op, dtype, collective.name.lower())
         strict = self._deterministic if deterministic is None else bool(deterministic)
         message = 0 if bucket < 0 else 1 << bucket

@@ -52,8 +52,16 @@ class Reduction(NamedTuple):
     def _combine(self, target: Any, source: Any) -> None:
         assert self.function is not None
         result = self.function(target, source)
-        if result is not None and result is not target:
-            target[...] = result
+        if result is None or result is target:
+            return
+        found = np.asarray(result)
+        loses = np.iscomplexobj(found) and not np.iscomplexobj(target)
+        if found.shape != target.shape or loses:
+            raise InvalidArgumentError(
+                f"op {self.name!r} gave {found.dtype} of shape {found.shape} for two arrays of "
+                f"{target.dtype} of shape {target.shape}: expected as many elements, of a dtype that becomes this one"
+            )
+        target[...] = found
 
 
 _REDUCTIONS = {word: Reduction(word, code) for word, code in OPS.items()}

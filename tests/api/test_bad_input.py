@@ -60,6 +60,9 @@ CASES: list[tuple[str, list[str], Callable[[Comm], Any]]] = [
     ("masked", ["x is a masked array", "filled"], lambda c: c.all_reduce(np.ma.array([1, 2]))),
     ("op name", ["op is 'summ'", "sum", "bxor"], lambda c: c.all_reduce(x, "summ")),
     ("op type", ["op is 3"], lambda c: c.all_reduce(x, 3)),
+    ("op none", ["op is None"], lambda c: c.all_reduce(x, None)),
+    ("op none of a list", ["op is None"], lambda c: c.all_reduce([x], None)),
+    ("op none of scan", ["op is None"], lambda c: c.scan(x, op=None)),
     ("op list", ["op is ['sum']"], lambda c: c.all_reduce(x, ["sum"])),
     ("bits", ["op 'band'", "float64", "sum"], lambda c: c.all_reduce(x, "band")),
     ("order", ["op 'min'", "complex128"], lambda c: c.reduce(x * 1j, op="min")),
@@ -208,6 +211,31 @@ def test_user_ops_may_differ_only_in_name_and_are_then_a_mismatch() -> None:
     try:
         errors = world.outcomes(lambda c: c.all_reduce(x, "left" if c.rank else "right"))
         assert all(isinstance(error, MismatchError) for error in errors), errors
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (
+            lambda a, b: (a + b)[:1],
+            r"gave float64 of shape \(1,\) for two arrays of float64 of sha",
+        ),
+        (lambda a, b: 7.0, r"gave float64 of shape \(\) "),
+        (lambda a, b: a + 1j * b, "gave complex128 of shape"),
+    ],
+)
+def test_a_user_op_that_gives_something_else_is_named(function: Any, text: str) -> None:
+    pycoll.register_op("something else", function)
+    world = fresh_world(2)
+    try:
+        errors = world.outcomes(lambda c: c.all_reduce(x, "something else"))
+        assert any(
+            isinstance(error, InvalidArgumentError) and re.search(text, str(error))
+            for error in errors
+        ), errors
+        assert all(isinstance(error, Exception) for error in errors), errors
     finally:
         world.close()
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import pydoc
+import re
 import signal
 import threading
 import time
@@ -283,3 +285,20 @@ def test_subclasses_may_override() -> None:
         assert comm.all_reduce(3) == 6
     finally:
         world.close()
+
+
+def test_help_and_representations_say_what_they_are() -> None:
+    def rank(comm: Comm) -> None:
+        x = np.ones(2)
+        assert "bind(" in pydoc.render_doc(comm.all_reduce.bind)
+        assert comm.all_reduce.__module__ == pycoll.all_reduce.__module__
+        assert re.fullmatch(r"<bound call of \w+\.all_reduce>", repr(comm.all_reduce.bind(x)))
+        work = comm.all_reduce(x, async_op=True)
+        assert re.fullmatch("<Work(, done| of all_reduce, (running|done))>", repr(work))
+        work.wait()
+        assert repr(work) == "<Work, done>"
+        with comm.group():
+            work = comm.all_reduce(x)
+            assert repr(work) == "<Work of a group, not started>"
+
+    world_in_threads(2).run(rank)
