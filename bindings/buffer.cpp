@@ -231,6 +231,12 @@ int overlap(const BufferView& one, const BufferView& other) {
   return same ? 1 : 2;
 }
 
+// Whether `part` is so many bytes of `whole`, from `place` on.
+bool is_part(const BufferView& part, const BufferView& whole, std::uint64_t place) {
+  return part.contiguous && whole.contiguous && part.bytes() <= whole.bytes() &&
+         part.data == whole.data + place;
+}
+
 py::tuple shape_of(const BufferView& view) {
   py::tuple shape(view.shape.size());
   for (std::size_t axis = 0; axis < view.shape.size(); ++axis) shape[axis] = view.shape[axis];
@@ -260,7 +266,9 @@ void bind_buffer(py::module_& module) {
       .def_readonly("writable", &BufferView::writable)
       .def_readonly("device", &BufferView::device)
       .def("overlap", &overlap, py::arg("other"),
-           "0: no byte in common; 1: exactly the same memory; 2: partly the same.");
+           "0: no byte in common; 1: exactly the same memory; 2: partly the same.")
+      .def("is_part", &is_part, py::arg("whole"), py::arg("place"),
+           "Whether it is the part of `whole` that begins `place` bytes behind its beginning.");
   module.def("view", &make_view, py::arg("x"), py::arg("name") = "x",
              "The memory that `x` exports. Raises InvalidArgumentError naming the argument.");
   bind_packing(module);

@@ -64,12 +64,18 @@ bool set_trailing(Choice& choice, const Flat& flat) {
   return true;
 }
 
-// Whether memory can be written that lies apart from the source's, or is exactly it.
-bool lies_well(const Flat& target, const Flat& source, bool in_place) {
+// Whether memory can be written that lies apart from the source's, or is exactly it, or where one
+// of the two is this rank's own block of the other.
+bool lies_well(const Flat& target, const Flat& source, bool in_place, std::uint64_t own_place) {
   const std::uint64_t there = target.bytes();
   const std::uint64_t here = source.bytes();
   if (there == 0 || here == 0) return true;
   if (target.data + there <= source.data || source.data + here <= target.data) return true;
+  if (own_place != Reading::kApart) {
+    const Flat& whole = there > here ? target : source;
+    const Flat& part = there > here ? source : target;
+    return part.data == whole.data + own_place;
+  }
   return in_place && target.data == source.data && there == here;
 }
 
@@ -92,7 +98,8 @@ bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape,
   const Flat& target = reading.target;
   reading.result = py::reinterpret_borrow<py::object>(out);
   return target.writable && target.dtype == reading.source.dtype &&
-         same_shape(target, ndim, shape) && lies_well(target, reading.source, in_place);
+         same_shape(target, ndim, shape) &&
+         lies_well(target, reading.source, in_place, reading.own_place);
 }
 
 namespace {
@@ -183,6 +190,7 @@ bool read_gathered(int rank, int size, const Arguments& arguments, Reading& read
   const std::uint64_t each = elements_per_row(source);
   std::uint64_t rows = 0;
   for (std::size_t one = 0; one < reading.count_count; ++one) {
+    if (static_cast<int>(one) == rank) reading.own_place = rows * each * item_bytes(source.dtype);
     rows += reading.counts[one];
     reading.counts[one] *= each;
   }

@@ -45,6 +45,10 @@ struct Reading {
   bool writes = true;
   bool plain_in_place = false;  // all_reduce(x, out=x), and nothing else was given but async_op
   bool fills_identity = false;  // the result is the reduction's identity, whatever the plan does
+  // Where this rank's block lies in what all ranks' blocks make, in bytes: of source and target the
+  // one may be that part of the other. kApart: it may not.
+  static constexpr std::uint64_t kApart = ~std::uint64_t{0};
+  std::uint64_t own_place = kApart;
   Flat source;
   Flat target;
   pybind11::object result;        // None where nothing is written

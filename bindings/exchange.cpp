@@ -194,7 +194,11 @@ bool read_scattered(CallsObject* self, const Arguments& arguments, const std::in
   for (int axis = 1; axis < ndim; ++axis) each *= static_cast<std::uint64_t>(shape[axis]);
   const auto share = [&](std::uint64_t one) { return rows / ranks + (one < rows % ranks ? 1 : 0); };
   reading.count_count = ranks;
-  for (std::uint64_t one = 0; one < ranks; ++one) reading.counts[one] = share(one) * each;
+  std::uint64_t before = 0;
+  for (std::uint64_t one = 0; one < ranks; ++one) {
+    if (static_cast<int>(one) == native.rank()) reading.own_place = before * item_bytes(dtype);
+    before += reading.counts[one] = share(one) * each;
+  }
   reading.choice.set_bytes(rows * each * item_bytes(dtype));
   shape[0] = static_cast<py::ssize_t>(share(static_cast<std::uint64_t>(native.rank())));
   const bool read = read_target(arguments, ndim, shape, false, reading);

@@ -237,11 +237,17 @@ def _learn(x: Any, name: str) -> Framework:
 
 
 def output_view(
-    out: Any, dtype: int, shape: Shape, source: _core.BufferView | None, in_place: bool
+    out: Any,
+    dtype: int,
+    shape: Shape,
+    source: _core.BufferView | None,
+    in_place: bool,
+    own_place: int | None = None,
 ) -> _core.BufferView:
     """The memory of ``out``, which must fit the result and must not overlap ``source``.
 
-    ``in_place``: it may be exactly the source's memory. InvalidArgumentError tells what is wrong.
+    ``in_place``: it may be exactly the source's memory. ``own_place``: one of the two may be that
+    part of the other, on the host, from so many bytes on. InvalidArgumentError tells what is wrong.
     """
     view = framework_of(out, "out").out(out, "out")
     if source is not None and view.device != source.device:
@@ -263,6 +269,8 @@ def output_view(
         )
     if source is not None:
         overlap = view.overlap(source)
+        if overlap != 0 and own_place is not None and _is_own(view, source, own_place):
+            return view
         if overlap == 2:
             raise InvalidArgumentError(
                 "out overlaps x partly: pass memory apart from x"
@@ -274,6 +282,12 @@ def output_view(
                 "apart from x"
             )
     return view
+
+
+def _is_own(view: _core.BufferView, source: _core.BufferView, place: int) -> bool:
+    if isinstance(view, DeviceView):
+        return False
+    return source.is_part(view, place) or view.is_part(source, place)
 
 
 #: Linux maps memory in pages of this size where it can.

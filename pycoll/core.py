@@ -256,10 +256,12 @@ class Core(_core.Calls):
         shape: Shape,
         dtype: int,
         out: Any,
+        own_place: int | None = None,
     ) -> tuple[Any, _core.BufferView]:
-        """New memory for the result, or that of ``out``, which must lie apart from the source."""
+        """New memory for the result, or that of ``out``, which must lie apart from the source; or
+        one is that part of the other which begins at byte ``own_place``."""
         if out is not None:
-            return None, output_view(out, dtype, shape, source, False)
+            return None, output_view(out, dtype, shape, source, False, own_place)
         memory = framework.empty(x, shape, dtype)
         return memory, framework.result(memory)
 

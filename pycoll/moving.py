@@ -81,6 +81,8 @@ class Moving(Core):
         their first dimensions beforehand, also with ``async_op``; ``lengths``, one per rank and
         alike on all, saves that. A 0-d array or number counts as one row.
 
+        ``x`` may be this rank's rows of ``out``, on the host: then nothing else of it is read.
+
         Raises MismatchError, and leaves the communicator usable, where dtypes or trailing
         dimensions differ.
 
@@ -108,7 +110,8 @@ class Moving(Core):
     ) -> Any:
         """All ranks' ``x``, joined along axis 0 as in all_gather, on ``root``; None elsewhere.
 
-        ``out`` counts on the root only; another rank's is returned as it is.
+        ``out`` counts on the root only, whose ``x`` may be its own rows of it; another rank's is
+        returned as it is.
         """
         root = self._check_rank(root, "root")
         framework = framework_of(x)
@@ -133,7 +136,8 @@ class Moving(Core):
 
         Other ranks need not know shape or dtype: the root tells them beforehand, also with
         ``async_op``. There x only says what kind of array to return (NumPy if it is None). What
-        the root cannot scatter is told, too: all ranks raise InvalidArgumentError then.
+        the root cannot scatter is told, too: all ranks raise InvalidArgumentError then. On the
+        root, ``out`` may be its own rows of ``x``, on the host.
         """
         root = self._check_rank(root, "root")
         if self.rank != root:
@@ -185,7 +189,8 @@ class Moving(Core):
         rows = shares(shape[0], self.size)
         counts = elements(rows, shape)
         own = with_rows(shape, rows[self.rank])
-        memory, target = self._memory(framework, x, source, own, dtype, out)
+        place = sum(counts[: self.rank]) * ITEM_BYTES[dtype]
+        memory, target = self._memory(framework, x, source, own, dtype, out, place)
         nbytes = sum(counts) * ITEM_BYTES[dtype]
         prepared = self._prepare(Collective.SCATTER, dtype, None, root, nbytes, algorithm, None)
         where = Where(framework, x, stream)
@@ -292,7 +297,8 @@ class Moving(Core):
         receives = collective is Collective.ALL_GATHER or self.rank == root
         if receives:
             shape = with_rows(row_shape, sum(rows))
-            memory, target = self._memory(framework, x, source, shape, source.dtype, out)
+            place = sum(counts[: self.rank]) * ITEM_BYTES[source.dtype]
+            memory, target = self._memory(framework, x, source, shape, source.dtype, out, place)
         prepared = self._prepare(
             collective,
             source.dtype,

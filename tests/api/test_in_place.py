@@ -14,6 +14,8 @@ from harness import fresh_world, world_in_threads
 
 import pycoll
 from pycoll import ClosedError, InvalidArgumentError, Work
+from pycoll.algorithms import TABLE
+from pycoll.collective import Collective
 
 Comm = pycoll.Communicator
 
@@ -151,3 +153,62 @@ def test_a_reduction_must_not_call_in_place_either() -> None:
     assert errors and all("by a user's reduction" in str(error) for error in errors)
     for one in (comm, *others):
         one.close()
+
+
+# ---- blocks that are where they belong
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("each", [0, 1, 9_000])
+def test_own_rows_of_the_result_are_gathered_in_place(
+    size: int, each: int, transports: str
+) -> None:
+    def rank(comm: Comm) -> None:
+        rows = [each + peer % 2 for peer in range(size)]
+        first = sum(rows[: comm.rank])
+        mine = slice(first, first + rows[comm.rank])
+        expected = np.arange(sum(rows) * 3.0).reshape(-1, 3)
+        for name in [None, *TABLE[Collective.ALL_GATHER]]:
+            if name is not None and TABLE[Collective.ALL_GATHER][name].needs_topology:
+                continue
+            for lengths in (None, rows):
+                out = np.full_like(expected, -1)
+                out[mine] = expected[mine]
+                found = comm.all_gather(out[mine], out=out, lengths=lengths, algorithm=name)
+                assert found is out and (out == expected).all(), name
+        for root in range(size):
+            out = np.full_like(expected, -1)
+            out[mine] = expected[mine]
+            comm.gather(out[mine], root, out=out if comm.rank == root else None)
+            assert comm.rank != root or (out == expected).all()
+
+    world_in_threads(size, transports).run(rank)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_root_scatters_to_its_own_rows(size: int) -> None:
+    def rank(comm: Comm) -> None:
+        for root in range(size):
+            for rows in (0, 7, 30_000):
+                x = np.arange(rows * 2.0).reshape(-1, 2)
+                shares = [rows // size + (peer < rows % size) for peer in range(size)]
+                first = sum(shares[: comm.rank])
+                own = x[first : first + shares[comm.rank]]
+                expected = own.copy()
+                if comm.rank == root:
+                    found = comm.scatter(x, root, out=own)
+                    assert (x == np.arange(rows * 2.0).reshape(-1, 2)).all()
+                else:
+                    found = comm.scatter(None, root)
+                assert (found == expected).all()
+
+    world_in_threads(size).run(rank)
+
+
+def test_rows_of_others_are_still_refused() -> None:
+    out = np.zeros((4, 3))
+    comm = world_in_threads(2).communicators[0]
+    for wrong in (out[1:3], out[2:4]):
+        with pytest.raises(InvalidArgumentError, match="out overlaps x partly"):
+            comm.all_gather(wrong, out=out, lengths=[2, 2])
