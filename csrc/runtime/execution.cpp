@@ -85,11 +85,11 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
   streams_ = large_ && (input != output || !fresh_ || spread_);
   header_.sequence = sequence;
   odd_peer_ = -1;
-  first_ = true;
+  has_all_turns_ = true;
   for (Port& port : ports_) {
     port.ticket = port.turn->issued++;
     port.passed_on = port.lent = false;
-    first_ &= port.turn->served == port.ticket;
+    has_all_turns_ &= port.turn->served == port.ticket;
   }
   lends_ = false;
   for (Lane& lane : lanes_) {

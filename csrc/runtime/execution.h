@@ -146,13 +146,13 @@ class Execution {
   transport::SegmentHeader header_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
-  bool large_ = false;    // caches have no room for input and output
-  bool spread_ = false;   // nor for what a tile reads
-  bool streams_ = false;  // copies are written past the caches
-  bool lends_ = false;    // some port is lent
-  bool fresh_ = false;    // what rows send on they have reduced, a moment ago
-  bool offers_ = false;   // peers may place what is received
-  bool first_ = false;    // every channel was this one's from the beginning
+  bool large_ = false;          // caches have no room for input and output
+  bool spread_ = false;         // nor for what a tile reads
+  bool streams_ = false;        // copies are written past the caches
+  bool lends_ = false;          // some port is lent
+  bool fresh_ = false;          // what rows send on they have reduced, a moment ago
+  bool offers_ = false;         // peers may place what is received
+  bool has_all_turns_ = false;  // its turn on every channel had come when it began
 };
 
 template <typename Visit>

@@ -17,7 +17,7 @@ void Execution::find_last_rows() {
 }
 
 bool Execution::has_turns(const plan::Row& row) const {
-  if (first_) return true;
+  if (has_all_turns_) return true;
   const auto ours = [this](std::uint16_t index) {
     return ports_[index].turn->served == ports_[index].ticket;
   };
