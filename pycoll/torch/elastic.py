@@ -227,7 +227,7 @@ class TorchState:
         """
         if not roster.inside():
             return
-        mine = torch.tensor([int(roster.changed())])
+        mine = torch.tensor([int(roster.changed())], device="cpu")
         if allreduce(mine, name="elastic.check_host_updates", op=Max).item():
             raise HostsUpdatedInterrupt("the number of slots has changed: all ranks join anew")
 
