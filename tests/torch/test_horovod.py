@@ -7,6 +7,7 @@ from types import ModuleType
 
 import hvd_alone_checks
 import hvd_bad_input_checks
+import hvd_elastic_checks
 import hvd_moving_checks
 import hvd_optimizer_checks
 import hvd_overlap_checks
@@ -20,6 +21,7 @@ MODULES = {
     for one in (
         hvd_alone_checks,
         hvd_bad_input_checks,
+        hvd_elastic_checks,
         hvd_moving_checks,
         hvd_optimizer_checks,
         hvd_overlap_checks,
@@ -32,6 +34,7 @@ MODULES = {
 SIZES = dict.fromkeys(MODULES, (1, 2, 3, 4)) | {
     hvd_overlap_checks.__name__: (1, 2, 3),
     hvd_alone_checks.__name__: (1, 2, 3),
+    hvd_elastic_checks.__name__: (1, 3),
 }
 CASES = [
     (name, check, size)
