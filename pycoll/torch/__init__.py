@@ -18,7 +18,7 @@ if not hasattr(_torch, "Tensor"):
     # Any folder of that name on the path can be imported where PyTorch is missing.
     raise ImportError(f"pycoll.torch needs PyTorch; what is found as torch is {_torch!r}")
 
-from pycoll.torch import elastic
+from pycoll.torch import elastic, functions, mpi_ops
 from pycoll.torch.builds import (
     ccl_built,
     cuda_built,
@@ -128,6 +128,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
+    "functions",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -147,6 +148,7 @@ __all__ = [
     "local_size",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "poll",

@@ -25,11 +25,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycoll.communicator import Communicator
-from pycoll.errors import InvalidArgumentError
+from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.torch.agreement import KNOWN_MAX, Agreement, Round
 from pycoll.torch.errors import HorovodInternalError
-from pycoll.torch.streams import Streams, ordered
-from pycoll.torch.tasks import AllReduce, Barrier, Lists, Task
+from pycoll.torch.running import Runner
+from pycoll.torch.tasks import AllReduce, Barrier, Task
 from pycoll.torch.timeline import Timeline
 from pycoll.torch.variables import Variables
 
@@ -82,8 +82,7 @@ class Coordinator:
         self._failure: str | None = None
         self._closing = False
         self._pid = os.getpid()
-        self._streams: Streams = {}
-        self._on_devices = False
+        self._runner = Runner(comm, self.ranks)
         #: Communicators of the same ranks that live as long as this.
         self._adopted: list[tuple[Communicator, Finish]] = []
         self._thread = threading.Thread(target=self._work, name="pycoll-torch", daemon=True)
@@ -117,7 +116,7 @@ class Coordinator:
                     "give every tensor a name of its own, or synchronize first"
                 )
             task.home = self
-            self._on_devices |= task.order is not None
+            self._runner.on_devices |= task.order is not None
             self._tasks[key] = task
             self._arrived.append(task)
             if self._asleep and not waits:
@@ -308,7 +307,7 @@ class Coordinator:
         if tells:
             self._timeline.begin_fused([task.key for task in batch], "ALLREDUCE")
         try:
-            results = self._reduced(batch)
+            results = self._runner.reduced(batch)
         except InvalidArgumentError as error:
             for task in batch:
                 self._timeline.end(task.key)
@@ -321,40 +320,13 @@ class Coordinator:
             self._timeline.end(task.key)
         self._complete(results)
 
-    def _reduced(self, batch: list[AllReduce]) -> list[tuple[Task, Any]]:
-        """The tasks with their results."""
-        size = len(self.ranks)
-        if not self._on_devices:
-            self._reduce(batch)
-            return [(task, task.leave(size)) for task in batch]
-        with ordered(batch, self._streams):
-            self._reduce(batch)
-            return [(task, task.leave(size)) for task in batch]
-
-    def _reduce(self, batch: list[AllReduce]) -> None:
-        """All that was found wrong is found before anything is reduced."""
-        lists: Lists = {}
-        for task in batch:
-            task.enter(lists)
-        if len(lists) == 1:
-            for word, (sources, targets) in lists.items():
-                self.comm.all_reduce(sources, word, out=targets)
-            return
-        with self.comm.group():
-            for word, (sources, targets) in lists.items():
-                self.comm.all_reduce(sources, word, out=targets)
-
     def _run(self, task: Task) -> None:
         tells = self._timeline.is_recording
         if tells:
             self._timeline.begin(task.key, task.kind.upper())
         error: BaseException | None = None
         try:
-            if self._on_devices:
-                with ordered([task], self._streams):
-                    result = task.run(self.comm)
-            else:
-                result = task.run(self.comm)
+            result = self._runner.ran(task)
         except (InvalidArgumentError, ValueError) as wrong:
             error = wrong
         if tells:
@@ -392,6 +364,9 @@ class Coordinator:
             self._tasks.clear()
             self._ended.notify_all()
             self._changed.notify()
+        if error is not None and not isinstance(error, PycollError):
+            # The others wait for this rank's messages, and would until their deadlines.
+            self.comm.close()
 
 
 def _told(error: BaseException) -> HorovodInternalError:

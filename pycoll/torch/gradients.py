@@ -47,11 +47,22 @@ class Gradients:
         self.names = named
         self.settings = settings
         self.passes = 1
-        self.bucket_of = {p: bucket for bucket in buckets for p in bucket}
-        self.counts = dict.fromkeys(self.bucket_of, 0)
+        self.bucket_of: dict[torch.Tensor, Parameters] = {}
+        self.counts: dict[torch.Tensor, int] = {}
         self.under_way: dict[Parameters, _Reduction] = {}
-        for parameter in self.bucket_of:
-            parameter.register_post_accumulate_grad_hook(self.added)
+        self._include(buckets)
+
+    def include(self, named: dict[torch.Tensor, str]) -> None:
+        """Reduce the gradients of further parameters too, each by itself."""
+        self.names.update(named)
+        self._include([(p,) for p in named if p.requires_grad])
+
+    def _include(self, buckets: list[Parameters]) -> None:
+        for bucket in buckets:
+            for parameter in bucket:
+                self.bucket_of[parameter] = bucket
+                self.counts[parameter] = 0
+                parameter.register_post_accumulate_grad_hook(self.added)
 
     def touched(self) -> bool:
         """Whether a backward pass has been here since the last synchronization."""

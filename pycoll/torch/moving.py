@@ -14,6 +14,7 @@ from pycoll.torch import world
 from pycoll.torch.coordinator import JOIN
 from pycoll.torch.handles import run, started
 from pycoll.torch.ops import Average
+from pycoll.torch.places import check_places
 from pycoll.torch.process_sets import ProcessSet, coordinator_of, global_process_set
 from pycoll.torch.tasks import (
     AllGather,
@@ -170,6 +171,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start giving the root's tensor to all, in place; returns a handle."""
+    check_places("tensor", [tensor])
     return started(
         _broadcast_task(tensor, tensor, root_rank, process_set), name, process_set, _as_it_is
     )
@@ -196,6 +198,7 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Give the root's tensor to all in place, and return it."""
+    check_places("tensor", [tensor])
     run(_broadcast_task(tensor, tensor, root_rank, process_set), name, process_set)
     return tensor
 
@@ -211,9 +214,11 @@ def _checked_splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) 
                 f"tensor has {rows} rows, which {size} ranks cannot share equally: pass splits"
             )
         return [rows // size] * size
-    given = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits)
+    given = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
     if given.is_floating_point() or given.is_complex() or given.dtype is torch.bool:
         raise ValueError(f"splits has type {given.dtype}: expected whole numbers")
+    if given.is_meta:
+        raise ValueError("splits is on meta, where there are no numbers: make it on the host")
     if given.dim() != 1 or len(given) != size:
         raise ValueError(f"splits has shape {tuple(given.shape)}: expected {size} numbers")
     found = [int(one) for one in given.tolist()]

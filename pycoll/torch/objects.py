@@ -38,11 +38,11 @@ def broadcast_object(
     ``root_rank`` counts in the whole world. Objects must be such that pickle can carry them.
     """
     is_root = world.rank() == root_rank
-    data = _packed(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([len(data)])
+    data = _packed(obj) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
+    length = torch.tensor([len(data)], device="cpu")
     broadcast_(length, root_rank, name and f"{name}.length", process_set)
     if not is_root:
-        data = torch.empty(int(length), dtype=torch.uint8)
+        data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
     broadcast_(data, root_rank, name and f"{name}.bytes", process_set)
     return obj if is_root else _unpacked(data)
 

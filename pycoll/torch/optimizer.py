@@ -43,6 +43,8 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     It shares parameter groups and state with ``optimizer``, which is not to be used any more. Each
     gradient is reduced by ``op`` as soon as the backward pass has it; ``step()`` waits for all.
     Also has ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step(n)``.
+    Parameters that come to need gradients later belong to it by its own ``add_param_group``; step()
+    raises ValueError for one that no rank reduces. To be saved as ``state_dict()``.
 
     ``named_parameters``: usually ``model.named_parameters()``; names say which gradients of the
     ranks belong together, so without them parameters must come in the same order on all ranks.
@@ -77,7 +79,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         if groups is not None or reduction == Adasum:
             what = "groups" if groups is not None else "op=Adasum"
             raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
-    names = _named(optimizer, named_parameters)
+    names, given = _named(optimizer, named_parameters)
     if model is not None:
         _check_model(optimizer, names, policy, model)
     settings = Settings(
@@ -93,10 +95,12 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         overlaps = model is not None and gradients is not None
         wrapped = _wrapped(optimizer, OverlappedWrapped if overlaps else Wrapped)
         wrapped._gradients, wrapped._synchronized, wrapped._skips = gradients, False, False
+        wrapped._policy, wrapped._names, wrapped._names_given = policy, names, given
+        wrapped._frozen = [p for p in names if not p.requires_grad]
         if overlaps:
             wrapped._overlap = Overlap(gradients, model, wrapped.step_groups)
         wrapped.set_backward_passes_per_step(backward_passes_per_step)
-    wrapped._settings, wrapped._parameter_names = settings, names
+    wrapped._settings = settings
     return wrapped
 
 
@@ -171,11 +175,11 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def _named(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> dict[torch.Tensor, str]:
-    """Names of all parameters of the optimizer, in the order of its groups."""
+) -> tuple[dict[torch.Tensor, str], dict[torch.Tensor, str]]:
+    """Names of all parameters of the optimizer, in the order of its groups; and all given ones."""
     parameters = _parameters_of(optimizer)
     if named_parameters is None:
-        return {p: f"parameter.{number}" for number, p in enumerate(parameters)}
+        return {p: f"parameter.{number}" for number, p in enumerate(parameters)}, {}
     pairs = list(named_parameters)
     if any(not isinstance(one, tuple) or len(one) != 2 for one in pairs):
         raise ValueError(
@@ -193,7 +197,7 @@ def _named(
             f"named_parameters lacks {len(unnamed)} of the optimizer's {len(parameters)} "
             f"parameters, the first being number {unnamed[0]}"
         )
-    return {p: names[p] for p in parameters}
+    return {p: names[p] for p in parameters}, names
 
 
 def _buckets(optimizer: torch.optim.Optimizer, groups: Any) -> list[Parameters]:

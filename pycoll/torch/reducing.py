@@ -3,7 +3,8 @@
 Everything here is keyed by ``name``: ranks may call in any order, and tensors of the same name
 meet. Calls without a name meet in the order of the calls. Tensors of a name must have the same
 shape and type on all ranks, and the other arguments must be alike; otherwise all ranks get
-HorovodInternalError, which says what differs. A name that is still under way gives ValueError.
+HorovodInternalError, which says what differs. A name that is still under way gives ValueError, and
+so does a tensor to work in place on that has one place in memory for several elements.
 
 ``op`` is Average (the default), Sum, Min, Max, Product or Adasum; ``average`` is its older form.
 Inputs are multiplied by ``prescale_factor`` before and results by ``postscale_factor`` after the
@@ -22,6 +23,7 @@ from pycoll.torch.errors import HorovodInternalError
 from pycoll.torch.handles import run, started
 from pycoll.torch.moving import gathered
 from pycoll.torch.ops import Adasum, Average, ReduceOp, Sum, checked, chosen, scaled
+from pycoll.torch.places import check_places
 from pycoll.torch.process_sets import ProcessSet, global_process_set
 from pycoll.torch.tasks import AllReduce, ReduceScatter, Reduction, reduction_of
 
@@ -154,6 +156,7 @@ def allreduce_async_(
 ) -> int:
     """Start reducing in place; returns the handle. Leave the tensor alone until it is done."""
     tensors = _checked_tensor(tensor)
+    check_places("tensor", tensors)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
     return started(AllReduce(tensors, tensors, how), name, process_set, _only)
 
@@ -186,6 +189,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce in place, and return the tensor."""
     tensors = _checked_tensor(tensor)
+    check_places("tensor", tensors)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
     run(AllReduce(tensors, tensors, how), name, process_set)
     return tensor
@@ -217,6 +221,7 @@ def grouped_allreduce_async_(
 ) -> int:
     """Start reducing several tensors in place, all or none; returns one handle."""
     found = _checked_tensors(tensors)
+    check_places("tensors", found)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
     return started(AllReduce(found, found, how), name, process_set, list)
 
@@ -252,6 +257,7 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """Reduce several tensors in place, and return them."""
     found = _checked_tensors(tensors)
+    check_places("tensors", found)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
     run(AllReduce(found, found, how), name, process_set)
     return found

@@ -212,7 +212,7 @@ class ScheduledGradients:
         self.before_step()
 
     def _entry(self, parameter: torch.Tensor) -> Entry:
-        example = torch.empty(0, dtype=parameter.dtype)
+        example = torch.empty(0, dtype=parameter.dtype, device="cpu")
         small, _ = self.settings.compression.compress(example)
         kind = str(small.dtype).removeprefix("torch.")
         return Entry(self.names[parameter], tuple(parameter.shape), kind)

@@ -41,6 +41,8 @@ def sparse_allreduce_async(
         indices, values = synchronize(handle)
         if reduction == Average:
             values = values / process_set.size()
-        return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            indices.t(), values, shape, device=values.device, check_invariants=False
+        )
 
     return result

@@ -32,6 +32,8 @@ class Task:
     kind = "task"
     terms: str
     fused = False
+    #: Whether anything is left to do when all has travelled.
+    puts = False
     # These are what most tasks have for all their lives; steps make tasks by the hundred.
     key = ""
     passing = False
@@ -52,13 +54,23 @@ class Task:
         self.order, self.given = order_of(given), given
 
     def run(self, comm: Communicator) -> Any:
-        """Do it, and give the result."""
+        """All that travels; what may fail on this rank alone comes before the first exchange."""
         raise AssertionError("a kind of task says what it does")
+
+    def put(self, found: Any) -> Any:
+        """The result, of what ``run`` gave; other ranks have theirs, whatever fails here."""
+        raise AssertionError("a kind of task that puts says how")
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values in one piece, without history; its own memory where that is possible."""
     return tensor.detach().contiguous()
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values in memory of their own, which nobody can refuse."""
+    source = tensor.detach().resolve_conj().resolve_neg()
+    return source.clone(memory_format=torch.contiguous_format)
 
 
 def _kind_of(tensors: Tensors) -> dict[str, Any]:
@@ -164,6 +176,15 @@ def reduction_of(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) ->
     return found
 
 
+def _place(value: torch.Tensor, output: torch.Tensor) -> None:
+    """Copy; whoever made the output in inference mode may have left that meanwhile."""
+    if not output.is_inference() or torch.is_inference_mode_enabled():
+        output.detach().copy_(value)
+        return
+    with torch.inference_mode():
+        output.detach().copy_(value)
+
+
 def _is_ready(tensor: torch.Tensor) -> bool:
     """Whether a tensor can be reduced as it is."""
     return tensor.is_contiguous() and not tensor.requires_grad
@@ -173,6 +194,7 @@ class AllReduce(Task):
     """Combine tensors element by element; ``outputs`` may be the inputs themselves."""
 
     kind = "allreduce"
+    puts = True
 
     def __init__(self, inputs: Tensors, outputs: Tensors, reduction: Reduction) -> None:
         # Without super().__init__(): of all tasks these are made most often by far. nbytes: of what
@@ -220,6 +242,13 @@ class AllReduce(Task):
             targets.append(target)
             held.append(target)
 
+    def enter_apart(self, lists: Lists) -> None:
+        """As ``enter``, by copies."""
+        sources, targets = lists.setdefault(self._reduction.word, ([], []))
+        self._held = [scaled(_apart(one), self._reduction.prescale) for one in self._inputs]
+        sources += self._held
+        targets += self._held
+
     def leave(self, size: int) -> Tensors:
         """After the reduction: scale, put in place, and give the outputs."""
         scale = self._reduction.scale(size)
@@ -229,14 +258,18 @@ class AllReduce(Task):
         for reduced, output in zip(held, outputs, strict=True):
             value = scaled(reduced, scale)
             if value.data_ptr() != output.data_ptr():
-                output.detach().copy_(value)
+                _place(value, output)
         return outputs
 
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """By itself: Adasum, which is no collective but a sequence of messages."""
-        for given, output in zip(self._inputs, self._outputs, strict=True):
-            value = adasum(comm, scaled(plain(given), self._reduction.prescale))
-            output.detach().copy_(scaled(value, self._reduction.postscale))
+        sources = [scaled(plain(one), self._reduction.prescale) for one in self._inputs]
+        return [adasum(comm, one) for one in sources]
+
+    def put(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Into the outputs."""
+        for value, output in zip(found, self._outputs, strict=True):
+            _place(scaled(value, self._reduction.postscale), output)
         return list(self._outputs)
 
 
@@ -251,11 +284,12 @@ class AllGather(Task):
 
     def run(self, comm: Communicator) -> tuple[list[torch.Tensor], list[list[int]]]:
         """One exchange of all lengths, then the tensors."""
-        mine = torch.tensor([[one.shape[0] if one.dim() else 1 for one in self._inputs]])
+        sources = [plain(one) for one in self._inputs]
+        mine = torch.tensor([[len(one) if one.dim() else 1 for one in sources]], device="cpu")
         rows = comm.all_gather(mine, lengths=[1] * comm.size).t().tolist()
         joined = [
-            comm.all_gather(plain(one), lengths=lengths)
-            for one, lengths in zip(self._inputs, rows, strict=True)
+            comm.all_gather(one, lengths=lengths)
+            for one, lengths in zip(sources, rows, strict=True)
         ]
         return joined, rows
 
@@ -264,6 +298,7 @@ class Broadcast(Task):
     """The root's tensor for all; ``output`` may be the input itself. ``root`` counts in comm."""
 
     kind = "broadcast"
+    puts = True
 
     def __init__(self, given: torch.Tensor, output: torch.Tensor, root: int, name: int) -> None:
         super().__init__(_terms([given], True, root_rank=name), [given, output])
@@ -272,12 +307,16 @@ class Broadcast(Task):
     def run(self, comm: Communicator) -> torch.Tensor:
         """Straight into the output where it is in one piece."""
         source, target = plain(self._given), self._output.detach()
-        if not target.is_contiguous():
-            target.copy_(comm.broadcast(source, self._root))
+        if not target.is_contiguous() or target.is_conj() or target.is_neg():
+            target = torch.empty_like(source)
         elif source.data_ptr() == target.data_ptr():
-            comm.broadcast(target, self._root, out=target)
-        else:
-            comm.broadcast(source, self._root, out=target)
+            source = target
+        return comm.broadcast(source, self._root, out=target)
+
+    def put(self, found: torch.Tensor) -> torch.Tensor:
+        """Into the output, where it is not there."""
+        if found.data_ptr() != self._output.data_ptr():
+            _place(found, self._output)
         return self._output
 
 
@@ -292,14 +331,16 @@ class AllToAll(Task):
 
     def run(self, comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
         """The splits themselves go first, so that everybody knows what came."""
-        received = comm.all_to_all(torch.tensor(self._splits, dtype=torch.int32))
-        return comm.all_to_all(plain(self._given), self._splits), received
+        source = plain(self._given)
+        received = comm.all_to_all(torch.tensor(self._splits, dtype=torch.int32, device="cpu"))
+        return comm.all_to_all(source, self._splits), received
 
 
 class ReduceScatter(Task):
     """Combine tensors and keep this rank's rows of each."""
 
     kind = "reducescatter"
+    puts = True
 
     def __init__(self, inputs: Tensors, how: Reduction) -> None:
         scales = {"prescale_factor": how.prescale, "postscale_factor": how.postscale}
@@ -308,11 +349,14 @@ class ReduceScatter(Task):
 
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """One after the other."""
-        how, scale = self._reduction, self._reduction.scale(comm.size)
-        return [
-            scaled(comm.reduce_scatter(scaled(plain(one), how.prescale), how.word), scale)
-            for one in self._inputs
-        ]
+        how = self._reduction
+        self._scale = how.scale(comm.size)
+        sources = [scaled(plain(one), how.prescale) for one in self._inputs]
+        return [comm.reduce_scatter(one, how.word) for one in sources]
+
+    def put(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Scaled."""
+        return [scaled(one, self._scale) for one in found]
 
 
 class Barrier(Task):

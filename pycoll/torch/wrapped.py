@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pycoll.optim.policies import Policy
 from pycoll.torch.gradients import Gradients, Settings
 from pycoll.torch.ops import Adasum
 from pycoll.torch.overlap import Groups, Overlap
@@ -16,16 +17,97 @@ from pycoll.torch.reducing import grouped_allreduce_
 from pycoll.torch.scheduled import ScheduledGradients
 
 
-class Wrapped:
+class Tied:
+    """What belongs to the ranks that it was made on."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """TypeError: neither copied nor pickled would it know its ranks and parameters."""
+        raise TypeError(
+            f"a DistributedOptimizer ({type(self).__name__}) cannot be copied or pickled: its "
+            "gradients are tied to the ranks of this world; take optimizer.state_dict(), and load "
+            "it into one that is wrapped anew"
+        )
+
+
+class Wrapped(Tied):
     """Steps by the gradients of all ranks."""
 
     _gradients: Gradients | ScheduledGradients | None
     _settings: Settings
     _synchronized: bool
     _skips: bool
+    _policy: Policy | None
+    #: The names of its parameters, and those that the program gave for others too.
+    _names: dict[torch.Tensor, str]
+    _names_given: dict[torch.Tensor, str]
+    #: Parameters that needed no gradient when they came, so that nothing reduces theirs.
+    _frozen: list[torch.Tensor]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer does, on all ranks alike; each new gradient is reduced by itself.
+
+        Names are those of named_parameters, or of the group. ValueError for an optimizer with a
+        policy, whose messages are made for the parameters that it began with, and for names that
+        another parameter has.
+        """
+        if self._policy is not None:
+            raise ValueError(
+                f"add_param_group beside policy {self._policy}, which has made its messages of the "
+                "parameters that there were: make the optimizer anew, or leave the policy out"
+            )
+        super().add_param_group(param_group)  # type: ignore[misc]  # as in step
+        groups = self.param_groups  # type: ignore[attr-defined]  # as in step
+        try:
+            named = self._named(len(groups) - 1, groups[-1])
+        except ValueError:
+            groups.pop()
+            raise
+        self._names.update(named)
+        self._frozen += [p for p in named if not p.requires_grad]
+        if isinstance(self._gradients, Gradients):
+            self._gradients.include(named)
+
+    def _named(self, number: int, group: dict[str, Any]) -> dict[torch.Tensor, str]:
+        own = group.get("param_names") or [
+            f"param_groups.{number}.{place}" for place in range(len(group["params"]))
+        ]
+        pairs = zip(group["params"], own, strict=True)
+        named = {p: self._names_given.get(p, name) for p, name in pairs}
+        taken = set(self._names.values())
+        twice = [name for name in named.values() if name in taken]
+        if twice:
+            raise ValueError(f"the group has {twice[0]!r}, which another parameter is called")
+        return named
+
+    def _check_all_reduced(self) -> None:
+        """ValueError for a gradient that this rank would step by alone."""
+        if self._gradients is None:
+            return
+        for parameter in self._frozen:
+            if parameter.requires_grad and parameter.grad is not None:
+                raise ValueError(
+                    f"the gradient of {self._names[parameter]!r} is not reduced, since it needed "
+                    "none when it came to the DistributedOptimizer: let it need one then, or leave "
+                    "it out and pass it to add_param_group when it does"
+                )
+        groups = self.param_groups  # type: ignore[attr-defined]  # as in step
+        if sum(len(group["params"]) for group in groups) == len(self._names):
+            return
+        for number, group in enumerate(groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter not in self._names and parameter.grad is not None:
+                    raise ValueError(
+                        f"the gradient of parameter {place} of param_groups[{number}] is not "
+                        "reduced, since it did not come by the DistributedOptimizer's own "
+                        "add_param_group: use that one"
+                    )
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced; step() does so itself."""
+        """Wait until all gradients are reduced; step() does so itself.
+
+        ValueError for a gradient that none of the ranks reduces; see add_param_group.
+        """
+        self._check_all_reduced()
         if self._gradients is not None:
             self._gradients.synchronize()
         self._synchronized = True
@@ -91,6 +173,7 @@ class Wrapped:
         return super().load_state_dict(*args, **words)  # type: ignore[misc]  # as in step
 
     def _check_skipped(self) -> None:
+        self._check_all_reduced()
         if self._gradients is not None and self._gradients.under_way:
             raise RuntimeError(
                 "optimizer.step() within skip_synchronize() while gradients are being reduced: "
@@ -141,6 +224,7 @@ class OverlappedWrapped(Wrapped):
         if closure is not None or self._skips or self._synchronized or any(hooks):
             self._overlap.finish()
             return super().step(closure)
+        self._check_all_reduced()
         return self._overlap.defer(vars(self)["param_groups"])
 
     def synchronize(self) -> None:
@@ -178,11 +262,10 @@ class OverlappedWrapped(Wrapped):
             self.param_groups = every
 
 
-class AdasumWrapped:
+class AdasumWrapped(Tied):
     """Steps on each rank's own gradients, then combines what the steps changed by Adasum."""
 
     _settings: Settings
-    _parameter_names: dict[torch.Tensor, str]
 
     def synchronize(self) -> None:
         """Nothing: step() does it all."""
@@ -198,7 +281,8 @@ class AdasumWrapped:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as the optimizer does, and replace the change by the Adasum of all ranks'."""
-        parameters = [p for p in self._parameter_names if p.requires_grad]
+        groups = self.param_groups  # type: ignore[attr-defined]  # as below
+        parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         before = [p.detach().clone() for p in parameters]
         loss = super().step(closure)  # type: ignore[misc]  # of the class that is behind this one
         compression = self._settings.compression

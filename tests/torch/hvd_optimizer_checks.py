@@ -7,6 +7,7 @@ steps of one process that has the data of all.
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -157,6 +158,85 @@ def check_closures() -> None:
 
         optimizer.step(closure)
     same(net, expected(3))
+
+
+def check_parameters_that_come_later() -> None:
+    """They step as if they had been there from the beginning, whatever they are called by."""
+    for passes, given, groups in ((1, True, None), (3, True, 1), (1, False, None), (2, False, 2)):
+        net = network()
+        names = net.named_parameters() if given else None
+        first = torch.optim.SGD(net[0].parameters(), lr=0.25, momentum=0.5)
+        optimizer = hvd.DistributedOptimizer(
+            first, names, backward_passes_per_step=passes, groups=groups
+        )
+        optimizer.add_param_group({"params": net[2].weight})
+        optimizer.add_param_group({"params": [net[2].bias]})
+        for step in range(3):
+            optimizer.zero_grad()
+            for number in range(passes):
+                loss_of(net, hvd.rank(), step * passes + number).backward()
+            optimizer.step()
+        same(net, expected(3, passes))
+
+
+def check_parameters_that_cannot_come_later() -> None:
+    net, other = network(), network()
+    named = list(net[0].named_parameters())
+    for policy in ("bsp", "dear"):
+        words = {"policy": policy}
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net[0].parameters()), named, **words)
+        group = {"params": list(net[2].parameters())}
+        text = raised(ValueError, optimizer.add_param_group, group)
+        assert "add_param_group beside policy" in text and "leave the policy out" in text, text
+        assert len(optimizer.param_groups) == 1
+    given = [*named, ("param_groups.1.0", net[2].bias)]
+    plain = torch.optim.SGD([*net[0].parameters(), net[2].bias])
+    optimizer = hvd.DistributedOptimizer(plain, given)
+    text = raised(ValueError, optimizer.add_param_group, {"params": [other[0].weight]})
+    assert "the group has 'param_groups.1.0', which another parameter is called" in text, text
+    assert len(optimizer.param_groups) == 1
+
+
+def check_gradients_that_nobody_reduces() -> None:
+    if hvd.size() == 1:
+        return
+    for words in ({}, {"policy": "dear"}, {"backward_passes_per_step": 2}):
+        net = network()
+        net[2].requires_grad_(False)
+        plain = sgd(net)
+        optimizer = hvd.DistributedOptimizer(plain, net.named_parameters(), **words)
+        for _ in range(2):
+            loss_of(net, hvd.rank(), 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        net[2].bias.requires_grad_(True)
+        loss_of(net, hvd.rank(), 0).backward()
+        for call in (optimizer.step, optimizer.synchronize):
+            text = raised(ValueError, call)
+            assert "the gradient of '2.bias' is not reduced" in text, text
+        net[2].bias.requires_grad_(False)
+        net[2].bias.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+        extra = nn.Linear(4, 1).double()
+        plain.add_param_group({"params": list(extra.parameters())})
+        loss_of(net, hvd.rank(), 0).backward()
+        optimizer.step()
+        extra(batch(0, 0)).sum().backward()
+        text = raised(ValueError, optimizer.step)
+        assert "parameter 0 of param_groups[1] is not reduced" in text, text
+
+
+def check_copies_are_refused() -> None:
+    net = network()
+    for words in ({}, {"policy": "bsp"}, {"op": hvd.Sum}, {"op": hvd.Adasum}):
+        if "Adasum" in str(words) and hvd.size() & (hvd.size() - 1):
+            continue
+        optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), **words)
+        for call in (copy.copy, copy.deepcopy, pickle.dumps):
+            text = raised(TypeError, call, optimizer)
+            assert "(SGD) cannot be copied or pickled" in text and "state_dict()" in text, text
+        assert pickle.loads(pickle.dumps(optimizer.state_dict())) == optimizer.state_dict()
 
 
 def check_schedulers_and_states() -> None:

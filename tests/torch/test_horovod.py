@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from types import ModuleType
 
+import hvd_alone_checks
 import hvd_bad_input_checks
+import hvd_elastic_checks
 import hvd_moving_checks
 import hvd_optimizer_checks
 import hvd_overlap_checks
@@ -17,7 +19,9 @@ from torch_ranks import checks_of, outcomes_of
 MODULES = {
     one.__name__: one
     for one in (
+        hvd_alone_checks,
         hvd_bad_input_checks,
+        hvd_elastic_checks,
         hvd_moving_checks,
         hvd_optimizer_checks,
         hvd_overlap_checks,
@@ -27,7 +31,11 @@ MODULES = {
 }
 #: When a parameter steps is a matter of each rank and its own program, so a fourth rank adds time
 #: and nothing else.
-SIZES = dict.fromkeys(MODULES, (1, 2, 3, 4)) | {hvd_overlap_checks.__name__: (1, 2, 3)}
+SIZES = dict.fromkeys(MODULES, (1, 2, 3, 4)) | {
+    hvd_overlap_checks.__name__: (1, 2, 3),
+    hvd_alone_checks.__name__: (1, 2, 3),
+    hvd_elastic_checks.__name__: (1, 3),
+}
 CASES = [
     (name, check, size)
     for name, module in MODULES.items()

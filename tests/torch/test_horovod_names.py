@@ -60,9 +60,15 @@ MEMBERS = {
     "ProcessSet": "size rank included process_set_id ranks",
     "global_process_set": "size rank included process_set_id ranks",
     "Compression": "none fp16 bf16",
-    "elastic": "run TorchState ElasticSampler",
+    "elastic": "run TorchState ElasticSampler State ObjectState init shutdown state sampler",
+    "functions": "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters",
+    "mpi_ops": "",
 }
-STATE = "save restore sync commit check_host_updates register_reset_callbacks on_reset"
+#: What horovod.torch has beside horovod.torch.mpi_ops.
+BESIDE = {"DistributedOptimizer", "SyncBatchNorm", "elastic", "functions", "mpi_ops"}
+STATE = "save restore sync commit check_host_updates register_reset_callbacks on_reset reset"
+HANDLERS = "StateHandler ModelStateHandler OptimizerStateHandler SamplerStateHandler"
+REGISTRY = "get_handler_registry set_handler_registry"
 SAMPLER = "record_batch set_epoch state_dict load_state_dict reset"
 
 
@@ -78,7 +84,12 @@ def test_nothing_is_missing() -> None:
         made: Any = getattr(hvd, name)
         made = made([0]) if isinstance(made, type) and name == "ProcessSet" else made
         assert all(hasattr(made, member) for member in members.split()), name
-    assert all(hasattr(hvd.elastic.TorchState, member) for member in STATE.split())
+    for kind in (hvd.elastic.State, hvd.elastic.ObjectState, hvd.elastic.TorchState):
+        assert all(hasattr(kind, member) for member in STATE.split())
+        assert issubclass(hvd.elastic.TorchState, kind)
+    more = f"TorchState {HANDLERS} {REGISTRY}".split()
+    assert all(hasattr(hvd.elastic.state, member) for member in more)
+    assert hvd.elastic.sampler.ElasticSampler is hvd.elastic.ElasticSampler
     assert all(hasattr(hvd.elastic.ElasticSampler, member) for member in SAMPLER.split())
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     every = [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product]
@@ -87,6 +98,14 @@ def test_nothing_is_missing() -> None:
         *("Average", "Sum", "Adasum", "Min", "Max", "Product"),
         *("HorovodInternalError", "SyncBatchNorm"),
     }
+
+
+def test_modules_have_the_names_that_scripts_import_from_them() -> None:
+    within = {*MEMBERS["functions"].split(), *BESIDE}
+    assert set(hvd.__all__) - within <= set(hvd.mpi_ops.__all__)
+    for module in (hvd.mpi_ops, hvd.functions):
+        assert all(getattr(module, name) is getattr(hvd, name) for name in module.__all__)
+    assert set(hvd.functions.__all__) == set(MEMBERS["functions"].split())
 
 
 BUILDS = (
