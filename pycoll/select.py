@@ -279,7 +279,7 @@ def _bandwidth(nbytes: int, seconds: float) -> str:
 def seconds_text(seconds: float) -> str:
     """With three digits and a fitting unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
+        if seconds >= scale * 0.9995:  # what is rounded to 1000 has the next unit
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
 

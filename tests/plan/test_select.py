@@ -263,7 +263,8 @@ def test_bytes_are_written_in_binary_units(value: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(2.5, "2.5 s"), (0.0031, "3.1 ms"), (8e-6, "8 us"), (3e-7, "300 ns")]
+    ("value", "text"),
+    [(2.5, "2.5 s"), (0.0031, "3.1 ms"), (8e-6, "8 us"), (3e-7, "300 ns"), (0.9997, "1 s")],
 )
 def test_seconds_are_written_in_the_unit_that_fits(value: float, text: str) -> None:
     assert seconds_text(value) == text
