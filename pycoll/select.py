@@ -224,12 +224,13 @@ def _tiles(shape: Profile, nbytes: int, segment_bytes: int) -> str:
 
 
 def _links(topology: Topology, parameters: Parameters) -> list[str]:
-    how = "cost formulas" if topology.size > SCHEDULE_SIZE_MAX else "schedule"
+    several = len(topology.hosts) > 1
+    how = "schedule" if several else "cost formulas"
+    if several and topology.size > SCHEDULE_SIZE_MAX:
+        how = f"schedules of up to {SCHEDULE_SIZE_MAX} ranks, carried on along cost formulas"
     kinds = [("inside hosts", parameters.inside)]
-    if len(topology.hosts) > 1:
+    if several:
         kinds.append(("across hosts", parameters.across))
-    else:
-        how = "cost formulas"
     return [f"  model      {how}; values: {parameters.origin}"] + [
         f"  {'links' if number == 0 else '':<10} {word}: {_link_text(link)}"
         for number, (word, link) in enumerate(kinds)
