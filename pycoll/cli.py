@@ -194,7 +194,10 @@ def bench(
 )
 @click.option("--quick", is_flag=True, help="A rough look in a few seconds.")
 @click.option(
-    "--output", "path", type=click.Path(path_type=Path), help="Store there.  [default: the cache]"
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    help="Store there; missing folders are made.  [default: the cache]",
 )
 def tune(transports: tuple[str, ...], ranks: int | None, quick: bool, path: Path | None) -> None:
     """Measure this machine, so that algorithms are chosen by its own figures.

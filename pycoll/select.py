@@ -287,7 +287,8 @@ def seconds_text(seconds: float) -> str:
 
 def bytes_text(nbytes: int) -> str:
     """Exact in the largest binary unit that goes in evenly, otherwise with three digits."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
+            amount = nbytes / scale
+            return f"{amount:.{3 if amount < 1000 else 4}g} {unit}"
     return f"{nbytes} B"

@@ -134,6 +134,9 @@ def test_times_and_rates_have_units(words: tuple[str, ...], across: str) -> None
     ("words", "status", "why"),
     [
         (("--alpha", "2"), 2, "'2' is not a time such as 300ns, 2.5us or 1ms"),
+        (("--bytes", "9999999999999T"), 2, "'9999999999999T' is more than 1024T"),
+        (("--bytes", "9" * 400), 2, "is more than 1024T"),
+        (("--bytes", "1P"), 2, "'1P' is not a number of bytes such as 8, 64K, 1M or 2G, up to"),
         (("--alpha", "-1us"), 2, "'-1us' is not a time"),
         (("--local-alpha", "11s"), 2, "'11s' is more than 10 s"),
         (("--beta", "25"), 2, "'25' is not a rate such as 25GB/s (bytes) or 200Gb/s (bits)"),
@@ -151,6 +154,11 @@ def test_times_and_rates_have_units(words: tuple[str, ...], across: str) -> None
 )
 def test_what_cannot_be_forecast_is_said(words: tuple[str, ...], status: int, why: str) -> None:
     assert why in " ".join(explained(*words, status=status).split())
+
+
+def test_messages_up_to_the_bound_are_forecast() -> None:
+    assert "all_reduce of 1024 TiB over 8 ranks" in explained("--bytes", "1024T")
+    assert "all_reduce of 2 TiB over 8 ranks" in explained("--bytes", "2TiB")
 
 
 def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from pycoll import explanation, tuning
 from pycoll.algorithms import lookup
 from pycoll.bench import tune as bench_tune
 from pycoll.bench.fit import Observation, fit
-from pycoll.bench.tune import distinct_algorithms
+from pycoll.bench.tune import distinct_algorithms, place_to_store
 from pycoll.bootstrap import join_threads
 from pycoll.cli import main
 from pycoll.collective import Collective
@@ -350,6 +350,13 @@ def test_predictions_to_be_measured_know_of_cores_that_ranks_share(
     assert told == [Parameters().crowded(4)]
     alone = CliRunner().invoke(main, ["explain", "--size", "2", "--measured"])
     assert "per core" not in alone.output and told[1] == Parameters()
+
+
+def test_what_is_measured_is_stored_in_folders_that_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "table.json"
+    assert place_to_store(path) == path and path.parent.is_dir() and not path.exists()
+    said = CliRunner().invoke(main, ["tune", "--help"]).output
+    assert "missing folders are made" in " ".join(said.split())
 
 
 def test_tune_says_what_it_cannot_do(tmp_path: Path) -> None:

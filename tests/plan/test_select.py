@@ -256,7 +256,15 @@ def test_a_thousand_ranks_are_predicted_from_formulas_in_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1 << 30, "1 GiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (1 << 30, "1 GiB"),
+        (1020 << 20, "1020 MiB"),
+        (3 << 40, "3 TiB"),
+    ],
 )
 def test_bytes_are_written_in_binary_units(value: int, text: str) -> None:
     assert bytes_text(value) == text
