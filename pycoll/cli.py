@@ -194,7 +194,10 @@ def bench(
 )
 @click.option("--quick", is_flag=True, help="A rough look in a few seconds.")
 @click.option(
-    "--output", "path", type=click.Path(path_type=Path), help="Store there.  [default: the cache]"
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    help="Store there; missing folders are made.  [default: the cache]",
 )
 def tune(transports: tuple[str, ...], ranks: int | None, quick: bool, path: Path | None) -> None:
     """Measure this machine, so that algorithms are chosen by its own figures.
@@ -288,14 +291,15 @@ def explain(
     of one message in worlds of up to 16384 ranks. Machines need not exist for that: alpha is a
     link's latency, in ns, us or ms; beta is given as the rate that it stands for, in bytes (25GB/s)
     or bits (200Gb/s) per second, powers of ten. What is not given is as pycoll tune has measured
-    here, or built in.
+    here, or built in. With --measured predictions are of this machine too: where ranks share its
+    cores, "ranks per core" says how many.
     """
     from pycoll.explanation import Question, comparison, explanation
 
     links = {"alpha": alpha, "beta": beta, "local_alpha": local_alpha, "local_beta": local_beta}
     links |= {"rails": rails, "flow": flow}
     try:
-        question = Question(links=links, **words)
+        question = Question(links=links, measured=measured, **words)
         click.echo(explanation(question))
         if measured:
             for line in comparison(question):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pycoll.bootstrap.cores import core_numbers, usable_cores
 from pycoll.collective import Collective
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError
@@ -24,7 +25,8 @@ class Question:
     """What is asked on the command line.
 
     ``size``: ranks; by default ``hosts`` times ``local_size``, or 8 without that. ``links``: what
-    `with_links` takes. ``local_size`` or ``picture`` ask for a forecast.
+    `with_links` takes. ``local_size`` or ``picture`` ask for a forecast. ``measured``: of this
+    machine, whose cores the ranks may have to share.
     """
 
     collective: str
@@ -36,6 +38,7 @@ class Question:
     rank: int | None = None
     links: Mapping[str, float | None] = field(default_factory=dict)
     picture: Path | None = None
+    measured: bool = False
 
     @property
     def kind(self) -> Collective:
@@ -67,7 +70,10 @@ class Question:
 
     def parameters(self) -> Parameters:
         """The values in use here, but for the links that are given."""
-        return with_links(local_parameters(Config.read(), self.hosts > 1), **self.links)
+        here = with_links(local_parameters(Config.read(), self.hosts > 1), **self.links)
+        if not self.measured:
+            return here
+        return here.crowded(self.ranks / len(core_numbers(usable_cores())))
 
     def asked(self) -> Asked | None:
         """The world of a forecast; None where none is wanted."""
@@ -86,6 +92,8 @@ def explanation(question: Question) -> str:
 
     InvalidArgumentError for what cannot be, before anything is computed.
     """
+    if question.measured:
+        check_measurable(question)
     asked, parameters = question.asked(), question.parameters()
     if question.picture is not None:
         check_picture(question.picture)
@@ -104,17 +112,26 @@ def explanation(question: Question) -> str:
     return "\n\n".join(parts)
 
 
-def comparison(question: Question) -> Iterator[str]:
-    """Predicted and measured times on this machine, line by line."""
-    from pycoll.bench.tune import predicted_and_measured
-
+def check_measurable(question: Question) -> None:
+    """InvalidArgumentError for what this machine alone cannot show."""
     given = any(value is not None for value in question.links.values())
     if question.hosts != 1 or question.collective == "barrier" or given:
         raise InvalidArgumentError(
             "--measured needs a collective with a message, on one host, over its own links"
         )
+
+
+def comparison(question: Question) -> Iterator[str]:
+    """Predicted and measured times on this machine, line by line."""
+    from pycoll.bench.tune import predicted_and_measured
+
     yield from predicted_and_measured(
-        question.collective, question.ranks, question.nbytes, question.algorithm, Config.read()
+        question.collective,
+        question.ranks,
+        question.nbytes,
+        question.algorithm,
+        Config.read(),
+        question.parameters(),
     )
 
 

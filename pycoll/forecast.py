@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pycoll.collective import Collective
 from pycoll.errors import InvalidArgumentError
 from pycoll.model import Link, Parameters
 from pycoll.pictures import Curve, Panel, draw_panels
-from pycoll.select import bytes_text, candidates, predict, seconds_text
+from pycoll.select import bytes_text, candidates, choose, predict, seconds_text
 from pycoll.topology import Topology
 
 #: The largest world that is forecast.
@@ -25,8 +26,12 @@ SIZES = tuple(1 << power for power in range(3, 31, 3))
 _COLUMNS = 6
 _WIDTH = 8
 
-#: Name to seconds.
-Times = Mapping[str, float]
+
+class Times(NamedTuple):
+    """What one message takes in one world: name to seconds, and which name is chosen."""
+
+    of: Mapping[str, float]
+    chosen: str
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,10 @@ def forecast(asked: Asked, parameters: Parameters) -> Forecast:
         )
 
     def times(topology: Topology, nbytes: int) -> Times:
-        names = candidates(asked.collective, topology)
-        return {n: predict(asked.collective, n, topology, nbytes, parameters) for n in names}
+        kind = asked.collective
+        names = candidates(kind, topology)
+        seconds = {name: predict(kind, name, topology, nbytes, parameters) for name in names}
+        return Times(seconds, choose(kind, topology, nbytes, parameters=parameters).name)
 
     world = Topology.even(asked.ranks, asked.hosts)
     worlds = [Topology.even(hosts * asked.local_size, hosts) for hosts in asked.worlds()]
@@ -176,9 +183,9 @@ def _world(asked: Asked) -> str:
 
 
 def _table(columns: Mapping[str, Times], found: Forecast) -> list[str]:
-    best = found.by_ranks[found.asked.ranks]
+    best = found.by_ranks[found.asked.ranks].of
     first = sorted(best, key=lambda name: best[name])
-    names = list(dict.fromkeys([*first, *(n for times in columns.values() for n in times)]))
+    names = list(dict.fromkeys([*first, *(n for times in columns.values() for n in times.of)]))
     width = max(map(len, names))
     lines = [" " * (width + 2) + "".join(f"{head:>{_WIDTH}} " for head in columns)]
     for name in names:
@@ -188,10 +195,10 @@ def _table(columns: Mapping[str, Times], found: Forecast) -> list[str]:
 
 
 def _cell(name: str, times: Times) -> str:
-    if name not in times:
+    if name not in times.of:
         return f"{'-':>{_WIDTH}} "
-    star = "*" if name == min(times, key=lambda one: times[one]) else " "
-    return f"{seconds_text(times[name]):>{_WIDTH}}{star}"
+    star = "*" if name == times.chosen else " "
+    return f"{seconds_text(times.of[name]):>{_WIDTH}}{star}"
 
 
 def draw(path: Path, found: Forecast) -> None:
@@ -217,8 +224,10 @@ _CHOSEN = "chosen"
 
 def _panel(rows: Mapping[int, Times]) -> Panel:
     curves: dict[str, Curve] = {
-        _CHOSEN: [(place, min(times.values())) for place, times in rows.items()]
+        _CHOSEN: [(place, times.of[times.chosen]) for place, times in rows.items()]
     }
-    for name in dict.fromkeys(name for times in rows.values() for name in times):
-        curves[name] = [(place, times[name]) for place, times in rows.items() if name in times]
+    for name in dict.fromkeys(name for times in rows.values() for name in times.of):
+        curves[name] = [
+            (place, times.of[name]) for place, times in rows.items() if name in times.of
+        ]
     return Panel("time", curves, y_text=seconds_text, below=_CHOSEN)

@@ -11,8 +11,8 @@ Ranks of a host share its link to other hosts: bytes across are counted by host,
 what the busiest rank moves, which alone may not fill the link (see docs/choice.md).
 
 Messages that are too long for the caches move slower; by how much is the link's *spill*. Loads
-come from the schedule itself, or from the cost formula where all links are alike and for sizes at
-which drawing whole schedules would take long.
+come from the schedule itself, from the cost formula where all links are alike, and for sizes at
+which drawing whole schedules would take long from smaller schedules (see extrapolation).
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 65536
 #: Up to this size schedules are weighed transfer by transfer.
 SCHEDULE_SIZE_MAX = 64
-#: Ranks on a host up to which what crosses is counted; the schedules have at least 8 hosts then.
-_LOCAL_SIZE_MAX = 8
 #: Collectives in which a rank's own block goes to another place of its own.
 _KEEPING = (
     Collective.ALL_GATHER,
@@ -198,56 +196,18 @@ def profile(algorithm: Algorithm, topology: Topology) -> Profile:
 
 
 def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:
-    """From the formula. Of several hosts, a flat algorithm is taken to cross with every message;
-    how many of a host's ranks do so at once, ``crossing_ranks`` says."""
-    kept = kept_by(algorithm.collective, topology.size)
-    if algorithm.levels is not None:
-        inside, across, sharing = algorithm.levels(topology)
-        near = first_of(copied(inside), inside.steps, inside.chunks)
-        near.moved += kept / 2
-        loads = (near, shared(first_of(carried(across), across.steps, across.chunks), sharing))
-        return Profile(loads, loads, inside.chunks)
+    """From the formula; on several hosts from smaller schedules, carried on along the formula."""
+    if len(topology.hosts) > 1:
+        from pycoll.extrapolation import extrapolated
+
+        return extrapolated(algorithm, topology)
     cost = algorithm.cost(topology.size)
-    waits = 0 if streams(algorithm) else max(cost.steps - 1, 0)
-    alone = len(topology.hosts) == 1
-    period = copied(cost) if alone else carried(cost)
-    first, period.waits = first_of(period, cost.steps, cost.chunks), waits
-    if alone:
-        first.moved += kept / 2
-        period.moved += kept / 2
-        return Profile((first, Load()), (period, Load()), cost.chunks)
-    ranks = crossing_ranks(algorithm, topology)
-    return Profile((Load(), shared(first, ranks)), (Load(), shared(period, ranks)), cost.chunks)
-
-
-def crossing_ranks(algorithm: Algorithm, topology: Topology) -> float:
-    """What the busiest host moves over its link, in units of what the busiest rank moves in all.
-
-    One for a ring, whose hosts are each followed by one other; most of a host's ranks where
-    everybody sends to everybody. From schedules of few hosts: the share hardly changes with more of
-    them, and with the ranks on each it grows evenly. Where a host's ranks do not stand together,
-    all of them cross.
-    """
-    largest = max(len(members) for members in topology.hosts)
-    if any(members[-1] - members[0] >= len(members) for members in topology.hosts):
-        return largest
-    if largest <= _LOCAL_SIZE_MAX:
-        return _crossing(algorithm, largest)
-    half, most = (_crossing(algorithm, _LOCAL_SIZE_MAX // k) for k in (2, 1))
-    return most + (most - half) * (largest - _LOCAL_SIZE_MAX) / (_LOCAL_SIZE_MAX / 2)
-
-
-@lru_cache(maxsize=256)
-def _crossing(algorithm: Algorithm, local_size: int) -> float:
-    """The same, counted where there are so many ranks on each of as many hosts as are weighed."""
-    from pycoll.topology import Topology
-
-    hosts = SCHEDULE_SIZE_MAX // _LOCAL_SIZE_MAX
-    size = hosts * local_size
-    drawn = profile_of_schedule(algorithm.build(size), Topology.even(size, hosts))
-    cost = algorithm.cost(size)
-    moved = float(max(cost.sent, cost.received))
-    return drawn.period[1].moved / moved if moved else 1.0
+    period = copied(cost)
+    first = first_of(period, cost.steps, cost.chunks)
+    period.waits = 0 if streams(algorithm) else max(cost.steps - 1, 0)
+    for load in (first, period):
+        load.moved += kept_by(algorithm.collective, topology.size) / 2
+    return Profile((first, Load()), (period, Load()), cost.chunks)
 
 
 def kept_by(collective: Collective, size: int) -> float:
@@ -274,12 +234,6 @@ def first_of(load: Load, steps: int, chunks: int) -> Load:
     moved = max(load.moved, steps / chunks)
     stretch = moved / load.moved if load.moved else 1.0
     return Load(steps, load.segments * stretch, moved, load.combined * stretch)
-
-
-def shared(load: Load, ranks: float) -> Load:
-    """The same by so many ranks over one host's link."""
-    moved = load.moved * ranks
-    return Load(load.waits, load.segments, moved, load.combined, load.moved)
 
 
 @lru_cache(maxsize=256)

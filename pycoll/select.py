@@ -224,12 +224,13 @@ def _tiles(shape: Profile, nbytes: int, segment_bytes: int) -> str:
 
 
 def _links(topology: Topology, parameters: Parameters) -> list[str]:
-    how = "cost formulas" if topology.size > SCHEDULE_SIZE_MAX else "schedule"
+    several = len(topology.hosts) > 1
+    how = "schedule" if several else "cost formulas"
+    if several and topology.size > SCHEDULE_SIZE_MAX:
+        how = f"schedules of up to {SCHEDULE_SIZE_MAX} ranks, carried on along cost formulas"
     kinds = [("inside hosts", parameters.inside)]
-    if len(topology.hosts) > 1:
+    if several:
         kinds.append(("across hosts", parameters.across))
-    else:
-        how = "cost formulas"
     return [f"  model      {how}; values: {parameters.origin}"] + [
         f"  {'links' if number == 0 else '':<10} {word}: {_link_text(link)}"
         for number, (word, link) in enumerate(kinds)
@@ -279,14 +280,15 @@ def _bandwidth(nbytes: int, seconds: float) -> str:
 def seconds_text(seconds: float) -> str:
     """With three digits and a fitting unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
+        if seconds >= scale * 0.9995:  # what is rounded to 1000 has the next unit
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
 
 
 def bytes_text(nbytes: int) -> str:
     """Exact in the largest binary unit that goes in evenly, otherwise with three digits."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
+            amount = nbytes / scale
+            return f"{amount:.{3 if amount < 1000 else 4}g} {unit}"
     return f"{nbytes} B"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:  # older releases have no type argument
     IntegerType = NumberType = click.ParamType
 
-_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 #: Bytes per second. A small b is a bit.
 _RATES = {
@@ -23,6 +23,8 @@ _RATES = {
     for prefix, scale in (("M", 1e6), ("G", 1e9), ("T", 1e12))
     for word, bits in (("B", 1), ("b", 8), ("bit", 8))
 }
+#: No message is longer: 1024T.
+BYTES_MAX = 1 << 50
 #: No link's latency is longer.
 SECONDS_MAX = 10.0
 _NUMBER = r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)"
@@ -35,7 +37,7 @@ def _amount(value: Any, units: Mapping[str, float]) -> float | None:
 
 
 class Bytes(IntegerType):
-    """A number of bytes: 8, 64K, 1M, 2GiB."""
+    """A number of bytes up to `BYTES_MAX`: 8, 64K, 1M, 2GiB."""
 
     name = "bytes"
 
@@ -43,10 +45,17 @@ class Bytes(IntegerType):
         """Parse ``value``; fail with what would be accepted."""
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(value).strip(), re.I)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.I)
         if match is None:
-            self.fail(f"{value!r} is not a number of bytes such as 8, 64K, 1M or 2G", param, ctx)
-        return int(float(match[1]) * _BINARY[match[2].upper()])
+            self.fail(
+                f"{value!r} is not a number of bytes such as 8, 64K, 1M or 2G, up to 1024T",
+                param,
+                ctx,
+            )
+        nbytes = float(match[1]) * _BINARY[match[2].upper()]
+        if nbytes > BYTES_MAX:
+            self.fail(f"{value!r} is more than {BYTES_MAX >> 40}T", param, ctx)
+        return int(nbytes)
 
 
 class Seconds(NumberType):

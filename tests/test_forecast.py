@@ -87,7 +87,8 @@ def test_the_largest_world_takes_seconds(kind: Collective) -> None:
     assert time.process_time() - start < 10
     for by in (found.by_bytes, found.by_ranks):
         for times in by.values():
-            assert times and all(0 < seconds < 1e6 for seconds in times.values())
+            assert times.chosen in times.of
+            assert all(0 < seconds < 1e6 for seconds in times.of.values())
     assert max(found.by_ranks) == RANKS_MAX
     assert bool(found.by_bytes) == (kind is not Collective.BARRIER)
 
@@ -133,6 +134,9 @@ def test_times_and_rates_have_units(words: tuple[str, ...], across: str) -> None
     ("words", "status", "why"),
     [
         (("--alpha", "2"), 2, "'2' is not a time such as 300ns, 2.5us or 1ms"),
+        (("--bytes", "9999999999999T"), 2, "'9999999999999T' is more than 1024T"),
+        (("--bytes", "9" * 400), 2, "is more than 1024T"),
+        (("--bytes", "1P"), 2, "'1P' is not a number of bytes such as 8, 64K, 1M or 2G, up to"),
         (("--alpha", "-1us"), 2, "'-1us' is not a time"),
         (("--local-alpha", "11s"), 2, "'11s' is more than 10 s"),
         (("--beta", "25"), 2, "'25' is not a rate such as 25GB/s (bytes) or 200Gb/s (bits)"),
@@ -150,6 +154,11 @@ def test_times_and_rates_have_units(words: tuple[str, ...], across: str) -> None
 )
 def test_what_cannot_be_forecast_is_said(words: tuple[str, ...], status: int, why: str) -> None:
     assert why in " ".join(explained(*words, status=status).split())
+
+
+def test_messages_up_to_the_bound_are_forecast() -> None:
+    assert "all_reduce of 1024 TiB over 8 ranks" in explained("--bytes", "1024T")
+    assert "all_reduce of 2 TiB over 8 ranks" in explained("--bytes", "2TiB")
 
 
 def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from click.testing import CliRunner
 from harness import ProcessWorld
 
 import pycoll
-from pycoll import tuning
+from pycoll import explanation, tuning
 from pycoll.algorithms import lookup
+from pycoll.bench import tune as bench_tune
 from pycoll.bench.fit import Observation, fit
-from pycoll.bench.tune import distinct_algorithms
+from pycoll.bench.tune import distinct_algorithms, place_to_store
 from pycoll.bootstrap import join_threads
 from pycoll.cli import main
 from pycoll.collective import Collective
@@ -327,6 +329,34 @@ def test_tune_stores_what_explain_then_uses(
     assert dict(facts())["costs of links"].startswith(str(path))
     rows = re.findall(r"^ +(\d+) +[\d.]+ \w+ +[\d.]+ \w+ +[\d.]+  \w+$", after.output, re.M)
     assert [int(row) for row in rows] == [64, 256, 1024, 4096, 16384, 65536]
+
+
+def test_predictions_to_be_measured_know_of_cores_that_ranks_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(explanation, "usable_cores", lambda: "3-4")
+    told: list[Parameters] = []
+
+    def measure(*words: object) -> Iterator[str]:
+        told.extend(word for word in words if isinstance(word, Parameters))
+        yield "measured"
+
+    monkeypatch.setattr(bench_tune, "predicted_and_measured", measure)
+    words = ["explain", "all_reduce", "--size", "8", "--bytes", "1M"]
+    elsewhere, here = (CliRunner().invoke(main, [*words, *more]) for more in ([], ["--measured"]))
+    assert elsewhere.exit_code == here.exit_code == 0, here.output
+    assert "per core" not in elsewhere.output
+    assert "values: built in, 4 ranks per core" in here.output
+    assert told == [Parameters().crowded(4)]
+    alone = CliRunner().invoke(main, ["explain", "--size", "2", "--measured"])
+    assert "per core" not in alone.output and told[1] == Parameters()
+
+
+def test_what_is_measured_is_stored_in_folders_that_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "table.json"
+    assert place_to_store(path) == path and path.parent.is_dir() and not path.exists()
+    said = CliRunner().invoke(main, ["tune", "--help"]).output
+    assert "missing folders are made" in " ".join(said.split())
 
 
 def test_tune_says_what_it_cannot_do(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from pycoll.bench.sweep import SweepOptions
 from pycoll.collective import Collective
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError, PycollError
-from pycoll.model import LINKS, SEGMENT_BYTES, profile
+from pycoll.model import LINKS, SEGMENT_BYTES, Parameters, profile
 from pycoll.select import bytes_text, candidates, rates_text, seconds_text
 from pycoll.topology import Topology, single_host
 from pycoll.tuning import Medium, Tuning
@@ -314,13 +314,17 @@ def present(path: Path) -> Tuning:
 
 
 def predicted_and_measured(
-    collective: str, ranks: int, nbytes: int, algorithm: str | None, config: Config
+    collective: str,
+    ranks: int,
+    nbytes: int,
+    algorithm: str | None,
+    config: Config,
+    parameters: Parameters,
 ) -> Iterator[str]:
     """Lines of a table: what the model says of sizes up to ``nbytes`` and what they take here.
 
     PycollError if the job failed; InvalidArgumentError for what cannot be measured.
     """
-    parameters = tuning.local_parameters(config)
     names = [] if algorithm is None else [algorithm]
     options = SweepOptions(
         collective=collective,

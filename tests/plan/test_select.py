@@ -256,14 +256,23 @@ def test_a_thousand_ranks_are_predicted_from_formulas_in_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1 << 30, "1 GiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (1 << 30, "1 GiB"),
+        (1020 << 20, "1020 MiB"),
+        (3 << 40, "3 TiB"),
+    ],
 )
 def test_bytes_are_written_in_binary_units(value: int, text: str) -> None:
     assert bytes_text(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(2.5, "2.5 s"), (0.0031, "3.1 ms"), (8e-6, "8 us"), (3e-7, "300 ns")]
+    ("value", "text"),
+    [(2.5, "2.5 s"), (0.0031, "3.1 ms"), (8e-6, "8 us"), (3e-7, "300 ns"), (0.9997, "1 s")],
 )
 def test_seconds_are_written_in_the_unit_that_fits(value: float, text: str) -> None:
     assert seconds_text(value) == text
