@@ -9,7 +9,7 @@ namespace {
 
 bool only_data_has_segment_fields(const FrameHeader& header) {
   return header.type == FrameType::kData ||
-         (header.sequence == 0 && header.agreement == 0 && header.tag == 0);
+         (header.segment == 0 && header.sequence == 0 && header.agreement == 0 && header.tag == 0);
 }
 
 bool length_fits_type(const FrameHeader& header) {
@@ -52,7 +52,7 @@ FrameFault judge(const FrameHeader& header, std::uint32_t number) {
   if (header.channel >= kChannelsMax) return FrameFault::kChannel;
   if (header.channel != 0 && header.type != FrameType::kData) return FrameFault::kChannel;
   if (!length_fits_type(header)) return FrameFault::kBytes;
-  if (header.reserved != 0 || !only_data_has_segment_fields(header)) return FrameFault::kReserved;
+  if (!only_data_has_segment_fields(header)) return FrameFault::kReserved;
   return FrameFault::kNone;
 }
 

@@ -25,7 +25,7 @@ enum class FrameType : std::uint8_t {
   kGoodbye = 4,  // the last frame on this socket: the sender closes in good order
 };
 
-inline constexpr std::uint8_t kFrameVersion = 2;
+inline constexpr std::uint8_t kFrameVersion = 3;
 inline constexpr std::uint8_t kFrameMagic[3] = {'p', 'c', 'f'};
 
 // kChannelDepth of this medium: so much is under way in each channel before a credit is needed.
@@ -37,7 +37,7 @@ struct FrameHeader {
   std::uint8_t version = kFrameVersion;
   FrameType type = FrameType::kCredit;
   std::uint8_t channel = 0;     // kData only, otherwise 0
-  std::uint16_t reserved = 0;   // zero
+  std::uint16_t segment = 0;    // kData: sent before on this channel, mod 2^16; otherwise 0
   std::uint32_t number = 0;     // frames sent before on this socket in this direction, mod 2^32
   std::uint32_t bytes = 0;      // payload that follows
   std::uint64_t sequence = 0;   // of SegmentHeader; kData only, otherwise 0
@@ -45,7 +45,7 @@ struct FrameHeader {
   std::uint32_t tag = 0;        // of SegmentHeader; kData only, otherwise 0
   std::uint32_t check = 0;      // frame_check of the other bytes
   // Per channel: segments that the sender of this frame has released since the start, mod 256.
-  // Zero for channels that do not travel on this socket.
+  // Zero for channels whose home is another socket.
   std::array<std::uint8_t, kChannelsMax> released = {};
 
   bool operator==(const FrameHeader&) const = default;

@@ -32,9 +32,10 @@ class TcpTransport final : public Transport {
   ~TcpTransport() override;
 
   // Makes the link to `peer` out of 1 to kSocketsMax sockets, whose ownership passes in any case.
-  // `address` names the peer in error texts, "10.0.0.2:4711". Fails with kInvalidArgument for a
-  // peer that is this rank, out of range or attached already, and for unusable sockets; with
-  // kTransport when the kernel refuses to watch them. A failed attach leaves the peer unattached.
+  // Error texts name the ends of the socket, or `address` where it has none. Fails with
+  // kInvalidArgument for a peer that is this rank, out of range or attached already, and for
+  // unusable sockets; with kTransport when the kernel refuses to watch them. A failed attach leaves
+  // the peer unattached.
   Status attach(int peer, std::vector<UniqueFd> sockets, std::string address);
 
   std::string_view name() const override { return "tcp"; }

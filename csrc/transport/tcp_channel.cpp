@@ -39,8 +39,9 @@ bool TcpSendChannel::hand_over(const SegmentHeader& header, const std::byte* dat
 }
 
 bool TcpSendChannel::reads(const std::byte* data, std::size_t bytes) {
-  for (std::uint32_t segment = written_; segment != committed_; ++segment) {
-    const Segment& pending = segments_[segment % kTcpDepth];
+  for (std::uint32_t segment = written_.before(); segment != committed_; ++segment) {
+    if (written_.has(segment)) continue;
+    const Segment& pending = at(segment);
     if (pending.data < data + bytes && data < pending.data + pending.header.bytes) return true;
   }
   return false;
@@ -48,33 +49,25 @@ bool TcpSendChannel::reads(const std::byte* data, std::size_t bytes) {
 
 void TcpSendChannel::submit(const SegmentHeader& header, const std::byte* data) {
   segments_[committed_ % kTcpDepth] = {header, data};
-  ++committed_;
-  if (abandoned_) {
-    staged_ = written_ = committed_;
-    return;
-  }
-  stream_.submit(*this, header.bytes);
+  const std::uint32_t segment = committed_++;
+  stream_for(header.bytes).submit(*this, segment);
 }
 
-const Segment& TcpSendChannel::stage() {
-  PYCOLL_ASSERT(staged_ != committed_, "channel %u has nothing to send", number_);
-  return segments_[staged_++ % kTcpDepth];
+TcpStream& TcpSendChannel::stream_for(std::size_t bytes) {
+  if (!streams_.striped || bytes < kStripedBytesMin) return streams_.home(number_);
+  return *streams_.all[(number_ + striped_++) % streams_.all.size()];
 }
 
 bool TcpSendChannel::accept_released(std::uint8_t released) {
   const auto more = static_cast<std::uint8_t>(released - static_cast<std::uint8_t>(released_));
-  if (more > written_ - released_) return false;
+  if (more > written_.before() - released_) return false;
   released_ += more;
   return true;
 }
 
-void TcpSendChannel::abandon() {
-  abandoned_ = true;
-  staged_ = written_ = committed_;
-}
-
 void TcpSendChannel::let_go() {
-  for (std::uint32_t segment = written_; segment != committed_; ++segment) {
+  for (std::uint32_t segment = written_.before(); segment != committed_; ++segment) {
+    if (written_.has(segment)) continue;
     Segment& pending = segments_[segment % kTcpDepth];
     std::byte* own = slots_.at(segment);
     if (pending.data == own || pending.header.bytes == 0) continue;
@@ -84,25 +77,38 @@ void TcpSendChannel::let_go() {
 }
 
 const Segment* TcpRecvChannel::peek() {
-  if (received_ == released_) return nullptr;
+  if (received_.before() == released_) return nullptr;
   oldest_.header = headers_[released_ % kTcpDepth];
   oldest_.data = oldest_.header.bytes == 0 ? nullptr : slots_.at(released_);
   return &oldest_;
 }
 
 void TcpRecvChannel::release() {
-  PYCOLL_ASSERT(received_ != released_, "release without a segment, %u released so far", released_);
+  PYCOLL_ASSERT(received_.before() != released_, "release without a segment, %u released so far",
+                released_);
+  begun_[released_ % kTcpDepth] = false;
   ++released_;
   if (!credit_due()) return;
   // While more segments wait here the owner will be back at once, and two releases cost one frame.
-  const bool now = released_ - announced_ >= kManyReleases || received_ == released_;
-  stream_.credit_due(now);
+  const bool now = released_ - announced_ >= kManyReleases || received_.before() == released_;
+  streams_.home(number_).credit_due(now);
 }
 
-std::byte* TcpRecvChannel::begin(const SegmentHeader& header) {
-  if (received_ - announced_ == kTcpDepth) return nullptr;
-  headers_[received_ % kTcpDepth] = header;
-  return slots_.at(received_);
+std::byte* TcpRecvChannel::begin(const SegmentHeader& header, std::uint16_t segment) {
+  const std::uint32_t number = number_of(segment);
+  if (number - announced_ >= kTcpDepth || number - announced_ < released_ - announced_ ||
+      begun_[number % kTcpDepth]) {
+    return nullptr;
+  }
+  begun_[number % kTcpDepth] = true;
+  headers_[number % kTcpDepth] = header;
+  return slots_.at(number);
+}
+
+void TcpRecvChannel::complete(std::uint16_t segment) {
+  received_.add(number_of(segment));
+  // Its sender may just have filled the channel while releases are still untold.
+  if (credit_due()) streams_.home(number_).credit_due(false);
 }
 
 std::uint8_t TcpRecvChannel::announce() {
@@ -112,8 +118,28 @@ std::uint8_t TcpRecvChannel::announce() {
 
 bool TcpRecvChannel::credit_due() const {
   const std::uint32_t untold = released_ - announced_;
-  const bool sender_is_full = received_ - announced_ == kTcpDepth;
+  const bool sender_is_full = received_.before() - announced_ == kTcpDepth;
   return untold >= kManyReleases || (untold > 0 && sender_is_full);
+}
+
+TcpSendChannel& TcpChannels::send(std::uint32_t number) {
+  PYCOLL_ASSERT(number < kChannelsMax, "channel %u, at most %u", number, kChannelsMax - 1);
+  auto& channel = send_[number];
+  if (channel == nullptr) channel = std::make_unique<TcpSendChannel>(number, streams);
+  return *channel;
+}
+
+TcpRecvChannel& TcpChannels::recv(std::uint32_t number) {
+  PYCOLL_ASSERT(number < kChannelsMax, "channel %u, at most %u", number, kChannelsMax - 1);
+  auto& channel = recv_[number];
+  if (channel == nullptr) channel = std::make_unique<TcpRecvChannel>(number, streams);
+  return *channel;
+}
+
+void TcpChannels::let_go() {
+  for (const auto& channel : send_) {
+    if (channel != nullptr) channel->let_go();
+  }
 }
 
 }  // namespace pycoll::transport

@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <utility>
-
-#include "base/assert.h"
 
 namespace pycoll::transport {
 namespace {
@@ -21,36 +20,36 @@ std::uint64_t key_of(int peer, std::size_t index) {
 
 Status TcpLink::open(std::vector<UniqueFd> sockets) {
   const auto stride = static_cast<std::uint32_t>(sockets.size());
+  std::set<std::pair<std::string, std::string>> rails;
   for (std::uint32_t index = 0; index < stride; ++index) {
     const int fd = sockets[index].get();
     if (Status status = prepare_socket(fd); !status.ok()) return status;
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLRDHUP;
-    event.data.u64 = key_of(peer_, index);
-    if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
-      return Status::error(Code::kTransport,
-                           "cannot watch the socket to " + address_ + ": " + std::strerror(errno));
-    }
+    const SocketEnds ends = ends_of(fd);
+    const std::string address = ends.known() ? to_text(ends) : address_;
+    rails.emplace(ends.near.host, ends.far.host);
+    if (Status status = watch(fd, index, address); !status.ok()) return status;
     Line line;
-    line.stream = std::make_unique<TcpStream>(std::move(sockets[index]), index, stride,
-                                              index == 0 ? &notices_ : nullptr, address_);
+    line.stream = std::make_unique<TcpStream>(std::move(sockets[index]), index, stride, channels_,
+                                              index == 0 ? &notices_ : nullptr, address);
+    channels_.streams.all.push_back(line.stream.get());
     lines_.push_back(std::move(line));
   }
+  channels_.streams.striped = rails.size() > 1;
   return {};
 }
 
-TcpStream& TcpLink::stream_of(std::uint32_t channel) {
-  PYCOLL_ASSERT(channel < kChannelsMax, "channel %u, at most %u", channel, kChannelsMax - 1);
-  return *lines_[channel % lines_.size()].stream;
+Status TcpLink::watch(int fd, std::size_t index, const std::string& address) const {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.u64 = key_of(peer_, index);
+  if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0) return {};
+  return Status::error(Code::kTransport,
+                       "cannot watch the socket to " + address + ": " + std::strerror(errno));
 }
 
-SendChannel& TcpLink::send_channel(std::uint32_t number) {
-  return stream_of(number).send_channel(number);
-}
+SendChannel& TcpLink::send_channel(std::uint32_t number) { return channels_.send(number); }
 
-RecvChannel& TcpLink::recv_channel(std::uint32_t number) {
-  return stream_of(number).recv_channel(number);
-}
+RecvChannel& TcpLink::recv_channel(std::uint32_t number) { return channels_.recv(number); }
 
 void TcpLink::post(const Notice& notice) {
   if (notices_.outgoing.failure != 0) return;  // a failure is final
@@ -103,7 +102,7 @@ bool TcpLink::look_for_silence(Nanoseconds now) {
   for (Line& line : lines_) {
     if (line.stream->state() != TcpStream::State::kOpen) continue;
     if (line.watch.vanished(silence_of(line.stream->fd()), now)) {
-      line.stream->fail("no answer from " + address_ + " for " +
+      line.stream->fail("no answer from " + line.stream->address() + " for " +
                         std::to_string(VanishWatch::kPatience / 1'000'000'000) +
                         " s: its host is down or cannot be reached");
     }
@@ -173,6 +172,7 @@ std::size_t TcpLink::unsent() const {
 }
 
 void TcpLink::let_go() {
+  channels_.let_go();
   for (Line& line : lines_) line.stream->let_go();
 }
 

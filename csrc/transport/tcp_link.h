@@ -1,5 +1,6 @@
-// Everything between this rank and one peer over TCP: one or more sockets, channel n on socket
-// n % k, notices on socket 0, and the judgement over all of them: open, closed or lost.
+// Everything between this rank and one peer over TCP: one or more sockets, channels, notices on
+// socket 0, and the judgement over all of them: open, closed or lost. Sockets between different
+// pairs of addresses are different rails, over which long segments are spread (tcp_channel.h).
 //
 // Threads: those of the Transport, which owns it.
 #pragma once
@@ -20,7 +21,8 @@ namespace pycoll::transport {
 
 class TcpLink final : public Link {
  public:
-  // `epoll` is borrowed and outlives the link.
+  // `address` names the peer where sockets have no addresses. `epoll` is borrowed and outlives the
+  // link.
   TcpLink(int peer, std::string address, int epoll)
       : peer_(peer), address_(std::move(address)), epoll_(epoll) {}
   // Prepares the sockets and registers them at the epoll descriptor, with
@@ -64,7 +66,7 @@ class TcpLink final : public Link {
     bool output_watched = false;
   };
 
-  TcpStream& stream_of(std::uint32_t channel);
+  Status watch(int fd, std::size_t index, const std::string& address) const;
   bool conclude();
   void read_the_rest();
 
@@ -72,6 +74,7 @@ class TcpLink final : public Link {
   const std::string address_;
   const int epoll_;
   NoticeBox notices_;
+  TcpChannels channels_;
   std::vector<Line> lines_;
   LinkState state_ = LinkState::kOpen;
   std::string reason_;

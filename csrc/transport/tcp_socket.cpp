@@ -1,5 +1,6 @@
 #include "transport/tcp_socket.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
@@ -39,6 +40,30 @@ int int_option(int fd, int level, int name) {
 bool is_tcp(int fd) {
   const int domain = int_option(fd, SOL_SOCKET, SO_DOMAIN);
   return domain == AF_INET || domain == AF_INET6;
+}
+
+std::string text_of(int family, const void* address) {
+  char text[INET6_ADDRSTRLEN] = {};
+  return ::inet_ntop(family, address, text, sizeof(text)) == nullptr ? "" : text;
+}
+
+SocketEnds::End end_of(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) {
+    sockaddr_in four;
+    std::memcpy(&four, &address, sizeof(four));
+    return {text_of(AF_INET, &four.sin_addr), ntohs(four.sin_port)};
+  }
+  if (address.ss_family != AF_INET6) return {};
+  sockaddr_in6 six;
+  std::memcpy(&six, &address, sizeof(six));
+  const bool mapped = IN6_IS_ADDR_V4MAPPED(&six.sin6_addr);
+  return {mapped ? text_of(AF_INET, six.sin6_addr.s6_addr + 12) : text_of(AF_INET6, &six.sin6_addr),
+          ntohs(six.sin6_port)};
+}
+
+std::string to_text(const SocketEnds::End& end) {
+  const bool six = end.host.find(':') != std::string::npos;
+  return (six ? "[" + end.host + "]" : end.host) + ":" + std::to_string(end.port);
 }
 
 // bbr paces for the internet: on a loopback or a local network it loses a factor of two and more.
@@ -82,6 +107,20 @@ Status prepare_socket(int fd) {
   try_option(fd, IPPROTO_TCP, kTcpRtoMaxMs, kRtoMaxMs);
   choose_congestion_control(fd);
   return {};
+}
+
+SocketEnds ends_of(int fd) {
+  const auto end = [fd](auto ask) {
+    sockaddr_storage address{};
+    socklen_t bytes = sizeof(address);
+    const bool told = ask(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0;
+    return told ? end_of(address) : SocketEnds::End{};
+  };
+  return {end(::getsockname), end(::getpeername)};
+}
+
+std::string to_text(const SocketEnds& ends) {
+  return to_text(ends.far) + " (here " + to_text(ends.near) + ")";
 }
 
 void push(int fd) {

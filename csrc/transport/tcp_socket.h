@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -14,6 +15,22 @@ namespace pycoll::transport {
 // hosts; options that this kernel or kind of socket refuses keep their defaults.
 // Fails with kInvalidArgument, naming the reason, when `fd` is no connected stream socket.
 Status prepare_socket(int fd);
+
+// The addresses between which a socket is connected.
+struct SocketEnds {
+  struct End {
+    std::string host;  // "10.0.0.2", "fd00::1"; empty where the socket has none
+    int port = 0;
+  };
+  End near;  // this process's
+  End far;
+
+  bool known() const { return !near.host.empty() && !far.host.empty(); }
+};
+// Nothing is known of sockets other than TCP's. IPv4 in IPv6 is told as IPv4.
+SocketEnds ends_of(int fd);
+// "10.0.0.2:4711 (here 10.0.0.1:39114)"; requires known ends.
+std::string to_text(const SocketEnds& ends);
 
 // Sends what the kernel has accepted and may hold back. A write of more than one packet's worth
 // (64 KiB with segmentation offload) leaves a short rest, and Linux keeps that ("autocorking")

@@ -1,4 +1,4 @@
-// One socket of a TCP link: cuts what arrives into frames and writes what its channels commit.
+// One socket of a TCP link: cuts what arrives into frames and writes what channels give to it.
 // Never blocks, never allocates after a channel's first use, never trusts a number from the peer.
 //
 //   receive:  socket -> header buffer -> judged -> payload straight into its channel's slot
@@ -13,7 +13,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include "base/unique_fd.h"
@@ -38,15 +37,11 @@ class TcpStream {
     kBroken,   // fault() tells why; segments that were whole can still be received
   };
 
-  // `socket` was prepared (tcp_socket.h). Carries the channels with number % stride == index.
-  // `notices` is null except for the stream with index 0. `address` names the peer in fault texts.
-  // Requires: the objects behind the references outlive this one.
-  TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride, NoticeBox* notices,
-            const std::string& address);
-
-  // Requires: number % stride == index, number < kChannelsMax.
-  TcpSendChannel& send_channel(std::uint32_t number);
-  TcpRecvChannel& recv_channel(std::uint32_t number);
+  // `socket` was prepared (tcp_socket.h). Home of the channels with number % stride == index, but
+  // segments of any may come. `notices` is null except for the stream with index 0. `address`
+  // names the socket's ends in fault texts. Requires: `channels` and `notices` outlive this one.
+  TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride, TcpChannels& channels,
+            NoticeBox* notices, std::string address);
 
   // Reads what has arrived, at most a few segments; true if anything changed.
   bool receive();
@@ -56,16 +51,16 @@ class TcpStream {
   bool flush_unless_blocked();
   bool has_output() const;
 
-  // Called by the channels: a segment of so many bytes was committed; room was freed of which the
-  // peer should know, now or with the next flush().
-  void submit(TcpSendChannel& channel, std::size_t bytes);
+  // Called by the channels: a segment was committed, which is to leave here; room was freed of
+  // which the peer should know, now or with the next flush().
+  void submit(TcpSendChannel& channel, std::uint32_t segment);
   void credit_due(bool now);
 
   // Ends the output with a goodbye frame, after everything pending.
   void say_goodbye() { goodbye_ = Goodbye::kWanted; }
   // Nothing will be written any more; memory that was handed over is free.
   void abandon_output();
-  // Memory that was handed over is free; its bytes still leave, from copies.
+  // The channels have moved their segments (TcpSendChannel::let_go): what is staged follows.
   void let_go();
   // The owner gives the stream up, because of another stream or a silent host.
   void fail(std::string fault);
@@ -75,12 +70,18 @@ class TcpStream {
   int fd() const { return socket_.get(); }
   State state() const { return state_; }
   const std::string& fault() const { return fault_; }
+  const std::string& address() const { return address_; }
 
  private:
   struct OutFrame {
     FrameHeader header;
     const std::byte* payload = nullptr;
     TcpSendChannel* channel = nullptr;  // whose segment it is, or null
+    std::uint32_t segment = 0;
+  };
+  struct Waiting {
+    TcpSendChannel* channel = nullptr;
+    std::uint32_t segment = 0;
   };
   enum class Goodbye : std::uint8_t { kNone, kWanted, kStaged };
 
@@ -91,7 +92,7 @@ class TcpStream {
   // is cheaper than another system call. Behind a large payload only the next header is read.
   static constexpr std::size_t kReadAhead = 4096;
 
-  bool carries(std::uint32_t number) const { return number % stride_ == index_; }
+  bool is_home(std::uint32_t channel) const { return channel % stride_ == index_; }
 
   // --- input (tcp_stream_in.cpp)
   bool read_once(bool* more);
@@ -115,12 +116,11 @@ class TcpStream {
   UniqueFd socket_;
   const std::uint32_t index_;
   const std::uint32_t stride_;
+  TcpChannels& channels_;
   NoticeBox* const notices_;
-  const std::string& address_;
+  const std::string address_;
   State state_ = State::kOpen;
   std::string fault_;
-  std::array<std::unique_ptr<TcpSendChannel>, kChannelsMax> send_;
-  std::array<std::unique_ptr<TcpRecvChannel>, kChannelsMax> recv_;
 
   // Input. `ahead_` holds the beginning of a header while no payload is awaited, else nothing.
   std::array<std::byte, kReadAhead> ahead_;
@@ -133,12 +133,12 @@ class TcpStream {
   std::uint32_t frames_in_ = 0;
   Notice notice_in_;
 
-  // Output. `line_` is a ring of channel numbers, one per segment that waits for a frame.
+  // Output. `line_` is a ring of the segments that wait for a frame.
   std::array<OutFrame, kBatchFrames> batch_;
   std::size_t batch_begin_ = 0;
   std::size_t batch_end_ = 0;
   std::size_t front_done_ = 0;  // bytes of the first frame that the kernel already has
-  std::array<std::uint8_t, kChannelsMax * kTcpDepth> line_;
+  std::array<Waiting, kChannelsMax * kTcpDepth> line_;
   std::size_t line_begin_ = 0;
   std::size_t line_count_ = 0;
   std::uint32_t frames_out_ = 0;

@@ -16,13 +16,6 @@ constexpr std::size_t kLargePayload = 4096;
 
 }  // namespace
 
-TcpRecvChannel& TcpStream::recv_channel(std::uint32_t number) {
-  PYCOLL_ASSERT(number < kChannelsMax && carries(number), "channel %u on socket %u of %u", number,
-                index_, stride_);
-  if (recv_[number] == nullptr) recv_[number] = std::make_unique<TcpRecvChannel>(*this);
-  return *recv_[number];
-}
-
 bool TcpStream::receive() {
   if (state_ != State::kOpen) return false;
   bool moved = false;
@@ -119,15 +112,12 @@ bool TcpStream::begin_frame(const FrameHeader& header) {
     }
     target_ = reinterpret_cast<std::byte*>(&notice_in_);
   } else if (header.type == FrameType::kData) {
-    if (!carries(header.channel)) {
-      malformed("channel " + std::to_string(header.channel) + " on socket " +
-                std::to_string(index_) + " of " + std::to_string(stride_));
-      return false;
-    }
-    target_ = recv_channel(header.channel)
-                  .begin({header.sequence, header.agreement, header.bytes, header.tag});
+    target_ =
+        channels_.recv(header.channel)
+            .begin({header.sequence, header.agreement, header.bytes, header.tag}, header.segment);
     if (target_ == nullptr) {
-      malformed("a segment beyond the credits of channel " + std::to_string(header.channel));
+      malformed("segment " + std::to_string(header.segment) +
+                ", sent before or beyond the credits of channel " + std::to_string(header.channel));
       return false;
     }
   }
@@ -137,8 +127,8 @@ bool TcpStream::begin_frame(const FrameHeader& header) {
 bool TcpStream::accept_counters(const FrameHeader& header) {
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
     const std::uint8_t released = header.released[number];
-    const bool known = send_[number] != nullptr;  // only channels that this stream carries
-    if (known ? send_[number]->accept_released(released) : released == 0) continue;
+    TcpSendChannel* channel = is_home(number) ? channels_.used_send(number) : nullptr;
+    if (channel != nullptr ? channel->accept_released(released) : released == 0) continue;
     malformed("it counts " + std::to_string(released) + " released segments of channel " +
               std::to_string(number) + ", more than were sent");
     return false;
@@ -149,13 +139,9 @@ bool TcpStream::accept_counters(const FrameHeader& header) {
 void TcpStream::finish_frame() {
   in_payload_ = false;
   switch (incoming_.type) {
-    case FrameType::kData: {
-      TcpRecvChannel& channel = *recv_[incoming_.channel];
-      channel.complete();
-      // Its sender may just have filled the channel while releases are still untold.
-      credit_due_ |= channel.credit_due();
+    case FrameType::kData:
+      channels_.recv(incoming_.channel).complete(incoming_.segment);
       break;
-    }
     case FrameType::kNotice:
       accept_notice();
       break;
@@ -180,7 +166,8 @@ void TcpStream::end_of_input(int error) {
   if (error != 0) return fail("connection to " + address_ + " failed: " + std::strerror(error));
   const bool between = !in_payload_ && ahead_end_ == 0;
   fail(address_ + " closed the connection without a goodbye" +
-       (between ? "" : " in the middle of a frame") + ": its process has ended");
+       (between ? "" : " in the middle of a frame") + ": its process has ended" +
+       (channels_.streams.striped ? ", or it lost another rail to here" : ""));
 }
 
 void TcpStream::malformed(const std::string& what) {

@@ -24,29 +24,21 @@ constexpr std::size_t kJoinedBytes = 1024;
 
 }  // namespace
 
-TcpStream::TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride, NoticeBox* notices,
-                     const std::string& address)
+TcpStream::TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride,
+                     TcpChannels& channels, NoticeBox* notices, std::string address)
     : socket_(std::move(socket)),
       index_(index),
       stride_(stride),
+      channels_(channels),
       notices_(notices),
-      address_(address) {}
+      address_(std::move(address)) {}
 
-TcpSendChannel& TcpStream::send_channel(std::uint32_t number) {
-  PYCOLL_ASSERT(number < kChannelsMax && carries(number), "channel %u on socket %u of %u", number,
-                index_, stride_);
-  if (send_[number] == nullptr) {
-    send_[number] = std::make_unique<TcpSendChannel>(number, *this);
-    if (output_over_) send_[number]->abandon();
-  }
-  return *send_[number];
-}
-
-void TcpStream::submit(TcpSendChannel& channel, std::size_t bytes) {
+void TcpStream::submit(TcpSendChannel& channel, std::uint32_t segment) {
+  if (output_over_) return channel.written(segment);
   PYCOLL_ASSERT(line_count_ < line_.size(), "%zu segments wait on one socket", line_count_);
-  line_[(line_begin_ + line_count_) % line_.size()] = static_cast<std::uint8_t>(channel.number());
+  line_[(line_begin_ + line_count_) % line_.size()] = {&channel, segment};
   ++line_count_;
-  if (bytes < kGatheredBytesMin) flush_unless_blocked();
+  if (channel.at(segment).header.bytes < kGatheredBytesMin) flush_unless_blocked();
 }
 
 void TcpStream::credit_due(bool now) {
@@ -111,7 +103,7 @@ ssize_t TcpStream::send_batch() const {
 }
 
 // Fills an empty batch from what waits; false when nothing does. Every frame carries the counters
-// of all channels of this socket, so a bare credit is needed only when there is no other frame.
+// of all channels at home here, so a bare credit is needed only when there is no other frame.
 bool TcpStream::stage_batch() {
   batch_begin_ = batch_end_ = 0;
   front_done_ = 0;
@@ -137,7 +129,8 @@ TcpStream::OutFrame& TcpStream::stage_frame(FrameType type, std::uint32_t bytes)
   frame.header.number = frames_out_++;
   frame.header.bytes = bytes;
   for (std::uint32_t number = index_; number < kChannelsMax; number += stride_) {
-    if (recv_[number] != nullptr) frame.header.released[number] = recv_[number]->announce();
+    TcpRecvChannel* channel = channels_.used_recv(number);
+    if (channel != nullptr) frame.header.released[number] = channel->announce();
   }
   credit_due_ = false;
   frame.payload = nullptr;
@@ -147,18 +140,20 @@ TcpStream::OutFrame& TcpStream::stage_frame(FrameType type, std::uint32_t bytes)
 }
 
 void TcpStream::stage_segment() {
-  TcpSendChannel& channel = *send_[line_[line_begin_]];
+  const auto [channel, number] = line_[line_begin_];
   line_begin_ = (line_begin_ + 1) % line_.size();
   --line_count_;
-  const Segment& segment = channel.stage();
+  const Segment& segment = channel->at(number);
   OutFrame& frame = stage_frame(FrameType::kData, segment.header.bytes);
-  frame.header.channel = static_cast<std::uint8_t>(channel.number());
+  frame.header.channel = static_cast<std::uint8_t>(channel->number());
+  frame.header.segment = static_cast<std::uint16_t>(number);
   frame.header.sequence = segment.header.sequence;
   frame.header.agreement = segment.header.agreement;
   frame.header.tag = segment.header.tag;
   frame.header.check = frame_check(frame.header);
   frame.payload = segment.data;
-  frame.channel = &channel;
+  frame.channel = channel;
+  frame.segment = number;
 }
 
 // Lists the bytes of the batch that the kernel does not have yet; returns the number of parts.
@@ -188,17 +183,21 @@ void TcpStream::account(std::size_t bytes) {
     const std::size_t whole = sizeof(FrameHeader) + front.header.bytes;
     if (front_done_ < whole) return;
     front_done_ -= whole;
-    if (front.channel != nullptr) front.channel->written();
+    if (front.channel != nullptr) front.channel->written(front.segment);
     ++batch_begin_;
   }
 }
 
 void TcpStream::abandon_output() {
   output_over_ = true;
-  batch_begin_ = batch_end_ = 0;
-  line_count_ = 0;
-  for (const auto& channel : send_) {
-    if (channel != nullptr) channel->abandon();
+  for (; batch_begin_ != batch_end_; ++batch_begin_) {
+    const OutFrame& frame = batch_[batch_begin_];
+    if (frame.channel != nullptr) frame.channel->written(frame.segment);
+  }
+  for (; line_count_ != 0; --line_count_) {
+    const Waiting& waiting = line_[line_begin_];
+    waiting.channel->written(waiting.segment);
+    line_begin_ = (line_begin_ + 1) % line_.size();
   }
 }
 
@@ -210,15 +209,9 @@ void TcpStream::fail(std::string fault) {
 }
 
 void TcpStream::let_go() {
-  for (auto& channel : send_) {
-    if (channel != nullptr) channel->let_go();
-  }
-  // Frames that are staged point at the same bytes; a channel's frames stand in order.
-  std::array<std::uint32_t, kChannelsMax> passed{};
   for (std::size_t i = batch_begin_; i < batch_end_; ++i) {
     OutFrame& frame = batch_[i];
-    if (frame.channel == nullptr) continue;
-    frame.payload = frame.channel->unwritten(passed[frame.channel->number()]++).data;
+    if (frame.channel != nullptr) frame.payload = frame.channel->at(frame.segment).data;
   }
 }
 

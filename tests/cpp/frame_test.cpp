@@ -29,6 +29,7 @@ FrameHeader data_header() {
   FrameHeader header;
   header.type = FrameType::kData;
   header.channel = 5;
+  header.segment = 0x4142;
   header.number = 0x01020304;
   header.bytes = 0x00010000;
   header.sequence = 0x1112131415161718;
@@ -58,12 +59,12 @@ void check_golden(const Bytes& bytes, const std::vector<std::uint8_t>& golden) {
 
 TEST(a_data_header_lies_as_documented) {
   check_golden(bytes_of(data_header()),
-               {'p',  'c',  'f',  2,    1,    5,    0,    0,    0x04, 0x03, 0x02, 0x01,  // number
+               {'p',  'c',  'f',  3,    1,    5,    0x42, 0x41, 0x04, 0x03, 0x02, 0x01,  // number
                 0x00, 0x00, 0x01, 0x00,                                                  // bytes
                 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,                          // sequence
                 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,   // agreement
                 0x34, 0x33, 0x32, 0x31,                           // tag
-                0xe4, 0xfd, 0x09, 0x40,                           // check
+                0x59, 0xf0, 0x93, 0xae,                           // check
                 0,    1,    2,    3,    4,    5,    6,    255});  // released
 }
 
@@ -71,9 +72,9 @@ TEST(an_empty_credit_header_lies_as_documented) {
   FrameHeader header;
   header.check = frame_check(header);
   std::vector<std::uint8_t> golden(48, 0);
-  const std::uint8_t begin[] = {'p', 'c', 'f', 2, 2};
+  const std::uint8_t begin[] = {'p', 'c', 'f', 3, 2};
   std::copy(std::begin(begin), std::end(begin), golden.begin());
-  const std::uint8_t check[] = {0x1d, 0xff, 0x57, 0x07};
+  const std::uint8_t check[] = {0xd0, 0x0f, 0xcc, 0xe7};
   std::copy(std::begin(check), std::end(check), golden.begin() + 36);
   check_golden(bytes_of(header), golden);
 }
@@ -136,7 +137,6 @@ TEST(well_checked_nonsense_is_found) {
   CHECK(with([](FrameHeader& h) { h.channel = 8; }) == FrameFault::kChannel, "channel 8");
   CHECK(with([](FrameHeader& h) { h.bytes = 65537; }) == FrameFault::kBytes, "a byte too many");
   CHECK(with([](FrameHeader& h) { h.bytes = 0xffffffff; }) == FrameFault::kBytes, "4 GiB");
-  CHECK(with([](FrameHeader& h) { h.reserved = 1; }) == FrameFault::kReserved, "reserved bytes");
 }
 
 TEST(only_data_frames_speak_of_segments) {
@@ -156,6 +156,8 @@ TEST(only_data_frames_speak_of_segments) {
     CHECK(fault_of(type, bytes + 1, nothing) == FrameFault::kBytes, "type %d", number);
     CHECK(fault_of(type, bytes, [](FrameHeader& h) { h.channel = 1; }) == FrameFault::kChannel,
           "type %d", number);
+    CHECK(fault_of(type, bytes, [](FrameHeader& h) { h.segment = 1; }) == FrameFault::kReserved,
+          "type %d", number);
     CHECK(fault_of(type, bytes, [](FrameHeader& h) { h.sequence = 1; }) == FrameFault::kReserved,
           "type %d", number);
     CHECK(fault_of(type, bytes, [](FrameHeader& h) { h.agreement = 1; }) == FrameFault::kReserved,
@@ -169,7 +171,7 @@ TEST(faults_are_told_with_values) {
   FrameHeader header = data_header();
   header.version = 1;
   const std::string version = to_text(FrameFault::kVersion, header, 0);
-  CHECK(version == "version 1, expected 2: run the same release of pycoll on all ranks", "%s",
+  CHECK(version == "version 1, expected 3: run the same release of pycoll on all ranks", "%s",
         version.c_str());
   const std::string number = to_text(FrameFault::kNumber, header, 17);
   CHECK(number == "frame number 16909060, expected 17", "%s", number.c_str());

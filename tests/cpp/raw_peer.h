@@ -4,6 +4,7 @@
 
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "socket_pairs.h"
 #include "transport/frame.h"
 #include "transport/tcp.h"
+#include "transport/tcp_socket.h"
 
 namespace pycoll::testing {
 
@@ -29,11 +31,14 @@ struct Frame {
 
 class RawPeer {
  public:
-  explicit RawPeer(int sockets = 1, Medium medium = Medium::kUnixPair)
+  // Over loopback, socket i takes rail i % rails.
+  explicit RawPeer(int sockets = 1, Medium medium = Medium::kUnixPair, int rails = 1)
       : transport_(std::make_unique<transport::TcpTransport>(0, 2)), ends_(sockets) {
     std::vector<UniqueFd> near;
     for (End& end : ends_) {
-      SocketPair pair = connected_pair(medium);
+      SocketPair pair = connected_pair(medium, static_cast<int>(near.size()) % rails);
+      const transport::SocketEnds ends = transport::ends_of(pair.near.get());
+      end.name = ends.known() ? transport::to_text(ends) : "10.0.0.2:4711";
       near.push_back(std::move(pair.near));
       end.socket = std::move(pair.far);
     }
@@ -44,6 +49,8 @@ class RawPeer {
   transport::TcpTransport& transport() { return *transport_; }
   transport::Link& link() { return *transport_->link(1); }
   int fd(int socket = 0) { return end(socket).socket.get(); }
+  // What the transport calls this end of that socket.
+  const std::string& name(int socket = 0) { return end(socket).name; }
 
   // Frames with the right number and check, unless `change` spoils them.
   static FrameHeader data(std::uint32_t channel, std::uint32_t bytes, std::uint64_t sequence = 1) {
@@ -64,11 +71,26 @@ class RawPeer {
   // Numbers and checks `header`, then sends it with a payload of header.bytes that counts up.
   void send(FrameHeader header, int socket = 0) {
     finish(&header, socket);
+    send_finished(header, socket);
+  }
+  // The same for a segment of any number.
+  void send_segment(FrameHeader header, std::uint32_t segment, int socket = 0) {
+    header.segment = static_cast<std::uint16_t>(segment);
+    seal(&header, socket);
+    send_finished(header, socket);
+  }
+  void send_finished(const FrameHeader& header, int socket = 0) {
     send_bytes(&header, sizeof(header), socket);
     const std::vector<std::byte> payload = payload_of(header);
     send_bytes(payload.data(), payload.size(), socket);
   }
   void finish(FrameHeader* header, int socket = 0) {
+    if (header->type == FrameType::kData && header->channel < transport::kChannelsMax) {
+      header->segment = segments_[header->channel]++;
+    }
+    seal(header, socket);
+  }
+  void seal(FrameHeader* header, int socket = 0) {
     header->number = end(socket).sent++;
     header->check = transport::frame_check(*header);
   }
@@ -130,6 +152,7 @@ class RawPeer {
  private:
   struct End {
     UniqueFd socket;
+    std::string name;
     std::uint32_t sent = 0;
     std::uint32_t read = 0;
     std::vector<char> input;
@@ -138,6 +161,7 @@ class RawPeer {
 
   std::unique_ptr<transport::TcpTransport> transport_;
   std::vector<End> ends_;
+  std::array<std::uint16_t, transport::kChannelsMax> segments_{};
 };
 
 }  // namespace pycoll::testing

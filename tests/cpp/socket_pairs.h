@@ -26,7 +26,8 @@ inline SocketPair unix_pair() {
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-inline SocketPair loopback_pair() {
+// Over a rail of this number: both ends have an address that those of other rails do not have.
+inline SocketPair loopback_pair(int rail = 0) {
   const auto tcp_socket = [] {
     UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     CHECK(fd.valid(), "%s", std::strerror(errno));
@@ -35,7 +36,7 @@ inline SocketPair loopback_pair() {
   const UniqueFd listener = tcp_socket();
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + static_cast<std::uint32_t>(rail));
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   socklen_t bytes = sizeof(address);
   CHECK(::bind(listener.get(), generic, bytes) == 0, "%s", std::strerror(errno));
@@ -48,8 +49,9 @@ inline SocketPair loopback_pair() {
   return pair;
 }
 
-inline SocketPair connected_pair(Medium medium) {
-  return medium == Medium::kUnixPair ? unix_pair() : loopback_pair();
+// Unix sockets have no rails.
+inline SocketPair connected_pair(Medium medium, int rail = 0) {
+  return medium == Medium::kUnixPair ? unix_pair() : loopback_pair(rail);
 }
 
 // The kernel rounds up to a minimum of its own, about 4.5 KiB.

@@ -30,11 +30,11 @@ Numbered numbered(std::uint64_t seed, std::uint32_t channel, std::uint64_t index
 
 class Closing {
  public:
-  Closing(Medium medium, int sockets, std::uint64_t seed) : seed_(seed) {
+  Closing(Medium medium, int sockets, int rails, std::uint64_t seed) : seed_(seed) {
     std::vector<UniqueFd> near;
     std::vector<UniqueFd> far;
     for (int i = 0; i < sockets; ++i) {
-      auto pair = testing::connected_pair(medium);
+      auto pair = testing::connected_pair(medium, i % rails);
       near.push_back(std::move(pair.near));
       far.push_back(std::move(pair.far));
     }
@@ -118,20 +118,23 @@ class Closing {
   TcpTransport stayer_{1, 2};
 };
 
-void close_under_traffic(Medium medium, int sockets, std::uint64_t first_seed) {
+void close_under_traffic(Medium medium, int sockets, int rails, std::uint64_t first_seed) {
   for (std::uint64_t seed = first_seed; seed < first_seed + 25; ++seed) {
-    Closing(medium, sockets, seed).run();
+    Closing(medium, sockets, rails, seed).run();
   }
 }
 
 TEST(closing_under_traffic_on_a_loopback_connection) {
-  close_under_traffic(Medium::kLoopback, 1, 100);
+  close_under_traffic(Medium::kLoopback, 1, 1, 100);
 }
 TEST(closing_under_traffic_on_three_loopback_connections) {
-  close_under_traffic(Medium::kLoopback, 3, 200);
+  close_under_traffic(Medium::kLoopback, 3, 1, 200);
 }
-TEST(closing_under_traffic_on_a_unix_pair) { close_under_traffic(Medium::kUnixPair, 1, 300); }
-TEST(closing_under_traffic_on_three_unix_pairs) { close_under_traffic(Medium::kUnixPair, 3, 400); }
+TEST(closing_under_traffic_on_two_rails) { close_under_traffic(Medium::kLoopback, 2, 2, 500); }
+TEST(closing_under_traffic_on_a_unix_pair) { close_under_traffic(Medium::kUnixPair, 1, 1, 300); }
+TEST(closing_under_traffic_on_three_unix_pairs) {
+  close_under_traffic(Medium::kUnixPair, 3, 1, 400);
+}
 
 }  // namespace
 }  // namespace pycoll::transport

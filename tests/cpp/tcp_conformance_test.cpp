@@ -1,6 +1,6 @@
 // The transport contract over TCP: on loopback connections and on unix socket pairs, with one
-// socket per peer and with several, and with kernel buffers so small that every segment moves in
-// pieces. What is particular to TCP is in tcp_test.cpp.
+// socket per peer and with several, over one rail and over several, and with kernel buffers so
+// small that every segment moves in pieces. What is particular to TCP is in tcp_test.cpp.
 #include <sys/socket.h>
 
 #include <memory>
@@ -20,6 +20,7 @@ struct Sockets {
   testing::Medium medium;
   int per_peer;
   int buffer_bytes;  // bounds the kernel's send buffer; 0 leaves it as it is
+  int rails = 1;
 };
 
 class TcpFixture : public Fixture {
@@ -55,7 +56,7 @@ class TcpFixture : public Fixture {
     std::vector<UniqueFd> near;
     std::vector<UniqueFd> far;
     for (int i = 0; i < sockets_.per_peer; ++i) {
-      auto pair = testing::connected_pair(sockets_.medium);
+      auto pair = testing::connected_pair(sockets_.medium, i % sockets_.rails);
       if (sockets_.buffer_bytes != 0) {
         testing::limit_send_buffer(pair.near, sockets_.buffer_bytes);
         testing::limit_send_buffer(pair.far, sockets_.buffer_bytes);
@@ -89,6 +90,8 @@ Medium over(const char* prefix, Sockets sockets) {
 using testing::Medium::kLoopback, testing::Medium::kUnixPair;
 const Conformance one_socket(over("loopback, 1 socket: ", {kLoopback, 1, 0}));
 const Conformance three_sockets(over("loopback, 3 sockets: ", {kLoopback, 3, 0}));
+const Conformance two_rails(over("loopback, 4 sockets, 2 rails: ", {kLoopback, 4, 0, 2}));
+const Conformance three_rails(over("loopback, 3 rails, 2 KiB buffers: ", {kLoopback, 3, 2048, 3}));
 const Conformance small_buffers(over("loopback, 2 KiB buffers: ", {kLoopback, 1, 2048}));
 const Conformance unix_pairs(over("unix pairs, 2 sockets: ", {kUnixPair, 2, 0}));
 const Conformance many_small(over("unix pairs, 8 sockets, 4 KiB buffers: ", {kUnixPair, 8, 4096}));

@@ -20,12 +20,12 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-void expect_lost(RawPeer& peer, const std::string& why) {
+void expect_lost(RawPeer& peer, const std::string& why, int socket = 0) {
   peer.poll();
   CHECK(peer.link().state() == LinkState::kLost, "state %d, waiting for: %s",
         static_cast<int>(peer.link().state()), why.c_str());
-  CHECK(contains(peer.link().reason(), "10.0.0.2:4711"), "the peer is not named: %s",
-        peer.link().reason().c_str());
+  CHECK(contains(peer.link().reason(), peer.name(socket)), "%s is not named: %s",
+        peer.name(socket).c_str(), peer.link().reason().c_str());
   CHECK(contains(peer.link().reason(), why), "\"%s\" does not say \"%s\"",
         peer.link().reason().c_str(), why.c_str());
 }
@@ -62,7 +62,7 @@ TEST(another_version_is_named) {
   FrameHeader header = RawPeer::data(0, 0);
   header.version = 9;
   peer.send(header);
-  expect_malformed(peer, "version 9, expected 2");
+  expect_malformed(peer, "version 9, expected 3");
 }
 
 TEST(a_changed_header_is_found) {
@@ -149,11 +149,45 @@ TEST(counters_that_run_backwards_are_refused) {
 }
 
 TEST(frames_on_the_wrong_socket_are_refused) {
-  for (const bool notice : {false, true}) {
-    RawPeer peer(3);
-    peer.send(notice ? RawPeer::control(FrameType::kNotice) : RawPeer::data(3, 10), 1);
-    expect_malformed(peer, notice ? "a notice on socket 1" : "channel 3 on socket 1 of 3");
+  RawPeer noticed(3);
+  noticed.send(RawPeer::control(FrameType::kNotice), 1);
+  expect_malformed(noticed, "a notice on socket 1");
+  RawPeer counted(3);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(counted.link().send_channel(3).hand_over({1, 0, 0, 0}, &kNothing), "full");
   }
+  FrameHeader credit = RawPeer::control(FrameType::kCredit);
+  credit.released[3] = 1;
+  counted.send(credit, 0);
+  counted.poll();
+  CHECK(counted.link().state() == LinkState::kOpen, "%s", counted.link().reason().c_str());
+  counted.send(credit, 1);
+  expect_malformed(counted, "released segments of channel 3");
+}
+
+TEST(segments_that_came_before_are_refused) {
+  for (const bool whole : {true, false}) {
+    RawPeer peer(2);
+    FrameHeader header = RawPeer::data(3, 10);
+    header.segment = 5;
+    peer.seal(&header);
+    if (whole) {
+      peer.send_finished(header);
+    } else {
+      peer.send_bytes(&header, sizeof(header));
+    }
+    peer.poll();
+    CHECK(peer.link().state() == LinkState::kOpen, "%s", peer.link().reason().c_str());
+    peer.send_segment(RawPeer::data(3, 10), 5, 1);
+    expect_malformed(peer, "segment 5, sent before or beyond the credits of channel 3");
+    CHECK(peer.link().recv_channel(3).peek() == nullptr, "a segment ahead of its turn");
+  }
+  RawPeer peer;
+  peer.send(RawPeer::data(3, 10));
+  peer.poll();
+  peer.link().recv_channel(3).release();
+  peer.send_segment(RawPeer::data(3, 10), 0);
+  expect_malformed(peer, "segment 0, sent before or beyond the credits of channel 3");
 }
 
 TEST(bytes_after_goodbye_are_refused) {
@@ -191,7 +225,7 @@ TEST(a_reset_is_named) {
   const linger hard{1, 0};
   CHECK(::setsockopt(peer.fd(), SOL_SOCKET, SO_LINGER, &hard, sizeof(hard)) == 0, "no linger");
   peer.hang_up();
-  expect_lost(peer, "connection reset by 10.0.0.2:4711");
+  expect_lost(peer, "connection reset by " + peer.name());
 }
 
 TEST(one_broken_socket_loses_the_link_but_not_what_arrived) {

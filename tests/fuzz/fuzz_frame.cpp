@@ -2,7 +2,8 @@
 // that its contract knows; segments that appear must be readable to their last byte.
 //
 // Input: one byte of choices, then the stream. Choices: bit 0: frame headers get their magic,
-// number and check put right, so that the fuzzer reaches what lies behind them; bits 1-2: sockets -
+// numbers and check put right, so that the fuzzer reaches what lies behind them, and the number of
+// a segment counts from the one whose turn it is; bits 1-2: sockets -
 // 1; bit 3: segments are released; bit 4: rank 0 sends too; bits 5-7: size of the pieces.
 #include <sys/socket.h>
 
@@ -30,12 +31,16 @@ constexpr std::uint8_t kSend = 16;
 std::vector<std::uint8_t> repaired(const std::uint8_t* data, std::size_t bytes) {
   std::vector<std::uint8_t> stream(data, data + bytes);
   std::uint32_t number = 0;
+  std::uint16_t segments[kChannelsMax] = {};
   for (std::size_t at = 0; at + sizeof(FrameHeader) <= stream.size();) {
     FrameHeader header;
     std::memcpy(&header, stream.data() + at, sizeof(header));
     std::copy(std::begin(kFrameMagic), std::end(kFrameMagic), header.magic.begin());
     header.version = kFrameVersion;
     header.number = number++;
+    if (header.type == FrameType::kData && header.channel < kChannelsMax) {
+      header.segment = static_cast<std::uint16_t>(header.segment + segments[header.channel]++);
+    }
     header.check = frame_check(header);
     std::memcpy(stream.data() + at, &header, sizeof(header));
     at += sizeof(header) + std::min<std::size_t>(header.bytes, stream.size());

@@ -33,12 +33,14 @@ def frame(
     payload: bytes = b"",
     *,
     channel: int = 0,
+    place: int = 0,
     segment: tuple[int, int, int] = (0, 0, 0),
     released: Iterable[int] = (0,) * 8,
 ) -> bytes:
-    """One frame; `segment` is sequence, agreement and tag."""
+    """One frame; `place` is the segment's number in its channel, `segment` sequence, agreement
+    and tag."""
     sequence, agreement, tag = segment
-    head = b"pcf\x02" + struct.pack("<BBHII", kind, channel, 0, number, len(payload))
+    head = b"pcf\x03" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
     head += struct.pack("<QQII", sequence, agreement, tag, 0) + bytes(released)
     return head[:36] + struct.pack("<I", check_of(head)) + head[40:] + payload
 
@@ -52,10 +54,16 @@ def notice(sequence: int, failure: int, detail: bytes) -> bytes:
 def streams() -> dict[str, bytes]:
     """File name -> choices and stream."""
     segments = [
-        frame(i, DATA, bytes(range(40 + i)), channel=i % 3, segment=(i + 1, 99, i))
+        frame(i, DATA, bytes(range(40 + i)), channel=i % 3, place=i // 3, segment=(i + 1, 99, i))
         for i in range(9)
     ]
     large = frame(0, DATA, bytes(range(256)) * 20, segment=(1, 2, 3))
+    # The fuzzer counts these by itself.
+    plain = [
+        frame(i, DATA, bytes(range(40 + i)), channel=i % 3, segment=(i + 1, 99, i))
+        for i in range(9)
+    ]
+    early = [frame(i, DATA, bytes([i]), place=i ^ 1, segment=(i + 1, 99, i)) for i in range(8)]
     goodbye = frame(1, GOODBYE)
     acknowledged = [frame(i, CREDIT, released=(i,) * 8) for i in range(4)]
     told = [
@@ -64,16 +72,17 @@ def streams() -> dict[str, bytes]:
         frame(2, NOTICE, notice(6, 0, b"too late")),
         frame(3, GOODBYE),
     ]
-    beyond = [frame(i, DATA, b"x", segment=(1, 1, 0)) for i in range(17)]
+    beyond = [frame(i, DATA, b"x", place=i, segment=(1, 1, 0)) for i in range(17)]
     return {
         "segments": bytes([RELEASE]) + b"".join(segments),
-        "segments_repaired": bytes([REPAIR | RELEASE]) + b"".join(segments),
+        "segments_repaired": bytes([REPAIR | RELEASE]) + b"".join(plain),
+        "out_of_order": bytes([RELEASE]) + b"".join(early),
         "large_then_goodbye": bytes([RELEASE | PIECES_OF_32_KIB]) + large + goodbye,
         "credits": bytes([REPAIR | SEND]) + b"".join(acknowledged),
         "notices": bytes([REPAIR]) + b"".join(told),
-        "beyond_credit": bytes([REPAIR]) + b"".join(beyond),
+        "beyond_credit": bytes([0]) + b"".join(beyond),
         "cut_payload": bytes([RELEASE]) + large[:3000],
-        "wrong_socket": bytes([REPAIR | 2]) + segments[1],
+        "wrong_socket": bytes([REPAIR | 2]) + frame(0, CREDIT, released=(0, 1) * 4),
         "not_pycoll": bytes([0]) + b"GET / HTTP/1.1\r\n\r\n" * 4,
     }
 
