@@ -9,6 +9,10 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from c10d_future_checks import (  # noqa: F401  # checks of this module, too
+    check_callbacks_may_wait,
+    check_threads_of_futures_end_with_the_group,
+)
 from c10d_group_checks import (  # noqa: F401  # checks of this module, too
     check_groups_and_barriers,
     check_messages_from_anybody,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -128,6 +128,20 @@ def check_ddp_hooks() -> None:
         for a, b in zip(net.parameters(), wanted.parameters(), strict=True):
             assert a.grad is not None and b.grad is not None
             assert torch.allclose(a.grad, b.grad, rtol=tolerance, atol=tolerance), hook
+
+
+def check_ddp_hooks_that_wait_for_collectives() -> None:
+    """PowerSGD's reduces twice, the second time in a callback of the first."""
+    net = DistributedDataParallel(nn.Linear(32, 32, bias=False).double())
+    state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
+    net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    given = torch.arange(32.0).double().reshape(1, 32)
+    for step in range(4):
+        net.zero_grad()
+        net(given * (dist.get_rank() + 1)).sum().backward()
+        # Of rank one, and alike in all rows: what the hook keeps of it is all of it.
+        wanted = given.expand(32, 32) * (dist.get_world_size() + 1) / 2
+        assert torch.allclose(net.module.weight.grad, wanted, rtol=1e-5), step
 
 
 def check_ddp_sync_batch_norm_is_not_for_cpu() -> None:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from pycoll.communicator import Communicator
-from pycoll.torch.distributed.work import Watcher, translated
+from pycoll.torch.distributed.watcher import Watcher
+from pycoll.torch.distributed.work import translated
 
 NAME = "pycoll"
 _open: weakref.WeakSet[Membership] = weakref.WeakSet()
