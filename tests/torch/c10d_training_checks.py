@@ -10,6 +10,12 @@ import datetime
 
 import torch
 import torch.distributed as dist
+from c10d_state_checks import (  # noqa: F401  # checks of this module, too
+    check_checkpoints_are_saved_beside,
+    check_devices_of_a_group,
+    check_one_rank_has_the_state_for_all,
+    check_sharded_state_of_the_first_fsdp,
+)
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
