@@ -195,6 +195,14 @@ def check_fsdp() -> None:
     same(net, plain(3))
 
 
+def check_fsdp_asks_the_group_for_memory() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    net = fully_shard(network(), mesh=mesh)
+    net.set_allocate_memory_from_process_group_for_comm(True)
+    own_steps(net, torch.optim.Adam(net.parameters(), 0.1), 2)
+    same(net, plain(2))
+
+
 def check_dtensor() -> None:
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))

@@ -102,6 +102,14 @@ class Membership(dist.ProcessGroup):
     def _set_sequence_number_for_group(self) -> None:
         """Operations count themselves."""
 
+    def _get_sequence_number_for_group(self) -> int:
+        """0 as from gloo: whoever compares ranks by it finds them alike."""
+        return 0
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether allocate_tensor gives memory for collectives: no, torch's own serves."""
+        return False
+
     def eager_connect_single_device(self, device: torch.device) -> None:
         """init_process_group has this ``device_id``; nothing has to be connected for it."""
         self.bound_device_id = device

@@ -19,6 +19,7 @@ from pycoll.torch.distributed.shapes import (
     only,
     same_type,
     scaled_for,
+    solid,
     together,
     word_of,
     writable,
@@ -259,7 +260,7 @@ class PycollProcessGroup(Membership):
         """
         same_type([output], input, "output")
         target, back = writable(output)
-        source = apart(input.detach().contiguous(), target)
+        source = apart(solid(input), target)
         if input.is_cuda and not output_split_sizes and not input_split_sizes:
             works = [self._call("all_to_all", source, out=target)]
             return self._pending(works, [output], back)
@@ -286,9 +287,10 @@ class PycollProcessGroup(Membership):
 
     @by_device
     def send(self, tensors: Tensors, dst: int, tag: int) -> Pending:
-        """A tensor to one rank of the group."""
+        """A tensor to one rank of the group, as bytes: whoever receives them into as many bytes of
+        another type reads them as that type, and no error tells."""
         tensor = only(tensors, "tensors")
-        works = [self._message("isend", tensor.detach().contiguous(), dst, tag)]
+        works = [self._message("isend", solid(tensor), dst, tag)]
         return self._pending(works, [tensor])
 
     @by_device
