@@ -23,7 +23,6 @@ _HYDRA = ("hydra_pmi_proxy", "mpiexec.gforker", "hydra_persist")
 #: Larger step numbers stand for the batch script, the interactive shell and the like; Slurm sets
 #: SLURM_PROCID and SLURM_NTASKS there too, but nobody else runs.
 _SLURM_STEP_MAX = 0xFFFFFFF0 - 1
-_torch_joins = 0
 
 
 class Placement(NamedTuple):
@@ -245,10 +244,7 @@ def _torchrun(env: Mapping[str, str]) -> Placement | None:
 
 
 def _join_torch(placement: Placement, deadline: Deadline) -> Exchange:
-    # Joining again after finalize must not meet the keys of the first time.
-    global _torch_joins  # noqa: PLW0603
-    prefix = f"pycoll/{placement.job_id}/{_torch_joins}"
-    _torch_joins += 1
+    prefix = f"pycoll/{placement.job_id}"
     host, _, port = placement.address.rpartition(":")
     serve = placement.rank == 0 and not placement.launcher
     return open_torch_store(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.frames import list_ranks
+from pycoll.bootstrap.host import has_ended, process_identity, process_name
 
 _POLL_S = 0.002
 
@@ -217,7 +218,12 @@ class MpiExchange(_Lasting):
 
 
 class TorchStoreExchange(_Lasting):
-    """Over the key-value store that torchrun (or rank 0) serves at MASTER_ADDR:MASTER_PORT."""
+    """Over the key-value store that torchrun (or rank 0) serves at MASTER_ADDR:MASTER_PORT.
+
+    The store may outlive a world, and the next world of the same ranks has the same names. So ranks
+    count their claims: the n-th ones make a world, whose keys begin with n. InvalidArgumentError
+    if the claim before this one is of another process that is not known to have ended.
+    """
 
     secret = b""
 
@@ -227,19 +233,47 @@ class TorchStoreExchange(_Lasting):
         self._store = store
         self._deadline = deadline
         self._round = 0
-        if int(store.add(f"claim/{rank}", 1)) > 1:
-            text = f"two processes claim rank {rank}; give each process its own RANK"
-            store.set("failure", text)
-            raise errors.InvalidArgumentError(text, rank=rank, ranks=[rank], operation="init")
+        self._world = int(store.add(f"claim/{rank}", 1))
+        me = f"{process_name()} {process_identity()}"
+        store.set(self._owner(self._world), me)
+        if self._world > 1:
+            self._check_owner(me)
+
+    def _owner(self, world: int) -> str:
+        return f"{world}/owner/{self.rank}"
+
+    def _check_owner(self, me: str) -> None:
+        """That the claim before was made by this process, or by one that has ended."""
+        before = self._world - 1
+        while not self._store.check([self._owner(before)]):  # between its claim and its name
+            if self._deadline.passed():
+                break
+            time.sleep(_POLL_S)
+        else:
+            owner = bytes(self._store.get(self._owner(before))).decode(errors="replace")
+            name, _, identity = owner.partition(" ")
+            if owner == me or has_ended(identity):
+                return
+            self._store.add(f"claim/{self.rank}", -1)
+            text = (
+                f"two processes claim rank {self.rank}, {name} and {process_name()}; give each "
+                "process its own RANK, and where a script starts processes that import it, as "
+                "mp.spawn and DataLoader workers do, join under if __name__ == '__main__'"
+            )
+            self._store.set(f"{before}/failure", text)
+            raise errors.InvalidArgumentError(
+                text, rank=self.rank, ranks=[self.rank], operation="init"
+            )
 
     def all_gather(self, blob: bytes) -> list[bytes]:
         """See Exchange."""
-        keys = [f"{self._round}/{rank}" for rank in range(self.size)]
+        keys = [f"{self._world}/{self._round}/{rank}" for rank in range(self.size)]
+        failure = f"{self._world}/failure"
         self._store.set(keys[self.rank], blob)
         self._round += 1
         while not self._store.check(keys):
-            if self._store.check(["failure"]):
-                text = bytes(self._store.get("failure")).decode(errors="replace")
+            if self._store.check([failure]):
+                text = bytes(self._store.get(failure)).decode(errors="replace")
                 raise errors.PycollError(text, operation="init")
             if self._deadline.passed():
                 missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
@@ -254,7 +288,8 @@ class TorchStoreExchange(_Lasting):
 
     def abandon(self) -> None:
         """Leave word for the others."""
-        self._store.set("failure", f"rank {self.rank} broke off while the ranks were joining")
+        text = f"rank {self.rank} broke off while the ranks were joining"
+        self._store.set(f"{self._world}/failure", text)
 
 
 def open_torch_store(

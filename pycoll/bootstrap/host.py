@@ -22,6 +22,36 @@ def process_token() -> str:
     return _token[1]
 
 
+def process_identity() -> str:
+    """For `has_ended`: this process, by its number, beginning and machine; survives no fork."""
+    return f"{machine_identity()} {_numbering()} {os.getpid()} {_beginning(os.getpid())}"
+
+
+def has_ended(identity: str) -> bool:
+    """Whether the process that gave this `process_identity` is surely gone.
+
+    False for one of another machine, which cannot be asked.
+    """
+    machine, numbering, pid, beginning = identity.split(" ")
+    if (machine, numbering) != (machine_identity(), _numbering()):
+        return False
+    return _beginning(int(pid)) != beginning
+
+
+def _numbering() -> str:
+    """Whose numbers processes have."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return "0"
+
+
+def _beginning(pid: int) -> str:
+    """When the process began, in ticks of the kernel; "" if there is none, or none that runs."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in "XZ" else ""
+
+
 def machine_identity() -> str:
     """Equal for two processes exactly if they can reach each other's abstract unix sockets.
 

@@ -9,6 +9,10 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from c10d_future_checks import (  # noqa: F401  # checks of this module, too
+    check_callbacks_may_wait,
+    check_threads_of_futures_end_with_the_group,
+)
 from c10d_group_checks import (  # noqa: F401  # checks of this module, too
     check_groups_and_barriers,
     check_messages_from_anybody,
@@ -17,6 +21,10 @@ from c10d_group_checks import (  # noqa: F401  # checks of this module, too
     check_parts_of_a_group,
     every,
     values,
+)
+from c10d_splits_checks import (  # noqa: F401  # checks of this module, too
+    check_either_form_meets_the_other,
+    check_rows_that_nobody_expects,
 )
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch_ranks import raised
@@ -344,3 +352,35 @@ def check_wrong_arguments() -> None:
     given = torch.ones(size)
     text = raised(ValueError, dist.all_to_all_single, given, given, [2] * size, [1] * size)
     assert f"add up to {2 * size}" in text
+
+
+def check_tensors_that_are_no_arrays() -> None:
+    """The error says what goes instead; nothing has moved, so one rank may meet it alone."""
+    strange = {
+        "torch.sparse_csr cannot be moved: pass its to_dense()": torch.eye(2).to_sparse_csr(),
+        "torch.sparse_coo cannot be moved": torch.eye(2).to_sparse(),
+        "torch.quint8 cannot be moved: pass its int_repr()": torch.quantize_per_tensor(
+            torch.ones(2), 0.5, 0, torch.quint8
+        ),
+        "float8_e5m2fnuz cannot be moved: pass its view(torch.uint8)": torch.ones(2).to(
+            torch.float8_e5m2fnuz
+        ),
+    }
+    size = dist.get_world_size()
+    for told, one in strange.items():
+        assert told in raised(ValueError, dist.broadcast, one, 0)
+        assert told in raised(ValueError, dist.all_gather, [one] * size, one)
+        if size > 1:
+            other = (dist.get_rank() + 1) % size
+            assert told in raised(ValueError, dist.send, one, other)
+            assert told in raised(ValueError, dist.recv, one, other)
+    given = torch.full((2,), float(dist.get_rank() + 1)).to(torch.float8_e5m2fnuz)
+    found = [torch.empty(2, dtype=torch.float8_e5m2fnuz) for _ in range(size)]
+    dist.all_gather([one.view(torch.uint8) for one in found], given.view(torch.uint8))
+    assert [one.float().tolist() for one in found] == [[r + 1.0] * 2 for r in range(size)]
+
+
+def check_numbers_of_operations() -> None:
+    world = dist.group.WORLD
+    assert world is not None
+    assert world._get_sequence_number_for_group() == 0

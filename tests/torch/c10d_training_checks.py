@@ -10,9 +10,15 @@ import datetime
 
 import torch
 import torch.distributed as dist
+from c10d_state_checks import (  # noqa: F401  # checks of this module, too
+    check_checkpoints_are_saved_beside,
+    check_devices_of_a_group,
+    check_one_rank_has_the_state_for_all,
+    check_sharded_state_of_the_first_fsdp,
+)
 from torch import nn
 from torch.distributed import distributed_c10d
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -130,6 +136,20 @@ def check_ddp_hooks() -> None:
             assert torch.allclose(a.grad, b.grad, rtol=tolerance, atol=tolerance), hook
 
 
+def check_ddp_hooks_that_wait_for_collectives() -> None:
+    """PowerSGD's reduces twice, the second time in a callback of the first."""
+    net = DistributedDataParallel(nn.Linear(32, 32, bias=False).double())
+    state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
+    net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    given = torch.arange(32.0).double().reshape(1, 32)
+    for step in range(4):
+        net.zero_grad()
+        net(given * (dist.get_rank() + 1)).sum().backward()
+        # Of rank one, and alike in all rows: what the hook keeps of it is all of it.
+        wanted = given.expand(32, 32) * (dist.get_world_size() + 1) / 2
+        assert torch.allclose(net.module.weight.grad, wanted, rtol=1e-5), step
+
+
 def check_ddp_sync_batch_norm_is_not_for_cpu() -> None:
     """torch's own refuses host tensors with any backend; hvd.SyncBatchNorm does not."""
     net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(4).double())
@@ -173,6 +193,14 @@ def check_fsdp() -> None:
     fully_shard(net, mesh=mesh)
     own_steps(net, torch.optim.Adam(net.parameters(), 0.1), 3)
     same(net, plain(3))
+
+
+def check_fsdp_asks_the_group_for_memory() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    net = fully_shard(network(), mesh=mesh)
+    net.set_allocate_memory_from_process_group_for_comm(True)
+    own_steps(net, torch.optim.Adam(net.parameters(), 0.1), 2)
+    same(net, plain(2))
 
 
 def check_dtensor() -> None:

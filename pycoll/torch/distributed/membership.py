@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from pycoll.communicator import Communicator
-from pycoll.torch.distributed.work import Watcher, translated
+from pycoll.torch.distributed.watcher import Watcher
+from pycoll.torch.distributed.work import translated
 
 NAME = "pycoll"
 _open: weakref.WeakSet[Membership] = weakref.WeakSet()
@@ -89,11 +90,25 @@ class Membership(dist.ProcessGroup):
     #: Those of the backend, of which there are none.
     options = None
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors may be, as the group's backend string says; the preferred one first."""
+        named = self._named_backends()
+        return [torch.device(kind) for kind in named] if named else [torch.device("cpu")]
+
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
     def _set_sequence_number_for_group(self) -> None:
         """Operations count themselves."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """0 as from gloo: whoever compares ranks by it finds them alike."""
+        return 0
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether allocate_tensor gives memory for collectives: no, torch's own serves."""
+        return False
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """init_process_group has this ``device_id``; nothing has to be connected for it."""
@@ -156,14 +171,19 @@ class Membership(dist.ProcessGroup):
             self._beside[kind] = self._made_for(kind)
         return self._beside[kind]
 
-    def _made_for(self, kind: str) -> Any:
+    def _named_backends(self) -> dict[str, str]:
+        """Names of backends by type of device, as torch was told; {} for groups it has not made."""
         config = distributed_c10d._world.pg_backend_config.get(self)
-        if config is None or self._origin is None:
+        return dict(pair.split(":") for pair in config.split(",")) if config else {}
+
+    def _made_for(self, kind: str) -> Any:
+        names = self._named_backends()
+        if not names or self._origin is None:
             return None
-        names = dict(pair.split(":") for pair in config.split(","))
         if kind not in names:
+            made_for = ",".join(":".join(pair) for pair in names.items())
             raise ValueError(
-                f"a tensor is on {kind}, and the process group was made for {config}: pass a "
+                f"a tensor is on {kind}, and the process group was made for {made_for}: pass a "
                 f"backend for {kind}, too, as in backend={NAME!r} for cpu and cuda"
             )
         if names[kind] == NAME:

@@ -19,11 +19,13 @@ from pycoll.torch.distributed.shapes import (
     only,
     same_type,
     scaled_for,
+    solid,
     together,
     word_of,
     writable,
 )
 from pycoll.torch.distributed.sparse import reduce_sparse
+from pycoll.torch.distributed.splits import is_uniform
 from pycoll.torch.distributed.work import Pending, completed, pending, translated
 from pycoll.work import Work
 
@@ -237,7 +239,8 @@ class PycollProcessGroup(Membership):
         piece = like.new_empty(sum(one.numel() for one in output_tensors))
         source = torch.cat([flat(one) for one in input_tensors])
         splits = [one.numel() for one in input_tensors]
-        works = [self._call("all_to_all", source, splits, out=piece)]
+        wanted = [one.numel() for one in output_tensors]
+        works = [self._exchange(source, splits, wanted, piece)]
         return self._pending(works, list(output_tensors), dealt(piece, output_tensors))
 
     @by_device
@@ -251,22 +254,24 @@ class PycollProcessGroup(Membership):
     ) -> Pending:
         """Rows to and from every rank, as the splits say; without them equally many.
 
-        Either all ranks pass splits or none does.
+        Some ranks may pass splits and others none: all tell each other theirs before this returns,
+        and raise ValueError where what one sends is not what another expects. On devices ranks that
+        pass none tell nothing, so that either all ranks pass splits there or none does.
         """
         same_type([output], input, "output")
         target, back = writable(output)
-        source = apart(input.detach().contiguous(), target)
-        if not output_split_sizes and not input_split_sizes:
+        source = apart(solid(input), target)
+        if input.is_cuda and not output_split_sizes and not input_split_sizes:
             works = [self._call("all_to_all", source, out=target)]
             return self._pending(works, [output], back)
+        if output.shape[1:] != input.shape[1:] or not output.dim():
+            raise ValueError(
+                f"output has shape {tuple(output.shape)}, whose rows are not those of input, "
+                f"{tuple(input.shape)}"
+            )
         splits = list(input_split_sizes) or self._equal_splits(input)
         wanted = list(output_split_sizes) or self._equal_splits(output)
-        if sum(wanted) != output.shape[0]:
-            raise ValueError(
-                f"output_split_sizes add up to {sum(wanted)}, but output has {output.shape[0]} rows"
-            )
-        works = [self._call("all_to_all", source, splits, out=target)]
-        return self._pending(works, [output], back)
+        return self._pending([self._exchange(source, splits, wanted, target)], [output], back)
 
     def barrier(self, opts: Any = None) -> Pending:
         """Done when every rank has come here; on a device: with all that its current stream has."""
@@ -282,9 +287,10 @@ class PycollProcessGroup(Membership):
 
     @by_device
     def send(self, tensors: Tensors, dst: int, tag: int) -> Pending:
-        """A tensor to one rank of the group."""
+        """A tensor to one rank of the group, as bytes: whoever receives them into as many bytes of
+        another type reads them as that type, and no error tells."""
         tensor = only(tensors, "tensors")
-        works = [self._message("isend", tensor.detach().contiguous(), dst, tag)]
+        works = [self._message("isend", solid(tensor), dst, tag)]
         return self._pending(works, [tensor])
 
     @by_device
@@ -355,6 +361,18 @@ class PycollProcessGroup(Membership):
                 f"rank has {given.numel()}"
             )
         return lengths
+
+    def _exchange(
+        self, source: torch.Tensor, splits: list[int], wanted: list[int], target: torch.Tensor
+    ) -> Work:
+        """Start an all_to_all when all ranks have said what they send and what they expect."""
+        rows, room = source.shape[0], target.shape[0]
+        try:
+            if is_uniform(self.communicator, splits, wanted, rows, room):
+                return self._call("all_to_all", source, out=target)
+        except Exception as error:
+            raise translated(error) from error
+        return self._call("all_to_all", source, splits, out=target)
 
     def _equal_splits(self, tensor: torch.Tensor) -> list[int]:
         if tensor.shape[0] % self.size():

@@ -20,6 +20,9 @@ _WORDS = {
 }
 _PREMUL_SUM = _ReduceOp.PREMUL_SUM
 
+#: Types that pycoll does not know, and torch cannot add up either.
+_BYTES_ALONE = {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu}
+
 Tensors = Sequence[torch.Tensor]
 Finish = Callable[[], None]
 
@@ -48,9 +51,34 @@ def only(tensors: Tensors, name: str) -> torch.Tensor:
     return tensors[0]
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, detached. ValueError, with what goes instead, if it is no array of numbers."""
+    if tensor.layout != torch.strided:
+        raise ValueError(
+            f"a tensor of layout {tensor.layout} cannot be moved: pass its to_dense(), or its "
+            "parts one by one; all_reduce alone takes sparse ones, of layout torch.sparse_coo"
+        )
+    if tensor.is_quantized:
+        raise ValueError(
+            f"a tensor of type {tensor.dtype} cannot be moved: pass its int_repr(), and scale and "
+            "zero point apart"
+        )
+    if tensor.dtype in _BYTES_ALONE:
+        raise ValueError(
+            f"a tensor of type {tensor.dtype} cannot be moved: pass its view(torch.uint8), of "
+            "which nothing can be reduced"
+        )
+    return tensor.detach()
+
+
+def solid(tensor: torch.Tensor) -> torch.Tensor:
+    """The values in one piece; the tensor's own memory where that goes."""
+    return plain(tensor).contiguous()
+
+
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The values in one piece and along one axis; the tensor's own memory where that goes."""
-    return tensor.detach().contiguous().view(-1)
+    """As solid, along one axis."""
+    return solid(tensor).view(-1)
 
 
 def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -61,7 +89,7 @@ def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
     """Memory in one piece to write the tensor's values to, and what brings them there."""
-    target = tensor.detach()
+    target = plain(tensor)
     if target.is_contiguous():
         return target, None
     piece = target.contiguous()
@@ -92,7 +120,8 @@ def dealt(piece: torch.Tensor, outputs: Tensors) -> Finish:
 
 
 def same_type(tensors: Tensors, like: torch.Tensor, name: str) -> None:
-    """ValueError unless all have the type of ``like``."""
+    """ValueError unless all have the type of ``like``, and that is one that can be moved."""
+    plain(like)
     for number, one in enumerate(tensors):
         if one.dtype != like.dtype:
             raise ValueError(f"{name}[{number}] has type {one.dtype}: expected {like.dtype}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,6 +13,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 
 from pycoll.device_work import DeviceWork
 from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.torch.distributed.watcher import Watcher
 from pycoll.work import Work
 
 
@@ -24,38 +24,6 @@ def translated(error: BaseException) -> BaseException:
     failure: BaseException = dist.DistBackendError(str(error))
     failure.__cause__ = error
     return failure
-
-
-class Watcher:
-    """A thread that waits for works whose futures somebody wants; started by the first."""
-
-    def __init__(self) -> None:
-        self._works: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def watch(self, work: Pending) -> None:
-        """Complete the work's future once it is done."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="pycoll-torch-futures", daemon=True
-                )
-                self._thread.start()
-        self._works.put(work)
-
-    def close(self) -> None:
-        """End the thread after what it has."""
-        with self._lock:
-            if self._thread is not None:
-                self._works.put(None)
-                if self._thread is not threading.current_thread():
-                    self._thread.join()
-                self._thread = None
-
-    def _run(self) -> None:
-        while (work := self._works.get()) is not None:
-            work.settle()
 
 
 class Pending(TorchWork):
@@ -139,11 +107,9 @@ class Pending(TorchWork):
     def get_future(self) -> Any:
         """A torch.futures.Future of the outputs; the same one every time."""
         with self._future_lock:
-            created = self._future is None
-            if created:
+            if self._future is None:
                 self._future = torch.futures.Future()
-        if created:
-            self._watcher.watch(self)
+                self._watcher.watch(self, self._future)
         return self._future
 
     def _settle(self, timeout: float | None) -> None:

@@ -1,0 +1,99 @@
+"""Threads that complete the futures of works."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Protocol
+
+
+class Watched(Protocol):
+    """A work whose future somebody wants."""
+
+    def settle(self) -> None:
+        """Wait until it is done, then complete its future; never raises."""
+
+
+class Watcher:
+    """Completes futures one after the other, in the order in which they were asked for.
+
+    Callbacks of a future run in the thread that completes it, and may do what they like, even wait
+    for a future that they have just asked for. So one thread leads, that is, waits for works; as
+    soon as a future is complete and before its callbacks run, another one can take the lead. There
+    are as many threads as callbacks that have not returned, the one that leads, and one that rests;
+    the first future starts the first. Any thread may call any method.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._works: deque[Watched] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._leader: threading.Thread | None = None
+        self._resting = 0
+        self._is_closed = False
+
+    def watch(self, work: Watched, future: Any) -> None:
+        """Complete ``future``, which nobody else has seen yet, by ``work.settle()``.
+
+        After close() that is done before this returns: what is under way has failed by then.
+        """
+        with self._changed:
+            if not self._is_closed:
+                # The first callback of a future runs before all others.
+                future.add_done_callback(self._let_go)
+                self._works.append(work)
+                self._find_leader()
+                return
+        work.settle()
+
+    def close(self) -> None:
+        """End the threads after what they have; a callback that calls this waits for none."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            threads = set(self._threads)
+        if threading.current_thread() not in threads:
+            for thread in threads:
+                thread.join()
+
+    def _find_leader(self) -> None:
+        """Requires: the lock, and works that nobody may lead."""
+        if self._leader is not None or not self._works:
+            return
+        if self._resting:
+            self._changed.notify()
+            return
+        thread = threading.Thread(target=self._run, name="pycoll-torch-futures", daemon=True)
+        thread.start()
+        self._threads.add(thread)
+        self._leader = thread
+
+    def _let_go(self, _: Any = None) -> None:
+        with self._changed:
+            if self._leader is threading.current_thread():
+                self._leader = None
+                self._find_leader()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        try:
+            while self._take_lead(me):
+                self._works.popleft().settle()
+                self._let_go()
+        finally:
+            self._let_go()
+            with self._changed:
+                self._threads.discard(me)
+                self._changed.notify_all()
+
+    def _take_lead(self, me: threading.Thread) -> bool:
+        """Wait for works that nobody leads; False if this thread is needed no more."""
+        with self._changed:
+            while not self._works or self._leader not in (None, me):
+                if self._resting or (self._is_closed and not self._works):
+                    return False
+                self._resting += 1
+                self._changed.wait()
+                self._resting -= 1
+            self._leader = me
+            return True
