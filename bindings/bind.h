@@ -5,7 +5,9 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "transport/transport.h"
@@ -15,8 +17,10 @@ namespace pycoll::bindings {
 namespace py = pybind11;
 
 // Throws the exception of pycoll.errors that belongs to `status`; returns if it is ok. If a Python
-// error is already pending (Ctrl-C during a wait), that one is thrown instead. Requires: the GIL.
-void raise_if_failed(const Status& status, std::string_view operation);
+// error is already pending (Ctrl-C during a wait), that one is thrown instead. `names`: "host:pid"
+// of the ranks, from which the exception learns its host. Requires: the GIL.
+void raise_if_failed(const Status& status, std::string_view operation,
+                     const std::vector<std::string>& names = {});
 
 // A transport as Python holds it; the communicator shares its ownership.
 struct TransportHandle {

@@ -84,7 +84,7 @@ py::object submit(const Shared& communicator, Request&& request, std::string_vie
     status = communicator->native->run(std::forward<Request>(request), timeout, signal_raised);
   }
   if (user_op != nullptr) user_op->rethrow();
-  raise_if_failed(status, name);
+  raise_if_failed(status, name, communicator->native->names());
   return py::none();
 }
 

@@ -166,7 +166,7 @@ std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& 
     status = beside ? native.launch_beside(request, lanes, stream_of(stream), &done, copies)
                     : native.launch(request, lanes, stream_of(stream), copies);
   }
-  raise_if_failed(status, name_of(request.descriptor.collective));
+  raise_if_failed(status, name_of(request.descriptor.collective), self.host()->native->names());
   return done;
 }
 

@@ -29,16 +29,25 @@ const char* class_name(Code code) {
 
 }  // namespace
 
-void raise_if_failed(const Status& status, std::string_view operation) {
+void raise_if_failed(const Status& status, std::string_view operation,
+                     const std::vector<std::string>& names) {
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   if (status.ok()) return;
   py::object type = py::module_::import("pycoll.errors").attr(class_name(status.code()));
   py::tuple ranks(status.ranks().size());
   for (std::size_t i = 0; i < status.ranks().size(); ++i) ranks[i] = status.ranks()[i];
   py::object rank = py::none();
-  if (!status.ranks().empty()) rank = py::int_(status.ranks().front());
+  py::object host = py::none();
+  if (!status.ranks().empty()) {
+    rank = py::int_(status.ranks().front());
+    const auto index = static_cast<std::size_t>(status.ranks().front());
+    if (index < names.size()) host = py::str(names[index].substr(0, names[index].rfind(':')));
+  }
+  py::object how = py::none();
+  if (!status.how().empty()) how = py::str(status.how());
   py::object error = type(status.message(), py::arg("rank") = rank, py::arg("ranks") = ranks,
-                          py::arg("operation") = std::string(operation));
+                          py::arg("operation") = std::string(operation), py::arg("host") = host,
+                          py::arg("how") = how);
   PyErr_SetObject(type.ptr(), error.ptr());
   throw py::error_already_set();
 }

@@ -184,7 +184,9 @@ void await(const Running& running, const std::optional<double>& limit) {
   }
   communicator.drop_done();
   if (running.user_op != nullptr) running.user_op->rethrow();
-  if (!status.ok() || PyErr_Occurred() != nullptr) raise_if_failed(status, running.name);
+  if (!status.ok() || PyErr_Occurred() != nullptr) {
+    raise_if_failed(status, running.name, communicator.native->names());
+  }
 }
 
 // The operation is done: what the blocking call would have returned.

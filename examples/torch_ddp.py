@@ -1,5 +1,6 @@
 """A small transformer under torch's DistributedDataParallel; the backend's name is pycoll's.
 
+    pycoll run -n 2 examples/torch_ddp.py
     torchrun --nproc-per-node 2 examples/torch_ddp.py
 
 It learns to say a sequence of digits backwards. With --backend gloo it is the same program on

@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec
+
+import numpy as np
 
 from pycoll import _core
 from pycoll.arrays import empty
@@ -171,21 +174,17 @@ def _tuning_text(config: Config) -> str:
 
 def _settings(**given: Any) -> Config:
     """The environment's settings, and over them the arguments that are not None, checked."""
-    from pycoll.config import TRANSPORTS, Config
+    from pycoll.config import Config, transports_from
 
     values = {name: value for name, value in given.items() if value is not None}
     for name in ("timeout_s", "init_timeout_s"):
         if name in values:
             values[name] = check_timeout(values[name], name)
     if "transports" in values:
-        names = values["transports"]
-        words = names.split(",") if isinstance(names, str) else list(names)
-        unknown = [word for word in words if word not in TRANSPORTS]
-        if unknown or not words:
-            raise InvalidArgumentError(
-                f"transports is {names!r}; there are {', '.join(TRANSPORTS)}"
-            )
-        values["transports"] = tuple(word for word in TRANSPORTS if word in words)
+        values["transports"] = transports_from(values["transports"])
+    strict = values.get("deterministic", False)
+    if not isinstance(strict, bool | np.bool_):
+        raise InvalidArgumentError(f"deterministic is {strict!r}: expected True or False")
     return Config.read()._replace(**values)
 
 
@@ -254,7 +253,7 @@ def local_world(
     count: int,
     *,
     transports: str | list[str] | tuple[str, ...] | None = None,
-    hosts: list[int] | None = None,
+    hosts: Sequence[int] | None = None,
     timeout_s: float | None = None,
     deterministic: bool | None = None,
 ) -> list[Communicator]:
@@ -270,9 +269,14 @@ def local_world(
     [3, 3]
     """
     from pycoll.bootstrap import join_threads
+    from pycoll.config import RANKS_MAX
 
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidArgumentError(f"count is {count!r}: expected a whole number of at least 1")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= RANKS_MAX:
+        raise InvalidArgumentError(
+            f"count is {count!r}: expected a whole number from 1 to {RANKS_MAX}"
+        )
+    if hosts is not None and not isinstance(hosts, Sequence):
+        raise InvalidArgumentError(f"hosts is {hosts!r}: expected a host number for each rank")
     if hosts is not None and len(hosts) != count:
         raise InvalidArgumentError(f"hosts has {len(hosts)} entries for {count} ranks")
     config = _settings(transports=transports, timeout_s=timeout_s, deterministic=deterministic)

@@ -95,7 +95,7 @@ class _NumPyScalar(_NumPy):
         return _core.view(np.asarray(x), name)
 
     def out(self, out: Any, name: str) -> _core.BufferView:
-        raise InvalidArgumentError(f"{name} is a scalar, which is immutable: leave it away")
+        raise InvalidArgumentError(f"{name} is a scalar, which is immutable: pass an array")
 
     def finish(self, like: Any, memory: Any) -> Any:
         return memory[()] if memory.ndim == 0 else memory
@@ -293,6 +293,8 @@ def _is_own(view: _core.BufferView, source: _core.BufferView, place: int) -> boo
 #: Linux maps memory in pages of this size where it can.
 _HUGE_PAGE = 2 << 20
 _LINE = 64
+#: The most that a process can map.
+_MAPPED_MAX = 1 << 47
 
 
 def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dtype[Any]]:
@@ -321,8 +323,15 @@ def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dty
     if min(axes, default=0) < 0:
         raise InvalidArgumentError(f"shape is {shape!r}: expected whole numbers of at least 0")
     nbytes = math.prod(axes) * target.itemsize
-    memory = _reachable(nbytes) if nbytes >= _core.LENT_BYTES_MIN else aligned(nbytes)
-    return memory.view(target).reshape(axes)
+    try:
+        if nbytes > _MAPPED_MAX:
+            raise MemoryError
+        memory = _reachable(nbytes) if nbytes >= _core.LENT_BYTES_MIN else aligned(nbytes)
+        return memory.view(target).reshape(axes)
+    except (MemoryError, OSError, ValueError):
+        raise InvalidArgumentError(
+            f"shape is {shape!r}: the system has no room for {nbytes} bytes"
+        ) from None
 
 
 def _reachable(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -346,6 +355,8 @@ def _element_type(dtype: Any) -> np.dtype[Any]:
         return numpy_dtype(words[dtype])
     try:
         target: np.dtype[Any] = np.dtype(dtype)
+        if target.hasobject or target.itemsize == 0:
+            raise TypeError
         return target
     except TypeError:
         raise InvalidArgumentError(

@@ -29,6 +29,18 @@ def _fail(error: PycollError) -> click.ClickException:
     return click.ClickException(str(error))
 
 
+def _check_options(word: str) -> None:
+    """No program begins with a dash; -m is Python's."""
+    if not word.startswith("-") or word == "-m":
+        return
+    import difflib
+
+    name = word.partition("=")[0]
+    context = click.get_current_context()
+    known = [one for option in context.command.get_params(context) for one in option.opts]
+    raise click.NoSuchOption(name, possibilities=difflib.get_close_matches(name, known, n=1))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pycoll-comm", prog_name="pycoll")
 def main() -> None:
@@ -36,7 +48,9 @@ def main() -> None:
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="How many ranks.")
+@click.option(
+    *("-n", "-np", "--ranks"), type=click.IntRange(min=1), required=True, help="How many ranks."
+)
 @click.option("--prefix", is_flag=True, help="Put the rank in front of every line of output.")
 @click.option(
     "--restarts",
@@ -89,6 +103,7 @@ def run(
     from pycoll.elastic_launch import PATIENCE_S, ElasticOptions
     from pycoll.launch import LaunchOptions, launch
 
+    _check_options(command[0])
     try:
         elastic = None
         if min_np or max_np or host_discovery_script is not None:

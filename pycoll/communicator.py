@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll import _core
 from pycoll.collective import Collective
 from pycoll.core import Core
-from pycoll.errors import InvalidArgumentError
+from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.messages import Messages
 from pycoll.moving import Moving
 from pycoll.reducing import Reducing
@@ -226,7 +226,12 @@ class Communicator(Reducing, Moving, Messages):
         connections, made here: within hosts over this communicator, otherwise as by init. Raises
         what an all_gather and what joining raises.
         """
-        return self._split(color, key, self._tuning)
+        try:
+            return self._split(color, key, self._tuning)
+        except PycollError as error:
+            error.operation = "split"
+            self._complete(error, "split")
+            raise
 
     def _split(self, color: int | None, key: int, tuning: str) -> Communicator | None:
         """Like split; ``tuning`` is what the new communicators choose by, of their first ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pycoll.errors import InvalidArgumentError
@@ -19,6 +19,8 @@ DEVICE_PROTOCOLS = ("auto", "pattern", "ll", "ll128", "simple")
 TCP_SOCKETS_MAX = 8
 VERBS_RAILS_MAX = 4
 SECRET_LENGTH_MIN = 16
+#: Of one world.
+RANKS_MAX = 4096
 
 
 def _text(text: str) -> str:
@@ -87,11 +89,29 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _transports(text: str) -> tuple[str, ...]:
-    names = _words(text)
+    return _ordered(_words(text))
+
+
+def _ordered(names: Sequence[Any]) -> tuple[str, ...]:
     for name in names:
         if name not in TRANSPORTS:
             raise ValueError(f"{name!r} is no transport; there are " + ", ".join(TRANSPORTS))
     return tuple(name for name in TRANSPORTS if name in names)
+
+
+def transports_from(given: Any) -> tuple[str, ...]:
+    """Of an argument: names in a sequence, or in a text as PYCOLL_TRANSPORTS has it.
+
+    Raises InvalidArgumentError.
+    """
+    try:
+        if isinstance(given, str):
+            return _transports(given)
+        if isinstance(given, list | tuple) and given:
+            return _ordered(given)
+        raise ValueError("expected names, one or more of " + ", ".join(TRANSPORTS))
+    except ValueError as error:
+        raise InvalidArgumentError(f"transports is {given!r}: {error}") from None
 
 
 def _port_range(text: str) -> tuple[int, int]:

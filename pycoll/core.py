@@ -15,7 +15,7 @@ from pycoll import _core
 from pycoll.arrays import Framework, Shape, framework_of, output_view
 from pycoll.collective import REDUCING, Collective
 from pycoll.device_view import DeviceView, Where
-from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError, PycollError
+from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, find_reduction
 from pycoll.types import DType
 
@@ -30,7 +30,7 @@ _Self = TypeVar("_Self", bound="Core")
 #: How exchanges of our own look in the texts of engines, and what users should know of them.
 _EXCHANGES = r"(all_gather|broadcast) of \d+ int64"
 _EXCHANGE_NOTE = (
-    "all_gather, gather, and all_to_all with splits begin with an all_gather of int64 shapes, "
+    "all_gather, gather, split, and all_to_all with splits begin with an all_gather of int64, "
     "scatter with a broadcast of one, and the first collective on device arrays with an all_gather "
     "of one int64"
 )
@@ -121,9 +121,6 @@ class Core(_core.Calls):
         error.operation = error.operation or name
         if error.host is None and error.rank is not None and 0 <= error.rank < self.size:
             error.host = self._names[error.rank].rpartition(":")[0]
-        if isinstance(error, PeerLostError) and error.how is None:
-            # "rank 1 (host:pid) was lost during operation 2 (all_reduce ...): how"
-            error.how = str(error).partition("): ")[2] or None
         if isinstance(error, MismatchError) and re.search(_EXCHANGES, str(error)):
             error.args = (f"{error} ({_EXCHANGE_NOTE})",)
 

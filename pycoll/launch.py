@@ -8,6 +8,7 @@ once. A guard process outlives the launcher by a moment and ends what it left if
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import selectors
@@ -20,17 +21,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pycoll.bootstrap.connect import as_error
 from pycoll.bootstrap.frames import list_ranks
 from pycoll.bootstrap.network import listen_tcp
 from pycoll.bootstrap.store_server import StoreServer
-from pycoll.config import Config
+from pycoll.bootstrap.torch_place import TorchPlaces, inherited
+from pycoll.config import RANKS_MAX, Config
 from pycoll.elastic_launch import ElasticLaunch, ElasticOptions
-from pycoll.errors import InvalidArgumentError
+from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch_signals import signals_caught
 from pycoll.rank_output import RankOutput
-from pycoll.rank_process import Piped, RankProcess
+from pycoll.rank_process import Piped, RankProcess, resolve_command
 
-RANKS_MAX = 4096
 #: After a rank failed, the others have this long to notice and say so themselves.
 GRACE_S = 2.5
 #: After Ctrl-C or another signal was passed on, the ranks have this long to end.
@@ -76,7 +78,8 @@ def launch(options: LaunchOptions) -> int:
     """Run the command on all ranks and wait; returns the exit status.
 
     0 if every rank ended with 0; else the status of the rank that failed first, 128 + number for a
-    signal. Nothing is left running. Raises InvalidArgumentError for options that cannot work.
+    signal. Nothing is left running. Raises InvalidArgumentError for options that cannot work,
+    TransportError where the system has no room for so many ranks.
     Signals are passed on only when called from the main thread.
     """
     command = resolve_command(options.command)
@@ -84,12 +87,25 @@ def launch(options: LaunchOptions) -> int:
         raise InvalidArgumentError(f"ranks={options.ranks}: expected 1 to {RANKS_MAX}")
     if options.restarts < 0:
         raise InvalidArgumentError(f"restarts={options.restarts}: expected 0 or more")
-    environment = dict(os.environ) | dict(options.environment)
+    environment = inherited(os.environ) | dict(options.environment)
     if options.timeout_s is not None:
         environment["PYCOLL_TIMEOUT_S"] = f"{options.timeout_s:g}"
     Config.read(environment)
-    if options.elastic is not None:
-        return _launch_elastic(options, options.elastic, command, environment)
+    try:
+        if options.elastic is not None:
+            return _launch_elastic(options, options.elastic, command, environment)
+        return _launch_fixed(options, command, environment)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+            raise
+        text = f"{options.ranks} ranks cannot be run here: {as_error(error)}"
+        raise TransportError(text, operation="run") from error
+
+
+def _launch_fixed(
+    options: LaunchOptions, command: Sequence[str], environment: dict[str, str]
+) -> int:
+    """As launch(), in one world."""
     try:
         listener = listen_tcp("127.0.0.1")
     except OSError:
@@ -139,29 +155,6 @@ def _launch_elastic(
     return status
 
 
-def resolve_command(command: Sequence[str]) -> list[str]:
-    """The command with its program found: a .py file, or "-m", runs with this Python.
-
-    Raises InvalidArgumentError if there is no such program.
-    """
-    if not command:
-        raise InvalidArgumentError("command is empty: name a .py file or a program to run")
-    program = command[0]
-    if program == "-m":
-        return [sys.executable, *command]
-    if program.endswith(".py"):
-        if not os.path.isfile(program):
-            raise InvalidArgumentError(f"command: there is no file {program!r}")
-        return [sys.executable, *command]
-    found = shutil.which(program)
-    if found is None:
-        raise InvalidArgumentError(
-            f"command: {program!r} is no program on PATH; a script needs its path and the right "
-            "to be executed, or the ending .py"
-        )
-    return [found, *command[1:]]
-
-
 class _Crew:
     """All ranks of one launch. A context manager: afterwards none of them is left."""
 
@@ -184,9 +177,11 @@ class _Crew:
         self._undo = contextlib.ExitStack()
         self._guard: subprocess.Popen[bytes] | None = None
         self._elastic: ElasticLaunch | None = None
+        self._torch = TorchPlaces(options.ranks, environment)
 
     def __enter__(self) -> _Crew:
         self._undo.callback(self._selector.close)
+        self._undo.callback(self._torch.close)
         self._undo.enter_context(signals_caught(self._selector, self._signals))
         try:
             self._guard = subprocess.Popen(
@@ -228,7 +223,9 @@ class _Crew:
         assert self._guard is not None and self._guard.stdin is not None
         prefix = self._options.prefix
         place = {"PYCOLL_RANK": str(number), "PYCOLL_LOCAL_RANK": str(number)}
-        if self._elastic is not None:
+        if self._elastic is None:
+            place |= self._torch.next_of(number)
+        else:
             place = {"PYCOLL_ROSTER": self._elastic.name, "PYCOLL_MEMBER": str(number)}
         environment = {**self._environment, **place}
         if prefix:

@@ -14,8 +14,10 @@ import enum
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import termios
 from collections.abc import Mapping, Sequence
 
@@ -42,6 +44,29 @@ class Piped(enum.Enum):
         return cls.NONE if number == 0 else cls.STDERR
 
 
+def resolve_command(command: Sequence[str]) -> list[str]:
+    """The command with its program found: a .py file, or "-m", runs with this Python.
+
+    Raises InvalidArgumentError if there is no such program.
+    """
+    if not command:
+        raise InvalidArgumentError("command is empty: name a .py file or a program to run")
+    program = command[0]
+    if program == "-m":
+        return [sys.executable, *command]
+    if program.endswith(".py"):
+        if not os.path.isfile(program):
+            raise InvalidArgumentError(f"command: there is no file {program!r}")
+        return [sys.executable, *command]
+    found = shutil.which(program)
+    if found is None:
+        raise InvalidArgumentError(
+            f"command: {program!r} is no program on PATH; a script needs its path and the right "
+            "to be executed, or the ending .py"
+        )
+    return [found, *command[1:]]
+
+
 class RankProcess:
     """Starts the command. To be made by one thread; what other threads do meanwhile does not matter
     to the child, which makes system calls only."""
@@ -56,7 +81,8 @@ class RankProcess:
     ) -> None:
         """``guard`` is told the group's number. ``piped``: what of its output are pipes to us.
 
-        Raises InvalidArgumentError if the command cannot be run.
+        Raises InvalidArgumentError if the command cannot be run, OSError if there is no room for
+        its descriptors.
         """
         self.number = number
         #: Exit status, or minus the signal; None while it runs.
@@ -77,6 +103,8 @@ class RankProcess:
                 preexec_fn=lambda: _settle(guard),  # noqa: PLW1509
             )
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             raise InvalidArgumentError(
                 f"command: {command[0]!r} cannot be run: {error.strerror}"
             ) from None

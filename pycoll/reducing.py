@@ -19,6 +19,8 @@ class Reducing(Core):
     arguments must be alike on all ranks. ``op``: sum, prod, min, max, avg, band, bor, bxor, or a
     name from ``register_op``; bitwise ones take integers and bool only, min and max not complex;
     integers wrap, and avg rounds them towards zero. Types of 16 and 8 bits are combined in float32.
+    avg sums in the type of x and divides at the end: it wraps or becomes infinite where sum does
+    (int8 [100] of two ranks gives [-28], float16 [40000] gives [inf]); of bool it means any.
     ``out``: where the result goes, of its shape and dtype, writable, and contiguous unless it is on
     a device; x itself to work in place. ``algorithm``: a name, or None for the selector's choice
     (``explain`` tells). ``async_op``: return a Work at once. ``deterministic``: the same bits for

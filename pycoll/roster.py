@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pycoll.bootstrap.network import abstract_name, listen_tcp, listen_unix, peer_of
 from pycoll.bootstrap.roster import LINE_BYTES_MAX
 from pycoll.bootstrap.store_server import StoreServer
+from pycoll.bootstrap.torch_place import Meeting
 
 
 class Roster:
@@ -33,6 +34,7 @@ class Roster:
         self._told = False
         self._refusal = ""
         self._store: StoreServer | None = None
+        self._meeting: Meeting | None = None
         self._listener = listen_unix(abstract_name(self.name))
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -53,13 +55,14 @@ class Roster:
         self._worlds += 1
         job_id = f"{self._job_id}-{self._worlds}"
         address = self._serve(len(members), job_id)
+        torch = self._meet()
         pids = [self._pids[member] for member in members]
         self.ranks = {member: rank for rank, member in enumerate(members)}
         self._told = False
         for member, rank in self.ranks.items():
             self.asking.discard(member)
             place = {"rank": rank, "size": len(members), "address": address, "job_id": job_id}
-            self._tell(member, json.dumps({**place, "pids": pids}))
+            self._tell(member, json.dumps({**place, "pids": pids, "torch": torch}))
 
     def ask_anew(self) -> None:
         """Have the members of the world ask again when it suits them; once for each world."""
@@ -87,6 +90,8 @@ class Roster:
             self._close_line(member)
         if self._store is not None:
             self._store.close()
+        if self._meeting is not None:
+            self._meeting.close()
 
     def _serve(self, size: int, job_id: str) -> str:
         """Where the world meets; nobody needs the place of the world before."""
@@ -104,6 +109,13 @@ class Roster:
         self._store = StoreServer(listener, size, key, job_id, "pycoll run")
         self._store.start()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _meet(self) -> tuple[str, int]:
+        """Where torch's ranks of the world meet."""
+        if self._meeting is not None:
+            self._meeting.close()
+        self._meeting = Meeting()
+        return self._meeting.host, self._meeting.port
 
     def _accept(self) -> None:
         try:

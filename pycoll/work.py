@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import numbers
+import sys
 from typing import Any
 
 from pycoll._core import Work
@@ -13,8 +15,15 @@ __all__ = ["Work", "check_timeout"]
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float:
     """Seconds above zero; InvalidArgumentError otherwise."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
         raise InvalidArgumentError(f"{name} is {timeout!r}: expected a number of seconds")
-    if math.isnan(timeout) or timeout <= 0:
+    try:
+        seconds = float(timeout)
+    except OverflowError:
+        raise InvalidArgumentError(
+            f"{name} is a number beyond all floats: expected at most {sys.float_info.max:.3g} "
+            "seconds, or math.inf for no limit"
+        ) from None
+    if math.isnan(seconds) or seconds <= 0:
         raise InvalidArgumentError(f"{name} is {timeout!r}: expected more than 0 seconds")
-    return float(timeout)
+    return seconds

@@ -28,11 +28,13 @@ class [[nodiscard]] Status {
  public:
   Status() = default;
 
-  // `ranks` are the ranks at fault, in ascending order; empty when no rank is.
-  static Status error(Code code, std::string message, std::vector<int> ranks = {}) {
+  // `ranks` are the ranks at fault, in ascending order; empty when no rank is. `how`: what was seen
+  // of a peer's end, which the message tells, too.
+  static Status error(Code code, std::string message, std::vector<int> ranks = {},
+                      std::string how = {}) {
     Status status;
-    status.facts_ =
-        std::make_shared<const Facts>(Facts{code, std::move(message), std::move(ranks)});
+    status.facts_ = std::make_shared<const Facts>(
+        Facts{code, std::move(message), std::move(ranks), std::move(how)});
     return status;
   }
 
@@ -40,6 +42,8 @@ class [[nodiscard]] Status {
   Code code() const { return facts_ ? facts_->code : Code::kOk; }
   // Empty when ok. A sentence for users: argument, value, bound, rank, what to do.
   const std::string& message() const { return facts_ ? facts_->message : empty_text(); }
+  // Empty where nothing is known.
+  const std::string& how() const { return facts_ ? facts_->how : empty_text(); }
   const std::vector<int>& ranks() const { return facts_ ? facts_->ranks : empty_ranks(); }
 
  private:
@@ -47,6 +51,7 @@ class [[nodiscard]] Status {
     Code code;
     std::string message;
     std::vector<int> ranks;
+    std::string how;
   };
   static const std::string& empty_text() {
     static const std::string text;

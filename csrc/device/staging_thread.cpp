@@ -32,7 +32,7 @@ Status in_words(const Status& status, std::uint32_t tag) {
   if (const std::size_t at = text.find(known); at != std::string::npos) {
     text.replace(at, known.size(), "tag " + std::to_string(tag) + " of device arrays");
   }
-  return Status::error(status.code(), std::move(text), status.ranks());
+  return Status::error(status.code(), std::move(text), status.ranks(), status.how());
 }
 
 }  // namespace

@@ -109,6 +109,8 @@ class Communicator {
 
   int rank() const { return engine_->rank(); }
   int size() const { return engine_->size(); }
+  // Of the ranks, as they were given to create().
+  const std::vector<std::string>& names() const { return engine_->names(); }
   // "shm", "tcp", ...; "self" for this rank. Requires: 0 <= peer < size().
   std::string_view transport_of(int peer) const { return engine_->transport_of(peer); }
 

@@ -260,8 +260,10 @@ std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseco
     mailbox_of(request.peer).post_send(request, operation);
   }
   if (!operation->done()) {
-    message_deadlines_.push_back(
-        {operation, request.peer, receiving, timeout, later(options_.clock->now(), timeout)});
+    using Kind = LateMessage::Kind;
+    const Kind kind = from_any ? Kind::kRecvFromAny : receiving ? Kind::kRecv : Kind::kSend;
+    message_deadlines_.push_back({operation, kind, request.peer, request.tag, timeout,
+                                  later(options_.clock->now(), timeout)});
   }
   return operation;
 }
@@ -312,9 +314,9 @@ bool Engine::step_collectives(bool all) {
       return true;
     }
     if (progress == Progress::kSpoiled) {
-      give_up(
-          Status::error(Code::kInterrupted, "the reduction raised an error in " + current_text()),
-          rank(), "its reduction raised an error");
+      give_up(Status::error(Code::kInterrupted,
+                            "the reduction raised an error in " + current_text(rank())),
+              rank(), "its reduction raised an error");
       return true;
     }
   }
@@ -339,7 +341,7 @@ bool Engine::step_messages() {
     moved |= mailbox.advance_recvs(recv_channel(peer, transport::kMessageChannel));
     if (mailbox.broken()) {
       const std::string how = "it sent a malformed message";
-      give_up(peer_lost_verdict(peer, how, current_text(), options_.names), peer, how);
+      give_up(peer_lost_verdict(peer, how, current_text(peer), options_.names), peer, how);
       return true;
     }
   }

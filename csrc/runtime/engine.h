@@ -106,6 +106,7 @@ class Engine final : public ChannelSource {
   bool closed() const { return closed_; }
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
+  const std::vector<std::string>& names() const { return options_.names; }
   // "shm", "tcp", ...; "self" for this rank.
   std::string_view transport_of(int peer) const;
   const std::vector<std::shared_ptr<transport::Transport>>& transports() const {
@@ -145,8 +146,9 @@ class Engine final : public ChannelSource {
   // An open message.
   struct Deadline {
     std::weak_ptr<Operation> operation;
+    LateMessage::Kind kind = LateMessage::Kind::kRecv;
     int peer = 0;
-    bool receiving = false;
+    std::uint32_t tag = 0;
     Nanoseconds timeout = 0;
     Nanoseconds at = 0;
   };
@@ -185,7 +187,9 @@ class Engine final : public ChannelSource {
   void hear_loss(int peer, const transport::Notice& notice);
   std::vector<Standing> standings();
   std::vector<int> absent();
-  std::string current_text() const;
+  Overdue overdue_of(const Deadline& deadline, const Operation& operation) const;
+  // For texts: the collective that runs, or else an open message, with `peer` if there is one.
+  std::string current_text(int peer) const;
   bool hear_beside(int peer, const transport::Notice& notice);
   void hear_mismatch(int peer, const transport::Notice& notice);
   void hear_apart(const transport::Notice& notice);

@@ -87,7 +87,7 @@ void Engine::fail_beside(const Status& status, const std::string& operation, dou
   if (!failure_.ok() || closed_) return;
   const int culprit = status.ranks().empty() ? rank() : status.ranks().front();
   if (status.code() == Code::kTimeout) {
-    const Overdue overdue{after, true, status.ranks(), operation};
+    const Overdue overdue{after, true, status.ranks(), operation, {}};
     give_up(timeout_verdict(operation, overdue, options_.names), culprit, to_detail(overdue));
   } else if (status.code() == Code::kMismatch) {
     give_up(status, culprit, std::string(kBeside) + operation);

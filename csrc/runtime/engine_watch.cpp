@@ -33,9 +33,19 @@ std::uint64_t disputed_in(const Notice& notice) {
 
 }  // namespace
 
-std::string Engine::current_text() const {
+std::string Engine::current_text(int peer) const {
   if (!beside_.empty()) return beside_;
-  return !running_.empty() ? name_operation(sequence_, descriptor_) : "send/recv";
+  if (!running_.empty()) return name_operation(sequence_, descriptor_);
+  std::string text;
+  for (const Deadline& deadline : message_deadlines_) {
+    const auto operation = deadline.operation.lock();
+    if (operation == nullptr || operation->done()) continue;
+    if (deadline.peer == peer || text.empty()) {
+      text = name_message(deadline.kind, deadline.peer, deadline.tag);
+    }
+    if (deadline.peer == peer) break;
+  }
+  return text.empty() ? "send/recv" : text;
 }
 
 void Engine::post(Code failure, int culprit, const std::string& detail) {
@@ -60,13 +70,13 @@ void Engine::give_up(const Status& status, int culprit, const std::string& detai
   const Code told = status.code() == Code::kInterrupted ? Code::kPeerLost : status.code();
   post(told, culprit, detail);
   failure_ = Status::error(status.code(), "the communicator has failed: " + status.message(),
-                           status.ranks());
+                           status.ranks(), status.how());
   end_all(status);
 }
 
 void Engine::interrupt() {
   if (!failure_.ok()) return;
-  give_up(Status::error(Code::kInterrupted, "interrupted during " + current_text()), rank(),
+  give_up(Status::error(Code::kInterrupted, "interrupted during " + current_text(kAnyPeer)), rank(),
           "interrupted by its user");
 }
 
@@ -136,8 +146,8 @@ void Engine::hear_timeout(const Notice& notice) {
 void Engine::hear_loss(int peer, const Notice& notice) {
   const bool known = notice.culprit >= 0 && notice.culprit < size();
   const int culprit = known ? notice.culprit : peer;
-  give_up(peer_lost_verdict(culprit, detail_of(notice), current_text(), options_.names), culprit,
-          detail_of(notice));
+  give_up(peer_lost_verdict(culprit, detail_of(notice), current_text(culprit), options_.names),
+          culprit, detail_of(notice));
 }
 
 bool Engine::awaits(int peer) const {
@@ -169,7 +179,7 @@ bool Engine::look_at_links(bool moved) {
         state == LinkState::kClosed
             ? std::string("it closed its communicator before the operation was done")
             : link->reason();
-    give_up(peer_lost_verdict(peer, how, current_text(), options_.names), peer, how);
+    give_up(peer_lost_verdict(peer, how, current_text(peer), options_.names), peer, how);
     return true;
   }
   return false;
@@ -178,7 +188,7 @@ bool Engine::look_at_links(bool moved) {
 void Engine::look_at_deadlines(Nanoseconds now) {
   if (!running_.empty() && now >= running_.front().pending.deadline) {
     const Running& late = running_.front();
-    Overdue overdue{seconds(late.pending.timeout), false, absent(), ""};
+    Overdue overdue{seconds(late.pending.timeout), false, absent(), "", {}};
     if (overdue.ranks.empty()) {
       overdue.entered = true;
       std::set<int> awaited;
@@ -191,23 +201,38 @@ void Engine::look_at_deadlines(Nanoseconds now) {
   for (const Deadline& deadline : message_deadlines_) {
     const auto operation = deadline.operation.lock();
     if (operation == nullptr || operation->done() || now < deadline.at) continue;
-    Overdue overdue{seconds(deadline.timeout), false, {deadline.peer}, "recv from any rank"};
-    if (deadline.peer == kAnyPeer) {
-      overdue.ranks.clear();
-      for (int peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) overdue.ranks.push_back(peer);
-      }
-    } else {
-      overdue.message = (deadline.receiving ? "recv from rank " : "send to rank ") +
-                        std::to_string(deadline.peer);
-    }
-    expire(overdue);
+    expire(overdue_of(deadline, *operation));
     return;
   }
 }
 
+// What lies in mailboxes tells a mistaken tag from a rank that never sent.
+Overdue Engine::overdue_of(const Deadline& deadline, const Operation& operation) const {
+  Overdue found{seconds(deadline.timeout), false, {deadline.peer}, "", {}};
+  if (deadline.peer == kAnyPeer) {
+    found.ranks.clear();
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) found.ranks.push_back(peer);
+    }
+  }
+  found.message = LateMessage{deadline.kind, rank(), deadline.tag, {}};
+  if (deadline.kind == LateMessage::Kind::kSend) return found;
+  std::set<std::uint32_t> tags;
+  for (const int peer : found.ranks) {
+    const auto& mailbox = mailboxes_[static_cast<std::size_t>(peer)];
+    if (mailbox == nullptr) continue;
+    for (const std::uint32_t tag : mailbox->unreceived_tags()) tags.insert(tag);
+    if (!mailbox->brings(operation)) continue;
+    found.entered = true;
+    found.ranks = {peer};
+    break;
+  }
+  found.message->unreceived.assign(tags.begin(), tags.end());
+  return found;
+}
+
 void Engine::expire(const Overdue& overdue) {
-  give_up(timeout_verdict(current_text(), overdue, options_.names),
+  give_up(timeout_verdict(current_text(kAnyPeer), overdue, options_.names),
           overdue.ranks.empty() ? -1 : overdue.ranks.front(), to_detail(overdue));
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "runtime/verdict.h"
+
 namespace pycoll::runtime {
 
 void Mailbox::send_to_self(const MessageRequest& request, Operation& operation) {
@@ -29,6 +31,21 @@ bool Mailbox::holds(std::uint32_t tag) const {
   return std::any_of(arrivals_.begin(), arrivals_.end(), [tag](const Arrival& arrival) {
     return arrival.tag == tag && arrival.claim == nullptr;
   });
+}
+
+bool Mailbox::brings(const Operation& operation) const {
+  return arriving_ && arrivals_.back().claim != nullptr &&
+         arrivals_.back().claim->operation.get() == &operation;
+}
+
+std::vector<std::uint32_t> Mailbox::unreceived_tags() const {
+  std::vector<std::uint32_t> tags;
+  for (const Arrival& arrival : arrivals_) {
+    if (arrival.claim == nullptr && arrival.received == arrival.total) tags.push_back(arrival.tag);
+  }
+  std::sort(tags.begin(), tags.end());
+  tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
+  return tags;
 }
 
 void Mailbox::post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation) {
@@ -149,12 +166,12 @@ void Mailbox::finish(Arrival& arrival) {
   const Memory& memory = arrival.claim->request.data;
   if (arrival.claim->request.sender != nullptr) *arrival.claim->request.sender = peer_;
   if (memory.bytes != arrival.total) {
-    arrival.claim->operation->finish(Status::error(
-        Code::kMismatch,
-        "recv from rank " + std::to_string(peer_) + " with tag " + std::to_string(arrival.tag) +
-            ": the message has " + std::to_string(arrival.total) + " bytes, the array has " +
-            std::to_string(memory.bytes) + " bytes",
-        {peer_}));
+    arrival.claim->operation->finish(
+        Status::error(Code::kMismatch,
+                      name_message(LateMessage::Kind::kRecv, peer_, arrival.tag) +
+                          ": the message has " + std::to_string(arrival.total) +
+                          " bytes, the array has " + std::to_string(memory.bytes) + " bytes",
+                      {peer_}));
     return;
   }
   if (!arrival.kept.empty()) std::memcpy(memory.data, arrival.kept.data(), arrival.kept.size());

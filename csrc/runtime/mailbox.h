@@ -63,6 +63,11 @@ class Mailbox {
     return !recvs_.empty() || (arriving_ && arrivals_.back().claim != nullptr);
   }
 
+  // Whether part of the message that `operation` receives has come.
+  bool brings(const Operation& operation) const;
+  // Tags of whole messages that nobody has asked for, ascending.
+  std::vector<std::uint32_t> unreceived_tags() const;
+
   // Finishes everything that is still open with `status`.
   void fail(const Status& status);
 

@@ -12,11 +12,14 @@ namespace {
 
 using transport::Descriptor;
 
-// Characters of a notice's detail, and how many of them the name of a message may take.
+// Characters of a notice's detail.
 constexpr std::size_t kDetailMax = sizeof(transport::Notice::detail) - 1;
-constexpr std::size_t kMessageMax = 32;
 // Of the name of an operation beside the engine, the longest of which has some 50.
 constexpr std::size_t kBesideMax = 56;
+// Of the list of tags that lie unreceived.
+constexpr std::size_t kTagsMax = 24;
+// How a detail says of which kind a message is.
+constexpr std::string_view kKinds = "sra";
 constexpr std::string_view kApart = "apart: ";
 constexpr std::string_view kBesides = "besides ";
 
@@ -69,38 +72,71 @@ Status apart_verdict(const std::vector<Camp>& camps) {
 }
 
 // "2,3,17", as far as it has room.
-std::string join_within(const std::vector<int>& ranks, std::size_t room) {
+template <typename Number>
+std::string join_within(const std::vector<Number>& numbers, std::size_t room) {
   std::string list;
-  for (const int rank : ranks) {
-    const std::string one = (list.empty() ? "" : ",") + std::to_string(rank);
+  for (const Number number : numbers) {
+    const std::string one = (list.empty() ? "" : ",") + std::to_string(number);
     if (list.size() + one.size() > room) break;
     list += one;
   }
   return list;
 }
 
-// The same read again, up to what is no such list; ranks outside [0, size) are dropped.
-std::vector<int> ranks_from(const char** cursor, int size) {
-  std::vector<int> ranks;
+// The same read again, up to what is no such list; what is not below `limit` is dropped.
+template <typename Number>
+std::vector<Number> numbers_from(const char** cursor, std::uint64_t limit) {
+  std::vector<Number> numbers;
   while (**cursor >= '0' && **cursor <= '9') {
     char* end = nullptr;
-    const long rank = std::strtol(*cursor, &end, 10);
-    if (rank < size) ranks.push_back(static_cast<int>(rank));
+    const unsigned long long number = std::strtoull(*cursor, &end, 10);
+    if (number < limit) numbers.push_back(static_cast<Number>(number));
     *cursor = *end == ',' ? end + 1 : end;
   }
-  return ranks;
+  return numbers;
+}
+
+std::vector<int> ranks_from(const char** cursor, int size) {
+  return numbers_from<int>(cursor, static_cast<std::uint64_t>(size));
+}
+
+// A message as to_detail() wrote it; nothing for any other text.
+std::optional<LateMessage> late_from(const char* text, int size) {
+  if (text[0] != '#' || text[1] == '\0') return std::nullopt;
+  const std::size_t kind = kKinds.find(text[1]);
+  if (kind == std::string_view::npos) return std::nullopt;
+  const char* cursor = text + 2;
+  const auto numbers = numbers_from<std::uint32_t>(&cursor, std::uint64_t{1} << 32);
+  if (numbers.size() < 2 || numbers[0] >= static_cast<std::uint32_t>(size)) return std::nullopt;
+  return LateMessage{static_cast<LateMessage::Kind>(kind),
+                     static_cast<int>(numbers[0]),
+                     numbers[1],
+                     {numbers.begin() + 2, numbers.end()}};
+}
+
+// "ranks 1, 2 and 5"; "rank 1"
+template <typename Number>
+std::string name_all(const char* word, const std::vector<Number>& numbers) {
+  std::string text = std::string(word) + (numbers.size() == 1 ? " " : "s ");
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (i > 0) text += i + 1 == numbers.size() ? " and " : ", ";
+    text += std::to_string(numbers[i]);
+  }
+  return text;
+}
+
+// What one or several ranks on the other side of a message did not do.
+std::string fault_of(const LateMessage& late, std::size_t ranks) {
+  if (late.kind == LateMessage::Kind::kSend) return "did not take it";
+  std::string text = "sent nothing with this tag";
+  if (late.unreceived.empty()) return text;
+  return text + "; what " + (ranks == 1 ? "it" : "they") + " sent with " +
+         name_all("tag", late.unreceived) + " lies unreceived";
 }
 
 }  // namespace
 
-std::string name_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
+std::string name_ranks(const std::vector<int>& ranks) { return name_all("rank", ranks); }
 
 std::string name_rank(int rank, const std::vector<std::string>& names) {
   std::string text = "rank " + std::to_string(rank);
@@ -111,6 +147,12 @@ std::string name_rank(int rank, const std::vector<std::string>& names) {
 
 std::string name_operation(std::uint64_t sequence, const Descriptor& descriptor) {
   return "operation " + std::to_string(sequence) + " (" + to_text(descriptor) + ")";
+}
+
+std::string name_message(LateMessage::Kind kind, int peer, std::uint32_t tag) {
+  std::string text = kind == LateMessage::Kind::kSend ? "send to " : "recv from ";
+  text += kind == LateMessage::Kind::kRecvFromAny ? "any rank" : "rank " + std::to_string(peer);
+  return text + " with tag " + std::to_string(tag);
 }
 
 Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings) {
@@ -137,14 +179,22 @@ Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& sta
   return Status::error(Code::kMismatch, std::move(text), outside_first(camps));
 }
 
-// "0.5 s;m;2,3;recv from rank 3"
+// "0.5;m;2,3;device all_reduce of 4 float32"; for a message "0.5;m;2;#r1,6,5,7": rank 1 waits for
+// tag 6, and 5 and 7 lie unreceived.
 std::string to_detail(const Overdue& overdue) {
   char text[48];
   std::snprintf(text, sizeof(text), "%.3g;%c;", overdue.seconds, overdue.entered ? 'e' : 'm');
   std::string detail = text;
-  const std::size_t room =
-      kDetailMax - 1 - std::min(overdue.message.size(), kMessageMax) - detail.size();
-  return detail + join_within(overdue.ranks, room) + ";" + overdue.message.substr(0, kMessageMax);
+  std::string what = overdue.beside.substr(0, kBesideMax);
+  if (overdue.message) {
+    const LateMessage& late = *overdue.message;
+    what = std::string("#") + kKinds[static_cast<std::size_t>(late.kind)] +
+           std::to_string(late.waiter) + "," + std::to_string(late.tag);
+    const std::string tags = join_within(late.unreceived, kTagsMax);
+    if (!tags.empty()) what += "," + tags;
+  }
+  const std::size_t room = kDetailMax - 1 - what.size() - detail.size();
+  return detail + join_within(overdue.ranks, room) + ";" + what;
 }
 
 Overdue overdue_from(const std::string& detail, int size) {
@@ -157,7 +207,9 @@ Overdue overdue_from(const std::string& detail, int size) {
   if (end[2] != ';') return overdue;
   cursor = end + 3;
   overdue.ranks = ranks_from(&cursor, size);
-  if (*cursor == ';') overdue.message = cursor + 1;
+  if (*cursor != ';') return overdue;
+  overdue.message = late_from(cursor + 1, size);
+  if (!overdue.message) overdue.beside = cursor + 1;
   return overdue;
 }
 
@@ -165,14 +217,22 @@ Status timeout_verdict(const std::string& collective, const Overdue& overdue,
                        const std::vector<std::string>& names) {
   char duration[32];
   std::snprintf(duration, sizeof(duration), "%.3g s", overdue.seconds);
-  std::string text = (overdue.message.empty() ? collective : overdue.message) +
-                     " did not finish within " + duration + ": ";
+  // A message names its other side: a text from a broken peer that names none is of no message.
+  const LateMessage* late = overdue.message && !overdue.ranks.empty() ? &*overdue.message : nullptr;
+  std::string text = overdue.beside.empty() ? collective : overdue.beside;
+  if (late != nullptr) {
+    text = "rank " + std::to_string(late->waiter) + "'s " +
+           name_message(late->kind, overdue.ranks.front(), late->tag);
+  }
+  text += std::string(" did not finish within ") + duration + ": ";
   if (overdue.ranks.empty()) {
     text += "what was sent did not leave in time";
   } else {
     text += overdue.ranks.size() == 1 ? name_rank(overdue.ranks.front(), names)
                                       : name_ranks(overdue.ranks);
-    text += overdue.entered ? " sent nothing more" : " did not arrive";
+    text += overdue.entered   ? " sent nothing more"
+            : late == nullptr ? " did not arrive"
+                              : " " + fault_of(*late, overdue.ranks.size());
   }
   return Status::error(Code::kTimeout, std::move(text), overdue.ranks);
 }
@@ -230,7 +290,7 @@ Status peer_lost_verdict(int rank, const std::string& how, const std::string& op
                          const std::vector<std::string>& names) {
   return Status::error(Code::kPeerLost,
                        name_rank(rank, names) + " was lost during " + operation + ": " + how,
-                       {rank});
+                       {rank}, how);
 }
 
 }  // namespace pycoll::runtime

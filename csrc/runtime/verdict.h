@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,21 +27,32 @@ struct Standing {
 // named.
 Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings);
 
+// A message that did not come, or was not taken.
+struct LateMessage {
+  enum class Kind : std::uint8_t { kSend, kRecv, kRecvFromAny } kind = Kind::kRecv;
+  int waiter = 0;  // the rank whose send or recv it is
+  std::uint32_t tag = 0;
+  // Of a recv: tags of what has come from whom it waits for and nobody received, ascending.
+  std::vector<std::uint32_t> unreceived;
+};
+
 // A deadline that passed.
 struct Overdue {
   double seconds = 0;
   bool entered = false;    // `ranks` are in the operation, but sent nothing more
-  std::vector<int> ranks;  // at fault, ascending; may be empty
-  std::string message;     // "recv from rank 3"; empty if the operation is a collective
+  std::vector<int> ranks;  // at fault, ascending; may be empty; of a message the other side
+  // Empty if it is the engine's collective: then the verdict is told what that is.
+  std::string beside;                  // the operation beside the engine
+  std::optional<LateMessage> message;  // in place of an operation
 };
 
 // How a rank tells its peers, so that all say the same: fits in Notice::detail, for which a list of
-// very many ranks is cut.
+// very many ranks or tags is cut.
 std::string to_detail(const Overdue& overdue);
 // Whatever a peer wrote gives something harmless: ranks outside [0, size) are dropped.
 Overdue overdue_from(const std::string& detail, int size);
 
-// `collective` is the operation unless a message was overdue.
+// `collective` is the operation unless `overdue` names another.
 Status timeout_verdict(const std::string& collective, const Overdue& overdue,
                        const std::vector<std::string>& names);
 
@@ -72,12 +84,14 @@ std::string besides_detail(std::uint64_t count);
 // kUncounted where nothing is said of it.
 std::uint64_t besides_from(const std::string& detail);
 
-// `rank` died or left while `operation` was under way.
+// `rank` died or left while `operation` was under way; `how` is a fact of the Status, too.
 Status peer_lost_verdict(int rank, const std::string& how, const std::string& operation,
                          const std::vector<std::string>& names);
 
 // "operation 7 (all_reduce of 4 float32, op sum)"
 std::string name_operation(std::uint64_t sequence, const transport::Descriptor& descriptor);
+// "recv from rank 3 with tag 5", "send to rank 3 with tag 5", "recv from any rank with tag 5"
+std::string name_message(LateMessage::Kind kind, int peer, std::uint32_t tag);
 // "rank 3 (host:4711)"
 std::string name_rank(int rank, const std::vector<std::string>& names);
 // "ranks 1, 2 and 5"; "rank 1"

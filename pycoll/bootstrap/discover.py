@@ -15,7 +15,7 @@ from pycoll.bootstrap import roster
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.exchange import Exchange, MpiExchange, SoloExchange, open_torch_store
 from pycoll.bootstrap.store import join_store, join_unix
-from pycoll.config import SECRET_LENGTH_MIN, Config
+from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN, Config
 from pycoll.errors import InvalidArgumentError
 
 #: Hydra's processes, whose pid and start time name a job.
@@ -59,6 +59,8 @@ def discover(
     what to set.
     """
     env = os.environ if environ is None else environ
+    if address is not None and not isinstance(address, str):
+        raise InvalidArgumentError(f'address is {address!r}: expected a text, "host:port"')
     if comm is not None:
         from_comm = _from_comm(comm, rank, size, address)
         return from_comm._replace(secret=_with_secret(config, secret).secret or b"")
@@ -146,8 +148,8 @@ def _check_pair(
     if size is None:
         raise InvalidArgumentError(f"{rank_name}={rank} is given without {size_name}: give both")
     rank, size = _whole(rank_name, rank), _whole(size_name, size)
-    if size < 1:
-        raise InvalidArgumentError(f"{size_name}={size}: expected at least 1")
+    if not 1 <= size <= RANKS_MAX:
+        raise InvalidArgumentError(f"{size_name}={size}: expected 1 to {RANKS_MAX}")
     if not 0 <= rank < size:
         raise InvalidArgumentError(
             f"{rank_name}={rank} is out of range: {size_name}={size} allows 0 to {size - 1}"
@@ -207,7 +209,13 @@ def _from_comm(comm: Any, rank: int | None, size: int | None, address: str | Non
         raise InvalidArgumentError(
             f"comm is a {type(comm).__name__}: expected a communicator of mpi4py, MPI.COMM_WORLD"
         )
-    return Placement(comm.Get_rank(), comm.Get_size(), "mpi4py", "mpi", comm=comm)
+    try:
+        return Placement(comm.Get_rank(), comm.Get_size(), "mpi4py", "mpi", comm=comm)
+    except Exception as error:  # mpi4py's, which is no business of ours to import
+        raise InvalidArgumentError(
+            f"comm is of no use ({error}): expected a communicator that this process is in, such "
+            "as MPI.COMM_WORLD; MPI.COMM_NULL is none"
+        ) from None
 
 
 def _numbers(env: Mapping[str, str], *names: str) -> list[int] | None:

@@ -51,7 +51,7 @@ def parse_address(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise InvalidArgumentError(
-            f"address={text!r}: write an IPv6 address in brackets, [{host}]:port"
+            f"address={text!r}: write an IPv6 address in brackets, [{host.strip('[]')}]:port"
         )
     port = int(port_text) if port_text.isascii() and port_text.isdigit() else 0
     if not colon or not host or not 1 <= port <= 65535:

@@ -15,6 +15,7 @@ import socket
 from typing import Any, NamedTuple
 
 from pycoll.bootstrap.network import abstract_name, peer_of
+from pycoll.bootstrap.torch_place import follow
 from pycoll.errors import TransportError
 
 #: Of a question or an answer.
@@ -23,13 +24,15 @@ _VARIABLE = "PYCOLL_ROSTER"
 
 
 class Invitation(NamedTuple):
-    """A place in a world that is about to form. ``pids`` are all its processes, by rank."""
+    """A place in a world that is about to form. ``pids`` are all its processes, by rank;
+    ``torch``: host and port where torch's ranks of that world may meet."""
 
     rank: int
     size: int
     address: str
     job_id: str
     pids: tuple[int, ...]
+    torch: tuple[str, int]
 
 
 class _Line:
@@ -68,7 +71,9 @@ def take_place(name: str, member: int) -> Invitation:
     if "refused" in answer:
         sock.close()
         raise TransportError(answer["refused"], operation="init")
-    invitation = Invitation(**{**answer, "pids": tuple(answer["pids"])})
+    tuples = {name: tuple(answer[name]) for name in ("pids", "torch")}
+    invitation = Invitation(**{**answer, **tuples})
+    follow(invitation.rank, invitation.size, *invitation.torch)
     sock.setblocking(False)
     _line.sock, _line.pid, _line.pids = sock, os.getpid(), invitation.pids
     return invitation

@@ -22,6 +22,7 @@ from pycoll.bootstrap.exchange import Exchange, MemoryExchange, ParentExchange
 from pycoll.bootstrap.identity import Identity
 from pycoll.bootstrap.parts import Parent, make_part
 from pycoll.config import Config
+from pycoll.errors import TransportError
 
 
 class Joined(NamedTuple):
@@ -92,7 +93,8 @@ def join_threads(
         connected = _connect_and_close(exchange, config, "threads", None, factories, bring)
         return _joined(exchange, connected, "local_world")
 
-    return _run_all([functools.partial(one, exchange) for exchange in exchanges])
+    jobs = [functools.partial(one, exchange) for exchange in exchanges]
+    return _run_all(jobs, exchanges[0].abandon)
 
 
 def join_group(
@@ -166,8 +168,11 @@ def _joined(exchange: Exchange, connected: Connected, source: str) -> Joined:
     return Joined(exchange.rank, exchange.size, *connected, source)
 
 
-def _run_all(jobs: Sequence[Callable[[], Joined]]) -> list[Joined]:
-    """All at once, each in a thread; the error of the lowest rank that failed first-hand."""
+def _run_all(jobs: Sequence[Callable[[], Joined]], abandon: Callable[[], None]) -> list[Joined]:
+    """All at once, each in a thread; the error of the lowest rank that failed first-hand.
+
+    ``abandon`` ends those that wait for one whose thread cannot be had: TransportError then.
+    """
     results: list[Joined | BaseException | None] = [None] * len(jobs)
 
     def run(index: int) -> None:
@@ -180,10 +185,21 @@ def _run_all(jobs: Sequence[Callable[[], Joined]]) -> list[Joined]:
         threading.Thread(target=run, args=(index,), name=f"pycoll-join-{index}", daemon=True)
         for index in range(len(jobs))
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    started = 0
+    try:
+        for thread in threads:
+            thread.start()
+            started += 1
+    except RuntimeError as error:
+        abandon()
+        raise TransportError(
+            f"the system lets {started} of {len(threads)} threads start ({error}): fewer ranks, "
+            "or a higher limit (ulimit -u)",
+            operation="init",
+        ) from None
+    finally:
+        for thread in threads[:started]:
+            thread.join()
     for result in results:
         if isinstance(result, BaseException):
             raise result

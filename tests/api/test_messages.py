@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -101,7 +102,8 @@ def test_a_message_from_nobody_is_told() -> None:
     world = fresh_world(3)
     try:
         errors = world.outcomes(wait)
-        assert "recv from any rank did not finish within 0.2 s: ranks 1 and 2 did" in str(errors[0])
+        text = "rank 0's recv from any rank with tag 0 did not finish within 0.2 s: ranks 1 and 2 "
+        assert str(errors[0]) == text + "sent nothing with this tag"
     finally:
         world.close()
     world = fresh_world(3)
@@ -118,6 +120,58 @@ def test_a_message_from_nobody_is_told() -> None:
 
         error = world.outcomes(leave)[0]
         assert isinstance(error, pycoll.PeerLostError) and "closed its communicator" in str(error)
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_a_mistaken_tag_is_told_to_both_sides(transports: str) -> None:
+    def rank(comm: Comm) -> Any:
+        if comm.rank == 0:
+            comm.send(np.ones(3), 1, tag=5)
+            return comm.barrier()
+        comm.timeout_s = 0.2
+        return comm.recv(np.zeros(3), 0, tag=6)
+
+    world = fresh_world(2, transports)
+    try:
+        for error in world.outcomes(rank):
+            assert isinstance(error, pycoll.TimeoutError) and error.ranks == (0,), error
+            text = (
+                r"rank 1's recv from rank 0 with tag 6 did not finish within 0.2 s: rank 0 \(.*\) "
+                "sent nothing with this tag; what it sent with tag 5 lies unreceived"
+            )
+            assert re.fullmatch(text, str(error)), error
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("call", "operation", "during"),
+    [
+        (lambda c: c.send(np.ones(1 << 20), 1, tag=7), "send", "send to rank 1 with tag 7"),
+        (lambda c: c.recv(np.ones(3), 1, tag=8), "recv", "recv from rank 1 with tag 8"),
+        (lambda c: c.irecv(np.ones(3), 1).wait(), "recv", "recv from rank 1 with tag 0"),
+        (lambda c: c.irecv_any(np.ones(3), 9).wait(), "recv", "recv from any rank with tag 9"),
+        (lambda c: c.split(0), "split", "operation 1 (all_gather of 6 int64)"),
+    ],
+)
+def test_a_lost_peer_is_told_with_all_facts(
+    transports: str, call: Any, operation: str, during: str
+) -> None:
+    world = fresh_world(2, transports)
+    try:
+        error = world.outcomes(lambda c: c.close() if c.rank else call(c))[0]
+        how = "it closed its communicator before the operation was done"
+        name = world.communicators[0].names[1]
+        assert isinstance(error, pycoll.PeerLostError), error
+        assert str(error) == f"rank 1 ({name}) was lost during {during}: {how}"
+        facts = (error.rank, error.ranks, error.host, error.operation, error.how)
+        assert facts == (1, (1,), name.rpartition(":")[0], operation, how)
+        with pytest.raises(pycoll.PeerLostError) as later:
+            world.communicators[0].recv(np.ones(3), 1)
+        assert (later.value.how, later.value.host) == (how, error.host)
     finally:
         world.close()
 

@@ -79,8 +79,8 @@ TEST(close_ends_what_runs_in_other_threads) {
       const Status left = world.at(1).run(recv_from(0, 0, data), kPatience, nullptr);
       expect(left, Code::kPeerLost, {0}, "recv");
       CHECK(left.message() ==
-                "rank 0 was lost during send/recv: it closed its communicator before "
-                "the operation was done",
+                "rank 0 was lost during recv from rank 0 with tag 0: it closed its communicator "
+                "before the operation was done",
             "%s", left.message().c_str());
     }
   }

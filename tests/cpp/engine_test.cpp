@@ -73,8 +73,11 @@ TEST(a_message_that_does_not_come_is_told_alike) {
   const auto sum = sums.start(1, 10, 60 * kSecond);
   ranks.run_until(2 * kSecond);
   for (const auto& operation : {recv, sum}) {
-    expect(*operation, Code::kTimeout,
-           "recv from rank 2 did not finish within 1 s: rank 2 did not arrive", {2});
+    expect(
+        *operation, Code::kTimeout,
+        "rank 0's recv from rank 2 with tag 5 did not finish within 1 s: rank 2 sent nothing with "
+        "this tag",
+        {2});
   }
 }
 
@@ -188,8 +191,11 @@ TEST(a_malformed_message_ends_the_communicator) {
   channel.commit({1, 16, 64, 3});  // 64 bytes of a message of 16
   ranks.run_until(100 * kMillisecond);
   for (const auto& operation : {recv, other}) {
+    const std::string during =
+        std::string("recv from rank ") + (operation == recv ? "1 with tag 3" : "0 with tag 0");
+    CHECK(operation->status().how() == "it sent a malformed message", "how");
     expect(*operation, Code::kPeerLost,
-           "rank 1 was lost during send/recv: it sent a malformed message", {1});
+           "rank 1 was lost during " + during + ": it sent a malformed message", {1});
   }
 }
 
@@ -204,7 +210,8 @@ TEST(a_notice_may_blame_only_ranks_that_exist) {
     std::strcpy(notice.detail, "who knows");
     ranks.link(1, 0).post(notice);
     ranks.run_until(100 * kMillisecond);
-    expect(*recv, Code::kPeerLost, "rank 1 was lost during send/recv: who knows", {1});
+    expect(*recv, Code::kPeerLost, "rank 1 was lost during recv from rank 2 with tag 0: who knows",
+           {1});
   }
 }
 
@@ -246,10 +253,11 @@ TEST(a_rank_that_left_is_not_missed_by_others) {
   CHECK(got == sent, "what arrived differs");
   const auto missed = ranks.at(1).start(recv_from(2, 0, room), kSecond);
   ranks.run_until(kSecond);
-  expect(*missed, Code::kPeerLost,
-         "rank 2 was lost during send/recv: it closed its communicator before the operation was "
-         "done",
-         {2});
+  expect(
+      *missed, Code::kPeerLost,
+      "rank 2 was lost during recv from rank 2 with tag 0: it closed its communicator before the "
+      "operation was done",
+      {2});
 }
 
 // The root of a chain has done its part and leaves; what it sent waits behind a slow neighbour.
@@ -310,7 +318,9 @@ TEST(messages_to_oneself_leave_nothing_behind) {
   const auto alone = ranks.at(0).start(recv_from(0, 2, room), kSecond);
   ranks.run_until(2 * kSecond);
   expect(*alone, Code::kTimeout,
-         "recv from rank 0 did not finish within 1 s: rank 0 did not arrive", {0});
+         "rank 0's recv from rank 0 with tag 2 did not finish within 1 s: rank 0 sent nothing with "
+         "this tag",
+         {0});
 }
 
 // One step is a bounded piece of work, so that a driver can look up.

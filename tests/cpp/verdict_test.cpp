@@ -52,8 +52,9 @@ TEST(ranks_have_names) {
 }
 
 TEST(a_lost_peer) {
-  expect(peer_lost_verdict(1, "killed", "send/recv", {"a:1", "b:2"}), Code::kPeerLost,
-         "rank 1 (b:2) was lost during send/recv: killed", {1});
+  expect(peer_lost_verdict(1, "killed", "X", {"a:1", "b:2"}), Code::kPeerLost,
+         "rank 1 (b:2) was lost during X: killed", {1});
+  CHECK(peer_lost_verdict(1, "killed", "X", {}).how() == "killed", "how is a fact");
 }
 
 TEST(the_majority_is_meant) {
@@ -119,44 +120,70 @@ TEST(a_mismatch_that_no_description_shows) {
 
 TEST(timeouts) {
   const std::vector<std::string> names{"a:1", "b:2"};
-  expect(timeout_verdict("X", {0.5, false, {1}, ""}, names), Code::kTimeout,
+  expect(timeout_verdict("X", {0.5, false, {1}, "", {}}, names), Code::kTimeout,
          "X did not finish within 0.5 s: rank 1 (b:2) did not arrive", {1});
-  expect(timeout_verdict("X", {30, false, {0, 1}, ""}, names), Code::kTimeout,
+  expect(timeout_verdict("X", {30, false, {0, 1}, "", {}}, names), Code::kTimeout,
          "X did not finish within 30 s: ranks 0 and 1 did not arrive", {0, 1});
-  expect(timeout_verdict("X", {1, true, {0}, ""}, names), Code::kTimeout,
+  expect(timeout_verdict("X", {1, true, {0}, "", {}}, names), Code::kTimeout,
          "X did not finish within 1 s: rank 0 (a:1) sent nothing more", {0});
-  expect(timeout_verdict("X", {1, false, {1}, "recv from rank 1"}, {}), Code::kTimeout,
-         "recv from rank 1 did not finish within 1 s: rank 1 did not arrive", {1});
-  expect(timeout_verdict("X", {1, false, {}, ""}, {}), Code::kTimeout,
+  expect(timeout_verdict("X", {1, false, {1}, "Y", {}}, {}), Code::kTimeout,
+         "Y did not finish within 1 s: rank 1 did not arrive", {1});
+  using Kind = LateMessage::Kind;
+  expect(
+      timeout_verdict("X", {2, false, {0}, "", LateMessage{Kind::kRecv, 1, 6, {5}}}, names),
+      Code::kTimeout,
+      "rank 1's recv from rank 0 with tag 6 did not finish within 2 s: rank 0 (a:1) sent nothing "
+      "with this tag; what it sent with tag 5 lies unreceived",
+      {0});
+  expect(timeout_verdict("X", {2, false, {1}, "", LateMessage{Kind::kSend, 0, 6, {}}}, names),
+         Code::kTimeout,
+         "rank 0's send to rank 1 with tag 6 did not finish within 2 s: rank 1 (b:2) did not take "
+         "it",
+         {1});
+  expect(timeout_verdict("X", {1, false, {}, "", {}}, {}), Code::kTimeout,
          "X did not finish within 1 s: what was sent did not leave in time", {});
 }
 
 TEST(a_timeout_arrives_as_it_was_told) {
-  const std::vector<Overdue> all{{0.5, false, {1}, ""},
-                                 {30, true, {0, 3, 7}, ""},
-                                 {120, false, {}, ""},
-                                 {1e-3, false, {2}, "recv from rank 2"},
-                                 {9e9, true, {2147483646}, "send to rank 2147483646"}};
+  using Kind = LateMessage::Kind;
+  const std::vector<Overdue> all{
+      {0.5, false, {1}, "", {}},
+      {30, true, {0, 3, 7}, "", {}},
+      {120, false, {}, "", {}},
+      {1e-3, false, {2}, "device recv of 32 bytes from rank 2, tag 3", {}},
+      {1, false, {0}, "", LateMessage{Kind::kRecv, 1, 6, {5, 7}}},
+      {1, false, {0, 2}, "", LateMessage{Kind::kRecvFromAny, 1, 0, {}}},
+      {9e9, true, {2147483646}, "", LateMessage{Kind::kSend, 2147483645, 4294967295, {}}}};
   for (const Overdue& told : all) {
     const std::string detail = to_detail(told);
     CHECK(detail.size() < sizeof(transport::Notice::detail), "%s", detail.c_str());
     const Overdue heard = overdue_from(detail, 2147483647);
     CHECK(heard.seconds == told.seconds && heard.entered == told.entered &&
-              heard.ranks == told.ranks && heard.message == told.message,
+              heard.ranks == told.ranks && heard.beside == told.beside &&
+              heard.message.has_value() == told.message.has_value(),
+          "%s", detail.c_str());
+    if (!told.message) continue;
+    CHECK(heard.message->kind == told.message->kind && heard.message->tag == told.message->tag &&
+              heard.message->waiter == told.message->waiter &&
+              heard.message->unreceived == told.message->unreceived,
           "%s", detail.c_str());
   }
 }
 
 TEST(a_list_too_long_for_a_notice_is_cut_between_ranks) {
-  Overdue told{30, false, {}, "recv from rank 2147483646"};
+  Overdue told{30, false, {}, "", LateMessage{LateMessage::Kind::kRecvFromAny, 999'999, 7, {}}};
   for (int rank = 100'000; rank < 100'100; ++rank) told.ranks.push_back(rank);
+  for (std::uint32_t tag = 300; tag < 400; ++tag) told.message->unreceived.push_back(tag);
   const std::string detail = to_detail(told);
   CHECK(detail.size() < sizeof(transport::Notice::detail), "%zu characters", detail.size());
   const Overdue heard = overdue_from(detail, 1'000'000);
   CHECK(heard.ranks.size() >= 5, "%zu ranks", heard.ranks.size());
   CHECK(std::equal(heard.ranks.begin(), heard.ranks.end(), told.ranks.begin()), "%s",
         detail.c_str());
-  CHECK(heard.message == told.message, "%s", heard.message.c_str());
+  CHECK(heard.message && heard.message->tag == 7, "%s", detail.c_str());
+  const auto& tags = heard.message->unreceived;
+  CHECK(tags.size() >= 5 && std::equal(tags.begin(), tags.end(), told.message->unreceived.begin()),
+        "%s", detail.c_str());
 }
 
 TEST(whatever_a_peer_writes_is_harmless) {
@@ -166,7 +193,11 @@ TEST(whatever_a_peer_writes_is_harmless) {
   for (const char* text : {"", ";", "nan;m;1", "inf;m;1", "1", "1;", "1;x;1", "1;m", "x;m;1"}) {
     CHECK(overdue_from(text, 3).ranks.empty(), "\"%s\"", text);
   }
-  const char letters[] = "0123456789.,;;,em-einf x";
+  CHECK(!overdue_from("1;m;1;#r3,5", 3).message, "rank 3 of 3 waits");
+  for (const char* text : {"#", "#r", "#r1", "#r1,", "#x1,5", "#r1,4294967296"}) {
+    CHECK(!overdue_from(std::string("1;m;1;") + text, 3).message, "\"%s\"", text);
+  }
+  const char letters[] = "0123456789.,;;,em-einf x#rsa";
   for (std::uint64_t seed = 0; seed < 20'000; ++seed) {
     Prng random(seed);
     std::string detail(random.below(sizeof(transport::Notice::detail)), ' ');

@@ -170,7 +170,10 @@ def test_the_deadline_counts_from_when_the_stream_is_there(world: ThreadWorld) -
             mine().synchronize()
             error = failure_of(work.synchronize)
             assert isinstance(error, LateError)
-            assert "recv from rank 1 did not finish within 0.4 s" in str(error)
+            assert (
+                "recv from rank 1 with tag 3 of device arrays did not finish within 0.4 s"
+                in str(error)
+            )
             for call in (lambda: comm.send(array(np.ones(4)), 1), comm.barrier):
                 assert isinstance(failure_of(call), LateError)
         else:

@@ -169,7 +169,7 @@ def test_explicit_arguments_win_over_a_launcher() -> None:
         ({"rank": 0}, "rank=0 is given without size"),
         ({"rank": 2, "size": 2}, "rank=2 is out of range: size=2 allows 0 to 1"),
         ({"rank": -1, "size": 2}, "rank=-1 is out of range"),
-        ({"rank": 0, "size": 0}, "size=0: expected at least 1"),
+        ({"rank": 0, "size": 0}, "size=0: expected 1 to 4096"),
         ({"rank": "0", "size": 2}, "rank='0': expected a whole number"),
         ({"rank": 0, "size": 2.0}, "size=2.0: expected a whole number"),
         ({"rank": 0, "size": 2}, "without an address"),

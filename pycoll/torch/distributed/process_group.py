@@ -254,14 +254,14 @@ class PycollProcessGroup(Membership):
     ) -> Pending:
         """Rows to and from every rank, as the splits say; without them equally many.
 
-        Some ranks may pass splits and others none: all tell each other theirs before this returns,
-        and raise ValueError where what one sends is not what another expects. On devices ranks that
-        pass none tell nothing, so that either all ranks pass splits there or none does.
+        Ranks that pass splits tell each other theirs before this returns, and all raise ValueError
+        where what one sends is not what another expects. Those that pass none tell nothing, which
+        takes a sixth of the time for a few bytes; so either all ranks pass splits or none does.
         """
         same_type([output], input, "output")
         target, back = writable(output)
         source = apart(solid(input), target)
-        if input.is_cuda and not output_split_sizes and not input_split_sizes:
+        if not output_split_sizes and not input_split_sizes:
             works = [self._call("all_to_all", source, out=target)]
             return self._pending(works, [output], back)
         if output.shape[1:] != input.shape[1:] or not output.dim():
