@@ -59,7 +59,8 @@ class Reduction(NamedTuple):
         if found.shape != target.shape or loses:
             raise InvalidArgumentError(
                 f"op {self.name!r} gave {found.dtype} of shape {found.shape} for two arrays of "
-                f"{target.dtype} of shape {target.shape}: expected as many elements, of a dtype that becomes this one"
+                f"{target.dtype} of shape {target.shape}: expected as many elements, of a dtype "
+                "that becomes this one"
             )
         target[...] = found
 

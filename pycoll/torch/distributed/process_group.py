@@ -261,14 +261,14 @@ class PycollProcessGroup(Membership):
         same_type([output], input, "output")
         target, back = writable(output)
         source = apart(solid(input), target)
-        if not output_split_sizes and not input_split_sizes:
-            works = [self._call("all_to_all", source, out=target)]
-            return self._pending(works, [output], back)
         if output.shape[1:] != input.shape[1:] or not output.dim():
             raise ValueError(
                 f"output has shape {tuple(output.shape)}, whose rows are not those of input, "
                 f"{tuple(input.shape)}"
             )
+        if not output_split_sizes and not input_split_sizes:
+            works = [self._call("all_to_all", source, out=target)]
+            return self._pending(works, [output], back)
         splits = list(input_split_sizes) or self._equal_splits(input)
         wanted = list(output_split_sizes) or self._equal_splits(output)
         return self._pending([self._exchange(source, splits, wanted, target)], [output], back)
