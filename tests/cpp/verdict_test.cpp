@@ -86,7 +86,8 @@ TEST(what_the_text_does_not_show_is_said) {
       {{0, 5, all_reduce(4, 1)}, {1, 5, all_reduce(4, 2)}, {2, 5, all_reduce(4, 3)}},
       "ranks disagree about operation 5: rank 0 called all_reduce of 4 float32, op sum; "
       "rank 1 called all_reduce of 4 float32, op sum; rank 2 called all_reduce of 4 "
-      "float32, op sum (with different algorithms, shapes, arrays fused into it, or user operations)",
+      "float32, op sum (with different algorithms, shapes, arrays fused into it, or user "
+      "operations)",
       {1, 2});
 }
 
