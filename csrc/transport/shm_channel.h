@@ -73,11 +73,10 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   }
   // As every medium that copies, but in line: most short operations consist of this.
   bool hand_over(const SegmentHeader& header, const std::byte* data) override {
-    std::byte* room = reserve(header.bytes);
-    if (room == nullptr) return false;
-    if (header.bytes != 0) fill(room, data, header.bytes);
-    commit(header);
-    return true;
+    std::byte* const room = reserve(header.bytes);
+    if (room != nullptr && header.bytes != 0) fill(room, data, header.bytes);
+    if (room != nullptr) commit(header);
+    return room != nullptr;
   }
   bool wants_fill() const override { return stores_.wants_fill(next_, reserved_bytes_); }
 

@@ -87,7 +87,8 @@ def test_known_calls_run_no_python(text: str) -> None:
     ("words", "match"),
     [
         ({"op": "nope"}, "op is 'nope'"),
-        ({"op": None, "algorithm": 3}, "algorithm is 3"),
+        ({"op": None}, "op is None"),
+        ({"algorithm": 3}, "algorithm is 3"),
         ({"op": "band"}, "op 'band' is not defined for float64"),
         ({"algorithm": "nope"}, "nope"),
         ({"out": np.zeros(4)}, r"out has shape \(4,\)"),

@@ -23,7 +23,7 @@ from c10d_group_checks import (  # noqa: F401  # checks of this module, too
     values,
 )
 from c10d_splits_checks import (  # noqa: F401  # checks of this module, too
-    check_either_form_meets_the_other,
+    check_one_kind_of_sizes_is_enough,
     check_rows_that_nobody_expects,
 )
 from torch.distributed.distributed_c10d import _coalescing_manager
