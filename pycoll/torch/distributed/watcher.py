@@ -29,7 +29,8 @@ class Watcher:
         self._works: deque[Watched] = deque()
         self._threads: set[threading.Thread] = set()
         self._leader: threading.Thread | None = None
-        self._resting = 0
+        self._resting = 0  # threads, but for one that is called
+        self._is_called = False  # to lead, and has not woken up yet
         self._is_closed = False
 
     def watch(self, work: Watched, future: Any) -> None:
@@ -58,9 +59,11 @@ class Watcher:
 
     def _find_leader(self) -> None:
         """Requires: the lock, and works that nobody may lead."""
-        if self._leader is not None or not self._works:
+        if self._leader is not None or not self._works or self._is_called:
             return
         if self._resting:
+            self._resting -= 1
+            self._is_called = True
             self._changed.notify()
             return
         thread = threading.Thread(target=self._run, name="pycoll-torch-futures", daemon=True)
@@ -94,6 +97,9 @@ class Watcher:
                     return False
                 self._resting += 1
                 self._changed.wait()
-                self._resting -= 1
+                if self._is_called:
+                    self._is_called = False
+                else:
+                    self._resting -= 1
             self._leader = me
             return True
