@@ -24,7 +24,23 @@ from pycoll.torch.reducing import allreduce
 from pycoll.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 
-class StateHandler:
+class _Kept:
+    """What can be remembered; classes on top of it say how."""
+
+    def save(self) -> None:
+        """Remember all as it is, in memory."""
+        raise TypeError(f"{type(self).__name__} has no save()")
+
+    def restore(self) -> None:
+        """Make all what it was when it was remembered last."""
+        raise TypeError(f"{type(self).__name__} has no restore()")
+
+    def sync(self) -> None:
+        """Make all alike on all ranks, and remember it."""
+        raise TypeError(f"{type(self).__name__} has no sync()")
+
+
+class StateHandler(_Kept):
     """One value of a state. ``root`` is the rank that has what all are to have, before ``sync``.
 
     Classes of one's own are used for values of their type by ``set_handler_registry``.
@@ -33,18 +49,6 @@ class StateHandler:
     def __init__(self, value: Any) -> None:
         self.value = value
         self.root = 0
-
-    def save(self) -> None:
-        """Remember the value as it is."""
-        raise TypeError(f"{type(self).__name__} has no save()")
-
-    def restore(self) -> None:
-        """Make the value what was remembered."""
-        raise TypeError(f"{type(self).__name__} has no restore()")
-
-    def sync(self) -> None:
-        """Make the value what rank ``root`` has, and remember that."""
-        raise TypeError(f"{type(self).__name__} has no sync()")
 
     def set_value(self, value: Any) -> None:
         """Another value takes the place of this one, and is remembered."""
@@ -152,7 +156,7 @@ def set_handler_registry(registry: Registry) -> None:
     _registry[:] = registry
 
 
-class State:
+class State(_Kept):
     """What ``run`` needs of a state; classes on top of it say how to save, restore and sync.
 
     ``bcast_object`` and ``get_rank`` are ``broadcast_object`` and ``rank`` of pycoll.torch, or
@@ -164,18 +168,6 @@ class State:
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
         vars(self).update(_bcast_object=bcast_object, _rank=get_rank, _callbacks=[], commits=0)
-
-    def save(self) -> None:
-        """Remember all as it is, in memory."""
-        raise TypeError(f"{type(self).__name__} has no save()")
-
-    def restore(self) -> None:
-        """Make all what it was at the last save, commit or sync."""
-        raise TypeError(f"{type(self).__name__} has no restore()")
-
-    def sync(self) -> None:
-        """Make all alike on all ranks, and remember it."""
-        raise TypeError(f"{type(self).__name__} has no sync()")
 
     def reset(self) -> None:
         """Called after ranks have joined anew, before ``sync``."""
