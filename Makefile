@@ -49,7 +49,7 @@ test-fuzz:
 	bash tests/fuzz/run.sh
 
 test-python:
-	$(BIN)/python -m pytest tests
+	bash tests/python.sh $(BIN)
 
 # Apart from `test`: it needs QEMU, Debian's packages and several minutes.
 test-rdma: setup-test

@@ -120,13 +120,17 @@ def imports(rounds: int) -> list[Figure]:
 # Several ranks, as processes
 
 
+#: What channels lie in, as /proc shows it; arrays lie elsewhere.
+_STAGING = "/memfd:pycoll ("
+
+
 def staging_bytes() -> int:
     """Bytes of this process's mappings that share memory with other ranks."""
     total = 0
     shared = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            shared = "/memfd:pycoll" in line
+            shared = _STAGING in line
         elif shared and line.startswith("Rss:"):
             total += int(line.split()[1]) << 10
     return total
@@ -136,7 +140,7 @@ def mapped_bytes() -> int:
     """The same as addresses reserved, whether touched or not."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if "/memfd:pycoll" in line:
+        if _STAGING in line:
             first, last = (int(end, 16) for end in line.split()[0].split("-"))
             total += last - first
     return total

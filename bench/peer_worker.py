@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
 import os
 import socket
 import sys
@@ -130,13 +131,26 @@ def reachable(array: np.ndarray) -> np.ndarray:
     return copy
 
 
+def foreign(array: np.ndarray) -> np.ndarray:
+    """A copy in memory that NumPy did not make, as other frameworks have it."""
+    memory = mmap.mmap(-1, max(1, array.nbytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    copy = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
+#: What brings an array to a kind of memory; NumPy's own stay where they are.
+MEMORY = {"numpy": lambda array: array, "empty": reachable, "foreign": foreign}
+
+
 def prepared(
     library: Any, collective: str, nbytes: int, memory: str, dtype: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's arrays; ``memory`` is "numpy" or, for pycoll, "empty"; ``dtype`` is one that
-    pycoll knows, "float32" for all others."""
+    """This rank's arrays; ``memory`` is one of MEMORY, "numpy" for all but pycoll; ``dtype`` is one
+    that pycoll knows, "float32" for all others."""
     x, out = arrays(collective, nbytes, dtype, library.rank, library.size)
-    return (reachable(x), reachable(out)) if memory == "empty" else (x, out)
+    return MEMORY[memory](x), MEMORY[memory](out)
 
 
 def check(library: Any, collective: str, nbytes: int, memory: str, dtype: str) -> bool:

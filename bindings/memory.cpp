@@ -3,6 +3,7 @@
 #include <new>
 
 #include "bindings/bind.h"
+#include "bindings/numpy_memory.h"
 #include "transport/shm_arena.h"
 #include "transport/shm_layout.h"
 
@@ -35,6 +36,8 @@ class ReachableMemory {
 
 void bind_memory(py::module_& module) {
   module.attr("LENT_BYTES_MIN") = shm::kLentBytesMin;
+  py::class_<numpy::SharedArrays>(module, "SharedArrays").def(py::init<>());
+  module.attr("SHARED_BYTES_MIN") = numpy::kSharedBytesMin;
   // Known to nobody but the memoryviews that keep it.
   py::class_<ReachableMemory>(py::handle(), "ReachableMemory", py::buffer_protocol())
       .def_buffer(&ReachableMemory::buffer);

@@ -80,6 +80,8 @@ class Communicator(Reducing, Moving, Messages):
         self._identity = f"{joined.identities[0].nonce} {name}"
         self._fusion = FusionBuffer()
         self._make_group = Group
+        shares = config.numpy_memory and any(one.name == "shm" for one in joined.transports)
+        self._shared_arrays = _core.SharedArrays() if shares else None
 
     def __repr__(self) -> str:
         return f"<pycoll.Communicator {self.name!r}: rank {self.rank} of {self.size}>"
@@ -305,6 +307,7 @@ class Communicator(Reducing, Moving, Messages):
         if self._devices is not None:
             self._devices.close()
         self._native.close()
+        self._shared_arrays = None
         if self._devices is not None:
             self._devices.end()
 

@@ -153,6 +153,7 @@ class Config(NamedTuple):
     device_memory_mib: int = 128
     device_protocol: str = "auto"
     device_rdma: bool = True
+    numpy_memory: bool = True
 
     def __repr__(self) -> str:
         shown = self._asdict() | {"secret": "(hidden)"}
@@ -290,6 +291,12 @@ SETTINGS: tuple[Setting, ...] = (
         "device_rdma",
         _boolean,
         "0: RDMA cards stay away from device memory, and the host copies; 1: where they can",
+    ),
+    Setting(
+        "PYCOLL_NUMPY_MEMORY",
+        "numpy_memory",
+        _boolean,
+        "0: long NumPy arrays are made as ever; 1: where ranks on this host reach them",
     ),
 )
 

@@ -18,9 +18,7 @@ bash tests/setup.sh "$bin"
 setsid chrt --idle 0 cmake --build build/python --target cpp_tests >build/python.log 2>&1 &
 installed=$!
 bash tests/lint.sh "$bin"
-# A file stays with one worker: tests of a file share worlds of ranks. Many wait for what ranks do
-# late or never, so there are half as many workers again as cores. See conftest.py for the order.
-"$bin/python" -m pytest tests -n $(($(nproc) * 3 / 2)) --dist loadfile --no-loadscope-reorder -q
+bash tests/python.sh "$bin"
 wait "$installed" || { cat build/python.log && exit 1; }
 wait "$sanitized" || { cat build/cpp.log && exit 1; }
 bash tests/cpp/run.sh

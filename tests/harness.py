@@ -139,7 +139,7 @@ class ProcessWorld:
 
     The function lives in a module of the tests and takes what pickle can carry. ``tuning`` is
     PYCOLL_TUNING of each rank; without it all use the built-in values. ``hosts`` is PYCOLL_HOST_ID
-    of each rank, as if they were on hosts of their own.
+    of each rank, as if they were on hosts of their own. ``settings`` are more of the environment.
     """
 
     def __init__(
@@ -151,6 +151,7 @@ class ProcessWorld:
         timeout_s: float = TIMEOUT_S,
         tuning: Sequence[str] = (),
         hosts: Sequence[str] = (),
+        **settings: str,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         base = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
@@ -167,6 +168,7 @@ class ProcessWorld:
             "PYCOLL_SECRET": secrets.token_hex(16),
             "PYCOLL_TRANSPORTS": transports,
             "PYCOLL_TIMEOUT_S": str(timeout_s),
+            **settings,
         }
         self.paths = [Path(self._folder.name) / f"{rank}.pickle" for rank in range(size)]
         task = pickle.dumps((function.__module__, function.__name__, args)).hex()
@@ -204,10 +206,11 @@ class ProcessWorld:
 
 
 def world_in_processes(
-    size: int, function: Callable[..., Any], *args: Any, transports: str = "shm"
+    size: int, function: Callable[..., Any], *args: Any, transports: str = "shm", **settings: str
 ) -> list[Any]:
     """What ``function(comm, *args)`` gave on each rank; RanksFailedError if any raised."""
-    return succeeded(ProcessWorld(size, function, *args, transports=transports).outcomes())
+    world = ProcessWorld(size, function, *args, transports=transports, **settings)
+    return succeeded(world.outcomes())
 
 
 class Counting:

@@ -359,7 +359,11 @@ void Engine::drop_ended_messages() {
 void Engine::end_all(const Status& status) {
   for (const auto& medium : options_.transports) medium->let_go();
   disputed_ = 0;
-  while (!running_.empty()) running_.pop().pending.operation->finish(status);
+  while (!running_.empty()) {
+    const Running ended = running_.pop();
+    ended.execution->forget_memory();
+    ended.pending.operation->finish(status);
+  }
   while (!queue_.empty()) queue_.pop().pending.operation->finish(status);
   for (auto& mailbox : mailboxes_) {
     if (mailbox != nullptr) mailbox->fail(status);

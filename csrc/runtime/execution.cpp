@@ -97,6 +97,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
     lane.handed_over = lane.apart = 0;
     lane.tile = 0;
   }
+  if (long_) hold_memory(input, output);
   if (offers_) make_offers();
 }
 

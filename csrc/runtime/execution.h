@@ -14,6 +14,7 @@
 #include "plan/landings.h"
 #include "runtime/bound_plan.h"
 #include "runtime/request.h"
+#include "transport/shm_arena.h"
 #include "transport/transport.h"
 
 namespace pycoll::runtime {
@@ -68,6 +69,9 @@ class Execution {
   const CollectiveRequest& request() const { return request_; }
   std::uint64_t sequence() const { return header_.sequence; }
 
+  // Once it has ended without kDone, and peers neither read its memory nor write there.
+  void forget_memory() { held_.clear(); }
+
   // After kDisagree: who sent the segment that does not belong here.
   int odd_peer() const { return odd_peer_; }
 
@@ -108,6 +112,7 @@ class Execution {
   void find_last_rows();
   void find_landings();
   void make_offers() const;
+  void hold_memory(const std::byte* input, const std::byte* output);
   bool has_turns(const plan::Row& row) const;
   static void pass_on(Port& port);
   void pass_on_behind(const plan::Row& row, std::uint32_t index);
@@ -142,6 +147,7 @@ class Execution {
   BoundPlan bound_;
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
+  std::vector<transport::shm::Hold> held_;
   const plan::Landings* landings_ = nullptr;  // none where nothing is long enough to be placed
   transport::SegmentHeader header_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
@@ -152,6 +158,7 @@ class Execution {
   bool lends_ = false;          // some port is lent
   bool fresh_ = false;          // what rows send on they have reduced, a moment ago
   bool offers_ = false;         // peers may place what is received
+  bool long_ = false;           // enough to be lent or placed
   bool has_all_turns_ = false;  // its turn on every channel had come when it began
 };
 

@@ -11,11 +11,23 @@ void Execution::find_landings() {
   offers_ = false;
   landings_ = nullptr;
   const std::size_t longest = std::max(request_.input.bytes, request_.output.bytes);
-  if (std::min<std::size_t>(request_.segment_bytes, longest) < transport::kPlacedBytesMin) return;
+  long_ = std::min<std::size_t>(request_.segment_bytes, longest) >= transport::kPlacedBytesMin;
+  if (!long_) return;
   landings_ = &request_.plan->landings();
   offers_ =
       request_.parts.empty() && std::any_of(landings_->offered.begin(), landings_->offered.end(),
                                             [](std::uint64_t uses) { return uses != 0; });
+}
+
+// What peers may read or write before this has ended.
+void Execution::hold_memory(const std::byte* input, const std::byte* output) {
+  held_.clear();
+  const auto hold = [this](const std::byte* from, const std::byte* to) {
+    held_.emplace_back(from);
+    if (to != from) held_.emplace_back(to);
+  };
+  if (request_.parts.empty()) return hold(input, output);
+  for (const Part& part : request_.parts) hold(part.input, part.output);
 }
 
 void Execution::make_offers() const {

@@ -74,6 +74,7 @@ bool Execution::settle() {
       all = false;
     }
   }
+  if (all) held_.clear();
   return all;
 }
 

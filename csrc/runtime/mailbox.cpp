@@ -24,7 +24,10 @@ void Mailbox::send_to_self(const MessageRequest& request, Operation& operation) 
 }
 
 void Mailbox::post_send(const MessageRequest& request, std::shared_ptr<Operation> operation) {
-  sends_.push_back({request, std::move(operation), 0, false});
+  const bool read_in_place = request.data.bytes >= transport::kPlacedBytesMin;
+  sends_.push_back(
+      {request, std::move(operation), 0, false,
+       read_in_place ? transport::shm::Hold(request.data.data) : transport::shm::Hold()});
 }
 
 bool Mailbox::holds(std::uint32_t tag) const {

@@ -18,6 +18,7 @@
 
 #include "runtime/operation.h"
 #include "runtime/request.h"
+#include "transport/shm_arena.h"
 #include "transport/transport.h"
 
 namespace pycoll::runtime {
@@ -77,6 +78,7 @@ class Mailbox {
     std::shared_ptr<Operation> operation;
     std::uint64_t sent = 0;
     bool all_accepted = false;
+    transport::shm::Hold held;  // some media read it where it is
   };
   // A message on its way in, or complete and unclaimed.
   struct Arrival {

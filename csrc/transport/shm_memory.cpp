@@ -77,8 +77,8 @@ Status Mapping::reserve(std::size_t bytes, std::size_t alignment, Mapping* made)
   return {};
 }
 
-Status create_segment(std::size_t bytes, UniqueFd* made) {
-  UniqueFd fd(::memfd_create("pycoll", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Status create_segment(std::size_t bytes, UniqueFd* made, const char* title) {
+  UniqueFd fd(::memfd_create(title, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return failed("cannot create a segment (is `ulimit -n` too low?)");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return failed("cannot make a segment of " + std::to_string(bytes) +

@@ -36,9 +36,9 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
-// A new anonymous file of `bytes` zeros that can neither shrink nor grow. It has no name: the last
-// mapping's end is its end, however its owner dies.
-Status create_segment(std::size_t bytes, UniqueFd* made);
+// A new anonymous file of `bytes` zeros that can neither shrink nor grow. It lies in no folder: the
+// last mapping's end is its end, however its owner dies. `title` is what /proc/PID/maps shows.
+Status create_segment(std::size_t bytes, UniqueFd* made, const char* title = "pycoll");
 
 // Is `fd` a segment of `bytes` that cannot shrink under us? `peer` is for the text.
 Status check_segment(int fd, std::size_t bytes, int peer);

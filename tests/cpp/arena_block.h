@@ -12,8 +12,9 @@ namespace pycoll::testing {
 // Filled with sevens.
 class Block {
  public:
-  explicit Block(std::size_t bytes)
-      : data_(transport::shm::Arena::of_process().allocate(bytes)), bytes_(bytes) {
+  explicit Block(std::size_t bytes,
+                 transport::shm::InChild in_child = transport::shm::InChild::kShared)
+      : data_(transport::shm::Arena::of_process().allocate(bytes, in_child)), bytes_(bytes) {
     CHECK(data_ != nullptr, "no %zu bytes of arena", bytes);
     std::memset(data_, 7, bytes);
   }

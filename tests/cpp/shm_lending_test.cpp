@@ -1,7 +1,6 @@
-// Memory that is lent: where it comes from, and that its reader never takes what has changed for
+// Memory that is lent: that its reader never takes what has changed for
 // what was sent. Memory that is offered: who may write there, and that nobody else ever gets it.
 #include <poll.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -21,7 +20,6 @@ using pycoll::testing::attach_shm;
 using pycoll::testing::Block;
 using pycoll::testing::make_shm;
 using transport::ShmTransport;
-using transport::shm::Arena;
 
 namespace {
 
@@ -67,58 +65,6 @@ bool readable(const ShmTransport& transport) {
 }
 
 }  // namespace
-
-TEST(an_arena_gives_memory_again_that_was_freed) {
-  Arena& arena = Arena::of_process();
-  std::uint64_t at = 0;
-  std::byte* first = arena.allocate(3 * Arena::kAlignment);
-  std::byte* second = arena.allocate(10);
-  std::byte* third = arena.allocate(Arena::kAlignment + 1);
-  const std::uint64_t generation = arena.generation();
-  for (std::byte* block : {first, second, third}) {
-    CHECK(reinterpret_cast<std::uintptr_t>(block) % 4096 == 0 && *block == std::byte{0}, "%p",
-          static_cast<void*>(block));
-    *block = std::byte{9};
-  }
-  CHECK(second == first + 3 * Arena::kAlignment && third == second + Arena::kAlignment,
-        "blocks overlap or are scattered");
-  CHECK(arena.find(second, 10, &at) && at == 4 * Arena::kAlignment, "second at %llu",
-        static_cast<unsigned long long>(at));
-  CHECK(!arena.find(reinterpret_cast<std::byte*>(&at), 8, &at), "the stack is in the arena");
-  Arena::free(second);
-  Arena::free(first);
-  std::byte* again = arena.allocate(4 * Arena::kAlignment);
-  CHECK(again == first && again[0] == std::byte{0} && again[3 * Arena::kAlignment] == std::byte{0},
-        "two holes are not one, or hold what was there");
-  Arena::free(again);
-  Arena::free(third);
-  CHECK(!arena.find(third, 1, &at), "freed memory can be lent");
-  CHECK(arena.file().fd < 0 && arena.file().generation == 0, "the file is left");
-  const Block fresh(kBytes);
-  CHECK(arena.generation() == generation + 1, "another file by the same number");
-}
-
-TEST(an_arena_begins_on_a_huge_page_wherever_the_system_maps) {
-  Block first(kBytes);
-  const std::byte* end = first.data() - Arena::kAlignment + Arena::of_process().file().bytes;
-  first.free();
-  // Where the arena ended, so that the next one cannot lie there.
-  constexpr std::size_t kPage = 4096;
-  void* page = ::mmap(const_cast<std::byte*>(end) - kPage, kPage, PROT_NONE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-  CHECK(page == end - kPage, "cannot map a page at %p", static_cast<const void*>(end - kPage));
-  Block second(kBytes);
-  CHECK(reinterpret_cast<std::uintptr_t>(second.data()) % Arena::kAlignment == 0, "%p",
-        static_cast<void*>(second.data()));
-  ::munmap(page, kPage);
-}
-
-TEST(more_than_there_can_be_is_refused) {
-  CHECK(Arena::of_process().allocate(std::size_t{1} << 60) == nullptr, "a billion gigabytes");
-  std::uint64_t at = 0;
-  const Block block(kBytes);
-  CHECK(!Arena::of_process().find(nullptr, 1, &at), "nothing is in the arena");
-}
 
 TEST(lent_memory_is_read_where_it_lies) {
   Pair pair;
@@ -280,6 +226,21 @@ TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
   block.free();
   Block next(kBytes);
   CHECK(next.data() != memory, "what a peer may still write to was given to somebody else");
+}
+
+TEST(what_is_as_ordinary_memory_hears_nothing_of_a_late_writer) {
+  Pair pair;
+  Block block(kBytes, transport::shm::InChild::kCopied);
+  offer(pair, block, block.data());
+  std::byte* there = pair.send().offered(placed_header(), {0, 0});
+  CHECK(there != nullptr, "not offered");
+  const std::vector<std::byte> sent(kBytes, std::byte{4});
+  pair.send().place(there, sent.data(), kBytes / 2);
+  CHECK(block.data()[0] == std::byte{4}, "not written");
+  pair.borrower().let_go();
+  pair.send().place(there + kBytes / 2, sent.data(), kBytes / 2);
+  CHECK(block.data()[0] == std::byte{4} && block.data()[kBytes - 1] == std::byte{7},
+        "written to after its operation has failed");
 }
 
 TEST(a_placed_segment_that_nobody_offered_ends_the_link) {
