@@ -35,6 +35,8 @@ done
 rmdir /etc/netns 2>/dev/null
 true
 """
+#: The longest wait for the kernel to tell that cables are in.
+_LINK_S = 5.0
 #: Ethernet, IPv4 and TCP with timestamps: what a packet has before its first byte of a stream.
 PACKET_HEADER_BYTES = 14 + 20 + 32
 
@@ -155,6 +157,15 @@ class Hosts:
             space = self.space(number)
             _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", DEVICE)
             _run("ip", "-n", space, "link", "set", DEVICE, "up")
+        self._await_links()
+
+    def _await_links(self) -> None:
+        """The kernel says up to a second later that a cable is in; some peers look but once."""
+        ends = time.monotonic() + _LINK_S
+        for number in range(len(self.names)):
+            line = ("ip", "-n", self.space(number), "-j", "link", "show", "dev", DEVICE)
+            while json.loads(_run(*line))[0]["operstate"] != "UP" and time.monotonic() < ends:
+                time.sleep(0.05)
 
     @staticmethod
     def _add_space(name: str) -> None:
