@@ -115,7 +115,7 @@ def _with_values(link: Link, alpha: float | None, beta: float | None) -> Link:
         link = link._replace(alpha=alpha, overhead=link.overhead * alpha / link.alpha)
     if beta is not None:
         # What is given holds for messages of every length.
-        link = link._replace(beta=beta, spill=0.0)
+        link = link._replace(beta=beta, spill=0.0, reach=0.0)
     return link
 
 

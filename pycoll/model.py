@@ -10,7 +10,8 @@ that it has to wait for an answer to what it sent.
 Ranks of a host share its link to other hosts: bytes across are counted by host, and beside them
 what the busiest rank moves, which alone may not fill the link (see docs/choice.md).
 
-Messages that are too long for the caches move slower; by how much is the link's *spill*. Loads
+Messages that are too long for the caches move slower; by how much is the link's *spill*. Long ones
+that peers on the host read where they lie move faster, at its *reach*. Loads
 come from the schedule itself, from the cost formula where all links are alike, and for sizes at
 which drawing whole schedules would take long from smaller schedules (see extrapolation).
 """
@@ -49,13 +50,15 @@ SMALL_SIZE = 4
 
 class Terms(NamedTuple):
     """What a message costs over one kind of link: counts, and bytes. Times are linear in these,
-    but for ``flow``, of which only the excess over ``moved`` counts."""
+    but for ``flow``, of which only the excess over ``moved`` counts. ``reached`` is the part of
+    ``moved`` that peers read where it lies, if the message is long enough."""
 
     waits: float
     segments: float
     moved: float
     combined: float
     flow: float = 0.0
+    reached: float = 0.0
 
 
 class Link(NamedTuple):
@@ -66,6 +69,7 @@ class Link(NamedTuple):
     twice a copy's; ``gamma``: s/byte to combine; ``overhead``: s of processor per segment.
     ``spill``: further s/byte to move a message that is far longer than ``cache_bytes``. ``flow``:
     s/byte that one rank takes across hosts, however idle its host's link; 0 where it fills that.
+    ``reach``: s/byte, instead of beta, of what peers read where it lies; 0 where they cannot.
     """
 
     alpha: float
@@ -75,15 +79,20 @@ class Link(NamedTuple):
     spill: float = 0.0
     cache_bytes: int = 1 << 22
     flow: float = 0.0
+    reach: float = 0.0
 
     def seconds(self, terms: Terms, nbytes: int) -> float:
         """The time of a message of ``nbytes`` that costs ``terms``."""
-        per_byte = self.beta + self.spill * spilled(nbytes, self.cache_bytes)
         handling = terms.waits * self.alpha + terms.segments * self.overhead
-        moving = max(terms.moved * per_byte, terms.flow * self.flow)
+        reached = terms.reached if self.reach else 0.0
+        spill = self.spill * spilled(nbytes, self.cache_bytes)
+        moved = (terms.moved - reached) * self.beta + reached * self.reach + terms.moved * spill
+        moving = max(moved, terms.flow * self.flow)
         return handling + moving + terms.combined * self.gamma
 
 
+#: From here on NumPy's arrays lie where peers reach them.
+REACHED_BYTES = 65536
 #: s until a core that several ranks share has gone from one that waits to the next.
 TURN_S = 1.5e-6
 
@@ -95,7 +104,7 @@ def spilled(nbytes: int, cache_bytes: int) -> float:
 
 #: Orders of magnitude on present machines; `pycoll tune` measures better ones.
 LINKS: dict[str, Link] = {
-    "shm": Link(alpha=0.3e-6, beta=1 / 15e9, gamma=1 / 30e9, overhead=0.08e-6),
+    "shm": Link(alpha=0.3e-6, beta=1 / 15e9, gamma=1 / 30e9, overhead=0.08e-6, reach=1 / 40e9),
     "tcp": Link(alpha=8e-6, beta=1 / 5e9, gamma=1 / 30e9, overhead=2e-6),
     "sim": Link(alpha=1e-6, beta=1 / 10e9, gamma=1 / 30e9, overhead=0.1e-6),
 }
@@ -122,6 +131,7 @@ class Parameters(NamedTuple):
             gamma=self.inside.gamma * ranks_per_core,
             overhead=self.inside.overhead * ranks_per_core,
             spill=self.inside.spill * ranks_per_core,
+            reach=self.inside.reach * ranks_per_core,
         )
         origin = f"{self.origin}, {ranks_per_core:.3g} ranks per core"
         return self._replace(inside=inside, origin=origin)
@@ -150,11 +160,13 @@ class Load:
 
 
 class Profile(NamedTuple):
-    """What a tile costs inside and across hosts: the ``first``; a ``period`` per further one."""
+    """What a tile costs inside and across hosts: the ``first``; a ``period`` per further one.
+    ``lends``: peers on a host may read what is sent where it lies."""
 
     first: tuple[Load, Load]
     period: tuple[Load, Load]
     chunks: int
+    lends: bool = False
 
     def tiles(self, nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> int:
         """Tiles that a message of ``nbytes`` is cut in."""
@@ -164,8 +176,11 @@ class Profile(NamedTuple):
         """What the whole message costs inside and across hosts."""
         tiles = self.tiles(nbytes, segment_bytes)
         part = nbytes / tiles
+        inside = _terms(self.first[0], self.period[0], tiles - 1, part)
+        if self.lends and nbytes >= REACHED_BYTES:
+            inside = inside._replace(reached=inside.moved)
         return (
-            _terms(self.first[0], self.period[0], tiles - 1, part),
+            inside,
             _terms(self.first[1], self.period[1], tiles - 1, part),
         )
 
@@ -191,8 +206,10 @@ def profile(algorithm: Algorithm, topology: Topology) -> Profile:
     """What the algorithm does on this topology, for root 0."""
     size = topology.size
     if len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX:
-        return profile_of_schedule(algorithm.build(size, topology=topology), topology)
-    return profile_of_costs(algorithm, topology)
+        found = profile_of_schedule(algorithm.build(size, topology=topology), topology)
+    else:
+        found = profile_of_costs(algorithm, topology)
+    return found._replace(lends=algorithm.lends)
 
 
 def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:

@@ -249,13 +249,17 @@ def rates_text(link: Link) -> str:
         if link.gamma > _HIDDEN * link.beta
         else "combines at no further cost"
     )
-    return f"{1e-9 / link.beta:.3g} GB/s{_far(link)}{_alone(link)}, {combining}"
+    return f"{1e-9 / link.beta:.3g} GB/s{_far(link)}{_alone(link)}{_in_place(link)}, {combining}"
 
 
 def _far(link: Link) -> str:
     if link.spill == 0:
         return ""
     return f" (above {bytes_text(link.cache_bytes)} down to {1e-9 / (link.beta + link.spill):.3g})"
+
+
+def _in_place(link: Link) -> str:
+    return f" ({1e-9 / link.reach:.3g} where it is read in place)" if link.reach else ""
 
 
 def _alone(link: Link) -> str:

@@ -28,6 +28,8 @@ class Algorithm(NamedTuple):
     fold ((x0 op x1) op x2) ..., whatever the size and root. ``keeps_order``: operands stand in rank
     order, however bracketed, if the root is 0, so that the operation need not commute.
     ``levels``: the cost inside hosts and across them, of algorithms that tell hosts apart.
+    ``lends``: peers on a host read what is sent, or part of it, where it lies in reachable memory,
+    even if the result comes to lie there too; a test compares plans.
     """
 
     collective: Collective
@@ -39,6 +41,7 @@ class Algorithm(NamedTuple):
     rank_ordered: bool = False
     keeps_order: bool = False
     levels: Callable[[Topology], Levels] | None = None
+    lends: bool = True
 
     @property
     def needs_topology(self) -> bool:

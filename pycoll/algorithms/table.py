@@ -49,6 +49,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         THAKUR,
         rank_ordered=True,
         keeps_order=True,
+        lends=False,
     ),
     Algorithm(
         Collective.ALL_REDUCE,
@@ -58,6 +59,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         "log steps of the whole message, for short ones",
         THAKUR,
         keeps_order=True,
+        lends=False,
     ),
     Algorithm(
         Collective.ALL_REDUCE,
@@ -67,6 +69,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         "radix 4: half the steps of recursive doubling",
         "Ruefenacht, Bull, Booth, Parallel Computing 69 (2017)",
         keeps_order=True,
+        lends=False,
     ),
     Algorithm(
         Collective.ALL_REDUCE,
@@ -123,6 +126,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         THAKUR,
         rank_ordered=True,
         keeps_order=True,
+        lends=False,
     ),
     Algorithm(
         Collective.BROADCAST,

@@ -1,11 +1,11 @@
 """From measured times to a link's figures: least squares on relative errors.
 
-The model's times are linear in alpha, overhead, beta, gamma and spill once it is known from which
-size on a message spills (see pycoll/model.py). So each power of two is tried for that size, and for
-each the figures that make the squares of (predicted - measured) / measured smallest, none of them
-below a floor. What the measurements do not tell apart, a faint pull towards the starting values
-decides. Measurements that lie far off after that count less in a further round, and so on: other
-work on the machine makes some times several times too long.
+The model's times are linear in alpha, overhead, beta, gamma, spill and reach once it is known
+from which size on a message spills (see pycoll/model.py). So each power of two is tried for that
+size, and for each the figures that make the squares of (predicted - measured) / measured smallest,
+none of them below a floor. What the measurements do not tell apart, a faint pull towards the
+starting values decides. Measurements that lie far off after that count less in a further round, and
+so on: other work on the machine makes some times several times too long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ _CACHE_BYTES = tuple(1 << power for power in range(17, 28))
 _PULL = 1e-3
 #: Figures in the order of Link.seconds, and their floors as shares of the starting values: links
 #: are not fifty times better than present machines have them, and nothing is there at once.
-_FLOORS = {"alpha": 0.15, "overhead": 0.02, "beta": 0.02, "gamma": 0.02, "spill": 0.0}
+_FLOORS = {
+    "alpha": 0.15,
+    "overhead": 0.02,
+    "beta": 0.02,
+    "gamma": 0.02,
+    "spill": 0.0,
+    "reach": 0.02,
+}
 #: Rounds of weighing, and how many times the middle error is far off.
 _ROUNDS = 5
 _FAR = 2.0
@@ -77,7 +84,7 @@ def _fit_at(
     # Where the start has no spill, that of beta says how large it may reasonably be.
     scale = np.where(origin > 0, origin, start.beta)
     roots = np.sqrt(weights)
-    data = roots[:, None] * np.array([_row(one, cache_bytes) for one in observations])
+    data = roots[:, None] * np.array([_row(one, start, cache_bytes) for one in observations])
     matrix = np.vstack([data, np.diag(_PULL / scale)])
     wanted = np.concatenate([roots, _PULL * origin / scale])
     values = floors + _not_negative(matrix, wanted - matrix @ floors, scale)
@@ -86,11 +93,13 @@ def _fit_at(
     return float(residual @ residual), Link(**figures, cache_bytes=cache_bytes)
 
 
-def _row(one: Observation, cache_bytes: int) -> tuple[float, ...]:
+def _row(one: Observation, start: Link, cache_bytes: int) -> tuple[float, ...]:
     """Coefficients of the figures, in the order of _FLOORS, relative to the time."""
     terms = one.terms
+    reached = terms.reached if start.reach else 0.0
     spill = terms.moved * spilled(one.nbytes, cache_bytes)
-    costs = (terms.waits, terms.segments, terms.moved, terms.combined, spill)
+    copied = terms.moved - reached
+    costs = (terms.waits, terms.segments, copied, terms.combined, spill, reached)
     return tuple(cost / one.seconds for cost in costs)
 
 
@@ -98,7 +107,7 @@ def _not_negative(matrix: Array, wanted: Array, scale: Array) -> Array:
     """The x >= 0 for which ``matrix @ x`` is nearest to ``wanted``.
 
     At the solution some entries are 0 and the others solve the unbounded problem of their columns;
-    five entries make 31 cases, few enough to try them all.
+    six entries make 63 cases, few enough to try them all.
     """
     count = matrix.shape[1]
     scaled = matrix * scale

@@ -13,6 +13,7 @@ from pycoll import model
 from pycoll.algorithms import TABLE, Algorithm, lookup
 from pycoll.collective import REDUCING, Collective
 from pycoll.errors import InvalidArgumentError
+from pycoll.lower import lower
 from pycoll.model import (
     DEFAULT,
     Link,
@@ -20,6 +21,7 @@ from pycoll.model import (
     profile_of_costs,
     profile_of_schedule,
 )
+from pycoll.plan_format import LEND, unpack
 from pycoll.select import (
     DRAW,
     Measured,
@@ -146,6 +148,29 @@ def test_where_steps_are_free_only_bytes_count() -> None:
     assert times["ring"] == pytest.approx(2 * 7 / 8 * (1 << 20) * 1e-9)
     assert times["halving_doubling"] == pytest.approx(times["ring"])
     assert times["recursive_doubling"] == pytest.approx(3 * (1 << 20) * 1e-9)
+
+
+@pytest.mark.parametrize("kind", Collective, ids=word)
+def test_what_is_said_to_be_lent_plans_lend(kind: Collective) -> None:
+    for algorithm in TABLE[kind].values():
+        if algorithm.needs_topology or kind is Collective.BARRIER:
+            continue
+        plans = (unpack(lower(algorithm.build(4), rank)) for rank in range(4))
+        lent = any(row.flags & LEND for plan in plans for row in plan.rows)
+        assert lent == algorithm.lends, algorithm.name
+
+
+def test_what_peers_read_in_place_moves_at_another_rate() -> None:
+    link = Link(alpha=0.0, beta=4e-9, gamma=0.0, overhead=0.0, spill=1e-9, reach=1e-9)
+    short, long = model.REACHED_BYTES - 4, 1 << 26
+    for name, rate in (("ring", 2e-9), ("recursive_doubling", 5e-9)):
+        times = [
+            predict(ALL_REDUCE, name, single_host(2), nbytes, Parameters(inside=link))
+            for nbytes in (short, long)
+        ]
+        assert times == pytest.approx([short * 4e-9, long * rate]), name
+    apart = Parameters(inside=link._replace(reach=0.0))
+    assert predict(ALL_REDUCE, "ring", single_host(2), long, apart) == pytest.approx(long * 5e-9)
 
 
 def test_a_chain_pipelines_its_tiles() -> None:
