@@ -147,8 +147,9 @@ bool Execution::hand_over(Lane& lane, std::size_t skip, const std::byte* data) {
     const std::uint32_t bit = 1u << i;
     if ((lane.handed_over & bit) != 0) continue;
     transport::SendChannel& channel = *ports_[row.send[i]].send;
-    std::byte* there = offered(bound, i, skip);
-    const bool lent = there == nullptr && lends(row, i, data);
+    const bool taken = is_taken(row, i, data);
+    std::byte* there = taken ? nullptr : offered(bound, i, skip);
+    const bool lent = taken || (there == nullptr && lends(row, i, data));
     bool sent = false;
     if (there != nullptr) {
       channel.place(there, data, header_.bytes);
@@ -199,6 +200,14 @@ bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const 
   const bool fresh = fresh_ && row.recv_count != 0;
   return (row.flags & plan::kFlagLend) != 0 &&
          ports_[row.send[i]].send->lendable(data, header_.bytes, fresh);
+}
+
+// Whether the peer of the row's send number `i` had better fetch what callers gave than have it put
+// where it belongs, which is done past the caches: if results fit there. all_gather of 1 and 4 MiB
+// took 0.6 of their time, broadcast of 64 KiB half of it and of 1 MiB 1.15.
+bool Execution::is_taken(const plan::Row& row, int i, const std::byte* data) const {
+  return !fresh_ && !large_ && (row.flags & plan::kFlagLend) != 0 &&
+         ports_[row.send[i]].send->lendable(data, header_.bytes, false);
 }
 
 // Whether what the row has just read was what its peers had sent, all of it.

@@ -53,12 +53,16 @@ std::size_t idle_bytes_max() {
 // own accord (Linux 6.1; most have not): 256 MiB are there in 25 ms instead of 300, and a sum over
 // them takes 0.93 of the time. A page that lacks all of its parts is refused, hence the touch.
 void collapse(std::byte* memory) {
-  static std::atomic<bool> works{true};
-  if (!works.load(std::memory_order_relaxed)) return;
+  enum : int { kUntried, kWorks, kUnknown };  // to the system
+  static std::atomic<int> state{kUntried};
+  const int known = state.load(std::memory_order_relaxed);
+  if (known == kUnknown) return;
   *memory = std::byte{0};
   std::byte* page = memory - reinterpret_cast<std::uintptr_t>(memory) % kHugePage;
-  const bool refused = ::madvise(page, kHugePage, MADV_COLLAPSE) != 0 && errno == EINVAL;
-  if (refused) works.store(false, std::memory_order_relaxed);
+  const bool done = ::madvise(page, kHugePage, MADV_COLLAPSE) == 0;
+  if (known == kUntried && (done || errno == EINVAL)) {
+    state.store(done ? kWorks : kUnknown, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace
