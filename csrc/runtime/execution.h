@@ -132,7 +132,7 @@ class Execution {
   bool reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const;
   void commit(const plan::Row& row, const Gathered& all) const;
   bool lends(const plan::Row& row, int i, const std::byte* data) const;
-  bool is_taken(const plan::Row& row, int i, const std::byte* data) const;
+  bool is_taken(const Lane& lane, int i, const std::byte* data) const;
   bool intact(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i, std::uint32_t apart) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
@@ -157,6 +157,7 @@ class Execution {
   bool spread_ = false;         // nor for what a tile reads
   bool streams_ = false;        // copies are written past the caches
   bool lends_ = false;          // some port is lent
+  bool sends_only_ = false;     // this rank receives nothing
   bool fresh_ = false;          // what rows send on they have reduced, a moment ago
   bool offers_ = false;         // peers may place what is received
   bool long_ = false;           // enough to be lent or placed
