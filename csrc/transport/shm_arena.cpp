@@ -122,8 +122,17 @@ std::size_t Arena::prepared_bytes_max() {
   return bytes;
 }
 
-// The first byte of a page is there: is the last one?
+// To make one may fail for the moment.
 bool Arena::gives_huge_pages() {
+  constexpr int kTrials = 3;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    if (gave_huge_page()) return true;
+  }
+  return false;
+}
+
+// The first byte of a page is there: is the last one?
+bool Arena::gave_huge_page() {
   std::byte* memory = allocate(kHugePage, InChild::kShared, Content::kAny);
   if (memory == nullptr) return false;
   *memory = std::byte{0};

@@ -128,6 +128,7 @@ class Arena {
   void forget(const std::byte* data);
   bool take(std::size_t length, std::size_t* offset);
   void vacate(std::size_t offset, std::size_t length);
+  bool gave_huge_page();
   void give_back(std::size_t page);
   void punch(std::size_t offset, std::size_t length) const;
   Blocks::iterator locate(const std::byte* data);
