@@ -16,9 +16,8 @@ using transport::shm::Arena;
 using transport::shm::Content;
 using transport::shm::InChild;
 
-// How many of SharedArrays there are in this process, and how often it was forked.
+// How many of SharedArrays there are in this process.
 std::atomic<int> sharers{0};
-std::atomic<long> forks{0};
 // What NumPy had before; what is too short goes there.
 DataAllocator ordinary = {};
 
@@ -30,9 +29,7 @@ void* share(std::size_t bytes, Content content) {
   return Arena::of_process().allocate(bytes, InChild::kCopied, content);
 }
 
-bool is_shared(const void* memory) {
-  return Arena::of_process().owns(static_cast<const std::byte*>(memory));
-}
+bool is_shared(const void* memory) { return Arena::owns(static_cast<const std::byte*>(memory)); }
 
 // NumPy may call these on any thread.
 
@@ -114,11 +111,9 @@ bool put_handler(void** functions) {
 
 }  // namespace
 
-SharedArrays::SharedArrays() : process_(forks.load(std::memory_order_relaxed)) {
-  static const int told [[maybe_unused]] = pthread_atfork(nullptr, nullptr, [] {
-    sharers.store(0, std::memory_order_relaxed);
-    forks.fetch_add(1, std::memory_order_relaxed);
-  });
+SharedArrays::SharedArrays() {
+  static const int told [[maybe_unused]] =
+      pthread_atfork(nullptr, nullptr, [] { sharers.store(0, std::memory_order_relaxed); });
   Arena& arena = Arena::of_process();
   arena.stay(true);
   void** functions = exported_functions();
@@ -126,15 +121,15 @@ SharedArrays::SharedArrays() : process_(forks.load(std::memory_order_relaxed)) {
                      (sharers.load(std::memory_order_relaxed) != 0 || arena.gives_huge_pages());
   if (works && put_handler(functions)) {
     sharers.fetch_add(1, std::memory_order_relaxed);
-  } else {
-    process_ = -1;
-    if (sharers.load(std::memory_order_relaxed) == 0) arena.stay(false);
+    arena_ = &arena;
+  } else if (sharers.load(std::memory_order_relaxed) == 0) {
+    arena.stay(false);
   }
 }
 
 SharedArrays::~SharedArrays() {
-  if (process_ != forks.load(std::memory_order_relaxed)) return;
-  if (sharers.fetch_sub(1, std::memory_order_relaxed) == 1) Arena::of_process().stay(false);
+  if (arena_ != &Arena::of_process()) return;
+  if (sharers.fetch_sub(1, std::memory_order_relaxed) == 1) arena_->stay(false);
 }
 
 }  // namespace pycoll::bindings::numpy

@@ -6,6 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+namespace pycoll::transport::shm {
+class Arena;
+}
+
 namespace pycoll::bindings::numpy {
 
 // Places in the table of functions that NumPy exports as the capsule _ARRAY_API.
@@ -44,7 +48,7 @@ class SharedArrays {
   ~SharedArrays();
 
  private:
-  long process_ = 0;  // which made it, counted by forks; -1: it does nothing
+  transport::shm::Arena* arena_ = nullptr;  // of the process that made it; nullptr: does nothing
 };
 
 }  // namespace pycoll::bindings::numpy

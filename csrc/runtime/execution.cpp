@@ -150,9 +150,9 @@ bool Execution::hand_over(Lane& lane, std::size_t skip, const std::byte* data) {
     const std::uint32_t bit = 1u << i;
     if ((lane.handed_over & bit) != 0) continue;
     transport::SendChannel& channel = *ports_[row.send[i]].send;
-    const bool taken = is_taken(lane, i, data);
-    std::byte* there = taken ? nullptr : offered(bound, i, skip);
-    const bool lent = taken || (there == nullptr && lends(row, i, data));
+    const bool lendable = lends(row, i, data);
+    std::byte* there = lendable && is_fetched(lane) ? nullptr : offered(bound, i, skip);
+    const bool lent = lendable && there == nullptr;
     bool sent = false;
     if (there != nullptr) {
       channel.place(there, data, header_.bytes);
@@ -205,16 +205,13 @@ bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const 
          ports_[row.send[i]].send->lendable(data, header_.bytes, fresh);
 }
 
-// Whether the peer of the row's send number `i` had better fetch what callers gave than have it put
-// where it belongs, which is done past the caches: if results fit there (all_gather of 1 and 4 MiB
+// Whether peers had better fetch what callers gave and may be lent than have it put where it
+// belongs, which is done past the caches: if results fit there (all_gather of 1 and 4 MiB
 // took 0.6 of their time, broadcast of 64 KiB half of it and of 1 MiB 1.15). If they do not, and
 // this rank only sends, then every second segment, so that both have something to copy: broadcast
 // of 4 MiB took half of its time, of 32 MiB 0.82.
-bool Execution::is_taken(const Lane& lane, int i, const std::byte* data) const {
-  const plan::Row& row = *bound_.rows()[lane.next].row;
-  const bool due = !large_ || (sends_only_ && lane.tile % 2 == 1);
-  return due && !fresh_ && (row.flags & plan::kFlagLend) != 0 &&
-         ports_[row.send[i]].send->lendable(data, header_.bytes, false);
+bool Execution::is_fetched(const Lane& lane) const {
+  return !fresh_ && (!large_ || (sends_only_ && lane.tile % 2 == 1));
 }
 
 // Whether what the row has just read was what its peers had sent, all of it.

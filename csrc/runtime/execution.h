@@ -132,7 +132,7 @@ class Execution {
   bool reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const;
   void commit(const plan::Row& row, const Gathered& all) const;
   bool lends(const plan::Row& row, int i, const std::byte* data) const;
-  bool is_taken(const Lane& lane, int i, const std::byte* data) const;
+  bool is_fetched(const Lane& lane) const;
   bool intact(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i, std::uint32_t apart) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;

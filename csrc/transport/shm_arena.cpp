@@ -254,11 +254,14 @@ bool Arena::find(const std::byte* data, std::size_t bytes, std::uint64_t* offset
   return *offset < all && bytes <= all - *offset && !is_apart(data);
 }
 
-bool Arena::owns(const std::byte* data) const {
-  const std::byte* base = __atomic_load_n(&base_, __ATOMIC_ACQUIRE);
-  const std::uint64_t all = __atomic_load_n(&bytes_, __ATOMIC_RELAXED);
-  if (base != nullptr && data >= base && data < base + all) return true;
-  return parent_ != nullptr && parent_->owns(data);
+bool Arena::owns(const std::byte* data) {
+  const Arena* arena = current.load(std::memory_order_acquire);
+  for (; arena != nullptr; arena = arena->parent_) {
+    const std::byte* base = __atomic_load_n(&arena->base_, __ATOMIC_ACQUIRE);
+    const std::uint64_t all = __atomic_load_n(&arena->bytes_, __ATOMIC_RELAXED);
+    if (base != nullptr && data >= base && data < base + all) return true;
+  }
+  return false;
 }
 
 std::uint64_t Arena::generation() const { return __atomic_load_n(&generation_, __ATOMIC_RELAXED); }

@@ -94,8 +94,8 @@ class Arena {
   // The allocation that `data` lies in; empty if none does.
   ArenaBlock block_of(const std::byte* data);
   // Whether that is memory of allocate(), of this process or of one that it was forked from, in the
-  // file or not.
-  bool owns(const std::byte* data) const;
+  // file or not. Takes no lock and asks nobody: for all that is freed.
+  static bool owns(const std::byte* data);
   // Somebody may still write to that allocation, of which nobody must hear: what is kCopied leaves
   // the file now, and once freed its place is never given again. Nothing happens to memory that is
   // none.

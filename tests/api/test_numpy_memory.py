@@ -17,7 +17,7 @@ import pytest
 from harness import ROOT, fresh_world, python, world_in_processes
 
 import pycoll
-from pycoll import _core
+from pycoll import _core, model
 
 Comm = pycoll.Communicator
 LONG = 3_000_000
@@ -55,6 +55,10 @@ def test_structures_are_laid_out_as_numpy_has_them() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_cost_model_knows_from_which_size_on() -> None:
+    assert _core.SHARED_BYTES_MIN == model.REACHED_BYTES
 
 
 def check_who_is_reachable(comm: Comm) -> None:

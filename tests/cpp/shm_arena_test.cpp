@@ -205,7 +205,7 @@ TEST(a_child_shares_what_is_shared_and_has_a_copy_of_the_rest) {
       std::memset(copied, 3, bytes);
       Arena::free(copied);
       Block own(bytes);
-      return seen && own.data() != copied && Arena::of_process().owns(copied);
+      return seen && own.data() != copied && Arena::owns(copied);
     };
     const auto meanwhile = [&] {
       std::memset(shared, 2, bytes);
@@ -217,7 +217,7 @@ TEST(a_child_shares_what_is_shared_and_has_a_copy_of_the_rest) {
     CHECK(holds(shared, bytes, 3), "what the child wrote is not there");
     CHECK(holds(copied, bytes, 2), "the child wrote to its parent's");
     CHECK(findable(shared) && !findable(copied), "who can be reached");
-    CHECK(Arena::of_process().owns(copied), "whose it is");
+    CHECK(Arena::owns(copied), "whose it is");
     Arena::free(shared);
     Arena::free(copied);
   }
