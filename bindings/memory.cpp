@@ -1,4 +1,6 @@
 // Memory that ranks on the same host read where it lies.
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 
@@ -14,8 +16,8 @@ namespace shm = transport::shm;
 
 class ReachableMemory {
  public:
-  explicit ReachableMemory(std::size_t bytes)
-      : bytes_(bytes), data_(shm::Arena::of_process().allocate(bytes)) {
+  ReachableMemory(std::size_t bytes, shm::InChild in_child)
+      : bytes_(bytes), data_(shm::Arena::of_process().allocate(bytes, in_child)) {
     if (data_ == nullptr) throw std::bad_alloc();
   }
   ReachableMemory(const ReachableMemory&) = delete;
@@ -32,6 +34,12 @@ class ReachableMemory {
   std::byte* data_;
 };
 
+const std::byte* at(const py::int_& address) {
+  const auto* data = static_cast<const std::byte*>(PyLong_AsVoidPtr(address.ptr()));
+  if (data == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return data;
+}
+
 }  // namespace
 
 void bind_memory(py::module_& module) {
@@ -43,10 +51,26 @@ void bind_memory(py::module_& module) {
       .def_buffer(&ReachableMemory::buffer);
   module.def(
       "reachable_memory",
-      [](std::size_t nbytes) {
-        return py::memoryview(py::cast(std::make_unique<ReachableMemory>(nbytes)));
+      [](std::size_t nbytes, bool copied_by_forks) {
+        const auto in_child = copied_by_forks ? shm::InChild::kCopied : shm::InChild::kShared;
+        return py::memoryview(py::cast(std::make_unique<ReachableMemory>(nbytes, in_child)));
       },
-      py::arg("nbytes"));
+      py::arg("nbytes"), py::arg("copied_by_forks") = false);
+  module.def(
+      "is_reachable",
+      [](const py::int_& address, std::size_t nbytes) {
+        std::uint64_t offset = 0;
+        return shm::Arena::of_process().find(at(address), nbytes, &offset);
+      },
+      py::arg("address"), py::arg("nbytes"));
+  module.def(
+      "bring_back",
+      [](const py::int_& address, std::size_t nbytes) {
+        return shm::Arena::of_process().bring_back(at(address), nbytes);
+      },
+      py::arg("address"), py::arg("nbytes"));
+  module.def("reachable_memory_is_quick",
+             [] { return shm::Arena::of_process().gives_huge_pages(); });
 }
 
 }  // namespace pycoll::bindings

@@ -80,8 +80,7 @@ class Communicator(Reducing, Moving, Messages):
         self._identity = f"{joined.identities[0].nonce} {name}"
         self._fusion = FusionBuffer()
         self._make_group = Group
-        shares = config.numpy_memory and any(one.name == "shm" for one in joined.transports)
-        self._shared_arrays = _core.SharedArrays() if shares else None
+        self._shared_arrays = _core.SharedArrays() if self.shares_arrays else None
 
     def __repr__(self) -> str:
         return f"<pycoll.Communicator {self.name!r}: rank {self.rank} of {self.size}>"
@@ -145,6 +144,12 @@ class Communicator(Reducing, Moving, Messages):
         """What the messages of this rank travel over: "shm", "tcp", "shm+tcp", or "self"."""
         peers = (rank for rank in range(self.size) if rank != self.rank)
         return "+".join(sorted({self._native.transport_of(peer) for peer in peers})) or "self"
+
+    @property
+    def shares_arrays(self) -> bool:
+        """Whether frameworks' long arrays are to lie where the other ranks on this host reach them:
+        there are such ranks, and ``PYCOLL_SHARED_ARRAYS`` does not forbid it."""
+        return self._config.shared_arrays and "shm" in self.transport_names()
 
     def choice(self, collective: str, nbytes: int, dtype: str = "float32", op: str = "sum") -> str:
         """The algorithm that runs for a message of this many bytes."""

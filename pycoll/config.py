@@ -153,7 +153,7 @@ class Config(NamedTuple):
     device_memory_mib: int = 128
     device_protocol: str = "auto"
     device_rdma: bool = True
-    numpy_memory: bool = True
+    shared_arrays: bool = True
 
     def __repr__(self) -> str:
         shown = self._asdict() | {"secret": "(hidden)"}
@@ -293,10 +293,11 @@ SETTINGS: tuple[Setting, ...] = (
         "0: RDMA cards stay away from device memory, and the host copies; 1: where they can",
     ),
     Setting(
-        "PYCOLL_NUMPY_MEMORY",
-        "numpy_memory",
+        "PYCOLL_SHARED_ARRAYS",
+        "shared_arrays",
         _boolean,
-        "0: long NumPy arrays are made as ever; 1: where ranks on this host reach them",
+        "0: long NumPy arrays and torch's gradient buckets lie where they ever did; 1: where ranks "
+        "on this host reach them",
     ),
 )
 

@@ -292,6 +292,27 @@ void Arena::keep(const std::byte* data) {
   if (found->second.in_child == InChild::kCopied) set_apart(found->first, found->second);
 }
 
+// Written where peers see it, and then in the place of what it was copied from.
+bool Arena::bring_back(const std::byte* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = locate(data);
+  if (found == taken_.end() || mapping_.data() + found->first != data) return false;
+  auto& [offset, taken] = *found;
+  const std::size_t length = round_up(bytes, kGranule);
+  Mapping shared;
+  if (taken.bytes != bytes || !taken.apart || taken.kept ||
+      !Mapping::map(fd_.get(), offset, length, true, &shared, kAlignment).ok()) {
+    return false;
+  }
+  if (bytes >= kHugePage && bytes <= prepared_bytes_max()) {
+    for (std::size_t at = 0; at < bytes; at += kHugePage) collapse(shared.data() + at);
+  }
+  std::memcpy(shared.data(), data, bytes);
+  if (!rejoin(offset, length)) return false;
+  taken.apart = false;
+  return true;
+}
+
 void Arena::watch(ArenaWatcher& watcher) {
   const std::lock_guard lock(mutex_);
   watchers_.push_back(&watcher);

@@ -101,6 +101,10 @@ class Arena {
   // none.
   void keep(const std::byte* data);
 
+  // That allocation, all of it, is the file's again if it left it for a fork; false if not, or it
+  // must not. Requires: nobody else uses it meanwhile.
+  bool bring_back(const std::byte* data, std::size_t bytes);
+
   // Whether the file stays when its last allocation has gone, for the next. Not at first.
   void stay(bool stays);
 

@@ -86,7 +86,7 @@ def test_who_is_alone_on_a_host_has_ordinary_arrays() -> None:
 
 
 def test_it_can_be_switched_off() -> None:
-    world_in_processes(2, check_that_there_is_nobody, PYCOLL_NUMPY_MEMORY="0")
+    world_in_processes(2, check_that_there_is_nobody, PYCOLL_SHARED_ARRAYS="0")
 
 
 def test_an_allocator_of_somebody_else_is_left_alone() -> None:

@@ -237,6 +237,30 @@ TEST(memory_that_left_the_file_comes_back_when_it_is_free) {
   Arena::free(again);
 }
 
+TEST(memory_that_left_the_file_is_brought_back_as_it_is) {
+  for (const std::size_t bytes : {kBytes, 3 * kHugePage + 5000}) {
+    std::byte* memory = allocate(bytes, InChild::kCopied);
+    std::memset(memory, 5, bytes);
+    Arena& arena = Arena::of_process();
+    CHECK(!arena.bring_back(memory, bytes), "it has not left");
+    CHECK(in_child([] { return true; }, [] {}) && !findable(memory), "it is there still");
+    std::memset(memory + bytes / 2, 6, bytes - bytes / 2);
+    CHECK(!arena.bring_back(memory + 1, bytes - 1), "a part came back");
+    CHECK(arena.bring_back(memory, bytes) && findable(memory), "it did not come back");
+    CHECK(holds(memory, bytes / 2, 5) && holds(memory + bytes / 2, bytes - bytes / 2, 6), "lost");
+    std::memset(memory, 7, bytes);
+    const auto write = [&] {
+      std::memset(memory, 8, bytes);
+      return true;
+    };
+    CHECK(in_child(write, [] {}) && holds(memory, bytes, 7), "a child has written there");
+    CHECK(arena.bring_back(memory, bytes), "it did not come back again");
+    arena.keep(memory);
+    CHECK(!arena.bring_back(memory, bytes) && holds(memory, bytes, 7), "somebody may write there");
+    Arena::free(memory);
+  }
+}
+
 TEST(what_is_held_stays_in_the_file_and_a_child_cannot_write_there) {
   std::byte* memory = allocate(kBytes, InChild::kCopied);
   std::memset(memory, 1, kBytes);

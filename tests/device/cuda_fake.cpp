@@ -1,6 +1,8 @@
 // The devices' thread: what streams hold, in any order that is allowed.
 #include "cuda_fake.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -56,11 +58,24 @@ int& capture_mode() {
 }
 
 Machine& Machine::get() {
-  static Machine* const machine = new Machine;  // its thread runs until the process ends
+  static Machine* const machine = new Machine;
+  static const Ending ending{machine};
   return *machine;
 }
 
-Machine::Machine() : settings_(read_settings()), prng_(settings_.seed) {
+// Whoever looks for leaks when the process ends must not find a thread amid kernels. Some that a
+// test has left behind may never end.
+void Machine::end() {
+  auto held = lock();
+  if (::getpid() != pid_) return;
+  ending_ = true;
+  changed_.notify_all();
+  const bool ended = changed_.wait_for(held, std::chrono::seconds(1), [this] { return ended_; });
+  held.unlock();
+  ended ? thread_.join() : thread_.detach();
+}
+
+Machine::Machine() : settings_(read_settings()), prng_(settings_.seed), pid_(::getpid()) {
   for (int ordinal = 0; ordinal < settings_.devices; ++ordinal) {
     Device& one = devices_.emplace_back();
     one.ordinal = ordinal;
@@ -68,7 +83,7 @@ Machine::Machine() : settings_(read_settings()), prng_(settings_.seed) {
     one.legacy->legacy = true;
     streams_.push_back(one.legacy);
   }
-  std::thread([this] { run(); }).detach();
+  thread_ = std::thread([this] { run(); });
 }
 
 void Machine::await(std::unique_lock<std::mutex>& lock, const std::function<bool()>& condition) {
@@ -232,7 +247,7 @@ bool Machine::host(bool stuck) {
 
 void Machine::run() {
   auto held = lock();
-  for (;;) {
+  while (!ending_) {
     while (advance()) continue;
     // Those of graphs end when they are empty.
     std::erase_if(streams_,
@@ -262,6 +277,8 @@ void Machine::run() {
     held.lock();
     emulator_ = nullptr;
   }
+  ended_ = true;
+  changed_.notify_all();
 }
 
 // --- captures and faults

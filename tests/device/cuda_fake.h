@@ -27,6 +27,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/prng.h"
@@ -209,8 +210,14 @@ class Machine {
   std::uint64_t loads() const { return loads_; }
 
  private:
+  struct Ending {
+    Machine* machine;
+    ~Ending() { machine->end(); }
+  };
+
   Machine();
   void run();
+  void end();
   bool advance();
   bool may_begin(const Stream& stream, const Op& op) const;
   void begin(Stream& stream, Op& op);
@@ -245,6 +252,10 @@ class Machine {
   std::vector<Waiting> launches_;  // begun, not yet on the emulator
   Emulator* emulator_ = nullptr;
   std::uint64_t stuck_ = 0;  // times in a row that no kernel could move
+  std::thread thread_;
+  int pid_ = 0;  // whose thread that is
+  bool ending_ = false;
+  bool ended_ = false;
 };
 
 std::int64_t now();

@@ -9,13 +9,14 @@ import traceback
 from pathlib import Path
 
 import c10d_checks
+import c10d_storages_checks
 import c10d_training_checks
 import pytest
 from harness import python
 from torch_processes import run_ranks
 from torch_ranks import checks_of
 
-MODULES = {one.__name__: one for one in (c10d_checks, c10d_training_checks)}
+MODULES = {one.__name__: one for one in (c10d_checks, c10d_storages_checks, c10d_training_checks)}
 CASES = [(name, check) for name, module in MODULES.items() for check in checks_of(module)]
 #: Longer than any healthy operation; shorter than the patience of whoever waits for a check.
 TIMEOUT_S = 20

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from pycoll.communicator import Communicator
+from pycoll.torch.distributed.storages import SharedStorages, shared_tensor
 from pycoll.torch.distributed.watcher import Watcher
 from pycoll.torch.distributed.work import translated
 
@@ -42,6 +43,7 @@ class Membership(dist.ProcessGroup):
         self.communicator = comm
         self._origin = origin
         self._watcher = Watcher()
+        self._storages = SharedStorages() if comm.shares_arrays else None
         self._name = ""
         self._desc = ""
         #: Backends by the type of device; None: this group itself.
@@ -107,8 +109,15 @@ class Membership(dist.ProcessGroup):
         return 0
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether allocate_tensor gives memory for collectives: no, torch's own serves."""
-        return False
+        """Whether allocate_tensor gives better memory for collectives there than torch does."""
+        return device.type == "cpu" and self._storages is not None
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """So many elements, uninitialised, where the ranks on this host reach them if they can."""
+        shared = shared_tensor(size, dtype) if self.supports_tensor_alloc(device) else None
+        return torch.empty(size, dtype=dtype, device=device) if shared is None else shared
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """init_process_group has this ``device_id``; nothing has to be connected for it."""

@@ -51,6 +51,8 @@ class PycollProcessGroup(Membership):
             reduce_sparse(self.communicator, tensor, word_of(op))
             return completed(list(tensors), self._watcher)
         target, back = writable(tensor)
+        if back is None and self._storages is not None:
+            self._storages.settle(target)
         source = scaled_for(op, target)
         works = [self._call("all_reduce", source, word_of(op), out=target)]
         return self._pending(works, [tensor], back)
