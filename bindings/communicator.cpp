@@ -123,11 +123,18 @@ py::object recv_any(const Shared& communicator, BufferView& data, std::uint32_t 
                  std::move(manner), sender);
 }
 
+// What communicators are used with.
+void bind_company(py::module_& module) {
+  bind_user_op(module);
+  module.def("work_in_background", &runtime::Communicator::work_in_background,
+             "The calling thread waits beside others that compute: it leaves them the core.");
+}
+
 }  // namespace
 
 void bind_communicator(py::module_& module) {
   using MessageKind = runtime::MessageRequest::Kind;
-  bind_user_op(module);
+  bind_company(module);
   py::class_<CommunicatorHandle, Shared>(module, "Communicator",
                                          "One rank's operations over its transports.")
       .def(py::init(&make), py::arg("rank"), py::arg("size"), py::arg("transports"),

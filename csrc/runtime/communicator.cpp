@@ -109,6 +109,12 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock
   int neighbours = 1;
   for (int peer = 0; peer < size(); ++peer) neighbours += transport_of(peer) == "shm" ? 1 : 0;
   oversubscribed_ = neighbours > cores;
+  wired_ = neighbours < size();
+}
+
+// Within a host messages take the cores themselves, so that nothing is won by leaving them.
+Pace Communicator::pace_of(bool background) const {
+  return background && wired_ ? Pace::background() : Pace(oversubscribed_, company_.together());
 }
 
 long Communicator::current_generation() {
@@ -142,7 +148,7 @@ Status Communicator::drive(const Operation& operation, Nanoseconds patience,
 Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,
                                   Nanoseconds patience, const Interrupted& interrupted) {
   Waiter me(*this, operation);
-  Pace pace(oversubscribed_, company_.together());
+  Pace pace = pace_of(in_background);
   const Nanoseconds begin = patience == kForever ? 0 : clock_->now();
   Nanoseconds asked = 0;
   while (!operation.done()) {
@@ -171,7 +177,7 @@ Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation&
       rest(lock, pace);
     }
   }
-  company_.note(pace);
+  if (!in_background) company_.note(pace);
   return operation.status();
 }
 
@@ -271,8 +277,8 @@ void Communicator::sleep(std::unique_lock<Gate>& lock) {
     }
     lock.unlock();
     (void)::poll(waits, count, kSleepMilliseconds);
-    std::uint64_t rings = 0;
-    if (waits[0].revents != 0) (void)!::read(wake_.get(), &rings, sizeof(rings));
+    eventfd_t rings = 0;
+    if (waits[0].revents != 0) (void)eventfd_read(wake_.get(), &rings);
     lock.lock();
   }
   for (const auto& medium : media) medium->disarm();

@@ -96,6 +96,10 @@ class Communicator {
   // running, if `patience` ends first.
   Status drive(const Operation& operation, Nanoseconds patience, const Interrupted& interrupted);
 
+  // The calling thread waits for operations, of any communicator, beside others that compute, as
+  // the progress thread does: while a wire brings nothing it leaves them the core.
+  static void work_in_background() { in_background = true; }
+
   // The failure that ended this communicator, or ok.
   Status failure();
   // As the engine's, for operations on devices; the first takes no lock, the others give the
@@ -132,6 +136,7 @@ class Communicator {
                       Nanoseconds patience, const Interrupted& interrupted);
   void ask(std::unique_lock<Gate>& lock, Waiter& waiter, const Interrupted& interrupted);
   Waiter* driver() const;
+  Pace pace_of(bool background) const;
   Look look(Pace& pace);
   bool enter_alone(std::unique_lock<Gate>& lock);
   void spin(const Operation& operation, Nanoseconds patience);
@@ -146,6 +151,8 @@ class Communicator {
 
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<Clock> clock_;
+  static inline thread_local bool in_background = false;
+
   std::mutex closing_;  // taken before gate_: who closes second waits until all is closed
   Gate gate_;           // guards everything below and the engine
   std::condition_variable_any changed_;  // an operation has ended, or someone else is to drive
@@ -157,9 +164,10 @@ class Communicator {
   bool resting_ = false;  // the progress thread sleeps until it is called
   bool napping_ = false;  // the progress thread sleeps for a moment, and wakes by itself
   bool visited_ = false;  // short operations were left to it, by a thread that will come back
-  bool oversubscribed_ = false;
-  Company company_;  // of threads that wait for their own operation
-  long birth_ = 0;   // fork generation that made this object
+  bool oversubscribed_ = false;  // fewer cores than ranks, on this host
+  bool wired_ = false;           // some peers are on other hosts
+  Company company_;              // of threads that wait for their own operation
+  long birth_ = 0;               // fork generation that made this object
   Communicator* next_forgotten_ = nullptr;
 };
 

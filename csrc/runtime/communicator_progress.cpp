@@ -50,7 +50,7 @@ Status Communicator::start_progress_thread() {
 
 void Communicator::run_progress_thread() {
   std::unique_lock<Gate> lock(gate_);
-  Pace pace(oversubscribed_);
+  Pace pace = pace_of(true);
   auto nap = kNapMin;
   while (!stopping_) {
     if (gate_.wanted()) {

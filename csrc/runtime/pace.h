@@ -15,6 +15,15 @@ class Pace {
   explicit Pace(bool crowded, bool together = false)
       : spins_max_(crowded || together ? kSpinsCrowded : kSpinsAlone),
         yields_max_(crowded ? kYieldsCrowded : kYieldsAlone) {}
+  // Of a thread that waits for a wire while others compute, which may need its core: at a yield
+  // they get all of their slice, milliseconds in which nothing would be sent, and who sleeps goes
+  // first when something has come. Beside a computation on the same core, 46 MB over a wire of 10
+  // Gb/s that take 38 ms alone take 62 ms with spins and yields, and 40 without.
+  static Pace background() {
+    Pace pace(true);
+    pace.yields_max_ = 0;
+    return pace;
+  }
 
   // Something moved.
   void reset() {

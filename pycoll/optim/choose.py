@@ -13,6 +13,9 @@ from pycoll.optim.policies import AUTO, MIB, Policy, agenda_of
 from pycoll.optim.simulate import simulate
 from pycoll.select import bytes_text, seconds_text
 
+#: Of how much less a share must not be hidden where the next forward pass is to wait for gradients
+#: one by one: that way has the more that simulations do not know of.
+SINGLY_GAIN_MIN = 0.1
 #: Of equally fast ones the first is taken.
 MERGING = (
     Policy("mg_wfbp"),
@@ -59,13 +62,16 @@ def decide(
     """The agenda of a policy, or for auto the one with the shortest step; see ``simulate``.
 
     Where the forward pass could wait for gradients one by one, which takes time by itself, auto
-    also weighs to wait for all of them at once.
+    also weighs to wait for all of them at once, and does so in a draw.
     """
     if policy.name != AUTO:
         agenda = agenda_of(policy, gradients, rates)
         return Decision(agenda, _text(f"{policy}, as asked for", agenda, gradients, rates, []))
     tried = sorted(_tried(gradients, rates, forward_s), key=lambda one: one[:2])
     best = tried[0]
+    at_once = next((one for one in tried if not one.singly), best)
+    if best.exposed_s > (1 - SINGLY_GAIN_MIN) * at_once.exposed_s:
+        best = at_once
     wide = max(len(one.name) for one in tried)
     others = [f"  {one.name:<{wide}} {seconds_text(one.exposed_s)} not hidden" for one in tried]
     head = f"auto takes {best.name}: the least communication that is not hidden, as simulated"

@@ -20,16 +20,23 @@ WORK_BYTES = 64 << 10
 WORK_REPEATS = 8
 #: Between their values, in elements: no two are on a cache line.
 SPACING = 64
+#: How long a wire is kept busy before its rate counts, and with how many messages at most.
+SUSTAINED_S = 0.02
+SUSTAINED_MAX = 4096
+#: Long messages beside a computation: as many as take so long, at most so many, and how often.
+BESIDE_S = 0.025
+MESSAGES_BESIDE = 8
+REPEATS_BESIDE = 3
 #: Longer messages are left out where they would take longer than this.
 PATIENCE_S = 0.05
 
 
 def measure(comm: Any, deterministic: bool | None = True) -> Rates:
-    """The rates of all_reduce, reduce_scatter and all_gather, as ``comm`` runs them, and what
-    messages take from a thread that computes.
+    """The rates of all_reduce, reduce_scatter and all_gather, as ``comm`` runs them beside a thread
+    that computes, and what messages take from that.
 
     Every rank calls, with nothing else under way on ``comm``. The slowest rank counts, and the
-    result has the same bits everywhere. Takes up to half a second; raises what ``comm`` raises.
+    result has the same bits everywhere. Takes up to a second; raises what ``comm`` raises.
     """
     memory = empty(LENGTHS[-1] // 4, np.float32)
     memory[...] = 0
@@ -46,11 +53,16 @@ def measure(comm: Any, deterministic: bool | None = True) -> Rates:
         mine = np.zeros(lengths[comm.rank], np.float32)
         return lambda: comm.all_gather(mine, lengths=lengths, out=part)
 
+    start_s = _start_s(comm, memory, deterministic)
+
+    def beside(rate: Rate) -> Rate:
+        return rate._replace(alpha=max(rate.alpha, start_s))
+
     rate = _rate(comm, memory, all_reduce)
     return Rates(
-        rate,
-        _rate(comm, memory, reduce_scatter),
-        _rate(comm, memory, all_gather),
+        beside(rate),
+        beside(_rate(comm, memory, reduce_scatter)),
+        beside(_rate(comm, memory, all_gather)),
         _host_s(comm, memory, deterministic),
         _slowed(comm, memory, rate, deterministic),
     )
@@ -69,14 +81,16 @@ def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> R
 
 
 def _slowed(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> float:
-    """How much of a computation is lost while a long message is on its way beside it, from 0 to 1;
-    the middle one of several times, on the rank where it is most.
+    """How much of a computation is lost while long messages are on their way beside it, from 0 to
+    1; the middle one of several times, on the rank where it is most.
 
     Both take about as long by themselves. Together they take as long as one of them where nothing
-    is lost, and as long as one after the other where everything is.
+    is lost, and as long as one after the other where everything is. There are many messages, since
+    a wire that has been idle may take the first bytes faster than it carries them.
     """
     nbytes = max((n for n in LENGTHS if rate.seconds(n) <= PATIENCE_S), default=LENGTHS[0])
     message = memory[: nbytes // 4]
+    count = round(min(MESSAGES_BESIDE, max(1.0, BESIDE_S / rate.seconds(nbytes))))
     work = np.zeros(WORK_BYTES // 4, np.float32)
 
     def compute(times: int) -> None:
@@ -84,29 +98,52 @@ def _slowed(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> f
             np.add(work, 1, out=work)
 
     def send() -> Any:
-        return comm.all_reduce(message, out=message, async_op=True, deterministic=deterministic)
+        words = {"async_op": True, "deterministic": deterministic}
+        return [comm.all_reduce(message, out=message, **words) for _ in range(count)]
 
     def both(times: int) -> None:
         sent = send()
         compute(times)
-        sent.wait()
+        for one in sent:
+            one.wait()
 
     compute(1)
-    times = max(1, round(rate.seconds(nbytes) / _took(lambda: compute(16)) * 16))
+    times = max(1, round(count * rate.seconds(nbytes) / _took(lambda: compute(16)) * 16))
     found = []
-    for _ in range(REPEATS + 1):
+    for _ in range(REPEATS_BESIDE + 1):
         together = _took(lambda: both(times))
-        alone, on_its_way = _took(lambda: compute(times)), _took(lambda: send().wait())
+        alone, on_its_way = _took(lambda: compute(times)), _took(lambda: both(0))
         lost = together - max(alone, on_its_way)
         found.append(min(1.0, max(0.0, lost / min(alone, on_its_way))))
     # The first time prepares what the others find.
-    return float(comm.all_reduce(np.array([float(np.median(found[1:]))]), "max")[0])
+    return _middle(comm, found[1:])
 
 
 def _took(call: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
+
+
+def _start_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
+    """What a message takes, however short, while this thread computes and does not wait for it; the
+    middle one of several times, on the rank where it is longest. Whoever carries it has to get a
+    core, here and on each peer."""
+    one = memory[:1]
+    work = np.zeros(WORK_BYTES // 4, np.float32)
+    found = []
+    for _ in range(REPEATS + 1):
+        begin = time.perf_counter()
+        # In the same memory they run one after the other.
+        words = {"async_op": True, "deterministic": deterministic}
+        works = [comm.all_reduce(one, out=one, **words) for _ in range(MESSAGES)]
+        while not works[-1].done():
+            np.add(work, 1, out=work)
+        found.append((time.perf_counter() - begin) / MESSAGES)
+        for each in works:
+            each.wait()
+    # The first time prepares what the others find.
+    return _middle(comm, found[1:])
 
 
 def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
@@ -147,20 +184,24 @@ def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
         without = alone()
         found.append((beside() - without) / len(messages))
     # The first time prepares what the others find.
-    mine = np.array([max(0.0, float(np.median(found[1:])))])
-    return float(comm.all_reduce(mine, "max")[0])
+    return _middle(comm, [max(0.0, float(np.median(found[1:])))])
 
 
 def _seconds(comm: Any, call: Callable[[], Any]) -> float:
-    """The middle one of several times, on the rank where it is longest."""
-    took = []
-    for _ in range(REPEATS + 1):
-        start = time.perf_counter()
-        call()
-        took.append(time.perf_counter() - start)
+    """The middle one of several times, on the rank where it is longest; when a wire carries them
+    for so long that what it takes faster after a pause is over."""
     # The first call prepares what the others find.
-    mine = np.array([float(np.median(took[1:]))])
-    return float(comm.all_reduce(mine, "max")[0])
+    first = _middle(comm, [_took(call) for _ in range(REPEATS + 1)][1:])
+    count = round(min(SUSTAINED_MAX, SUSTAINED_S / first)) if first > 0 else 0
+    if count < REPEATS:
+        return first
+    took = [_took(call) for _ in range(count)]
+    return _middle(comm, took[count // 2 :])
+
+
+def _middle(comm: Any, took: Sequence[float]) -> float:
+    """The middle one of these times, on the rank where that is longest."""
+    return float(comm.all_reduce(np.array([float(np.median(took))]), "max")[0])
 
 
 def fitted(lengths: Sequence[int], seconds: Sequence[float]) -> Rate:

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pycoll import _core
 from pycoll.communicator import Communicator
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.torch.agreement import KNOWN_MAX, Agreement, Round
@@ -207,6 +208,7 @@ class Coordinator:
                     self._wake()
 
     def _work(self) -> None:
+        _core.work_in_background()
         pause = 0.0
         try:
             while self._await_reason(pause):

@@ -274,6 +274,18 @@ def test_auto_waits_for_all_at_once_where_single_waits_take_longer_than_they_hid
     assert long.agenda == waiting.agenda and waiting.singly
 
 
+def test_a_draw_goes_to_waiting_for_all_at_once() -> None:
+    gradients = [Gradient(1 << 20, 1e-3 * (n + 1)) for n in range(10)]
+    rates = Rates(Rate(1e-4, 1e-9), Rate(5e-5, 5e-10), Rate(5e-5, 5e-10), 5e-6)
+    forward_s = [0.1e-3] * 10
+    assert decide(Policy(), gradients, rates, forward_s).singly
+    drawn = decide(Policy(), gradients, rates._replace(await_s=1e-9), forward_s)
+    assert not drawn.singly
+    head, *lines = drawn.why.splitlines()
+    first = next(line for line in lines if line.endswith("not hidden"))
+    assert "at once" in head and "at once" not in first
+
+
 @given(st.integers(0, 2**32), st.integers(1, 12), st.booleans())
 def test_auto_is_never_behind_a_candidate(seed: int, count: int, overlaps: bool) -> None:
     gradients = gradients_of(seed, count)

@@ -18,7 +18,7 @@ from harness import fresh_world, world_in_threads
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
 from pycoll.optim import POLICIES, Bucket, Entry, Policy, Scheduler
-from pycoll.optim.measure import LENGTHS, fitted, measure
+from pycoll.optim.measure import LENGTHS, _seconds, fitted, measure
 from pycoll.optim.scheduler import TIMED_STEPS
 
 ENTRIES = [
@@ -343,6 +343,25 @@ def test_the_fit_finds_the_line() -> None:
     assert fitted([4096], [2e-3]) == (2e-3, 0.0)
     assert fitted([1000, 2000], [1e-3, 3e-3]).alpha == 0, "a start that costs less than nothing"
     assert fitted([1000, 2000], [3e-3, 1e-3]).beta == 0, "the longer the sooner"
+
+
+def test_what_a_wire_takes_faster_after_a_pause_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    sent = 0
+
+    def call() -> None:
+        nonlocal now, sent
+        sent += 1
+        now += 1e-5 if sent < 100 else 1e-4
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    (comm,) = pycoll.local_world(1)
+    with comm:
+        assert _seconds(comm, call) == pytest.approx(1e-4)
+        now = 0.0
+        assert _seconds(comm, lambda: None) == 0
 
 
 def test_rates_are_alike_on_all_ranks() -> None:

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from typing import Any, Protocol
 
+from pycoll import _core
+
 
 class Watched(Protocol):
     """A work whose future somebody wants."""
@@ -78,6 +80,7 @@ class Watcher:
                 self._find_leader()
 
     def _run(self) -> None:
+        _core.work_in_background()
         me = threading.current_thread()
         try:
             while self._take_lead(me):
