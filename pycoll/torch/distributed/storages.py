@@ -49,7 +49,7 @@ class SharedStorages:
     heeded; another framework's view of a gradient, made through DLPack between the first two
     steps, is not. Forks turn shared memory into ordinary one; it comes back at the next time.
 
-    One thread at a time.
+    Any thread, but one at a time for each storage.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class SharedStorages:
 
     def _remember(self, storage: torch.UntypedStorage) -> None:
         if len(self._known) >= self._forgetting_at:
-            kept = {key: one for key, one in self._known.items() if not one.expired()}
+            kept = {key: one for key, one in list(self._known.items()) if not one.expired()}
             self._known = kept
             self._forgetting_at = max(_FORGETTING_FROM, 2 * len(kept))
         self._known[storage._cdata] = StorageWeakRef(storage)
