@@ -36,7 +36,8 @@ def measure(comm: Any, deterministic: bool | None = True) -> Rates:
     that computes, and what messages take from that.
 
     Every rank calls, with nothing else under way on ``comm``. The slowest rank counts, and the
-    result has the same bits everywhere. Takes up to a second; raises what ``comm`` raises.
+    result has the same bits everywhere. Takes a second, or two where ranks outnumber cores; raises
+    what ``comm`` raises.
     """
     memory = empty(LENGTHS[-1] // 4, np.float32)
     memory[...] = 0
