@@ -98,14 +98,10 @@ def _slowed(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> f
         for _ in range(times):
             np.add(work, 1, out=work)
 
-    def send() -> Any:
-        words = {"async_op": True, "deterministic": deterministic}
-        return [comm.all_reduce(message, out=message, **words) for _ in range(count)]
-
     def both(times: int) -> None:
-        sent = send()
+        works = _started(comm, message, count, deterministic)
         compute(times)
-        for one in sent:
+        for one in works:
             one.wait()
 
     compute(1)
@@ -126,6 +122,12 @@ def _took(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
+def _started(comm: Any, part: Any, count: int, deterministic: bool | None) -> list[Any]:
+    """So many messages, which run one after the other, since they are in the same memory."""
+    words = {"async_op": True, "deterministic": deterministic}
+    return [comm.all_reduce(part, out=part, **words) for _ in range(count)]
+
+
 def _start_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
     """What a message takes, however short, while this thread computes and does not wait for it; the
     middle one of several times, on the rank where it is longest. Whoever carries it has to get a
@@ -135,9 +137,7 @@ def _start_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
     found = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()
-        # In the same memory they run one after the other.
-        words = {"async_op": True, "deterministic": deterministic}
-        works = [comm.all_reduce(one, out=one, **words) for _ in range(MESSAGES)]
+        works = _started(comm, one, MESSAGES, deterministic)
         while not works[-1].done():
             np.add(work, 1, out=work)
         found.append((time.perf_counter() - begin) / MESSAGES)
