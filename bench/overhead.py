@@ -185,6 +185,11 @@ def on_each_rank(rounds: int) -> dict[str, float]:
     def listed() -> None:
         comm.all_reduce(x, out=x)
 
+    def grouped_tiny() -> None:
+        with comm.group():
+            for one in tiny:
+                comm.all_reduce(one, out=one)
+
     def listed_tiny() -> None:
         comm.all_reduce(tiny, out=tiny)
 
@@ -199,7 +204,7 @@ def on_each_rank(rounds: int) -> dict[str, float]:
         assert child is not None
         child.close()
 
-    calls = (blocking, started, grouped, listed, one, listed_tiny, one_tiny)
+    calls = (blocking, started, grouped, listed, one, grouped_tiny, listed_tiny, one_tiny)
     for call in calls:
         found[f"{call.__name__}_s"] = _together(comm, call, rounds)
     found["split_s"] = _together(comm, split, min(rounds, 5))
@@ -244,6 +249,7 @@ def jobs_of_two_and_eight(rounds: int) -> list[Figure]:
         (f"1 KiB: a group of {MANY}", "grouped"),
         (f"1 KiB: a list of {MANY}", "listed"),
         ("1 KiB: one", "one"),
+        (f"8 B: a group of {MANY}, in place", "grouped_tiny"),
         (f"8 B: a list of {MANY}", "listed_tiny"),
         ("8 B: one", "one_tiny"),
     ]

@@ -249,7 +249,10 @@ def judged(found: Found) -> list[str]:
     many = found.many
     told = [
         page.verdict(f"{SINGLY} / {LIST}", many[SINGLY] / many[LIST], 10),
-        page.verdict(f"1.5 of {WHOLE} / {LIST}", 1.5 * many[WHOLE] / many[LIST], 1),
+        *(
+            page.verdict(f"1.5 of {WHOLE} / {way}", 1.5 * many[WHOLE] / many[way], 1)
+            for way in (LIST, GROUP)
+        ),
     ]
     for name, times in found.sets.items():
         rate = found.nbytes[name] / times[ASYNC]

@@ -36,11 +36,8 @@ std::uint64_t total_of(std::span<const std::uint64_t> counts) {
 
 }  // namespace
 
-bool Choice::operator==(const Choice& other) const {
-  return collective == other.collective && dtype == other.dtype && op == other.op &&
-         deterministic == other.deterministic && root == other.root && bucket == other.bucket &&
-         trailing_count == other.trailing_count &&
-         std::equal(trailing.begin(), trailing.begin() + trailing_count, other.trailing.begin()) &&
+bool Choice::has_same_rest(const Choice& other) const {
+  return std::equal(trailing.begin(), trailing.begin() + trailing_count, other.trailing.begin()) &&
          same_text(algorithm, other.algorithm);
 }
 
@@ -64,13 +61,13 @@ void Choice::set_bytes(std::uint64_t bytes) {
 }
 
 CallTable::CallTable(SharedHandle shared)
-    : handle_(std::move(shared)),
-      generation_(next_generation()),
-      fusions_(std::make_unique<Fusions>()) {}
+    : handle_(std::move(shared)), generation_(next_generation()) {}
 
 CallTable::~CallTable() = default;
 
-std::unique_ptr<Fusions> CallTable::take_fusions() { return std::move(fusions_); }
+std::unique_ptr<Fusions> CallTable::take_fusions() {
+  return fusions_ != nullptr ? std::move(fusions_) : std::make_unique<Fusions>();
+}
 
 void CallTable::give_back(std::unique_ptr<Fusions> fusions) { fusions_ = std::move(fusions); }
 
@@ -88,10 +85,16 @@ void CallTable::add(Prepared prepared) {
   if (find(prepared.choice) != nullptr) return;
   if (prepared_.size() >= kPreparedMax) {
     newest_.fill(nullptr);
+    plain_.fill(0);
     slots_.fill(Slot{});
     in_place_.fill(InPlace{});
     prepared_.clear();
     generation_ = next_generation();
+  }
+  Choice plain = Choice::plain(prepared.choice.dtype);
+  plain.bucket = prepared.choice.bucket;
+  if (plain == prepared.choice && plain.bucket >= 0) {
+    plain_[static_cast<std::size_t>(plain.dtype)] |= std::uint64_t{1} << plain.bucket;
   }
   const std::size_t hash = prepared.choice.hash();
   prepared_.emplace(hash, std::make_unique<Prepared>(std::move(prepared)));

@@ -6,10 +6,14 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -35,10 +39,29 @@ struct Choice {
   std::array<std::int64_t, kTrailingMax> trailing{};  // dimensions that ranks must share
   PyObject* algorithm = nullptr;                      // a str, or nullptr: the selector's
 
-  bool operator==(const Choice& other) const;
+  // That of all_reduce(x) or all_reduce(x, out=x), without bytes.
+  static Choice plain(DType dtype) {
+    Choice choice;
+    choice.collective = Collective::kAllReduce;
+    choice.dtype = dtype;
+    choice.op = static_cast<std::int8_t>(ReduceOp::kSum);
+    return choice;
+  }
+
+  bool operator==(const Choice& other) const {
+    // All in front of `trailing` at once: of a group's calls each is compared.
+    return std::memcmp(this, &other, offsetof(Choice, trailing)) == 0 &&
+           ((trailing_count == 0 && algorithm == other.algorithm) || has_same_rest(other));
+  }
   std::size_t hash() const;
   void set_bytes(std::uint64_t bytes);
+
+ private:
+  bool has_same_rest(const Choice& other) const;
 };
+static_assert(std::is_trivially_copyable_v<Choice>);
+// Nothing lies between what is compared as bytes.
+static_assert(offsetof(Choice, trailing) == 4 * sizeof(std::int8_t) + 3 * sizeof(std::int32_t));
 
 // A preparation: what it makes, without memory and counts.
 struct Prepared {
@@ -60,10 +83,14 @@ class CallTable {
   std::uint64_t generation() const { return generation_; }
 
   const Prepared* find(const Choice& choice);
+  // Whether find(Choice::plain(dtype) of so many bytes) finds anything.
+  bool knows_plain(DType dtype, std::uint64_t bytes) const {
+    return bytes > 0 && (plain_[static_cast<std::size_t>(dtype)] >> std::bit_width(bytes - 1)) % 2;
+  }
   // Memory for fused messages; grows and is kept, since its pages are warm.
   std::byte* fusion_memory(std::uint64_t bytes);
   void add(Prepared prepared);
-  // For one list at a time: nullptr while another thread has it. It comes back empty.
+  // Empty ones, for a list or a group, which gives them back empty: their room is used again.
   std::unique_ptr<Fusions> take_fusions();
   void give_back(std::unique_ptr<Fusions> fusions);
 
@@ -101,6 +128,7 @@ class CallTable {
   std::uint64_t generation_;
   std::unordered_multimap<std::size_t, std::unique_ptr<Prepared>> prepared_;
   std::array<const Prepared*, kCollectiveCount> newest_{};  // found last, by collective
+  std::array<std::uint64_t, kDTypeCount> plain_{};  // by dtype: a bit for each bucket that is known
   std::array<Slot, kCallsMax> slots_;
   std::array<InPlace, kInPlaceMax> in_place_;
   std::vector<std::byte> fusion_memory_;

@@ -92,6 +92,10 @@ bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape,
   }
   if (out == reading.x) {
     reading.target = reading.source;
+    if (in_place) {
+      reading.result = py::reinterpret_borrow<py::object>(out);
+      return reading.target.writable;
+    }
   } else if (!flatten(out, &reading.target)) {
     return false;
   }

@@ -9,6 +9,7 @@
 #include "bindings/bind.h"
 #include "bindings/dlpack.h"
 #include "bindings/exporters.h"
+#include "bindings/negation.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -112,7 +113,8 @@ bool denies(PyObject* method, PyObject* x) {
 
 bool is_plain(const TensorClass& known, PyObject* x, DType dtype) {
   const bool complex = dtype == DType::kComplex64 || dtype == DType::kComplex128;
-  return denies(known.is_neg, x) && (!complex || denies(known.is_conj, x));
+  const std::optional<bool> negated = sees_negation(x);
+  return (negated ? !*negated : denies(known.is_neg, x)) && (!complex || denies(known.is_conj, x));
 }
 
 bool in_c_order(const dlpack::Tensor& tensor, std::uint64_t count) {
@@ -227,7 +229,8 @@ PyObject* make_flat(PyObject* like, DType dtype, int ndim, const py::ssize_t* sh
 void bind_flat(py::module_& module) {
   module.def("learn_tensor", &learn_tensor, py::arg("type"),
              "Read tensors of this class by DLPack's C exchange functions from now on; False where "
-             "it does not publish them. Their is_neg and is_conj are asked.");
+             "it does not publish them. Their is_conj is asked, and their is_neg unless "
+             "learn_negation() knows better.");
 }
 
 }  // namespace pycoll::bindings

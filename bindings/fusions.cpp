@@ -9,6 +9,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/buffer.h"
+#include "bindings/raw.h"
 #include "bindings/work.h"
 
 namespace pycoll::bindings {
@@ -65,14 +66,20 @@ void Fusions::abandon(PyObject* error) {
   }
 }
 
+// Of a message with more members, no room is kept.
+constexpr std::size_t kRoomMembersMax = 4096;
+
 // What goes may run any Python code, which may come back here.
 void Fusions::clear() {
   const std::vector<Other> others = std::move(others_);
   others_.clear();
   open_.clear();
   for (std::size_t number = std::exchange(used_, 0); number-- > 0;) {
-    const std::vector<Member> members = std::move(all_[number].members);
-    all_[number].members.clear();
+    Fusion& fusion = all_[number];
+    if (fusion.members.capacity() > kRoomMembersMax) fusion.apart = {};
+    if (fusion.members.empty() && fusion.members.capacity() <= kRoomMembersMax) continue;
+    const std::vector<Member> members = std::move(fusion.members);
+    fusion.members = {};
     for (const Member& member : members) Py_XDECREF(member.work);
   }
 }
@@ -107,7 +114,7 @@ void scatter(const std::byte* place, const Fusion& fusion) {
 constexpr std::uint64_t kPackedBytesMax = runtime::Call::kShortBytes;
 
 // Whether no result lies in another array of the list.
-bool are_apart(const Fusion& fusion) {
+bool lie_apart(const Fusion& fusion) {
   struct Range {
     const std::byte* begin;
     const std::byte* end;
@@ -146,6 +153,14 @@ std::vector<runtime::Part> parts_of(const Fusion& fusion) {
   return parts;
 }
 
+// lie_apart(), which sorts, unless they lay so before.
+bool are_apart(Fusion& fusion, const std::vector<runtime::Part>& parts) {
+  if (parts == fusion.apart) return true;
+  if (!lie_apart(fusion)) return false;
+  fusion.apart = parts;
+  return true;
+}
+
 std::uint64_t lengths_key(const Fusion& fusion) {
   LengthsKey key;
   for (const Member& member : fusion.members) key.add(member.bytes);
@@ -162,8 +177,7 @@ void fill(Fusion& fusion) {
   try {
     for (; filled < fusion.members.size(); ++filled) {
       PyObject* work = fusion.members[filled].work;
-      if (work != nullptr) fill_work(work);
-      Py_XDECREF(work);
+      if (work != nullptr) fill_and_drop_work(work);
     }
   } catch (...) {
     forget();
@@ -219,10 +233,13 @@ bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   const Prepared* prepared = self->table->find(reading.choice);
   if (prepared == nullptr) return false;
   const bool shared = fusion.members.size() > 1;
-  if (shared && fusion.bytes > kPackedBytesMax && are_apart(fusion)) {
-    run_parts(self, *prepared, fusion.choice.dtype, parts_of(fusion), lengths_key(fusion));
-    fill(fusion);
-    return true;
+  if (shared && fusion.bytes > kPackedBytesMax) {
+    std::vector<runtime::Part> parts = parts_of(fusion);
+    if (are_apart(fusion, parts)) {
+      run_parts(self, *prepared, fusion.choice.dtype, std::move(parts), lengths_key(fusion));
+      fill(fusion);
+      return true;
+    }
   }
   const Member& first = fusion.members.front();
   std::byte* memory = shared ? self->table->fusion_memory(fusion.bytes) : first.target;
@@ -239,6 +256,19 @@ bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   if (shared) without_gil_if_long(fusion.bytes, [&] { scatter(memory, fusion); });
   fill(fusion);
   return true;
+}
+
+std::optional<PyObject*> defer_in_place(CallsObject* self, PyObject* x, const Flat& flat) {
+  if (self->fusions == nullptr || !self->table->knows_plain(flat.dtype, flat.bytes())) {
+    return std::nullopt;
+  }
+  return guarded([&] {
+    // The result keeps what is read.
+    PyObject* work = make_open_work(py::reinterpret_borrow<py::object>(x));
+    self->fusions->add(Choice::plain(flat.dtype),
+                       {Py_NewRef(work), flat.data, flat.data, flat.bytes()});
+    return work;
+  });
 }
 
 std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading) {

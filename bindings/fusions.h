@@ -48,6 +48,8 @@ struct Fusion {
   pybind11::object algorithm;
   std::uint64_t bytes = 0;
   std::vector<Member> members;
+  // Those of an earlier message, of which none was written where another one lies.
+  std::vector<runtime::Part> apart;
 };
 
 // What is called inside one group, in order. Which members share a message depends on their order,
@@ -84,6 +86,10 @@ class Fusions {
   std::vector<std::size_t> open_;  // numbers of those that others may still join
   std::vector<Other> others_;
 };
+
+// all_reduce(x, out=x) inside a group, with what flatten() says of x, which can be written: a Work,
+// nullptr with an error set, or nullopt if it is declined.
+std::optional<PyObject*> defer_in_place(CallsObject* self, PyObject* x, const Flat& flat);
 
 // An all_reduce inside a group: a Work, or nullopt if it is declined.
 std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading);

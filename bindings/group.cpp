@@ -1,5 +1,6 @@
 // The with block of a group: what is entered and left without Python code if all_reduces that
 // native code has read are all there is in it.
+#include <memory>
 #include <utility>
 
 #include "bindings/bind.h"
@@ -21,6 +22,8 @@ PyTypeObject* group_type = nullptr;
 
 GroupObject* cast_group(PyObject* object) { return reinterpret_cast<GroupObject*>(object); }
 
+CallsObject* calls_of(PyObject* object) { return as_calls(cast_group(object)->communicator); }
+
 PyObject* make_group(PyTypeObject* type, PyObject* arguments, PyObject* /*names*/) {
   if (PyTuple_GET_SIZE(arguments) != 1 || as_calls(PyTuple_GET_ITEM(arguments, 0)) == nullptr) {
     PyErr_SetString(PyExc_TypeError, "a group is of one communicator");
@@ -29,7 +32,8 @@ PyObject* make_group(PyTypeObject* type, PyObject* arguments, PyObject* /*names*
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
   cast_group(object)->communicator = Py_NewRef(PyTuple_GET_ITEM(arguments, 0));
-  cast_group(object)->fusions = new Fusions();
+  CallTable* table = calls_of(object)->table;
+  cast_group(object)->fusions = table == nullptr ? new Fusions() : table->take_fusions().release();
   return object;
 }
 
@@ -46,14 +50,18 @@ int clear_group(PyObject* object) {
 
 void dealloc_group(PyObject* object) {
   PyObject_GC_UnTrack(object);
+  std::unique_ptr<Fusions> fusions(std::exchange(cast_group(object)->fusions, nullptr));
+  CallsObject* calls = cast_group(object)->communicator == nullptr ? nullptr : calls_of(object);
+  if (calls != nullptr && calls->table != nullptr) {
+    fusions->clear();
+    calls->table->give_back(std::move(fusions));
+  }
+  fusions.reset();
   clear_group(object);
-  delete std::exchange(cast_group(object)->fusions, nullptr);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
 }
-
-CallsObject* calls_of(PyObject* object) { return as_calls(cast_group(object)->communicator); }
 
 PyObject* enter(PyObject* object, PyObject* /*unused*/) {
   CallsObject* calls = calls_of(object);

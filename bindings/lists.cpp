@@ -14,18 +14,17 @@ bool is_list(PyObject* x) {
 
 namespace {
 
-// The table's fusions, for as long as this lives; empty again afterwards.
+// Fusions of the table's, for as long as this lives; empty again afterwards.
 class Borrowed {
  public:
   explicit Borrowed(CallTable& table) : table_(table), fusions_(table.take_fusions()) {}
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
   ~Borrowed() {
-    if (fusions_ == nullptr) return;
     fusions_->clear();
     table_.give_back(std::move(fusions_));
   }
-  Fusions* get() const { return fusions_.get(); }
+  Fusions& get() const { return *fusions_; }
 
  private:
   CallTable& table_;
@@ -38,10 +37,10 @@ py::tuple items_of(PyObject* list) {
   return py::reinterpret_steal<py::tuple>(PyList_AsTuple(list));
 }
 
-// Every array of the list as a member; its result goes to `results`, which keeps what is new.
-// False where one is not to be read.
+// Every array of the list as a member; `results` gets those that are new, which nobody else keeps
+// while they are written. False where one is not to be read.
 bool read_members(const CallsObject& self, const Arguments& arguments, const py::tuple& xs,
-                  const py::tuple& outs, Fusions& fusions, const py::list& results) {
+                  const py::tuple& outs, Fusions& fusions, py::list& results) {
   Reading reading;
   const int size = self.table->handle().native->size();
   if (!read_choice(Collective::kAllReduce, arguments, size, reading) || reading.async) return false;
@@ -49,7 +48,8 @@ bool read_members(const CallsObject& self, const Arguments& arguments, const py:
   for (std::size_t number = 0; number < xs.size(); ++number) {
     const auto place = static_cast<py::ssize_t>(number);
     reading.x = PyTuple_GET_ITEM(xs.ptr(), place);
-    if (outs) one[static_cast<std::size_t>(Parameter::kOut)] = PyTuple_GET_ITEM(outs.ptr(), place);
+    PyObject*& out = one[static_cast<std::size_t>(Parameter::kOut)];
+    if (outs) out = PyTuple_GET_ITEM(outs.ptr(), place);
     const Flat& source = reading.source;
     if (!flatten(reading.x, &reading.source) ||
         !read_target(one, source.ndim, source.shape, true, reading)) {
@@ -57,7 +57,7 @@ bool read_members(const CallsObject& self, const Arguments& arguments, const py:
     }
     reading.choice.dtype = source.dtype;
     fusions.add(reading.choice, {nullptr, source.data, reading.target.data, source.bytes()});
-    PyList_SET_ITEM(results.ptr(), place, reading.result.release().ptr());
+    if (absent(out)) results.append(std::move(reading.result));
   }
   return true;
 }
@@ -91,14 +91,14 @@ py::list messages_of(const std::vector<std::pair<int, std::uint64_t>>& arrays) {
 
 std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments) {
   PyObject* out = at(arguments, Parameter::kOut);
+  if (!absent(out) && !is_list(out)) return std::nullopt;
   const Borrowed borrowed(*self->table);
-  if (borrowed.get() == nullptr || (!absent(out) && !is_list(out))) return std::nullopt;
   const py::tuple xs = items_of(at(arguments, Parameter::kX));
   py::object outs;
   if (!absent(out)) outs = out == at(arguments, Parameter::kX) ? xs : items_of(out);
   if (xs.empty() || (outs && py::len(outs) != xs.size())) return std::nullopt;
-  py::list results(xs.size());
-  Fusions& fusions = *borrowed.get();
+  py::list results;
+  Fusions& fusions = borrowed.get();
   if (!read_members(*self, arguments, xs, py::reinterpret_borrow<py::tuple>(outs), fusions,
                     results) ||
       !all_prepared(*self->table, fusions)) {

@@ -7,6 +7,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/fusions.h"
+#include "bindings/negation.h"
 #include "bindings/raw.h"
 #include "bindings/work.h"
 
@@ -193,6 +194,7 @@ void bind_methods(py::module_& module) {
 void bind_native_calls(py::module_& module) {
   bind_work(module);
   bind_flat(module);
+  bind_negation(module);
   bind_calls(module);
   bind_fusions(module);
   bind_lists(module);

@@ -236,10 +236,10 @@ PyObject* start_known(CallsObject* self, const std::shared_ptr<runtime::Call>& c
 
 std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async) {
   Flat flat;
-  if (self->group != Py_None || self->table == nullptr || UserOp::running() || !flatten(x, &flat) ||
-      !flat.writable) {
+  if (self->table == nullptr || UserOp::running() || !flatten(x, &flat) || !flat.writable) {
     return std::nullopt;
   }
+  if (self->group != Py_None) return defer_in_place(self, x, flat);
   const auto& call = self->table->in_place(flat.dtype, flat.count);
   if (call == nullptr) return std::nullopt;
   if (async) return guarded([&] { return start_known(self, call, flat.data, x); });

@@ -40,8 +40,9 @@ WorkObject* as_work(PyObject* object) { return reinterpret_cast<WorkObject*>(obj
 // Works come and go by the thousand: their memory, and that of their operations, is used again. The
 // GIL guards both lists.
 constexpr std::size_t kSpareMax = 256;
+constexpr std::size_t kSpareWorksMax = 1024;  // a group has all of its own until it ends
 struct Spare {
-  std::array<WorkObject*, kSpareMax> works{};
+  std::array<WorkObject*, kSpareWorksMax> works{};
   std::size_t work_count = 0;
   std::vector<std::shared_ptr<runtime::Operation>> operations;
 };
@@ -129,10 +130,10 @@ void dealloc_work(PyObject* object) {
   clear_work(object);
   WorkObject* work = as_work(object);
   delete std::exchange(work->finishing, nullptr);
-  let_go(work->running);
+  if (work->running.communicator != nullptr) let_go(work->running);
   PyTypeObject* type = Py_TYPE(object);
   Spare& lists = spare();
-  if (lists.work_count < kSpareMax) {
+  if (lists.work_count < kSpareWorksMax) {
     lists.works[lists.work_count++] = work;
   } else {
     work->running.~Running();
@@ -143,9 +144,8 @@ void dealloc_work(PyObject* object) {
 
 PyObject* done(PyObject* object, PyObject* /*unused*/) {
   const WorkObject* work = as_work(object);
-  const bool over = work->stage == Stage::kRunning ? work->running.operation->done()
-                                                   : work->stage != Stage::kOpen;
-  return py::bool_(over).release().ptr();
+  return PyBool_FromLong(work->stage == Stage::kRunning ? work->running.operation->done()
+                                                        : work->stage != Stage::kOpen);
 }
 
 // nullopt: no limit. Throws what pycoll.work.check_timeout raises.
@@ -304,10 +304,6 @@ constexpr const char* kDocumentation =
     "Arrays that it reads or writes must be left alone until it is done; they are kept alive. It\n"
     "runs on whether or not anyone waits. Threads: any.";
 
-}  // namespace
-
-namespace {
-
 void expect_result(WorkObject* work, py::object result, py::object finish, py::object kept) {
   work->value = result.release().ptr();
   work->kept = kept.release().ptr();
@@ -315,7 +311,6 @@ void expect_result(WorkObject* work, py::object result, py::object finish, py::o
     work->finish = finish.release().ptr();
     work->finishing = new std::mutex();
   }
-  watch(work);
 }
 
 }  // namespace
@@ -325,6 +320,7 @@ py::object make_work(Running running, py::object result, py::object finish, py::
   auto made = py::reinterpret_steal<py::object>(as_object(work));
   work->running = std::move(running);
   expect_result(work, std::move(result), std::move(finish), std::move(kept));
+  watch(work);
   return made;
 }
 
@@ -336,6 +332,8 @@ std::shared_ptr<runtime::Operation> new_operation() {
   return operation;
 }
 
+// Not watched before it is filled: until then its group has it, which the garbage collector does
+// not see.
 PyObject* make_open_work(py::object result, py::object finish, py::object kept) {
   WorkObject* work = allocate(Stage::kOpen);
   expect_result(work, std::move(result), std::move(finish), std::move(kept));
@@ -352,15 +350,17 @@ void fill_work(PyObject* object, PyObject* result) {
 }
 
 void fill_work(PyObject* object) {
-  WorkObject* work = as_work(object);
-  if (work->finish == nullptr) {
-    work->stage = Stage::kGiven;
-    Py_CLEAR(work->kept);
-    return;
-  }
+  const WorkObject* work = as_work(object);
+  if (work->finish == nullptr) return fill_work(object, work->value);
   const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(work->finish));
   if (!result) throw py::error_already_set();
   fill_work(object, result.ptr());
+}
+
+void fill_and_drop_work(PyObject* object) {
+  // Where nobody else has it, as in most programs, nobody asks what came out.
+  if (Py_REFCNT(object) > 1 || as_work(object)->finish != nullptr) fill_work(object);
+  Py_DECREF(object);
 }
 
 void fail_work(PyObject* object, PyObject* error) {

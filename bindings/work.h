@@ -39,6 +39,8 @@ PyObject* make_open_work(pybind11::object result = {}, pybind11::object finish =
 // finish() raises; then the Work is as open as before.
 void fill_work(PyObject* object, PyObject* result);
 void fill_work(PyObject* object);
+// The same, and lets go of the caller's reference unless it throws.
+void fill_and_drop_work(PyObject* object);
 void fail_work(PyObject* object, PyObject* error);
 
 void bind_work(pybind11::module_& module);

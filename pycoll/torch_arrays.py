@@ -28,6 +28,7 @@ class Torch:
         self.capsule = torch.utils.dlpack.to_dlpack
         for kind in (torch.Tensor, torch.nn.Parameter):
             _core.learn_tensor(kind)
+        _core.learn_negation(*negation_examples(torch))
 
     def view(self, x: Any, name: str) -> _core.BufferView:
         """The elements, on the host in C order; a device packs by itself."""
@@ -82,6 +83,23 @@ class Torch:
         if x.is_cuda:
             return stand_in(_device_view(plain, self.known, name))
         return _core.view(self.capsule(plain), name)
+
+
+def negation_examples(torch: Any) -> tuple[list[Any], list[Any]]:
+    """Tensors that differ in all but this: the first are as their memory says, the second negated.
+
+    Only what torch promises makes them: the imaginary part of a conjugate is a negated view.
+    """
+    pairs = [torch.zeros(2, 3, dtype=torch.complex64), torch.ones(5, dtype=torch.complex128)]
+    parts = [part for one in pairs for part in (one.real, one.imag, one.conj().real)]
+    whole = [torch.zeros(1), torch.ones(4, dtype=torch.int64)[1:], torch.zeros(6)[::2]]
+    learning = torch.zeros(2, requires_grad=True)
+    plain = [*parts, *whole, torch.zeros(2, 3).T, torch.zeros(()), torch.zeros(0), learning]
+    plain += [learning * 2, learning.detach(), torch.nn.Parameter(torch.ones(3)), *pairs]
+    views = [one.conj().imag for one in pairs]
+    negated = [*views, views[0].T, views[1][1:], views[0][0, 0], views[1].detach()]
+    negated += [views[1][:0], views[0].as_strided((4,), (1,)), views[1].as_strided((3,), (1,), 0)]
+    return plain, negated
 
 
 def _device_view(x: Any, dtypes: dict[Any, int], name: str) -> DeviceView:

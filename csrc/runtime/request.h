@@ -30,6 +30,8 @@ struct Part {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   std::uint64_t end = 0;  // bytes of this one and all in front of it; more than those in front
+
+  bool operator==(const Part&) const = default;
 };
 
 struct CollectiveRequest {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -154,5 +156,50 @@ def test_groups_in_groups_join_the_outer_one() -> None:
                 work = comm.all_reduce(1)
             assert not work.done()
         assert work.wait() == 2
+
+    world_in_threads(2).run(rank)
+
+
+def test_works_that_nobody_keeps_change_nothing() -> None:
+    def rank(comm: Comm) -> None:
+        xs = [np.full(3, number, np.float32) for number in range(2000)]
+        for turn in range(3):  # of more members than there is room for Works
+            with comm.group():
+                kept = [comm.all_reduce(x, out=x) for x in xs if x[0] % 3 == 0]
+                for x in xs:
+                    if x[0] % 3 != 0:
+                        comm.all_reduce(x, out=x)
+            assert all(work.wait()[0] % 3 == 0 for work in kept)
+            scale = 2 ** (turn + 1)
+            assert all((x == number * scale).all() for number, x in enumerate(xs))
+
+    world_in_threads(2).run(rank)
+
+
+def test_works_in_a_circle_are_collected() -> None:
+    comm = world_in_threads(1).communicators[0]
+    for _ in range(2):
+        x = torch.ones(3)
+        with comm.group():
+            x.work = comm.all_reduce(x, out=x)  # type: ignore[attr-defined]
+        gone = weakref.ref(x)
+        del x
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_group_that_is_kept_is_in_nobodys_way() -> None:
+    def rank(comm: Comm) -> None:
+        ours = [np.ones(2, np.float32), np.ones(3, np.float32)]
+        with comm.group() as kept:
+            first = comm.all_reduce(ours[0], out=ours[0])
+        assert first.wait().tolist() == [2, 2]
+        comm.all_reduce(ours, out=ours)
+        with comm.group():
+            comm.all_reduce(ours[0], out=ours[0])
+        with kept:
+            comm.all_reduce(ours[0], out=ours[0])
+            comm.all_reduce(ours[1], out=ours[1])
+        assert [one[0] for one in ours] == [16, 4]
 
     world_in_threads(2).run(rank)
