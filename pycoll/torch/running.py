@@ -17,6 +17,7 @@ from typing import Any
 from pycoll.communicator import Communicator
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.torch.errors import HorovodInternalError
+from pycoll.torch.storages import SharedStorages
 from pycoll.torch.streams import Streams, ordered
 from pycoll.torch.tasks import AllReduce, Lists, Task
 
@@ -27,6 +28,7 @@ class Runner:
     def __init__(self, comm: Communicator, ranks: Sequence[int]) -> None:
         self._comm, self._size = comm, len(ranks)
         self._rank = ranks[comm.rank]
+        self._storages = SharedStorages() if comm.shares_arrays else None
         self._streams: Streams = {}
         #: Whether there may be tensors on devices.
         self.on_devices = False
@@ -71,6 +73,11 @@ class Runner:
                 enter(task, lists)
             except Exception as error:
                 raise self._not_run(task, error) from error
+        if self._storages is not None:
+            for sources, targets in lists.values():
+                for source, target in zip(sources, targets, strict=True):
+                    if source is target:
+                        self._storages.settle_own(target)
         if len(lists) == 1:
             for word, (sources, targets) in lists.items():
                 self._comm.all_reduce(sources, word, out=targets)

@@ -7,11 +7,11 @@ import os
 import torch
 import torch.distributed as dist
 from c10d_training_checks import own_steps
+from shared_storages import can_share, is_shared
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pycoll import _core
-from pycoll.torch.distributed.storages import SharedStorages
+from pycoll.torch.storages import SharedStorages
 
 WIDTH = 192
 #: After these a bucket has been reduced twice since the last one was made.
@@ -31,19 +31,12 @@ def train(net: nn.Module, steps: int) -> None:
     own_steps(net, torch.optim.SGD(net.parameters(), 0.01), steps)
 
 
-def is_shared(tensor: torch.Tensor) -> bool:
-    storage = tensor.untyped_storage()
-    return _core.is_reachable(storage.data_ptr(), storage.nbytes())
-
-
 def gradients(net: nn.Module) -> list[torch.Tensor]:
     return [one.grad for one in net.parameters() if one.grad is not None]
 
 
 def shares() -> bool:
-    """Whether this machine and this torch let them be shared, and there is somebody to read."""
-    movable = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
-    return dist.get_world_size() > 1 and movable and _core.reachable_memory_is_quick()
+    return can_share(dist.get_world_size())
 
 
 def check_gradients_that_are_buckets_are_shared() -> None:
@@ -114,7 +107,7 @@ def check_storages_that_are_gone_are_forgotten() -> None:
 
         @staticmethod
         def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
-            storages.settle(torch.zeros(1 << 14))
+            storages.settle_gradient(torch.zeros(1 << 14))
             return grad
 
     for _ in range(200):

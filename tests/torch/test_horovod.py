@@ -13,6 +13,7 @@ import hvd_optimizer_checks
 import hvd_overlap_checks
 import hvd_policy_checks
 import hvd_reducing_checks
+import hvd_storages_checks
 import pytest
 from torch_ranks import checks_of, outcomes_of
 
@@ -27,6 +28,7 @@ MODULES = {
         hvd_overlap_checks,
         hvd_policy_checks,
         hvd_reducing_checks,
+        hvd_storages_checks,
     )
 }
 #: When a parameter steps is a matter of each rank and its own program, so a fourth rank adds time

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from pycoll.communicator import Communicator
-from pycoll.torch.distributed.storages import SharedStorages, shared_tensor
 from pycoll.torch.distributed.watcher import Watcher
 from pycoll.torch.distributed.work import translated
+from pycoll.torch.storages import SharedStorages, shared_tensor
 
 NAME = "pycoll"
 _open: weakref.WeakSet[Membership] = weakref.WeakSet()

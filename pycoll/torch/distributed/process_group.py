@@ -52,7 +52,7 @@ class PycollProcessGroup(Membership):
             return completed(list(tensors), self._watcher)
         target, back = writable(tensor)
         if back is None and self._storages is not None:
-            self._storages.settle(target)
+            self._storages.settle_gradient(target)
         source = scaled_for(op, target)
         works = [self._call("all_reduce", source, word_of(op), out=target)]
         return self._pending(works, [tensor], back)

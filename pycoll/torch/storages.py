@@ -9,6 +9,7 @@ other.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -40,32 +41,44 @@ def _is_quick() -> bool:
 
 
 class SharedStorages:
-    """Gives shared memory to gradients that backward passes reduce again and again.
+    """Gives shared memory to tensors that are all-reduced in place again and again.
 
-    These are the buckets of DistributedDataParallel: whole storages, all-reduced in place within a
-    backward pass, of which only tensors of torch know. A storage moves when it comes for the second
-    time, so that what serves once is not copied. Its contents stay, its address does not: who
-    keeps that for himself goes on with the old memory, which is free. A NumPy array does, and is
-    heeded; another framework's view of a gradient, made through DLPack between the first two
-    steps, is not. Forks turn shared memory into ordinary one; it comes back at the next time.
+    A storage moves when it comes for the second time, so that what serves once is not copied. Its
+    contents stay, its address does not: who keeps that for himself goes on with the old memory,
+    which is free. NumPy's arrays do, and are heeded. Forks turn shared memory into ordinary one; it
+    comes back at the next time.
 
-    Any thread, but one at a time for each storage.
+    Any thread, but one at a time for each storage. No operation is under way on a tensor that
+    comes: this one is the next.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, StorageWeakRef] = {}
         self._forgetting_at = _FORGETTING_FROM
 
-    def settle(self, tensor: torch.Tensor) -> None:
-        """What is about to be all-reduced in place: let its memory be shared if that pays."""
-        if tensor.nbytes < _core.SHARED_BYTES_MIN or torch._C._current_graph_task_id() == -1:
-            return
+    def settle_gradient(self, tensor: torch.Tensor) -> None:
+        """Within a backward pass: the buckets of DistributedDataParallel, of which torch knows.
+
+        Another framework's view, made through DLPack between the first two steps, is not heeded.
+        """
+        if tensor.nbytes >= _core.SHARED_BYTES_MIN and torch._C._current_graph_task_id() != -1:
+            self._settle(tensor, lambda storage: True)
+
+    def settle_own(self, tensor: torch.Tensor) -> None:
+        """Anywhere: whoever has the tensor is to be the only one who knows its memory, so that
+        neither another tensor nor a capsule of DLPack's does."""
+        if tensor.nbytes > _core.FUSED_BYTES_MAX:  # others travel together, by way of slots
+            self._settle(tensor, lambda storage: _is_alone(tensor, storage))
+
+    def _settle(
+        self, tensor: torch.Tensor, may_move: Callable[[torch.UntypedStorage], bool]
+    ) -> None:
         storage = tensor.untyped_storage()
         place = storage.data_ptr(), tensor.nbytes
         # What a fork has made ordinary comes back.
         if _core.is_reachable(*place) or _core.bring_back(*place):
             return
-        if not _is_movable(tensor, storage):
+        if not (_is_movable(tensor, storage) and may_move(storage)):
             return
         known = self._known.get(storage._cdata)
         if known is None or known.expired():
@@ -90,6 +103,15 @@ def _is_movable(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         and not tensor.is_pinned()
         and hasattr(storage, "_swap_data_ptr_")
     )
+
+
+def _is_alone(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    """Whether nobody but Python has the tensor, and nobody but the tensor the storage."""
+    try:
+        users = int(torch._C._storage_Use_Count(storage._cdata))
+        return int(tensor._use_count()) == 1 and users == 2  # the other one is `storage`
+    except AttributeError:  # another torch, which counts elsewhere
+        return False
 
 
 def _move(storage: torch.UntypedStorage) -> None:
