@@ -160,13 +160,21 @@ def on_each_rank(rounds: int) -> dict[str, float]:
     begin = time.perf_counter()
     comm.split(0).close()
     found["first_split_s"] = time.perf_counter() - begin
-    x = [np.zeros(256, np.float32) for _ in range(MANY)]
-    tiny = [np.zeros(2, np.float32) for _ in range(MANY)]
-    comm.all_reduce(x[0], out=x[0])
+    x = np.zeros(256, np.float32)
+    comm.all_reduce(x, out=x)
     found |= {"mapped_bytes": mapped_bytes(), "small_bytes": staging_bytes()}
     long = np.zeros(1 << 20, np.float32)
     comm.all_reduce(long, out=long)
     found["long_bytes"] = staging_bytes()
+    found |= calls_together(comm, rounds)
+    pycoll.finalize()
+    return found
+
+
+def calls_together(comm: Any, rounds: int) -> dict[str, float]:
+    """What calls take that all ranks make."""
+    x = [np.zeros(256, np.float32) for _ in range(MANY)]
+    tiny = [np.zeros(2, np.float32) for _ in range(MANY)]
 
     def blocking() -> None:
         for one in x:
@@ -205,11 +213,8 @@ def on_each_rank(rounds: int) -> dict[str, float]:
         child.close()
 
     calls = (blocking, started, grouped, listed, one, grouped_tiny, listed_tiny, one_tiny)
-    for call in calls:
-        found[f"{call.__name__}_s"] = _together(comm, call, rounds)
-    found["split_s"] = _together(comm, split, min(rounds, 5))
-    pycoll.finalize()
-    return found
+    found = {f"{call.__name__}_s": _together(comm, call, rounds) for call in calls}
+    return {**found, "split_s": _together(comm, split, min(rounds, 5))}
 
 
 def _together(comm: Any, call: Callable[[], None], rounds: int) -> float:
