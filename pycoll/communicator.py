@@ -212,7 +212,7 @@ class Communicator(Reducing, Moving, Messages):
 
         Calls inside return a Work at once; all run when the block ends, and each Work's wait()
         then gives its result. all_reduces of equal op, dtype, algorithm and deterministic, of up
-        to 1 MiB each, share messages of up to 16 MiB; sends and receives are posted together, so
+        to 256 KiB each, share messages of up to 16 MiB; sends and receives are posted together, so
         they cannot wait for each other in a circle; the rest runs in the order of the calls, which
         must be the same on all ranks. No member may read what another writes, and no other thread
         may use the communicator meanwhile. If the block raises, nothing runs.

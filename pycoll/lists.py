@@ -1,6 +1,6 @@
 """Many arrays as one message: what ``all_reduce`` does with a list or tuple.
 
-Arrays of equal dtype, of up to 1 MiB each, travel end to end in messages of up to 16 MiB; longer
+Arrays of equal dtype, of up to 256 KiB each, travel end to end in messages of up to 16 MiB; longer
 ones travel alone, straight from their memory. Which share a message depends on their order, dtypes
 and lengths only (bindings/fusions.h), so it is alike on all ranks. Common lists never come here:
 bindings/lists.cpp reads and runs them. Arrays on devices lie in no message: those of equal dtype,
