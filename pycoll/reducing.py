@@ -51,8 +51,8 @@ class Reducing(Core):
         log2(size) steps for short ones.
 
         A list or tuple of arrays (and of such for ``out``) gives a list of results: its arrays are
-        independent, and those of equal dtype and up to 1 MiB travel in one message of up to 16 MiB;
-        on a device all of one dtype are one launch, up to 128 of them.
+        independent, and those of equal dtype and up to 256 KiB travel in one message of up to
+        16 MiB; on a device all of one dtype are one launch, up to 128 of them.
         With ``async_op`` results are in their places after ``wait()``.
 
         >>> comm.all_reduce(np.ones(3))  # on 4 ranks
