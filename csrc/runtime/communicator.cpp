@@ -110,11 +110,13 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock
   for (int peer = 0; peer < size(); ++peer) neighbours += transport_of(peer) == "shm" ? 1 : 0;
   oversubscribed_ = neighbours > cores;
   wired_ = neighbours < size();
+  by_wire_ = wired_ && neighbours == 1;
 }
 
 // Within a host messages take the cores themselves, so that nothing is won by leaving them.
 Pace Communicator::pace_of(bool background) const {
-  return background && wired_ ? Pace::background() : Pace(oversubscribed_, company_.together());
+  return background && wired_ ? Pace::background()
+                              : Pace(oversubscribed_, company_.together(), by_wire_);
 }
 
 long Communicator::current_generation() {

@@ -166,6 +166,7 @@ class Communicator {
   bool visited_ = false;  // short operations were left to it, by a thread that will come back
   bool oversubscribed_ = false;  // fewer cores than ranks, on this host
   bool wired_ = false;           // some peers are on other hosts
+  bool by_wire_ = false;         // all are
   Company company_;              // of threads that wait for their own operation
   long birth_ = 0;               // fork generation that made this object
   Communicator* next_forgotten_ = nullptr;

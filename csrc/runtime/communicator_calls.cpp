@@ -17,7 +17,7 @@ void Communicator::spin(const Operation& operation, Nanoseconds patience) {
     return;
   }
   constexpr int kLooksPerTime = 8;
-  Pace pace(oversubscribed_, company_.together());
+  Pace pace = pace_of(false);
   Nanoseconds begin = 0;
   for (int looks = 1; !operation.done() && engine_->runs_short() && !gate_.wanted(); ++looks) {
     if (look(pace) != Look::kBusy) return;

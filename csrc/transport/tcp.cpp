@@ -12,12 +12,8 @@
 #include "base/assert.h"
 
 namespace pycoll::transport {
-namespace {
 
-// Up to here reading every socket is cheaper than asking epoll which of them are ready.
-constexpr std::size_t kStreamsReadDirectly = 3;
-
-}  // namespace
+using Watch = TcpLink::Watch;
 
 TcpTransport::TcpTransport(int rank, int size)
     : rank_(rank),
@@ -63,7 +59,17 @@ Status TcpTransport::check_attach(int peer, const std::vector<UniqueFd>& sockets
 Status TcpTransport::attach(int peer, std::vector<UniqueFd> sockets, std::string address) {
   if (Status status = check_attach(peer, sockets); !status.ok()) return status;
   auto link = std::make_unique<TcpLink>(peer, std::move(address), sockets_.get());
-  if (Status status = link->open(std::move(sockets)); !status.ok()) {
+  Status status = link->open(std::move(sockets));
+  // Sockets that are read directly are only tried, so that it does not fail when they are needed.
+  if (status.ok()) status = link->watch(Watch::kInput);
+  if (stream_count_ + link->stream_count() <= kStreamsReadDirectly) {
+    (void)link->watch(Watch::kNothing);
+  } else {
+    for (TcpLink* other : links_) {
+      if (status.ok()) status = other->watch(Watch::kInput);
+    }
+  }
+  if (!status.ok()) {
     link->close_sockets();
     return status;
   }
@@ -81,7 +87,7 @@ Link* TcpTransport::link(int peer) {
 bool TcpTransport::poll() {
   bool moved = false;
   for (TcpLink* link : links_) moved |= link->flush_unless_blocked();
-  moved |= stream_count_ <= kStreamsReadDirectly ? receive_all() : receive_ready();
+  moved |= reads_directly() ? receive_all() : receive_ready();
   for (TcpLink* link : links_) moved |= link->flush();
   return look_for_silence() || moved;
 }
@@ -130,7 +136,8 @@ bool TcpTransport::look_for_silence() {
 
 bool TcpTransport::arm() {
   if (poll()) return false;
-  for (TcpLink* link : links_) link->watch_output(true);
+  // What the kernel refuses to watch is read when the sleep, which is short, ends.
+  for (TcpLink* link : links_) (void)link->watch(Watch::kBoth);
   epoll_event event{};
   event.events = EPOLLIN;
   (void)::epoll_ctl(doorbell_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
@@ -140,7 +147,8 @@ bool TcpTransport::arm() {
 void TcpTransport::disarm() {
   epoll_event quiet{};
   (void)::epoll_ctl(doorbell_.get(), EPOLL_CTL_MOD, sockets_.get(), &quiet);
-  for (TcpLink* link : links_) link->watch_output(false);
+  const Watch wanted = reads_directly() ? Watch::kNothing : Watch::kInput;
+  for (TcpLink* link : links_) (void)link->watch(wanted);
 }
 
 bool TcpTransport::has_output() const {

@@ -48,6 +48,7 @@ class TcpTransport final : public Transport {
   void close() override;
 
  private:
+  bool reads_directly() const { return stream_count_ <= kStreamsReadDirectly; }
   bool receive_all();
   bool receive_ready();
   void note_news(TcpLink* link, std::size_t index);
@@ -60,8 +61,13 @@ class TcpTransport final : public Transport {
   const int rank_;
   const int size_;
   SteadyClock clock_;
-  // `sockets_` watches all sockets all the time; `doorbell_` watches `sockets_` while armed only,
-  // so that arming costs one call and the doorbell is quiet otherwise.
+  // Up to here reading every socket is cheaper than asking epoll which of them are ready.
+  static constexpr std::size_t kStreamsReadDirectly = 3;
+
+  // `doorbell_` watches `sockets_` while armed only, so that arming costs one call and the doorbell
+  // is quiet otherwise. `sockets_` watches all sockets, also only while armed if they are read
+  // directly: who sends to a watched socket on this machine tells its watcher, awake or not (8 B
+  // over veth: 7.5 and 6.5 us).
   UniqueFd sockets_;
   UniqueFd doorbell_;
   std::vector<std::unique_ptr<TcpLink>> by_rank_;

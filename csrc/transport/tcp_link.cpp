@@ -27,7 +27,6 @@ Status TcpLink::open(std::vector<UniqueFd> sockets) {
     const SocketEnds ends = ends_of(fd);
     const std::string address = ends.known() ? to_text(ends) : address_;
     rails.emplace(ends.near.host, ends.far.host);
-    if (Status status = watch(fd, index, address); !status.ok()) return status;
     Line line;
     line.stream = std::make_unique<TcpStream>(std::move(sockets[index]), index, stride, channels_,
                                               index == 0 ? &notices_ : nullptr, address);
@@ -38,13 +37,35 @@ Status TcpLink::open(std::vector<UniqueFd> sockets) {
   return {};
 }
 
-Status TcpLink::watch(int fd, std::size_t index, const std::string& address) const {
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLRDHUP;
-  event.data.u64 = key_of(peer_, index);
-  if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0) return {};
-  return Status::error(Code::kTransport,
-                       "cannot watch the socket to " + address + ": " + std::strerror(errno));
+Status TcpLink::watch(Watch wanted) {
+  Status status;
+  for (std::size_t index = 0; index < lines_.size(); ++index) {
+    Line& line = lines_[index];
+    if (wanted == Watch::kNothing) {
+      forget(line);
+      continue;
+    }
+    if (line.stream->state() != TcpStream::State::kOpen) continue;
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLRDHUP;
+    if (wanted == Watch::kBoth && line.stream->has_output()) event.events |= EPOLLOUT;
+    event.data.u64 = key_of(peer_, index);
+    if (event.events == line.events) continue;
+    const int change = line.events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+    if (::epoll_ctl(epoll_, change, line.stream->fd(), &event) == 0) {
+      line.events = event.events;
+    } else {
+      status =
+          Status::error(Code::kTransport, "cannot watch the socket to " + line.stream->address() +
+                                              ": " + std::strerror(errno));
+    }
+  }
+  return status;
+}
+
+void TcpLink::forget(Line& line) const {
+  if (std::exchange(line.events, 0) == 0) return;
+  (void)::epoll_ctl(epoll_, EPOLL_CTL_DEL, line.stream->fd(), nullptr);
 }
 
 SendChannel& TcpLink::send_channel(std::uint32_t number) { return channels_.send(number); }
@@ -82,21 +103,6 @@ bool TcpLink::has_output() const {
                      [](const Line& line) { return line.stream->has_output(); });
 }
 
-void TcpLink::watch_output(bool wanted) {
-  for (std::size_t index = 0; index < lines_.size(); ++index) {
-    Line& line = lines_[index];
-    const bool watch = wanted && line.stream->has_output();
-    if (watch == line.output_watched || line.stream->fd() < 0) continue;
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLRDHUP | (watch ? EPOLLOUT : 0u);
-    event.data.u64 = key_of(peer_, index);
-    // Fails only for a socket whose end was read; it is no longer registered and has no output.
-    if (::epoll_ctl(epoll_, EPOLL_CTL_MOD, line.stream->fd(), &event) == 0) {
-      line.output_watched = watch;
-    }
-  }
-}
-
 bool TcpLink::look_for_silence(Nanoseconds now) {
   if (state_ != LinkState::kOpen) return false;
   for (Line& line : lines_) {
@@ -116,12 +122,12 @@ bool TcpLink::conclude() {
   if (state_ != LinkState::kOpen) return false;
   bool all_said_goodbye = true;
   const TcpStream* broken = nullptr;
-  for (const Line& line : lines_) {
+  for (Line& line : lines_) {
     if (line.stream->state() == TcpStream::State::kOpen) {
       all_said_goodbye = false;
       continue;
     }
-    (void)::epoll_ctl(epoll_, EPOLL_CTL_DEL, line.stream->fd(), nullptr);
+    forget(line);
     if (line.stream->state() == TcpStream::State::kBroken && broken == nullptr) {
       broken = line.stream.get();
       all_said_goodbye = false;
@@ -181,7 +187,7 @@ void TcpLink::close_sockets() {
     const int fd = line.stream->fd();
     if (fd < 0) continue;
     discard_input(fd);
-    (void)::epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+    forget(line);
     line.stream->close_socket();
   }
 }

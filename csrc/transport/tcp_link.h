@@ -25,8 +25,7 @@ class TcpLink final : public Link {
   // link.
   TcpLink(int peer, std::string address, int epoll)
       : peer_(peer), address_(std::move(address)), epoll_(epoll) {}
-  // Prepares the sockets and registers them at the epoll descriptor, with
-  // peer << 8 | index of the socket as their data. Called once; no link after a failure.
+  // Prepares the sockets. Called once; no link after a failure.
   Status open(std::vector<UniqueFd> sockets);
 
   int peer() const override { return peer_; }
@@ -44,8 +43,11 @@ class TcpLink final : public Link {
   bool flush();
   bool flush_unless_blocked();
   bool has_output() const;
-  // While `wanted`, the epoll descriptor also tells when a socket takes pending output.
-  void watch_output(bool wanted);
+  // What the epoll descriptor is to tell of: input, and also that a socket takes pending output.
+  // Its events have peer << 8 | index of the socket as their data.
+  enum class Watch : std::uint8_t { kNothing, kInput, kBoth };
+  // kTransport if the kernel refuses, with some sockets as they were.
+  Status watch(Watch wanted);
   // Looks whether the peer's host still answers; to be called every VanishWatch::kInterval.
   bool look_for_silence(Nanoseconds now);
 
@@ -63,10 +65,10 @@ class TcpLink final : public Link {
   struct Line {
     std::unique_ptr<TcpStream> stream;
     VanishWatch watch;
-    bool output_watched = false;
+    std::uint32_t events = 0;  // of which epoll tells; 0: it does not know the socket
   };
 
-  Status watch(int fd, std::size_t index, const std::string& address) const;
+  void forget(Line& line) const;
   bool conclude();
   void read_the_rest();
 
