@@ -26,7 +26,7 @@ Mark mark;
 // Where the object keeps its reference: behind what every object has.
 const std::byte* referred(PyObject* tensor) {
   const std::byte* place = nullptr;
-  std::memcpy(&place, tensor + 1, sizeof(place));
+  std::memcpy(static_cast<void*>(&place), tensor + 1, sizeof(place));
   return place;
 }
 

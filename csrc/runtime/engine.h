@@ -78,6 +78,8 @@ class Engine final : public ChannelSource {
   // The same for who has just started something and waits for nothing: collectives that were found
   // blocked are asked again only if an older one has moved.
   bool step_started();
+  // Whether a collective has begun, as others do when one ends, that has not moved at all yet.
+  bool has_newcomer() const { return !running_.empty() && !running_[running_.size() - 1].asked; }
   bool watch();  // true if anything moved or changed
   bool poll();   // moves bytes on all media; true if any moved
   // The same on the media that need it to move bytes; on `all` if peers' states are wanted too.

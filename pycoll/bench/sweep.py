@@ -3,6 +3,10 @@
 One *sample* is a batch of back-to-back operations, long enough that the clock does not matter; its
 time is that of the slowest rank, divided by the batch. The samples of all algorithms are
 interleaved, so that they meet the same noise; median and 99th percentile are over samples.
+
+A network may carry more for a while than it can in the long run: shaped links have buckets of
+tokens. What it can is seen where ``sustained_s`` asks for it: then samples of one algorithm follow
+each other without a rest, behind so long of the same that does not count.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 #: A sample shorter than this says more about the clock and the scheduler than about the operation.
 _SAMPLE_S = 50e-6
 _BATCH_MAX = 1000
+#: A sample of what is sustained lasts so long, against which the rest before it is little.
+_SUSTAINED_SAMPLE_S = 2e-3
 #: However long they take, so many samples are taken.
 _SAMPLES_MIN = 5
 
@@ -52,6 +58,7 @@ class SweepOptions:
     in_place: bool = True
     device: str = "cpu"
     graph: bool = False
+    sustained_s: float = 0.0
 
     def validate(self, size: int) -> None:
         """InvalidArgumentError for what ``size`` ranks cannot measure."""
@@ -104,11 +111,53 @@ def _slowest(comm: Communicator, times: list[float]) -> list[float]:
     return [float(value) for value in line]
 
 
-def _batch_size(comm: Communicator, case: Case, name: str | None) -> int:
+def _single_s(comm: Communicator, case: Case, name: str | None) -> float:
+    """About what one operation takes; alike on all ranks."""
     comm.barrier()
     case.run(name)
-    single = _slowest(comm, [case.time(name, 3)])[0]
-    return max(1, min(_BATCH_MAX, int(_SAMPLE_S / max(single, 1e-9))))
+    return max(_slowest(comm, [case.time(name, 3)])[0], 1e-9)
+
+
+def _batch_of(seconds: float, single_s: float) -> int:
+    return max(1, min(_BATCH_MAX, int(seconds / single_s)))
+
+
+#: Of each way its samples, in seconds of an operation, and how many operations each was.
+_Sampled = tuple[list[list[float]], list[int]]
+
+
+def _in_turns(
+    comm: Communicator, case: Case, ways: list[str | None], options: SweepOptions
+) -> _Sampled:
+    batches = [_batch_of(_SAMPLE_S, _single_s(comm, case, name)) for name in ways]
+    times: list[list[float]] = [[] for _ in ways]
+    begin = time.perf_counter()
+    for done in range(1, options.samples + 1):
+        for index, name in enumerate(ways):
+            # Sums in place grow without end; every sample starts from the exact inputs.
+            case.fill()
+            times[index].append(case.time(name, batches[index]))
+        spent = _slowest(comm, [time.perf_counter() - begin])[0]
+        if done >= _SAMPLES_MIN and spent > options.budget_s:
+            break
+    return times, batches
+
+
+def _sustained(
+    comm: Communicator, case: Case, ways: list[str | None], options: SweepOptions
+) -> _Sampled:
+    times, batches = [], []
+    for name in ways:
+        single_s = _single_s(comm, case, name)
+        batch = _batch_of(_SUSTAINED_SAMPLE_S, single_s)
+        ahead = -(-_batch_of(options.sustained_s, single_s) // batch)
+        found = []
+        for _ in range(ahead + options.samples):
+            case.fill()
+            found.append(case.time(name, batch))
+        times.append(found[ahead:])
+        batches.append(batch)
+    return times, batches
 
 
 def measure(
@@ -121,17 +170,8 @@ def measure(
     if options.check:
         counts = np.array([case.count_wrong(name) for name in ways], np.int64)
         wrong = [int(number) for number in comm.all_reduce(counts)]
-    batches = [_batch_size(comm, case, name) for name in ways]
-    times: list[list[float]] = [[] for _ in ways]
-    begin = time.perf_counter()
-    for done in range(1, options.samples + 1):
-        for index, name in enumerate(ways):
-            # Sums in place grow without end; every sample starts from the exact inputs.
-            case.fill()
-            times[index].append(case.time(name, batches[index]))
-        spent = _slowest(comm, [time.perf_counter() - begin])[0]
-        if done >= _SAMPLES_MIN and spent > options.budget_s:
-            break
+    sample = _sustained if options.sustained_s else _in_turns
+    times, batches = sample(comm, case, ways, options)
     for index, name in enumerate(ways):
         samples = _slowest(comm, times[index])
         yield Measurement(

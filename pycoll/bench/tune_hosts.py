@@ -48,6 +48,8 @@ _T = TypeVar("_T")
 _SEGMENTS = (SEGMENTS[0], SEGMENTS[-1])
 #: From here on bytes are what a message takes; shorter ones say nothing about a host's link.
 _LONG_BYTES = 1 << 18
+#: What fills a link before times count: the bucket of a virtual machine's network, or of tc-tbf.
+_SUSTAINED_S = 0.02
 #: Which length of segments is better shows where messages are cut in several.
 _CUT_BYTES = 1 << 18
 
@@ -88,10 +90,15 @@ class HostsOptions:
         return found[::-1]
 
     def sweep(self, collective: str, phase: Phase) -> SweepOptions:
-        """Side by side, all groups take equally many samples, so that they stay together."""
+        """Side by side, all groups take equally many samples, so that they stay together. Between
+        hosts a burst may be carried that says nothing of the rate."""
         few = self.quick or phase.beside > 1
-        budget_s = 0.0 if few else 0.25
-        return SweepOptions(collective=collective, samples=5 if few else 15, budget_s=budget_s)
+        return SweepOptions(
+            collective=collective,
+            samples=5 if few else 15,
+            budget_s=0.0 if few else 0.25,
+            sustained_s=_SUSTAINED_S if phase.beside else 0.0,
+        )
 
 
 def phases_of(topology: Topology, crowding: float = 1) -> list[Phase]:
