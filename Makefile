@@ -16,7 +16,8 @@ help:
 	@echo "make gpu-check    tests on this machine's GPUs, then bench/gpu.py; fails where none is"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
 	@echo "make bench-rdma   compare verbs with Open MPI over UCX, in the machine of test-rdma"
-	@echo "make bench-training  train by all policies, with DDP over Gloo, and with Horovod"
+	@echo "make bench-training  train by all policies, and with DDP over Gloo; beside Horovod where"
+	@echo "                  bench/setup_horovod.sh has built it"
 
 # Debian keeps venv and the headers apart from Python itself.
 $(BIN)/pip:

@@ -138,6 +138,9 @@ def test_calls_of_training_are_held_against_what_was_to_be_reached(
         f"{name}: a pass over the memory / Horovod 13.86, which nothing in place exceeds",
         f"{name}: scheduler's rate / one all_reduce's 0.80 of 0.9, missed",
     ]
+    beside = found._replace(horovod={name: 0.204})
+    assert f"{name}: allreduce_async_ / Horovod 10.20 of 10, reached" in calls.judged(beside)
+    assert [f"{name}: Horovod, tensor by tensor", "0.50 GB/s", ""] in calls.rows(beside)
     lines = calls.rows(found)
     assert lines[0] == ["one all_reduce of 4 MiB", "1 ms", ""]
     assert [f"{name}: scheduler", "8.16 GB/s", "0.80 of one all_reduce's rate"] in lines

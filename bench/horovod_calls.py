@@ -1,0 +1,83 @@
+"""What Horovod itself takes for sets of gradients, tensor by tensor: part of training_calls.py.
+
+Its last release has to be built by hand for a torch of today: bench/setup_horovod.sh does, into an
+environment of its own. Where there is none, its rates of before count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs import binaries_of
+
+_LONGEST_S = 300
+
+
+def is_installed() -> bool:
+    """Whether there is a Horovod to compare with."""
+    return (binaries_of("horovod") / "horovodrun").exists()
+
+
+def seconds_of(sets: Sequence[str], rounds: int) -> dict[str, float]:
+    """Median over rounds of the slower of two ranks, by set; {} where it cannot be run."""
+    binaries = binaries_of("horovod")
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder, "found")
+        worker = [str(binaries / "python"), str(Path(__file__).resolve())]
+        line = [str(binaries / "horovodrun"), "--gloo", "-np", "2", *worker]
+        ran = subprocess.run(
+            [*line, str(found), str(rounds), *sets],
+            env={**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LONGEST_S,
+        )
+        if ran.returncode != 0:
+            print(f"# Horovod could not be run, left out:\n{ran.stderr[-2000:]}", file=sys.stderr)
+            return {}
+        times: dict[str, float] = json.loads(found.read_text())
+        return times
+
+
+def main() -> None:
+    """On a rank that horovodrun has started."""
+    import horovod.torch as hvd
+    import torch
+    import training_models
+
+    path, rounds, *sets = sys.argv[1:]
+    torch.set_num_threads(1)
+    hvd.init()
+    times = {}
+    for name in sets:
+        model = training_models.made(name, 0).model
+        tensors = [torch.zeros(p.shape) for p in model.parameters()][::-1]
+        took = []
+        for _ in range(int(rounds) + 2):
+            hvd.barrier()
+            begin = time.perf_counter()
+            handles = [
+                hvd.allreduce_async_(one, name=f"{name} {number}", op=hvd.Sum)
+                for number, one in enumerate(tensors)
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+            took.append(time.perf_counter() - begin)
+        mine = torch.tensor([statistics.median(took[2:])], dtype=torch.float64)
+        times[name] = hvd.allreduce(mine, op=hvd.Max).item()
+    if hvd.rank() == 0:
+        Path(path).write_text(json.dumps(times))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
