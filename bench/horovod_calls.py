@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jobs import binaries_of
 
@@ -24,6 +25,16 @@ _LONGEST_S = 300
 def is_installed() -> bool:
     """Whether there is a Horovod to compare with."""
     return (binaries_of("horovod") / "horovodrun").exists()
+
+
+def reduce_singly(hvd: Any, tensors: Sequence[Any], prefix: str = "") -> None:
+    """Each by itself and under its own name, by Horovod's interface; then wait for all."""
+    handles = [
+        hvd.allreduce_async_(one, name=f"{prefix}{number}", op=hvd.Sum)
+        for number, one in enumerate(tensors)
+    ]
+    for handle in handles:
+        hvd.synchronize(handle)
 
 
 def seconds_of(sets: Sequence[str], rounds: int) -> dict[str, float]:
@@ -65,12 +76,7 @@ def main() -> None:
         for _ in range(int(rounds) + 2):
             hvd.barrier()
             begin = time.perf_counter()
-            handles = [
-                hvd.allreduce_async_(one, name=f"{name} {number}", op=hvd.Sum)
-                for number, one in enumerate(tensors)
-            ]
-            for handle in handles:
-                hvd.synchronize(handle)
+            reduce_singly(hvd, tensors, f"{name} ")
             took.append(time.perf_counter() - begin)
         mine = torch.tensor([statistics.median(took[2:])], dtype=torch.float64)
         times[name] = hvd.allreduce(mine, op=hvd.Max).item()

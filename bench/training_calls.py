@@ -152,14 +152,6 @@ def a_set(
     entries = [Entry(str(number), shape) for number, shape in enumerate(shapes)]
     scheduler = Scheduler(counted, entries)
 
-    def singly() -> None:
-        handles = [
-            hvd.allreduce_async_(one, name=str(number), op=hvd.Sum)
-            for number, one in enumerate(tensors)
-        ]
-        for handle in handles:
-            hvd.synchronize(handle)
-
     def scheduled() -> None:
         scheduler.begin()
         for number in range(len(entries)):
@@ -174,7 +166,7 @@ def a_set(
     ways = {
         WHOLE: lambda: comm.all_reduce(whole, out=whole),
         LIST: lambda: comm.all_reduce(tensors, out=tensors),
-        ASYNC: singly,
+        ASYNC: lambda: horovod_calls.reduce_singly(hvd, tensors),
         SCHEDULER: scheduled,
         PASS: lambda: whole.mul_(1.0),
     }
