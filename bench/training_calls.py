@@ -212,14 +212,10 @@ def measured(
 
     Horovod, which needs a launcher of its own, runs before and after: the quicker time counts.
     """
-    peers = [horovod_calls.seconds_of(sets, rounds)] if horovod_calls.is_installed() else []
+    before = horovod_calls.seconds_of(sets, rounds) if horovod_calls.is_installed() else {}
     ours = _ours(rounds, sets, budget_s, tick)
-    peers += [horovod_calls.seconds_of(sets, rounds) for _ in peers]
-    quicker = {
-        name: min(one[name] for one in peers if name in one)
-        for name in sets
-        if any(name in one for one in peers)
-    }
+    after = horovod_calls.seconds_of(sets, rounds) if before else {}
+    quicker = {name: min(took, after.get(name, took)) for name, took in before.items()}
     return ours._replace(horovod=quicker)
 
 

@@ -163,7 +163,8 @@ def _sustained(
 def measure(
     comm: Communicator, options: SweepOptions, names: list[str], nbytes: int
 ) -> Iterator[Measurement]:
-    """Measure one size with every algorithm (the selector's choice if none), interleaved."""
+    """Measure one size with every algorithm (the selector's choice if none), interleaved unless
+    ``sustained_s`` asks for one after the other."""
     ways: list[str | None] = [*names] or [None]
     case = make_case(comm, options, nbytes)
     wrong: list[int | None] = [None] * len(ways)
