@@ -2,15 +2,19 @@
 
     .venv/bin/python bench/training.py --markdown bench/RESULTS.md --plot bench/training.svg
 
-takes about eight minutes, --budget-s more or less; a bar on stderr says how far it is.
+takes about ten minutes, --budget-s more or less; a bar on stderr says how far it is.
 
 Two ranks, on one host and on two hosts (network namespaces, which take root) whose cable carries 10
 Gb/s by a token bucket at both its ends. What is trained is in training_models.py, how in
 training_worker.py: every policy of pycoll.torch's DistributedOptimizer, tensor by tensor ("hvd"),
-DistributedDataParallel over pycoll and over Gloo, and Horovod where it is installed. "ddp alone"
-sends nothing: it shows what DistributedDataParallel copies for itself; what a step takes longer
-than that is communication. All are checked, and then take turns (bench/jobs.py); float32, one
-thread per rank, SGD.
+DistributedDataParallel over pycoll and over Gloo, and Horovod where it is installed. All are
+checked, and then take turns (bench/jobs.py); float32, one thread per rank, SGD.
+
+DistributedDataParallel is compared by itself, too, in more rounds. "ddp alone" sends nothing: it
+shows what is copied anyhow. "ddp in step" sends 32 bytes for each bucket, so that ranks wait for
+the slower one, as over a network that is infinitely fast; what a step takes longer than that is
+communication. Where the machine has other work to do that is less than the time beyond "ddp alone",
+which is told beside it.
 
 Before that, calls alone are timed: many small tensors, and sets of gradients (training_calls.py).
 Models are then trained where something is to be reached by them, or where --model says.
@@ -27,83 +31,43 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import os
 import socket
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import page
 import training_calls
 from host_jobs import places_of
 from hosts import DEVICE, TEN_GIGABIT, Hosts, obstacle
-from jobs import Effort, Entrant, Job, Start, Starts, Times, compare, ratio
+from jobs import Effort, Entrant, Job, Start, Starts, compare
+from training_results import (
+    DDP,
+    EVERY,
+    GLOO,
+    HOROVOD,
+    PARALLEL,
+    RANKS,
+    REAL,
+    SCENES,
+    Result,
+    Scene,
+    draw,
+    head,
+    judged,
+    rows,
+    write_markdown,
+)
 
-from pycoll.bench import report
-from pycoll.optim import POLICIES
-
-TITLE = "Training, by policies and against the peers"
 WORKER = str(Path(__file__).resolve().parent / "training_worker.py")
-RANKS = 2
 LIBRARIES = ("pycoll", "gloo", "horovod")
-#: Names of entrants: of the pycoll job by their way, of others by the library.
-ALONE, WHOLE, SINGLY, DDP_ALONE, DDP, GLOO, HOROVOD = (
-    *("alone", "all_reduce", "hvd", "ddp alone", "ddp", "Gloo DDP", "Horovod"),
-)
-SETS = training_calls.SETS
-REAL = ("MLP, 25 M", "transformer")
 QUICK = ("few gradients", "small transformer")
-HOROVODS = training_calls.HOROVODS
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Where the ranks are, and what is trained there unless something else is asked for."""
-
-    title: str
-    hosts: int
-    models: tuple[str, ...]
-
-    @property
-    def is_wire(self) -> bool:
-        """Whether bytes go over a cable with a rate."""
-        return self.hosts > 1
-
-
-SCENES = (
-    Scene("2 ranks on one host", 1, (SETS[0], *REAL)),
-    Scene("2 hosts, cable of 10 Gb/s", RANKS, REAL[1:]),
-)
 #: What calls take of the time, in trained models; the rest is shared equally.
 CALLS_SHARE = 0.6
-
-
-@dataclass(frozen=True)
-class Result:
-    """One model in one scene. ``why``: what auto says of its choice."""
-
-    scene: Scene
-    model: str
-    nbytes: int
-    times: dict[str, Times]
-    why: str
-
-    def exposed(self, name: str, than: str = ALONE) -> float:
-        """Seconds that a step takes longer than without other ranks; at least a microsecond."""
-        pairs = zip(self.times[name].batches, self.times[than].batches, strict=True)
-        return max(1e-6, statistics.median(step - less for step, less in pairs))
-
-    def hidden(self, name: str) -> float:
-        """The share of one contiguous all_reduce that computing hides."""
-        return max(0.0, 1 - self.exposed(name) / self.times[WHOLE].median)
-
-
-# Jobs
+#: A round of few ways is shorter.
+ROUNDS_OF_PARALLEL = 2
 
 
 def free_ports() -> int:
@@ -152,12 +116,18 @@ def started(scene: Scene, folder: str, hosts: Hosts | None, libraries: Sequence[
     return jobs
 
 
-def entrants_of(jobs: Sequence[Job]) -> list[Entrant]:
-    """Those that are compared."""
-    ways = (ALONE, WHOLE, *POLICIES, "auto", SINGLY, DDP_ALONE, DDP)
+def entrants_of(jobs: Sequence[Job], ways: Sequence[str]) -> list[Entrant]:
+    """Those that are compared: pycoll's ways, and the peers that have such."""
     found = [Entrant(way, jobs[0], (("way", way),)) for way in ways]
-    names = {"gloo": GLOO, "horovod": HOROVOD}
-    return found + [Entrant(names[job.name], job, (("way", DDP),)) for job in jobs[1:]]
+    names = {"gloo": GLOO} if ways is PARALLEL else {"gloo": GLOO, "horovod": HOROVOD}
+    peers = [job for job in jobs[1:] if job.name in names]
+    return found + [Entrant(names[job.name], job, (("way", DDP),)) for job in peers]
+
+
+def comparisons(scene: Scene, model: str, libraries: Sequence[str]) -> list[Sequence[str]]:
+    """The ways that are compared with each other."""
+    by_itself = model in REAL and not scene.is_wire and "gloo" in libraries
+    return [EVERY, PARALLEL] if by_itself else [EVERY]
 
 
 class Progress:
@@ -206,119 +176,21 @@ def measure(
         for job in jobs:
             cleanup.callback(job.close)
         for model in models:
-            progress.tell(f"{model}; {scene.title}")
-            entrants = entrants_of(jobs)
-            nbytes = max(entrants[0].order(what="bytes", collective=model))
-            effort = Effort(rounds, progress.share_s(), from_begin=True)
-            times = compare(entrants, model, nbytes, effort, progress.tick)
-            auto = next(one for one in entrants if one.name == "auto")
-            why = auto.order(what="explain", collective=model)[0]
-            yield Result(scene, model, nbytes, times, why)
-
-
-# What is shown
-
-
-def judged(result: Result) -> list[str]:
-    """What was to be reached with this model in this scene."""
-    told = []
-    times = result.times
-    if result.model in HOROVODS and not result.scene.is_wire:
-        rate = result.nbytes / result.exposed(SINGLY)
-        told.append(page.verdict("tensor by tensor / Horovod", rate / HOROVODS[result.model], 10))
-        share = times[WHOLE].median / result.exposed("auto")
-        told.append(page.verdict("scheduler's rate / contiguous all_reduce's", share, 0.9))
-    if result.model in REAL and GLOO in times and not result.scene.is_wire:
-        shorter = result.exposed(GLOO, DDP_ALONE) / result.exposed(DDP, DDP_ALONE)
-        told.append(page.verdict("communication of Gloo DDP / DDP", shorter, 5))
-        shorter = result.exposed(GLOO) / result.exposed(DDP)
-        told.append(f"with what DistributedDataParallel copies for itself {shorter:.2f}")
-    if result.scene.is_wire:
-        best = min((name for name in POLICIES), key=lambda name: times[name].median)
-        told.append(page.verdict(f"{best} / auto", ratio(times, best, "auto") or 0, 0.97))
-        for name in ("wfbp", "bsp"):
-            told.append(page.verdict(f"{name} / mg_wfbp", ratio(times, name, "mg_wfbp") or 0, 1))
-    return told
-
-
-def head() -> list[str]:
-    """The titles above ``rows``."""
-    return ["way", "step, ms", "not hidden, ms", "hidden", "Gloo DDP / this"]
-
-
-def rows(result: Result) -> list[list[str]]:
-    """A row for each way of training."""
-    found = []
-    for name, one in result.times.items():
-        cells = [name, report.four_digits(one.median * 1e3)]
-        if name in (ALONE, WHOLE):
-            found.append([*cells, "-", "-", "-"])
-            continue
-        against = ratio(result.times, GLOO, name)
-        found.append(
-            [
-                *cells,
-                report.four_digits(result.exposed(name) * 1e3),
-                f"{result.hidden(name):.0%}",
-                "-" if against is None else f"{against:.2f}",
-            ]
-        )
-    return found
-
-
-def write_markdown(
-    path: Path,
-    results: Sequence[Result],
-    calls: training_calls.Found | None,
-    picture: Path | None,
-) -> None:
-    """Replace this command's section of the page."""
-    lines = [
-        page.origin(),
-        "",
-        "float32, SGD, one thread per rank, ways in turns; milliseconds of a step of the slowest "
-        "rank, medians over rounds (bench/training.py says how).",
-    ]
-    for result in results:
-        lines += ["", f"### {result.model}, {result.nbytes / 1e6:.0f} MB; {result.scene.title}", ""]
-        lines += page.table(head(), rows(result))
-        lines += ["", *(f"{line}." for line in judged(result))]
-        lines += ["", "```", *result.why.splitlines(), "```"]
-    if calls is not None:
-        lines += ["", f"### Calls; {SCENES[0].title}", ""]
-        lines += page.table(["what", "measured", "against"], training_calls.rows(calls))
-        lines += ["", *(f"{line}." for line in training_calls.judged(calls))]
-    if picture is not None:
-        place = os.path.relpath(picture, path.parent)
-        lines += ["", f"![a step of every way: computing, and what is not hidden]({place})"]
-    page.write_section(path, TITLE, lines)
-
-
-def draw(path: Path, results: Sequence[Result]) -> None:
-    """Bars of the steps: what is computed, and communication that is not hidden."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, every = pyplot.subplots(
-        1, len(results), figsize=(3.2 * len(results), 3.6), squeeze=False, layout="constrained"
-    )
-    for axes, result in zip(every[0], results, strict=True):
-        names = [name for name in result.times if name not in (ALONE, WHOLE)][::-1]
-        alone = result.times[ALONE].median * 1e3
-        axes.barh(names, [alone] * len(names), color="0.75", label="computing")
-        late = [result.exposed(name) * 1e3 for name in names]
-        axes.barh(names, late, left=alone, color="C0", label="not hidden")
-        axes.set_title(f"{result.model}\n{result.scene.title}", fontsize=9)
-        axes.set_xlabel("ms per step")
-    every[0][0].legend(fontsize=8)
-    figure.savefig(path)
+            for ways in comparisons(scene, model, [job.name for job in jobs]):
+                progress.tell(f"{model}; {scene.title}")
+                entrants = entrants_of(jobs, ways)
+                nbytes = max(entrants[0].order(what="bytes", collective=model))
+                most = rounds * (ROUNDS_OF_PARALLEL if ways is PARALLEL else 1)
+                effort = Effort(most, progress.share_s(), from_begin=True)
+                times = compare(entrants, model, nbytes, effort, progress.tick)
+                autos = [one for one in entrants if one.name == "auto"]
+                why = autos[0].order(what="explain", collective=model)[0] if autos else ""
+                yield Result(scene, model, ways, nbytes, times, why)
 
 
 def show_calls(quick: bool, progress: Progress) -> training_calls.Found:
     """Measure what calls take, and print it."""
-    sets = training_calls.SMALL_SETS if quick else SETS
+    sets = training_calls.SMALL_SETS if quick else training_calls.SETS
     budget_s = progress.share_s(CALLS_SHARE)
     found = training_calls.measured(3 if quick else 15, sets, budget_s, progress.tick)
     progress.hide()
@@ -333,9 +205,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small models and few rounds")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--budget-s", type=float, default=420.0, help="about how long it all takes")
+    parser.add_argument("--budget-s", type=float, default=540.0, help="about how long it all takes")
     parser.add_argument("--scene", type=int, choices=range(len(SCENES)), action="append")
-    parser.add_argument("--model", choices=(*SETS, *REAL, *QUICK), action="append")
+    parser.add_argument("--model", choices=(*training_calls.SETS, *REAL, *QUICK), action="append")
     parser.add_argument("--library", choices=LIBRARIES[1:], action="append", help="only these")
     parser.add_argument("--without-calls", action="store_true", help="steps of training only")
     parser.add_argument("--markdown", type=Path, help="put the tables on this page")
@@ -352,7 +224,8 @@ def main() -> int:
         else:
             work.append((scene, chosen or scene.models))
     with_calls = not options.without_calls and any(scene is SCENES[0] for scene, _ in work)
-    parts = sum(len(models) for _, models in work) + with_calls * CALLS_SHARE
+    made = [comparisons(scene, model, libraries) for scene, models in work for model in models]
+    parts = sum(len(ways) for ways in made) + with_calls * CALLS_SHARE
     progress = Progress(budget_s, parts)
     calls = None
     if with_calls:
@@ -362,7 +235,7 @@ def main() -> int:
     for scene, models in work:
         for result in measure(scene, models, rounds, libraries, progress):
             progress.hide()
-            print(f"# {result.model}, {result.nbytes / 1e6:.0f} MB; {scene.title}")
+            print(f"# {result.title}")
             for row in rows(result):
                 pairs = zip(head()[1:], row[1:], strict=True)
                 print(f"{row[0]:<14} " + "  ".join(f"{t}: {c}" for t, c in pairs), flush=True)
@@ -370,7 +243,7 @@ def main() -> int:
                 print(f"# {text}")
             results.append(result)
     if options.plot is not None:
-        draw(options.plot, results)
+        draw(options.plot, [one for one in results if one.ways is EVERY])
     if options.markdown is not None:
         write_markdown(options.markdown, results, calls, options.plot)
     return 0

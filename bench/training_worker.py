@@ -6,9 +6,10 @@ Every environment, an object of JSON, makes a rank; all are forked from one proc
 torch takes seconds in each. Without any there is one rank.
 
 A way of training is one of the orders' words: a policy, "hvd" (tensor by tensor), "ddp", "alone"
-(nothing is reduced), "all_reduce" (the same bytes in one piece, and nothing is computed) or "ddp
-alone" (nothing is reduced, but all is copied that ddp copies for itself). All ways have the same
-parameters in the same memory; while times are taken the learning rate is 0.
+(nothing is reduced), "all_reduce" (the same bytes in one piece, and nothing is computed), "ddp
+alone" (nothing is reduced, but all is copied that ddp copies for itself) or "ddp in step" (the
+same, and 32 bytes are reduced for each bucket, so that ranks wait for each other as ddp's do). All
+ways have the same parameters in the same memory; while times are taken the learning rate is 0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ RATE = 0.125
 #: Those that send for the next forward pass, and what may choose them.
 LATE = ("bytescheduler", "dear", "auto")
 #: Those whose gradients stay different on each rank.
-APART = ("alone", "all_reduce", "ddp alone")
+APART = ("alone", "all_reduce", "ddp alone", "ddp in step")
+#: What of a bucket is reduced to be in step.
+FEW = 8
 
 
 def left(_, bucket):  # torch reads annotations, and not as text
@@ -41,6 +44,15 @@ def left(_, bucket):  # torch reads annotations, and not as text
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
+
+
+def awaited(_, bucket):
+    """A hook that leaves the bucket, too, but until it is ready on all ranks."""
+    work = torch.distributed.all_reduce(torch.zeros(FEW), async_op=True)
+    return work.get_future().then(lambda _: bucket.buffer())
+
+
+HOOKS = {"ddp alone": left, "ddp in step": awaited}
 
 
 class Pycoll:
@@ -68,8 +80,8 @@ class Pycoll:
         """What computes the loss, and what steps."""
         if way.startswith("ddp"):
             parallel = torch.nn.parallel.DistributedDataParallel(model)
-            if way in APART:
-                parallel.register_comm_hook(None, left)
+            if way in HOOKS:
+                parallel.register_comm_hook(None, HOOKS[way])
             return parallel, optimizer
         words: dict[str, Any] = {} if way == "hvd" else {"policy": way}
         if way in LATE:

@@ -1,0 +1,177 @@
+"""What comes of training in bench/training.py: names, times, what was to be reached, and how it is
+shown."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import page
+import training_calls
+from jobs import Times, ratio
+
+from pycoll.bench import report
+from pycoll.optim import POLICIES
+
+TITLE = "Training, by policies and against the peers"
+#: Names of entrants: of the pycoll job by their way, of others by the library.
+ALONE, WHOLE, SINGLY, DDP_ALONE, IN_STEP, DDP, GLOO, HOROVOD = (
+    *("alone", "all_reduce", "hvd", "ddp alone", "ddp in step", "ddp", "Gloo DDP", "Horovod"),
+)
+#: What is compared of each model: all, and of real ones on one host DistributedDataParallel.
+EVERY = (ALONE, WHOLE, *POLICIES, "auto", SINGLY, DDP_ALONE, DDP)
+PARALLEL = (ALONE, DDP_ALONE, IN_STEP, DDP)
+RANKS = 2
+REAL = ("MLP, 25 M", "transformer")
+HOROVODS = training_calls.HOROVODS
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where the ranks are, and what is trained there unless something else is asked for."""
+
+    title: str
+    hosts: int
+    models: tuple[str, ...]
+
+    @property
+    def is_wire(self) -> bool:
+        """Whether bytes go over a cable with a rate."""
+        return self.hosts > 1
+
+
+SCENES = (
+    Scene("2 ranks on one host", 1, (training_calls.SETS[0], *REAL)),
+    Scene("2 hosts, cable of 10 Gb/s", RANKS, REAL[1:]),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Ways to train one model in one scene. ``why``: what auto says of its choice."""
+
+    scene: Scene
+    model: str
+    ways: Sequence[str]
+    nbytes: int
+    times: dict[str, Times]
+    why: str
+
+    @property
+    def title(self) -> str:
+        """What was trained, and where."""
+        some = ", DistributedDataParallel" if self.ways is PARALLEL else ""
+        return f"{self.model}, {self.nbytes / 1e6:.0f} MB{some}; {self.scene.title}"
+
+    def exposed(self, name: str, than: str = ALONE) -> float:
+        """Seconds that a step takes longer than without other ranks; at least a microsecond."""
+        pairs = zip(self.times[name].batches, self.times[than].batches, strict=True)
+        return max(1e-6, statistics.median(step - less for step, less in pairs))
+
+    def hidden(self, name: str) -> float:
+        """The share of one contiguous all_reduce that computing hides."""
+        return max(0.0, 1 - self.exposed(name) / self.times[WHOLE].median)
+
+
+def judged(result: Result) -> list[str]:
+    """What was to be reached with this model in this scene."""
+    told = []
+    times = result.times
+    if result.model in HOROVODS and not result.scene.is_wire:
+        rate = result.nbytes / result.exposed(SINGLY)
+        told.append(page.verdict("tensor by tensor / Horovod", rate / HOROVODS[result.model], 10))
+        share = times[WHOLE].median / result.exposed("auto")
+        told.append(page.verdict("scheduler's rate / contiguous all_reduce's", share, 0.9))
+    if result.ways is PARALLEL and GLOO in times:
+        shorter = {
+            than: result.exposed(GLOO, than) / result.exposed(DDP, than)
+            for than in (IN_STEP, DDP_ALONE, ALONE)
+        }
+        told.append(page.verdict("communication of Gloo DDP / DDP", shorter[IN_STEP], 5))
+        told.append(f"with waiting for the slower rank {shorter[DDP_ALONE]:.2f}")
+        told.append(f"with what is copied anyhow, too, {shorter[ALONE]:.2f}")
+    if result.scene.is_wire:
+        best = min((name for name in POLICIES), key=lambda name: times[name].median)
+        told.append(page.verdict(f"{best} / auto", ratio(times, best, "auto") or 0, 0.97))
+        for name in ("wfbp", "bsp"):
+            told.append(page.verdict(f"{name} / mg_wfbp", ratio(times, name, "mg_wfbp") or 0, 1))
+    return told
+
+
+def head() -> list[str]:
+    """The titles above ``rows``."""
+    return ["way", "step, ms", "not hidden, ms", "hidden", "Gloo DDP / this"]
+
+
+def rows(result: Result) -> list[list[str]]:
+    """A row for each way of training."""
+    found = []
+    for name, one in result.times.items():
+        cells = [name, report.four_digits(one.median * 1e3)]
+        if name in (ALONE, WHOLE):
+            found.append([*cells, "-", "-", "-"])
+            continue
+        against = ratio(result.times, GLOO, name)
+        found.append(
+            [
+                *cells,
+                report.four_digits(result.exposed(name) * 1e3),
+                f"{result.hidden(name):.0%}" if WHOLE in result.times else "-",
+                "-" if against is None else f"{against:.2f}",
+            ]
+        )
+    return found
+
+
+def write_markdown(
+    path: Path,
+    results: Sequence[Result],
+    calls: training_calls.Found | None,
+    picture: Path | None,
+) -> None:
+    """Replace this command's section of the page."""
+    lines = [
+        page.origin(),
+        "",
+        "float32, SGD, one thread per rank, ways in turns; milliseconds of a step of the slowest "
+        "rank, medians over rounds (bench/training.py says how).",
+    ]
+    for result in results:
+        lines += ["", f"### {result.title}", ""]
+        lines += page.table(head(), rows(result))
+        lines += ["", *(f"{line}." for line in judged(result))]
+        if result.why:
+            lines += ["", "```", *result.why.splitlines(), "```"]
+    if calls is not None:
+        lines += ["", f"### Calls; {SCENES[0].title}", ""]
+        lines += page.table(["what", "measured", "against"], training_calls.rows(calls))
+        lines += ["", *(f"{line}." for line in training_calls.judged(calls))]
+    if picture is not None:
+        place = os.path.relpath(picture, path.parent)
+        lines += ["", f"![a step of every way: computing, and what is not hidden]({place})"]
+    page.write_section(path, TITLE, lines)
+
+
+def draw(path: Path, results: Sequence[Result]) -> None:
+    """Bars of the steps: what is computed, and communication that is not hidden."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, every = pyplot.subplots(
+        1, len(results), figsize=(3.2 * len(results), 3.6), squeeze=False, layout="constrained"
+    )
+    for axes, result in zip(every[0], results, strict=True):
+        names = [name for name in result.times if name not in (ALONE, WHOLE)][::-1]
+        alone = result.times[ALONE].median * 1e3
+        axes.barh(names, [alone] * len(names), color="0.75", label="computing")
+        late = [result.exposed(name) * 1e3 for name in names]
+        axes.barh(names, late, left=alone, color="C0", label="not hidden")
+        axes.set_title(f"{result.model}\n{result.scene.title}", fontsize=9)
+        axes.set_xlabel("ms per step")
+    every[0][0].legend(fontsize=8)
+    figure.savefig(path)
