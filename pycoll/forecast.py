@@ -96,13 +96,18 @@ def with_links(
     if all(value is None for value in given):
         return parameters
     across = _with_values(parameters.across, alpha, beta)
-    if beta is not None and flow is None:
-        # What one rank was measured to carry says nothing about another link.
-        across = across._replace(flow=0.0)
+    if beta is not None:
+        # What was measured to be carried in the long run, or by one rank, says nothing about
+        # another link.
+        across = across._replace(sustained=0.0, flow=0.0)
     if flow is not None:
         across = across._replace(flow=flow)
     if rails is not None:
-        across = across._replace(beta=across.beta / rails, spill=across.spill / rails)
+        across = across._replace(
+            beta=across.beta / rails,
+            spill=across.spill / rails,
+            sustained=across.sustained / rails,
+        )
     return parameters._replace(
         inside=_with_values(parameters.inside, local_alpha, local_beta),
         across=across,

@@ -50,8 +50,9 @@ SMALL_SIZE = 4
 
 class Terms(NamedTuple):
     """What a message costs over one kind of link: counts, and bytes. Times are linear in these,
-    but for ``flow``, of which only the excess over ``moved`` counts. ``reached`` is the part of
-    ``moved`` that peers read where it lies, if the message is long enough."""
+    but for ``flow``, of which only the excess over ``moved`` counts, and ``carried``, all that the
+    busiest host's link carries, of which only the excess over everything else does. ``reached`` is
+    the part of ``moved`` that peers read where it lies, if the message is long enough."""
 
     waits: float
     segments: float
@@ -59,6 +60,7 @@ class Terms(NamedTuple):
     combined: float
     flow: float = 0.0
     reached: float = 0.0
+    carried: float = 0.0
 
 
 class Link(NamedTuple):
@@ -70,6 +72,8 @@ class Link(NamedTuple):
     ``spill``: further s/byte to move a message that is far longer than ``cache_bytes``. ``flow``:
     s/byte that one rank takes across hosts, however idle its host's link; 0 where it fills that.
     ``reach``: s/byte, instead of beta, of what peers read where it lies; 0 where they cannot.
+    ``sustained``: s/byte that a host's link takes in the long run, where it carries bursts faster:
+    of message after message it passes on the one while ranks handle the next; 0 where beta is all.
     """
 
     alpha: float
@@ -80,6 +84,7 @@ class Link(NamedTuple):
     cache_bytes: int = 1 << 22
     flow: float = 0.0
     reach: float = 0.0
+    sustained: float = 0.0
 
     def seconds(self, terms: Terms, nbytes: int) -> float:
         """The time of a message of ``nbytes`` that costs ``terms``."""
@@ -88,7 +93,8 @@ class Link(NamedTuple):
         spill = self.spill * spilled(nbytes, self.cache_bytes)
         moved = (terms.moved - reached) * self.beta + reached * self.reach + terms.moved * spill
         moving = max(moved, terms.flow * self.flow)
-        return handling + moving + terms.combined * self.gamma
+        busy = handling + moving + terms.combined * self.gamma
+        return max(busy, terms.carried * self.sustained)
 
 
 #: From here on NumPy's arrays lie where peers reach them.
@@ -179,10 +185,8 @@ class Profile(NamedTuple):
         inside = _terms(self.first[0], self.period[0], tiles - 1, part)
         if self.lends and nbytes >= REACHED_BYTES:
             inside = inside._replace(reached=inside.moved)
-        return (
-            inside,
-            _terms(self.first[1], self.period[1], tiles - 1, part),
-        )
+        across = _terms(self.first[1], self.period[1], tiles - 1, part)
+        return inside, across._replace(carried=nbytes * self.period[1].moved)
 
     def seconds(self, nbytes: int, parameters: Parameters) -> float:
         """The predicted time of the whole message."""

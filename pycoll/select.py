@@ -249,13 +249,18 @@ def rates_text(link: Link) -> str:
         if link.gamma > _HIDDEN * link.beta
         else "combines at no further cost"
     )
-    return f"{1e-9 / link.beta:.3g} GB/s{_far(link)}{_alone(link)}{_in_place(link)}, {combining}"
+    others = f"{_far(link)}{_long_run(link)}{_alone(link)}{_in_place(link)}"
+    return f"{1e-9 / link.beta:.3g} GB/s{others}, {combining}"
 
 
 def _far(link: Link) -> str:
     if link.spill == 0:
         return ""
     return f" (above {bytes_text(link.cache_bytes)} down to {1e-9 / (link.beta + link.spill):.3g})"
+
+
+def _long_run(link: Link) -> str:
+    return f" ({1e-9 / link.sustained:.3g} in the long run)" if link.sustained else ""
 
 
 def _in_place(link: Link) -> str:

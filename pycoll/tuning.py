@@ -344,13 +344,19 @@ _RANGES = {
     "spill": (0.0, 1.0),
     "flow": (0.0, 1.0),
     "reach": (0.0, 1.0),
+    "sustained": (0.0, 1.0),
 }
 
 
 def _medium(name: str, told: Any) -> Medium:
     names = {*_RANGES, "cache_bytes", "segment_bytes"}
     if isinstance(told, dict):
-        told = {"flow": 0.0, "reach": 0.0, **told}  # files from before there were such
+        told = {
+            "flow": 0.0,
+            "reach": 0.0,
+            "sustained": 0.0,
+            **told,
+        }  # files from before there were such
     if not isinstance(told, dict) or set(told) != names:
         raise ValueError(f"{name} must have {', '.join(sorted(names))}")
     for word, (low, high) in _RANGES.items():

@@ -113,8 +113,10 @@ class Case:
         algorithm = lookup(Collective[self.collective.upper()], self.algorithm)
         topology = Topology.even(self.ranks, self.ranks) if self.beside else single_host(self.ranks)
         inside, across = profile(algorithm, topology).terms(self.nbytes, self.segment_bytes)
-        terms = across._replace(moved=across.moved * self.beside) if self.beside else inside
-        return Observation(terms, self.nbytes, seconds)
+        if not self.beside:
+            return Observation(inside, self.nbytes, seconds)
+        shared = {"moved": across.moved * self.beside, "carried": across.carried * self.beside}
+        return Observation(across._replace(**shared), self.nbytes, seconds)
 
 
 Times = dict[Case, float]

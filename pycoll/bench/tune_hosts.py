@@ -239,6 +239,7 @@ def with_whole_link(one: Link, together: Link) -> Link:
         beta=together.beta,
         spill=together.spill,
         cache_bytes=together.cache_bytes,
+        sustained=together.sustained,
         flow=one.beta,
     )
 

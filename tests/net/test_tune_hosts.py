@@ -63,29 +63,50 @@ def test_sizes_end_with_the_longest_and_side_by_side_are_long_only() -> None:
         assert options.sizes(alone)[0] < 512 and options.sizes(together)[0] >= 1 << 18
 
 
+def observed(known: Link, beside: int, segments: tuple[int, ...]) -> list[Observation]:
+    """What tune would see of that link between 4 hosts, if the model were true."""
+    found = []
+    for word in COLLECTIVES:
+        for name in distinct_algorithms(word, 4):
+            for nbytes in (32 * 8**power for power in range(8)):
+                for segment_bytes in segments:
+                    case = Case(word, name, 4, nbytes, segment_bytes, beside)
+                    one = case.observed(0.0)
+                    found.append(replace(one, seconds=known.seconds(one.terms, nbytes)))
+    return found
+
+
 def test_what_one_rank_and_what_a_host_carries_are_told_apart() -> None:
     """A link of 12.5 GB/s of which one rank fills a quarter."""
-    hosts = 4
     known = Link(
         alpha=15e-6, beta=1 / 12.5e9, gamma=1 / 20e9, overhead=1e-6, flow=1 / 3e9, cache_bytes=1
     )
 
-    def observed(beside: int, segments: tuple[int, ...]) -> list[Observation]:
-        found = []
-        for word in COLLECTIVES:
-            for name in distinct_algorithms(word, hosts):
-                for nbytes in (32 * 8**power for power in range(8)):
-                    for segment_bytes in segments:
-                        case = Case(word, name, hosts, nbytes, segment_bytes, beside)
-                        one = case.observed(0.0)
-                        found.append(replace(one, seconds=known.seconds(one.terms, nbytes)))
-        return found
-
-    alone = fit(observed(1, (SEGMENT_BYTES, SEGMENT_BYTES // 4)), LINKS["tcp"]).link
-    together = fit(observed(8, (SEGMENT_BYTES,)), alone).link
+    alone = fit(observed(known, 1, (SEGMENT_BYTES, SEGMENT_BYTES // 4)), LINKS["tcp"]).link
+    together = fit(observed(known, 8, (SEGMENT_BYTES,)), alone).link
     found = with_whole_link(alone, together)
     for name in ("alpha", "beta", "flow"):
         assert getattr(found, name) == pytest.approx(getattr(known, name), rel=0.05), name
+
+
+@pytest.mark.parametrize("beside", [1, 2])
+def test_what_is_carried_in_the_long_run_is_told_apart_from_bursts(beside: int) -> None:
+    """A cable of 1 Gb/s whose bucket passes on bursts at 2 GB/s."""
+    known = Link(
+        alpha=15e-6, beta=1 / 2e9, gamma=1 / 20e9, overhead=1e-6, cache_bytes=1, sustained=8e-9
+    )
+    segments = (SEGMENT_BYTES, SEGMENT_BYTES // 4)
+    found = fit(observed(known, beside, segments), LINKS["tcp"])
+    assert found.link.sustained == pytest.approx(8e-9, rel=0.01)
+    assert found.link.alpha == pytest.approx(15e-6, rel=0.1)
+    assert max(map(abs, found.errors)) < 0.1
+
+
+def test_a_link_that_carries_all_at_one_rate_has_no_other() -> None:
+    known = Link(alpha=15e-6, beta=8e-9, gamma=1 / 20e9, overhead=1e-6, cache_bytes=1)
+    found = fit(observed(known, 1, (SEGMENT_BYTES, SEGMENT_BYTES // 4)), LINKS["tcp"])
+    assert found.link.sustained == 0
+    assert found.link.beta == pytest.approx(8e-9, rel=0.02)
 
 
 # Which table counts

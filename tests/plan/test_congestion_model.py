@@ -85,6 +85,20 @@ def test_one_rank_may_not_fill_its_hosts_link() -> None:
     assert link.seconds(Terms(0, 0, 10.0, 0, 5.0), 10) == pytest.approx(2e-9)
 
 
+def test_nothing_is_faster_than_what_a_link_carries_in_the_long_run() -> None:
+    """Bytes count once, however many steps wait for each other: bursts pass them on meanwhile."""
+    link = Link(alpha=50e-6, beta=0.0, gamma=0.0, overhead=0.0, sustained=8e-9)
+    topology = Topology.even(4, 4)
+    for name, steps, carried in (("ring", 6, 1.5), ("recursive_doubling", 2, 2.0)):
+        waited = seconds(name, topology, KIB, link)
+        assert waited == pytest.approx(steps * 50e-6), name
+        assert seconds(name, topology, 64 * KIB, link) == pytest.approx(
+            max(waited, carried * 64 * KIB * 8e-9)
+        ), name
+    assert with_links(Parameters(FREE, link), beta=1e-9).across.sustained == 0
+    assert with_links(Parameters(FREE, link), rails=2).across.sustained == 4e-9
+
+
 @pytest.mark.parametrize(("size", "hosts"), [(64, 16), (96, 8)])
 @pytest.mark.parametrize("kind", [ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL])
 def test_large_worlds_load_links_as_their_schedules_do(
