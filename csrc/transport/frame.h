@@ -25,12 +25,12 @@ enum class FrameType : std::uint8_t {
   kGoodbye = 4,  // the last frame on this socket: the sender closes in good order
 };
 
-inline constexpr std::uint8_t kFrameVersion = 3;
+inline constexpr std::uint8_t kFrameVersion = 4;
 inline constexpr std::uint8_t kFrameMagic[3] = {'p', 'c', 'f'};
 
 // kChannelDepth of this medium: so much is under way in each channel before a credit is needed.
 // WIRE.md has what was measured.
-inline constexpr std::uint32_t kTcpDepth = 16;
+inline constexpr std::uint32_t kTcpDepth = 32;
 
 struct FrameHeader {
   std::array<std::uint8_t, 3> magic = {kFrameMagic[0], kFrameMagic[1], kFrameMagic[2]};

@@ -7,11 +7,11 @@
 
 namespace pycoll::transport {
 
-std::byte* StagingSlots::at(std::uint32_t segment) {
+std::byte* StagingSlots::at(std::uint32_t room) {
   if (memory_ == nullptr) {
     memory_.reset(new (kAlignment) std::byte[kStride * kTcpDepth]);
   }
-  return memory_.get() + kStride * (segment % kTcpDepth);
+  return memory_.get() + kStride * room;
 }
 
 std::byte* TcpSendChannel::reserve(std::size_t bytes) {
@@ -19,14 +19,14 @@ std::byte* TcpSendChannel::reserve(std::size_t bytes) {
                 kSegmentBytesMax);
   if (full()) return nullptr;
   reserved_bytes_ = bytes;
-  return slots_.at(committed_);
+  return slots_.at(committed_ % kTcpDepth);
 }
 
 void TcpSendChannel::commit(const SegmentHeader& header) {
   PYCOLL_ASSERT(reserved_bytes_ == header.bytes, "commit of %u bytes, reserved %zu", header.bytes,
                 reserved_bytes_);
   reserved_bytes_ = kNothing;
-  submit(header, slots_.at(committed_));
+  submit(header, slots_.at(committed_ % kTcpDepth));
 }
 
 bool TcpSendChannel::hand_over(const SegmentHeader& header, const std::byte* data) {
@@ -69,7 +69,7 @@ void TcpSendChannel::let_go() {
   for (std::uint32_t segment = written_.before(); segment != committed_; ++segment) {
     if (written_.has(segment)) continue;
     Segment& pending = segments_[segment % kTcpDepth];
-    std::byte* own = slots_.at(segment);
+    std::byte* own = slots_.at(segment % kTcpDepth);
     if (pending.data == own || pending.header.bytes == 0) continue;
     std::memcpy(own, pending.data, pending.header.bytes);
     pending.data = own;
@@ -79,7 +79,8 @@ void TcpSendChannel::let_go() {
 const Segment* TcpRecvChannel::peek() {
   if (received_.before() == released_) return nullptr;
   oldest_.header = headers_[released_ % kTcpDepth];
-  oldest_.data = oldest_.header.bytes == 0 ? nullptr : slots_.at(released_);
+  const std::uint8_t room = rooms_[released_ % kTcpDepth];
+  oldest_.data = oldest_.header.bytes == 0 ? nullptr : slots_.at(room);
   return &oldest_;
 }
 
@@ -87,6 +88,7 @@ void TcpRecvChannel::release() {
   PYCOLL_ASSERT(received_.before() != released_, "release without a segment, %u released so far",
                 released_);
   begun_[released_ % kTcpDepth] = false;
+  free_.give_back(rooms_[released_ % kTcpDepth]);
   ++released_;
   if (!credit_due()) return;
   // While more segments wait here the owner will be back at once, and two releases cost one frame.
@@ -102,7 +104,8 @@ std::byte* TcpRecvChannel::begin(const SegmentHeader& header, std::uint16_t segm
   }
   begun_[number % kTcpDepth] = true;
   headers_[number % kTcpDepth] = header;
-  return slots_.at(number);
+  rooms_[number % kTcpDepth] = free_.take();
+  return slots_.at(rooms_[number % kTcpDepth]);
 }
 
 void TcpRecvChannel::complete(std::uint16_t segment) {

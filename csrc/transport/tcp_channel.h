@@ -54,7 +54,8 @@ class Tally {
 // kTcpDepth rooms of kSegmentBytesMax, 64-byte aligned; memory comes with the first at().
 class StagingSlots {
  public:
-  std::byte* at(std::uint32_t segment);
+  // Requires: room < kTcpDepth.
+  std::byte* at(std::uint32_t room);
 
  private:
   static constexpr std::align_val_t kAlignment{64};
@@ -66,6 +67,21 @@ class StagingSlots {
     void operator()(std::byte* memory) const { ::operator delete[](memory, kAlignment); }
   };
   std::unique_ptr<std::byte[], Free> memory_;
+};
+
+// Which rooms hold nothing. The one that was given back last is taken first: it lies in the cache.
+class FreeRooms {
+ public:
+  FreeRooms() {
+    for (std::uint32_t room = 0; room < kTcpDepth; ++room) give_back(kTcpDepth - 1 - room);
+  }
+  // Requires: fewer than kTcpDepth are taken.
+  std::uint8_t take() { return rooms_[--count_]; }
+  void give_back(std::uint32_t room) { rooms_[count_++] = static_cast<std::uint8_t>(room); }
+
+ private:
+  std::array<std::uint8_t, kTcpDepth> rooms_ = {};
+  std::size_t count_ = 0;
 };
 
 // Counters run from zero without end, modulo 2^32:
@@ -144,13 +160,16 @@ class TcpRecvChannel final : public RecvChannel {
     return announced_ +
            static_cast<std::uint16_t>(segment - static_cast<std::uint16_t>(announced_));
   }
-  // So many untold releases are told even to a sender that still has room, to keep it going.
-  static constexpr std::uint32_t kManyReleases = kTcpDepth / 2;
+  // So many untold releases are told even to a sender that still has room, to keep it going; fewer
+  // wait for data that goes its way.
+  static constexpr std::uint32_t kManyReleases = kTcpDepth * 3 / 4;
 
   const std::uint32_t number_;
   const TcpStreams& streams_;
   std::array<SegmentHeader, kTcpDepth> headers_;
   StagingSlots slots_;
+  FreeRooms free_;
+  std::array<std::uint8_t, kTcpDepth> rooms_ = {};  // of segments that have begun
   Segment oldest_;
   Tally received_;
   std::array<bool, kTcpDepth> begun_ = {};  // and not released

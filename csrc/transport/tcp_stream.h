@@ -85,7 +85,7 @@ class TcpStream {
   };
   enum class Goodbye : std::uint8_t { kNone, kWanted, kStaged };
 
-  static constexpr std::size_t kBatchFrames = kTcpDepth;  // up to 1 MiB in one system call
+  static constexpr std::size_t kBatchFrames = 16;  // up to 1 MiB in one system call
   // What one receive() takes at most, so that one peer cannot starve the others.
   static constexpr int kReadsMax = 8;
   // Read ahead when small frames are likely: what lies here of a payload is copied once more, which

@@ -40,7 +40,7 @@ def frame(
     """One frame; `place` is the segment's number in its channel, `segment` sequence, agreement
     and tag."""
     sequence, agreement, tag = segment
-    head = b"pcf\x03" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
+    head = b"pcf\x04" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
     head += struct.pack("<QQII", sequence, agreement, tag, 0) + bytes(released)
     return head[:36] + struct.pack("<I", check_of(head)) + head[40:] + payload
 
@@ -72,7 +72,7 @@ def streams() -> dict[str, bytes]:
         frame(2, NOTICE, notice(6, 0, b"too late")),
         frame(3, GOODBYE),
     ]
-    beyond = [frame(i, DATA, b"x", place=i, segment=(1, 1, 0)) for i in range(17)]
+    beyond = [frame(i, DATA, b"x", place=i, segment=(1, 1, 0)) for i in range(33)]
     return {
         "segments": bytes([RELEASE]) + b"".join(segments),
         "segments_repaired": bytes([REPAIR | RELEASE]) + b"".join(plain),
