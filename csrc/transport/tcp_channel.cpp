@@ -11,7 +11,7 @@ std::byte* StagingSlots::at(std::uint32_t room) {
   if (memory_ == nullptr) {
     memory_.reset(new (kAlignment) std::byte[kStride * kTcpDepth]);
   }
-  return memory_.get() + kStride * room;
+  return memory_.get() + kStride * room + kFront;
 }
 
 std::byte* TcpSendChannel::reserve(std::size_t bytes) {

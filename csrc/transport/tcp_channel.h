@@ -6,6 +6,7 @@
 // Threads: those of the Transport. A link owns its channels and outlives every call to them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +52,8 @@ class Tally {
   std::uint32_t beyond_ = 0;
 };
 
-// kTcpDepth rooms of kSegmentBytesMax, 64-byte aligned; memory comes with the first at().
+// kTcpDepth rooms of kSegmentBytesMax, 64-byte aligned; memory comes with the first at(). In front
+// of each is place for a frame's header, so that a frame can be read in one piece.
 class StagingSlots {
  public:
   // Requires: room < kTcpDepth.
@@ -59,8 +61,11 @@ class StagingSlots {
 
  private:
   static constexpr std::align_val_t kAlignment{64};
+  static constexpr std::size_t kFront = 64;
+  static_assert(kFront >= sizeof(FrameHeader) &&
+                kFront % static_cast<std::size_t>(kAlignment) == 0);
   // Not a multiple of 4096: neighbouring slots would share their cache sets.
-  static constexpr std::size_t kStride = kSegmentBytesMax + 320;
+  static constexpr std::size_t kStride = kFront + kSegmentBytesMax + 256;
   static_assert(kStride % static_cast<std::size_t>(kAlignment) == 0 && kStride % 4096 != 0);
 
   struct Free {
@@ -75,6 +80,9 @@ class FreeRooms {
   FreeRooms() {
     for (std::uint32_t room = 0; room < kTcpDepth; ++room) give_back(kTcpDepth - 1 - room);
   }
+  std::size_t count() const { return count_; }
+  // The one that take() gives after `others` more. Requires: others < count().
+  std::uint8_t next(std::size_t others) const { return rooms_[count_ - 1 - others]; }
   // Requires: fewer than kTcpDepth are taken.
   std::uint8_t take() { return rooms_[--count_]; }
   void give_back(std::uint32_t room) { rooms_[count_++] = static_cast<std::uint8_t>(room); }
@@ -146,6 +154,14 @@ class TcpRecvChannel final : public RecvChannel {
   // Where the payload of the segment that begins to arrive goes, which has this number modulo
   // 2^16; nullptr when it began before, or the peer's credits do not allow it.
   std::byte* begin(const SegmentHeader& header, std::uint16_t segment);
+  // Where payloads of segments to come will go that begin in this order, each behind place for a
+  // frame's header; how many are known, up to `places`. Nobody has that memory until then.
+  template <std::size_t places>
+  std::size_t foresee(std::array<std::byte*, places>* payloads) {
+    const std::size_t known = std::min(places, free_.count());
+    for (std::size_t i = 0; i < known; ++i) (*payloads)[i] = slots_.at(free_.next(i));
+    return known;
+  }
   // That payload has arrived whole. Requires: it began.
   void complete(std::uint16_t segment);
   // The counter that travels to the peer in the next frame of the home stream.

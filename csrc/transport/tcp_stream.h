@@ -1,7 +1,8 @@
 // One socket of a TCP link: cuts what arrives into frames and writes what channels give to it.
 // Never blocks, never allocates after a channel's first use, never trusts a number from the peer.
 //
-//   receive:  socket -> header buffer -> judged -> payload straight into its channel's slot
+//   receive:  socket -> header buffer -> judged -> payload straight into its channel's slot; of
+//             long segments in a row both, and several, at once
 //   flush:    notice, then segments in the order of their commits, then a bare credit if one is due
 //             and nothing else carried it, then goodbye; many frames in one system call
 //
@@ -86,16 +87,27 @@ class TcpStream {
   enum class Goodbye : std::uint8_t { kNone, kWanted, kStaged };
 
   static constexpr std::size_t kBatchFrames = 16;  // up to 1 MiB in one system call
-  // What one receive() takes at most, so that one peer cannot starve the others.
-  static constexpr int kReadsMax = 8;
+  // Frames that one receive() takes at most, so that one peer cannot starve the others.
+  static constexpr std::size_t kFramesMax = 8;
   // Read ahead when small frames are likely: what lies here of a payload is copied once more, which
   // is cheaper than another system call. Behind a large payload only the next header is read.
   static constexpr std::size_t kReadAhead = 4096;
+  // After so many large segments that were like the one before, more of them are expected: so many
+  // are read by one system call to where they would go.
+  static constexpr std::uint32_t kStreakMin = 2;
+  static constexpr std::size_t kForeseen = 3;
 
   bool is_home(std::uint32_t channel) const { return channel % stride_ == index_; }
 
   // --- input (tcp_stream_in.cpp)
-  bool read_once(bool* more);
+  bool read_once(std::size_t* frames, bool* more);
+  struct Foreseen {
+    std::array<std::byte*, kForeseen> payloads = {};
+    std::size_t count = 0;
+    std::size_t bytes = 0;  // of each payload
+  };
+  Foreseen foresee();
+  void take_foreseen(const Foreseen& foreseen, std::size_t bytes);
   void parse();
   void take_payload();
   bool begin_frame(const FrameHeader& header);
@@ -122,14 +134,16 @@ class TcpStream {
   State state_ = State::kOpen;
   std::string fault_;
 
-  // Input. `ahead_` holds the beginning of a header while no payload is awaited, else nothing.
-  std::array<std::byte, kReadAhead> ahead_;
+  // Input. `ahead_` holds the beginning of a header while no payload is awaited, else nothing;
+  // meanwhile it has room for frames that came where others were expected.
+  std::array<std::byte, kReadAhead + kForeseen * (sizeof(FrameHeader) + kSegmentBytesMax)> ahead_;
   std::size_t ahead_begin_ = 0;
   std::size_t ahead_end_ = 0;
   FrameHeader incoming_;
   std::byte* target_ = nullptr;  // where the next payload byte goes
   std::size_t missing_ = 0;      // payload bytes still to come
   bool in_payload_ = false;
+  std::uint32_t streak_ = 0;  // large segments in a row that were like the one before
   std::uint32_t frames_in_ = 0;
   Notice notice_in_;
 

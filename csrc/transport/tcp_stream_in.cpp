@@ -14,36 +14,48 @@ namespace {
 // Payloads above this make the reader expect more of their kind.
 constexpr std::size_t kLargePayload = 4096;
 
+// As recvmsg(2). One part takes the cheaper call, for the latency of small frames.
+ssize_t read_parts(int socket, iovec* parts, std::size_t count) {
+  if (count == 1) return ::recv(socket, parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT);
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  return ::recvmsg(socket, &message, MSG_DONTWAIT);
+}
+
 }  // namespace
 
 bool TcpStream::receive() {
   if (state_ != State::kOpen) return false;
   bool moved = false;
   bool more = true;
-  for (int i = 0; i < kReadsMax && more && state_ == State::kOpen; ++i) moved |= read_once(&more);
+  std::size_t frames = 0;
+  while (frames < kFramesMax && more && state_ == State::kOpen) moved |= read_once(&frames, &more);
   return moved || state_ != State::kOpen;
 }
 
-// One system call: the rest of the awaited payload goes to its slot, what follows to `ahead_`.
-// *more becomes false when the kernel had less than was asked for.
-bool TcpStream::read_once(bool* more) {
-  std::array<iovec, 2> parts;
+// One system call: the rest of the awaited payload goes to its slot; what follows goes to where
+// frames like it would lie, or else to `ahead_`. *more becomes false when the kernel had less than
+// was asked for.
+bool TcpStream::read_once(std::size_t* frames, bool* more) {
+  std::array<iovec, 1 + kForeseen> parts;
   std::size_t count = 0;
-  std::size_t wanted = kReadAhead - ahead_end_;
-  if (missing_ > 0) {
-    if (incoming_.bytes > kLargePayload) wanted = sizeof(FrameHeader);
-    parts[count++] = {target_, missing_};
+  std::size_t wanted = missing_;
+  if (missing_ > 0) parts[count++] = {target_, missing_};
+  const Foreseen foreseen = foresee();
+  for (std::size_t i = 0; i < foreseen.count; ++i) {
+    parts[count++] = {foreseen.payloads[i] - sizeof(FrameHeader),
+                      sizeof(FrameHeader) + foreseen.bytes};
+    wanted += parts[count - 1].iov_len;
   }
-  parts[count++] = {ahead_.data() + ahead_end_, wanted};
-  ssize_t got = 0;
-  if (count == 1) {  // the cheaper call, for the latency of small frames
-    got = ::recv(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT);
-  } else {
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  if (foreseen.count == 0) {
+    const bool large = missing_ > 0 && incoming_.bytes > kLargePayload;
+    const std::size_t room = large ? sizeof(FrameHeader) : kReadAhead - ahead_end_;
+    parts[count++] = {ahead_.data() + ahead_end_, room};
+    wanted += room;
   }
+  *frames += std::max<std::size_t>(1, foreseen.count);
+  const ssize_t got = read_parts(socket_.get(), parts.data(), count);
   if (got < 0 && errno == EINTR) return false;
   if (got <= 0) {
     *more = false;
@@ -52,13 +64,55 @@ bool TcpStream::read_once(bool* more) {
     return false;
   }
   const auto bytes = static_cast<std::size_t>(got);
-  *more = bytes == missing_ + wanted;
+  *more = bytes == wanted;
   const std::size_t direct = std::min(bytes, missing_);
   target_ += direct;
   missing_ -= direct;
-  ahead_end_ += bytes - direct;
+  if (foreseen.count != 0) {
+    take_foreseen(foreseen, bytes - direct);
+  } else {
+    ahead_end_ += bytes - direct;
+  }
   parse();
   return true;
+}
+
+// Where the next frames will lie if they are like the last ones.
+TcpStream::Foreseen TcpStream::foresee() {
+  Foreseen found;
+  if (streak_ < kStreakMin || ahead_end_ != 0) return found;
+  found.count = channels_.recv(incoming_.channel).foresee(&found.payloads);
+  found.bytes = incoming_.bytes;
+  return found;
+}
+
+// So many bytes have come to where frames were expected. Those that are as expected have arrived;
+// from the first one on that is not, all is taken to have been read ahead.
+void TcpStream::take_foreseen(const Foreseen& foreseen, std::size_t bytes) {
+  if (in_payload_ && missing_ == 0) finish_frame();
+  const std::uint8_t channel = incoming_.channel;
+  std::size_t next = 0;
+  while (bytes >= sizeof(FrameHeader) && state_ == State::kOpen) {
+    FrameHeader header;
+    std::memcpy(&header, foreseen.payloads[next] - sizeof(header), sizeof(header));
+    const bool expected = header.type == FrameType::kData && header.channel == channel &&
+                          header.bytes == foreseen.bytes;
+    if (!expected) break;
+    if (!begin_frame(header)) return;
+    PYCOLL_ASSERT(target_ == foreseen.payloads[next], "segment %u lies elsewhere", header.segment);
+    const std::size_t here = std::min(bytes - sizeof(header), missing_);
+    target_ += here;
+    missing_ -= here;
+    bytes -= sizeof(header) + here;
+    ++next;
+    if (missing_ == 0) finish_frame();
+  }
+  for (; bytes != 0; ++next) {
+    const std::size_t here = std::min(bytes, sizeof(FrameHeader) + foreseen.bytes);
+    std::memcpy(ahead_.data() + ahead_end_, foreseen.payloads[next] - sizeof(FrameHeader), here);
+    ahead_end_ += here;
+    bytes -= here;
+  }
 }
 
 // Consumes `ahead_` frame by frame.
@@ -102,6 +156,10 @@ bool TcpStream::begin_frame(const FrameHeader& header) {
   }
   ++frames_in_;
   if (!accept_counters(header)) return false;
+  const bool again = header.type == FrameType::kData && header.bytes > kLargePayload &&
+                     incoming_.type == FrameType::kData && header.channel == incoming_.channel &&
+                     header.bytes == incoming_.bytes;
+  streak_ = again ? streak_ + 1 : 0;
   incoming_ = header;
   missing_ = header.bytes;
   in_payload_ = true;

@@ -136,7 +136,7 @@ TEST(many_frames_in_one_piece_are_all_taken) {
     bytes.insert(bytes.end(), payload.begin(), payload.end());
   }
   peer.send_bytes(bytes.data(), bytes.size());
-  peer.poll(3);
+  peer.poll();
   for (std::uint32_t i = 0; i < kTcpDepth * kChannelsMax; ++i) {
     RecvChannel& channel = peer.link().recv_channel(i % kChannelsMax);
     expect_payload(channel.peek(), RawPeer::data(i % kChannelsMax, i * 3, i));
@@ -153,7 +153,7 @@ TEST(a_full_socket_keeps_the_newest_notice) {
     }
   }
   SendChannel& last = peer.link().send_channel(kChannelsMax - 1);
-  CHECK(!last.drained(), "8 MiB fit in a socket that nobody reads");
+  CHECK(!last.drained(), "16 MiB fit in a socket that nobody reads");
   for (std::uint64_t number = 1; number <= 50; ++number) {
     Notice notice;
     notice.sequence = number;
