@@ -346,17 +346,14 @@ _RANGES = {
     "reach": (0.0, 1.0),
     "sustained": (0.0, 1.0),
 }
+#: What files from before there was such a figure leave out; 0 says that there is none.
+_LATER = ("flow", "reach", "sustained")
 
 
 def _medium(name: str, told: Any) -> Medium:
     names = {*_RANGES, "cache_bytes", "segment_bytes"}
     if isinstance(told, dict):
-        told = {
-            "flow": 0.0,
-            "reach": 0.0,
-            "sustained": 0.0,
-            **told,
-        }  # files from before there were such
+        told = {**dict.fromkeys(_LATER, 0.0), **told}
     if not isinstance(told, dict) or set(told) != names:
         raise ValueError(f"{name} must have {', '.join(sorted(names))}")
     for word, (low, high) in _RANGES.items():

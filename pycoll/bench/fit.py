@@ -95,15 +95,16 @@ def _fit_with(observations: Sequence[Observation], start: Link, sustained: float
     # At first those are taken to be carried in the long run that take about so long.
     weights = (seconds > carrying * (1 + _NEAR)).astype(float)
     for _ in range(_ROUNDS):
-        _, link = min(
+        _, bursting = min(
             (_fit_at(observations, weights, start, cache) for cache in _CACHE_BYTES),
             key=lambda pair: pair[0],
         )
-        busy = np.array([link.seconds(o.terms, o.nbytes) for o in observations])
-        errors = np.maximum(busy, carrying) / seconds - 1
+        link = bursting._replace(sustained=sustained)
+        busy = np.array([bursting.seconds(o.terms, o.nbytes) for o in observations])
+        errors = np.array([link.seconds(o.terms, o.nbytes) / o.seconds - 1 for o in observations])
         far = max(_FAR * float(np.median(np.abs(errors))), 1e-6)
         weights = np.minimum(1.0, far / np.maximum(np.abs(errors), 1e-12)) * (busy >= carrying)
-    return Fit(link._replace(sustained=sustained), tuple(map(float, errors)))
+    return Fit(link, tuple(map(float, errors)))
 
 
 def _fit_at(
