@@ -49,6 +49,10 @@ struct Avx2 : Machine<Avx2, 32> {
     return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
   }
 
+  PYCOLL_LANES bool any_unordered(Full<double> a, Full<double> b) {
+    return _mm256_movemask_pd(_mm256_cmp_pd((__m256d)a, (__m256d)b, _CMP_UNORD_Q)) != 0;
+  }
+
   PYCOLL_LANES Bytes subtract_to_zero(Bytes a, Bytes b) {
     return (Bytes)_mm256_subs_epu8((__m256i)a, (__m256i)b);
   }

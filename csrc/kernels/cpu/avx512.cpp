@@ -47,6 +47,10 @@ struct Avx512 : Machine<Avx512, 64> {
     return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
   }
 
+  PYCOLL_LANES bool any_unordered(Full<double> a, Full<double> b) {
+    return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_UNORD_Q) != 0;
+  }
+
   PYCOLL_LANES Bytes subtract_to_zero(Bytes a, Bytes b) {
     return (Bytes)_mm512_subs_epu8((__m512i)a, (__m512i)b);
   }

@@ -43,6 +43,12 @@ struct Fold {
     for (int v = 0; v < vectors; ++v) {
       sum[v] = Step::apply(sum[v], get(from[count - 1] + at + v * kBytes));
     }
+    if constexpr (vectors > 1 && requires { Format::any_nan(sum); }) {
+      if (!Format::any_nan(sum)) [[likely]] {
+        for (int v = 0; v < vectors; ++v) M::store(target + at + v * kBytes, sum[v]);
+        return;
+      }
+    }
     for (int v = 0; v < vectors; ++v) put(target + at + v * kBytes, sum[v]);
   }
 

@@ -3,6 +3,7 @@
 //   encode(Wide) -> Narrow   rounds to the type, NaN becomes the canonical one
 //   settle(Wide) -> Wide     rounds to the type and stays wide; NaN stays NaN
 //   load(from), store(to, Wide)  decode and encode from and to memory, where that is faster
+//   any_nan(values)      of a block; without one they may be stored as they are
 // kUnroll: vectors per turn of a loop, fewer where the steps themselves are long.
 #pragma once
 
@@ -33,6 +34,15 @@ struct RealFormat {
   PYCOLL_LANES Narrow encode(Wide value) {
     using Words = typename M::template Full<Word>;
     return value == value ? value : (Wide)(Words{} + nan);
+  }
+
+  // One question for two vectors, where lanes have it: NaN is rare.
+  template <int vectors>
+    requires requires(Wide value) { M::any_unordered(value, value); }
+  PYCOLL_LANES bool any_nan(const Wide (&values)[vectors]) {
+    bool found = false;
+    for (int v = 0; v < vectors; v += 2) found |= M::any_unordered(values[v], values[v + 1]);
+    return found;
   }
 };
 
