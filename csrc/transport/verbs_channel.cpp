@@ -24,8 +24,8 @@ void VerbsSendChannel::commit(const SegmentHeader& header) {
 
 // The slot of the next segment is free; if not, the next completion is news.
 bool VerbsSendChannel::has_room() {
-  if (committed_ - released_ == kChannelDepth ||
-      !link_.rail_of(number_, committed_).done(free_at_[committed_ % kChannelDepth])) {
+  if (committed_ - released_ == kVerbsDepth ||
+      !link_.rail_of(number_, committed_).done(free_at_[committed_ % kVerbsDepth])) {
     link_.note_want();
     return false;
   }
@@ -35,7 +35,7 @@ bool VerbsSendChannel::has_room() {
 
 void VerbsSendChannel::submit(const SegmentHeader& header, std::uint64_t to) {
   reserved_bytes_ = kNothing;
-  targets_[committed_ % kChannelDepth] = to;
+  targets_[committed_ % kVerbsDepth] = to;
   const Rail& rail = link_.rail_of(number_, committed_);
   std::byte* slot = rail.outgoing(rail.slot(number_, committed_));
   reinterpret_cast<SlotHeader*>(slot + kHeaderAt)->header = header;
@@ -65,7 +65,7 @@ bool VerbsSendChannel::hand_over(const SegmentHeader& header, const std::byte* d
 
 // Of the next segment, whose slot is free.
 void VerbsSendChannel::set_source(const Source& source) {
-  const std::size_t slot = committed_ % kChannelDepth;
+  const std::size_t slot = committed_ % kVerbsDepth;
   sources_[slot] = source;
   ++source_count_;
   free_at_[slot] = kNever;
@@ -120,13 +120,13 @@ bool VerbsSendChannel::reads(const std::byte* data, std::size_t bytes) {
 
 // Gives back what the device has read.
 void VerbsSendChannel::settle() {
-  for (std::uint32_t slot = 0; source_count_ != 0 && slot < kChannelDepth; ++slot) {
+  for (std::uint32_t slot = 0; source_count_ != 0 && slot < kVerbsDepth; ++slot) {
     if (link_.rail_of(number_, slot).done(free_at_[slot])) drop(slot);
   }
 }
 
 void VerbsSendChannel::drop(std::uint32_t segment) {
-  Source& source = sources_[segment % kChannelDepth];
+  Source& source = sources_[segment % kVerbsDepth];
   if (source.data == nullptr) return;
   if (source.registration != nullptr) {
     link_.rail_of(number_, segment).registrations().release(source.registration);
@@ -136,8 +136,8 @@ void VerbsSendChannel::drop(std::uint32_t segment) {
 }
 
 VerbsSendChannel::Course VerbsSendChannel::course() const {
-  const Source& source = sources_[posted_ % kChannelDepth];
-  Course made{source.data, 0, false, targets_[posted_ % kChannelDepth]};
+  const Source& source = sources_[posted_ % kVerbsDepth];
+  Course made{source.data, 0, false, targets_[posted_ % kVerbsDepth]};
   if (source.data == nullptr) return made;
   made.in_region = source.registration == nullptr;
   made.key = made.in_region ? link_.rail_of(number_, posted_).region_keys().lkey
@@ -146,7 +146,7 @@ VerbsSendChannel::Course VerbsSendChannel::course() const {
 }
 
 void VerbsSendChannel::posted(std::uint64_t position) {
-  free_at_[posted_ % kChannelDepth] = position;
+  free_at_[posted_ % kVerbsDepth] = position;
   ++posted_;
 }
 
@@ -159,7 +159,7 @@ bool VerbsSendChannel::accept_released(std::uint32_t released, int bits) {
 
 bool VerbsSendChannel::reads_over(const Rail& rail) const {
   bool reads = false;
-  for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
+  for (std::uint32_t slot = 0; slot < kVerbsDepth; ++slot) {
     reads |= sources_[slot].data != nullptr && &link_.rail_of(number_, slot) == &rail;
   }
   return reads;
@@ -169,26 +169,26 @@ void VerbsSendChannel::abandon() {
   abandoned_ = true;
   for (; posted_ != committed_; ++posted_) {
     drop(posted_);
-    free_at_[posted_ % kChannelDepth] = 0;
+    free_at_[posted_ % kVerbsDepth] = 0;
   }
 }
 
 // What is in the region the host cannot copy, and whoever named it does not free it.
 void VerbsSendChannel::let_go() {
   for (std::uint32_t segment = posted_; segment != committed_; ++segment) {
-    const Source& source = sources_[segment % kChannelDepth];
+    const Source& source = sources_[segment % kVerbsDepth];
     if (source.registration == nullptr) continue;
     const Rail& rail = link_.rail_of(number_, segment);
     std::memcpy(rail.outgoing(rail.slot(number_, segment) + kPayloadAt), source.data, source.bytes);
     drop(segment);
-    free_at_[segment % kChannelDepth] = 0;
+    free_at_[segment % kVerbsDepth] = 0;
   }
 }
 
 const Segment* VerbsRecvChannel::peek() {
   if (received_ == released_) return nullptr;
-  oldest_.header = headers_[released_ % kChannelDepth];
-  oldest_.placed = placed_[released_ % kChannelDepth];
+  oldest_.header = headers_[released_ % kVerbsDepth];
+  oldest_.placed = placed_[released_ % kVerbsDepth];
   const Rail& rail = link_.rail_of(number_, released_);
   oldest_.data = oldest_.header.bytes == 0 || oldest_.placed
                      ? nullptr
@@ -209,14 +209,14 @@ void VerbsRecvChannel::release() {
 bool VerbsRecvChannel::expects(std::uint16_t number, std::uint32_t* segment) const {
   const auto ahead = static_cast<std::uint16_t>(number - static_cast<std::uint16_t>(received_));
   *segment = received_ + ahead;
-  return received_ - announced_ + ahead < kChannelDepth && !early_[*segment % kChannelDepth];
+  return received_ - announced_ + ahead < kVerbsDepth && !early_[*segment % kVerbsDepth];
 }
 
 void VerbsRecvChannel::received(std::uint32_t segment, const SegmentHeader& header, bool placed) {
-  headers_[segment % kChannelDepth] = header;
-  placed_[segment % kChannelDepth] = placed;
-  early_[segment % kChannelDepth] = true;
-  for (; early_[received_ % kChannelDepth]; ++received_) early_[received_ % kChannelDepth] = false;
+  headers_[segment % kVerbsDepth] = header;
+  placed_[segment % kVerbsDepth] = placed;
+  early_[segment % kVerbsDepth] = true;
+  for (; early_[received_ % kVerbsDepth]; ++received_) early_[received_ % kVerbsDepth] = false;
 }
 
 std::uint32_t VerbsRecvChannel::announce() {
@@ -226,7 +226,7 @@ std::uint32_t VerbsRecvChannel::announce() {
 
 bool VerbsRecvChannel::credit_due() const {
   const std::uint32_t untold = released_ - announced_;
-  const bool sender_is_full = received_ - announced_ == kChannelDepth;
+  const bool sender_is_full = received_ - announced_ == kVerbsDepth;
   return untold >= kManyReleases || (untold > 0 && sender_is_full);
 }
 

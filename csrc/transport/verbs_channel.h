@@ -15,7 +15,7 @@ namespace pycoll::transport::verbs {
 class VerbsLink;
 
 // Counters run from zero without end, modulo 2^32:
-//   released <= posted <= committed <= released + kChannelDepth
+//   released <= posted <= committed <= released + kVerbsDepth
 // A slot is used again when its segment was released and the device reads it no more. Either may
 // come first: the peer's word can overtake the acknowledgement that lets the device forget.
 //
@@ -89,9 +89,9 @@ class VerbsSendChannel final : public SendChannel {
 
   const std::uint32_t number_;
   VerbsLink& link_;
-  std::array<std::uint64_t, kChannelDepth> free_at_{};  // position by slot
-  std::array<Source, kChannelDepth> sources_;           // by slot
-  std::array<std::uint64_t, kChannelDepth> targets_{};  // by slot, as in Passage
+  std::array<std::uint64_t, kVerbsDepth> free_at_{};  // position by slot
+  std::array<Source, kVerbsDepth> sources_;           // by slot
+  std::array<std::uint64_t, kVerbsDepth> targets_{};  // by slot, as in Passage
   int source_count_ = 0;
   std::size_t reserved_bytes_ = kNothing;
   std::uint32_t committed_ = 0;
@@ -100,7 +100,7 @@ class VerbsSendChannel final : public SendChannel {
   bool abandoned_ = false;
 };
 
-// announced <= released <= received <= announced + kChannelDepth
+// announced <= released <= received <= announced + kVerbsDepth
 // Segments that take different rails come in any order: those before number `received` are all
 // there, of the later ones some may be.
 class VerbsRecvChannel final : public RecvChannel {
@@ -124,13 +124,13 @@ class VerbsRecvChannel final : public RecvChannel {
 
  private:
   // So many untold releases are told even to a sender that still has room, to keep it going.
-  static constexpr std::uint32_t kManyReleases = kChannelDepth / 2;
+  static constexpr std::uint32_t kManyReleases = kVerbsDepth / 2;
 
   const std::uint32_t number_;
   VerbsLink& link_;
-  std::array<SegmentHeader, kChannelDepth> headers_;  // by slot
-  std::array<bool, kChannelDepth> placed_{};          // by slot
-  std::array<bool, kChannelDepth> early_{};           // by slot: there, but not one before it
+  std::array<SegmentHeader, kVerbsDepth> headers_;  // by slot
+  std::array<bool, kVerbsDepth> placed_{};          // by slot
+  std::array<bool, kVerbsDepth> early_{};           // by slot: there, but not one before it
   Segment oldest_;
   std::uint32_t received_ = 0;
   std::uint32_t released_ = 0;

@@ -25,13 +25,17 @@ struct SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == 32 && std::is_trivially_copyable_v<SlotHeader>);
 
-// Rails that a link may have: as many as a channel has slots, so that one channel fills them all.
-inline constexpr std::uint32_t kRailsMax = kChannelDepth;
+// kChannelDepth of this medium.
+inline constexpr std::uint32_t kVerbsDepth = 8;
+static_assert(kVerbsDepth >= kChannelDepth && kVerbsDepth < 256);
+
+// Rails that a link may have; one channel fills them all.
+inline constexpr std::uint32_t kRailsMax = 4;
 // A link has 1, 2 or 4, so that a slot is always served by the same one.
 constexpr bool is_rail_count(std::size_t count) {
   return std::has_single_bit(count) && count <= kRailsMax;
 }
-static_assert(std::has_single_bit(kChannelDepth));
+static_assert(std::has_single_bit(kVerbsDepth) && kRailsMax <= kVerbsDepth);
 
 // Which of a link's `rails` a segment takes.
 constexpr std::uint32_t rail_of_segment(std::uint32_t channel, std::uint32_t segment,
@@ -56,16 +60,16 @@ constexpr std::size_t notice_offset(NoticePlace place) {
   return static_cast<std::size_t>(place) * sizeof(Notice);
 }
 
-// In the area of its rail. Counters of segments may run on: a slot serves every kChannelDepth-th.
+// In the area of its rail. Counters of segments may run on: a slot serves every kVerbsDepth-th.
 inline constexpr std::size_t kSlotsAt = notice_offset(NoticePlace{2});
 constexpr std::size_t slot_offset(std::uint32_t channel, std::uint32_t segment,
                                   std::uint32_t rails) {
-  const std::uint32_t slot = channel * kChannelDepth + segment % kChannelDepth;
+  const std::uint32_t slot = channel * kVerbsDepth + segment % kVerbsDepth;
   return kSlotsAt + (slot >> std::countr_zero(rails)) * kSlotStride;
 }
 // Of one rail: an equal share of all slots, and places for notices.
 constexpr std::size_t area_bytes(std::uint32_t rails) {
-  return round_up(kSlotsAt + kChannelsMax * kChannelDepth / rails * kSlotStride, 4096);
+  return round_up(kSlotsAt + kChannelsMax * kVerbsDepth / rails * kSlotStride, 4096);
 }
 
 // The first byte of the immediate value that ends every message.
@@ -76,6 +80,7 @@ enum class Kind : std::uint8_t {
   kNoticeSeen = 4,  // the newest notice was read, and may be replaced
   kGoodbye = 5,     // nothing follows on this rail
   kPlaced = 6,      // as kSegment, but the payload is in the receiver's region
+  kAlike = 7,       // as kSegment, but without a header: it is that of the last one on this rail
 };
 
 struct Immediate {
@@ -105,7 +110,7 @@ struct PeerAddress {
   std::uint8_t link_layer = 0;      // as in ibv_port_attr
   std::uint8_t gid[16] = {};
 
-  static constexpr std::uint64_t kMagic = 0x0004'7362'7265'5650;  // "PVerbs", version 4
+  static constexpr std::uint64_t kMagic = 0x0005'7362'7265'5650;  // "PVerbs", version 5
 };
 static_assert(sizeof(PeerAddress) == 48 && std::has_unique_object_representations_v<PeerAddress>);
 

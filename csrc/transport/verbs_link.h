@@ -93,11 +93,14 @@ class VerbsLink final : public Link {
   bool is_told() const;
 
  private:
-  static constexpr std::size_t kLineMax = kChannelsMax * kChannelDepth;
+  static constexpr std::size_t kLineMax = kChannelsMax * kVerbsDepth;
 
   bool accept_address(const std::string& text, std::array<PeerAddress, kRailsMax>* peers) const;
   bool has_room();
   void post_segment(VerbsSendChannel& channel);
+  // The peer waits for counts that travel over the rail.
+  bool owes_credits(const Rail& rail) const;
+  void write_credits(const Rail& rail, SlotHeader* header);
   Piece payload_of(const VerbsSendChannel::Course& course, const Rail& rail,
                    const Piece& in_slot) const;
   void post_credit(std::uint32_t number);
@@ -105,7 +108,7 @@ class VerbsLink final : public Link {
   void post_goodbyes();
   void post_last_notice();
   bool post_one();
-  bool receive_segment(const Rail& rail, Immediate what, std::uint32_t bytes);
+  bool receive_segment(Rail& rail, Immediate what, std::uint32_t bytes);
   bool accept_released(const Rail& rail, const SlotHeader& arrived);
   bool receive_credit(const Rail& rail, Immediate what);
   bool receive_notice(const Rail& rail, Immediate what);

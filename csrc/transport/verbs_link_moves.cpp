@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 
 #include "base/assert.h"
 #include "transport/verbs_link.h"
@@ -64,22 +65,21 @@ bool VerbsLink::post_one() {
 }
 
 // Header and payload are one message, which one completion tells of; only a payload that goes
-// somewhere else than behind its header is a message ahead of it.
+// somewhere else than behind its header is a message ahead of it. What is like the segment before
+// goes without a header, which would take a packet of its own behind a payload of whole ones.
 void VerbsLink::post_segment(VerbsSendChannel& channel) {
   const std::uint32_t segment = channel.next();
   Rail& rail = rails_[rail_of_segment(channel.number(), segment, rail_count_)];
   const std::size_t slot = rail.slot(channel.number(), segment);
   auto* header = reinterpret_cast<SlotHeader*>(rail.outgoing(slot + kHeaderAt));
-  for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    const bool here = rail_of_credits(number, rail_count_) == rail.index();
-    header->released[number] = here ? static_cast<std::uint8_t>(recvs_[number].announce()) : 0;
-    if (here) credits_due_ &= ~(1u << number);
-  }
   const std::size_t bytes = header->header.bytes;
   const VerbsSendChannel::Course course = channel.course();
   const bool placed = course.to != Passage::kRoom;
-  const Immediate immediate{placed ? Kind::kPlaced : Kind::kSegment,
-                            static_cast<std::uint8_t>(channel.number()),
+  const bool alike = !placed && header->header == rail.last_sent && !owes_credits(rail);
+  rail.last_sent = header->header;
+  if (!alike) write_credits(rail, header);
+  const Kind kind = placed ? Kind::kPlaced : alike ? Kind::kAlike : Kind::kSegment;
+  const Immediate immediate{kind, static_cast<std::uint8_t>(channel.number()),
                             static_cast<std::uint16_t>(segment)};
   const std::array<Piece, 2> pieces = {
       rail.piece(slot + kHeaderAt, sizeof(SlotHeader)),
@@ -88,7 +88,23 @@ void VerbsLink::post_segment(VerbsSendChannel& channel) {
   if (placed && bytes != 0) {
     channel.posted(queue.send_behind(pieces[1], pieces[0], immediate));
   } else {
-    channel.posted(queue.send(pieces, immediate));
+    channel.posted(queue.send(std::span(pieces).subspan(alike ? 1 : 0), immediate));
+  }
+}
+
+bool VerbsLink::owes_credits(const Rail& rail) const {
+  for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
+    const bool here = rail_of_credits(number, rail_count_) == rail.index();
+    if (here && (credits_due_ >> number & 1u) != 0) return true;
+  }
+  return false;
+}
+
+void VerbsLink::write_credits(const Rail& rail, SlotHeader* header) {
+  for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
+    const bool here = rail_of_credits(number, rail_count_) == rail.index();
+    header->released[number] = here ? static_cast<std::uint8_t>(recvs_[number].announce()) : 0;
+    if (here) credits_due_ &= ~(1u << number);
   }
 }
 
@@ -176,6 +192,7 @@ bool VerbsLink::received(std::uint32_t index, std::uint32_t immediate, std::uint
   switch (what.kind) {
     case Kind::kSegment:
     case Kind::kPlaced:
+    case Kind::kAlike:
       return receive_segment(rail, what, bytes);
     case Kind::kCredit:
       return receive_credit(rail, what);
@@ -191,7 +208,7 @@ bool VerbsLink::received(std::uint32_t index, std::uint32_t immediate, std::uint
 }
 
 // Copies the header before looking at it, since the peer could still change the original.
-bool VerbsLink::receive_segment(const Rail& rail, Immediate what, std::uint32_t bytes) {
+bool VerbsLink::receive_segment(Rail& rail, Immediate what, std::uint32_t bytes) {
   std::uint32_t segment = 0;
   if (what.which >= kChannelsMax || !recvs_[what.which].expects(what.number, &segment) ||
       rail_of_segment(what.which, segment, rail_count_) != rail.index()) {
@@ -200,17 +217,23 @@ bool VerbsLink::receive_segment(const Rail& rail, Immediate what, std::uint32_t 
                      std::to_string(rail.index()));
   }
   VerbsRecvChannel& channel = recvs_[what.which];
-  SlotHeader arrived;
-  std::memcpy(&arrived, rail.incoming(rail.slot(what.which, segment) + kHeaderAt), sizeof(arrived));
+  SlotHeader arrived{.header = rail.last_received, .released = {}};
+  const bool headed = what.kind != Kind::kAlike;
+  if (headed) {
+    const std::size_t slot = rail.slot(what.which, segment);
+    std::memcpy(&arrived, rail.incoming(slot + kHeaderAt), sizeof(arrived));
+  }
   const std::size_t payload = arrived.header.bytes;
   const bool placed = what.kind == Kind::kPlaced;
   if (placed && !granted_) return malformed("a payload was placed where nothing is granted");
-  const std::size_t behind = placed ? 0 : payload;  // the header, in the same message
-  if (payload > kSegmentBytesMax || bytes != sizeof(arrived) + behind) {
+  // What the message has besides a payload that was placed before it.
+  const std::size_t carried = (headed ? sizeof(arrived) : 0) + (placed ? 0 : payload);
+  if (payload > kSegmentBytesMax || bytes != carried) {
     return malformed("a message of " + std::to_string(bytes) + " bytes says " +
                      std::to_string(payload) + " bytes of payload");
   }
-  if (!accept_released(rail, arrived)) return true;
+  if (headed && !accept_released(rail, arrived)) return true;
+  rail.last_received = arrived.header;
   channel.received(segment, arrived.header, placed);
   // A release that came just before may have become due: now its sender is known to be full.
   if (channel.credit_due()) credit_due(what.which, false);

@@ -38,14 +38,14 @@ inline constexpr std::uint32_t kReceiveBatch = 16;
 // What a peer may send unread over one of so many rails: its share of all segments, as many
 // credits, two notices, a notice seen and a goodbye.
 constexpr std::uint32_t unread_of(std::uint32_t rails) {
-  return 2 * kChannelsMax * kChannelDepth / rails + 4;
+  return 2 * kChannelsMax * kVerbsDepth / rails + 4;
 }
 // Receives that serve it, in whole batches.
 constexpr std::uint32_t receives_of(std::uint32_t rails) {
   return static_cast<std::uint32_t>(
       round_up(unread_of(rails) + kReceiveBatch - 1, std::size_t{kReceiveBatch}));
 }
-static_assert(receives_of(1) == 96 && receives_of(2) == 64 && receives_of(4) == 48);
+static_assert(receives_of(1) == 160 && receives_of(2) == 96 && receives_of(4) == 64);
 
 class Queue {
  public:

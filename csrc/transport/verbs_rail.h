@@ -45,6 +45,9 @@ class Rail {
   // Of the outgoing area.
   Piece piece(std::size_t offset, std::size_t bytes) const;
 
+  // Of the segments that came last in either direction, whatever their channels.
+  SegmentHeader last_sent;
+  SegmentHeader last_received;
   // The peer has said that nothing follows here.
   bool ended = false;
   // Completions tell of errors, or are about to: nothing can be sent.

@@ -13,6 +13,7 @@
 #include "check.h"
 #include "socket_pairs.h"
 #include "transport/verbs.h"
+#include "transport/verbs_layout.h"
 #include "transport_conformance.h"
 #include "verbs_fake.h"
 
@@ -96,6 +97,7 @@ class FakeVerbsFixture : public conformance::Fixture {
 
   transport::Transport& at(int rank) override { return ranks_.at(rank); }
   void kill(int rank) override { ranks_.kill(rank); }
+  std::uint64_t depth() const override { return transport::verbs::kVerbsDepth; }
 
  private:
   FakeVerbs fake_;

@@ -16,7 +16,6 @@ namespace {
 using conformance::now;
 using conformance::try_receive;
 using conformance::try_send;
-using transport::kChannelDepth;
 using transport::kChannelsMax;
 using transport::kSegmentBytesMax;
 using transport::Link;
@@ -26,6 +25,7 @@ using transport::RecvChannel;
 using transport::VerbsTransport;
 using transport::verbs::Immediate;
 using transport::verbs::Kind;
+using transport::verbs::kVerbsDepth;
 
 // Two ranks; rail i goes over device i % 2 of each, port 1 + i / 2.
 class RailPair {
@@ -147,13 +147,13 @@ TEST(receives_suffice_for_all_that_may_be_unread) {
     Link& near = pair.link(0);
     Link& far = pair.link(1);
     for (std::uint32_t channel = 0; channel < kChannelsMax; ++channel) {
-      for (std::uint64_t i = 0; i < kChannelDepth; ++i) {
+      for (std::uint64_t i = 0; i < kVerbsDepth; ++i) {
         pair.settle("room", [&] { return try_send(far.send_channel(channel), i, i, 8); });
       }
     }
     // A credit for each of them.
     for (std::uint32_t channel = 0; channel < kChannelsMax; ++channel) {
-      for (std::uint64_t i = 0; i < kChannelDepth; ++i) {
+      for (std::uint64_t i = 0; i < kVerbsDepth; ++i) {
         const Nanoseconds start = now();
         while (!try_receive(near.recv_channel(channel), i, i, 8)) {
           CHECK(now() - start < conformance::kPatience, "no segment %u", channel);
@@ -237,7 +237,7 @@ TEST(messages_on_a_wrong_rail_end_the_link) {
       {segment(1), segment(2), "segment 2 of channel 0 was not expected on rail 1"},
       {segment(1), segment(0), "segment 0 of channel 0 was not expected on rail 1"},
       {segment(3), segment(1), "segment 1 of channel 0 was not expected on rail 1"},
-      {segment(3), segment(5), "segment 5 of channel 0 was not expected on rail 1"},
+      {segment(3), segment(9), "segment 9 of channel 0 was not expected on rail 1"},
       {segment(1), Immediate{Kind::kSegment, 8, 1}.bits(), "segment 1 of channel 8"},
       {segment(1), Immediate{Kind::kCredit, 0, 0}.bits(),
        "credit of channel 0 was not expected on"},

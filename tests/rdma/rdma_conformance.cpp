@@ -36,6 +36,7 @@ class DeviceFixture : public Fixture {
 
   transport::Transport& at(int rank) override { return ranks_.at(rank); }
   void kill(int rank) override { ranks_.kill(rank); }
+  std::uint64_t depth() const override { return transport::verbs::kVerbsDepth; }
 
  private:
   testing::VerbsRanks ranks_;
