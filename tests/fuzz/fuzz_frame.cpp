@@ -48,6 +48,18 @@ std::vector<std::uint8_t> repaired(const std::uint8_t* data, std::size_t bytes) 
   return stream;
 }
 
+// Whether one of the stream's frames is a goodbye. Behind it nothing is read any more, while the
+// link waits for that of the other sockets.
+bool says_goodbye(const std::vector<std::uint8_t>& stream) {
+  for (std::size_t at = 0; at + sizeof(FrameHeader) <= stream.size();) {
+    FrameHeader header;
+    std::memcpy(&header, stream.data() + at, sizeof(header));
+    if (header.type == FrameType::kGoodbye) return true;
+    at += sizeof(header) + std::min<std::size_t>(header.bytes, stream.size());
+  }
+  return false;
+}
+
 class Harness {
  public:
   explicit Harness(std::uint8_t choices) : choices_(choices) {
@@ -64,13 +76,16 @@ class Harness {
 
   void run(const std::vector<std::uint8_t>& stream) {
     const std::size_t piece = std::size_t{1} << 2 * (choices_ >> 5) << 3;
-    for (std::size_t at = 0; at < stream.size() && open();) {
+    int refusals = 0;  // one after the other
+    for (std::size_t at = 0; at < stream.size() && open() && refusals < kRefusalsMax;) {
       const std::size_t wanted = std::min(piece, stream.size() - at);
       const ssize_t sent =
           ::send(far_[0].get(), stream.data() + at, wanted, MSG_DONTWAIT | MSG_NOSIGNAL);
       if (sent > 0) at += static_cast<std::size_t>(sent);
+      refusals = sent > 0 ? 0 : refusals + 1;
       turn();
     }
+    PYCOLL_ASSERT(refusals < kRefusalsMax || says_goodbye(stream), "an open link reads nothing");
     far_.clear();
     for (int i = 0; i < 64 && open(); ++i) turn();
     PYCOLL_ASSERT(!open(), "an end of file was not seen");
@@ -80,6 +95,8 @@ class Harness {
   }
 
  private:
+  static constexpr int kRefusalsMax = 64;
+
   Link& link() { return *transport_.link(1); }
   bool open() { return link().state() == LinkState::kOpen; }
 

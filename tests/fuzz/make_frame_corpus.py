@@ -83,6 +83,8 @@ def streams() -> dict[str, bytes]:
         "beyond_credit": bytes([0]) + b"".join(beyond),
         "cut_payload": bytes([RELEASE]) + large[:3000],
         "wrong_socket": bytes([REPAIR | 2]) + frame(0, CREDIT, released=(0, 1) * 4),
+        # In pieces of 8 bytes, and more of them than the socket holds.
+        "behind_goodbye": bytes([REPAIR | 3 << 1]) + frame(0, GOODBYE) + bytes(4000),
         "not_pycoll": bytes([0]) + b"GET / HTTP/1.1\r\n\r\n" * 4,
     }
 

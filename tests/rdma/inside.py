@@ -181,7 +181,7 @@ def arrays_kept() -> str:
 
 def arrays_limited() -> str:
     """Who may lock slots but not arrays gets right results, and is told why."""
-    outputs = Ranks(2, "arrays", limited_to(6 * 1024)).succeed()
+    outputs = Ranks(2, "arrays", limited_to(10 * 1024)).succeed()
     for out in outputs:
         require("cannot register" in out and "ulimit -l" in out, f"not told: {out}")
     return outputs[0].strip()[:300]
