@@ -15,7 +15,8 @@ messages say nothing of the other figures then. It is taken if it explains clear
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,15 +70,16 @@ class Fit:
     errors: tuple[float, ...]
 
 
-def fit(observations: Sequence[Observation], start: Link) -> Fit:
-    """The link that explains the observations best. ValueError without any."""
+def fit(observations: Sequence[Observation], start: Link, free: Collection[str] = _FLOORS) -> Fit:
+    """The link that explains the observations best, where only the figures named ``free`` may
+    differ from the start's. ValueError without any observation."""
     if not observations:
         raise ValueError("there is nothing to fit")
-    found = _fit_with(observations, start, 0.0)
+    found = _fit_with(observations, start, free, 0.0)
     rates = [o.seconds / o.terms.carried for o in observations if o.terms.carried]
     if rates:
         tried = dict.fromkeys(map(float, np.quantile(rates, _SUSTAINED)))
-        best = min((_fit_with(observations, start, one) for one in tried), key=_off)
+        best = min((_fit_with(observations, start, free, one) for one in tried), key=_off)
         if _off(best) < _CLEARLY * _off(found):
             return best
     return found
@@ -88,7 +90,9 @@ def _off(found: Fit) -> float:
     return float(np.minimum(np.abs(found.errors), 1.0).mean())
 
 
-def _fit_with(observations: Sequence[Observation], start: Link, sustained: float) -> Fit:
+def _fit_with(
+    observations: Sequence[Observation], start: Link, free: Collection[str], sustained: float
+) -> Fit:
     """The best link that carries just that in the long run."""
     carrying = np.array([o.terms.carried * sustained for o in observations])
     seconds = np.array([o.seconds for o in observations])
@@ -96,7 +100,7 @@ def _fit_with(observations: Sequence[Observation], start: Link, sustained: float
     weights = (seconds > carrying * (1 + _NEAR)).astype(float)
     for _ in range(_ROUNDS):
         _, bursting = min(
-            (_fit_at(observations, weights, start, cache) for cache in _CACHE_BYTES),
+            (_fit_at(observations, weights, start, free, cache) for cache in _CACHE_BYTES),
             key=lambda pair: pair[0],
         )
         link = bursting._replace(sustained=sustained)
@@ -108,21 +112,36 @@ def _fit_with(observations: Sequence[Observation], start: Link, sustained: float
 
 
 def _fit_at(
-    observations: Sequence[Observation], weights: Array, start: Link, cache_bytes: int
+    observations: Sequence[Observation],
+    weights: Array,
+    start: Link,
+    free: Collection[str],
+    cache_bytes: int,
 ) -> tuple[float, Link]:
-    """Sum of squares and link, if messages spill from ``cache_bytes`` on."""
+    """Sum of squares, the pull's too, and link, if messages spill from ``cache_bytes`` on."""
     origin = np.array([getattr(start, name) for name in _FLOORS])
-    floors = origin * np.array(list(_FLOORS.values()))
-    # Where the start has no spill, that of beta says how large it may reasonably be.
-    scale = np.where(origin > 0, origin, start.beta)
+    fixed = np.array([name not in free for name in _FLOORS])
+    floors = np.where(fixed, origin, origin * np.array(list(_FLOORS.values())))
     roots = np.sqrt(weights)
     data = roots[:, None] * np.array([_row(one, start, cache_bytes) for one in observations])
+    scale = _scale(start)
     matrix = np.vstack([data, np.diag(_PULL / scale)])
     wanted = np.concatenate([roots, _PULL * origin / scale])
-    values = floors + _not_negative(matrix, wanted - matrix @ floors, scale)
-    residual = data @ values - roots
+    above = np.zeros(len(origin))
+    columns = matrix[:, ~fixed]
+    above[~fixed] = _not_negative(columns, wanted - matrix @ floors, scale[~fixed])
+    values = floors + above
+    residual = matrix @ values - wanted
+    shift = _PULL * math.log2(cache_bytes / start.cache_bytes) if start.spill else 0.0
     figures = dict(zip(_FLOORS, map(float, values), strict=True))
-    return float(residual @ residual), Link(**figures, cache_bytes=cache_bytes)
+    return float(residual @ residual) + shift**2, Link(**figures, cache_bytes=cache_bytes)
+
+
+def _scale(start: Link) -> Array:
+    """How large each figure may reasonably be. A byte's time may be all beta's or all spill's."""
+    byte = start.beta + start.spill
+    sizes = start._asdict() | {"beta": byte, "spill": byte}
+    return np.array([sizes[name] or start.beta for name in _FLOORS])
 
 
 def _row(one: Observation, start: Link, cache_bytes: int) -> tuple[float, ...]:

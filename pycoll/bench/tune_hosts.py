@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pycoll import tuning
 from pycoll.bench.command import progress_bar
-from pycoll.bench.fit import Fit, fit
+from pycoll.bench.fit import Fit, Observation, fit
 from pycoll.bench.metrics import Measurement
 from pycoll.bench.sweep import SweepOptions, hosts_of, measure
 from pycoll.bench.tune import (
@@ -207,7 +207,7 @@ class HostsTuner:
         across = found.link
         for phase in more:
             if phase.beside:
-                across = with_whole_link(across, self._fit(phase.name, across).link)
+                across = with_whole_link(across, self._observed(phase.name))
         medium = Medium(across, self._segment(alone.name))
         self._tell(transport, medium, alone.name, found)
         inside = None
@@ -221,7 +221,10 @@ class HostsTuner:
         return Network(tuple(sorted(hosts)), transport, medium, inside, made)
 
     def _fit(self, phase: str, start: Link) -> Fit:
-        return fit([case.observed(s) for case, s in self._times[phase].items()], start)
+        return fit(self._observed(phase), start)
+
+    def _observed(self, phase: str) -> list[Observation]:
+        return [case.observed(seconds) for case, seconds in self._times[phase].items()]
 
     def _segment(self, phase: str) -> int:
         times = self._times[phase]
@@ -233,15 +236,13 @@ class HostsTuner:
             self._say(line)
 
 
-def with_whole_link(one: Link, together: Link) -> Link:
-    """What one rank takes, and of its host's link what all ranks together made of it."""
-    return one._replace(
-        beta=together.beta,
-        spill=together.spill,
-        cache_bytes=together.cache_bytes,
-        sustained=together.sustained,
-        flow=one.beta,
-    )
+def with_whole_link(one: Link, together: Sequence[Observation]) -> Link:
+    """What one rank takes, and of its host's link what all ranks together made of it.
+
+    Times of few, long messages do not tell a segment's cost from that of its bytes, so what a
+    message costs besides its bytes stays as it was for one rank.
+    """
+    return fit(together, one, ("beta", "spill")).link._replace(flow=one.beta)
 
 
 def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from pycoll.bootstrap.rails import Port
 from pycoll.cli import main
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError
-from pycoll.model import LINKS, SEGMENT_BYTES, Link
+from pycoll.model import LINKS, SEGMENT_BYTES, Link, spilled
 from pycoll.topology import topology_of
 from pycoll.tuning import BUILT_IN, Medium, Network, Tuning
 
@@ -63,12 +63,17 @@ def test_sizes_end_with_the_longest_and_side_by_side_are_long_only() -> None:
         assert options.sizes(alone)[0] < 512 and options.sizes(together)[0] >= 1 << 18
 
 
-def observed(known: Link, beside: int, segments: tuple[int, ...]) -> list[Observation]:
+def observed(
+    known: Link,
+    beside: int,
+    segments: tuple[int, ...],
+    sizes: Sequence[int] = tuple(32 * 8**power for power in range(8)),
+) -> list[Observation]:
     """What tune would see of that link between 4 hosts, if the model were true."""
     found = []
     for word in COLLECTIVES:
         for name in distinct_algorithms(word, 4):
-            for nbytes in (32 * 8**power for power in range(8)):
+            for nbytes in sizes:
                 for segment_bytes in segments:
                     case = Case(word, name, 4, nbytes, segment_bytes, beside)
                     one = case.observed(0.0)
@@ -83,10 +88,26 @@ def test_what_one_rank_and_what_a_host_carries_are_told_apart() -> None:
     )
 
     alone = fit(observed(known, 1, (SEGMENT_BYTES, SEGMENT_BYTES // 4)), LINKS["tcp"]).link
-    together = fit(observed(known, 8, (SEGMENT_BYTES,)), alone).link
-    found = with_whole_link(alone, together)
+    found = with_whole_link(alone, observed(known, 8, (SEGMENT_BYTES,)))
     for name in ("alpha", "beta", "flow"):
         assert getattr(found, name) == pytest.approx(getattr(known, name), rel=0.05), name
+
+
+@pytest.mark.parametrize("bytes_take", [4e-9, 7e-9, 12e-9])
+def test_times_of_one_size_say_nothing_of_longer_messages(bytes_take: float) -> None:
+    """A short measurement of ranks side by side has messages of one size and of one segment's."""
+    one = Link(alpha=11e-6, beta=3e-10, gamma=1e-12, overhead=7e-6, spill=7e-9, cache_bytes=1 << 17)
+    all_ranks = one._replace(beta=bytes_take, spill=0.0)
+    found = with_whole_link(one, observed(all_ranks, 2, (SEGMENT_BYTES,), (1 << 19,)))
+    assert (found.alpha, found.overhead) == (one.alpha, one.overhead)
+    for nbytes in (1 << 19, 1 << 22):
+        assert rate(found, nbytes) == pytest.approx(bytes_take, rel=0.1), found
+
+
+def rate(link: Link, nbytes: int) -> float:
+    """s/byte of a whole host's link."""
+    in_bursts = link.beta + link.spill * spilled(nbytes, link.cache_bytes)
+    return max(in_bursts, link.sustained)
 
 
 @pytest.mark.parametrize("beside", [1, 2])
@@ -301,11 +322,9 @@ def test_all_ranks_get_the_table_that_they_measured(hosts: Hosts, tmp_path: Path
     (found,) = files[0].networks
     assert files[1].networks == (found,)
     assert found.hosts == ("host0", "host1") and found.transport == "tcp"
-    # The cable carries 0.125 GB/s each way.
-    for nbytes in (1 << 18, 1 << 19):
-        whole = found.across.link
-        spilled = whole.spill if nbytes > whole.cache_bytes else 0.0
-        assert 4e-9 < whole.beta + spilled < 20e-9, found
+    # The cable carries 0.125 GB/s each way. 512 KiB is the shortest that all ranks sent at once.
+    for nbytes in (1 << 19, 1 << 22):
+        assert 4e-9 < rate(found.across.link, nbytes) < 20e-9, found
     told = [json.loads(line) for line in job(hosts, tmp_path, "-c", JOB)]
     assert len({repr(one[:2]) for one in told}) == 1, told
     text = told[0][2]
