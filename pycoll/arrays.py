@@ -300,9 +300,9 @@ _MAPPED_MAX = 1 << 47
 def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dtype[Any]]:
     """A NumPy array that ranks on this host and RDMA devices can reach, for buffers that live long.
 
-    While there is a world with ranks on this host, NumPy's own arrays of 64 KiB and more lie there
-    too (``PYCOLL_SHARED_ARRAYS``), in the thread that joined it; these do in any thread, before
-    there is one, and after a fork.
+    While there is a world with ranks on this host or over such devices, NumPy's own arrays of
+    64 KiB and more lie there too (``PYCOLL_SHARED_ARRAYS``), in the thread that joined it; these do
+    in any thread, before there is one, and after a fork.
 
     What a collective sends from such an array, they read where it lies instead of from a copy, in
     pieces of 16 KiB and more; the collective then ends when they have. What it only receives into

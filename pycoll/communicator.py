@@ -147,9 +147,10 @@ class Communicator(Reducing, Moving, Messages):
 
     @property
     def shares_arrays(self) -> bool:
-        """Whether frameworks' long arrays are to lie where the other ranks on this host reach them:
-        there are such ranks, and ``PYCOLL_SHARED_ARRAYS`` does not forbid it."""
-        return self._config.shared_arrays and "shm" in self.transport_names()
+        """Whether frameworks' long arrays are to lie where the other ranks on this host, or RDMA
+        devices, reach them: there are such, and ``PYCOLL_SHARED_ARRAYS`` does not forbid it."""
+        reaching = {"shm", "verbs"} & set(self.transport_names().split("+"))
+        return self._config.shared_arrays and bool(reaching)
 
     def choice(self, collective: str, nbytes: int, dtype: str = "float32", op: str = "sum") -> str:
         """The algorithm that runs for a message of this many bytes."""
@@ -158,8 +159,8 @@ class Communicator(Reducing, Moving, Messages):
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm runs for a message of ``nbytes``, its predicted time, and why.
 
-        Over verbs also how much memory of ``pycoll.empty`` is registered to be sent without a
-        copy, and why no more is.
+        Over verbs also how much memory of arrays is registered to be sent without a copy, and why
+        no more is.
         """
         from pycoll.select import explain_text, registered_text
 
@@ -180,13 +181,14 @@ class Communicator(Reducing, Moving, Messages):
         What peers cannot map is no error and works as ever: ``nbytes`` of the result says what they
         can. They stay alive until the result is closed, and must not be freed under it.
 
-        Arrays of the host: memory of ``pycoll.empty`` needs no such call. ``arrays``: writable, of
-        any shape and dtype, with the buffer protocol, such as NumPy's; tensors of the host, whose
-        memory can be replaced under them, are refused. Until the result is closed their memory is
-        pinned and they may not be resized (``ndarray.resize(refcheck=False)`` breaks that promise);
-        they may be used and changed as ever. What cannot be registered is copied, and ``explain``
-        tells why; without RDMA devices nothing is registered. No other rank takes part. Raises
-        InvalidArgumentError, and for arrays on devices what a first collective raises.
+        Arrays of the host: memory of ``pycoll.empty`` needs no such call, nor do NumPy's arrays
+        that lie there as it says. ``arrays``: writable, of any shape and dtype, with the buffer
+        protocol; tensors of the host, whose memory can be replaced under them, are refused. Until
+        the result is closed their memory is pinned and they may not be resized
+        (``ndarray.resize(refcheck=False)`` breaks that promise); they may be used and changed as
+        ever. What cannot be registered is copied, and ``explain`` tells why; without RDMA devices
+        nothing is registered. No other rank takes part. Raises InvalidArgumentError, and for arrays
+        on devices what a first collective raises.
 
         >>> gradients = np.full(4, comm.rank)  # on 3 ranks
         >>> with comm.register(gradients):

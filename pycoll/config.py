@@ -297,7 +297,7 @@ SETTINGS: tuple[Setting, ...] = (
         "shared_arrays",
         _boolean,
         "0: long NumPy arrays and torch's gradient buckets lie where they ever did; 1: where ranks "
-        "on this host reach them",
+        "on this host, or RDMA devices, reach them",
     ),
 )
 

@@ -30,6 +30,9 @@ struct RegistrationLimits {
   // about as long as copying them once.
   std::size_t piece_bytes = std::size_t{16} << 20;
   std::size_t pinned_bytes = 0;
+  // A piece is registered once so much was copied from it: to register and deregister what is soon
+  // freed takes as long as copying about so much.
+  std::size_t copied_bytes = std::size_t{1} << 20;
 
   // A quarter of the machine's memory in all.
   static RegistrationLimits of_machine();

@@ -62,7 +62,9 @@ Status Ports::open(const Api& api, const std::vector<VerbsPort>& wanted, int com
   if (wanted.empty()) {
     return Status::error(Code::kInvalidArgument, "verbs: no ports: expected at least one");
   }
-  const RegistrationLimits share{limits.piece_bytes, limits.pinned_bytes / wanted.size()};
+  RegistrationLimits share = limits;
+  share.pinned_bytes /= wanted.size();
+  share.copied_bytes /= wanted.size();
   std::vector<OpenPort> ports(wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     Status status = Device::open(api, wanted[i], completions, &ports[i].device);

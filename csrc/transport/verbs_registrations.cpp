@@ -53,7 +53,9 @@ Registration* Registrations::acquire(const std::byte* data, std::size_t bytes) {
   const shm::ArenaBlock block = arena_.block_of(data);
   if (block.begin == nullptr) return nullptr;
   const std::lock_guard lock(mutex_);
-  return make(block, data) ? find(reinterpret_cast<std::uintptr_t>(data), bytes) : nullptr;
+  const Extent piece = piece_of(block, data);
+  return is_worth(piece, bytes) && make(piece) ? find(reinterpret_cast<std::uintptr_t>(data), bytes)
+                                               : nullptr;
 }
 
 // Acquires what is there.
@@ -144,13 +146,25 @@ void Registrations::release(Registration* registration) {
 
 // The piece of the block that `data` lies in. Pieces begin at multiples of their size and overlap
 // by what a segment may be long, so that a segment lies whole in the one where it begins.
-bool Registrations::make(const shm::ArenaBlock& block, const std::byte* data) {
+Registrations::Extent Registrations::piece_of(const shm::ArenaBlock& block,
+                                              const std::byte* data) const {
   const auto at = static_cast<std::size_t>(data - block.begin);
   const std::size_t first = at - at % limits_.piece_bytes;
-  const std::size_t bytes =
-      std::min(limits_.piece_bytes + kSegmentBytesMax, round_up(block.bytes - first, kPage));
+  return {block.begin + first,
+          std::min(limits_.piece_bytes + kSegmentBytesMax, round_up(block.bytes - first, kPage))};
+}
+
+// Whether a piece has been sent from so often that not to copy these bytes, and more later, pays.
+bool Registrations::is_worth(const Extent& piece, std::size_t bytes) {
+  std::size_t& copied = copied_[reinterpret_cast<std::uintptr_t>(piece.begin)];
+  if (copied >= limits_.copied_bytes) return true;
+  copied += bytes;
+  return false;
+}
+
+bool Registrations::make(const Extent& piece) {
+  const auto [begin, bytes] = piece;
   if (!make_room(bytes)) return false;
-  std::byte* begin = block.begin + first;
   errno = 0;
   Owned<ibv_mr> region(device_.api().reg_mr(device_.domain(), begin, bytes, 0),
                        device_.api().dereg_mr);
@@ -164,6 +178,7 @@ bool Registrations::make(const shm::ArenaBlock& block, const std::byte* data) {
   pinned_ += bytes;
   ++made_;
   const auto key = reinterpret_cast<std::uintptr_t>(begin);
+  copied_.erase(key);
   pieces_[key].reset(new Registration(key, bytes, std::move(region)));
   return true;
 }
@@ -209,6 +224,7 @@ void Registrations::freed(const std::byte* begin, std::size_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(begin);
   auto piece = pieces_.lower_bound(first);
   while (piece != pieces_.end() && piece->first - first < bytes) piece = drop(piece);
+  copied_.erase(copied_.lower_bound(first), copied_.lower_bound(first + bytes));
   full_until_ = 0;
 }
 

@@ -1,5 +1,6 @@
-// Which memory of users a device may read where it lies. Of pycoll.empty(): registrations are made
-// on first use and kept. Of others: what somebody keeps, and promises to leave where it is.
+// Which memory of users a device may read where it lies. Of the arena: what is sent again and again
+// is registered, and stays so while it is allocated. Of others: what somebody keeps, and promises
+// to leave where it is.
 //
 // A registration pins the pages that lie behind its addresses when it is made. Whose memory may be
 // unmapped without our hearing of it is therefore not registered; memory of the arena may be, since
@@ -53,9 +54,9 @@ class Registrations final : private shm::ArenaWatcher {
   Registrations& operator=(const Registrations&) = delete;
 
   // The registration that holds all of [data, data + bytes), made now if need be; nullptr where a
-  // copy must be sent: memory that is not of the arena, or that may not be pinned. What is acquired
-  // stays registered until its release(), even if its memory is freed.
-  // Requires: bytes <= kSegmentBytesMax.
+  // copy must be sent: memory that is not of the arena, was hardly ever sent, or may not be pinned.
+  // What is acquired stays registered until its release(), even if its memory is freed. Requires:
+  // bytes <= kSegmentBytesMax.
   Registration* acquire(const std::byte* data, std::size_t bytes);
   void release(Registration* registration);
 
@@ -68,6 +69,10 @@ class Registrations final : private shm::ArenaWatcher {
  private:
   using Pieces = std::map<std::uintptr_t, std::unique_ptr<Registration>>;
   using Range = std::pair<std::uintptr_t, std::size_t>;  // its first address, bytes
+  struct Extent {
+    std::byte* begin;
+    std::size_t bytes;
+  };
   struct Kept {
     std::unique_ptr<Registration> registration;
     std::uint32_t holders = 0;
@@ -77,7 +82,9 @@ class Registrations final : private shm::ArenaWatcher {
   Registration* find(std::uintptr_t begin, std::size_t bytes);
   Registration* find_kept(std::uintptr_t begin, std::size_t bytes);
   bool children_have_copies();
-  bool make(const shm::ArenaBlock& block, const std::byte* data);
+  Extent piece_of(const shm::ArenaBlock& block, const std::byte* data) const;
+  bool is_worth(const Extent& piece, std::size_t bytes);
+  bool make(const Extent& piece);
   bool make_room(std::size_t bytes);
   void note_refusal(std::size_t bytes, int error);
   std::string refusal_of(std::size_t bytes, int error) const;
@@ -88,6 +95,8 @@ class Registrations final : private shm::ArenaWatcher {
   mutable std::mutex mutex_;
   RegistrationLimits limits_;
   Pieces pieces_;  // by their first address
+  // How much was copied so far from pieces that are not registered; by their first address.
+  std::map<std::uintptr_t, std::size_t> copied_;
   std::map<Range, Kept> kept_;
   std::size_t longest_ = 0;                 // of kept_, in bytes
   std::atomic<std::size_t> kept_count_{0};  // asked for each message

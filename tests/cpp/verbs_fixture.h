@@ -62,8 +62,8 @@ class VerbsRanks {
   std::vector<std::unique_ptr<transport::VerbsTransport>> ranks_;
 };
 
-// Pieces of 256 KiB, 1 MiB in all.
-inline constexpr transport::verbs::RegistrationLimits kSmallLimits{256 << 10, 1 << 20};
+// Pieces of 256 KiB, 1 MiB in all, each from its first byte on.
+inline constexpr transport::verbs::RegistrationLimits kSmallLimits{256 << 10, 1 << 20, 0};
 
 // The ports of a rank that has several: those of two devices of its own in turns.
 inline std::vector<transport::VerbsPort> fake_ports(int rank, int rails) {

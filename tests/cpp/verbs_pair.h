@@ -35,8 +35,9 @@ constexpr std::uint64_t kKey = 77;
 // Rank 0 sends, rank 1 receives, on channel 3.
 class Pair {
  public:
-  explicit Pair(const FakeOptions& options = {.seed = 3})
-      : fake(options), ranks_(2, [](int rank) { return make_fake(rank, 2); }) {}
+  explicit Pair(const FakeOptions& options = {.seed = 3},
+                const transport::verbs::RegistrationLimits& limits = kSmallLimits)
+      : fake(options), ranks_(2, [=](int rank) { return make_fake(rank, 2, limits); }) {}
 
   VerbsTransport& at(int rank) { return ranks_.at(rank); }
   SendChannel& send() { return at(0).link(1)->send_channel(3); }

@@ -55,6 +55,33 @@ TEST(an_array_is_registered_in_pieces_when_they_are_used) {
   CHECK(pair.fake.sent_from(array.data(), array.bytes()) == pair.fake.sent_bytes(), "copied");
 }
 
+TEST(what_is_sent_a_few_times_is_copied) {
+  transport::verbs::RegistrationLimits limits = kSmallLimits;
+  limits.copied_bytes = 128 * kKiB;
+  Pair pair({.seed = 3}, limits);
+  const Block other(10);  // so that the arena stays
+  Block array(2 * kPiece);
+  std::byte* where = array.data();
+  for (int times : {1, 2}) {
+    pair.pass(where, kSegmentBytesMax);
+    CHECK(pair.facts().made == 0, "registered after being sent %d times", times);
+  }
+  pair.pass(where + kPiece + kMiddle, kSegmentBytesMax);
+  CHECK(pair.facts().made == 0, "one piece counts for another");
+  pair.pass(where, kSegmentBytesMax);
+  CHECK(pair.facts().made == 1 && pair.fake.sent_from(where, kPiece) == kSegmentBytesMax,
+        "copied for ever");
+  // Who is freed and made again begins anew, in that piece and in those that were only counted.
+  array.free();
+  Block again(2 * kPiece);
+  CHECK(again.data() == where, "the arena gave another place");
+  for (int i = 0; i < 2; ++i) {
+    pair.pass(where, kSegmentBytesMax);
+    pair.pass(where + kPiece + kMiddle, kSegmentBytesMax);
+  }
+  CHECK(pair.facts().made == 1, "what was freed counts");
+}
+
 TEST(what_is_freed_is_registered_no_more) {
   Pair pair;
   const std::size_t slots = pinned_of_slots(pair);

@@ -160,9 +160,9 @@ def two_rails() -> str:
     return f"{outputs[0].strip()}; packets by device: {sent}"
 
 
-def arrays() -> str:
-    """What lies in memory of pycoll.empty() is registered."""
-    outputs = Ranks(2, "arrays").succeed()
+def arrays(job: str) -> str:
+    """What lies in memory of pycoll.empty() is registered, and long arrays of NumPy lie there."""
+    outputs = Ranks(2, job).succeed()
     for out in outputs:
         told = re.search(r"registered ([\d.]+) MiB of arrays$", out.strip())
         require(told is not None and float(told[1]) >= 8, f"not registered: {out}")
@@ -171,7 +171,7 @@ def arrays() -> str:
 
 def arrays_kept() -> str:
     """Ordinary arrays that are registered are, and are no more when that is over."""
-    outputs = Ranks(2, "kept").succeed()
+    outputs = Ranks(2, "kept", PYCOLL_SHARED_ARRAYS="0").succeed()
     for out in outputs:
         lines = out.splitlines()
         require(all(line.startswith(f"{1 << 23} B kept") for line in lines[:2]), f"not kept: {out}")
@@ -262,7 +262,8 @@ CHECKS: dict[str, Callable[[], str]] = {
     "all collectives, 2 ranks": lambda: collectives(2),
     "all collectives, 4 ranks": lambda: collectives(4),
     "all collectives, 2 rails": two_rails,
-    "arrays, registered": arrays,
+    "arrays, registered": lambda: arrays("arrays"),
+    "arrays of NumPy, registered": lambda: arrays("arrays of NumPy"),
     "arrays, kept": arrays_kept,
     "arrays beyond locked memory": arrays_limited,
     "a killed rank": killed_rank,

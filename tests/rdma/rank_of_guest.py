@@ -99,16 +99,21 @@ def large(comm: pycoll.Communicator) -> None:
     print(f"2 sums of 4 MiB over {comm.transport_names()}")
 
 
-def arrays(comm: pycoll.Communicator) -> None:
+def arrays(comm: pycoll.Communicator, place: Callable[[Any], Any] = reachable) -> None:
     """All collectives on 1 MiB, and sums of 8 MiB in place, of memory that devices may read where
     it lies; tells how much of it is registered."""
-    checked = one_of_each(comm, 1 << 18, reachable)
+    checked = one_of_each(comm, 1 << 18, place)
     everyone = [values(r, 1 << 21, 5) for r in range(comm.size)]
     for _ in range(2):
-        mine = reachable(everyone[comm.rank])
+        mine = place(everyone[comm.rank])
         same(comm.all_reduce(mine, out=mine), np.sum(everyone, axis=0), "all_reduce in place")
     told = comm.explain("all_reduce", 1 << 23).splitlines()[-1]
     print(f"{checked + 2} results over {comm.transport_names()};{told}")
+
+
+def arrays_of_numpy(comm: pycoll.Communicator) -> None:
+    """The same of NumPy's own."""
+    arrays(comm, np.array)
 
 
 def kept(comm: pycoll.Communicator) -> None:
@@ -139,6 +144,7 @@ def loop(comm: pycoll.Communicator) -> None:
 
 JOBS: dict[str, Callable[[pycoll.Communicator], None]] = {
     "arrays": arrays,
+    "arrays of NumPy": arrays_of_numpy,
     "collectives": collectives,
     "kept": kept,
     "large": large,
