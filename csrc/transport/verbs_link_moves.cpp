@@ -92,17 +92,20 @@ void VerbsLink::post_segment(VerbsSendChannel& channel) {
   }
 }
 
+bool VerbsLink::carries_credits(const Rail& rail, std::uint32_t number) const {
+  return rail_of_credits(number, rail_count_) == rail.index();
+}
+
 bool VerbsLink::owes_credits(const Rail& rail) const {
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    const bool here = rail_of_credits(number, rail_count_) == rail.index();
-    if (here && (credits_due_ >> number & 1u) != 0) return true;
+    if ((credits_due_ >> number & 1u) != 0 && carries_credits(rail, number)) return true;
   }
   return false;
 }
 
 void VerbsLink::write_credits(const Rail& rail, SlotHeader* header) {
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    const bool here = rail_of_credits(number, rail_count_) == rail.index();
+    const bool here = carries_credits(rail, number);
     header->released[number] = here ? static_cast<std::uint8_t>(recvs_[number].announce()) : 0;
     if (here) credits_due_ &= ~(1u << number);
   }
@@ -243,7 +246,7 @@ bool VerbsLink::receive_segment(Rail& rail, Immediate what, std::uint32_t bytes)
 // False if the link is lost over them.
 bool VerbsLink::accept_released(const Rail& rail, const SlotHeader& arrived) {
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    if (rail_of_credits(number, rail_count_) != rail.index()) continue;
+    if (!carries_credits(rail, number)) continue;
     if (!sends_[number].accept_released(arrived.released[number], 8)) {
       return !malformed("channel " + std::to_string(number) + " released more than was sent");
     }
@@ -252,7 +255,7 @@ bool VerbsLink::accept_released(const Rail& rail, const SlotHeader& arrived) {
 }
 
 bool VerbsLink::receive_credit(const Rail& rail, Immediate what) {
-  if (what.which >= kChannelsMax || rail_of_credits(what.which, rail_count_) != rail.index()) {
+  if (what.which >= kChannelsMax || !carries_credits(rail, what.which)) {
     return malformed("credit of channel " + std::to_string(what.which) +
                      " was not expected on rail " + std::to_string(rail.index()));
   }

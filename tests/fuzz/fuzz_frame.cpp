@@ -27,37 +27,38 @@ constexpr std::uint8_t kRepair = 1;
 constexpr std::uint8_t kRelease = 8;
 constexpr std::uint8_t kSend = 16;
 
-// The stream with every header repaired; payload lengths are believed.
-std::vector<std::uint8_t> repaired(const std::uint8_t* data, std::size_t bytes) {
-  std::vector<std::uint8_t> stream(data, data + bytes);
+// Every header of the stream, which `look` may change; payload lengths are believed.
+template <typename Look>
+void walk(std::vector<std::uint8_t>* stream, Look look) {
+  for (std::size_t at = 0; at + sizeof(FrameHeader) <= stream->size();) {
+    FrameHeader header;
+    std::memcpy(&header, stream->data() + at, sizeof(header));
+    look(&header);
+    std::memcpy(stream->data() + at, &header, sizeof(header));
+    at += sizeof(header) + std::min<std::size_t>(header.bytes, stream->size());
+  }
+}
+
+void repair(std::vector<std::uint8_t>* stream) {
   std::uint32_t number = 0;
   std::uint16_t segments[kChannelsMax] = {};
-  for (std::size_t at = 0; at + sizeof(FrameHeader) <= stream.size();) {
-    FrameHeader header;
-    std::memcpy(&header, stream.data() + at, sizeof(header));
-    std::copy(std::begin(kFrameMagic), std::end(kFrameMagic), header.magic.begin());
-    header.version = kFrameVersion;
-    header.number = number++;
-    if (header.type == FrameType::kData && header.channel < kChannelsMax) {
-      header.segment = static_cast<std::uint16_t>(header.segment + segments[header.channel]++);
+  walk(stream, [&](FrameHeader* header) {
+    std::copy(std::begin(kFrameMagic), std::end(kFrameMagic), header->magic.begin());
+    header->version = kFrameVersion;
+    header->number = number++;
+    if (header->type == FrameType::kData && header->channel < kChannelsMax) {
+      header->segment = static_cast<std::uint16_t>(header->segment + segments[header->channel]++);
     }
-    header.check = frame_check(header);
-    std::memcpy(stream.data() + at, &header, sizeof(header));
-    at += sizeof(header) + std::min<std::size_t>(header.bytes, stream.size());
-  }
-  return stream;
+    header->check = frame_check(*header);
+  });
 }
 
 // Whether one of the stream's frames is a goodbye. Behind it nothing is read any more, while the
 // link waits for that of the other sockets.
-bool says_goodbye(const std::vector<std::uint8_t>& stream) {
-  for (std::size_t at = 0; at + sizeof(FrameHeader) <= stream.size();) {
-    FrameHeader header;
-    std::memcpy(&header, stream.data() + at, sizeof(header));
-    if (header.type == FrameType::kGoodbye) return true;
-    at += sizeof(header) + std::min<std::size_t>(header.bytes, stream.size());
-  }
-  return false;
+bool says_goodbye(std::vector<std::uint8_t> stream) {
+  bool said = false;
+  walk(&stream, [&](FrameHeader* header) { said |= header->type == FrameType::kGoodbye; });
+  return said;
 }
 
 class Harness {
@@ -142,8 +143,9 @@ class Harness {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   if (bytes == 0) return 0;
   const std::uint8_t choices = data[0];
+  std::vector<std::uint8_t> stream(data + 1, data + bytes);
+  if ((choices & kRepair) != 0) repair(&stream);
   Harness harness(choices);
-  harness.run((choices & kRepair) != 0 ? repaired(data + 1, bytes - 1)
-                                       : std::vector<std::uint8_t>(data + 1, data + bytes));
+  harness.run(stream);
   return 0;
 }

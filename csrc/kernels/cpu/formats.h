@@ -3,7 +3,8 @@
 //   encode(Wide) -> Narrow   rounds to the type, NaN becomes the canonical one
 //   settle(Wide) -> Wide     rounds to the type and stays wide; NaN stays NaN
 //   load(from), store(to, Wide)  decode and encode from and to memory, where that is faster
-//   any_nan(values)      of a block; without one they may be stored as they are
+//   any_nan(values)      of the vectors of a block, where asking costs less than encode; if there
+//                        is none, they are stored as they are
 // kUnroll: vectors per turn of a loop, fewer where the steps themselves are long.
 #pragma once
 
@@ -40,6 +41,7 @@ struct RealFormat {
   template <int vectors>
     requires requires(Wide value) { M::any_unordered(value, value); }
   PYCOLL_LANES bool any_nan(const Wide (&values)[vectors]) {
+    static_assert(vectors % 2 == 0);
     bool found = false;
     for (int v = 0; v < vectors; v += 2) found |= M::any_unordered(values[v], values[v + 1]);
     return found;
