@@ -112,6 +112,7 @@ def spilled(nbytes: int, cache_bytes: int) -> float:
 LINKS: dict[str, Link] = {
     "shm": Link(alpha=0.3e-6, beta=1 / 15e9, gamma=1 / 30e9, overhead=0.08e-6, reach=1 / 40e9),
     "tcp": Link(alpha=8e-6, beta=1 / 5e9, gamma=1 / 30e9, overhead=2e-6),
+    "verbs": Link(alpha=2e-6, beta=1 / 25e9, gamma=1 / 30e9, overhead=0.3e-6),
     "sim": Link(alpha=1e-6, beta=1 / 10e9, gamma=1 / 30e9, overhead=0.1e-6),
 }
 

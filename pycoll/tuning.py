@@ -117,21 +117,27 @@ class Tuning(NamedTuple):
         ``hosts`` over ``transport``; without names the hosts that were measured last count.
 
         Where no network was measured, tcp between hosts is taken to be no faster than tcp on this
-        machine, and no faster than the built-in values.
+        machine, and no faster than the built-in values; verbs are taken to be as those say.
         """
         network = self.network_of(hosts, transport) if several_hosts else None
         if network is not None:
-            near = self.media[inside]
+            near = self._medium(inside)
             if network.inside is not None and inside == "shm":
                 near = network.inside
             origin = f"{self.origin}; {network}"
             return Parameters(near.link, network.across.link, network.across.segment_bytes, origin)
-        near, far, known = self.media[inside], self.media["tcp"], LINKS["tcp"]
-        across = far.link._replace(
-            alpha=max(far.link.alpha, known.alpha), beta=max(far.link.beta, known.beta)
-        )
+        near, far, known = self._medium(inside), self._medium(transport or "tcp"), LINKS["tcp"]
+        across = far.link
+        if transport != "verbs":
+            across = across._replace(
+                alpha=max(across.alpha, known.alpha), beta=max(across.beta, known.beta)
+            )
         segment_bytes = far.segment_bytes if several_hosts else near.segment_bytes
         return Parameters(near.link, across, segment_bytes, self.origin)
+
+    def _medium(self, transport: str) -> Medium:
+        """What is known of it on this machine; verbs are measured between hosts only."""
+        return self.media.get(transport) or Medium(LINKS[transport])
 
     def to_text(self) -> str:
         """For the other ranks; empty for the built-in values."""

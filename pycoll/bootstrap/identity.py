@@ -151,8 +151,9 @@ def choose_all(rank: int, identities: Sequence[Identity]) -> dict[int, str]:
 
 
 def transport_inside(identities: Sequence[Identity]) -> str:
-    """What ranks of one host use: shm if every rank allows it, else tcp."""
-    return "shm" if all("shm" in identity.transports for identity in identities) else "tcp"
+    """What ranks of one host use: shm if every rank allows it, else as between hosts."""
+    shared = all("shm" in identity.transports for identity in identities)
+    return "shm" if shared else transport_across(identities)
 
 
 def transport_across(identities: Sequence[Identity]) -> str:

@@ -21,7 +21,7 @@ from pycoll import local_world, tuning
 from pycoll.bench.fit import Observation, fit
 from pycoll.bench.tune import COLLECTIVES, Case, distinct_algorithms
 from pycoll.bench.tune_hosts import HostsOptions, _agreed, phases_of, with_whole_link
-from pycoll.bootstrap.identity import Identity, transport_across
+from pycoll.bootstrap.identity import Identity, transport_across, transport_inside
 from pycoll.bootstrap.rails import Port
 from pycoll.cli import main
 from pycoll.config import Config
@@ -152,7 +152,8 @@ def test_parameters_of_several_hosts_come_from_their_network() -> None:
     assert values.parameters("tcp", True, {"a", "b"}, "tcp").inside == LINKS["tcp"]
     one_host = values.parameters("shm")
     assert one_host.inside == LINKS["shm"] and one_host.segment_bytes == SEGMENT_BYTES
-    assert values.parameters("shm", True, {"a", "b"}, "verbs").across == LINKS["tcp"]
+    by_verbs = values.parameters("verbs", True, {"a", "b"}, "verbs")
+    assert by_verbs.inside == by_verbs.across == LINKS["verbs"]
 
 
 def test_a_new_network_takes_the_old_ones_place_and_few_are_kept() -> None:
@@ -219,6 +220,10 @@ def test_hosts_talk_over_verbs_only_if_all_ranks_are_on_one_network() -> None:
     assert transport_across([ib, both, on("ib 2", "verbs", "tcp")]) == "tcp"
     assert transport_across([ib, on("", "shm", "tcp")]) == "tcp"
     assert transport_across([on("", "tcp")] * 2) == "tcp"
+    # Those of one host too, where some do without shared memory.
+    assert transport_inside([ib, ib]) == "shm"
+    assert transport_inside([ib, both]) == "verbs"
+    assert transport_inside([ib, on("", "tcp")]) == "tcp"
 
 
 # What cannot be done
