@@ -98,9 +98,9 @@ class VerbsLink final : public Link {
   bool accept_address(const std::string& text, std::array<PeerAddress, kRailsMax>* peers) const;
   bool has_room();
   void post_segment(VerbsSendChannel& channel);
-  // The peer waits for counts that travel over the rail.
-  // Whether the channel's credits travel on that rail.
+  // Whether the channel's counts travel over the rail.
   bool carries_credits(const Rail& rail, std::uint32_t number) const;
+  // The peer waits for counts that travel over the rail.
   bool owes_credits(const Rail& rail) const;
   void write_credits(const Rail& rail, SlotHeader* header);
   Piece payload_of(const VerbsSendChannel::Course& course, const Rail& rail,

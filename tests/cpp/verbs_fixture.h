@@ -84,16 +84,19 @@ inline std::unique_ptr<transport::VerbsTransport> make_fake(
 }
 
 // Transports over so many rails; what they register of arrays is bounded at each of their ports.
-inline VerbsRanks fake_ranks(int size, int rails) {
+inline VerbsRanks fake_ranks(int size, int rails, std::size_t copied_bytes = 0) {
   transport::verbs::RegistrationLimits limits = kSmallLimits;
   limits.pinned_bytes *= static_cast<std::size_t>(rails);
+  limits.copied_bytes = copied_bytes;
   return {size, [=](int rank) { return make_fake(rank, size, limits, rails); }, rails};
 }
 
 class FakeVerbsFixture : public conformance::Fixture {
  public:
   FakeVerbsFixture(int size, const FakeOptions& options, int rails)
-      : fake_(options), ranks_(fake_ranks(size, rails)) {}
+      : fake_(options),
+        // With one rail arrays are read from the beginning, with several once they were copied.
+        ranks_(fake_ranks(size, rails, rails > 1 ? transport::kSegmentBytesMax : 0)) {}
 
   transport::Transport& at(int rank) override { return ranks_.at(rank); }
   void kill(int rank) override { ranks_.kill(rank); }
