@@ -220,12 +220,14 @@ void TcpStream::accept_notice() {
 
 void TcpStream::end_of_input(int error) {
   if (error == 0 && output_error_ != 0 && output_error_ != EPIPE) error = output_error_;
-  if (error == ECONNRESET) return fail("connection reset by " + address_);
+  // A rank that gives up the link closes all of its sockets; that resets one where data lie unread.
+  const std::string elsewhere =
+      channels_.streams.striped ? ", or it lost another rail to here" : "";
+  if (error == ECONNRESET) return fail("connection reset by " + address_ + elsewhere);
   if (error != 0) return fail("connection to " + address_ + " failed: " + std::strerror(error));
   const bool between = !in_payload_ && ahead_end_ == 0;
   fail(address_ + " closed the connection without a goodbye" +
-       (between ? "" : " in the middle of a frame") + ": its process has ended" +
-       (channels_.streams.striped ? ", or it lost another rail to here" : ""));
+       (between ? "" : " in the middle of a frame") + ": its process has ended" + elsewhere);
 }
 
 void TcpStream::malformed(const std::string& what) {
