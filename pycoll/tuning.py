@@ -136,8 +136,9 @@ class Tuning(NamedTuple):
         return Parameters(near.link, across, segment_bytes, self.origin)
 
     def _medium(self, transport: str) -> Medium:
-        """What is known of it on this machine; verbs are measured between hosts only."""
-        return self.media.get(transport) or Medium(LINKS[transport])
+        """What is known of it on this machine; verbs, which are measured between hosts only, have
+        tcp's segments until then, and while they are measured."""
+        return self.media.get(transport) or self.media["tcp"]._replace(link=LINKS[transport])
 
     def to_text(self) -> str:
         """For the other ranks; empty for the built-in values."""

@@ -203,7 +203,7 @@ class HostsTuner:
     def _fitted(self, phases: Sequence[Phase]) -> Network:
         alone, *more = phases
         transport = transport_across(self._comm._identities)
-        found = self._fit(alone.name, LINKS["tcp"])
+        found = self._fit(alone.name, LINKS[transport])
         across = found.link
         for phase in more:
             if phase.beside:

@@ -154,6 +154,9 @@ def test_parameters_of_several_hosts_come_from_their_network() -> None:
     assert one_host.inside == LINKS["shm"] and one_host.segment_bytes == SEGMENT_BYTES
     by_verbs = values.parameters("verbs", True, {"a", "b"}, "verbs")
     assert by_verbs.inside == by_verbs.across == LINKS["verbs"]
+    # While tune measures them, their segments are those of all media.
+    media = {name: Medium(LINKS[name], 16384) for name in BUILT_IN.media}
+    assert Tuning(media).parameters("verbs", True, {"a"}, "verbs").segment_bytes == 16384
 
 
 def test_a_new_network_takes_the_old_ones_place_and_few_are_kept() -> None:
