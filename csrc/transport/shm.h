@@ -25,7 +25,7 @@ struct ShmOptions {
   // False does without membarrier(2), as happens by itself where the kernel has none: correct, but
   // each commit and release then costs a fence.
   bool barriers = true;
-  // How payloads are stored; by itself it finds out what is faster (shm_stores.h).
+  // How payloads are stored; by itself it finds out what is faster (shm_stores.h, shm_places.h).
   std::optional<bool> streaming = std::nullopt;
 };
 

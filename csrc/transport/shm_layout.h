@@ -4,7 +4,7 @@
 //   control page   who the owner is; whether it sleeps; its notices; whether it has closed; where
 //                  its arena is
 //   ack lines      one per peer: how many segments the owner has released, what it waits for, which
-//                  arena of the peer it can read, what it offers
+//                  arena of the peer it can read, on which core it reads, what it offers
 //   lanes          one block per peer: headers of the segments that the owner sends to it, all
 //                  channels, and room for their payloads
 //
@@ -25,7 +25,7 @@ namespace pycoll::transport::shm {
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kLinePair = 128;
 
-inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700005;  // "pycoll", layout version 5
+inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700006;  // "pycoll", layout version 6
 
 // Notices go round over this many places, so that a reader has the time of several posts to copy
 // one.
@@ -91,6 +91,7 @@ struct alignas(kLinePair) AckLine {
   // lent is read.
   std::uint64_t starved;
   std::uint64_t arena;  // generation of the peer's arena that the owner has mapped
+  std::uint64_t core;   // + 1, on which the owner read last, where ranks share cores; else 0
   OfferLine offers[kChannelsMax];
 };
 

@@ -68,8 +68,9 @@ const Control& ShmLink::peer_control() const {
 }
 
 Wiring ShmLink::wiring() {
-  return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_, &lender_,
-          &borrower_,       options_.streaming};
+  const StoresOptions stores{.streaming = options_.streaming,
+                             .reader_core = shares_cores_ ? &memory_.peer_acks->core : nullptr};
+  return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_, &lender_, &borrower_, stores};
 }
 
 SendChannel& ShmLink::send_channel(std::uint32_t number) {
@@ -95,13 +96,6 @@ RecvChannel& ShmLink::recv_channel(std::uint32_t number) {
         &fault_);
   }
   return *recvs_[number];
-}
-
-// How long it takes to fill a room tells nothing then: the peer may have read it on this very core.
-// What it reads may have been written on another. With 8 ranks on 2 cores of a virtual machine
-// ordinary stores took twice as long in most runs, and a quarter less in some.
-void ShmLink::share_cores() {
-  if (!options_.streaming.has_value()) options_.streaming = true;
 }
 
 void ShmLink::keep_offered() {

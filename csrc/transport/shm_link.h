@@ -6,8 +6,9 @@
 #include <string>
 
 #include "base/unique_fd.h"
-#include "transport/shm_channel.h"
 #include "transport/shm_memory.h"
+#include "transport/shm_recv_channel.h"
+#include "transport/shm_send_channel.h"
 
 namespace pycoll::transport::shm {
 
@@ -87,7 +88,7 @@ class ShmLink final : public Link {
   void peer_gone();
   void wake_peer() { bell_.ring(); }
   // As of the transport.
-  void share_cores();
+  void share_cores() { shares_cores_ = true; }
   // The peer may be writing to what this rank offers to it.
   void keep_offered();
   int liveness_fd() const { return liveness_.get(); }
@@ -99,6 +100,7 @@ class ShmLink final : public Link {
 
   LinkOptions options_;
   LinkMemory memory_;
+  bool shares_cores_ = false;
   UniqueFd doorbell_;
   UniqueFd liveness_;
   NoticeWriter* writer_;

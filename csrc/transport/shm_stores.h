@@ -4,18 +4,29 @@
 // Room that is used again was last read by the peer, so an ordinary store has to take its line from
 // the peer's cache first. Where that is quick, the peer then finds the line near. Where it is not,
 // stores that write to memory, and a peer that reads from there, took 0.4 to 0.7 of the time of an
-// all_reduce of 256 KiB to 32 MiB. How quick it is depends on the cores on which two ranks run, and
-// on what else the host of a virtual machine does, and changes while they run; a latency does not
-// tell it (a line may arrive within 60 ns, and only every 15 ns one). So the filling itself is
-// timed: a few segments of those that are filled by ordinary stores, and where there are none, of
-// some that are filled like that for a trial. Until something is known rooms are filled past the
-// caches: that was never slower by more than a few percent, and the other way up to three times.
+// all_reduce of 256 KiB to 32 MiB (Zen 4); where memory is far they took 1.1 to 1.9 (Granite
+// Rapids). How quick it is depends on the cores on which two ranks run, and on what else the host
+// of a virtual machine does, and changes while they run; a latency does not tell it (a line may
+// arrive within 60 ns, and only every 15 ns one). So the filling itself is timed: a few segments of
+// those that are filled in the way that is in use, and a few that are filled in the other for a
+// trial. Until something is known rooms are filled past the caches: with both kinds of memory that
+// was at most twice as slow, and the other way up to three times.
+//
+// Where ranks share cores, an ordinary fill is quick if the peer has read the room on this very
+// core, but what the peer reads next may have been written on another: with 8 ranks on 2 cores of a
+// Zen 4 ordinary stores took twice as long in most runs, and a quarter less in some. So receivers
+// say there on which core they read: if that is this one, stores are ordinary, and only fills
+// across cores are timed. (8 ranks on 2 cores of a Granite Rapids, ordinary stores only: 0.62 of
+// the time at 64 KiB, 0.72 at 16 KiB, 0.85 from 256 KiB on.)
 #pragma once
+
+#include <sched.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/copy.h"
@@ -23,85 +34,156 @@
 
 namespace pycoll::transport::shm {
 
-// For one channel; segments are named by their numbers, which only grow, and have so many bytes in
-// all. One thread at a time.
+// Shorter segments are not worth another way than ordinary stores. (From 12 KiB on: 4 KiB took 0.87
+// of the time where lines are quick, and twice the time where they are not.)
+inline constexpr std::size_t kStreamedBytesMin = 2 * 1024;
+
+inline SteadyClock usual_clock;
+
+// How an owner settles which stores are used.
+struct StoresOptions {
+  std::optional<bool> streaming;  // for good, instead of by looking
+  // Where ranks share cores: on which core, + 1, the peer read last. Outlives the channel.
+  const std::uint64_t* reader_core = nullptr;
+  Clock* clock = &usual_clock;
+};
+
+// For one channel. Counts the segments that have had room of their own. One thread at a time.
 class Stores {
  public:
-  // `streaming`: settled for good, instead of by looking.
-  explicit Stores(std::optional<bool> streaming)
-      : settled_(streaming.has_value()), streaming_(streaming.value_or(true)) {}
+  explicit Stores(const StoresOptions& options)
+      : settled_(options.streaming.has_value()),
+        reader_core_(options.reader_core),
+        clock_(options.clock),
+        streaming_(options.streaming.value_or(true)) {}
 
-  // Whether to make the payload of `segment` elsewhere and fill() it in, rather than in the room;
-  // and to copy it rather than to lend what is in this core's cache, which costs the peer the same.
-  bool wants_fill(std::uint64_t segment, std::size_t all_bytes) const {
-    return all_bytes >= kStreamedBytesMin && (streaming_ || is_trial(segment));
+  // Whether to make the payload of the next segment elsewhere and fill() it in, rather than in the
+  // room; and to copy it rather than to lend what is in this core's cache, which costs the peer the
+  // same.
+  bool wants_fill(std::size_t all_bytes) const {
+    return all_bytes >= kStreamedBytesMin && (is_trial() || (streaming_ && !is_near()));
   }
 
-  // Some or all of the payload. True if later stores must be ordered behind it by stream_fence().
-  bool fill(std::uint64_t segment, std::size_t all_bytes, std::byte* room, const std::byte* from,
-            std::size_t bytes) {
+  // Some or all of the payload, which has so many bytes in all. True if later stores must be
+  // ordered behind it by stream_fence().
+  bool fill(std::size_t all_bytes, std::byte* room, const std::byte* from, std::size_t bytes) {
     if (all_bytes < kStreamedBytesMin) {
       copy_bytes(room, from, bytes);
       return false;
     }
-    if (streaming_ && !is_trial(segment)) {
-      stream_copy(room, from, bytes);
-      return true;
-    }
-    if (segment > last_ + 1) first_ = segment;
-    last_ = segment;
-    // Only a room that was filled like that before costs what it would cost every time.
-    if (segment % kTimedEvery != 0 || segment - first_ < kChannelDepth || bytes < kTimedBytesMin) {
+    const bool near = is_near();
+    const bool streams = streaming_ && !near && !is_trial();
+    streamed_any_ |= streams;
+    if (streams) {
+      if (is_timed(bytes)) {
+        learn_streamed(bytes, timed([&] { stream_copy(room, from, bytes); }));
+      } else {
+        stream_copy(room, from, bytes);
+      }
+    } else if (is_timed(bytes) && ordinary_run_ >= kChannelDepth && !near) {
+      learn(bytes, timed([&] { copy_bytes(room, from, bytes); }));
+    } else {
       copy_bytes(room, from, bytes);
-      return false;
     }
-    SteadyClock clock;
-    const Nanoseconds begin = clock.now();
-    copy_bytes(room, from, bytes);
-    learn(bytes, clock.now() - begin);
-    return false;
+    return streams;
   }
+
+  // The segment is complete.
+  void finish(std::size_t all_bytes) {
+    if (all_bytes < kStreamedBytesMin) return;
+    ++segment_;
+    ordinary_run_ = std::exchange(streamed_any_, false) ? 0 : ordinary_run_ + 1;
+  }
+
+  // A streaming fill of `bytes` took so long.
+  void learn_streamed(std::size_t bytes, Nanoseconds took) { streamed_.add(bytes, took); }
 
   // An ordinary fill of `bytes` took so long.
   void learn(std::size_t bytes, Nanoseconds took) {
-    if (settled_) return;
-    times_[known_++ % kTimes] = took * 1024 / static_cast<Nanoseconds>(bytes);
-    if (known_ < kTimes) return;
-    auto sorted = times_;
-    std::nth_element(sorted.begin(), sorted.begin() + kTimes / 2, sorted.end());
-    const bool slow = sorted[kTimes / 2] > (streaming_ ? kQuick : kSlow);
+    if (settled_ || !ordinary_.add(bytes, took)) return;
+    const bool slow = is_slow();
     period_ = slow == streaming_ ? std::clamp(2 * period_, kPeriodMin, kPeriodMax) : kPeriodMin;
     streaming_ = slow;
-    known_ = 0;
   }
 
  private:
-  // Of a segment; shorter ones are not worth another way. (From 12 KiB on: 4 KiB took 0.87 of the
-  // time where lines are quick, and twice the time where they are not.)
-  static constexpr std::size_t kStreamedBytesMin = 2 * 1024;
-  static constexpr std::size_t kTimedBytesMin = 4 * 1024;
+  static constexpr std::size_t kTimedBytesMin = 4 * 1024, kTimedBytesMinCrowded = 2 * 1024;
   static constexpr std::uint64_t kTimedEvery = 8;
-  static constexpr std::size_t kTimes = 5;
-  // Nanoseconds for a KiB. By streaming stores it takes 28 to 40, by ordinary ones 90 to 430 where
-  // they are the wrong ones (Zen 4).
+  // Nanoseconds for a KiB. By streaming stores it takes 28 to 40 (Zen 4) or 45 to 80 (Granite
+  // Rapids), by ordinary ones 90 to 430 where they are the wrong ones. They may take as long as
+  // streaming ones do in any case.
   static constexpr Nanoseconds kSlow = 70, kQuick = 60;
   // From one trial to the next, in segments; the longer, the more trials have confirmed the choice.
   static constexpr std::uint64_t kPeriodFirst = 32, kPeriodMin = 512, kPeriodMax = 16384;
 
-  // One turn of all rooms, and the segment that is timed.
-  bool is_trial(std::uint64_t segment) const {
-    const std::uint64_t place = segment % period_;
+  // The last few times, in nanoseconds for a KiB.
+  class Timings {
+   public:
+    // True if all are new since it was true last.
+    bool add(std::size_t bytes, Nanoseconds took) {
+      times_[known_++ % kTimes] = took * 1024 / static_cast<Nanoseconds>(bytes);
+      return known_ % kTimes == 0;
+    }
+    // 0 while there are too few.
+    Nanoseconds median() const { return sorted(kTimes / 2); }
+
+   private:
+    static constexpr std::size_t kTimes = 5;
+    Nanoseconds sorted(std::size_t place) const {
+      if (known_ < kTimes) return 0;
+      auto times = times_;
+      std::nth_element(times.begin(), times.begin() + place, times.end());
+      return times[place];
+    }
+
+    std::size_t known_ = 0;
+    std::array<Nanoseconds, kTimes> times_ = {};
+  };
+
+  bool is_crowded() const { return reader_core_ != nullptr; }
+  bool is_near() const {
+    return is_crowded() &&
+           load_acquire(*reader_core_) == static_cast<std::uint64_t>(sched_getcpu()) + 1;
+  }
+
+  // Where ranks share cores pieces are short, and stores still under way count, too.
+  template <typename Work>
+  Nanoseconds timed(const Work& work) const {
+    const Nanoseconds begin = clock_->now();
+    work();
+    if (is_crowded()) __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return clock_->now() - begin;
+  }
+
+  bool is_timed(std::size_t bytes) const {
+    if (settled_ || segment_ % kTimedEvery != 0) return false;
+    return bytes >= (is_crowded() ? kTimedBytesMinCrowded : kTimedBytesMin);
+  }
+
+  bool is_slow() const {
+    const Nanoseconds streamed = streamed_.median();
+    if (is_crowded()) return ordinary_.median() > streamed * 3 / 2;
+    const Nanoseconds bound = streaming_ ? std::max(kQuick, streamed) : std::max(kSlow, streamed);
+    return ordinary_.median() > bound;
+  }
+
+  // One turn of all rooms, and the segment that is timed: only a room that was filled like that
+  // before costs what it would cost every time.
+  bool is_trial() const {
+    const std::uint64_t place = segment_ % period_;
     return !settled_ && place >= kTimedEvery - kChannelDepth && place <= kTimedEvery;
   }
 
   bool settled_;
+  const std::uint64_t* reader_core_;
+  Clock* clock_;
   bool streaming_;
-  // Since first_ all segments up to last_ were filled by ordinary stores.
-  std::uint64_t first_ = 0;
-  std::uint64_t last_ = 0;
+  std::uint64_t segment_ = 0;       // of those that were long enough, the next one
+  std::uint64_t ordinary_run_ = 0;  // so many were filled by ordinary stores, up to now
+  bool streamed_any_ = false;       // of the next one
   std::uint64_t period_ = kPeriodFirst;
-  std::size_t known_ = 0;
-  std::array<Nanoseconds, kTimes> times_ = {};
+  Timings ordinary_;
+  Timings streamed_;
 };
 
 }  // namespace pycoll::transport::shm

@@ -1,12 +1,18 @@
-// The two ways to fill a room: same bytes, whatever lies around them.
+// The two kinds of stores: same bytes, whatever lies around them; and which of them is chosen.
+#include <sched.h>
+
+#include <optional>
 #include <vector>
 
 #include "base/prng.h"
 #include "check.h"
+#include "transport/shm_places.h"
 #include "transport/shm_stores.h"
 
 using namespace pycoll;
+using transport::shm::Places;
 using transport::shm::Stores;
+using transport::shm::StoresOptions;
 
 namespace {
 
@@ -26,6 +32,66 @@ std::vector<std::byte> noise(std::size_t bytes, std::uint64_t seed) {
 void teach(Stores& stores, Nanoseconds each) {
   for (int i = 0; i < 5; ++i) stores.learn(kBytes, each * static_cast<Nanoseconds>(kBytes / 1024));
 }
+
+void teach_streamed(Stores& stores, Nanoseconds each) {
+  for (int i = 0; i < 5; ++i) {
+    stores.learn_streamed(kBytes, each * static_cast<Nanoseconds>(kBytes / 1024));
+  }
+}
+
+// By which all that is timed takes equally long.
+struct Stopwatch final : Clock {
+  Nanoseconds now() override { return time += 100; }
+  Nanoseconds time = 0;
+};
+
+// Keeps this thread where it is.
+class OnOneCore {
+ public:
+  OnOneCore() {
+    CHECK(sched_getaffinity(0, sizeof(before_), &before_) == 0, "cannot ask for cores");
+    cpu_set_t here;
+    CPU_ZERO(&here);
+    CPU_SET(static_cast<std::size_t>(sched_getcpu()), &here);
+    CHECK(sched_setaffinity(0, sizeof(here), &here) == 0, "cannot stay on a core");
+  }
+  ~OnOneCore() { sched_setaffinity(0, sizeof(before_), &before_); }
+  OnOneCore(const OnOneCore&) = delete;
+  OnOneCore& operator=(const OnOneCore&) = delete;
+
+ private:
+  cpu_set_t before_;
+};
+
+// Operations that put one segment each, and what their stores take.
+struct Putting {
+  explicit Putting(const StoresOptions& options) : places(options) {}
+
+  // The next operation; true if past the caches.
+  bool streamed(std::size_t offered_bytes) {
+    ++operation;
+    return further_streamed(offered_bytes);
+  }
+  // One more segment of the same.
+  bool further_streamed(std::size_t offered_bytes) {
+    places.aim(segment, operation, offered_bytes);
+    places.aim(segment++, operation, offered_bytes);  // asked once more, as there was no room
+    const bool streams = places.put(there, source, kShort);
+    places.finish();
+    places.learn(streams ? kStreamedTime : ordinary_time);
+    return streams;
+  }
+
+  static constexpr Nanoseconds kStreamedTime = 5000;
+  static constexpr std::size_t kShort = 2048;  // is not timed
+
+  Places places;
+  Nanoseconds ordinary_time = 1000;
+  std::uint64_t operation = 0;
+  std::uint64_t segment = 0;
+  alignas(64) std::byte source[kShort] = {};
+  alignas(64) std::byte there[kShort];
+};
 
 }  // namespace
 
@@ -69,7 +135,8 @@ TEST(stream_copy_copies_any_length_from_and_to_any_place) {
 TEST(both_kinds_of_stores_fill_the_same) {
   const auto source = noise(kSegmentBytes, 8);
   const auto fill = [&](bool streaming, std::size_t all, std::vector<std::byte>& room) {
-    const bool streamed = Stores(streaming).fill(0, all, room.data(), source.data(), room.size());
+    Stores stores({.streaming = streaming});
+    const bool streamed = stores.fill(all, room.data(), source.data(), room.size());
     stream_fence();
     CHECK(std::equal(room.begin(), room.end(), source.begin()), "other bytes");
     return streamed;
@@ -82,63 +149,166 @@ TEST(both_kinds_of_stores_fill_the_same) {
   constexpr std::size_t kShortBytes = 1024;
   std::vector<std::byte> room(kShortBytes);
   CHECK(!fill(true, kShortBytes, room), "a short segment was streamed");
-  CHECK(!Stores(true).wants_fill(0, kShortBytes), "a short segment is made elsewhere");
+  CHECK(!Stores({.streaming = true}).wants_fill(kShortBytes), "a short segment is made elsewhere");
 }
 
 TEST(rooms_that_are_slow_to_fill_are_filled_past_the_caches_until_they_are_quick) {
-  Stores stores(std::nullopt);
-  CHECK(stores.wants_fill(1, kSegmentBytes), "does not stream though nothing was timed");
+  Stores stores({});
+  CHECK(stores.wants_fill(kSegmentBytes), "does not stream though nothing was timed");
   teach(stores, 50);
-  CHECK(!stores.wants_fill(1, kSegmentBytes), "streams though ordinary stores are quick");
+  CHECK(!stores.wants_fill(kSegmentBytes), "streams though ordinary stores are quick");
   stores.learn(kBytes, kSlowest);  // a rank that was not running for a while
   teach(stores, 50);
-  CHECK(!stores.wants_fill(1, kSegmentBytes), "one time of many decided");
+  CHECK(!stores.wants_fill(kSegmentBytes), "one time of many decided");
   teach(stores, 100);
-  CHECK(stores.wants_fill(1, kSegmentBytes), "does not stream though ordinary stores are slow");
+  CHECK(stores.wants_fill(kSegmentBytes), "does not stream though ordinary stores are slow");
   teach(stores, 65);
-  CHECK(stores.wants_fill(1, kSegmentBytes), "wavers between two bounds");
+  CHECK(stores.wants_fill(kSegmentBytes), "wavers between two bounds");
   teach(stores, 40);
-  CHECK(!stores.wants_fill(1, kSegmentBytes), "streams though ordinary stores are quick again");
+  CHECK(!stores.wants_fill(kSegmentBytes), "streams though ordinary stores are quick again");
+}
+
+TEST(where_streaming_is_slow_too_ordinary_stores_may_take_as_long) {
+  Stores stores({});
+  teach_streamed(stores, 90);
+  teach(stores, 85);
+  CHECK(!stores.wants_fill(kSegmentBytes), "streams though that takes longer");
+  teach(stores, 95);
+  CHECK(stores.wants_fill(kSegmentBytes), "does not stream though that is quicker");
 }
 
 TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that_is_slow) {
   const auto source = noise(kBytes, 9);
   std::vector<std::byte> room(kBytes);
-  Stores stores(std::nullopt);
+  Stores stores({});
   teach(stores, 400);
-  const auto tried = [&](std::uint64_t from, std::uint64_t to) {
-    std::uint64_t count = 0;
-    for (std::uint64_t segment = from; segment < to; ++segment) {
-      CHECK(stores.wants_fill(segment, kSegmentBytes), "segment %llu",
-            static_cast<unsigned long long>(segment));
+  const auto tried = [&](int segments) {
+    int count = 0;
+    for (int segment = 0; segment < segments; ++segment) {
+      CHECK(stores.wants_fill(kSegmentBytes), "segment %d", segment);
       // Pieces that are too short to be timed.
-      count += !stores.fill(segment, kSegmentBytes, room.data(), source.data(), 2048);
+      count += !stores.fill(kSegmentBytes, room.data(), source.data(), 2048);
+      stores.finish(kSegmentBytes);
     }
     return count;
   };
-  constexpr std::uint64_t kTrial = 5;
-  CHECK(tried(0, 16384) == 32 * kTrial, "not every 512 segments");
+  constexpr int kTrial = 5;
+  CHECK(tried(16384) == 32 * kTrial, "not every 512 segments");
   for (int i = 0; i < 20; ++i) teach(stores, 400);
-  CHECK(tried(16384, 3 * 16384) == 2 * kTrial, "not every 16384 segments");
+  CHECK(tried(2 * 16384) == 2 * kTrial, "not every 16384 segments");
 }
 
 TEST(what_needs_no_filling_is_filled_for_a_trial) {
-  Stores stores(std::nullopt);
+  Stores stores({});
   teach(stores, 40);  // ordinary stores are quick
-  std::uint64_t wanted = 0;
-  for (std::uint64_t segment = 0; segment < 1024; ++segment) {
-    wanted += stores.wants_fill(segment, kSegmentBytes);
+  int wanted = 0;
+  for (int segment = 0; segment < 1024; ++segment) {
+    wanted += stores.wants_fill(kSegmentBytes);
+    stores.finish(kSegmentBytes);
+    stores.finish(kBytes / 8);  // counts for nothing
   }
-  CHECK(wanted == 10, "%llu of 1024", static_cast<unsigned long long>(wanted));
+  CHECK(wanted == 10, "%d of 1024", wanted);
 }
 
 TEST(what_is_settled_stays) {
-  Stores on(true), off(false);
+  Stores on({.streaming = true}), off({.streaming = false});
   teach(on, 10);
   teach(off, 1000);
-  for (std::uint64_t segment = 0; segment < 1024; ++segment) {
-    CHECK(on.wants_fill(segment, kSegmentBytes) && !off.wants_fill(segment, kSegmentBytes),
-          "changed its mind");
+  for (int segment = 0; segment < 1024; ++segment) {
+    CHECK(on.wants_fill(kSegmentBytes) && !off.wants_fill(kSegmentBytes), "changed its mind");
+    on.finish(kSegmentBytes);
+    off.finish(kSegmentBytes);
+  }
+}
+
+TEST(where_ranks_share_cores_a_room_that_was_read_on_this_one_is_filled_by_ordinary_stores) {
+  std::uint64_t reader_core = 0;
+  Stores stores({.streaming = std::nullopt, .reader_core = &reader_core});
+  CHECK(stores.wants_fill(kSegmentBytes), "does not stream though nothing is known");
+  const OnOneCore pinned;
+  reader_core = static_cast<std::uint64_t>(sched_getcpu()) + 1;
+  CHECK(!stores.wants_fill(kSegmentBytes), "streams what is read on the same core");
+  reader_core += 1;
+  CHECK(stores.wants_fill(kSegmentBytes), "does not stream to another core");
+  teach_streamed(stores, 100);
+  teach(stores, 140);
+  CHECK(!stores.wants_fill(kSegmentBytes), "streams though that is hardly quicker");
+  teach(stores, 160);
+  CHECK(stores.wants_fill(kSegmentBytes), "does not stream though that is quicker by far");
+}
+
+TEST(only_fills_across_cores_are_timed) {
+  const OnOneCore pinned;
+  Stopwatch clock;
+  const auto source = noise(kBytes, 10);
+  std::vector<std::byte> room(kBytes);
+  for (const bool near : {true, false}) {
+    std::uint64_t reader_core = static_cast<std::uint64_t>(sched_getcpu()) + (near ? 1 : 2);
+    Stores stores({.streaming = std::nullopt, .reader_core = &reader_core, .clock = &clock});
+    for (int segment = 0; segment < 1024; ++segment) {
+      stores.fill(kBytes, room.data(), source.data(), kBytes);
+      stores.finish(kBytes);
+    }
+    reader_core = static_cast<std::uint64_t>(sched_getcpu()) + 2;
+    CHECK(stores.wants_fill(kBytes) == near, "near: %d", near);
+  }
+}
+
+TEST(both_kinds_of_stores_put_the_same) {
+  const auto source = noise(kSegmentBytes, 11);
+  for (const bool streaming : {true, false}) {
+    Places places({.streaming = streaming});
+    std::vector<std::byte> there(kSegmentBytes);
+    for (std::uint64_t segment = 0; segment < 40; ++segment) {
+      std::fill(there.begin(), there.end(), kUntouched);
+      places.aim(segment, segment, kSegmentBytes);
+      CHECK(places.put(there.data(), source.data(), kSegmentBytes) == streaming,
+            "changed its mind");
+      places.finish();
+      stream_fence();
+      CHECK(there == source, "other bytes");
+    }
+  }
+}
+
+TEST(places_are_filled_by_ordinary_stores_if_those_are_quicker_and_sizes_learn_for_themselves) {
+  constexpr std::size_t kLong = std::size_t{1} << 30;
+  Putting putting({});
+  CHECK(putting.streamed(kSegmentBytes), "ordinary stores though nothing is known");
+  // One operation as usual and three in which the others are tried, three times.
+  for (int round = 0; round < 3; ++round) {
+    if (round > 0) CHECK(putting.streamed(kSegmentBytes), "round %d", round);
+    for (int i = 0; i < 3; ++i) CHECK(!putting.streamed(kSegmentBytes), "round %d, %d", round, i);
+  }
+  for (int i = 0; i < 60; ++i) CHECK(!putting.streamed(kSegmentBytes), "streams, operation %d", i);
+  CHECK(putting.streamed(kLong), "another length");
+}
+
+TEST(places_are_filled_past_the_caches_if_ordinary_stores_are_slower) {
+  Putting putting({});
+  putting.ordinary_time = 3 * Putting::kStreamedTime;
+  for (int operation = 0; operation < 12; ++operation) putting.streamed(kSegmentBytes);
+  int streamed = 0;
+  constexpr int kOperations = 64 + 128 + 256;
+  for (int i = 0; i < kOperations * 3; ++i) streamed += putting.streamed(kSegmentBytes);
+  CHECK(streamed == kOperations * 3 - 9 * 3, "%d", streamed);
+}
+
+TEST(only_the_first_segment_of_an_operation_is_tried) {
+  Putting putting({});
+  for (int operation = 0; operation < 8; ++operation) {
+    putting.streamed(kSegmentBytes);
+    CHECK(putting.further_streamed(kSegmentBytes), "operation %d", operation);
+  }
+}
+
+TEST(where_ranks_share_cores_ordinary_stores_must_be_quicker_by_far) {
+  const std::uint64_t reader_core = 1;
+  for (const bool by_far : {true, false}) {
+    Putting putting({.streaming = std::nullopt, .reader_core = &reader_core});
+    putting.ordinary_time = Putting::kStreamedTime * (by_far ? 4 : 7) / 10;
+    for (int operation = 0; operation < 12; ++operation) putting.streamed(kSegmentBytes);
+    CHECK(putting.streamed(kSegmentBytes) != by_far, "by far: %d", by_far);
   }
 }
 

@@ -1,35 +1,15 @@
-// The two ends of a shared-memory channel. All in line: no call here enters the kernel unless the
-// peer sleeps.
+// The sending end of a shared-memory channel. All in line: no call here enters the kernel unless
+// the peer sleeps.
 #pragma once
 
 #include <cstring>
 #include <utility>
 
 #include "base/assert.h"
-#include "transport/shm_bell.h"
-#include "transport/shm_layout.h"
-#include "transport/shm_lending.h"
-#include "transport/shm_stores.h"
+#include "transport/shm_places.h"
+#include "transport/shm_wiring.h"
 
 namespace pycoll::transport::shm {
-
-// The whole of one rank's shared segment.
-template <typename Byte>
-struct Whole {
-  Byte* base;
-  std::size_t bytes;
-};
-
-// What a channel stands on besides its slots; all of it outlives the channel.
-struct Wiring {
-  AckLine* own_acks;
-  const AckLine* peer_acks;
-  Bell* bell;      // wakes the peer
-  Bell* own_bell;  // wakes this rank itself, if it is armed
-  Lender* lender;
-  Borrower* borrower;
-  std::optional<bool> streaming;  // see Stores
-};
 
 // A ring of slots. Every slot owns room for a payload; a segment that repeats another channel's
 // leaves its own room idle and names the other's. Room is free once all who read it have released
@@ -50,7 +30,8 @@ class alignas(64) ShmSendChannel final : public SendChannel {
         lender_(wiring.lender),
         borrower_(wiring.borrower),
         offer_(&wiring.peer_acks->offers[number]),
-        stores_(wiring.streaming) {
+        stores_(wiring.stores),
+        places_(wiring.stores) {
     for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
       rooms_[slot].data = payloads + slot * kPayloadStride;
       owned_[slot] = &rooms_[slot];
@@ -69,7 +50,7 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   }
 
   void fill(std::byte* room, const std::byte* from, std::size_t bytes) override {
-    streamed_ |= stores_.fill(next_, reserved_bytes_, room, from, bytes);
+    streamed_ |= stores_.fill(reserved_bytes_, room, from, bytes);
   }
   // As every medium that copies, but in line: most short operations consist of this.
   bool hand_over(const SegmentHeader& header, const std::byte* data) override {
@@ -78,13 +59,14 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     if (room != nullptr) commit(header);
     return room != nullptr;
   }
-  bool wants_fill() const override { return stores_.wants_fill(next_, reserved_bytes_); }
+  bool wants_fill() const override { return stores_.wants_fill(reserved_bytes_); }
 
   void commit(const SegmentHeader& header) override {
     PYCOLL_ASSERT(next_ - known_released_ < kChannelDepth, "segment %llu committed without room",
                   static_cast<unsigned long long>(next_));
     const std::uint64_t slot = next_ % kChannelDepth;
     if (std::exchange(streamed_, false)) stream_fence();
+    stores_.finish(header.bytes);
     publish(header, lines_[slot].payload, owned_[slot]);
   }
 
@@ -107,7 +89,7 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   // lending took up to twice the time of an all_reduce of 4 to 256 MiB.
   bool lendable(const std::byte* data, std::size_t bytes, bool fresh) override {
     std::uint64_t offset = 0;
-    return !(fresh && stores_.wants_fill(next_, bytes)) && lender_->find(data, bytes, &offset);
+    return !(fresh && stores_.wants_fill(bytes)) && lender_->find(data, bytes, &offset);
   }
 
   bool lend(const SegmentHeader& header, const std::byte* data) override {
@@ -134,16 +116,16 @@ class alignas(64) ShmSendChannel final : public SendChannel {
         header.bytes > bytes - landing.offset || !find_room(0)) {
       return nullptr;
     }
-    return borrower_->writable(generation, offset + landing.offset, header.bytes);
+    std::byte* there = borrower_->writable(generation, offset + landing.offset, header.bytes);
+    if (there != nullptr) places_.aim(next_, sequence, bytes);
+    return there;
   }
-  // The peer reads it later than this rank wrote it, and from memory where it does not share
-  // caches.
   void place(std::byte* there, const std::byte* from, std::size_t bytes) override {
-    stream_copy(there, from, bytes);
-    streamed_ = true;
+    streamed_ |= places_.put(there, from, bytes);
   }
   void commit_placed(const SegmentHeader& header) override {
     if (std::exchange(streamed_, false)) stream_fence();
+    places_.finish();
     publish_place(header, kPlacedBit);
   }
 
@@ -280,121 +262,8 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   Borrower* borrower_;
   const OfferLine* offer_;
   Stores stores_;
+  Places places_;
   Room rooms_[kChannelDepth];
-};
-
-// The first header from the peer that cannot be. Set by a channel, judged by its link.
-struct Fault {
-  bool found = false;
-  std::uint32_t claimed_bytes = 0;
-  std::uint64_t claimed_offset = 0;  // of the payload, where bytes are possible
-};
-
-class alignas(64) ShmRecvChannel final : public RecvChannel {
- public:
-  // Once there is a fault, no channel of the link receives any more; `fault` outlives the channel.
-  // `lines` are the channel's part of the peer's `segment`.
-  ShmRecvChannel(std::uint32_t number, Whole<const std::byte> segment, const SlotLine* lines,
-                 const Wiring& wiring, Fault* fault)
-      : lines_(lines),
-        released_(&wiring.own_acks->released[number]),
-        bell_(wiring.bell),
-        fault_(fault),
-        segment_(segment),
-        peer_starved_(&wiring.peer_acks->starved),
-        starved_bit_(std::uint64_t{1} << number),
-        lender_(wiring.lender),
-        borrower_(wiring.borrower),
-        offer_(&wiring.own_acks->offers[number]) {}
-
-  const Segment* peek() override {
-    if (peeked_) return &arrived_;
-    const SlotLine& line = lines_[head_ % kChannelDepth];
-    if (load_acquire(line.stamp) != head_ + 1 || fault_->found) return nullptr;
-    return take(line);
-  }
-
-  bool intact() override { return !arrived_.lent || borrower_->intact(); }
-
-  // The peer may read meanwhile: it looks at `sequence` in front and behind.
-  void offer(const Offer& offer) override {
-    std::uint64_t offset = 0;
-    if (!lender_->tell(offer.memory, offer.bytes, &offset)) return;
-    store_release(offer_->sequence, 0);
-    store_release(offer_->agreement, offer.agreement);
-    store_release(offer_->uses, offer.uses);
-    store_release(offer_->generation, lender_->generation());
-    store_release(offer_->offset, offset);
-    store_release(offer_->bytes, offer.bytes);
-    store_release(offer_->sequence, offer.sequence);
-    offered_ = offer.memory;
-  }
-  // Sees to it that what was offered last goes to nobody else.
-  void keep_offered() {
-    if (offered_ != nullptr) lender_->keep(offered_);
-  }
-
-  void release() override {
-    PYCOLL_ASSERT(peeked_, "release of segment %llu before peek",
-                  static_cast<unsigned long long>(head_));
-    peeked_ = false;
-    if (std::exchange(arrived_.lent, false)) borrower_->give_back();
-    bell_->publish_if_wanted(*released_, ++head_, *peer_starved_, starved_bit_);
-  }
-
-  // True once for a segment that has arrived and was not peeked at yet.
-  bool has_news() {
-    if (peeked_ || told_ == head_ + 1) return false;
-    if (load_ordered(lines_[head_ % kChannelDepth].stamp) != head_ + 1) return false;
-    told_ = head_ + 1;
-    return true;
-  }
-
- private:
-  // Copies the header before looking at it, since the peer could still change the original.
-  const Segment* take(const SlotLine& line) {
-    std::memcpy(&arrived_.header, &line.header, sizeof(arrived_.header));
-    const std::uint32_t bytes = arrived_.header.bytes;
-    std::uint64_t offset = 0;
-    if (bytes > kInlineBytes) std::memcpy(&offset, line.payload, sizeof(offset));
-    arrived_.placed = offset == kPlacedBit && offered_ != nullptr && bytes <= kSegmentBytesMax;
-    const std::byte* data = bytes <= kSegmentBytesMax ? find(line, bytes, offset) : nullptr;
-    if (data == nullptr && !arrived_.placed) {
-      *fault_ = {true, bytes, offset & ~kLentBit};
-      return nullptr;
-    }
-    arrived_.data = bytes == 0 ? nullptr : data;
-    arrived_.lent = (offset & kLentBit) != 0;
-    told_ = head_ + 1;
-    peeked_ = true;
-    return &arrived_;
-  }
-
-  // Where the payload lies; nullptr if that is nowhere.
-  const std::byte* find(const SlotLine& line, std::uint32_t bytes, std::uint64_t offset) {
-    if (bytes <= kInlineBytes) return line.payload;
-    if ((offset & kLentBit) != 0) return borrower_->borrow(offset & ~kLentBit, bytes);
-    if (bytes >= kLentBytesMin) borrower_->look();
-    return offset <= segment_.bytes - bytes ? segment_.base + offset : nullptr;
-  }
-
-  // One line for all but the segment itself, see ShmSendChannel.
-  const SlotLine* lines_;
-  std::uint64_t* released_;
-  Bell* bell_;
-  Fault* fault_;
-  std::uint64_t head_ = 0;  // segments released
-  std::uint64_t told_ = 0;  // segments that the owner of this end knows of
-  bool peeked_ = false;
-  Segment arrived_;
-
-  Whole<const std::byte> segment_;
-  const std::uint64_t* peer_starved_;
-  std::uint64_t starved_bit_;
-  Lender* lender_;
-  Borrower* borrower_;
-  OfferLine* offer_;
-  const std::byte* offered_ = nullptr;  // last
 };
 
 }  // namespace pycoll::transport::shm
