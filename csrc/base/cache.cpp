@@ -1,24 +1,31 @@
 #include "base/cache.h"
 
 #include <fstream>
+#include <string>
 
 namespace pycoll {
 namespace {
 
-// sysconf() would add up what the parts of a processor have, on some processors eightfold.
-std::size_t found() {
-  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index2/size");
+// Of the first core; 0: unknown. sysconf() would add up what the parts of a processor have, on some
+// processors eightfold.
+std::size_t cache_bytes(int index) {
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size");
   std::size_t kibibytes = 0;
   file >> kibibytes;
-  constexpr std::size_t kUsual = std::size_t{1} << 10;
-  return (kibibytes > 0 ? kibibytes : kUsual) << 10;
+  return kibibytes << 10;
 }
 
 }  // namespace
 
 std::size_t core_cache_bytes() {
-  static const std::size_t bytes = found();
-  return bytes;
+  constexpr std::size_t kUsual = std::size_t{1} << 20;
+  static const std::size_t found = cache_bytes(2);
+  return found > 0 ? found : kUsual;
+}
+
+std::size_t shared_cache_bytes() {
+  static const std::size_t found = cache_bytes(3);
+  return found;
 }
 
 }  // namespace pycoll

@@ -18,10 +18,15 @@ namespace {
 // further operands and copied to further destinations.
 constexpr std::size_t kPieceBytes = 8 * 1024;
 
-// Memory as long as so many of a core's own caches is read again from elsewhere, whether it was
-// written through them or past them. Past them, broadcast and all_gather of 8 to 32 MiB took 0.55
-// to 0.9 of their time; all_gather of 4 MiB took a tenth longer.
-constexpr std::size_t kCoreCaches = 8;
+// Memory of this many bytes on each rank is read again from elsewhere, whether it was written
+// through the caches or past them: so many of a core's own ones, and more than the ranks have room
+// for in what cores share. Past the caches, broadcast and all_gather of 8 to 32 MiB took 0.55 to
+// 0.9 of their time, all_gather of 4 MiB a tenth more (Zen 4, 1 and 32 MiB of cache); where 2 ranks
+// have 480 MiB, 16 and 32 MiB took 1.07 to 1.15 of it, 128 MiB 0.75.
+std::size_t uncached_bytes(std::size_t ranks) {
+  constexpr std::size_t kCoreCaches = 8, kSharedPart = 3;
+  return std::max(kCoreCaches * core_cache_bytes(), shared_cache_bytes() / kSharedPart / ranks);
+}
 
 // Whether no row reads what another one has copied.
 bool leaves_output(const plan::Plan& plan) {
@@ -55,8 +60,9 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   const plan::Plan& plan = request_.plan->plan();
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
   fresh_ = plan::reduces(static_cast<Collective>(plan.header->collective));
-  large_ = request_.input.bytes + request_.output.bytes >= kCoreCaches * core_cache_bytes() &&
-           leaves_output(plan);
+  const std::size_t moved = request_.input.bytes + request_.output.bytes;
+  halved_ = moved >= core_cache_bytes();
+  large_ = moved >= uncached_bytes(plan.header->size) && leaves_output(plan);
   spread_ = large_ && bytes_read(plan, request_.segment_bytes) > core_cache_bytes() / 4 * 3;
   sends_only_ = std::none_of(plan.rows.begin(), plan.rows.end(), [](const plan::Row& row) {
     return row.recv_count != 0 && row.chunk != plan::kToken;
@@ -206,12 +212,13 @@ bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const 
 }
 
 // Whether peers had better fetch what callers gave and may be lent than have it put where it
-// belongs, which is done past the caches: if results fit there (all_gather of 1 and 4 MiB
-// took 0.6 of their time, broadcast of 64 KiB half of it and of 1 MiB 1.15). If they do not, and
-// this rank only sends, then every second segment, so that both have something to copy: broadcast
-// of 4 MiB took half of its time, of 32 MiB 0.82.
+// belongs: if results fit the caches (all_gather of 1 and 4 MiB took 0.6 of their time). Where this
+// rank only sends, then every second segment of what does not fit a core's own, so that both have
+// something to copy: broadcast of 1 to 4 MiB took half of its time or less, of 32 MiB 0.82, of 64
+// KiB twice its time.
 bool Execution::is_fetched(const Lane& lane) const {
-  return !fresh_ && (!large_ || (sends_only_ && lane.tile % 2 == 1));
+  if (fresh_) return false;
+  return sends_only_ ? !halved_ || lane.tile % 2 == 1 : !large_;
 }
 
 // Whether what the row has just read was what its peers had sent, all of it.

@@ -153,7 +153,8 @@ class Execution {
   transport::SegmentHeader header_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
-  bool large_ = false;          // caches have no room for input and output
+  bool halved_ = false;         // a core's own caches have no room for input and output
+  bool large_ = false;          // all caches have none
   bool spread_ = false;         // nor for what a tile reads
   bool streams_ = false;        // copies are written past the caches
   bool lends_ = false;          // some port is lent

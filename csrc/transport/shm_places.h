@@ -136,7 +136,7 @@ class Places {
   bool crowded_;
   Clock* clock_;
   std::array<Habit, kKinds> habits_ = {};
-  Habit* habit_ = &habits_[0];
+  Habit* habit_ = habits_.data();
   std::uint64_t aimed_ = 0;  // the segment's number + 1
   bool first_ = false;       // of its operation
   Nanoseconds took_ = 0;
