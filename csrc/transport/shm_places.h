@@ -116,16 +116,22 @@ class Places {
     return streams;
   }
 
+  bool is_slow(const Habit& habit, Nanoseconds share) const {
+    if (habit.streaming) return share > (crowded_ ? kQuickCrowded : kQuick);
+    return share > (crowded_ ? kSlowCrowded : kSlow);
+  }
+
   void compare(Habit& habit, Nanoseconds other) const {
     const Nanoseconds ordinary = habit.streaming ? other : habit.usual;
     const Nanoseconds streamed = std::max<Nanoseconds>(habit.streaming ? habit.usual : other, 1);
-    habit.shares[habit.known++ % kTimes] = ordinary * 100 / streamed;
-    if (habit.known < kTimes) return;
+    habit.shares[habit.known++] = ordinary * 100 / streamed;
+    if (habit.known < kTimes) {
+      // Long operations are few: the first trial counts until there are enough.
+      if (habit.period == kPeriodFirst) habit.streaming = is_slow(habit, habit.shares[0]);
+      return;
+    }
     std::nth_element(habit.shares.begin(), habit.shares.begin() + kTimes / 2, habit.shares.end());
-    const Nanoseconds quick = crowded_ ? kQuickCrowded : kQuick;
-    const bool slow = habit.shares[kTimes / 2] > (habit.streaming ? quick
-                                                  : crowded_      ? kSlowCrowded
-                                                                  : kSlow);
+    const bool slow = is_slow(habit, habit.shares[kTimes / 2]);
     habit.period =
         slow == habit.streaming ? std::clamp(2 * habit.period, kPeriodMin, kPeriodMax) : kPeriodMin;
     habit.streaming = slow;
