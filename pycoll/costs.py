@@ -99,6 +99,11 @@ def one_shot(p: int) -> Cost:
     return cost(one_hop(p), p - 1, p - 1, p - 1)
 
 
+def star(p: int) -> Cost:
+    """Rank 0: 2 a + 2n(p-1) b + n(p-1) c."""
+    return cost(2 * one_hop(p), p - 1, p - 1, p - 1)
+
+
 def direct_reduce(p: int) -> Cost:
     """The root takes n(p-1)."""
     return cost(one_hop(p), one_hop(p), p - 1, p - 1, handled=p - 1)

@@ -24,6 +24,7 @@ from math import log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.collective import Collective
+from pycoll.turns import Turns, turns_of
 
 if TYPE_CHECKING:
     # Those who only want to know what links cost, to join or to tune, need no algorithm.
@@ -120,13 +121,15 @@ LINKS: dict[str, Link] = {
 class Parameters(NamedTuple):
     """The links inside hosts and across them, and how long segments are.
 
-    ``origin`` says in words where the values come from.
+    ``origin`` says in words where the values come from. ``per_core``: ranks that share a core; what
+    they do inside a host takes so many times as long here.
     """
 
     inside: Link = LINKS["shm"]
     across: Link = LINKS["tcp"]
     segment_bytes: int = SEGMENT_BYTES
     origin: str = "built in"
+    per_core: float = 1.0
 
     def crowded(self, ranks_per_core: float) -> Parameters:
         """The same where ranks share cores: they work in turns, and so does whoever is awaited."""
@@ -141,7 +144,7 @@ class Parameters(NamedTuple):
             reach=self.inside.reach * ranks_per_core,
         )
         origin = f"{self.origin}, {ranks_per_core:.3g} ranks per core"
-        return self._replace(inside=inside, origin=origin)
+        return self._replace(inside=inside, origin=origin, per_core=ranks_per_core)
 
 
 DEFAULT = Parameters()
@@ -168,12 +171,13 @@ class Load:
 
 class Profile(NamedTuple):
     """What a tile costs inside and across hosts: the ``first``; a ``period`` per further one.
-    ``lends``: peers on a host may read what is sent where it lies."""
+    ``lends``: peers on a host may read what is sent where it lies. ``turns``: see turns.py."""
 
     first: tuple[Load, Load]
     period: tuple[Load, Load]
     chunks: int
     lends: bool = False
+    turns: Turns = Turns()
 
     def tiles(self, nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> int:
         """Tiles that a message of ``nbytes`` is cut in."""
@@ -192,6 +196,8 @@ class Profile(NamedTuple):
     def seconds(self, nbytes: int, parameters: Parameters) -> float:
         """The predicted time of the whole message."""
         inside, across = self.terms(nbytes, parameters.segment_bytes)
+        if parameters.per_core > 1:
+            inside = self.turns.shared(inside, parameters.per_core)
         within = parameters.inside.seconds(inside, nbytes)
         return within + parameters.across.seconds(across, nbytes)
 
@@ -207,14 +213,16 @@ def _terms(first: Load, period: Load, further: int, part: float) -> Terms:
 
 
 @lru_cache(maxsize=1024)
-def profile(algorithm: Algorithm, topology: Topology) -> Profile:
-    """What the algorithm does on this topology, for root 0."""
+def profile(algorithm: Algorithm, topology: Topology, crowded: bool = False) -> Profile:
+    """What the algorithm does on this topology, for root 0; with its turns where ``crowded``."""
     size = topology.size
     if len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX:
         found = profile_of_schedule(algorithm.build(size, topology=topology), topology)
     else:
         found = profile_of_costs(algorithm, topology)
-    return found._replace(lends=algorithm.lends)
+    counted = crowded and len(topology.hosts) == 1 and size <= SCHEDULE_SIZE_MAX
+    turns = turns_of(algorithm.build(size, topology=topology)) if counted else Turns()
+    return found._replace(lends=algorithm.lends, turns=turns)
 
 
 def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:

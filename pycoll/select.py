@@ -170,7 +170,8 @@ def predict(
 ) -> float:
     """Seconds from the common start to the end of the last rank."""
     moved = 0 if collective is Collective.BARRIER else nbytes
-    return profile(lookup(collective, name), topology).seconds(moved, parameters)
+    shape = profile(lookup(collective, name), topology, parameters.per_core > 1)
+    return shape.seconds(moved, parameters)
 
 
 def explain_text(

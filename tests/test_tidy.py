@@ -188,6 +188,7 @@ PURE = {
         "extrapolation",
         "plan_format",
         "plan_text",
+        "turns",
     ),
 }
 

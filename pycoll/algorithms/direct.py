@@ -2,10 +2,12 @@
 
     one-shot:  everybody sends all of it to everybody, everybody folds it all     1 step,  (p-1)n
     two-shot:  everybody sends chunk d to rank d; d folds it and sends it to all  2 steps, 2n(p-1)/p
+    star:      everybody sends all of it to rank 0, which folds it and sends it   2 steps, 2n(p-1)
 
 Best on full-mesh media (shared memory, NVSwitch), where the number of peers costs nothing. A value
 is folded where it arrives, always as the left fold in rank order: all ranks get the same bits, and
-the same as from a chain.
+the same as from a chain. Of these a star takes the fewest messages, 2(p-1) in all, each of them to
+or from one rank: best where that rank's core has the work of others to do, too.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 IJHPCA 19 (2005).
@@ -56,6 +58,16 @@ def one_shot(size: int, *, only: int | None = None) -> Schedule:
         for source, destination in all_pairs(size, only)
     )
     return finish(Collective.ALL_REDUCE, size, exchange, only=only)
+
+
+def star(size: int, *, only: int | None = None) -> Schedule:
+    """All_reduce by way of rank 0, in 2 steps; it receives and folds n(p-1), and sends as much."""
+    values = (
+        Transfer(0, 0, source, root, REDUCE, before=source < root)
+        for source, root in from_all(size, 0, only)
+    )
+    results = (Transfer(1, 0, root, r) for root, r in to_all(size, 0, only))
+    return finish(Collective.ALL_REDUCE, size, chain(values, results), only=only)
 
 
 def all_to_all(size: int, *, only: int | None = None) -> Schedule:

@@ -53,6 +53,16 @@ ENTRIES: tuple[Algorithm, ...] = (
     ),
     Algorithm(
         Collective.ALL_REDUCE,
+        "star",
+        direct.star,
+        costs.star,
+        "to one rank and back, in the fewest messages",
+        THAKUR,
+        rank_ordered=True,
+        keeps_order=True,
+    ),
+    Algorithm(
+        Collective.ALL_REDUCE,
         "recursive_doubling",
         recursive.all_reduce,
         costs.doubling_all_reduce,

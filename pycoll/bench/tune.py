@@ -29,7 +29,7 @@ from pycoll.collective import Collective
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.model import LINKS, SEGMENT_BYTES, Parameters, profile
-from pycoll.select import bytes_text, candidates, rates_text, seconds_text
+from pycoll.select import bytes_text, candidates, predict, rates_text, seconds_text
 from pycoll.topology import Topology, single_host
 from pycoll.tuning import Medium, Tuning
 
@@ -344,8 +344,8 @@ def predicted_and_measured(
         raise PycollError(f"measuring {collective} on {ranks} ranks ended with status {status}")
     yield f"  {'bytes':>10} {'predicted':>12} {'measured':>12} {'pred./meas.':>11}  algorithm"
     for line in lines:
-        shape = profile(lookup(Collective[collective.upper()], line.algorithm), single_host(ranks))
-        predicted = shape.seconds(line.bytes, parameters)
+        kind = Collective[collective.upper()]
+        predicted = predict(kind, line.algorithm, single_host(ranks), line.bytes, parameters)
         yield (
             f"  {line.bytes:10d} {seconds_text(predicted):>12} {seconds_text(line.median_s):>12} "
             f"{predicted / line.median_s:11.2f}  {line.algorithm}"

@@ -18,6 +18,7 @@ from pycoll.model import (
     DEFAULT,
     Link,
     Parameters,
+    Terms,
     profile_of_costs,
     profile_of_schedule,
 )
@@ -33,6 +34,7 @@ from pycoll.select import (
     seconds_text,
 )
 from pycoll.topology import Topology, single_host, topology_of
+from pycoll.turns import Turns, turns_of
 
 ALL_REDUCE = Collective.ALL_REDUCE
 MESSAGES = (0, 8, 1024, 65_536, 1 << 20, 1 << 28)
@@ -312,3 +314,32 @@ def test_ranks_that_share_cores_prefer_fewer_steps() -> None:
     for nbytes in (8, 1024):
         assert choose(ALL_REDUCE, topology, nbytes, parameters=crowded).name == "one_shot", nbytes
     assert choose(ALL_REDUCE, topology, 1 << 20, parameters=crowded).name == "direct"
+
+
+def test_ranks_that_share_cores_leave_the_work_to_one_where_that_is_less_in_all() -> None:
+    alone, crowded = Parameters(), Parameters().crowded(4)
+    topology = single_host(8)
+    for nbytes in (4096, 16384):
+        assert choose(ALL_REDUCE, topology, nbytes, parameters=crowded).name == "star", nbytes
+    for nbytes in (4096, 1 << 18, 1 << 24):
+        assert (
+            choose(Collective.BROADCAST, topology, nbytes, parameters=crowded).name == "direct"
+        ), nbytes
+        assert choose(ALL_REDUCE, topology, nbytes, parameters=alone).name != "star", nbytes
+    assert choose(Collective.BROADCAST, topology, 1 << 24, parameters=alone).name != "direct"
+
+
+def test_turns_count_what_ranks_do_on_average_and_what_they_hand_on() -> None:
+    def turns(name: str, size: int) -> Turns:
+        return turns_of(lookup(ALL_REDUCE, name).build(size))
+
+    for size in (2, 3, 8):
+        assert turns("direct", size) == (1.0, 0.0)
+        assert turns("star", size) == (2 / size, 0.0)
+        # Of 2(p-1) steps p-2 hand on what came in the step before.
+        assert turns("ring", size) == (1.0, (size - 2) / (2 * size - 2))
+    assert turns("star", 1) == Turns()
+    terms = Terms(1.0, 8.0, 100.0, 40.0, reached=100.0)
+    assert Turns(0.25, 0.5).shared(terms, 4.0) == Terms(1.0, 2.0, 25.0, 10.0, reached=12.5)
+    # The busiest rank is at work all the time that its core has.
+    assert Turns(0.1, 0.0).shared(terms, 2.0) == Terms(1.0, 4.0, 50.0, 20.0, reached=50.0)
