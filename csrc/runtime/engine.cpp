@@ -303,7 +303,8 @@ bool Engine::step_collectives(bool all) {
   for (std::size_t index = 0; index < running_.size(); ++index) {
     Running& one = running_[index];
     if (one.over) continue;
-    if (!all && index != 0 && one.asked && !moved) continue;
+    const bool waits = index != 0 || running_.size() < Call::kRunsMax;
+    if (!all && waits && one.asked && !moved) continue;
     one.asked = true;
     const Progress progress = one.execution->advance();
     one.over = progress == Progress::kDone;

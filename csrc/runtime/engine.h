@@ -76,7 +76,10 @@ class Engine final : public ChannelSource {
   // could move.
   bool step();
   // The same for who has just started something and waits for nothing: collectives that were found
-  // blocked are asked again only if an older one has moved.
+  // blocked are asked again only if an older one has moved, and the oldest one only when no more
+  // may run. So news are taken in several at a time: 64 calls of 1 KiB, started one after the other
+  // and then waited for, took 0.98 of the time of as many that were waited for each, instead of
+  // 1.04.
   bool step_started();
   // Whether a collective has begun, as others do when one ends, that has not moved at all yet.
   bool has_newcomer() const { return !running_.empty() && !running_[running_.size() - 1].asked; }

@@ -72,6 +72,8 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
     if (shares_cores_ && arrived_.header.bytes >= kStreamedBytesMin) tell_core();
     if (std::exchange(arrived_.lent, false)) borrower_->give_back();
     bell_->publish_if_wanted(*released_, ++head_, *peer_starved_, starved_bit_);
+    // What has come already is here when it is looked at; else the line stays as it is.
+    __builtin_prefetch(&lines_[head_ % kChannelDepth]);
   }
 
   // True once for a segment that has arrived and was not peeked at yet.

@@ -53,6 +53,13 @@ class Ranks {
     }
   }
 
+  // The network alone goes on until then.
+  void wait_until(Nanoseconds end) {
+    while (network_.clock()->now() < end) {
+      network_.advance_to(std::min(network_.next_event_time(), end));
+    }
+  }
+
  private:
   static transport::SimOptions options(int size) {
     transport::SimOptions made;
