@@ -10,8 +10,9 @@ from typing import IO
 
 #: A line longer than this is passed on in pieces, each with its own prefix.
 LINE_BYTES_MAX = 1 << 20
-#: A rank has said what it had to say when nothing came for so long; it waits no longer than that.
-QUIET_S = 0.02
+#: A rank has said what it had to say when nothing came for so long, which nobody feels and who has
+#: to wait for a core seldom exceeds; the first of it waits no longer than the second time.
+QUIET_S = 0.1
 LATE_S = 0.5
 _READ_BYTES = 1 << 16
 _STDERR = 2
