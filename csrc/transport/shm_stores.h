@@ -142,7 +142,7 @@ class Stores {
 
   bool is_crowded() const { return reader_core_ != nullptr; }
   bool is_near() const {
-    return is_crowded() &&
+    return is_crowded() && !settled_ &&
            load_acquire(*reader_core_) == static_cast<std::uint64_t>(sched_getcpu()) + 1;
   }
 

@@ -211,7 +211,9 @@ TEST(what_needs_no_filling_is_filled_for_a_trial) {
 }
 
 TEST(what_is_settled_stays) {
-  Stores on({.streaming = true}), off({.streaming = false});
+  const OnOneCore pinned;
+  const std::uint64_t this_core = static_cast<std::uint64_t>(sched_getcpu()) + 1;
+  Stores on({.streaming = true, .reader_core = &this_core}), off({.streaming = false});
   teach(on, 10);
   teach(off, 1000);
   for (int segment = 0; segment < 1024; ++segment) {
