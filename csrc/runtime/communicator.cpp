@@ -105,6 +105,7 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock
     : engine_(std::move(engine)),
       clock_(std::move(clock)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      spread_(rank(), size(), cores),
       birth_(current_generation()) {
   int neighbours = 1;
   for (int peer = 0; peer < size(); ++peer) neighbours += transport_of(peer) == "shm" ? 1 : 0;
@@ -252,8 +253,15 @@ void Communicator::rest(std::unique_lock<Gate>& lock, Pace& pace) {
   if (pace.yield()) {
     const Nanoseconds begin = oversubscribed_ ? 0 : clock_->now();
     const bool leaves = !oversubscribed_ && company_.leaves(begin);
+    const int better = oversubscribed_ && !in_background
+                           ? spread_.better_core(engine_->transports(), *clock_)
+                           : -1;
     lock.unlock();
-    leaves ? leave_core() : void(sched_yield());
+    if (better >= 0) {
+      move_to_core(better);
+    } else {
+      leaves ? leave_core() : void(sched_yield());
+    }
     if (!oversubscribed_ && !leaves) pace.yielded(clock_->now() - begin);
     lock.lock();
   } else if (sleeping_ || stopping_) {

@@ -20,6 +20,7 @@
 #include "runtime/engine.h"
 #include "runtime/gate.h"
 #include "runtime/pace.h"
+#include "runtime/spread.h"
 
 namespace pycoll::runtime {
 
@@ -168,6 +169,7 @@ class Communicator {
   bool wired_ = false;           // some peers are on other hosts
   bool by_wire_ = false;         // all are
   Company company_;              // of threads that wait for their own operation
+  Spread spread_;                // alike
   long birth_ = 0;               // fork generation that made this object
   Communicator* next_forgotten_ = nullptr;
 };

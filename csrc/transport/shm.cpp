@@ -169,6 +169,12 @@ void ShmTransport::share_cores() {
   for (ShmLink* link : attached_) link->share_cores();
 }
 
+int ShmTransport::core_of(int peer) {
+  if (peer < 0 || static_cast<std::size_t>(peer) >= links_.size()) return -1;
+  const auto& link = links_[static_cast<std::size_t>(peer)];
+  return link == nullptr ? -1 : link->peer_core();
+}
+
 bool ShmTransport::poll() {
   bool changed = false;
   for (ShmLink* link : attached_) changed |= link->refresh();

@@ -62,6 +62,8 @@ class ShmTransport final : public Transport {
   Link* link(int peer) override;
   bool poll() override;
   void share_cores() override;
+  void tell_core(int core) override { shm::tell_core(&control().running.core, core); }
+  int core_of(int peer) override;
   bool carries_by_poll() const override { return false; }
   bool arm() override;
   void disarm() override;

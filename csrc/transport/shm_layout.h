@@ -1,10 +1,10 @@
 // What lies where in a rank's shared segment. Each rank owns one segment, which it alone writes and
 // its peers map read-only:
 //
-//   control page   who the owner is; whether it sleeps; its notices; whether it has closed; where
-//                  its arena is
+//   control page   who the owner is; whether it sleeps; its notices; whether it has closed; on
+//                  which core it runs; where its arena is
 //   ack lines      one per peer: how many segments the owner has released, what it waits for, which
-//                  arena of the peer it can read, on which core it reads, what it offers
+//                  arena of the peer it can read, what it offers
 //   lanes          one block per peer: headers of the segments that the owner sends to it, all
 //                  channels, and room for their payloads
 //
@@ -25,7 +25,7 @@ namespace pycoll::transport::shm {
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kLinePair = 128;
 
-inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700006;  // "pycoll", layout version 6
+inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700007;  // "pycoll", layout version 7
 
 // Notices go round over this many places, so that a reader has the time of several posts to copy
 // one.
@@ -43,6 +43,11 @@ struct alignas(kLinePair) Identity {
 // Odd while the owner sleeps; every arm() and disarm() adds one.
 struct alignas(kLinePair) Sleep {
   std::uint64_t epoch;
+};
+
+// Told where ranks share cores.
+struct alignas(kLinePair) Running {
+  std::uint64_t core;  // + 1, on which the owner ran last; 0: untold
 };
 
 // What a peer's poll() looks at, in one line.
@@ -69,6 +74,7 @@ struct alignas(kPage) Control {
   Identity identity;
   Sleep sleep;
   News news;
+  Running running;
   Lending lending;
   NoticePlace notices[kNoticePlaces];
 };
@@ -91,7 +97,6 @@ struct alignas(kLinePair) AckLine {
   // lent is read.
   std::uint64_t starved;
   std::uint64_t arena;  // generation of the peer's arena that the owner has mapped
-  std::uint64_t core;   // + 1, on which the owner read last, where ranks share cores; else 0
   OfferLine offers[kChannelsMax];
 };
 
@@ -156,6 +161,12 @@ inline void store_release(std::uint64_t& word, std::uint64_t value) {
 }
 inline void store_ordered(std::uint64_t& word, std::uint64_t value) {
   __atomic_store_n(&word, value, __ATOMIC_SEQ_CST);
+}
+
+// `word` is the owner's Running::core. Writes only when the core is another than last time.
+inline void tell_core(std::uint64_t* word, int core) {
+  const auto told = static_cast<std::uint64_t>(core) + 1;
+  if (*word != told) store_release(*word, told);
 }
 
 }  // namespace pycoll::transport::shm

@@ -69,8 +69,16 @@ const Control& ShmLink::peer_control() const {
 
 Wiring ShmLink::wiring() {
   const StoresOptions stores{.streaming = options_.streaming,
-                             .reader_core = shares_cores_ ? &memory_.peer_acks->core : nullptr};
-  return {memory_.own_acks, memory_.peer_acks, &bell_, own_bell_, &lender_, &borrower_, stores};
+                             .reader_core = shares_cores_ ? &peer_control().running.core : nullptr};
+  auto& own = *reinterpret_cast<Control*>(memory_.own.base);
+  return {memory_.own_acks,
+          memory_.peer_acks,
+          &bell_,
+          own_bell_,
+          &lender_,
+          &borrower_,
+          shares_cores_ ? &own.running.core : nullptr,
+          stores};
 }
 
 SendChannel& ShmLink::send_channel(std::uint32_t number) {

@@ -89,6 +89,8 @@ class ShmLink final : public Link {
   void wake_peer() { bell_.ring(); }
   // As of the transport.
   void share_cores() { shares_cores_ = true; }
+  // On which the peer ran last; -1: untold.
+  int peer_core() const { return static_cast<int>(load_acquire(peer_control().running.core)) - 1; }
   // The peer may be writing to what this rank offers to it.
   void keep_offered();
   int liveness_fd() const { return liveness_.get(); }

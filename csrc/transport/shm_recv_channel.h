@@ -35,8 +35,7 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
         lender_(wiring.lender),
         borrower_(wiring.borrower),
         offer_(&wiring.own_acks->offers[number]),
-        core_(&wiring.own_acks->core),
-        shares_cores_(wiring.stores.reader_core != nullptr) {}
+        own_core_(wiring.own_core) {}
 
   const Segment* peek() override {
     if (peeked_) return &arrived_;
@@ -69,7 +68,9 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
     PYCOLL_ASSERT(peeked_, "release of segment %llu before peek",
                   static_cast<unsigned long long>(head_));
     peeked_ = false;
-    if (shares_cores_ && arrived_.header.bytes >= kStreamedBytesMin) tell_core();
+    if (own_core_ != nullptr && arrived_.header.bytes >= kStreamedBytesMin) {
+      tell_core(own_core_, sched_getcpu());
+    }
     if (std::exchange(arrived_.lent, false)) borrower_->give_back();
     bell_->publish_if_wanted(*released_, ++head_, *peer_starved_, starved_bit_);
     // What has come already is here when it is looked at; else the line stays as it is.
@@ -104,12 +105,6 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
     return &arrived_;
   }
 
-  // Writes only when the core is another than last time.
-  void tell_core() {
-    const auto core = static_cast<std::uint64_t>(sched_getcpu()) + 1;
-    if (*core_ != core) store_release(*core_, core);
-  }
-
   // Where the payload lies; nullptr if that is nowhere.
   const std::byte* find(const SlotLine& line, std::uint32_t bytes, std::uint64_t offset) {
     if (bytes <= kInlineBytes) return line.payload;
@@ -135,8 +130,7 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
   Borrower* borrower_;
   OfferLine* offer_;
   const std::byte* offered_ = nullptr;  // last
-  std::uint64_t* core_;
-  bool shares_cores_;
+  std::uint64_t* own_core_;
 };
 
 }  // namespace pycoll::transport::shm

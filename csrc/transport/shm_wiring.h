@@ -23,6 +23,7 @@ struct Wiring {
   Bell* own_bell;  // wakes this rank itself, if it is armed
   Lender* lender;
   Borrower* borrower;
+  std::uint64_t* own_core;  // Running::core; nullptr where ranks have cores of their own
   StoresOptions stores;
 };
 

@@ -305,6 +305,13 @@ class Transport {
 
   // Ranks that it reaches have to share cores. Told once, before any channel is used.
   virtual void share_cores() {}
+  // Where they do, this rank tells on which core it runs, and hears where `peer` ran last; -1 if
+  // that was not told.
+  virtual void tell_core(int core) { (void)core; }
+  virtual int core_of(int peer) {
+    (void)peer;
+    return -1;
+  }
 
   // Moves what can be moved on every link without blocking and refreshes their states. True if
   // anything changed. Called again and again while an operation waits, so cheap when idle.
