@@ -33,8 +33,8 @@ struct DataHandler {
   DataAllocator allocator;
 };
 
-// Shorter arrays are copied through channels as fast.
-inline constexpr std::size_t kSharedBytesMin = std::size_t{64} << 10;
+// Shorter arrays are copied through channels: half of one is as short as what is copied anyway.
+inline constexpr std::size_t kSharedBytesMin = std::size_t{8} << 10;
 
 // While one of them lives NumPy takes the memory of long arrays, which it makes in this context of
 // Python's (threads begin with another one), from where ranks on this host reach it; a forked child

@@ -301,11 +301,11 @@ def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dty
     """A NumPy array that ranks on this host and RDMA devices can reach, for buffers that live long.
 
     While there is a world with ranks on this host or over such devices, NumPy's own arrays of
-    64 KiB and more lie there too (``PYCOLL_SHARED_ARRAYS``), in the thread that joined it; these do
+    8 KiB and more lie there too (``PYCOLL_SHARED_ARRAYS``), in the thread that joined it; these do
     in any thread, before there is one, and after a fork.
 
     What a collective sends from such an array, they read where it lies instead of from a copy, in
-    pieces of 16 KiB and more; the collective then ends when they have. What it only receives into
+    pieces of 4 KiB and more; the collective then ends when they have. What it only receives into
     one, ranks on this host write there themselves. Ranks need the right to open this process's
     descriptors, as processes of one user have; an RDMA device, which serves ``verbs``, that to lock
     the memory (``ulimit -l``). Otherwise, and over tcp, it is an ordinary array. Uninitialised,

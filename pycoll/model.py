@@ -98,8 +98,8 @@ class Link(NamedTuple):
         return max(busy, terms.carried * self.sustained)
 
 
-#: From here on NumPy's arrays lie where peers reach them.
-REACHED_BYTES = 65536
+#: From here on NumPy's arrays lie where peers reach them, and parts of them pass without a copy.
+REACHED_BYTES, LENT_BYTES = 8192, 4096
 #: s until a core that several ranks share has gone from one that waits to the next.
 TURN_S = 1.5e-6
 
@@ -188,7 +188,7 @@ class Profile(NamedTuple):
         tiles = self.tiles(nbytes, segment_bytes)
         part = nbytes / tiles
         inside = _terms(self.first[0], self.period[0], tiles - 1, part)
-        if self.lends and nbytes >= REACHED_BYTES:
+        if self.lends and nbytes >= max(REACHED_BYTES, self.chunks * LENT_BYTES):
             inside = inside._replace(reached=inside.moved)
         across = _terms(self.first[1], self.period[1], tiles - 1, part)
         return inside, across._replace(carried=nbytes * self.period[1].moved)

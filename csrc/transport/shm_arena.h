@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "transport/shm_holes.h"
 #include "transport/shm_memory.h"
 
 namespace pycoll::transport::shm {
@@ -65,13 +66,16 @@ class Arena {
  public:
   // Of what the kernel may have as one page of shared files; longer allocations begin there.
   static constexpr std::size_t kAlignment = std::size_t{2} << 20;
-  // Where shorter ones begin.
-  static constexpr std::size_t kGranule = std::size_t{64} << 10;
+  // Where shorter ones begin, at least: at pages, if those are longer.
+  static constexpr std::size_t kGranule = std::size_t{4} << 10;
+  // Of allocations that are kCopied and shorter than this there are at most so many at a time. Each
+  // may become a mapping of its own in a fork, and a process may have 65,530 of these.
+  static constexpr std::size_t kShortBytes = std::size_t{64} << 10, kShortsMax = 4096;
 
   // Never destroyed: arrays may outlive everything. A child of fork gets one of its own.
   static Arena& of_process();
 
-  // Memory, or nullptr where the system has no such (left): take ordinary memory.
+  // Memory, or nullptr where there is no such (left): take ordinary memory.
   // Requires: bytes > 0.
   std::byte* allocate(std::size_t bytes, InChild in_child = InChild::kShared,
                       Content content = Content::kAny);
@@ -122,7 +126,10 @@ class Arena {
     std::uint64_t number = 0;  // of the allocation; 0 for none
     int holders = 0;
     bool kept = false;
-    bool apart = false;  // no longer in the file
+    bool apart = false;    // no longer in the file
+    bool resting = false;  // freed: memory of nobody
+
+    bool is_short() const { return in_child == InChild::kCopied && bytes < kShortBytes; }
   };
   using Blocks = std::map<std::size_t, Taken>;  // by offset
 
@@ -130,7 +137,14 @@ class Arena {
   void close();
   void release(std::byte* memory);
   void forget(const std::byte* data);
+  static std::size_t length_of(std::size_t bytes);
+  bool reuse(const Taken& taken, std::size_t* offset);
   bool take(std::size_t length, std::size_t* offset);
+  void prepare(std::unique_lock<std::mutex>& lock, std::size_t offset, std::size_t bytes,
+               Content content);
+  bool rest(Blocks::iterator block);
+  void wake(Blocks::iterator block);
+  void wake_all();
   void vacate(std::size_t offset, std::size_t length);
   bool gave_huge_page();
   void give_back(std::size_t page);
@@ -148,6 +162,7 @@ class Arena {
   bool map_again(std::size_t offset, std::size_t length, int flags) const;
 
   static inline std::atomic<Arena*> current{nullptr};
+  static inline std::atomic<int> process{0};  // as fork handlers know: to ask the system takes long
 
   std::mutex mutex_;
   UniqueFd fd_;
@@ -155,7 +170,9 @@ class Arena {
   int pid_ = 0;              // whose arena it is
   Arena* parent_ = nullptr;  // of the process that this one was forked from
   Blocks taken_;
-  std::map<std::size_t, std::size_t> vacant_;  // offset to length; no two of them touch
+  Holes vacant_;
+  std::vector<Blocks::iterator> resting_;  // the oldest first
+  std::size_t shorts_ = 0;
   // By huge page: whether something may have been written there since the file was made, or since
   // its memory was given back.
   std::vector<bool> used_;

@@ -6,7 +6,6 @@
 
 #include <iterator>
 
-#include "base/bytes.h"
 #include "transport/shm_arena.h"
 
 namespace pycoll::transport::shm {
@@ -33,6 +32,7 @@ void Arena::before_fork() {
   Arena* arena = current.load(std::memory_order_acquire);
   if (arena == nullptr || arena->pid_ != ::getpid()) return;
   arena->mutex_.lock();
+  arena->wake_all();
   for (auto& [offset, taken] : arena->taken_) {
     if (taken.in_child == InChild::kCopied && taken.holders == 0) {
       arena->set_apart(offset, taken);
@@ -51,10 +51,11 @@ void Arena::after_fork_in_parent() {
 
 // What peers may be writing to stays the parent's.
 void Arena::after_fork_in_child() {
+  process.store(::getpid(), std::memory_order_relaxed);
   if (forking == nullptr) return;
   for (const auto& [offset, taken] : forking->taken_) {
     if (taken.in_child != InChild::kCopied || taken.apart) continue;
-    (void)forking->map_again(offset, round_up(taken.bytes, kGranule), MAP_PRIVATE);
+    (void)forking->map_again(offset, length_of(taken.bytes), MAP_PRIVATE);
   }
   after_fork_in_parent();
 }
@@ -62,7 +63,7 @@ void Arena::after_fork_in_child() {
 // The system swaps shared pages for private ones in one step, so that writes of other threads go to
 // the one or the other; then every page gets a copy, and the file's go back.
 void Arena::set_apart(std::size_t offset, Taken& taken) {
-  const std::size_t length = round_up(taken.bytes, kGranule);
+  const std::size_t length = length_of(taken.bytes);
   std::byte* memory = mapping_.data() + offset;
   if (taken.apart || !map_again(offset, length, MAP_PRIVATE)) return;
   for (ArenaWatcher* watcher : watchers_) watcher->freed(memory, taken.bytes);
@@ -106,7 +107,7 @@ void Arena::forget(const std::byte* data) {
   }
   const auto& [offset, taken] = *found;
   if (taken.in_child != InChild::kCopied) return;
-  (void)::madvise(mapping_.data() + offset, round_up(taken.bytes, kGranule), MADV_DONTNEED);
+  (void)::madvise(mapping_.data() + offset, length_of(taken.bytes), MADV_DONTNEED);
   taken_.erase(found);
 }
 

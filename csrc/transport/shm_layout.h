@@ -114,7 +114,7 @@ inline constexpr std::size_t kFirstLineBytes = 32;  // of the payload, beside th
 inline constexpr std::uint64_t kLentBit = std::uint64_t{1} << 63;
 inline constexpr std::uint64_t kPlacedBit = std::uint64_t{1} << 62;
 // Shorter payloads are copied: to wait until they are read would take longer.
-inline constexpr std::size_t kLentBytesMin = 16 * 1024;
+inline constexpr std::size_t kLentBytesMin = 4 * 1024;
 static_assert(offsetof(SlotLine, payload) + kFirstLineBytes == kLinePair / 2 &&
               sizeof(SlotLine) == kLinePair);
 

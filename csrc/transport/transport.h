@@ -114,7 +114,7 @@ struct Landing {
   std::uint64_t offset = 0;
 };
 // Shorter payloads are never put there: a line of their own carries them as quickly.
-inline constexpr std::size_t kPlacedBytesMin = 16 * 1024;
+inline constexpr std::size_t kPlacedBytesMin = 4 * 1024;
 
 class SendChannel {
  public:

@@ -127,8 +127,8 @@ TEST(short_allocations_share_a_page_and_long_ones_begin_on_one) {
   std::byte* second = allocate(2 * kBytes);
   std::byte* third = allocate(kHugePage);
   std::byte* fourth = allocate(kBytes);
-  CHECK(second == first + Arena::kGranule && fourth == second + 2 * Arena::kGranule,
-        "short ones are scattered");
+  const std::size_t length = (kBytes + Arena::kGranule - 1) / Arena::kGranule * Arena::kGranule;
+  CHECK(second == first + length && fourth == second + 2 * length, "short ones are scattered");
   CHECK(third == first + kHugePage, "a long one begins inside a page");
   for (std::byte* block : {third, first, fourth, second}) Arena::free(block);
 }
@@ -169,6 +169,49 @@ TEST(a_file_that_stays_outlives_its_allocations) {
   Arena::free(const_cast<std::byte*>(memory));
   arena.stay(false);
   CHECK(arena.file().fd < 0, "the file stays");
+}
+
+TEST(what_was_freed_last_is_given_first_if_it_is_as_long) {
+  Arena& arena = Arena::of_process();
+  arena.stay(true);
+  std::vector<std::byte*> blocks;
+  for (int i = 0; i < 100; ++i) blocks.push_back(allocate(kBytes, InChild::kCopied));
+  {
+    const Watcher watcher;
+    for (std::byte* block : blocks) {
+      std::memset(block, 7, kBytes);
+      Arena::free(block);
+      CHECK(watcher.heard(block, kBytes), "nobody was told");
+    }
+  }
+  CHECK(arena.block_of(blocks.back()).begin == nullptr, "it is allocated still");
+  Arena::free(blocks.back());  // is none any more: nothing happens
+  std::byte* longer = allocate(2 * kBytes);
+  std::byte* last = allocate(kBytes - 3, InChild::kCopied, Content::kZeros);
+  std::byte* before = allocate(kBytes, InChild::kShared);
+  CHECK(last == blocks[99] && before == blocks[98], "others come first");
+  CHECK(holds(last, kBytes - 3, 0) && holds(before, kBytes, 7), "what is in them");
+  CHECK(arena.block_of(last).bytes == kBytes - 3, "%zu bytes", arena.block_of(last).bytes);
+  const auto check = [&] { return holds(last, kBytes - 3, 0) && holds(before, kBytes, 7); };
+  CHECK(in_child(check, [] {}) && !findable(last) && findable(before), "a child");
+  for (std::byte* block : {longer, last, before}) Arena::free(block);
+  arena.stay(false);
+  CHECK(arena.file().fd < 0, "the file stays");
+}
+
+TEST(of_short_arrays_that_a_fork_would_copy_there_are_only_so_many) {
+  Arena& arena = Arena::of_process();
+  std::vector<std::byte*> blocks;
+  for (std::size_t i = 0; i < Arena::kShortsMax; ++i) {
+    blocks.push_back(allocate(Arena::kGranule, InChild::kCopied));
+  }
+  CHECK(arena.allocate(kBytes, InChild::kCopied) == nullptr, "one more");
+  Block shared(kBytes);
+  Arena::free(allocate(Arena::kShortBytes, InChild::kCopied));
+  for (std::size_t i = 0; i < blocks.size(); i += 2) Arena::free(blocks[i]);
+  CHECK(in_child([] { return true; }, [] {}) && !findable(blocks[1]), "a child");
+  for (std::size_t i = 1; i < blocks.size(); i += 2) Arena::free(blocks[i]);
+  Arena::free(allocate(kBytes, InChild::kCopied));
 }
 
 TEST(an_arena_begins_on_a_huge_page_wherever_the_system_maps) {
