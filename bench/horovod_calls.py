@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs import binaries_of
+from jobs import Start, binaries_of
 
 _LONGEST_S = 300
 
@@ -25,6 +25,14 @@ _LONGEST_S = 300
 def is_installed() -> bool:
     """Whether there is a Horovod to compare with."""
     return (binaries_of("horovod") / "horovodrun").exists()
+
+
+def started_by(ranks: int, script: str, words: Sequence[str]) -> Start:
+    """How so many ranks of a Python program are started, by Horovod's own Python."""
+    binaries = binaries_of("horovod")
+    line = [str(binaries / "horovodrun"), "--gloo", "-np", str(ranks), str(binaries / "python")]
+    environment = {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return Start([*line, script, *words], environment)
 
 
 def reduce_singly(hvd: Any, tensors: Sequence[Any], prefix: str = "") -> None:
@@ -39,14 +47,12 @@ def reduce_singly(hvd: Any, tensors: Sequence[Any], prefix: str = "") -> None:
 
 def seconds_of(sets: Sequence[str], rounds: int) -> dict[str, float]:
     """Median over rounds of the slower of two ranks, by set; {} where it cannot be run."""
-    binaries = binaries_of("horovod")
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "found")
-        worker = [str(binaries / "python"), str(Path(__file__).resolve())]
-        line = [str(binaries / "horovodrun"), "--gloo", "-np", "2", *worker]
+        start = started_by(2, str(Path(__file__).resolve()), [str(found), str(rounds), *sets])
         ran = subprocess.run(
-            [*line, str(found), str(rounds), *sets],
-            env={**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+            start.line,
+            env={**os.environ, **start.environment},
             capture_output=True,
             text=True,
             check=False,

@@ -17,10 +17,10 @@ communication. Where the machine has other work to do that is less than the time
 which is told beside it.
 
 Before that, calls alone are timed: many small tensors, and sets of gradients (training_calls.py).
-What is to be reached against Horovod and one all_reduce is judged there. A step shows the same two
-ratios of what it does not hide: its gradients are new memory each time, which no peer has mapped,
-and the slower rank is waited for. Horovod runs on one host only, by its own Python
-(setup_horovod.sh).
+What is to be reached against Horovod and one all_reduce is judged there. Models are then trained
+where something is to be shown by them, or where --model says. A step shows the same two ratios of
+what it does not hide: its gradients are new memory each time, which no peer has mapped, and the
+slower rank is waited for. Horovod runs on one host only, by its own Python (setup_horovod.sh).
 
 A time is that of a step of the slowest rank, the median over rounds; several steps in a row are one
 sample, since the last one has no next forward pass. Not hidden is what a step takes longer than the
@@ -33,7 +33,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import socket
 import sys
 import tempfile
@@ -46,7 +45,7 @@ import horovod_calls
 import training_calls
 from host_jobs import places_of
 from hosts import DEVICE, TEN_GIGABIT, Hosts, obstacle
-from jobs import Effort, Entrant, Job, Start, Starts, binaries_of, compare
+from jobs import Effort, Entrant, Job, Start, Starts, compare
 from training_results import (
     DDP,
     EVERY,
@@ -94,12 +93,10 @@ def starts_in(hosts: Hosts | None) -> Starts:
     def starts(name: str, ranks: int, path: str) -> list[Start]:
         worker = [sys.executable, WORKER, name, path]
         if name == "horovod":
-            binaries = binaries_of(name)
-            run = [str(binaries / "horovodrun"), "--gloo", "-np", str(ranks)]
-            words = {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+            start = horovod_calls.started_by(ranks, WORKER, worker[2:])
             # It negotiates in the background, and is stopped while it is not its turn.
-            words["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"
-            return [Start([*run, str(binaries / "python"), *worker[1:]], words)]
+            words = {**start.environment, "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600"}
+            return [Start(start.line, words)]
         places = places_of(name, address, device, ranks, port)
         if hosts is None:
             return [Start([*worker, *(json.dumps(places(rank, rank)) for rank in range(ranks))])]

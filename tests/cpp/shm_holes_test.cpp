@@ -2,7 +2,6 @@
 #include "transport/shm_holes.h"
 
 #include <algorithm>
-#include <map>
 #include <random>
 #include <vector>
 
