@@ -61,13 +61,10 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
   fresh_ = plan::reduces(static_cast<Collective>(plan.header->collective));
   const std::size_t moved = request_.input.bytes + request_.output.bytes;
-  halved_ = moved >= core_cache_bytes();
   large_ = moved >= uncached_bytes(plan.header->size) && leaves_output(plan);
   spread_ = large_ && bytes_read(plan, request_.segment_bytes) > core_cache_bytes() / 4 * 3;
-  sends_only_ = std::none_of(plan.rows.begin(), plan.rows.end(), [](const plan::Row& row) {
-    return row.recv_count != 0 && row.chunk != plan::kToken;
-  });
   scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
+  sweeps_ = &channels.sweeps();
 
   ports_.clear();
   for (const plan::Channel& channel : plan.channels) {
@@ -81,6 +78,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
     }
   }
   find_last_rows();
+  find_sharers();
   find_landings();
   make_lanes();
   return Status();
@@ -92,7 +90,9 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
   // many others to read from in between. From 5 ranks on all_reduce of 8 MiB and more took 0.82 to
   // 0.96 of its time past the caches, and of 4 MiB 0.86 to 1.04; with 2 and 3 ranks 1.0 to 1.4.
   streams_ = large_ && (input != output || !fresh_ || spread_);
+  own_ = own_part(input == output);
   header_.sequence = sequence;
+  sweep_.backwards = bound_.tiles() > 1 && (*sweeps_)++ % 2 != 0;
   odd_peer_ = -1;
   has_all_turns_ = true;
   for (Port& port : ports_) {
@@ -117,12 +117,14 @@ bool Execution::segment_of(const BoundRow& bound, std::uint64_t tile, std::uint6
     *offset = *length = 0;
     return tile + 1 == bound_.tiles();
   }
-  *offset = tile * bound_.segment_length();
+  const std::uint64_t segment = bound_.segment_length();
+  *offset = tile * segment;
   if (*offset >= bound.length) {
     *offset = *length = 0;
     return tile == 0;  // travels empty, so that ranks compare what they are doing
   }
-  *length = std::min(bound_.segment_length(), bound.length - *offset);
+  if (sweep_.backwards) *offset = sweep_.segment(tile, div_ceil(bound.length, segment)) * segment;
+  *length = std::min(segment, bound.length - *offset);
   return true;
 }
 
@@ -147,52 +149,6 @@ Progress Execution::collect(const plan::Row& row, std::size_t bytes, Collected* 
   return Progress::kMoved;
 }
 
-// Sends local memory as it is, without a copy where the medium can; remembers what is already sent.
-bool Execution::hand_over(Lane& lane, std::size_t skip, const std::byte* data) {
-  const BoundRow& bound = bound_.rows()[lane.next];
-  const plan::Row& row = *bound.row;
-  bool all = true;
-  for (int i = 0; i < row.send_count; ++i) {
-    const std::uint32_t bit = 1u << i;
-    if ((lane.handed_over & bit) != 0) continue;
-    transport::SendChannel& channel = *ports_[row.send[i]].send;
-    const bool lendable = lends(row, i, data);
-    std::byte* there = lendable && is_fetched(lane) ? nullptr : offered(bound, i, skip);
-    const bool lent = lendable && there == nullptr;
-    bool sent = false;
-    if (there != nullptr) {
-      channel.place(there, data, header_.bytes);
-      channel.commit_placed(header_);
-      sent = true;
-    } else if (lent) {
-      sent = channel.lend(header_, data);
-    } else if (repeats(row, i, lane.apart)) {
-      sent = (lane.handed_over & 1) != 0 && repeat(row, channel);
-    } else {
-      sent = channel.hand_over(header_, data);
-    }
-    if (sent) {
-      lane.handed_over |= bit;
-      if (lent || there != nullptr) lane.apart |= bit;
-    } else {
-      all = false;
-    }
-  }
-  return all;
-}
-
-// Whether the row's send number `i` needs no copy of its own, because its peer can read what is
-// sent to the first; of what went `apart` (bit i: send i) there is no copy to read.
-bool Execution::repeats(const plan::Row& row, int i, std::uint32_t apart) const {
-  if (i == 0 || (apart & 1) != 0) return false;
-  const void* memory = ports_[row.send[i]].send->memory();
-  return memory != nullptr && memory == ports_[row.send[0]].send->memory();
-}
-
-bool Execution::repeat(const plan::Row& row, transport::SendChannel& channel) const {
-  return channel.repeat(header_, *ports_[row.send[0]].send);
-}
-
 // Whether memory that this operation handed over may still be read in the row's target.
 bool Execution::reads(const std::byte* target, std::size_t bytes) const {
   // In memory of several arrays the target is no address yet.
@@ -201,24 +157,6 @@ bool Execution::reads(const std::byte* target, std::size_t bytes) const {
     if (port.send == nullptr || port.passed_on) return false;
     return whole ? !port.send->flushed() : port.send->reads(target, bytes);
   });
-}
-
-// Whether the peer of the row's send number `i` may read at `data` what the row sends. What a row
-// has just reduced is in this core's cache; the caller's data may have been written long ago.
-bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const {
-  const bool fresh = fresh_ && row.recv_count != 0;
-  return (row.flags & plan::kFlagLend) != 0 &&
-         ports_[row.send[i]].send->lendable(data, header_.bytes, fresh);
-}
-
-// Whether peers had better fetch what callers gave and may be lent than have it put where it
-// belongs: if results fit the caches (all_gather of 1 and 4 MiB took 0.6 of their time). Where this
-// rank only sends, then every second segment of what does not fit a core's own, so that both have
-// something to copy: broadcast of 1 to 4 MiB took half of its time or less, of 32 MiB 0.82, of 64
-// KiB twice its time.
-bool Execution::is_fetched(const Lane& lane) const {
-  if (fresh_) return false;
-  return sends_only_ ? !halved_ || lane.tile % 2 == 1 : !large_;
 }
 
 // Whether what the row has just read was what its peers had sent, all of it.
@@ -246,43 +184,6 @@ void Execution::gather(const BoundRow& bound, const std::byte* const* received, 
   }
   if (static_cast<plan::Buffer>(row.target) != plan::Buffer::kNone) {
     all->target = at(bound.target, row.target);
-  }
-}
-
-// Room for the result in every channel that needs a copy of its own; false if some has none yet.
-bool Execution::reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const {
-  const plan::Row& row = *bound.row;
-  // In memory of several arrays the target is no address yet.
-  const bool lending = all->target != nullptr && request_.parts.empty();
-  for (int i = 0; i < row.send_count; ++i) {
-    transport::SendChannel* channel = ports_[row.send[i]].send;
-    std::byte* room = channel->reserve(header_.bytes);
-    if (room == nullptr) return false;
-    if (std::byte* there = offered(bound, i, skip); there != nullptr) {
-      all->placed |= 1u << i;
-      all->rooms[all->room_count++] = {channel, there, true};
-    } else if (lending && lends(row, i, all->target)) {
-      all->lent |= 1u << i;
-    } else if (!repeats(row, i, all->lent | all->placed)) {
-      all->rooms[all->room_count++] = {channel, room, false};
-    }
-  }
-  return true;
-}
-
-// Sends what the rooms, or the target, hold now.
-void Execution::commit(const plan::Row& row, const Gathered& all) const {
-  for (int i = 0; i < row.send_count; ++i) {
-    const Port& port = ports_[row.send[i]];
-    const bool lent = (all.lent >> i & 1) != 0;
-    if ((all.placed >> i & 1) != 0) {
-      port.send->commit_placed(header_);
-    } else if (lent || repeats(row, i, all.lent | all.placed)) {
-      const bool sent = lent ? port.send->lend(header_, all.target) : repeat(row, *port.send);
-      PYCOLL_ASSERT(sent, "channel to rank %d lost its room", port.peer);
-    } else {
-      port.send->commit(header_);
-    }
   }
 }
 

@@ -14,6 +14,7 @@
 #include "plan/landings.h"
 #include "runtime/bound_plan.h"
 #include "runtime/request.h"
+#include "runtime/sweep.h"
 #include "transport/shm_arena.h"
 #include "transport/transport.h"
 
@@ -35,6 +36,9 @@ class ChannelSource {
   // Outlive every execution that was bound to them.
   virtual Turn& send_turn(int peer, std::uint32_t number) = 0;
   virtual Turn& recv_turn(int peer, std::uint32_t number) = 0;
+  // How many executions of several tiles have begun; they count themselves. The same on all ranks
+  // for the same execution, since all begin them in the same order.
+  virtual std::uint64_t& sweeps() = 0;
 };
 
 enum class Progress : std::uint8_t {
@@ -100,16 +104,21 @@ class Execution {
     transport::SendChannel* send = nullptr;
     transport::RecvChannel* recv = nullptr;
     Turn* turn = nullptr;
+    bool every_other = false;    // of the channels to its peer: the second, the fourth
     std::uint64_t ticket = 0;    // ours when turn->served is it
     std::uint32_t last_row = 0;  // the last one that uses the channel
     bool passed_on = false;      // to the next execution: this one is through with the channel
     bool lent = false;           // it is but for memory that the channel still reads
   };
+  // Of what receivers could fetch, this rank puts so many segments where they belong.
+  enum class Own : std::uint8_t { kNothing, kEveryOther, kAll };
   struct Gathered;
   class Walk;
 
   void make_lanes();
   void find_last_rows();
+  void find_sharers();
+  Own own_part(bool in_place) const;
   void find_landings();
   void make_offers() const;
   void hold_memory(const std::byte* input, const std::byte* output);
@@ -132,7 +141,8 @@ class Execution {
   bool reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const;
   void commit(const plan::Row& row, const Gathered& all) const;
   bool lends(const plan::Row& row, int i, const std::byte* data) const;
-  bool is_fetched(const Lane& lane) const;
+  bool is_fetched(const BoundRow& bound, int i, std::size_t skip) const;
+  bool may_be_offered(int peer) const;
   bool intact(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i, std::uint32_t apart) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
@@ -151,14 +161,17 @@ class Execution {
   std::vector<transport::shm::Hold> held_;
   const plan::Landings* landings_ = nullptr;  // none where nothing is long enough to be placed
   transport::SegmentHeader header_;
+  std::uint64_t* sweeps_ = nullptr;
+  Sweep sweep_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
-  bool halved_ = false;         // a core's own caches have no room for input and output
-  bool large_ = false;          // all caches have none
-  bool spread_ = false;         // nor for what a tile reads
-  bool streams_ = false;        // copies are written past the caches
-  bool lends_ = false;          // some port is lent
-  bool sends_only_ = false;     // this rank receives nothing
+  bool large_ = false;        // all caches have none
+  bool spread_ = false;       // nor for what a tile reads
+  bool streams_ = false;      // copies are written past the caches
+  bool lends_ = false;        // some port is lent
+  bool only_sends_ = false;   // this rank, and to few
+  bool shares_core_ = false;  // with one of those it sends to
+  Own own_ = Own::kNothing;
   bool fresh_ = false;          // what rows send on they have reduced, a moment ago
   bool offers_ = false;         // peers may place what is received
   bool long_ = false;           // enough to be lent or placed

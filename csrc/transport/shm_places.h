@@ -6,10 +6,12 @@
 // first and keeps them. What is less depends on the processor, on how much fits its caches, and on
 // whether the receiver has touched the memory since: with 2 ranks, ordinary stores took 0.25 of the
 // time of an all_reduce of 64 KiB to 1 MiB and 0.45 of 4 to 32 MiB (Granite Rapids, 480 MiB of
-// third-level cache), where long streamed ones took 0.67 on Zen 4. So both are timed: the first
-// segment of an operation now and then, for each size of the receiver's memory. To say what they
-// would cost every time, the other stores have to fill the same place a few operations in a row.
-// Until something is known, stores go past the caches.
+// third-level cache), where long streamed ones took 0.67 on Zen 4. So both are timed: one segment
+// of an operation now and then, for each size of the receiver's memory. To say what they would cost
+// every time, the other stores have to fill the same place a few operations in a row; and it is one
+// from the middle, since operations take segments in turns from either end, so that the outer ones
+// were touched either a moment or two operations ago. Until something is known, stores go past the
+// caches.
 #pragma once
 
 #include <algorithm>
@@ -34,18 +36,19 @@ class Places {
   }
 
   // What is put from now on is segment `segment` of its channel (counted from 0, they only grow), a
-  // part of operation `sequence`, in memory of which the receiver has offered so many bytes. To be
-  // called again for the same segment does nothing.
-  void aim(std::uint64_t segment, std::uint64_t sequence, std::size_t offered_bytes) {
+  // part of operation `sequence`, so far into memory of which the receiver has offered so many
+  // bytes. To be called again for the same segment does nothing.
+  void aim(std::uint64_t segment, std::uint64_t sequence, std::uint64_t offset,
+           std::size_t offered_bytes) {
     if (segment + 1 == aimed_) return;
     aimed_ = segment + 1;
     took_ = 0;
     timed_bytes_ = 0;
     habit_ = &habits_[kind_of(offered_bytes)];
-    first_ = habit_->sequence != sequence;
-    if (!first_) return;
-    habit_->sequence = sequence;
-    habit_->turn = (habit_->turn + 1) % habit_->period;
+    if (habit_->sequence != sequence) enter(*habit_, sequence);
+    const bool middle = habit_->segments++ == habit_->middle;
+    if (habit_->turn == kUsualTurn && middle) habit_->place = offset;
+    aims_there_ = habit_->turn == kUsualTurn ? middle : habit_->place == offset;
   }
 
   // Some or all of the segment. True if later stores must be ordered behind it by stream_fence().
@@ -82,8 +85,10 @@ class Places {
   static constexpr std::size_t kTimedBytesMin = 4 * 1024;
   // Times are of so many bytes.
   static constexpr Nanoseconds kUnitBytes = 64 * 1024;
-  // Operations: one that is timed as it is, and some in which the other stores are used.
-  static constexpr std::uint64_t kUsualTurn = 0, kTrialTurns = 4;
+  // Operations: one that is timed as it is, and some in which the other stores are used, of which
+  // the last one is timed. It sweeps as the first does.
+  static constexpr std::uint64_t kUsualTurn = 0, kTrialTurns = 5;
+  static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
   static constexpr std::size_t kTimes = 3;
   // From one trial to the next, in operations; the longer, the more have confirmed the choice.
   static constexpr std::uint64_t kPeriodFirst = kTrialTurns, kPeriodMin = 64, kPeriodMax = 1024;
@@ -96,6 +101,9 @@ class Places {
   struct Habit {
     bool streaming = true;
     std::uint64_t sequence = ~std::uint64_t{0};  // of the operation that was seen last
+    std::uint64_t segments = 0;                  // that it has put
+    std::uint64_t middle = 0;                    // of the segments of the one before
+    std::uint64_t place = kNowhere;              // that is watched
     std::uint64_t turn = kPeriodFirst - 1;
     std::uint64_t period = kPeriodFirst;
     Nanoseconds usual = 0;
@@ -109,7 +117,15 @@ class Places {
     return std::min(kKinds - 1, static_cast<std::size_t>(bits - kShortestBits + 1) / 2);
   }
 
-  bool is_watched() const { return first_ && !settled_ && habit_->turn < kTrialTurns; }
+  static void enter(Habit& habit, std::uint64_t sequence) {
+    habit.sequence = sequence;
+    habit.turn = (habit.turn + 1) % habit.period;
+    habit.middle = habit.segments / 2;
+    habit.segments = 0;
+    if (habit.turn == kUsualTurn) habit.place = kNowhere;
+  }
+
+  bool is_watched() const { return aims_there_ && !settled_ && habit_->turn < kTrialTurns; }
 
   static bool store(bool streams, std::byte* to, const std::byte* from, std::size_t bytes) {
     streams ? stream_copy(to, from, bytes) : copy_bytes(to, from, bytes);
@@ -144,7 +160,7 @@ class Places {
   std::array<Habit, kKinds> habits_ = {};
   Habit* habit_ = habits_.data();
   std::uint64_t aimed_ = 0;  // the segment's number + 1
-  bool first_ = false;       // of its operation
+  bool aims_there_ = false;  // at the place that is watched
   Nanoseconds took_ = 0;
   std::size_t timed_bytes_ = 0;
 };

@@ -70,6 +70,8 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     publish(header, lines_[slot].payload, owned_[slot]);
   }
 
+  bool shares_core() const override { return stores_.is_crowded(); }
+
   const void* memory() const override { return segment_; }
 
   bool repeat(const SegmentHeader& header, SendChannel& other) override {
@@ -117,7 +119,7 @@ class alignas(64) ShmSendChannel final : public SendChannel {
       return nullptr;
     }
     std::byte* there = borrower_->writable(generation, offset + landing.offset, header.bytes);
-    if (there != nullptr) places_.aim(next_, sequence, bytes);
+    if (there != nullptr) places_.aim(next_, sequence, landing.offset, bytes);
     return there;
   }
   void place(std::byte* there, const std::byte* from, std::size_t bytes) override {

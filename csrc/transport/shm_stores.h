@@ -57,6 +57,9 @@ class Stores {
         clock_(options.clock),
         streaming_(options.streaming.value_or(true)) {}
 
+  // Whether writer and reader may share a core.
+  bool is_crowded() const { return reader_core_ != nullptr; }
+
   // Whether to make the payload of the next segment elsewhere and fill() it in, rather than in the
   // room; and to copy it rather than to lend what is in this core's cache, which costs the peer the
   // same.
@@ -140,7 +143,6 @@ class Stores {
     std::array<Nanoseconds, kTimes> times_ = {};
   };
 
-  bool is_crowded() const { return reader_core_ != nullptr; }
   bool is_near() const {
     return is_crowded() && !settled_ &&
            load_acquire(*reader_core_) == static_cast<std::uint64_t>(sched_getcpu()) + 1;

@@ -195,6 +195,10 @@ class SendChannel {
     return !flushed();
   }
 
+  // Whether this rank and the peer may run on the same core, see Transport::share_cores(): then
+  // nothing is won by dividing work that either could do alone.
+  virtual bool shares_core() const { return false; }
+
   // Names the memory that payloads are published in, if several peers read it in place: channels
   // with the same one can repeat each other's segments. nullptr where each peer gets its own copy.
   virtual const void* memory() const { return nullptr; }

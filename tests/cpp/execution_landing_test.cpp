@@ -4,14 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <map>
 #include <memory>
 #include <utility>
 
 #include "arena_block.h"
 #include "collective_plans.h"
-#include "shm_fixture.h"
+#include "landing_world.h"
 
 using namespace pycoll;
 using namespace pycoll::testing;
@@ -21,73 +19,6 @@ using runtime::Progress;
 namespace {
 
 constexpr std::size_t kSegment = transport::kSegmentBytesMax;
-
-// Counts the segments that were placed.
-class Counted final : public transport::RecvChannel {
- public:
-  explicit Counted(transport::RecvChannel& channel) : channel_(&channel) {}
-  const transport::Segment* peek() override { return channel_->peek(); }
-  bool intact() override { return channel_->intact(); }
-  void offer(const transport::Offer& offer) override { channel_->offer(offer); }
-  void release() override {
-    placed_ += peek()->placed ? 1 : 0;
-    channel_->release();
-  }
-  int placed() const { return placed_; }
-
- private:
-  transport::RecvChannel* channel_;
-  int placed_ = 0;
-};
-
-class Channels final : public runtime::ChannelSource {
- public:
-  explicit Channels(transport::Transport& transport) : transport_(&transport) {}
-  transport::SendChannel& send_channel(int peer, std::uint32_t number) override {
-    return transport_->link(peer)->send_channel(number);
-  }
-  transport::RecvChannel& recv_channel(int peer, std::uint32_t number) override {
-    auto& channel = transport_->link(peer)->recv_channel(number);
-    return counted_.try_emplace({peer, number}, channel).first->second;
-  }
-  runtime::Turn& send_turn(int peer, std::uint32_t number) override {
-    return turns_[{true, {peer, number}}];
-  }
-  runtime::Turn& recv_turn(int peer, std::uint32_t number) override {
-    return turns_[{false, {peer, number}}];
-  }
-  int placed() const {
-    int all = 0;
-    for (const auto& [place, channel] : counted_) all += channel.placed();
-    return all;
-  }
-
- private:
-  using Place = std::pair<int, std::uint32_t>;
-  transport::Transport* transport_;
-  std::map<Place, Counted> counted_;
-  std::map<std::pair<bool, Place>, runtime::Turn> turns_;
-};
-
-class World {
- public:
-  explicit World(int size) : fixture_(size, {}), size_(size) {
-    for (int rank = 0; rank < size; ++rank) channels_.emplace_back(fixture_.at(rank));
-  }
-
-  int size() const { return size_; }
-  Channels& at(int rank) { return channels_[static_cast<std::size_t>(rank)]; }
-  int placed() const {
-    int all = 0;
-    for (const Channels& one : channels_) all += one.placed();
-    return all;
-  }
-
- private:
-  ShmFixture fixture_;
-  int size_;
-  std::vector<Channels> channels_;
-};
 
 // Operation number `sequence`, an all_reduce round the ring. Memory is the arena's if `reachable`.
 class Sum {

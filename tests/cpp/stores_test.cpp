@@ -68,14 +68,14 @@ struct Putting {
   explicit Putting(const StoresOptions& options) : places(options) {}
 
   // The next operation; true if past the caches.
-  bool streamed(std::size_t offered_bytes) {
+  bool streamed(std::size_t offered_bytes, std::uint64_t offset = 0) {
     ++operation;
-    return further_streamed(offered_bytes);
+    return further_streamed(offered_bytes, offset);
   }
   // One more segment of the same.
-  bool further_streamed(std::size_t offered_bytes) {
-    places.aim(segment, operation, offered_bytes);
-    places.aim(segment++, operation, offered_bytes);  // asked once more, as there was no room
+  bool further_streamed(std::size_t offered_bytes, std::uint64_t offset) {
+    places.aim(segment, operation, offset, offered_bytes);
+    places.aim(segment++, operation, offset, offered_bytes);  // again, as there was no room
     const bool streams = places.put(there, source, kShort);
     places.finish();
     places.learn(streams ? kStreamedTime : ordinary_time);
@@ -263,7 +263,7 @@ TEST(both_kinds_of_stores_put_the_same) {
     std::vector<std::byte> there(kSegmentBytes);
     for (std::uint64_t segment = 0; segment < 40; ++segment) {
       std::fill(there.begin(), there.end(), kUntouched);
-      places.aim(segment, segment, kSegmentBytes);
+      places.aim(segment, segment, 0, kSegmentBytes);
       CHECK(places.put(there.data(), source.data(), kSegmentBytes) == streaming,
             "changed its mind");
       places.finish();
@@ -276,10 +276,10 @@ TEST(both_kinds_of_stores_put_the_same) {
 TEST(places_are_filled_by_ordinary_stores_if_those_are_quicker_and_sizes_learn_for_themselves) {
   constexpr std::size_t kLong = std::size_t{1} << 30;
   Putting putting({});
-  // One operation as usual and three in which the others are tried, three times; the first time
+  // One operation as usual and four in which the others are tried, three times; the first time
   // counts at once.
   for (int round = 0; round < 3; ++round) {
-    for (int turn = 0; turn < 4; ++turn) {
+    for (int turn = 0; turn < 5; ++turn) {
       const bool as_usual = turn == 0;
       CHECK(putting.streamed(kSegmentBytes) == (as_usual == (round == 0)), "round %d, turn %d",
             round, turn);
@@ -292,20 +292,31 @@ TEST(places_are_filled_by_ordinary_stores_if_those_are_quicker_and_sizes_learn_f
 TEST(places_are_filled_past_the_caches_if_ordinary_stores_are_slower) {
   Putting putting({});
   putting.ordinary_time = 3 * Putting::kStreamedTime;
-  for (int operation = 0; operation < 12; ++operation) putting.streamed(kSegmentBytes);
+  for (int operation = 0; operation < 15; ++operation) putting.streamed(kSegmentBytes);
   int streamed = 0;
   constexpr int kOperations = 64 + 128 + 256;
   for (int i = 0; i < kOperations * 3; ++i) streamed += putting.streamed(kSegmentBytes);
-  CHECK(streamed == kOperations * 3 - 9 * 3, "%d", streamed);
+  CHECK(streamed == kOperations * 3 - 9 * 4, "%d", streamed);
 }
 
-TEST(only_the_first_segment_of_an_operation_is_tried) {
+// Operations sweep to and fro.
+TEST(only_the_place_in_the_middle_of_an_operation_is_tried) {
+  constexpr std::uint64_t kPlaces = 5;
   Putting putting({});
   putting.ordinary_time = 3 * Putting::kStreamedTime;
-  for (int operation = 0; operation < 8; ++operation) {
-    putting.streamed(kSegmentBytes);
-    CHECK(putting.further_streamed(kSegmentBytes), "operation %d", operation);
+  int tried = 0;
+  for (int operation = 0; operation < 10 + 64; ++operation) {
+    ++putting.operation;
+    for (std::uint64_t i = 0; i < kPlaces; ++i) {
+      const std::uint64_t place = operation % 2 == 0 ? i : kPlaces - 1 - i;
+      if (putting.further_streamed(kSegmentBytes, place)) continue;
+      ++tried;
+      // Of the very first operation nobody knows in front where its middle is.
+      CHECK(place == (operation < 5 ? 0 : kPlaces / 2), "operation %d, place %d", operation,
+            static_cast<int>(place));
+    }
   }
+  CHECK(tried == 3 * 4, "%d times", tried);  // four operations behind each of 0, 5 and 10
 }
 
 TEST(where_ranks_share_cores_ordinary_stores_must_be_quicker_by_far) {
@@ -313,7 +324,7 @@ TEST(where_ranks_share_cores_ordinary_stores_must_be_quicker_by_far) {
   for (const bool by_far : {true, false}) {
     Putting putting({.streaming = std::nullopt, .reader_core = &reader_core});
     putting.ordinary_time = Putting::kStreamedTime * (by_far ? 4 : 7) / 10;
-    for (int operation = 0; operation < 12; ++operation) putting.streamed(kSegmentBytes);
+    for (int operation = 0; operation < 15; ++operation) putting.streamed(kSegmentBytes);
     CHECK(putting.streamed(kSegmentBytes) != by_far, "by far: %d", by_far);
   }
 }
