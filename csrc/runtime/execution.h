@@ -104,10 +104,10 @@ class Execution {
     transport::SendChannel* send = nullptr;
     transport::RecvChannel* recv = nullptr;
     Turn* turn = nullptr;
-    bool every_other = false;    // of the channels to its peer: the second, the fourth
     std::uint64_t ticket = 0;    // ours when turn->served is it
     std::uint32_t last_row = 0;  // the last one that uses the channel
     bool passed_on = false;      // to the next execution: this one is through with the channel
+    bool every_other = false;    // of the channels to its peer: the second, the fourth
     bool lent = false;           // it is but for memory that the channel still reads
   };
   // Of what receivers could fetch, this rank puts so many segments where they belong.

@@ -98,7 +98,7 @@ void Execution::find_sharers() {
 // one segment each by turns: broadcast of 16 KiB to 4 MiB took 0.4 to 0.7 of its time (2 ranks);
 // where the two share a core, 1.1 to 1.3 of it.
 Execution::Own Execution::own_part(bool in_place) const {
-  if (!only_sends_) return Own::kNothing;
+  if (!only_sends_ || !request_.parts.empty()) return Own::kNothing;  // parts are never offered
   const auto collective = static_cast<Collective>(request_.plan->header().collective);
   if (collective == Collective::kGather) {
     if (bound_.tiles() == 1) return Own::kNothing;
