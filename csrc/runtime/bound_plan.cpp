@@ -79,6 +79,7 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
     if (plan::holds_output(header, block)) output_length_ += count;
   }
   tiles_ = std::max<std::uint64_t>(1, div_ceil(longest, segment_length_));
+  longest_bytes_ = std::min(longest, segment_length_) * item_bytes_;
   // No segment is longer than the longest chunk; the slots of a short operation lie close together.
   slot_bytes_ = round_up(std::min<std::size_t>(kSlotBytes, longest * item_bytes_), kSlotAlignment);
   return Status();

@@ -42,6 +42,8 @@ class BoundPlan {
   std::uint64_t tiles() const { return tiles_; }
   std::uint64_t segment_length() const { return segment_length_; }  // elements
   std::size_t item_bytes() const { return item_bytes_; }
+  // Of the longest segment that any rank sends, the same on all.
+  std::size_t longest_bytes() const { return longest_bytes_; }
   std::byte* output() const { return output_; }
 
  private:
@@ -77,6 +79,7 @@ class BoundPlan {
   std::uint64_t tiles_ = 1;
   std::uint64_t segment_length_ = 1;
   std::size_t item_bytes_ = 1;
+  std::size_t longest_bytes_ = 0;
 };
 
 }  // namespace pycoll::runtime

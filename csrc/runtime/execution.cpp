@@ -107,7 +107,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
     lane.tile = 0;
   }
   if (long_) hold_memory(input, output);
-  if (offers_) make_offers();
+  if (offers_ || is_awaited_) make_offers();
 }
 
 // The segment of the row's chunk in this tile, in elements; false if the row has nothing to do.

@@ -118,6 +118,7 @@ class Execution {
   void make_lanes();
   void find_last_rows();
   void find_sharers();
+  static bool is_shared(Collective collective);
   Own own_part(bool in_place) const;
   void find_landings();
   void make_offers() const;
@@ -142,7 +143,6 @@ class Execution {
   void commit(const plan::Row& row, const Gathered& all) const;
   bool lends(const plan::Row& row, int i, const std::byte* data) const;
   bool is_fetched(const BoundRow& bound, int i, std::size_t skip) const;
-  bool may_be_offered(int peer) const;
   bool intact(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i, std::uint32_t apart) const;
   bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
@@ -174,6 +174,7 @@ class Execution {
   Own own_ = Own::kNothing;
   bool fresh_ = false;          // what rows send on they have reduced, a moment ago
   bool offers_ = false;         // peers may place what is received
+  bool is_awaited_ = false;     // they wait to hear whether they may
   bool long_ = false;           // enough to be lent or placed
   bool has_all_turns_ = false;  // its turn on every channel had come when it began
 };

@@ -12,6 +12,8 @@ void Execution::find_landings() {
   landings_ = nullptr;
   const std::size_t longest = std::max(request_.input.bytes, request_.output.bytes);
   long_ = std::min<std::size_t>(request_.segment_bytes, longest) >= transport::kPlacedBytesMin;
+  const auto collective = static_cast<Collective>(request_.plan->header().collective);
+  is_awaited_ = is_shared(collective) && bound_.longest_bytes() >= transport::kPlacedBytesMin;
   if (!long_) return;
   landings_ = &request_.plan->landings();
   offers_ =
@@ -30,11 +32,13 @@ void Execution::hold_memory(const std::byte* input, const std::byte* output) {
   for (const Part& part : request_.parts) hold(part.input, part.output);
 }
 
+// Who may be waiting for an answer gets one in any case.
 void Execution::make_offers() const {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
-    if (ports_[i].recv == nullptr || landings_->offered[i] == 0) continue;
-    ports_[i].recv->offer({header_.sequence, header_.agreement, landings_->offered[i],
-                           bound_.output(), request_.output.bytes});
+    const std::uint64_t uses = offers_ ? landings_->offered[i] : 0;
+    if (ports_[i].recv == nullptr || (uses == 0 && !is_awaited_)) continue;
+    ports_[i].recv->offer(
+        {header_.sequence, header_.agreement, uses, bound_.output(), request_.output.bytes});
   }
 }
 

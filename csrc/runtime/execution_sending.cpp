@@ -21,7 +21,7 @@ bool Execution::hand_over(Lane& lane, std::size_t skip, const std::byte* data) {
     const bool fetched = lendable && is_fetched(bound, i, skip);
     std::byte* there = fetched ? nullptr : offered(bound, i, skip);
     const bool lent = lendable && there == nullptr;
-    if (lent && !fetched && may_be_offered(ports_[row.send[i]].peer)) {
+    if (lent && !fetched && own_ != Own::kNothing && !channel.answered(header_)) {
       all = false;
       continue;
     }
@@ -92,24 +92,34 @@ void Execution::find_sharers() {
   only_sends_ &= static_cast<std::size_t>(end - peers.begin()) <= kSharersMax;
 }
 
+// The collectives in which who only sends may copy a part. All ranks know, so that receivers answer
+// whether they offer their memory: the sender waits for that before it decides, since who has not
+// begun could not fetch anything either. To run ahead and lend what it should have put there would
+// leave most of the copying to the receiver, and each segment would change sides from one operation
+// to the next: broadcast of 1 MiB took 0.7 of its time by waiting, of 2 MiB 0.6.
+bool Execution::is_shared(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kScatter ||
+         collective == Collective::kGather;
+}
+
 // A receiver of a gather has a block of its own to copy, and those of others: with 2 ranks and 1 to
 // 16 MiB it took 0.4 to 0.6 of its time. What is one segment is fetched as quickly. Who sends from
 // the memory where its own result belongs has nothing else to do, so that receivers and it can copy
 // one segment each by turns: broadcast of 16 KiB to 4 MiB took 0.4 to 0.7 of its time (2 ranks);
 // where the two share a core, 1.1 to 1.3 of it.
 Execution::Own Execution::own_part(bool in_place) const {
-  if (!only_sends_ || !request_.parts.empty()) return Own::kNothing;  // parts are never offered
   const auto collective = static_cast<Collective>(request_.plan->header().collective);
-  if (collective == Collective::kGather) {
-    if (bound_.tiles() == 1) return Own::kNothing;
-    return shares_core_ ? Own::kEveryOther : Own::kAll;
+  if (!only_sends_ || !is_shared(collective) || !request_.parts.empty()) return Own::kNothing;
+  if (collective != Collective::kGather) {
+    return in_place && !shares_core_ ? Own::kEveryOther : Own::kNothing;
   }
-  return in_place && !shares_core_ ? Own::kEveryOther : Own::kNothing;
+  if (bound_.tiles() == 1) return Own::kNothing;
+  return shares_core_ ? Own::kEveryOther : Own::kAll;
 }
 
 // Whether the peer of the row's send number `i` had better fetch what callers gave and may be lent
 // than have it put where it belongs: if results fit the caches (all_gather of 1 and 4 MiB took 0.6
-// of their time). Of what is shared the first segment is fetched, as offers may not be here yet. A
+// of their time). Of what is shared the first segment is fetched, so that both begin at once. A
 // last one without a fellow is divided by channels.
 bool Execution::is_fetched(const BoundRow& bound, int i, std::size_t skip) const {
   if (fresh_ || own_ == Own::kAll) return false;
@@ -117,17 +127,6 @@ bool Execution::is_fetched(const BoundRow& bound, int i, std::size_t skip) const
   const std::uint64_t segment = skip / (bound_.segment_length() * bound_.item_bytes());
   const bool last = (segment + 1) * bound_.segment_length() >= bound.length;
   return segment % 2 == 0 && !(last && ports_[bound.row->send[i]].every_other);
-}
-
-// Whether a peer that has offered nothing may still do so: it offers before it reads. To lend it
-// what this rank should have put there would leave it most of the copying, of which each segment
-// would change sides from one operation to the next: broadcast of 1 MiB took 0.7 of its time by
-// waiting, of 2 MiB 0.6.
-bool Execution::may_be_offered(int peer) const {
-  return own_ != Own::kNothing &&
-         std::any_of(ports_.begin(), ports_.end(), [peer](const Port& port) {
-           return port.peer == peer && port.send != nullptr && !port.send->drained();
-         });
 }
 
 // Room for the result in every channel that needs a copy of its own; false if some has none yet.

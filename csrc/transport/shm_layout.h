@@ -81,7 +81,7 @@ struct alignas(kPage) Control {
 static_assert(sizeof(Control) == kPage);
 
 // What the owner lets the peer write on one channel, in the owner's arena. `sequence` is 0 while
-// the other words change.
+// the other words change; without `uses` the others say nothing.
 struct alignas(kLinePair) OfferLine {
   std::uint64_t sequence;
   std::uint64_t agreement;

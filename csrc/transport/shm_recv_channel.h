@@ -49,15 +49,17 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
   // The peer may read meanwhile: it looks at `sequence` in front and behind.
   void offer(const Offer& offer) override {
     std::uint64_t offset = 0;
-    if (!lender_->tell(offer.memory, offer.bytes, &offset)) return;
+    const bool offers = offer.uses != 0 && lender_->tell(offer.memory, offer.bytes, &offset);
     store_release(offer_->sequence, 0);
-    store_release(offer_->agreement, offer.agreement);
-    store_release(offer_->uses, offer.uses);
-    store_release(offer_->generation, lender_->generation());
-    store_release(offer_->offset, offset);
-    store_release(offer_->bytes, offer.bytes);
-    store_release(offer_->sequence, offer.sequence);
-    offered_ = offer.memory;
+    store_release(offer_->uses, offers ? offer.uses : 0);
+    if (offers) {
+      store_release(offer_->agreement, offer.agreement);
+      store_release(offer_->generation, lender_->generation());
+      store_release(offer_->offset, offset);
+      store_release(offer_->bytes, offer.bytes);
+      offered_ = offer.memory;
+    }
+    bell_->publish(offer_->sequence, offer.sequence);  // the peer may be waiting for it
   }
   // Sees to it that what was offered last goes to nobody else.
   void keep_offered() {

@@ -122,6 +122,10 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     if (there != nullptr) places_.aim(next_, sequence, landing.offset, bytes);
     return there;
   }
+  bool answered(const SegmentHeader& header) override {
+    const std::uint64_t sequence = load_acquire(offer_->sequence);
+    return sequence != 0 && static_cast<std::int64_t>(sequence - header.sequence) >= 0;
+  }
   void place(std::byte* there, const std::byte* from, std::size_t bytes) override {
     streamed_ |= places_.put(there, from, bytes);
   }

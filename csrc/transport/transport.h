@@ -178,6 +178,12 @@ class SendChannel {
     (void)header, (void)landing;
     return nullptr;
   }
+  // Whether the peer's last word on offers is of the operation of `header`, or a later one: then
+  // nothing is won by waiting until offered() says more. True on media without offers.
+  virtual bool answered(const SegmentHeader& header) {
+    (void)header;
+    return true;
+  }
   virtual void place(std::byte* there, const std::byte* from, std::size_t bytes) {
     copy_bytes(there, from, bytes);
   }
@@ -232,7 +238,8 @@ class RecvChannel {
   virtual const Segment* peek() = 0;
 
   // Lets the peer put segments of an operation into memory of this rank from now on, until the
-  // operation has ended: segments that are `placed` tell of it. Only the newest offer stands. Of
+  // operation has ended: segments that are `placed` tell of it. Only the newest offer stands;
+  // without uses it says that there is none. Of
   // media where peers cannot write to that memory, nothing happens. An operation that fails with
   // its offer standing ends it by Transport::let_go(), but for what a peer is writing just then:
   // the transport keeps such memory from ever being given to somebody else.

@@ -29,6 +29,7 @@ struct Manner {
   std::uint32_t channels = 1;
   bool apart = false;     // the result of rank 0, if it has one, is not in place
   bool reachable = true;  // the memory of rank 1
+  bool crossed = false;   // all in one lane, and rank 1 reads the last channel first
   bool gathers() const { return collective == Collective::kGather; }
 };
 
@@ -37,10 +38,11 @@ struct Manner {
 PlanImage pair_plan(int rank, const Manner& manner) {
   PlanBuilder builder(manner.collective, 2, static_cast<std::uint32_t>(rank),
                       manner.gathers() ? 1 : 0, manner.channels);
-  builder.header.lane_count = static_cast<std::uint8_t>(manner.channels);
-  for (std::uint32_t chunk = 0; chunk < manner.channels; ++chunk) {
+  builder.header.lane_count = static_cast<std::uint8_t>(manner.crossed ? 1 : manner.channels);
+  for (std::uint32_t place = 0; place < manner.channels; ++place) {
+    const std::uint32_t chunk = manner.crossed && rank == 1 ? manner.channels - 1 - place : place;
     const auto number = static_cast<std::uint16_t>(chunk);
-    const auto lane = static_cast<std::uint8_t>(chunk);
+    const auto lane = static_cast<std::uint8_t>(manner.crossed ? 0 : chunk);
     if (rank == 0) {
       const std::uint16_t to = builder.send(1, number);
       plan::Row& row = builder.row(chunk, {}, {to}, lane);
@@ -186,6 +188,15 @@ TEST(who_copies_a_part_waits_to_hear_where_it_belongs) {
     transfer.finish();
     const int placed = world.placed() - before;
     CHECK(placed == 3 * static_cast<int>(channels), "%d segments", placed);
+  }
+}
+
+TEST(nobody_waits_for_what_the_receiver_reads_first) {
+  for (int segments = 1; segments <= 3; ++segments) {
+    Pair world;
+    const std::size_t count = 2 * kSegmentCount * static_cast<std::size_t>(segments);
+    const int placed = placed_by(world, count, {.channels = 2, .crossed = true});
+    CHECK(placed == segments, "%d of %d segments", placed, segments);
   }
 }
 

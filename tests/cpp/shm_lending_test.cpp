@@ -214,6 +214,32 @@ TEST(nothing_else_is_offered) {
   CHECK(refused(placed_header(11), {0, 0}), "ordinary memory");
 }
 
+TEST(an_offer_is_an_answer_and_so_is_none) {
+  Pair pair;
+  Block block(3 * kBytes);
+  CHECK(!pair.send().answered(placed_header()), "before anything was said");
+  offer(pair, block, block.data());
+  CHECK(pair.send().answered(placed_header(9)) && pair.send().answered(placed_header(8)),
+        "offered, and not heard");
+  CHECK(!pair.send().answered(placed_header(10)), "taken for an answer to what comes next");
+  pair.recv().offer({10, kAgreement, 0, nullptr, 0});
+  CHECK(pair.send().answered(placed_header(10)), "declined, and not heard");
+  CHECK(pair.send().offered(placed_header(10), {0, 0}) == nullptr, "offered what was declined");
+  std::vector<std::byte> foreign(kBytes);
+  pair.recv().offer({11, kAgreement, 1, foreign.data(), kBytes});
+  CHECK(pair.send().answered(placed_header(11)), "memory that cannot be offered, and not heard");
+}
+
+TEST(an_answer_wakes_who_sleeps) {
+  Pair pair;
+  pair.lender().arm();
+  pair.lender().disarm();
+  CHECK(pair.lender().arm() && !readable(pair.lender()), "news of nothing");
+  pair.recv().offer({1, kAgreement, 0, nullptr, 0});
+  CHECK(readable(pair.lender()), "nobody woke who waits for an answer");
+  pair.lender().disarm();
+}
+
 TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
   Pair pair;
   Block block(kBytes);
