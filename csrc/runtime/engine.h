@@ -218,8 +218,8 @@ class Engine final : public ChannelSource {
   std::uint64_t sequence_ = 0;        // of what runs first; of what ran last while nothing runs
   transport::Descriptor descriptor_;  // of operation sequence_
   std::uint64_t entered_ = 0;         // the sequence number of what began last
-  std::uint64_t sweeps_ = 0;
-  std::string beside_;                     // what look_beside() looks for, while it does
+  std::uint64_t sweeps_ = 0;          // see ChannelSource
+  std::string beside_;                // what look_beside() looks for, while it does
   std::atomic<std::uint64_t> besides_{0};  // operations called beside the engine, or kUncounted
   std::uint64_t told_besides_ = 0;         // as peers have heard while this rank waited
   Nanoseconds apart_ends_ = 0;             // when it is judged who calls in another order; 0: never

@@ -110,7 +110,8 @@ class Execution {
     bool every_other = false;    // of the channels to its peer: the second, the fourth
     bool lent = false;           // it is but for memory that the channel still reads
   };
-  // Of what receivers could fetch, this rank puts so many segments where they belong.
+  // Of what receivers could fetch, this rank puts so many segments where they belong, if they
+  // offer that.
   enum class Own : std::uint8_t { kNothing, kEveryOther, kAll };
   struct Gathered;
   class Walk;
@@ -165,16 +166,17 @@ class Execution {
   Sweep sweep_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
-  bool large_ = false;        // all caches have none
-  bool spread_ = false;       // nor for what a tile reads
-  bool streams_ = false;      // copies are written past the caches
-  bool lends_ = false;        // some port is lent
-  bool only_sends_ = false;   // this rank, and to few
-  bool shares_core_ = false;  // with one of those it sends to
   Own own_ = Own::kNothing;
+  bool large_ = false;       // all caches have no room for input and output
+  bool spread_ = false;      // nor for what a tile reads
+  bool streams_ = false;     // copies are written past the caches
+  bool lends_ = false;       // some port is lent
+  bool only_sends_ = false;  // this rank receives nothing
+  bool sends_to_few_ = false;
+  bool shares_core_ = false;    // with one of those it sends to
   bool fresh_ = false;          // what rows send on they have reduced, a moment ago
   bool offers_ = false;         // peers may place what is received
-  bool is_awaited_ = false;     // they wait to hear whether they may
+  bool is_awaited_ = false;     // who only sends waits to hear whether it may
   bool long_ = false;           // enough to be lent or placed
   bool has_all_turns_ = false;  // its turn on every channel had come when it began
 };

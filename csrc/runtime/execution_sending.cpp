@@ -21,7 +21,7 @@ bool Execution::hand_over(Lane& lane, std::size_t skip, const std::byte* data) {
     const bool fetched = lendable && is_fetched(bound, i, skip);
     std::byte* there = fetched ? nullptr : offered(bound, i, skip);
     const bool lent = lendable && there == nullptr;
-    if (lent && !fetched && own_ != Own::kNothing && !channel.answered(header_)) {
+    if (lent && !fetched && only_sends_ && is_awaited_ && !channel.answered(header_)) {
       all = false;
       continue;
     }
@@ -67,10 +67,10 @@ bool Execution::lends(const plan::Row& row, int i, const std::byte* data) const 
          ports_[row.send[i]].send->lendable(data, header_.bytes, fresh);
 }
 
-// Whether this rank could copy some of what its peers would fetch: if it only sends, and not to so
-// many that it would do most of the work. Tokens count for nothing.
+// Whether this rank could copy some of what its peers would fetch: if it only sends, tokens apart.
+// And whether they are so many that it would do most of the work.
 void Execution::find_sharers() {
-  constexpr std::size_t kSharersMax = 2;
+  constexpr std::size_t kFewPeers = 2;
   std::vector<bool> used(ports_.size(), false);
   only_sends_ = true;
   for (const plan::Row& row : request_.plan->plan().rows) {
@@ -89,7 +89,7 @@ void Execution::find_sharers() {
   }
   std::sort(peers.begin(), peers.end());
   const auto end = std::unique(peers.begin(), peers.end());
-  only_sends_ &= static_cast<std::size_t>(end - peers.begin()) <= kSharersMax;
+  sends_to_few_ = static_cast<std::size_t>(end - peers.begin()) <= kFewPeers;
 }
 
 // The collectives in which who only sends may copy a part. All ranks know, so that receivers answer
@@ -102,28 +102,30 @@ bool Execution::is_shared(Collective collective) {
          collective == Collective::kGather;
 }
 
-// A receiver of a gather has a block of its own to copy, and those of others: with 2 ranks and 1 to
-// 16 MiB it took 0.4 to 0.6 of its time. What is one segment is fetched as quickly. Who sends from
-// the memory where its own result belongs has nothing else to do, so that receivers and it can copy
-// one segment each by turns: broadcast of 16 KiB to 4 MiB took 0.4 to 0.7 of its time (2 ranks);
-// where the two share a core, 1.1 to 1.3 of it.
+// What fits the caches is better fetched (all_gather of 1 and 4 MiB took 0.6 of their time), what
+// is made anew better put there. Who only sends divides the work: a receiver of a gather has a
+// block of its own to copy, and those of others, so that with 2 ranks and 1 to 16 MiB it took 0.4
+// to 0.6 of its time; what is one segment is fetched as quickly. Who sends from the memory where
+// its own result belongs has nothing else to do: receivers and it copy one segment each by turns,
+// broadcast of 16 KiB to 4 MiB took 0.4 to 0.7 of its time (2 ranks); where the two share a
+// core, 1.1 to 1.3 of it. Else the sender copies to its own result meanwhile.
 Execution::Own Execution::own_part(bool in_place) const {
+  if (fresh_) return Own::kAll;
   const auto collective = static_cast<Collective>(request_.plan->header().collective);
-  if (!only_sends_ || !is_shared(collective) || !request_.parts.empty()) return Own::kNothing;
+  if (!only_sends_ || !is_shared(collective)) return large_ ? Own::kAll : Own::kNothing;
   if (collective != Collective::kGather) {
-    return in_place && !shares_core_ ? Own::kEveryOther : Own::kNothing;
+    const bool idle = in_place && request_.parts.empty();
+    return idle && sends_to_few_ && !shares_core_ ? Own::kEveryOther : Own::kNothing;
   }
   if (bound_.tiles() == 1) return Own::kNothing;
   return shares_core_ ? Own::kEveryOther : Own::kAll;
 }
 
-// Whether the peer of the row's send number `i` had better fetch what callers gave and may be lent
-// than have it put where it belongs: if results fit the caches (all_gather of 1 and 4 MiB took 0.6
-// of their time). Of what is shared the first segment is fetched, so that both begin at once. A
-// last one without a fellow is divided by channels.
+// Whether what the row sends to its peer number `i` is left to that peer to fetch. Of every other
+// segment the first is, so that both begin at once. A last one without a fellow is divided by
+// channels.
 bool Execution::is_fetched(const BoundRow& bound, int i, std::size_t skip) const {
-  if (fresh_ || own_ == Own::kAll) return false;
-  if (own_ == Own::kNothing) return !large_;
+  if (own_ != Own::kEveryOther) return own_ == Own::kNothing;
   const std::uint64_t segment = skip / (bound_.segment_length() * bound_.item_bytes());
   const bool last = (segment + 1) * bound_.segment_length() >= bound.length;
   return segment % 2 == 0 && !(last && ports_[bound.row->send[i]].every_other);
