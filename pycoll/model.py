@@ -53,7 +53,8 @@ class Terms(NamedTuple):
     """What a message costs over one kind of link: counts, and bytes. Times are linear in these,
     but for ``flow``, of which only the excess over ``moved`` counts, and ``carried``, all that the
     busiest host's link carries, of which only the excess over everything else does. ``reached`` is
-    the part of ``moved`` that peers read where it lies, if the message is long enough."""
+    the part of ``moved`` that peers read where it lies, if the message is long enough; ``touched``
+    the memory that a core reads and writes, inside a host."""
 
     waits: float
     segments: float
@@ -62,6 +63,7 @@ class Terms(NamedTuple):
     flow: float = 0.0
     reached: float = 0.0
     carried: float = 0.0
+    touched: float = 0.0
 
 
 class Link(NamedTuple):
@@ -70,7 +72,7 @@ class Link(NamedTuple):
     ``alpha``: s until a message is there; ``beta``: s/byte, of a whole host across hosts, each way;
     inside a host of one rank, whose core copies what it sends and what it receives, so that it is
     twice a copy's; ``gamma``: s/byte to combine; ``overhead``: s of processor per segment.
-    ``spill``: further s/byte to move a message that is far longer than ``cache_bytes``. ``flow``:
+    ``spill``: further s/byte of what misses ``cache_bytes``, see :func:`spilled`. ``flow``:
     s/byte that one rank takes across hosts, however idle its host's link; 0 where it fills that.
     ``reach``: s/byte, instead of beta, of what peers read where it lies; 0 where they cannot.
     ``sustained``: s/byte that a host's link takes in the long run, where it carries bursts faster:
@@ -91,8 +93,8 @@ class Link(NamedTuple):
         """The time of a message of ``nbytes`` that costs ``terms``."""
         handling = terms.waits * self.alpha + terms.segments * self.overhead
         reached = terms.reached if self.reach else 0.0
-        spill = self.spill * spilled(nbytes, self.cache_bytes)
-        moved = (terms.moved - reached) * self.beta + reached * self.reach + terms.moved * spill
+        spill = self.spill * spilled(terms, nbytes, self.cache_bytes)
+        moved = (terms.moved - reached) * self.beta + reached * self.reach + spill
         moving = max(moved, terms.flow * self.flow)
         busy = handling + moving + terms.combined * self.gamma
         return max(busy, terms.carried * self.sustained)
@@ -104,9 +106,12 @@ REACHED_BYTES, LENT_BYTES = 8192, 4096
 TURN_S = 1.5e-6
 
 
-def spilled(nbytes: int, cache_bytes: int) -> float:
-    """The share of a message's bytes that miss the caches: 0 if it fits, 1 from 4 times that on."""
-    return min(1.0, max(0.0, log2(max(nbytes, 1) / cache_bytes) / 2))
+def spilled(terms: Terms, nbytes: int, cache_bytes: int) -> float:
+    """The bytes that miss the caches. Inside a host, where operations sweep to and fro, what does
+    not fit; between hosts none of a message that fits, all of one that is 4 times as long."""
+    if terms.touched:
+        return max(0.0, terms.touched - cache_bytes)
+    return terms.moved * min(1.0, max(0.0, log2(max(nbytes, 1) / cache_bytes) / 2))
 
 
 #: Orders of magnitude on present machines; `pycoll tune` measures better ones.
@@ -171,13 +176,15 @@ class Load:
 
 class Profile(NamedTuple):
     """What a tile costs inside and across hosts: the ``first``; a ``period`` per further one.
-    ``lends``: peers on a host may read what is sent where it lies. ``turns``: see turns.py."""
+    ``lends``: peers on a host may read what is sent where it lies. ``turns``: see turns.py.
+    ``touches``: bytes that a core touches for one that it moves."""
 
     first: tuple[Load, Load]
     period: tuple[Load, Load]
     chunks: int
     lends: bool = False
     turns: Turns = Turns()
+    touches: float = 2.0
 
     def tiles(self, nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> int:
         """Tiles that a message of ``nbytes`` is cut in."""
@@ -190,6 +197,7 @@ class Profile(NamedTuple):
         inside = _terms(self.first[0], self.period[0], tiles - 1, part)
         if self.lends and nbytes >= max(REACHED_BYTES, self.chunks * LENT_BYTES):
             inside = inside._replace(reached=inside.moved)
+        inside = inside._replace(touched=inside.moved * self.touches)
         across = _terms(self.first[1], self.period[1], tiles - 1, part)
         return inside, across._replace(carried=nbytes * self.period[1].moved)
 
@@ -222,7 +230,9 @@ def profile(algorithm: Algorithm, topology: Topology, crowded: bool = False) -> 
         found = profile_of_costs(algorithm, topology)
     counted = crowded and len(topology.hosts) == 1 and size <= SCHEDULE_SIZE_MAX
     turns = turns_of(algorithm.build(size, topology=topology)) if counted else Turns()
-    return found._replace(lends=algorithm.lends, turns=turns)
+    # A copy touches two places. Sums in place are read and written in one.
+    touches = 1.0 if algorithm.collective is Collective.ALL_REDUCE else 2.0
+    return found._replace(lends=algorithm.lends, turns=turns, touches=touches)
 
 
 def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:
@@ -236,13 +246,16 @@ def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:
     first = first_of(period, cost.steps, cost.chunks)
     period.waits = 0 if streams(algorithm) else max(cost.steps - 1, 0)
     for load in (first, period):
-        load.moved += kept_by(algorithm.collective, topology.size) / 2
+        load.moved += kept_by(algorithm.collective, topology.size)
     return Profile((first, Load()), (period, Load()), cost.chunks)
 
 
 def kept_by(collective: Collective, size: int) -> float:
-    """What a rank copies from its input to its output by itself, in units of n."""
-    return 1 / size if collective in _KEEPING else 0.0
+    """What a rank copies from its input to its output by itself, in units of n. The result of a
+    reduce_scatter is half a copy: it is read where it is combined."""
+    if collective not in _KEEPING:
+        return 0.0
+    return (0.5 if collective is Collective.REDUCE_SCATTER else 1.0) / size
 
 
 def copied(cost: Cost) -> Load:
@@ -321,7 +334,7 @@ def profile_of_schedule(schedule: Schedule, topology: Topology) -> Profile:
         for across, tally in enumerate(whole)
     )
     for load in (first[0], period[0]):
-        load.moved += kept_by(schedule.collective, size) / 2
+        load.moved += kept_by(schedule.collective, size)
     waits = max(answers_awaited(schedule).values(), default=0)
     share = len(crossing) / max(schedule.steps, 1)
     period[0].waits, period[1].waits = waits * (1 - share), waits * share

@@ -33,6 +33,7 @@ class Turns(NamedTuple):
         return terms._replace(
             segments=terms.segments * share,
             moved=terms.moved * share,
+            touched=terms.touched * share,
             combined=terms.combined * share,
             reached=terms.reached * share * (1 - self.handed_on),
         )

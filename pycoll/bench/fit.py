@@ -148,7 +148,7 @@ def _row(one: Observation, start: Link, cache_bytes: int) -> tuple[float, ...]:
     """Coefficients of the figures, in the order of _FLOORS, relative to the time."""
     terms = one.terms
     reached = terms.reached if start.reach else 0.0
-    spill = terms.moved * spilled(one.nbytes, cache_bytes)
+    spill = spilled(terms, one.nbytes, cache_bytes)
     copied = terms.moved - reached
     costs = (terms.waits, terms.segments, copied, terms.combined, spill, reached)
     return tuple(cost / one.seconds for cost in costs)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pycoll.topology import Topology
 
 #: A sample shorter than this says more about the clock and the scheduler than about the operation.
-_SAMPLE_S = 50e-6
+_SAMPLE_S = 500e-6
 _BATCH_MAX = 1000
 #: A sample of what is sustained lasts so long, against which the rest before it is little.
 _SUSTAINED_SAMPLE_S = 2e-3
@@ -113,9 +113,12 @@ def _slowest(comm: Communicator, times: list[float]) -> list[float]:
 
 def _single_s(comm: Communicator, case: Case, name: str | None) -> float:
     """About what one operation takes; alike on all ranks."""
-    comm.barrier()
-    case.run(name)
-    return max(_slowest(comm, [case.time(name, 3)])[0], 1e-9)
+    batch = 3
+    for seconds in (_SAMPLE_S / 10, _SAMPLE_S / 5):
+        comm.barrier()
+        single_s = max(_slowest(comm, [case.time(name, batch)])[0], 1e-9)
+        batch = _batch_of(seconds, single_s)
+    return single_s
 
 
 def _batch_of(seconds: float, single_s: float) -> int:

@@ -26,7 +26,7 @@ from pycoll.bootstrap.rails import Port
 from pycoll.cli import main
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError
-from pycoll.model import LINKS, SEGMENT_BYTES, Link, spilled
+from pycoll.model import LINKS, SEGMENT_BYTES, Link, Terms, spilled
 from pycoll.topology import topology_of
 from pycoll.tuning import BUILT_IN, Medium, Network, Tuning
 
@@ -106,7 +106,8 @@ def test_times_of_one_size_say_nothing_of_longer_messages(bytes_take: float) -> 
 
 def rate(link: Link, nbytes: int) -> float:
     """s/byte of a whole host's link."""
-    in_bursts = link.beta + link.spill * spilled(nbytes, link.cache_bytes)
+    byte = Terms(waits=0, segments=0, moved=1, combined=0)
+    in_bursts = link.beta + link.spill * spilled(byte, nbytes, link.cache_bytes)
     return max(in_bursts, link.sustained)
 
 
