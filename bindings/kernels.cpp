@@ -15,7 +15,8 @@ namespace pycoll::bindings {
 namespace {
 
 constexpr kernels::Isa kIsas[] = {kernels::Isa::kReference, kernels::Isa::kPortable,
-                                  kernels::Isa::kAvx2, kernels::Isa::kAvx512};
+                                  kernels::Isa::kAvx2, kernels::Isa::kAvx512,
+                                  kernels::Isa::kAvx512Fp16};
 
 // Throws InvalidArgumentError unless `good`.
 void require(bool good, const std::string& message) {
@@ -76,7 +77,7 @@ void combine(const BufferView& target, const std::vector<const BufferView*>& sou
 void bind_kernels(py::module_& module) {
   module.def(
       "isa", [] { return std::string(kernels::name_of(kernels::best_isa())); },
-      "The instruction set that the reduction kernels use: portable, avx2 or avx512.");
+      "The instruction set that the reduction kernels use: portable, avx2, avx512 or avx512fp16.");
   module.def(
       "device_summary", [] { return device::module_summary() + "; " + device::driver_summary(); },
       "For which GPUs kernels were built, and what the driver says, in words.");

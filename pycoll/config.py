@@ -12,7 +12,7 @@ PREFIX = "PYCOLL_"
 TRANSPORTS = ("shm", "verbs", "tcp")
 #: What is used unless somebody says otherwise; also what ``pycoll tune`` measures.
 DEFAULT_TRANSPORTS = ("shm", "tcp")
-ISAS = ("reference", "portable", "avx2", "avx512")
+ISAS = ("reference", "portable", "avx2", "avx512", "avx512fp16")
 STORES = ("rank0", "launcher")
 #: How bytes cross the memory of devices; see docs/gpu.md.
 DEVICE_PROTOCOLS = ("auto", "pattern", "ll", "ll128", "simple")

@@ -17,9 +17,11 @@ extern const Backend kPortableBackend;
 // Empty where the build is for another processor family.
 extern const Backend kAvx2Backend;
 extern const Backend kAvx512Backend;
+extern const Backend kAvx512Fp16Backend;  // empty where the compiler does not know it, too
 
 // Whether processor and operating system can run the backend of that name.
 bool processor_has_avx2();
 bool processor_has_avx512();
+bool processor_has_avx512fp16();
 
 }  // namespace pycoll::kernels

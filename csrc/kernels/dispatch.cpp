@@ -9,7 +9,8 @@
 namespace pycoll::kernels {
 namespace {
 
-constexpr Isa kIsas[] = {Isa::kAvx512, Isa::kAvx2, Isa::kPortable, Isa::kReference};
+constexpr Isa kIsas[] = {Isa::kAvx512Fp16, Isa::kAvx512, Isa::kAvx2, Isa::kPortable,
+                         Isa::kReference};
 
 const Backend& backend(Isa isa) {
   switch (isa) {
@@ -19,6 +20,8 @@ const Backend& backend(Isa isa) {
       return kAvx2Backend;
     case Isa::kAvx512:
       return kAvx512Backend;
+    case Isa::kAvx512Fp16:
+      return kAvx512Fp16Backend;
     case Isa::kPortable:
       break;
   }
@@ -37,7 +40,7 @@ Isa choose() {
   const Isa fallback = fastest();
   if (wanted == nullptr || *wanted == '\0') return fallback;
   const std::string_view name = wanted;
-  const char* why = "is not one of reference, portable, avx2, avx512";
+  const char* why = "is not one of reference, portable, avx2, avx512, avx512fp16";
   for (const Isa isa : kIsas) {
     if (name_of(isa) != name) continue;
     if (available(isa)) return isa;
@@ -64,6 +67,11 @@ bool available(Isa isa) {
       static const bool has_avx512 = processor_has_avx512();
       return has_avx512;
     }
+    case Isa::kAvx512Fp16: {
+      static const bool has_fp16 =
+          kAvx512Fp16Backend.combine != nullptr && processor_has_avx512fp16();
+      return has_fp16;
+    }
   }
   return false;
 }
@@ -83,6 +91,8 @@ std::string_view name_of(Isa isa) {
       return "avx2";
     case Isa::kAvx512:
       return "avx512";
+    case Isa::kAvx512Fp16:
+      return "avx512fp16";
   }
   return "unknown";
 }

@@ -48,13 +48,19 @@ struct Combine {
 // Requires: 1 <= divisor <= 2^24, so that it is exact in float32.
 using ScaleFunction = void (*)(void* data, std::size_t count, std::uint32_t divisor);
 
-enum class Isa : std::uint8_t { kReference = 0, kPortable = 1, kAvx2 = 2, kAvx512 = 3 };
+enum class Isa : std::uint8_t {
+  kReference = 0,
+  kPortable = 1,
+  kAvx2 = 2,
+  kAvx512 = 3,
+  kAvx512Fp16 = 4,
+};
 
 // Whether this processor and this build can run it; kReference and kPortable always can.
 bool available(Isa isa);
 // The fastest available, or what the environment variable PYCOLL_ISA names (reference, portable,
-// avx2, avx512). A name that is unknown or not available here is reported on stderr and ignored.
-// Fixed at first call; any thread.
+// avx2, avx512, avx512fp16). A name that is unknown or not available here is reported on stderr and
+// ignored. Fixed at first call; any thread.
 Isa best_isa();
 std::string_view name_of(Isa isa);
 

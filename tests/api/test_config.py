@@ -60,7 +60,7 @@ BAD = [
     ("PYCOLL_TIMEOUT_S", "nan", "above 0"),
     ("PYCOLL_TIMEOUT_S", "inf", "above 0"),
     ("PYCOLL_INIT_TIMEOUT_S", "soon", "above 0"),
-    ("PYCOLL_ISA", "neon", "reference, portable, avx2, avx512"),
+    ("PYCOLL_ISA", "neon", "reference, portable, avx2, avx512, avx512fp16"),
     ("PYCOLL_DETERMINISTIC", "maybe", "1 or 0"),
     ("PYCOLL_TUNING", "", "not empty"),
     ("PYCOLL_DEVICE_MEMORY_MIB", "0", "from 1 to 1048576"),

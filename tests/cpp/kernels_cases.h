@@ -28,7 +28,7 @@ inline std::vector<ReduceOp> all_ops() {
 // All that this machine can run, the reference apart.
 inline std::vector<kernels::Isa> fast_isas() {
   std::vector<kernels::Isa> all;
-  for (int i = 1; i <= static_cast<int>(kernels::Isa::kAvx512); ++i) {
+  for (int i = 1; i <= static_cast<int>(kernels::Isa::kAvx512Fp16); ++i) {
     if (kernels::available(static_cast<kernels::Isa>(i))) {
       all.push_back(static_cast<kernels::Isa>(i));
     }

@@ -237,7 +237,7 @@ Choice choose(const char* wanted) {
 TEST(the_environment_chooses_the_instruction_set) {
   const std::vector<Isa> fast = testing::fast_isas();
   const int best = static_cast<int>(fast.back());
-  for (int i = 0; i <= static_cast<int>(Isa::kAvx512); ++i) {
+  for (int i = 0; i <= static_cast<int>(Isa::kAvx512Fp16); ++i) {
     const auto isa = static_cast<Isa>(i);
     const Choice choice = choose(kernels::name_of(isa).data());
     const bool usable = kernels::available(isa);

@@ -1,12 +1,14 @@
-// The same symbols as x86.cpp, avx2.cpp and avx512.cpp, for other processors.
+// The same symbols as x86.cpp, avx2.cpp, avx512.cpp and avx512fp16.cpp, for other processors.
 #include "kernels/backend.h"
 
 namespace pycoll::kernels {
 
 const Backend kAvx2Backend{nullptr, nullptr};
 const Backend kAvx512Backend{nullptr, nullptr};
+const Backend kAvx512Fp16Backend{nullptr, nullptr};
 
 bool processor_has_avx2() { return false; }
 bool processor_has_avx512() { return false; }
+bool processor_has_avx512fp16() { return false; }
 
 }  // namespace pycoll::kernels

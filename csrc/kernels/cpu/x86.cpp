@@ -6,13 +6,22 @@
 namespace pycoll::kernels {
 namespace {
 
-// Not every compiler knows this one by name.
+// Not every compiler knows these two by name.
 bool has_f16c() {
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
   unsigned d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+bool has_fp16() {
+  constexpr unsigned kFeatures = 7, kFp16 = 1u << 23;
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid_count(kFeatures, 0, &a, &b, &c, &d) != 0 && (d & kFp16) != 0;
 }
 
 }  // namespace
@@ -25,5 +34,7 @@ bool processor_has_avx512() {
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq");
 }
+
+bool processor_has_avx512fp16() { return processor_has_avx512() && has_fp16(); }
 
 }  // namespace pycoll::kernels
