@@ -20,7 +20,7 @@ import pycoll
 from pycoll import explanation, tuning
 from pycoll.algorithms import lookup
 from pycoll.bench import tune as bench_tune
-from pycoll.bench.fit import Observation, fit
+from pycoll.bench.fit import _CACHE_BYTES, Observation, fit
 from pycoll.bench.tune import distinct_algorithms, place_to_store
 from pycoll.bootstrap import join_threads
 from pycoll.cli import main
@@ -133,6 +133,12 @@ def test_a_file_gives_back_what_was_stored(tmp_path: Path) -> None:
     assert tuning.from_text(found.to_text()) == found
     assert BUILT_IN.to_text() == ""
     assert tuning.from_text("") is BUILT_IN
+
+
+def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None:
+    for size in _CACHE_BYTES:
+        path = stored(tmp_path / "tuning.json", media=changed_medium(cache_bytes=size))
+        assert tuning.find(Config(tuning=str(path))).media["shm"].link.cache_bytes == size
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """From measured times to a link's figures: least squares on relative errors.
 
 The model's times are linear in alpha, overhead, beta, gamma, spill and reach once it is known
-from which size on a message spills (see pycoll/model.py). So each power of two is tried for that
-size, and for each the figures that make the squares of (predicted - measured) / measured smallest,
-none of them below a floor. What the measurements do not tell apart, a faint pull towards the
-starting values decides. Measurements that lie far off after that count less in a further round, and
-so on: other work on the machine makes some times several times too long.
+from which size on a message spills (see pycoll/model.py). So powers of two and the middles between
+them are tried for that size, and for each the figures that make the squares of (predicted -
+measured) / measured smallest, none of them below a floor. What the measurements do not tell apart,
+a faint pull towards the starting values decides. Measurements that lie far off after that count
+less in a further round, and so on: other work on the machine makes some times several times too
+long.
 
 What a link carries in the long run no message exceeds. If there is such a rate, many messages
 are carried at about the highest that was seen; so a few of the highest are tried, and those
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from pycoll.model import Link, Terms, spilled
 
 #: Sizes tried for the beginning of spilling.
-_CACHE_BYTES = tuple(1 << power for power in range(17, 28))
+_CACHE_BYTES = tuple(size for power in range(17, 28) for size in (1 << power, 3 << (power - 1)))
 #: Weight of a starting value beside one measurement: one that is right by its order of magnitude
 #: costs less than a percent of error in one measurement.
 _PULL = 1e-3
