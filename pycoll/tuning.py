@@ -369,26 +369,21 @@ def _medium(name: str, told: Any) -> Medium:
             raise ValueError(f"{name}.{word} is {value!r}: expected a number")
         if not (math.isfinite(value) and low <= value <= high):
             raise ValueError(f"{name}.{word} is {value!r}: expected {low:g} to {high:g}")
-    segment_bytes = _power_of_two(
-        f"{name}.segment_bytes", told["segment_bytes"], SEGMENT_BYTES_MIN, SEGMENT_BYTES
+    segment_bytes = _whole(
+        f"{name}.segment_bytes", told["segment_bytes"], SEGMENT_BYTES_MIN, SEGMENT_BYTES, True
     )
     cache_bytes = _whole(f"{name}.cache_bytes", told["cache_bytes"], 1 << 10, 1 << 40)
     values = {word: float(told[word]) for word in _RANGES}
     return Medium(Link(**values, cache_bytes=cache_bytes), segment_bytes)
 
 
-def _whole(name: str, value: Any, low: int, high: int) -> int:
+def _whole(name: str, value: Any, low: int, high: int, power_of_two: bool = False) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name} is {value!r}: expected a whole number")
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}: expected a whole number from {low} to {high}")
+    if not low <= value <= high or (power_of_two and value & (value - 1)):
+        kind = "power of two" if power_of_two else "whole number"
+        raise ValueError(f"{name} is {value}: expected a {kind} from {low} to {high}")
     return value
-
-
-def _power_of_two(name: str, value: Any, low: int, high: int) -> int:
-    if _whole(name, value, low, high) & (value - 1):
-        raise ValueError(f"{name} is {value}: expected a power of two from {low} to {high}")
-    return int(value)
 
 
 def local_parameters(config: Config, several_hosts: bool = False) -> Parameters:

@@ -115,7 +115,6 @@ def _single_s(comm: Communicator, case: Case, name: str | None) -> float:
     """About what one operation takes; alike on all ranks."""
     batch = 3
     for seconds in (_SAMPLE_S / 10, _SAMPLE_S / 5):
-        comm.barrier()
         single_s = max(_slowest(comm, [case.time(name, batch)])[0], 1e-9)
         batch = _batch_of(seconds, single_s)
     return single_s
