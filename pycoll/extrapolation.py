@@ -16,15 +16,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from pycoll.model import (
-    SCHEDULE_SIZE_MAX,
-    Load,
-    Profile,
-    carried,
-    copied,
-    first_of,
-    profile_of_schedule,
-)
+from pycoll.model import Load, Profile
+from pycoll.profiles import SCHEDULE_SIZE_MAX, carried, copied, first_of, profile_of_schedule
 from pycoll.topology import Topology
 
 if TYPE_CHECKING:

@@ -117,7 +117,8 @@ def with_links(
 
 def _with_values(link: Link, alpha: float | None, beta: float | None) -> Link:
     if alpha is not None:
-        link = link._replace(alpha=alpha, overhead=link.overhead * alpha / link.alpha)
+        faster = alpha / link.alpha
+        link = link._replace(alpha=alpha, overhead=link.overhead * faster, call=link.call * faster)
     if beta is not None:
         # What is given holds for messages of every length.
         link = link._replace(beta=beta, spill=0.0, reach=0.0)

@@ -118,7 +118,7 @@ class _Placing:
     def plan(self) -> Plan:
         drafting, schedule = self.drafting, self.schedule
         self._choose_homes()
-        lanes = sorted({drafting.lane_of(draft.lane) for draft in self.rows})
+        lanes = self._lanes()
         numbers = [0] * LANES_MAX
         for number, lane in enumerate(lanes):
             for other in range(LANES_MAX):
@@ -147,6 +147,14 @@ class _Placing:
             tuple(channels),
             tuple(rows),
         )
+
+    def _lanes(self) -> list[int]:
+        """The plan's lanes: first those that begin by sending. Engines begin with the first ones,
+        and peers wait for nothing so long as for what is sent behind work of another lane."""
+        first: dict[int, Draft] = {}
+        for draft in self.rows:
+            first.setdefault(self.drafting.lane_of(draft.lane), draft)
+        return sorted(first, key=lambda lane: (bool(first[lane].recv), lane))
 
     def _choose_homes(self) -> None:
         """The output is a home only while nothing else in that place is still read."""

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from pycoll.algorithms import TABLE, Algorithm, lookup
 from pycoll.collective import REDUCING, Collective
 from pycoll.errors import InvalidArgumentError
-from pycoll.model import DEFAULT, SCHEDULE_SIZE_MAX, Link, Parameters, Profile, profile
+from pycoll.model import DEFAULT, Link, Parameters, Profile
+from pycoll.profiles import SCHEDULE_SIZE_MAX, profile
 from pycoll.topology import Topology
 
 #: Hierarchies that are tried besides the default one.
@@ -239,8 +240,13 @@ def _links(topology: Topology, parameters: Parameters) -> list[str]:
 
 
 def _link_text(link: Link) -> str:
-    handling = f"{seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per segment"
-    return f"{handling}, {rates_text(link)}"
+    return f"{latencies_text(link)}, {rates_text(link)}"
+
+
+def latencies_text(link: Link, segment: str = "segment") -> str:
+    """What a link takes however many bytes there are, in words."""
+    call = f"{seconds_text(link.call)} per call, " if link.call else ""
+    return f"{call}{seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per {segment}"
 
 
 def rates_text(link: Link) -> str:

@@ -352,9 +352,10 @@ _RANGES = {
     "flow": (0.0, 1.0),
     "reach": (0.0, 1.0),
     "sustained": (0.0, 1.0),
+    "call": (0.0, 10.0),
 }
 #: What files from before there was such a figure leave out; 0 says that there is none.
-_LATER = ("flow", "reach", "sustained")
+_LATER = ("flow", "reach", "sustained", "call")
 
 
 def _medium(name: str, told: Any) -> Medium:

@@ -27,15 +27,17 @@ class Turns(NamedTuple):
     evenness: float = 1.0
     handed_on: float = 0.0
 
-    def shared(self, terms: Terms, per_core: float) -> Terms:
-        """``terms`` of the busiest rank, for so many ranks on each core."""
+    def shared(self, terms: Terms, per_core: float, fetches: float = 1.0) -> Terms:
+        """``terms`` of the busiest rank, for so many ranks on each core. ``fetches``: what it
+        copies for one byte that it sends or receives on average."""
         share = max(self.evenness, 1 / per_core)
+        copies = max(self.evenness / fetches, 1 / per_core)
         return terms._replace(
             segments=terms.segments * share,
-            moved=terms.moved * share,
-            touched=terms.touched * share,
+            moved=terms.moved * copies,
+            touched=terms.touched * copies,
             combined=terms.combined * share,
-            reached=terms.reached * share * (1 - self.handed_on),
+            reached=terms.reached * copies * (1 - self.handed_on),
         )
 
 

@@ -127,7 +127,7 @@ def test_links_that_are_given_count_and_others_stay() -> None:
 def test_times_and_rates_have_units(words: tuple[str, ...], across: str) -> None:
     text = explained("--hosts", "2", *words)
     assert f"across hosts: {across}" in text, text
-    assert "inside hosts: 300 ns latency" in text
+    assert "inside hosts: 300 ns per call, 150 ns latency" in text
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.Mo
         assert f"| {figure} |" in document or f" {figure} |" in document
     built_in = explained("--hosts", "2")
     assert "across hosts: 8 us latency" in built_in and ", 5 GB/s" in built_in
-    assert "inside hosts: 300 ns latency" in built_in and ", 15 GB/s" in built_in
+    assert "inside hosts: 300 ns per call, 150 ns latency" in built_in and ", 15 GB/s" in built_in
 
 
 @pytest.mark.parametrize("ending", ["svg", "pdf", "png"])

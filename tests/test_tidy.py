@@ -185,6 +185,7 @@ PURE = {
         "values",
         "select",
         "model",
+        "profiles",
         "extrapolation",
         "plan_format",
         "plan_text",

@@ -75,12 +75,15 @@ class Case:
         self._method(self._source, algorithm=algorithm, **self._words)
 
     def time(self, algorithm: str | None, batch: int) -> float:
-        """Seconds of one operation of ``batch`` back-to-back ones, begun by all ranks together."""
+        """Seconds of one operation of ``batch`` back-to-back ones, begun by all ranks together.
+        Nobody goes on to other work, maybe on a core that others share, before all are done."""
         self._comm.barrier()
         begin = time.perf_counter()
         for _ in range(batch):
             self.run(algorithm)
-        return (time.perf_counter() - begin) / batch
+        end = time.perf_counter()
+        self._comm.barrier()
+        return (end - begin) / batch
 
     def limit_share(self, seconds: float) -> float | None:
         """The part of what the hardware could do at best, where that is known."""

@@ -1,12 +1,13 @@
 """From measured times to a link's figures: least squares on relative errors.
 
-The model's times are linear in alpha, overhead, beta, gamma, spill and reach once it is known
+The model's times are linear in call, alpha, overhead, beta, gamma, spill and reach once it is known
 from which size on a message spills (see pycoll/model.py). So powers of two and the middles between
 them are tried for that size, and for each the figures that make the squares of (predicted -
 measured) / measured smallest, none of them below a floor. What the measurements do not tell apart,
 a faint pull towards the starting values decides. Measurements that lie far off after that count
 less in a further round, and so on: other work on the machine makes some times several times too
-long.
+long. Squares of that kind would rather say half than twice; those rounds weigh them so that it is
+the logarithm of predicted / measured that counts, and both are as bad.
 
 What a link carries in the long run no message exceeds. If there is such a rate, many messages
 are carried at about the highest that was seen; so a few of the highest are tried, and those
@@ -40,7 +41,10 @@ _FLOORS = {
     "gamma": 0.02,
     "spill": 0.0,
     "reach": 0.02,
+    "call": 0.0,
 }
+#: Nearer to 1 a ratio is 1.
+_EXACT = 1e-9
 #: Rounds of weighing, and how many times the middle error is far off.
 _ROUNDS = 5
 _FAR = 2.0
@@ -56,11 +60,13 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Observation:
-    """A message of ``nbytes`` whose plan costs ``terms`` took ``seconds``."""
+    """A message of ``nbytes`` whose plan costs ``terms`` took ``seconds``. ``weight``: as so many
+    of them."""
 
     terms: Terms
     nbytes: int
     seconds: float
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,9 @@ def _fit_with(
     """The best link that carries just that in the long run."""
     carrying = np.array([o.terms.carried * sustained for o in observations])
     seconds = np.array([o.seconds for o in observations])
+    own = np.array([o.weight for o in observations])
     # At first those are taken to be carried in the long run that take about so long.
-    weights = (seconds > carrying * (1 + _NEAR)).astype(float)
+    weights = own * (seconds > carrying * (1 + _NEAR))
     for _ in range(_ROUNDS):
         _, bursting = min(
             (_fit_at(observations, weights, start, free, cache) for cache in _CACHE_BYTES),
@@ -106,10 +113,18 @@ def _fit_with(
         )
         link = bursting._replace(sustained=sustained)
         busy = np.array([bursting.seconds(o.terms, o.nbytes) for o in observations])
-        errors = np.array([link.seconds(o.terms, o.nbytes) / o.seconds - 1 for o in observations])
-        far = max(_FAR * float(np.median(np.abs(errors))), 1e-6)
-        weights = np.minimum(1.0, far / np.maximum(np.abs(errors), 1e-12)) * (busy >= carrying)
-    return Fit(link, tuple(map(float, errors)))
+        ratios = np.array([link.seconds(o.terms, o.nbytes) / o.seconds for o in observations])
+        weights = own * _weights(ratios) * (busy >= carrying)
+    return Fit(link, tuple(map(float, ratios - 1)))
+
+
+def _weights(ratios: Array) -> Array:
+    """With these, squares of ratios - 1 are about as steep as those of their logarithms, and where
+    a ratio is far off, no steeper than where it begins to be."""
+    logs = np.log(ratios)
+    far = max(_FAR * float(np.median(np.abs(logs))), 1e-6)
+    steep = np.divide(logs, ratios - 1, out=np.ones_like(logs), where=abs(ratios - 1) > _EXACT)
+    return np.minimum(1.0, far / np.maximum(np.abs(logs), _EXACT)) * steep / ratios
 
 
 def _fit_at(
@@ -139,9 +154,10 @@ def _fit_at(
 
 
 def _scale(start: Link) -> Array:
-    """How large each figure may reasonably be. A byte's time may be all beta's or all spill's."""
+    """How large each figure may reasonably be. A byte's time may be all beta's or all spill's, that
+    of a call alpha's."""
     byte = start.beta + start.spill
-    sizes = start._asdict() | {"beta": byte, "spill": byte}
+    sizes = start._asdict() | {"beta": byte, "spill": byte, "call": start.alpha}
     return np.array([sizes[name] or start.beta for name in _FLOORS])
 
 
@@ -151,7 +167,8 @@ def _row(one: Observation, start: Link, cache_bytes: int) -> tuple[float, ...]:
     reached = terms.reached if start.reach else 0.0
     spill = spilled(terms, one.nbytes, cache_bytes)
     copied = terms.moved - reached
-    costs = (terms.waits, terms.segments, copied, terms.combined, spill, reached)
+    called = terms.calls if terms.waits else 0.0
+    costs = (terms.waits, terms.segments, copied, terms.combined, spill, reached, called)
     return tuple(cost / one.seconds for cost in costs)
 
 
@@ -159,7 +176,7 @@ def _not_negative(matrix: Array, wanted: Array, scale: Array) -> Array:
     """The x >= 0 for which ``matrix @ x`` is nearest to ``wanted``.
 
     At the solution some entries are 0 and the others solve the unbounded problem of their columns;
-    six entries make 63 cases, few enough to try them all.
+    seven entries make 127 cases, few enough to try them all.
     """
     count = matrix.shape[1]
     scaled = matrix * scale

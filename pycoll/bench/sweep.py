@@ -112,12 +112,15 @@ def _slowest(comm: Communicator, times: list[float]) -> list[float]:
 
 
 def _single_s(comm: Communicator, case: Case, name: str | None) -> float:
-    """About what one operation takes; alike on all ranks."""
-    batch = 3
-    for seconds in (_SAMPLE_S / 10, _SAMPLE_S / 5):
+    """About what one operation takes amid others; alike on all ranks. Batches double until they
+    last as long as a sample: the first operations make plans, and caches theirs."""
+    case.time(name, 1)
+    batch = 1
+    while True:
         single_s = max(_slowest(comm, [case.time(name, batch)])[0], 1e-9)
-        batch = _batch_of(seconds, single_s)
-    return single_s
+        if batch >= _BATCH_MAX or batch * single_s >= _SAMPLE_S:
+            return single_s
+        batch = min(_BATCH_MAX, 2 * batch)
 
 
 def _batch_of(seconds: float, single_s: float) -> int:
@@ -138,6 +141,7 @@ def _in_turns(
         for index, name in enumerate(ways):
             # Sums in place grow without end; every sample starts from the exact inputs.
             case.fill()
+            case.time(name, 1)  # the one behind a fill is not like those behind others
             times[index].append(case.time(name, batches[index]))
         spent = _slowest(comm, [time.perf_counter() - begin])[0]
         if done >= _SAMPLES_MIN and spent > options.budget_s:

@@ -5,7 +5,7 @@ each candidate in turns; the shortest time wins, the longest segment among nearl
 whose costs are known, over message sizes from a few bytes to more than the caches hold. What
 explains all these times best is the link (see fit); different lengths of segments are what tells
 the cost of a segment from that of its bytes. Two passes, of which the better time of each case
-counts, and of each pass the lower quartile: what disturbs only adds.
+counts: what disturbs only adds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import math
 import os
 import statistics
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pycoll import tuning
@@ -28,8 +29,16 @@ from pycoll.bench.sweep import SweepOptions
 from pycoll.collective import Collective
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError, PycollError
-from pycoll.model import LINKS, SEGMENT_BYTES, Parameters, profile
-from pycoll.select import bytes_text, candidates, predict, rates_text, seconds_text
+from pycoll.model import LINKS, SEGMENT_BYTES, Parameters
+from pycoll.profiles import profile
+from pycoll.select import (
+    bytes_text,
+    candidates,
+    latencies_text,
+    predict,
+    rates_text,
+    seconds_text,
+)
 from pycoll.topology import Topology, single_host
 from pycoll.tuning import Medium, Tuning
 
@@ -39,6 +48,8 @@ SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
 #: A shorter segment must be so much faster to be taken; less is noise.
 _GAIN = 0.97
 _RANKS_MAX = 8
+#: What is measured to be compared with predictions is the middle one of so many jobs.
+_JOBS = 3
 #: Predictions are meant to hold from this size on.
 ACCURATE_BYTES = 1 << 16
 
@@ -122,6 +133,17 @@ class Case:
 Times = dict[Case, float]
 
 
+def observations(times: Times) -> list[Observation]:
+    """The times in order. A collective counts as much as any other, however many algorithms it
+    has."""
+    cases = Counter(case.collective for case in times)
+    each = len(times) / len(cases)
+    return [
+        replace(case.observed(seconds), weight=each / cases[case.collective])
+        for case, seconds in times.items()
+    ]
+
+
 class Tuner:
     """Runs the jobs of one ``pycoll tune``. ``say`` prints a line of its report."""
 
@@ -140,7 +162,7 @@ class Tuner:
                 times: Times = {}
                 segment_bytes = self._best_segment(transport, times)
                 self._measure_links(transport, segment_bytes, times)
-                found = fit([case.observed(s) for case, s in times.items()], LINKS[transport])
+                found = fit(observations(times), LINKS[transport])
                 self._media[transport] = Medium(found.link, segment_bytes)
                 for line in describe(transport, self._media[transport]):
                     self._say(line)
@@ -201,7 +223,7 @@ class Tuner:
             nonlocal wrong
             wrong += line.wrong or 0
             case = Case(line.collective, line.algorithm, line.ranks, line.bytes, segment_bytes)
-            times[case] = min(line.quartile_s, times.get(case, math.inf))
+            times[case] = min(line.median_s, times.get(case, math.inf))
             self._progress.advance(self._task)
 
         with tempfile.TemporaryDirectory(prefix="pycoll-tune-") as folder:
@@ -242,11 +264,10 @@ def distinct_algorithms(collective: str, ranks: int) -> list[str]:
 
 def describe(transport: str, medium: Medium) -> list[str]:
     """A link's figures in words."""
-    link = medium.link
+    segment = f"segment of {bytes_text(medium.segment_bytes)}"
     return [
-        f"  {transport:10} {seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per "
-        f"segment of {bytes_text(medium.segment_bytes)}",
-        f"  {'':10} {rates_text(link)}",
+        f"  {transport:10} {latencies_text(medium.link, segment)}",
+        f"  {'':10} {rates_text(medium.link)}",
     ]
 
 
@@ -338,18 +359,32 @@ def predicted_and_measured(
     )
     options.validate(ranks)
     options.names(single_host(ranks))
-    lines: list[Measurement] = []
-    status = launch_sweep(options, ranks, _surroundings(config), lines.append)
-    if status != 0 or any(line.wrong for line in lines):
-        raise PycollError(f"measuring {collective} on {ranks} ranks ended with status {status}")
+    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for line in _measured_in_jobs(options, ranks, _surroundings(config)):
+        found[line.bytes, line.algorithm].append(line.median_s)
     yield f"  {'bytes':>10} {'predicted':>12} {'measured':>12} {'pred./meas.':>11}  algorithm"
-    for line in lines:
+    for (size, name), times in found.items():
         kind = Collective[collective.upper()]
-        predicted = predict(kind, line.algorithm, single_host(ranks), line.bytes, parameters)
+        predicted = predict(kind, name, single_host(ranks), size, parameters)
+        measured = statistics.median(times)
         yield (
-            f"  {line.bytes:10d} {seconds_text(predicted):>12} {seconds_text(line.median_s):>12} "
-            f"{predicted / line.median_s:11.2f}  {line.algorithm}"
+            f"  {size:10d} {seconds_text(predicted):>12} {seconds_text(measured):>12} "
+            f"{predicted / measured:11.2f}  {name}"
         )
+
+
+def _measured_in_jobs(
+    options: SweepOptions, ranks: int, words: Mapping[str, str]
+) -> list[Measurement]:
+    """Of several jobs: in one memory may lie by chance where caches hold less of it."""
+    lines: list[Measurement] = []
+    for _ in range(_JOBS):
+        status = launch_sweep(options, ranks, words, lines.append)
+        if status != 0 or any(line.wrong for line in lines):
+            raise PycollError(
+                f"measuring {options.collective} on {ranks} ranks ended with status {status}"
+            )
+    return lines
 
 
 def _surroundings(config: Config) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ from pycoll.bench.tune import (
     best_segment,
     describe,
     distinct_algorithms,
+    observations,
     place_to_store,
     present,
 )
@@ -224,7 +225,7 @@ class HostsTuner:
         return fit(self._observed(phase), start)
 
     def _observed(self, phase: str) -> list[Observation]:
-        return [case.observed(seconds) for case, seconds in self._times[phase].items()]
+        return observations(self._times[phase])
 
     def _segment(self, phase: str) -> int:
         times = self._times[phase]

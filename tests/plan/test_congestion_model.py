@@ -9,7 +9,8 @@ import pytest
 from pycoll.algorithms import TABLE, lookup
 from pycoll.collective import Collective
 from pycoll.forecast import with_links
-from pycoll.model import DEFAULT, Link, Parameters, Terms, profile_of_costs, profile_of_schedule
+from pycoll.model import DEFAULT, Link, Parameters, Terms
+from pycoll.profiles import profile_of_costs, profile_of_schedule
 from pycoll.select import choose, predict
 from pycoll.topology import Topology, topology_of
 

@@ -11,13 +11,8 @@ from pycoll.algorithms import Algorithm, lookup
 from pycoll.collective import Collective
 from pycoll.extrapolation import extrapolated
 from pycoll.forecast import with_links
-from pycoll.model import (
-    DEFAULT,
-    SCHEDULE_SIZE_MAX,
-    Profile,
-    profile,
-    profile_of_schedule,
-)
+from pycoll.model import DEFAULT, Profile
+from pycoll.profiles import SCHEDULE_SIZE_MAX, profile, profile_of_schedule
 from pycoll.select import candidates, choose, predict
 from pycoll.topology import Topology
 

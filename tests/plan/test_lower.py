@@ -54,6 +54,16 @@ def test_plans_are_proved_with_uneven_chunks(name: str, schedule: Schedule) -> N
 
 
 @each_sample
+def test_lanes_that_begin_by_sending_come_first(name: str, schedule: Schedule) -> None:
+    for image in lower_all(schedule):
+        first: dict[int, bool] = {}
+        for row in unpack(image).rows:
+            first.setdefault(row.lane, bool(row.recv))
+        waits = [first[lane] for lane in sorted(first)]
+        assert waits == sorted(waits), name
+
+
+@each_sample
 def test_plans_fold_in_the_order_of_the_schedule(name: str, schedule: Schedule) -> None:
     held = run_schedule(schedule, in_order)
     world = World(lower_all(schedule), random.Random(2), in_order, factor=1, tiles=1)
