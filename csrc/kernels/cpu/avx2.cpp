@@ -53,12 +53,15 @@ struct Avx2 : Machine<Avx2, 32> {
     return _mm256_movemask_pd(_mm256_cmp_pd((__m256d)a, (__m256d)b, _CMP_UNORD_Q)) != 0;
   }
 
-  PYCOLL_LANES Bytes subtract_to_zero(Bytes a, Bytes b) {
-    return (Bytes)_mm256_subs_epu8((__m256i)a, (__m256i)b);
+  // The top bit of what is subtracted to no less than zero: above one half, or at it and odd.
+  PYCOLL_LANES Bytes rounded(Bytes whole, Bytes fraction) {
+    const __m256i up = _mm256_subs_epu8((__m256i)fraction, (__m256i)(~whole & 1));
+    return whole - (Bytes)((Full<std::int8_t>)up < 0);
   }
 
-  PYCOLL_LANES Halves subtract_to_zero(Halves a, Halves b) {
-    return (Halves)_mm256_subs_epu16((__m256i)a, (__m256i)b);
+  PYCOLL_LANES Halves rounded(Halves whole, Halves fraction) {
+    const __m256i up = _mm256_subs_epu16((__m256i)fraction, (__m256i)(~whole & 1));
+    return whole - (Halves)((Full<std::int16_t>)up < 0);
   }
 
   PYCOLL_LANES bool any_top_bit(Bytes bytes) { return _mm256_movemask_epi8((__m256i)bytes) != 0; }

@@ -51,12 +51,18 @@ struct Avx512 : Machine<Avx512, 64> {
     return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_UNORD_Q) != 0;
   }
 
-  PYCOLL_LANES Bytes subtract_to_zero(Bytes a, Bytes b) {
-    return (Bytes)_mm512_subs_epu8((__m512i)a, (__m512i)b);
+  // Above one half, or at it and odd. Compilers make a vector of the comparison, and use that.
+  PYCOLL_LANES Bytes rounded(Bytes whole, Bytes fraction) {
+    const auto decides = (__m512i)(fraction | (whole & 1));
+    const __mmask64 up = _mm512_cmpgt_epu8_mask(decides, (__m512i)(Bytes{} + 0x80));
+    return (Bytes)_mm512_mask_add_epi8((__m512i)whole, up, (__m512i)whole, (__m512i)(Bytes{} + 1));
   }
 
-  PYCOLL_LANES Halves subtract_to_zero(Halves a, Halves b) {
-    return (Halves)_mm512_subs_epu16((__m512i)a, (__m512i)b);
+  PYCOLL_LANES Halves rounded(Halves whole, Halves fraction) {
+    const auto decides = (__m512i)(fraction | (whole & 1));
+    const __mmask32 up = _mm512_cmpgt_epu16_mask(decides, (__m512i)(Halves{} + 0x8000));
+    return (Halves)_mm512_mask_add_epi16((__m512i)whole, up, (__m512i)whole,
+                                         (__m512i)(Halves{} + 1));
   }
 
   PYCOLL_LANES bool any_top_bit(Bytes bytes) { return _mm512_movepi8_mask((__m512i)bytes) != 0; }

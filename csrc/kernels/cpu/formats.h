@@ -83,7 +83,7 @@ struct BFloat16Format {
   using Divisor = float;
   using Float = typename M::Float;
   using Words = typename M::Words;
-  static constexpr int kUnroll = 2;
+  static constexpr int kUnroll = 4;
 
   PYCOLL_LANES Wide decode(Narrow value) {
     return {{(Float)(value << 16), (Float)(value & 0xffff0000u)}};
@@ -110,7 +110,6 @@ struct BFloat16Format {
 
  private:
   using Halves = typename M::Halves;
-  using Signed = typename M::template Full<std::int16_t>;
 
   PYCOLL_LANES Narrow nearest(Wide value) {
     const Words low = (Words)value.part[0];
@@ -118,7 +117,7 @@ struct BFloat16Format {
     if constexpr (!M::kBlends) return round(low) >> 16 | (round(high) & 0xffff0000u);
     const auto whole = (Halves)M::lower_upper_halves(low >> 16, high);
     const auto fraction = (Halves)M::lower_upper_halves(low, high << 16);
-    return (Narrow)rounded<M, Signed>(whole, fraction);
+    return (Narrow)M::rounded(whole, fraction);
   }
 
   // The upper half is the result.

@@ -39,7 +39,7 @@ struct Machine {
   // round_to_half (there and back), all rounding to nearest even and keeping subnormals.
   static constexpr bool kConvertsHalf = false;
 
-  // Whether lower_upper_halves and subtract_to_zero are one instruction each.
+  // Whether lower_upper_halves is one instruction.
   static constexpr bool kBlends = false;
 
   // The lower half of each word of one, the upper half of each word of the other.
@@ -57,10 +57,12 @@ struct Machine {
     return Self::any_top_bit((Bytes) ~((a == a) & (b == b)));
   }
 
-  // a - b, or zero where b is greater.
+  // To nearest even: `fraction` is in units of 2^-8 (bytes) or 2^-16 (halves).
   template <typename V>
-  PYCOLL_LANES V subtract_to_zero(V a, V b) {
-    return (a > b ? a : b) - b;
+  PYCOLL_LANES V rounded(V whole, V fraction) {
+    constexpr int half = 1 << (8 * sizeof(whole[0]) - 1);
+    // Above one half, or at one half and odd.
+    return whole - (V)((fraction | (whole & 1)) > half);
   }
 
   // Whether the top bit of any byte is set.
@@ -113,14 +115,6 @@ struct Machine {
     if constexpr (piece > 1) copy_tail<piece / 2>(to, from, bytes);
   }
 };
-
-// To nearest even: `fraction` is in units of 2^-8 (bytes) or 2^-16 (halves).
-template <typename M, typename Signed, typename V>
-PYCOLL_LANES V rounded(V whole, V fraction) {
-  // The top bit: above one half, or at one half and odd.
-  const V up = M::subtract_to_zero(fraction, ~whole & 1);
-  return whole - (V)((Signed)up < 0);
-}
 
 // Several vectors that are computed as one: the numbers of one vector of small ones, made wide and
 // multiplied by 2^exponent, which must be exact.
