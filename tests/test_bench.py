@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from harness import world_in_threads
 
 import pycoll
-from pycoll.bench import inputs, report
+from pycoll.bench import inputs, report, sweep
 from pycoll.bench.case import Case
 from pycoll.bench.command import Follower, Wishes
 from pycoll.bench.metrics import Measurement, bus_factor, percentile
@@ -79,6 +80,59 @@ def test_an_operation_that_does_nothing_is_found(
     for number, wrong in enumerate(found):
         has_result = collective not in ("reduce", "gather") or number == 1
         assert (wrong > 100) == (has_result and number != idle), (number, wrong)
+
+
+# Samples
+
+
+def test_who_is_done_waits_until_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(comm: pycoll.Communicator) -> tuple[float, float]:
+        case = Case(comm, SweepOptions("all_reduce"), 64)
+        pause = 0.2 if comm.rank == 0 else 0.0
+        monkeypatch.setattr(case, "run", lambda algorithm: time.sleep(pause))
+        begin = time.perf_counter()
+        return case.time(None, 1), time.perf_counter() - begin
+
+    (slow, _), (quick, until_all_were_done) = world_in_threads(2).run(rank)
+    assert quick < 0.1 < slow <= until_all_were_done
+
+
+class Warming:
+    """An operation that is slow so many times, then quick."""
+
+    def __init__(self, slow: int, slow_s: float, quick_s: float) -> None:
+        self._left, self._slow_s, self._quick_s = slow, slow_s, quick_s
+        self.batches: list[int] = []
+
+    def fill(self) -> None:
+        pass
+
+    def time(self, algorithm: str | None, batch: int) -> float:
+        slow = min(self._left, batch)
+        self._left -= slow
+        self.batches.append(batch)
+        return (slow * self._slow_s + (batch - slow) * self._quick_s) / batch
+
+
+@pytest.mark.parametrize("quick_s", [1e-7, 1e-5, 0.1])
+def test_what_comes_first_does_not_say_how_long_samples_are(quick_s: float) -> None:
+    def rank(comm: pycoll.Communicator) -> float:
+        # Plans are made, pages and caches filled.
+        case: Any = Warming(2, 1e-3 + 10 * quick_s, quick_s)
+        return sweep._single_s(comm, case, None)
+
+    assert world_in_threads(1).run(rank) == [pytest.approx(quick_s)]
+
+
+def test_the_operation_behind_a_fill_does_not_count() -> None:
+    def rank(comm: pycoll.Communicator) -> list[int]:
+        case: Any = Warming(0, 0.0, 1e-5)
+        options = SweepOptions(samples=3, budget_s=60.0)
+        times, batches = sweep._in_turns(comm, case, [None], options)
+        assert times == [[1e-5] * 3] and batches == [50]
+        return case.batches[-6:]
+
+    assert world_in_threads(1).run(rank) == [[1, 50] * 3]
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

@@ -36,6 +36,8 @@ _SAMPLE_S = 500e-6
 _BATCH_MAX = 1000
 #: A sample of what is sustained lasts so long, against which the rest before it is little.
 _SUSTAINED_SAMPLE_S = 2e-3
+#: So many must have lasted as long as a sample.
+_LONG_BATCHES = 2
 #: However long they take, so many samples are taken.
 _SAMPLES_MIN = 5
 
@@ -112,15 +114,18 @@ def _slowest(comm: Communicator, times: list[float]) -> list[float]:
 
 
 def _single_s(comm: Communicator, case: Case, name: str | None) -> float:
-    """About what one operation takes amid others; alike on all ranks. Batches double until they
-    last as long as a sample: the first operations make plans, and caches theirs."""
+    """About what one operation takes amid others; alike on all ranks. Batches double until two
+    have lasted as long as a sample: the first operations make plans, and find nothing in caches."""
     case.time(name, 1)
-    batch = 1
+    batch, long = 1, 0
     while True:
         single_s = max(_slowest(comm, [case.time(name, batch)])[0], 1e-9)
-        if batch >= _BATCH_MAX or batch * single_s >= _SAMPLE_S:
+        if batch == _BATCH_MAX or batch * single_s >= _SAMPLE_S:
+            long += 1
+        else:
+            batch = min(_BATCH_MAX, 2 * batch)
+        if long == _LONG_BATCHES:
             return single_s
-        batch = min(_BATCH_MAX, 2 * batch)
 
 
 def _batch_of(seconds: float, single_s: float) -> int:
