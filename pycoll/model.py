@@ -170,7 +170,7 @@ class Load:
 
     @property
     def fetched(self) -> float:
-        """See above."""
+        """In units of n."""
         return self.moved if self._fetched is None else self._fetched
 
     @fetched.setter

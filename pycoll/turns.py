@@ -28,8 +28,8 @@ class Turns(NamedTuple):
     handed_on: float = 0.0
 
     def shared(self, terms: Terms, per_core: float, fetches: float = 1.0) -> Terms:
-        """``terms`` of the busiest rank, for so many ranks on each core. ``fetches``: what it
-        copies for one byte that it sends or receives on average."""
+        """``terms`` of the busiest rank, for so many ranks on each core. ``fetches``: its share of
+        ``moved``, by what it would be if all copied what they send and receive."""
         share = max(self.evenness, 1 / per_core)
         copies = max(self.evenness / fetches, 1 / per_core)
         return terms._replace(
