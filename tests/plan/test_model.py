@@ -164,16 +164,16 @@ def test_ranks_that_share_cores_prefer_fewer_steps() -> None:
     assert crowded.inside.call > 16 * alone.inside.call
     assert crowded.inside.cache_bytes == alone.inside.cache_bytes // 4
     assert "4 ranks per core" in crowded.origin
-    topology = single_host(8)
-    for nbytes in (8, 256):
-        assert choose(ALL_REDUCE, topology, nbytes, parameters=crowded).name == "one_shot", nbytes
-    assert choose(ALL_REDUCE, topology, 1 << 20, parameters=crowded).name == "direct"
+    pairs = Parameters().crowded(2)
+    for nbytes in (8, 256, 1024):
+        assert choose(ALL_REDUCE, single_host(4), nbytes, parameters=pairs).name == "one_shot"
+    assert choose(ALL_REDUCE, single_host(8), 1 << 20, parameters=crowded).name == "direct"
 
 
 def test_ranks_that_share_cores_leave_the_work_to_one_where_that_is_less_in_all() -> None:
     alone, crowded = Parameters(), Parameters().crowded(4)
     topology = single_host(8)
-    for nbytes in (4096, 16384):
+    for nbytes in (8, 4096, 16384):
         assert choose(ALL_REDUCE, topology, nbytes, parameters=crowded).name == "star", nbytes
     for nbytes in (4096, 1 << 18, 1 << 24):
         assert (
