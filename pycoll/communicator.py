@@ -247,7 +247,8 @@ class Communicator(Reducing, Moving, Messages):
         if self._group is not None:
             raise InvalidArgumentError("split inside a group: leave the with block first")
         numbers = [color is not None, 0 if color is None else _integer("color", color)]
-        told = self._all_gather_numbers([*numbers, _integer("key", key)], "split").tolist()
+        numbers.append(_integer("key", key))
+        told = self._all_gather_numbers(numbers, "split", self._quickly_chosen()).tolist()
         self._splits += 1
         name = f"{self.name}/{self._splits}.{color}"
         joined = self._join_part(told, color, name, tuning)
@@ -279,7 +280,9 @@ class Communicator(Reducing, Moving, Messages):
                 self.rank,
                 self._identities,
                 shm,
-                lambda numbers: self._all_gather_numbers(numbers, "part").tolist(),
+                lambda numbers: self._all_gather_numbers(
+                    numbers, "part", self._quickly_chosen()
+                ).tolist(),
                 self._gather_blobs,
                 self._splits,
             )
