@@ -271,30 +271,27 @@ class Core(_core.Calls):
         self, numbers: list[int], purpose: str, algorithm: str | None = None
     ) -> Any:
         """Every rank's numbers, equally many, as rows of an array: for arranging what follows."""
-        mine = np.array(numbers, np.int64)
         every = np.empty((self.size, len(numbers)), np.int64)
-        prepared = self._prepare(
-            Collective.ALL_GATHER,
-            DType.INT64,
-            None,
-            0,
-            every.nbytes,
-            algorithm,
-            None,
-            (_salt(purpose),),
-        )
         counts = [len(numbers)] * self.size
-        self._start(
-            prepared,
-            _core.view(mine),
-            _core.view(every),
-            DType.INT64,
-            counts,
-            every.size,
-            False,
-            nothing,
-        )
+        mine = np.array(numbers, np.int64)
+        self._all_gather_own(DType.INT64, mine, every, counts, purpose, algorithm)
         return every
+
+    def _all_gather_own(
+        self,
+        dtype: int,
+        mine: Any,
+        every: Any,
+        counts: list[int],
+        purpose: str,
+        algorithm: str | None,
+    ) -> None:
+        """An all_gather of our own, by buffers."""
+        prepared = self._prepare(
+            Collective.ALL_GATHER, dtype, None, 0, every.nbytes, algorithm, None, (_salt(purpose),)
+        )
+        views = _core.view(mine), _core.view(every)
+        self._start(prepared, *views, dtype, counts, every.size, False, nothing)
 
     def _broadcast_numbers(self, numbers: list[int] | None, length: int, root: int) -> Any:
         """The root's numbers, on all ranks."""
@@ -321,26 +318,7 @@ class Core(_core.Calls):
         algorithm = self._quickly_chosen()
         lengths = [int(n) for n in self._all_gather_numbers([len(blob)], "blob", algorithm)[:, 0]]
         every = np.empty(sum(lengths), np.uint8)
-        prepared = self._prepare(
-            Collective.ALL_GATHER,
-            DType.UINT8,
-            None,
-            0,
-            every.nbytes,
-            algorithm,
-            None,
-            (_salt("blobs"),),
-        )
-        self._start(
-            prepared,
-            _core.view(blob),
-            _core.view(every),
-            DType.UINT8,
-            lengths,
-            every.size,
-            False,
-            nothing,
-        )
+        self._all_gather_own(DType.UINT8, blob, every, lengths, "blobs", algorithm)
         data = every.tobytes()
         ends = np.cumsum(lengths)
         return [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from harness import ProcessWorld
+from test_fit import KNOWN
 
 import pycoll
 from pycoll import explanation, tuning
@@ -25,18 +26,8 @@ from pycoll.communicator import Communicator
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.information import facts
-from pycoll.model import LINKS, Link, Parameters
+from pycoll.model import LINKS, Parameters
 from pycoll.tuning import BUILT_IN, Medium, Tuning
-
-KNOWN = Link(
-    alpha=0.7e-6,
-    beta=1 / 9e9,
-    gamma=1 / 22e9,
-    overhead=0.2e-6,
-    spill=1 / 6e9,
-    cache_bytes=1 << 23,
-    call=0.5e-6,
-)
 
 # The file
 
