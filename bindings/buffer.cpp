@@ -246,9 +246,12 @@ py::tuple shape_of(const BufferView& view) {
 }  // namespace
 
 BufferView make_view(py::handle x, std::string_view name) {
-  if (py::isinstance<py::array>(x)) return from_numpy(py::reinterpret_borrow<py::array>(x), name);
   if (PyCapsule_CheckExact(x.ptr())) return from_capsule(x, name);
-  if (py::hasattr(x, "__dlpack__")) return from_dlpack(x, name);
+  if (py::hasattr(x, "__dlpack__")) {
+    // Not asked of everything: the first time takes pybind11 0.2 ms, to see which NumPy there is.
+    const bool numpy = py::isinstance<py::array>(x);
+    return numpy ? from_numpy(py::reinterpret_borrow<py::array>(x), name) : from_dlpack(x, name);
+  }
   if (PyObject_CheckBuffer(x.ptr()) != 0) return from_buffer(x, name);
   refuse(name, "is " + text_of(py::repr(py::type::of(x))) +
                    ", which is no array: pass a NumPy array, a torch or JAX array, or any object "

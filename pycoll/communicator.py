@@ -248,7 +248,7 @@ class Communicator(Reducing, Moving, Messages):
             raise InvalidArgumentError("split inside a group: leave the with block first")
         numbers = [color is not None, 0 if color is None else _integer("color", color)]
         numbers.append(_integer("key", key))
-        told = self._all_gather_numbers(numbers, "split", self._quickly_chosen()).tolist()
+        told = self._all_gather_numbers(numbers, "split", self._quickly_chosen())
         self._splits += 1
         name = f"{self.name}/{self._splits}.{color}"
         joined = self._join_part(told, color, name, tuning)
@@ -257,7 +257,7 @@ class Communicator(Reducing, Moving, Messages):
         return Communicator(joined, self._config._replace(timeout_s=self.timeout_s), name)
 
     def _join_part(
-        self, told: Sequence[tuple[int, int, int]], color: int | None, name: str, tuning: str
+        self, told: Sequence[Sequence[int]], color: int | None, name: str, tuning: str
     ) -> Joined | None:
         groups: dict[int, list[int]] = {}
         for rank in sorted(range(self.size), key=lambda rank: told[rank][2]):
@@ -280,9 +280,7 @@ class Communicator(Reducing, Moving, Messages):
                 self.rank,
                 self._identities,
                 shm,
-                lambda numbers: self._all_gather_numbers(
-                    numbers, "part", self._quickly_chosen()
-                ).tolist(),
+                lambda numbers: self._all_gather_numbers(numbers, "part", self._quickly_chosen()),
                 self._gather_blobs,
                 self._splits,
             )

@@ -332,6 +332,6 @@ class Moving(Core):
             raise InvalidArgumentError(f"splits add up to {sum(mine)}, but x has {rows} rows")
         told = self._all_gather_numbers(signature(source.dtype, source.shape) + mine, "all_to_all")
         agreed_rows(told, "all_to_all")
-        table = [[int(n) for n in line] for line in told[:, SIGNATURE_LENGTH:]]
+        table = [line[SIGNATURE_LENGTH:] for line in told]
         counts = [n for line in table for n in elements(line, source.shape)]
         return sum(line[self.rank] for line in table), counts
