@@ -190,16 +190,20 @@ def default_path() -> Path | None:
     """This machine's file, there or not; None where no folder for it is known."""
     from pathlib import Path
 
+    name = _default_name()
+    return None if name is None else Path(name)
+
+
+def _default_name() -> str | None:
+    """Without pathlib, whose import is a tenth of what a process needs to join."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The specification says to ignore relative paths.
-    if os.path.isabs(base):
-        folder = Path(base)
-    else:
-        try:
-            folder = Path.home() / ".cache"
-        except RuntimeError:
+    if not os.path.isabs(base):
+        home = os.path.expanduser("~")
+        if not os.path.isabs(home):
             return None
-    return folder / "pycoll" / f"{fingerprint()}.json"
+        base = os.path.join(home, ".cache")
+    return os.path.join(base, "pycoll", f"{fingerprint()}.json")
 
 
 def find(config: Config) -> Tuning:
@@ -210,14 +214,12 @@ def find(config: Config) -> Tuning:
     if config.tuning == OFF:
         return BUILT_IN
     if config.tuning is not None:
-        from pathlib import Path
-
-        return load(Path(config.tuning))
-    path = default_path()
-    if path is None or not path.exists():
+        return load(config.tuning)
+    name = _default_name()
+    if name is None or not os.path.exists(name):
         return BUILT_IN
     try:
-        return load(path)
+        return load(name)
     except InvalidArgumentError as error:
         warnings.warn(f"{error}; the built-in values are used instead", stacklevel=2)
         return BUILT_IN
@@ -231,12 +233,13 @@ def text_of(config: Config) -> str:
 # The file
 
 
-def load(path: Path) -> Tuning:
+def load(path: Path | str) -> Tuning:
     """Read and check a file. InvalidArgumentError with path and reason if it cannot be used."""
     try:
-        if path.stat().st_size > _FILE_BYTES_MAX:
+        if os.stat(path).st_size > _FILE_BYTES_MAX:
             raise ValueError(f"it has more than {_FILE_BYTES_MAX} bytes")
-        told = json.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            told = json.loads(file.read())
         media, networks = _checked(told)
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from None
@@ -269,7 +272,7 @@ def store(tuning: Tuning, path: Path, made: str) -> None:
         raise
 
 
-def _unusable(path: Path, why: str) -> InvalidArgumentError:
+def _unusable(path: Path | str, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"tuning file {str(path)!r} cannot be used: {why}; run pycoll tune, or set "
         "PYCOLL_TUNING=off"
