@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 OUT := out
 
 .PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
-        bench-peers bench-net bench-rdma bench-training gpu-check clean
+        optimized test-optimized bench-peers bench-net bench-rdma bench-training gpu-check clean
 
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
 	@echo "make test         install everything the tests need and run them"
 	@echo "make test-rdma    verbs on Soft-RoCE devices, in a virtual machine with Debian's kernel"
-	@echo "make bench-peers  install Open MPI, MPICH and torch beside pycoll, compare, and measure"
-	@echo "                  kernels and call costs; tables and picture go to bench/"
+	@echo "make optimized    compile twice, the second time by what runs of the first build"
+	@echo "make bench-peers  install Open MPI, MPICH and torch beside that build, compare, and"
+	@echo "                  measure kernels and call costs; tables and picture go to bench/"
 	@echo "make gpu-check    tests on this machine's GPUs, then bench/gpu.py; fails where none is"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
 	@echo "make bench-rdma   compare verbs with Open MPI over UCX, in the machine of test-rdma"
@@ -56,7 +57,13 @@ test-python:
 test-rdma: setup-test
 	bash tests/rdma/run.sh $(BIN)
 
-bench-peers:
+optimized: setup-test
+	bash bench/optimize.sh $(BIN)
+
+test-optimized: optimized
+	bash tests/python.sh $(BIN) tests/api tests/regressions
+
+bench-peers: optimized
 	bash bench/setup_peers.sh
 	$(BIN)/python bench/shm.py --markdown bench/RESULTS.md --plot bench/shm.svg
 	$(BIN)/python bench/peers.py --markdown bench/RESULTS.md

@@ -7,7 +7,6 @@ import itertools
 import operator
 import re
 import zlib
-from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -20,6 +19,8 @@ from pycoll.ops import Reduction, find_reduction
 from pycoll.types import DType
 
 if TYPE_CHECKING:
+    from array import array
+
     from pycoll.devices import Devices
     from pycoll.plans import Plans, Prepared
     from pycoll.topology import Topology
@@ -271,6 +272,8 @@ class Core(_core.Calls):
         self, numbers: list[int], purpose: str, algorithm: str | None = None
     ) -> list[list[int]]:
         """Every rank's numbers, equally many: for arranging what follows."""
+        from array import array
+
         count = len(numbers)
         every = array("q", bytes(8 * self.size * count))
         counts = [count] * self.size
@@ -304,6 +307,8 @@ class Core(_core.Calls):
 
     def _broadcast_numbers(self, numbers: list[int] | None, length: int, root: int) -> list[int]:
         """The root's numbers, on all ranks."""
+        from array import array
+
         line = array("q", bytes(8 * length) if numbers is None else numbers)
         view = _core.view(line)
         prepared = self._prepare(

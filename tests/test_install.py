@@ -119,3 +119,24 @@ def test_it_works_without_what_is_optional(run: Run, tmp_path: Path) -> None:
         "from pycoll.information import print_information; print_information()"
     )
     assert "PYCOLL_TIMEOUT_S" in run("-c", code, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "word", "text"),
+    [("clang++", "use", "it needs GCC"), ("g++", "reuse", "expected generate or use")],
+)
+def test_a_build_by_a_profile_says_what_it_needs(
+    compiler: str, word: str, text: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [
+            *("cmake", "-S", str(ROOT), "-B", str(tmp_path), "-DPYCOLL_BINDINGS=OFF"),
+            *(f"-DCMAKE_CXX_COMPILER={compiler}", f"-DPYCOLL_PROFILE={word}"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"PYCOLL_PROFILE is {word}: " in done.stderr
+    assert text in " ".join(done.stderr.split())

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Compiles pycoll by what runs of it, into the virtual environment whose bin folder is $1: a first
+# build counts that while rehearsal.py runs, a second one is laid out by it. Needs GCC, and what
+# `make setup-test` installs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$1
+build=build/optimized
+
+round() {
+  "$bin/pip" install --quiet --no-build-isolation --editable . \
+    --config-settings=build-dir=$build --config-settings=cmake.define.PYCOLL_PROFILE="$1"
+}
+
+rm -rf $build/profile
+round generate
+for ranks in 1 2 8; do
+  "$bin/pycoll" run -n $ranks -- "$bin/python" bench/rehearsal.py
+done
+round use

@@ -1,0 +1,42 @@
+"""What a build in two rounds is compiled for: the calls of one rank; see optimize.sh.
+
+Ranks with a core each wait by spinning, and those that share cores by yielding, so both are run.
+Long messages need no rehearsal: kernels, which take their time, are compiled the same in any build.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import pycoll
+
+#: Bytes of a message, and how often it is sent.
+CALLS = {8: 4000, 1 << 10: 4000, 16 << 10: 1000, 256 << 10: 100, 4 << 20: 10}
+
+
+def main() -> None:
+    with pycoll.init() as comm:
+        for nbytes, times in CALLS.items():
+            own = np.zeros(nbytes // 4, np.float32)
+            every = np.zeros(own.size * comm.size, np.float32)
+            bound = comm.all_reduce.bind(own, out=own)
+            for number in range(times):
+                comm.all_reduce(own, out=own)
+                bound()
+                if number % 8 == 0:
+                    others(comm, own, every)
+
+
+def others(comm: pycoll.Communicator, own: np.ndarray, every: np.ndarray) -> None:
+    """Once each of what is called less often."""
+    comm.broadcast(own, out=own)
+    comm.all_gather(own, out=every)
+    comm.reduce_scatter(every, out=own)
+    works = [comm.all_reduce(own, out=own, async_op=True) for _ in range(4)]
+    for work in works:
+        work.wait()
+    comm.barrier()
+
+
+if __name__ == "__main__":
+    main()
