@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "base/cache.h"
 #include "bindings/bind.h"
 #include "bindings/numpy_memory.h"
 #include "transport/shm_arena.h"
@@ -69,6 +70,7 @@ void bind_memory(py::module_& module) {
         return shm::Arena::of_process().bring_back(at(address), nbytes);
       },
       py::arg("address"), py::arg("nbytes"));
+  module.def("core_cache_bytes", &core_cache_bytes);
   module.def("reachable_memory_is_quick",
              [] { return shm::Arena::of_process().gives_huge_pages(); });
 }

@@ -75,6 +75,17 @@ def test_noise_and_stalls_spoil_predictions_little(seed: int) -> None:
         assert link.seconds(one.terms, one.nbytes) == pytest.approx(one.seconds, rel=0.3)
 
 
+def test_where_nothing_spills_what_the_caches_say_counts() -> None:
+    short = [one for one in observations(KNOWN) if one.terms.touched < KNOWN.cache_bytes // 4]
+    for known in (3 << 19, 1 << 23):
+        assert fit(short, LINKS["shm"], spills_from=known).link.cache_bytes == known
+
+
+def test_times_say_more_of_spilling_than_caches_do() -> None:
+    found = fit(observations(KNOWN), LINKS["shm"], spills_from=KNOWN.cache_bytes // 4)
+    assert found.link.cache_bytes == KNOWN.cache_bytes
+
+
 def test_half_is_as_bad_as_twice() -> None:
     start = LINKS["shm"]._replace(spill=0.0)
     terms = Terms(1.0, 0.0, 1e6, 0.0)

@@ -32,6 +32,9 @@ _CACHE_BYTES = tuple(size for power in range(17, 28) for size in (1 << power, 3 
 #: Weight of a starting value beside one measurement: one that is right by its order of magnitude
 #: costs less than a percent of error in one measurement.
 _PULL = 1e-3
+#: Half an octave from where caches say that messages begin to spill must explain a tenth better, an
+#: octave by three tenths: sizes next to each other are about as good, and by chance the wrong one.
+_LIKELY = 0.3
 #: Figures in the order of Link.seconds, and their floors as shares of the starting values: links
 #: are not fifty times better than present machines have them, and nothing is there at once.
 _FLOORS = {
@@ -77,16 +80,24 @@ class Fit:
     errors: tuple[float, ...]
 
 
-def fit(observations: Sequence[Observation], start: Link, free: Collection[str] = _FLOORS) -> Fit:
+def fit(
+    observations: Sequence[Observation],
+    start: Link,
+    free: Collection[str] = _FLOORS,
+    spills_from: int | None = None,
+) -> Fit:
     """The link that explains the observations best, where only the figures named ``free`` may
-    differ from the start's. ValueError without any observation."""
+    differ from the start's. ``spills_from``: for how many bytes there should be room in the caches,
+    if that is known. ValueError without any observation."""
     if not observations:
         raise ValueError("there is nothing to fit")
-    found = _fit_with(observations, start, free, 0.0)
+    found = _fit_with(observations, start, free, spills_from, 0.0)
     rates = [o.seconds / o.terms.carried for o in observations if o.terms.carried]
     if rates:
         tried = dict.fromkeys(map(float, np.quantile(rates, _SUSTAINED)))
-        best = min((_fit_with(observations, start, free, one) for one in tried), key=_off)
+        best = min(
+            (_fit_with(observations, start, free, spills_from, one) for one in tried), key=_off
+        )
         if _off(best) < _CLEARLY * _off(found):
             return best
     return found
@@ -98,7 +109,11 @@ def _off(found: Fit) -> float:
 
 
 def _fit_with(
-    observations: Sequence[Observation], start: Link, free: Collection[str], sustained: float
+    observations: Sequence[Observation],
+    start: Link,
+    free: Collection[str],
+    spills_from: int | None,
+    sustained: float,
 ) -> Fit:
     """The best link that carries just that in the long run."""
     carrying = np.array([o.terms.carried * sustained for o in observations])
@@ -109,13 +124,20 @@ def _fit_with(
     for _ in range(_ROUNDS):
         _, bursting = min(
             (_fit_at(observations, weights, start, free, cache) for cache in _CACHE_BYTES),
-            key=lambda pair: pair[0],
+            key=lambda pair: pair[0] * _unlikely(pair[1].cache_bytes, spills_from),
         )
         link = bursting._replace(sustained=sustained)
         busy = np.array([bursting.seconds(o.terms, o.nbytes) for o in observations])
         ratios = np.array([link.seconds(o.terms, o.nbytes) / o.seconds for o in observations])
         weights = own * _weights(ratios) * (busy >= carrying)
     return Fit(link, tuple(map(float, ratios - 1)))
+
+
+def _unlikely(cache_bytes: int, spills_from: int | None) -> float:
+    """What the squares of errors count by, at least 1."""
+    if spills_from is None:
+        return 1.0
+    return 1.0 + _LIKELY * math.log2(cache_bytes / spills_from) ** 2
 
 
 def _weights(ratios: Array) -> Array:

@@ -33,6 +33,7 @@ from pycoll.bench.tune import (
     observations,
     place_to_store,
     present,
+    spills_from,
 )
 from pycoll.bootstrap.identity import ranks_per_core, transport_across
 from pycoll.errors import InvalidArgumentError, PycollError
@@ -214,7 +215,7 @@ class HostsTuner:
         inside = None
         for phase in more:
             if not phase.beside:
-                found = self._fit(phase.name, LINKS["shm"])
+                found = fit(self._observed(phase.name), LINKS["shm"], spills_from=spills_from())
                 inside = Medium(found.link, self._segment(phase.name))
                 self._tell("inside", inside, phase.name, found)
         hosts = {name.rpartition(":")[0] for name in self._comm._names}
