@@ -61,6 +61,7 @@ optimized: setup-test
 	bash bench/optimize.sh $(BIN)
 
 test-optimized: optimized
+	$(BIN)/pycoll info | grep 'laid out by a rehearsal'
 	bash tests/python.sh $(BIN) tests/api tests/regressions
 
 bench-peers: optimized

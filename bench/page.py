@@ -49,9 +49,15 @@ def commit() -> str:
 
 
 def origin() -> str:
-    """Machine, date and commit: what a section begins with."""
+    """Machine, date, commit and kind of build: what a section begins with."""
+    from pycoll._core import LAID_OUT
+
     load = os.getloadavg()[0]
-    return f"{machine()}; {datetime.date.today()}, commit {commit()}, load {load:.1f} at the end."
+    build = "make optimized" if LAID_OUT else "a plain build"
+    return (
+        f"{machine()}; {datetime.date.today()}, commit {commit()}, {build}, "
+        f"load {load:.1f} at the end."
+    )
 
 
 def write_section(path: Path, title: str, lines: Sequence[str]) -> None:

@@ -4,6 +4,11 @@
 PYBIND11_MODULE(_core, module) {
   namespace bindings = pycoll::bindings;
   module.doc() = "Native engines of pycoll; use the pycoll package.";
+#ifdef PYCOLL_LAID_OUT
+  module.attr("LAID_OUT") = true;
+#else
+  module.attr("LAID_OUT") = false;
+#endif
   bindings::bind_buffer(module);
   bindings::bind_memory(module);
   bindings::bind_plan(module);

@@ -34,6 +34,8 @@ def fill(view: BufferView, element: bytes) -> None: ...
 
 LENT_BYTES_MIN: int
 SHARED_BYTES_MIN: int
+#: Whether the build was laid out by what ran of another one.
+LAID_OUT: bool
 
 class SharedArrays:
     def __init__(self) -> None: ...

@@ -83,6 +83,7 @@ def facts() -> list[tuple[str, str]]:
         ("pycoll", _version("pycoll-comm")),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("machine", f"{platform.machine()}, {cores} usable cores, {platform.release()}"),
+        ("build", "laid out by a rehearsal" if _core.LAID_OUT else "plain; see make optimized"),
         ("reduction kernels", _core.isa()),
         ("costs of links", _tuning()),
         ("transport shm", "built"),

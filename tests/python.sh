@@ -9,4 +9,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
 shift
-"$bin/python" -m pytest "${@:-tests}" -n $(($(nproc) * 3 / 2)) --dist loadfile --no-loadscope-reorder -q
+workers=$(($(nproc) * 3 / 2))
+"$bin/python" -m pytest "${@:-tests}" -n $workers --dist loadfile --no-loadscope-reorder -q
