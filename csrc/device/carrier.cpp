@@ -109,15 +109,16 @@ Status Carrier::start() {
 
 void Carrier::run() {
   for (std::uint32_t idle = 0;;) {
+    // Before the pass: kernels may have written behind its back, and their rank have left since.
+    const bool leaving = leaving_.load(std::memory_order_acquire);
     const bool moved = pass();
-    if (is_over(moved)) return;
+    if (leaving && is_over(moved)) return;
     idle = moved ? 0 : idle + 1;
     if (idle != 0) rest(idle);
   }
 }
 
 bool Carrier::is_over(bool moved) const {
-  if (!leaving_.load(std::memory_order_acquire)) return false;
   return (!moved && !waiting_) || options_.clock->now() >= leaves_by_.load();
 }
 

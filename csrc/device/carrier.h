@@ -107,7 +107,7 @@ class Carrier {
   explicit Carrier(Options options);
   Status open();
   void run();
-  bool is_over(bool moved) const;
+  bool is_over(bool moved) const;  // for one that leaves, by a pass that began since
   bool pass();
   bool send(Line& line);
   bool send_one(Line& line, std::uint32_t channel);
