@@ -221,19 +221,19 @@ def calls_together(comm: Any, rounds: int) -> dict[str, float]:
         child.close()
 
     calls = (blocking, started, grouped, listed, one, grouped_tiny, listed_tiny, one_tiny)
-    found = {f"{call.__name__}_s": _together(comm, call, rounds) for call in calls}
-    return {**found, "split_s": _together(comm, split, min(rounds, 5))}
+    return {**_together(comm, calls, rounds), **_together(comm, (split,), min(rounds, 5))}
 
 
-def _together(comm: Any, call: Callable[[], None], rounds: int) -> float:
-    call()
-    spent = []
-    for _ in range(rounds):
-        comm.barrier()
-        begin = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - begin)
-    return statistics.median(spent)
+def _together(comm: Any, calls: Sequence[Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median seconds of each, by "name_s"; in each round all take turns."""
+    spent: dict[str, list[float]] = {f"{call.__name__}_s": [] for call in calls}
+    for _ in range(rounds + 1):
+        for call, seconds in zip(calls, spent.values(), strict=True):
+            comm.barrier()
+            begin = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - begin)
+    return {name: statistics.median(seconds[1:]) for name, seconds in spent.items()}
 
 
 def job(ranks: int, rounds: int) -> dict[str, float]:
