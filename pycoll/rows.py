@@ -49,9 +49,9 @@ def signature(dtype: int, shape: Shape) -> list[int]:
     return [dtype, len(shape), rows, zlib.crc32(repr(trailing).encode()), *shown]
 
 
-def agreed_rows(signatures: Any, operation: str) -> list[int]:
+def agreed_rows(signatures: Sequence[Sequence[int]], operation: str) -> list[int]:
     """Rows of each rank. MismatchError naming the ranks whose dtype or dimensions stand out."""
-    keys = [(int(s[0]), int(s[1]), int(s[3])) for s in signatures]
+    keys = [(s[0], s[1], s[3]) for s in signatures]
     if len(set(keys)) > 1:
         usual = max(keys, key=keys.count)
         odd = [rank for rank, key in enumerate(keys) if key != usual]
@@ -64,15 +64,15 @@ def agreed_rows(signatures: Any, operation: str) -> list[int]:
             ranks=odd,
             operation=operation,
         )
-    return [int(s[2]) for s in signatures]
+    return [s[2] for s in signatures]
 
 
-def _describe(one: Any) -> str:
-    dtype, axes, rows = (int(number) for number in one[:3])
+def _describe(one: Sequence[int]) -> str:
+    dtype, axes, rows = one[:3]
     if axes == 0:
         shape = "()"
     else:
-        trailing = [str(int(n)) for n in one[4 : 4 + min(axes - 1, _SHOWN)]]
+        trailing = [str(n) for n in one[4 : 4 + min(axes - 1, _SHOWN)]]
         more = ["..."] if axes - 1 > _SHOWN else []
         shape = "(" + ", ".join([str(rows), *trailing, *more]) + ("," if axes == 1 else "") + ")"
     return f"{DType(dtype).word} of shape {shape}"

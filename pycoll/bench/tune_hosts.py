@@ -205,7 +205,7 @@ class HostsTuner:
     def _fitted(self, phases: Sequence[Phase]) -> Network:
         alone, *more = phases
         transport = transport_across(self._comm._identities)
-        found = self._fit(alone.name, LINKS[transport])
+        found = fit(self._observed(alone.name), LINKS[transport])
         across = found.link
         for phase in more:
             if phase.beside:
@@ -221,9 +221,6 @@ class HostsTuner:
         hosts = {name.rpartition(":")[0] for name in self._comm._names}
         made = datetime.date.today().isoformat()
         return Network(tuple(sorted(hosts)), transport, medium, inside, made)
-
-    def _fit(self, phase: str, start: Link) -> Fit:
-        return fit(self._observed(phase), start)
 
     def _observed(self, phase: str) -> list[Observation]:
         return observations(self._times[phase])
