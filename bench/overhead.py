@@ -37,6 +37,8 @@ TITLE = "Costs of calls and communicators"
 MANY = 64
 #: Calls between two looks at the clock.
 BATCH = 5000
+#: Calls of microseconds have so many times as many rounds as others.
+ROUNDS_OF_CALLS = 20
 #: Until all ranks are surely where this one is.
 SETTLE_S = 0.3
 #: What, and how much with its unit.
@@ -221,7 +223,8 @@ def calls_together(comm: Any, rounds: int) -> dict[str, float]:
         child.close()
 
     calls = (blocking, started, grouped, listed, one, grouped_tiny, listed_tiny, one_tiny)
-    return {**_together(comm, calls, rounds), **_together(comm, (split,), min(rounds, 5))}
+    many = rounds * ROUNDS_OF_CALLS
+    return {**_together(comm, calls, many), **_together(comm, (split,), min(rounds, 5))}
 
 
 def _together(comm: Any, calls: Sequence[Callable[[], None]], rounds: int) -> dict[str, float]:
@@ -268,6 +271,15 @@ def jobs_of_two_and_eight(rounds: int) -> list[Figure]:
     ]
     return [
         *((f"2 ranks, {name}", us(two[f"{key}_s"] * 1e6)) for name, key in calls),
+        *(
+            (f"2 ranks, {size}: a {way} of {MANY}, of 8 times one", share(two[many], two[single]))
+            for size, way, many, single in (
+                ("8 B", "group", "grouped_tiny_s", "one_tiny_s"),
+                ("8 B", "list", "listed_tiny_s", "one_tiny_s"),
+                ("1 KiB", "group", "grouped_s", "one_s"),
+                ("1 KiB", "list", "listed_s", "one_s"),
+            )
+        ),
         ("2 ranks: split and close", us(two["split_s"] * 1e6)),
         ("8 ranks: ready, after the last one's init()", ms(eight["ready"] - eight["entered"])),
         ("8 ranks: the first barrier, with what it imports", ms(eight["first_barrier_s"])),
@@ -279,6 +291,10 @@ def jobs_of_two_and_eight(rounds: int) -> list[Figure]:
         ("8 ranks: staging resident after an all_reduce of 1 KiB", mib(eight["small_bytes"])),
         ("8 ranks: staging resident after one of 4 MiB", mib(eight["long_bytes"])),
     ]
+
+
+def share(many: float, single: float) -> str:
+    return f"{many / (8 * single):.2f}"
 
 
 def mib(count: float) -> str:

@@ -36,6 +36,20 @@ std::uint64_t total_of(std::span<const std::uint64_t> counts) {
 
 }  // namespace
 
+const Choice& Choice::plain(DType dtype) {
+  static const std::array<Choice, kDTypeCount> all = [] {
+    std::array<Choice, kDTypeCount> made;
+    for (int one = 0; one < kDTypeCount; ++one) {
+      Choice& choice = made[static_cast<std::size_t>(one)];
+      choice.collective = Collective::kAllReduce;
+      choice.dtype = static_cast<DType>(one);
+      choice.op = static_cast<std::int8_t>(ReduceOp::kSum);
+    }
+    return made;
+  }();
+  return all[static_cast<std::size_t>(dtype)];
+}
+
 bool Choice::has_same_rest(const Choice& other) const {
   return std::equal(trailing.begin(), trailing.begin() + trailing_count, other.trailing.begin()) &&
          same_text(algorithm, other.algorithm);
@@ -100,13 +114,6 @@ void CallTable::add(Prepared prepared) {
   prepared_.emplace(hash, std::make_unique<Prepared>(std::move(prepared)));
 }
 
-std::byte* CallTable::fusion_memory(std::uint64_t bytes) {
-  constexpr std::size_t kLine = 64;
-  if (fusion_memory_.size() < bytes + kLine) fusion_memory_.resize(std::bit_ceil(bytes) + kLine);
-  const auto address = reinterpret_cast<std::uintptr_t>(fusion_memory_.data());
-  return fusion_memory_.data() + (kLine - address % kLine) % kLine;
-}
-
 runtime::CollectiveRequest request_of(const Prepared& prepared,
                                       std::span<const std::uint64_t> counts,
                                       std::uint64_t input_bytes, std::uint64_t output_bytes,
@@ -151,8 +158,13 @@ PyTypeObject* calls_type = nullptr;
 
 CallsObject* cast_calls(PyObject* object) { return reinterpret_cast<CallsObject*>(object); }
 
+// By object's own tp_new, which in Python 3.11 has attributes lie in the object: only then does the
+// interpreter remember what `comm.all_reduce` is (a call takes 29 ns instead of 34 on one rank).
+// Whoever asks for the object's __dict__ ends that.
 PyObject* make_calls(PyTypeObject* type, PyObject* /*arguments*/, PyObject* /*names*/) {
-  PyObject* object = type->tp_alloc(type, 0);
+  const auto nothing = py::reinterpret_steal<py::object>(PyTuple_New(0));
+  if (!nothing) return nullptr;
+  PyObject* object = PyBaseObject_Type.tp_new(type, nothing.ptr(), nullptr);
   if (object != nullptr) cast_calls(object)->group = Py_NewRef(Py_None);
   return object;
 }

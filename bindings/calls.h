@@ -15,8 +15,8 @@
 #include <string>
 #include <type_traits>
 #include <unordered_map>
-#include <vector>
 
+#include "bindings/fusion_memory.h"
 #include "bindings/handle.h"
 #include "runtime/call.h"
 #include "runtime/request.h"
@@ -39,14 +39,9 @@ struct Choice {
   std::array<std::int64_t, kTrailingMax> trailing{};  // dimensions that ranks must share
   PyObject* algorithm = nullptr;                      // a str, or nullptr: the selector's
 
-  // That of all_reduce(x) or all_reduce(x, out=x), without bytes.
-  static Choice plain(DType dtype) {
-    Choice choice;
-    choice.collective = Collective::kAllReduce;
-    choice.dtype = dtype;
-    choice.op = static_cast<std::int8_t>(ReduceOp::kSum);
-    return choice;
-  }
+  // That of all_reduce(x) or all_reduce(x, out=x), without bytes. Made beforehand: to compare one
+  // as bytes right behind its making waits until it has left the processor's store buffer.
+  static const Choice& plain(DType dtype);
 
   bool operator==(const Choice& other) const {
     // All in front of `trailing` at once: of a group's calls each is compared.
@@ -87,8 +82,7 @@ class CallTable {
   bool knows_plain(DType dtype, std::uint64_t bytes) const {
     return bytes > 0 && (plain_[static_cast<std::size_t>(dtype)] >> std::bit_width(bytes - 1)) % 2;
   }
-  // Memory for fused messages; grows and is kept, since its pages are warm.
-  std::byte* fusion_memory(std::uint64_t bytes);
+  FusionMemory& fusion_memory() { return fusion_memory_; }
   void add(Prepared prepared);
   // Empty ones, for a list or a group, which gives them back empty: their room is used again.
   std::unique_ptr<Fusions> take_fusions();
@@ -131,7 +125,7 @@ class CallTable {
   std::array<std::uint64_t, kDTypeCount> plain_{};  // by dtype: a bit for each bucket that is known
   std::array<Slot, kCallsMax> slots_;
   std::array<InPlace, kInPlaceMax> in_place_;
-  std::vector<std::byte> fusion_memory_;
+  FusionMemory fusion_memory_;
   std::unique_ptr<Fusions> fusions_;
 };
 

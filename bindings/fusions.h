@@ -19,14 +19,6 @@ inline constexpr std::uint64_t kMemberBytesMax = std::uint64_t{1} << 18;
 // A message of several arrays grows to this at most.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 24;
 
-// One all_reduce that waits for the group's end. Its Work keeps what it reads and gives.
-struct Member {
-  PyObject* work;  // of make_open_work(), a reference of the fusion's; nullptr: there is none
-  const std::byte* source;
-  std::byte* target;
-  std::uint64_t bytes;
-};
-
 // What the lengths of a message's arrays add to the key that ranks compare: who cuts it elsewhere
 // would put sums where they do not belong. Alone, or beside arrays without elements, an array adds
 // nothing.
@@ -45,13 +37,40 @@ class LengthsKey {
   std::size_t arrays_ = 0;
 };
 
+// One all_reduce that waits for the group's end.
+struct Member {
+  // A reference of the fusion's: the Work of make_open_work(), which keeps what is read and given;
+  // where nobody has that any more, the array; or nullptr, where others keep it.
+  PyObject* held = nullptr;
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
+  std::uint64_t bytes = 0;
+  bool has_work = false;
+};
+
 struct Fusion {
   Choice choice;  // without bytes
   pybind11::object algorithm;
   std::uint64_t bytes = 0;
+  std::optional<DType> plain;  // it is known to be open, and of Choice::plain() of this
+  LengthsKey lengths;
   std::vector<Member> members;
   // Those of an earlier message, of which none was written where another one lies.
   std::vector<runtime::Part> apart;
+
+  // With what Member has, which is written where it stays: a copy would wait for what was just
+  // written.
+  void add(PyObject* held, const std::byte* source, std::byte* target, std::uint64_t nbytes,
+           bool has_work) {
+    Member& member = members.emplace_back();
+    member.held = held;
+    member.source = source;
+    member.target = target;
+    member.bytes = nbytes;
+    member.has_work = has_work;
+    bytes += nbytes;
+    lengths.add(nbytes);
+  }
 };
 
 // What is called inside one group, in order. Which members share a message depends on their order,
@@ -63,8 +82,12 @@ class Fusions {
   Fusions& operator=(const Fusions&) = delete;
   ~Fusions() { clear(); }
 
-  // Takes the member's reference. The number of the fusion that it is in now.
-  std::size_t add(const Choice& choice, const Member& member);
+  // The number of the fusion to which a member of so many bytes is to be added, which has room for
+  // one if it is new.
+  std::size_t place(const Choice& choice, std::uint64_t bytes);
+  // An all_reduce(x, out=x) of an array with such memory. A Work for the caller; throws when there
+  // is no memory.
+  PyObject* add_in_place(PyObject* x, const Flat& flat);
   Fusion& at(std::size_t number) { return all_.at(number); }
   std::size_t size() const { return used_; }
   // Something that is no fusion has its turn behind all that came before; Python runs it.
@@ -83,8 +106,11 @@ class Fusions {
     pybind11::object object;
   };
 
+  Fusion& place_plain(DType dtype, std::uint64_t bytes);
+
   std::vector<Fusion> all_;  // the first used_ of them; the rest is room
   std::size_t used_ = 0;
+  std::size_t newest_ = 0;         // what place() gave last
   std::vector<std::size_t> open_;  // numbers of those that others may still join
   std::vector<Other> others_;
 };

@@ -183,7 +183,8 @@ void bind_methods(py::module_& module) {
       {Py_tp_getset, method_properties},      {0, nullptr}};
   PyType_Spec spec = {"pycoll._core.Method", sizeof(MethodObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-                          Py_TPFLAGS_METHOD_DESCRIPTOR | kNotMadeByCalling,
+                          Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_IMMUTABLETYPE |
+                          kNotMadeByCalling,
                       slots};
   method_type = add_type(module, "Method", spec);
   module.def("method", &make_method, py::arg("function"), py::arg("wrapped"),

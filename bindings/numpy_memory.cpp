@@ -21,7 +21,7 @@ std::atomic<int> sharers{0};
 // What NumPy had before; what is too short goes there.
 DataAllocator ordinary = {};
 
-void* share(std::size_t bytes, Content content) {
+std::byte* share(std::size_t bytes, Content content) {
   if (bytes < kSharedBytesMin || bytes > Arena::prepared_bytes_max() ||
       sharers.load(std::memory_order_relaxed) == 0) {
     return nullptr;
@@ -34,7 +34,7 @@ bool is_shared(const void* memory) { return Arena::owns(static_cast<const std::b
 // NumPy may call these on any thread.
 
 void* allocate(void* /*context*/, std::size_t size) {
-  void* memory = share(size, Content::kAny);
+  void* memory = allocate_shared(size);
   return memory != nullptr ? memory : ordinary.malloc(ordinary.context, size);
 }
 
@@ -110,6 +110,8 @@ bool put_handler(void** functions) {
 }
 
 }  // namespace
+
+std::byte* allocate_shared(std::size_t bytes) { return share(bytes, Content::kAny); }
 
 SharedArrays::SharedArrays() {
   static const int told [[maybe_unused]] =

@@ -51,4 +51,8 @@ class SharedArrays {
   transport::shm::Arena* arena_ = nullptr;  // of the process that made it; nullptr: does nothing
 };
 
+// Memory for `bytes` as a long array would get it now, for Arena::free(); nullptr where it would be
+// NumPy's own.
+std::byte* allocate_shared(std::size_t bytes);
+
 }  // namespace pycoll::bindings::numpy

@@ -1,146 +1,15 @@
 #include "bindings/work.h"
 
-#include <array>
-#include <atomic>
-#include <exception>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "bindings/bind.h"
 #include "bindings/raw.h"
+#include "bindings/work_object.h"
 
 namespace pycoll::bindings {
 namespace {
-
-enum class Stage : std::uint8_t {
-  kOpen,     // a member of a group that has not ended
-  kRunning,  // `running` says what runs
-  kGiven,    // `value` is the result
-  kFailed,   // `value` is the exception
-};
-
-struct WorkObject {
-  PyObject head;
-  Running running;
-  PyObject* value;        // the result, also while it is being made; an exception, or nullptr
-  PyObject* kept;         // what the operation reads, or nullptr
-  PyObject* finish;       // gives the result once the operation is done; nullptr: `value` is it
-  std::mutex* finishing;  // with `finish`: several threads may wait, and it runs once
-  Nanoseconds ended;      // of an operation that was let go of; 0 if that is not known
-  Stage stage;
-};
-
-PyTypeObject* work_type = nullptr;
-
-WorkObject* as_work(PyObject* object) { return reinterpret_cast<WorkObject*>(object); }
-
-// Works come and go by the thousand: their memory, and that of their operations, is used again. The
-// GIL guards both lists.
-constexpr std::size_t kSpareMax = 256;
-constexpr std::size_t kSpareWorksMax = 1024;  // a group has all of its own until it ends
-struct Spare {
-  std::array<WorkObject*, kSpareWorksMax> works{};
-  std::size_t work_count = 0;
-  std::vector<std::shared_ptr<runtime::Operation>> operations;
-};
-Spare& spare() {
-  static Spare* const lists = new Spare;  // Works may outlive what is destroyed at the end
-  return *lists;
-}
-
-PyObject* as_object(WorkObject* work) { return reinterpret_cast<PyObject*>(work); }
-
-// Not known to the garbage collector; watch() is.
-WorkObject* allocate(Stage stage) {
-  Spare& lists = spare();
-  WorkObject* work = nullptr;
-  if (lists.work_count != 0) {
-    work = lists.works[--lists.work_count];
-    (void)PyObject_Init(as_object(work), work_type);
-  } else {
-    work = as_work(work_type->tp_alloc(work_type, 0));
-    if (work == nullptr) throw py::error_already_set();
-    PyObject_GC_UnTrack(work);
-    new (&work->running) Running();
-  }
-  work->stage = stage;
-  work->ended = 0;
-  return work;
-}
-
-bool may_refer_back(PyObject* object) { return object != nullptr && PyObject_IS_GC(object) != 0; }
-
-// Arrays of NumPy refer to nothing that could refer to a Work; what else there is might.
-void watch(WorkObject* work) {
-  if (PyObject_GC_IsTracked(as_object(work)) != 0) return;
-  if (may_refer_back(work->value) || may_refer_back(work->finish) || may_refer_back(work->kept)) {
-    PyObject_GC_Track(work);
-  }
-}
-
-int traverse_work(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(as_work(object)->value);
-  Py_VISIT(as_work(object)->kept);
-  Py_VISIT(as_work(object)->finish);
-  return 0;
-}
-
-// Nobody waits for it any more, but it runs.
-void leave_running(WorkObject* work) noexcept {
-  if (work->stage != Stage::kRunning || work->running.operation->done()) return;
-  try {
-    const auto borrow = [](PyObject* one) {
-      return one == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one);
-    };
-    work->running.communicator->keep(work->running.operation,
-                                     py::make_tuple(borrow(work->kept), borrow(work->value)));
-  } catch (const std::exception&) {
-    // No memory for a tuple: what it reads must not go away.
-    Py_XINCREF(work->kept);
-    Py_XINCREF(work->value);
-  }
-}
-
-int clear_work(PyObject* object) {
-  leave_running(as_work(object));
-  Py_CLEAR(as_work(object)->value);
-  Py_CLEAR(as_work(object)->kept);
-  Py_CLEAR(as_work(object)->finish);
-  return 0;
-}
-
-// Its operation, if nobody else knows of it, is as good as new.
-void let_go(Running& running) {
-  std::shared_ptr<runtime::Operation> operation = std::move(running.operation);
-  const bool reusable = running.reusable;
-  running = Running();
-  auto& operations = spare().operations;
-  if (!reusable || operation.use_count() != 1 || operations.size() >= kSpareMax) return;
-  std::atomic_thread_fence(std::memory_order_acquire);  // behind whoever let go of it last
-  operation->reset();
-  operations.push_back(std::move(operation));
-}
-
-void dealloc_work(PyObject* object) {
-  PyObject_GC_UnTrack(object);
-  clear_work(object);
-  WorkObject* work = as_work(object);
-  delete std::exchange(work->finishing, nullptr);
-  if (work->running.communicator != nullptr) let_go(work->running);
-  PyTypeObject* type = Py_TYPE(object);
-  Spare& lists = spare();
-  if (lists.work_count < kSpareWorksMax) {
-    lists.works[lists.work_count++] = work;
-  } else {
-    work->running.~Running();
-    type->tp_free(object);
-  }
-  Py_DECREF(type);
-}
 
 PyObject* done(PyObject* object, PyObject* /*unused*/) {
   const WorkObject* work = as_work(object);
@@ -304,73 +173,7 @@ constexpr const char* kDocumentation =
     "Arrays that it reads or writes must be left alone until it is done; they are kept alive. It\n"
     "runs on whether or not anyone waits. Threads: any.";
 
-void expect_result(WorkObject* work, py::object result, py::object finish, py::object kept) {
-  work->value = result.release().ptr();
-  work->kept = kept.release().ptr();
-  if (finish && !finish.is_none()) {
-    work->finish = finish.release().ptr();
-    work->finishing = new std::mutex();
-  }
-}
-
 }  // namespace
-
-py::object make_work(Running running, py::object result, py::object finish, py::object kept) {
-  WorkObject* work = allocate(Stage::kRunning);
-  auto made = py::reinterpret_steal<py::object>(as_object(work));
-  work->running = std::move(running);
-  expect_result(work, std::move(result), std::move(finish), std::move(kept));
-  watch(work);
-  return made;
-}
-
-std::shared_ptr<runtime::Operation> new_operation() {
-  auto& operations = spare().operations;
-  if (operations.empty()) return std::make_shared<runtime::Operation>();
-  auto operation = std::move(operations.back());
-  operations.pop_back();
-  return operation;
-}
-
-// Not watched before it is filled: until then its group has it, which the garbage collector does
-// not see.
-PyObject* make_open_work(py::object result, py::object finish, py::object kept) {
-  WorkObject* work = allocate(Stage::kOpen);
-  expect_result(work, std::move(result), std::move(finish), std::move(kept));
-  return as_object(work);
-}
-
-void fill_work(PyObject* object, PyObject* result) {
-  WorkObject* work = as_work(object);
-  work->stage = Stage::kGiven;
-  Py_XSETREF(work->value, Py_NewRef(result));
-  watch(work);
-  Py_CLEAR(work->finish);
-  Py_CLEAR(work->kept);
-}
-
-void fill_work(PyObject* object) {
-  const WorkObject* work = as_work(object);
-  if (work->finish == nullptr) return fill_work(object, work->value);
-  const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(work->finish));
-  if (!result) throw py::error_already_set();
-  fill_work(object, result.ptr());
-}
-
-void fill_and_drop_work(PyObject* object) {
-  // Where nobody else has it, as in most programs, nobody asks what came out.
-  if (Py_REFCNT(object) > 1 || as_work(object)->finish != nullptr) fill_work(object);
-  Py_DECREF(object);
-}
-
-void fail_work(PyObject* object, PyObject* error) {
-  WorkObject* work = as_work(object);
-  work->stage = Stage::kFailed;
-  Py_XSETREF(work->value, Py_NewRef(error));
-  watch(work);
-  Py_CLEAR(work->finish);
-  Py_CLEAR(work->kept);
-}
 
 void bind_work(py::module_& module) {
   PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc_work)},

@@ -71,6 +71,7 @@ class Core(_core.Calls):
     _host: str
     #: Equal for the ranks of this communicator, and no other's.
     _identity: str
+    _made_plans: Plans | None = None
 
     def __init__(
         self,
@@ -104,8 +105,14 @@ class Core(_core.Calls):
         self._device_rdma = True
         self._devices: Devices | None = None
 
-    @functools.cached_property
+    @property
     def _plans(self) -> Plans:
+        # No cached_property: that would ask for __dict__, see bindings/calls.cpp.
+        if self._made_plans is None:
+            self._made_plans = self._make_plans()
+        return self._made_plans
+
+    def _make_plans(self) -> Plans:
         # Algorithms and proofs are two thirds of the package: neither importing it nor joining need
         # wait for them.
         from pycoll.plans import Plans

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -81,6 +83,21 @@ def test_known_calls_run_no_python(text: str) -> None:
 
     for frames in world_in_threads(2).run(rank):
         assert set(frames) <= {"frame", "<lambda>"} or all("<lambda>" in one for one in frames)
+
+
+def test_the_interpreter_remembers_methods() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("this interpreter remembers none")
+    (comm,) = world_in_threads(1).communicators
+
+    def call() -> None:
+        x = np.zeros(2, np.float32)
+        for _ in range(100):
+            comm.all_reduce(x, out=x)
+
+    call()
+    names = [one.opname for one in dis.get_instructions(call, adaptive=True)]
+    assert any(re.match("LOAD_(METHOD|ATTR_METHOD)_(WITH_VALUES|NO_DICT)", name) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,50 @@ def test_works_that_nobody_keeps_change_nothing() -> None:
     world_in_threads(2).run(rank)
 
 
+def test_arrays_whose_works_nobody_keeps_live_until_the_end() -> None:
+    def rank(comm: Comm) -> None:
+        warm = np.ones(3, np.float32)
+        comm.all_reduce(warm, out=warm)
+        gone, sums, kept = [], [], []
+        with comm.group():
+            for number in range(8):
+                x = np.full(3, number, np.float32)
+                gone.append(weakref.ref(x))
+                work = comm.all_reduce(x, out=x)
+                if number % 4 == 1:
+                    kept.append(work)
+                sums.append(x.ctypes.data)
+                del work, x
+            assert all(one() is not None for one in gone)
+            assert len(set(sums)) == len(sums)  # so that none lies where another one lay
+        assert [work.wait().tolist() for work in kept] == [[2] * 3, [10] * 3]
+        kept.clear()
+        assert all(one() is None for one in gone)
+
+    world_in_threads(2).run(rank)
+
+
+def test_works_of_a_group_that_raises_hear_of_it_wherever_they_stand() -> None:
+    def rank(comm: Comm) -> None:
+        xs = [np.full(2, number, np.float32) for number in range(6)]
+        comm.all_reduce(xs[0], out=xs[0])
+        kept = []
+        with pytest.raises(ZeroDivisionError), comm.group():
+            for number, x in enumerate(xs):
+                work = comm.all_reduce(x, out=x)
+                if number % 2 == 0:
+                    kept.append(work)
+                del work
+            raise ZeroDivisionError
+        assert len({id(work) for work in kept}) == len(kept) == 3
+        for work in kept:
+            with pytest.raises(InvalidArgumentError, match="left by an exception"):
+                work.wait()
+        assert [x[0] for x in xs] == [0, 1, 2, 3, 4, 5]
+
+    world_in_threads(2).run(rank)
+
+
 def test_works_in_a_circle_are_collected() -> None:
     comm = world_in_threads(1).communicators[0]
     for _ in range(2):

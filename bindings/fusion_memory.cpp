@@ -1,0 +1,33 @@
+#include "bindings/fusion_memory.h"
+
+#include <bit>
+#include <new>
+
+#include "bindings/numpy_memory.h"
+#include "transport/shm_arena.h"
+
+namespace pycoll::bindings {
+namespace {
+
+using transport::shm::Arena;
+
+constexpr std::align_val_t kLine{64};
+
+}  // namespace
+
+void FusionMemory::Free::operator()(std::byte* memory) const {
+  Arena::owns(memory) ? Arena::free(memory) : ::operator delete(memory, kLine);
+}
+
+std::byte* FusionMemory::of(std::size_t bytes) {
+  if (bytes <= bytes_) return memory_.get();
+  bytes_ = 0;
+  memory_.reset();
+  const std::size_t room = std::bit_ceil(bytes);
+  memory_.reset(numpy::allocate_shared(room));
+  if (memory_ == nullptr) memory_.reset(static_cast<std::byte*>(::operator new(room, kLine)));
+  bytes_ = room;
+  return memory_.get();
+}
+
+}  // namespace pycoll::bindings
