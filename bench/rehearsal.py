@@ -12,6 +12,8 @@ import pycoll
 
 #: Bytes of a message, and how often it is sent.
 CALLS = {8: 4000, 1 << 10: 4000, 16 << 10: 1000, 256 << 10: 100, 4 << 20: 10}
+#: Arrays of a group.
+MANY = 16
 
 
 def main() -> None:
@@ -35,6 +37,11 @@ def others(comm: pycoll.Communicator, own: np.ndarray, every: np.ndarray) -> Non
     works = [comm.all_reduce(own, out=own, async_op=True) for _ in range(4)]
     for work in works:
         work.wait()
+    arrays = [own.copy() for _ in range(MANY)]
+    comm.all_reduce(arrays, out=arrays)
+    with comm.group():
+        for one in arrays:
+            comm.all_reduce(one, out=one)
     comm.barrier()
 
 
