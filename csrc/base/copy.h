@@ -31,6 +31,11 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
   std::memcpy(to, from, bytes);
 }
 
+// copy_bytes() to lines that another core read last: asks for some of them at once, where plain
+// stores would take over one after the other. On a Granite Rapids an all_reduce of 1 KiB between
+// two ranks took 0.88 of its time, of 2 KiB 0.7, of 4 to 16 KiB 0.85 to 0.9.
+void claim_and_copy(std::byte* to, const std::byte* from, std::size_t bytes);
+
 // The lines written do not stay in any cache. stream_fence() orders these stores before later ones.
 // An ordinary copy where the processor has no such stores.
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes);

@@ -71,7 +71,7 @@ class Stores {
   // ordered behind it by stream_fence().
   bool fill(std::size_t all_bytes, std::byte* room, const std::byte* from, std::size_t bytes) {
     if (all_bytes < kStreamedBytesMin) {
-      copy_bytes(room, from, bytes);
+      store(room, from, bytes);
       return false;
     }
     const bool near = is_near();
@@ -84,9 +84,9 @@ class Stores {
         stream_copy(room, from, bytes);
       }
     } else if (is_timed(bytes) && ordinary_run_ >= kChannelDepth && !near) {
-      learn(bytes, timed([&] { copy_bytes(room, from, bytes); }));
+      learn(bytes, timed([&] { store(room, from, bytes); }));
     } else {
-      copy_bytes(room, from, bytes);
+      store(room, from, bytes);
     }
     return streams;
   }
@@ -110,11 +110,12 @@ class Stores {
   }
 
  private:
-  static constexpr std::size_t kTimedBytesMin = 4 * 1024, kTimedBytesMinCrowded = 2 * 1024;
+  static constexpr std::size_t kTimedBytesMin = 2 * 1024;
   static constexpr std::uint64_t kTimedEvery = 8;
-  // Nanoseconds for a KiB. By streaming stores it takes 28 to 40 (Zen 4) or 45 to 80 (Granite
-  // Rapids), by ordinary ones 90 to 430 where they are the wrong ones. They may take as long as
-  // streaming ones do in any case.
+  // Nanoseconds for a KiB. By streaming stores it takes 28 to 40 (Zen 4, without what is under way
+  // at the end) or 90 to 180 (Granite Rapids), by ordinary ones 50 to 140 where they are the right
+  // ones (Granite Rapids), otherwise 90 to 430. They may take as long as streaming ones do in any
+  // case.
   static constexpr Nanoseconds kSlow = 70, kQuick = 60;
   // From one trial to the next, in segments; the longer, the more trials have confirmed the choice.
   static constexpr std::uint64_t kPeriodFirst = 32, kPeriodMin = 512, kPeriodMax = 16384;
@@ -148,18 +149,24 @@ class Stores {
            load_acquire(*reader_core_) == static_cast<std::uint64_t>(sched_getcpu()) + 1;
   }
 
-  // Where ranks share cores pieces are short, and stores still under way count, too.
+  // Where ranks share cores nobody knows who has the lines.
+  void store(std::byte* room, const std::byte* from, std::size_t bytes) const {
+    is_crowded() ? copy_bytes(room, from, bytes) : claim_and_copy(room, from, bytes);
+  }
+
+  // Stores still under way count, too: the peer waits for them, and of a short piece all may be.
+  // Without them streaming stores seemed quicker at 2 to 64 KiB, where they were not, and
+  // all_reduce of 64 KiB took 7.8 or 14 us, by chance (2 ranks, Granite Rapids).
   template <typename Work>
   Nanoseconds timed(const Work& work) const {
     const Nanoseconds begin = clock_->now();
     work();
-    if (is_crowded()) __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
     return clock_->now() - begin;
   }
 
   bool is_timed(std::size_t bytes) const {
-    if (settled_ || segment_ % kTimedEvery != 0) return false;
-    return bytes >= (is_crowded() ? kTimedBytesMinCrowded : kTimedBytesMin);
+    return !settled_ && segment_ % kTimedEvery == 0 && bytes >= kTimedBytesMin;
   }
 
   bool is_slow() const {

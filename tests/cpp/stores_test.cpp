@@ -113,6 +113,24 @@ TEST(copies_that_mislead_the_processor_copy_the_same) {
   }
 }
 
+TEST(claim_and_copy_copies_any_length_from_and_to_any_place) {
+  const auto source = noise(6000, 13);
+  std::vector<std::byte> room(source.size() + 200);
+  for (const std::size_t bytes : {0, 1, 63, 64, 1000, 1024, 1025, 2048, 3000, 3072, 3073, 5900}) {
+    for (const std::size_t to : {0, 1, 40, 64}) {
+      for (const std::size_t from : {0, 3, 64}) {
+        std::fill(room.begin(), room.end(), kUntouched);
+        claim_and_copy(room.data() + to, source.data() + from, bytes);
+        for (std::size_t at = 0; at < room.size(); ++at) {
+          const bool inside = at >= to && at < to + bytes;
+          const std::byte expected = inside ? source[from + at - to] : kUntouched;
+          CHECK(room[at] == expected, "byte %zu of %zu, from +%zu to +%zu", at, bytes, from, to);
+        }
+      }
+    }
+  }
+}
+
 TEST(stream_copy_copies_any_length_from_and_to_any_place) {
   const auto source = noise(1024, 7);
   for (std::size_t to = 0; to < 65; ++to) {
@@ -187,7 +205,7 @@ TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that
     for (int segment = 0; segment < segments; ++segment) {
       CHECK(stores.wants_fill(kSegmentBytes), "segment %d", segment);
       // Pieces that are too short to be timed.
-      count += !stores.fill(kSegmentBytes, room.data(), source.data(), 2048);
+      count += !stores.fill(kSegmentBytes, room.data(), source.data(), 1024);
       stores.finish(kSegmentBytes);
     }
     return count;
@@ -196,6 +214,21 @@ TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that
   CHECK(tried(16384) == 32 * kTrial, "not every 512 segments");
   for (int i = 0; i < 20; ++i) teach(stores, 400);
   CHECK(tried(2 * 16384) == 2 * kTrial, "not every 16384 segments");
+}
+
+TEST(short_segments_alone_are_timed_too) {
+  constexpr std::size_t kShort = 2048;
+  Stopwatch clock;
+  const auto source = noise(kShort, 12);
+  std::vector<std::byte> room(kShort);
+  Stores stores({.streaming = std::nullopt, .reader_core = nullptr, .clock = &clock});
+  for (int segment = 0; segment < 1024; ++segment) {
+    stores.fill(kShort, room.data(), source.data(), kShort);
+    stores.finish(kShort);
+  }
+  stores.finish(kShort);  // behind a trial
+  for (int segment = 0; segment < 8; ++segment) stores.finish(kShort);
+  CHECK(!stores.wants_fill(kShort), "streams though ordinary stores take as long");
 }
 
 TEST(what_needs_no_filling_is_filled_for_a_trial) {
