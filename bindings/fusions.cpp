@@ -285,7 +285,9 @@ bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
     }
   }
   const Member& first = fusion.members.front();
-  std::byte* memory = shared ? self->table->fusion_memory().of(fusion.bytes) : first.target;
+  FusionMemory room;
+  if (shared) room = std::move(self->table->fusion_memory());
+  std::byte* memory = shared ? room.of(fusion.bytes) : first.target;
   if (shared) without_gil_if_long(fusion.bytes, [&] { gather(fusion, memory); });
   reading.source.data = shared ? memory : const_cast<std::byte*>(first.source);
   reading.target.data = memory;
@@ -296,7 +298,10 @@ bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   reading.counts[0] = reading.source.count;
   reading.result = py::none();
   Py_DECREF(run_reading(self, *prepared, reading));
-  if (shared) without_gil_if_long(fusion.bytes, [&] { scatter(memory, fusion); });
+  if (shared) {
+    without_gil_if_long(fusion.bytes, [&] { scatter(memory, fusion); });
+    self->table->fusion_memory() = std::move(room);
+  }
   fill(fusion);
   return true;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -257,3 +259,31 @@ def test_ranks_may_read_the_same_list_in_different_ways() -> None:
             assert [x.tolist() for x in found[:2]] == [[3.0] * 2, [3.0] * count]
 
     world_in_threads(3).run(rank)
+
+
+def test_lists_of_two_threads_keep_apart() -> None:
+    entered = threading.Event()
+
+    def rank(comm: Comm) -> list[float]:
+        lists = [[np.full(3, 10.0 * which + i) for i in range(4)] for which in range(2)]
+        for one in lists:
+            comm.all_reduce(one)  # known from now on
+        if comm.rank == 1:
+            entered.wait()
+            for one in lists:
+                comm.all_reduce(one, out=one)
+        else:
+            threads = [
+                threading.Thread(target=comm.all_reduce, args=(one,), kwargs={"out": one})
+                for one in lists
+            ]
+            for thread in threads:
+                thread.start()
+                time.sleep(0.2)  # it waits for rank 1
+            entered.set()
+            for thread in threads:
+                thread.join()
+        return [x[0] for one in lists for x in one]
+
+    expected = [20.0 * which + 2 * i for which in range(2) for i in range(4)]
+    assert world_in_threads(2).run(rank) == [expected] * 2
