@@ -35,6 +35,8 @@ import pycoll
 
 TITLE = "Costs of calls and communicators"
 MANY = 64
+#: Of arrays that are sent together.
+FUSED_BYTES = (8, 64, 1024)
 #: Calls between two looks at the clock.
 BATCH = 5000
 #: Calls of microseconds have so many times as many rounds as others.
@@ -182,9 +184,8 @@ def on_each_rank(rounds: int) -> dict[str, float]:
 
 
 def calls_together(comm: Any, rounds: int) -> dict[str, float]:
-    """What calls take that all ranks make."""
+    """What calls take that all ranks make, in seconds, by what they are."""
     x = [np.zeros(256, np.float32) for _ in range(MANY)]
-    tiny = [np.zeros(2, np.float32) for _ in range(MANY)]
 
     def blocking() -> None:
         for one in x:
@@ -194,44 +195,39 @@ def calls_together(comm: Any, rounds: int) -> dict[str, float]:
         for work in [comm.all_reduce(one, out=one, async_op=True) for one in x]:
             work.wait()
 
-    def grouped() -> None:
-        with comm.group():
-            works = [comm.all_reduce(one, out=one) for one in x]
-        for work in works:
-            work.wait()
-
-    def listed() -> None:
-        comm.all_reduce(x, out=x)
-
-    def grouped_tiny() -> None:
-        with comm.group():
-            for one in tiny:
-                comm.all_reduce(one, out=one)
-
-    def listed_tiny() -> None:
-        comm.all_reduce(tiny, out=tiny)
-
-    def one() -> None:
-        comm.all_reduce(x[0], out=x[0])
-
-    def one_tiny() -> None:
-        comm.all_reduce(tiny[0], out=tiny[0])
-
     def split() -> None:
         child = comm.split(0)
         assert child is not None
         child.close()
 
-    calls = (blocking, started, grouped, listed, one, grouped_tiny, listed_tiny, one_tiny)
-    many = rounds * ROUNDS_OF_CALLS
-    return {**_together(comm, calls, many), **_together(comm, (split,), min(rounds, 5))}
+    calls = {"blocking": blocking, "async": started}
+    for nbytes in FUSED_BYTES:
+        calls |= fused_calls(comm, nbytes)
+    found = _together(comm, calls, rounds * ROUNDS_OF_CALLS)
+    return found | _together(comm, {"split": split}, min(rounds, 5))
 
 
-def _together(comm: Any, calls: Sequence[Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, by "name_s"; in each round all take turns."""
-    spent: dict[str, list[float]] = {f"{call.__name__}_s": [] for call in calls}
+def fused_calls(comm: Any, nbytes: int) -> dict[str, Callable[[], None]]:
+    """Many arrays in place as one operation, and one of them alone."""
+    x = [np.zeros(nbytes // 4, np.float32) for _ in range(MANY)]
+
+    def group() -> None:
+        with comm.group():
+            for one in x:
+                comm.all_reduce(one, out=one)
+
+    return {
+        f"group {nbytes}": group,
+        f"list {nbytes}": lambda: comm.all_reduce(x, out=x),
+        f"one {nbytes}": lambda: comm.all_reduce(x[0], out=x[0]),
+    }
+
+
+def _together(comm: Any, calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median seconds of each; in each round all take turns."""
+    spent: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
-        for call, seconds in zip(calls, spent.values(), strict=True):
+        for call, seconds in zip(calls.values(), spent.values(), strict=True):
             comm.barrier()
             begin = time.perf_counter()
             call()
@@ -259,42 +255,29 @@ def jobs_of_two_and_eight(rounds: int) -> list[Figure]:
     job(2, 1)  # leaves the bytecode
     two, eight = job(2, rounds), job(8, rounds)
     bytes_mapped = eight["mapped_bytes"]
-    calls = [
-        (f"1 KiB: {MANY} blocking", "blocking"),
-        (f"1 KiB: {MANY} async", "started"),
-        (f"1 KiB: a group of {MANY}", "grouped"),
-        (f"1 KiB: a list of {MANY}", "listed"),
-        ("1 KiB: one", "one"),
-        (f"8 B: a group of {MANY}, in place", "grouped_tiny"),
-        (f"8 B: a list of {MANY}", "listed_tiny"),
-        ("8 B: one", "one_tiny"),
-    ]
+    calls = [(f"1 KiB: {MANY} blocking", "blocking"), (f"1 KiB: {MANY} async", "async")]
+    shares = []
+    for nbytes in FUSED_BYTES:
+        size = "1 KiB" if nbytes == 1024 else f"{nbytes} B"
+        calls.append((f"{size}: one", f"one {nbytes}"))
+        for way in ("group", "list"):
+            name = f"{size}: a {way} of {MANY}"
+            calls.append((name, f"{way} {nbytes}"))
+            shares.append((f"{name}, of 8 times one", two[f"{way} {nbytes}"], two[f"one {nbytes}"]))
     return [
-        *((f"2 ranks, {name}", us(two[f"{key}_s"] * 1e6)) for name, key in calls),
-        *(
-            (f"2 ranks, {size}: a {way} of {MANY}, of 8 times one", share(two[many], two[single]))
-            for size, way, many, single in (
-                ("8 B", "group", "grouped_tiny_s", "one_tiny_s"),
-                ("8 B", "list", "listed_tiny_s", "one_tiny_s"),
-                ("1 KiB", "group", "grouped_s", "one_s"),
-                ("1 KiB", "list", "listed_s", "one_s"),
-            )
-        ),
-        ("2 ranks: split and close", us(two["split_s"] * 1e6)),
+        *((f"2 ranks, {name}", us(two[key] * 1e6)) for name, key in calls),
+        *((f"2 ranks, {name}", f"{many / (8 * one):.2f}") for name, many, one in shares),
+        ("2 ranks: split and close", us(two["split"] * 1e6)),
         ("8 ranks: ready, after the last one's init()", ms(eight["ready"] - eight["entered"])),
         ("8 ranks: the first barrier, with what it imports", ms(eight["first_barrier_s"])),
         ("8 ranks: ready, after finalize()", ms(eight["ready_again"] - eight["entered_again"])),
         ("8 ranks: the first split and close", ms(eight["first_split_s"])),
-        ("8 ranks: split and close", ms(eight["split_s"])),
+        ("8 ranks: split and close", ms(eight["split"])),
         ("8 ranks: staging mapped per communicator and rank", mib(bytes_mapped)),
         ("8 ranks: staging mapped per peer", mib(bytes_mapped / 7)),
         ("8 ranks: staging resident after an all_reduce of 1 KiB", mib(eight["small_bytes"])),
         ("8 ranks: staging resident after one of 4 MiB", mib(eight["long_bytes"])),
     ]
-
-
-def share(many: float, single: float) -> str:
-    return f"{many / (8 * single):.2f}"
 
 
 def mib(count: float) -> str:
