@@ -242,9 +242,7 @@ void add(const py::object& group, const py::object& work, const py::tuple& key,
     throw py::value_error("the choice of a fusion has no native name");
   }
   choice.bucket = -1;
-  Fusions& fusions = fusions_of(group);
-  fusions.at(fusions.place(choice, source.bytes()))
-      .add(work.ptr(), source.data, target.data, source.bytes(), true);
+  fusions_of(group).add(choice, work.ptr(), source.data, target.data, source.bytes(), true);
   work.inc_ref();
 }
 
@@ -318,9 +316,8 @@ std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading) {
   auto work = py::reinterpret_steal<py::object>(
       make_open_work(std::move(reading.result), {}, py::reinterpret_borrow<py::object>(reading.x)));
   reading.choice.bucket = -1;
-  const std::uint64_t bytes = reading.source.bytes();
-  self->fusions->at(self->fusions->place(reading.choice, bytes))
-      .add(work.ptr(), reading.source.data, reading.target.data, bytes, true);
+  self->fusions->add(reading.choice, work.ptr(), reading.source.data, reading.target.data,
+                     reading.source.bytes(), true);
   return Py_NewRef(work.release().ptr());
 }
 

@@ -82,9 +82,14 @@ class Fusions {
   Fusions& operator=(const Fusions&) = delete;
   ~Fusions() { clear(); }
 
-  // The number of the fusion to which a member of so many bytes is to be added, which has room for
-  // one if it is new.
-  std::size_t place(const Choice& choice, std::uint64_t bytes);
+  // One more, as Member has it; takes the reference unless it throws. The number of the fusion that
+  // it is in now.
+  std::size_t add(const Choice& choice, PyObject* held, const std::byte* source, std::byte* target,
+                  std::uint64_t bytes, bool has_work) {
+    const std::size_t number = place(choice, bytes);
+    all_[number].add(held, source, target, bytes, has_work);
+    return number;
+  }
   // An all_reduce(x, out=x) of an array with such memory. A Work for the caller; throws when there
   // is no memory.
   PyObject* add_in_place(PyObject* x, const Flat& flat);
@@ -106,6 +111,9 @@ class Fusions {
     pybind11::object object;
   };
 
+  // The number of the fusion to which a member of so many bytes is to be added, which has room for
+  // one if it is new.
+  std::size_t place(const Choice& choice, std::uint64_t bytes);
   Fusion& place_plain(DType dtype, std::uint64_t bytes);
 
   std::vector<Fusion> all_;  // the first used_ of them; the rest is room

@@ -57,8 +57,7 @@ bool read_members(const CallsObject& self, const Arguments& arguments, const py:
     }
     // Not stored again where it is the same: see Choice::plain().
     if (reading.choice.dtype != source.dtype) reading.choice.dtype = source.dtype;
-    fusions.at(fusions.place(reading.choice, source.bytes()))
-        .add(nullptr, source.data, reading.target.data, source.bytes(), false);
+    fusions.add(reading.choice, nullptr, source.data, reading.target.data, source.bytes(), false);
     if (absent(out)) results.append(std::move(reading.result));
   }
   return true;
@@ -81,9 +80,8 @@ py::list messages_of(const std::vector<std::pair<int, std::uint64_t>>& arrays) {
   for (std::size_t number = 0; number < arrays.size(); ++number) {
     Choice choice;
     choice.dtype = static_cast<DType>(arrays[number].first);
-    const std::uint64_t bytes = arrays[number].second;
-    const std::size_t message = fusions.place(choice, bytes);
-    fusions.at(message).add(nullptr, nullptr, nullptr, bytes, false);
+    const std::size_t message =
+        fusions.add(choice, nullptr, nullptr, nullptr, arrays[number].second, false);
     if (message == messages.size()) messages.emplace_back();
     messages[message].append(number);
   }

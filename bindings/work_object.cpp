@@ -83,6 +83,16 @@ void expect_result(WorkObject* work, py::object result, py::object finish, py::o
   }
 }
 
+// Nothing is left to wait or to keep anything for.
+void end(PyObject* object, Stage stage, PyObject* value) {
+  WorkObject* work = as_work(object);
+  work->stage = stage;
+  Py_XSETREF(work->value, Py_NewRef(value));
+  watch(work);
+  Py_CLEAR(work->finish);
+  Py_CLEAR(work->kept);
+}
+
 }  // namespace
 
 int traverse_work(PyObject* object, visitproc visit, void* arg) {
@@ -163,14 +173,7 @@ PyObject* take_over_work(PyObject* object, PyObject* array) {
   return std::exchange(work->value, Py_NewRef(array));
 }
 
-void fill_work(PyObject* object, PyObject* result) {
-  WorkObject* work = as_work(object);
-  work->stage = Stage::kGiven;
-  Py_XSETREF(work->value, Py_NewRef(result));
-  watch(work);
-  Py_CLEAR(work->finish);
-  Py_CLEAR(work->kept);
-}
+void fill_work(PyObject* object, PyObject* result) { end(object, Stage::kGiven, result); }
 
 void fill_work(PyObject* object) {
   const WorkObject* work = as_work(object);
@@ -186,13 +189,6 @@ void fill_and_drop_work(PyObject* object) {
   Py_DECREF(object);
 }
 
-void fail_work(PyObject* object, PyObject* error) {
-  WorkObject* work = as_work(object);
-  work->stage = Stage::kFailed;
-  Py_XSETREF(work->value, Py_NewRef(error));
-  watch(work);
-  Py_CLEAR(work->finish);
-  Py_CLEAR(work->kept);
-}
+void fail_work(PyObject* object, PyObject* error) { end(object, Stage::kFailed, error); }
 
 }  // namespace pycoll::bindings
