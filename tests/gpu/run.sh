@@ -5,6 +5,8 @@
 # pybind11 and so on; CuPy, torch, Numba and JAX where it has them).
 #
 # LOGS is where outputs go in full (build/gpu/logs), GPU_CHECK_S how long all may take (540).
+# EXTENSION names a file _core that was compiled with the kernels for this Python on another machine;
+# nothing is compiled then.
 set -uo pipefail
 python=${1:-python3}
 logs=${LOGS:-build/gpu/logs}
@@ -63,6 +65,11 @@ EOF
 
 # The extension lies beside the package's sources, where this Python finds it and nobody else.
 build() {
+  if [ -n "${EXTENSION:-}" ]; then
+    trap 'rm -f "pycoll/$(basename "$EXTENSION")"' EXIT
+    cp "$EXTENSION" pycoll/
+    return
+  fi
   local generator=()
   command -v ninja >/dev/null && generator=(-G Ninja)
   suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
