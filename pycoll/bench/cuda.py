@@ -269,7 +269,9 @@ class Array:
         """Copy to the host, behind all that the current stream holds."""
         data = np.empty(self.shape, self.dtype)
         stream = current() or self.stream
-        driver().use(self.device)
+        # A copy to pageable memory waits inside the driver and may hold other threads up, whose
+        # launches this stream's kernels wait for.
+        stream.synchronize()
         if self.nbytes:
             driver().call(
                 "cuMemcpyDtoHAsync_v2",
