@@ -108,7 +108,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
+        from pycoll.foreign_words import about_call
+
+        raise AttributeError(f"module 'pycoll' has no attribute {name!r}{about_call(name)}")
     try:
         from pycoll import api
     except ImportError as error:

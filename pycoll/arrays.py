@@ -32,6 +32,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.device_view import DeviceView
 from pycoll.errors import InvalidArgumentError
+from pycoll.foreign_words import about_dtype
 from pycoll.types import DType, numpy_dtype
 
 Shape = tuple[int, ...]
@@ -231,6 +232,11 @@ def _learn(x: Any, name: str) -> Framework:
             found = CudaInterface()
         else:
             found = _dlpack() if hasattr(x, "__dlpack__") else NUMPY
+            if found is NUMPY and hasattr(x, "to_numpy"):
+                raise InvalidArgumentError(
+                    f"{name} is a {kind.__module__.partition('.')[0]} {kind.__name__}, which is no "
+                    f"array: pass {name}.to_numpy()"
+                )
             found.view(x, name)
     _TABLE[kind] = found
     return found
@@ -364,7 +370,8 @@ def _element_type(dtype: Any) -> np.dtype[Any]:
         return target
     except TypeError:
         raise InvalidArgumentError(
-            f"dtype is {dtype!r}, which is no element type; there are {', '.join(words)}"
+            f"dtype is {dtype!r}{about_dtype(dtype)}, which is no element type; there are "
+            f"{', '.join(words)}"
         ) from None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pycoll.errors import PycollError
+from pycoll.foreign_words import about_call, about_option
 from pycoll.units import Bytes, Seconds, SecondsPerByte
 
 COLLECTIVES = (
@@ -29,6 +30,39 @@ def _fail(error: PycollError) -> click.ClickException:
     return click.ClickException(str(error))
 
 
+class _Collective(click.Choice):  # type: ignore[type-arg]  # no generic before click 8.2
+    """One of COLLECTIVES; an error says what a neighbour's word is here."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Exits with a usage error for any other word."""
+        if value not in self.choices and about_call(value):
+            self.fail(f"{value!r} is not one of them{about_call(value)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Command(click.Command):
+    """A command whose usage errors say what a neighbour's option is here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Exits with a usage error for what is no option."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            name = getattr(error, "option_name", None)
+            for word in given if name is None else [name]:
+                if word.startswith("-"):
+                    _refuse_foreign_option(ctx, word)
+            raise
+
+
+def _refuse_foreign_option(context: click.Context, word: str) -> None:
+    told = about_option(context.command.name or "", word)
+    known = [one for option in context.command.get_params(context) for one in option.opts]
+    if told and word.partition("=")[0] not in known:
+        raise click.UsageError(f"No such option {word.partition('=')[0]!r}: {told}.", context)
+
+
 def _check_options(word: str) -> None:
     """No program begins with a dash; -m is Python's."""
     if not word.startswith("-") or word == "-m":
@@ -37,6 +71,7 @@ def _check_options(word: str) -> None:
 
     name = word.partition("=")[0]
     context = click.get_current_context()
+    _refuse_foreign_option(context, word)
     known = [one for option in context.command.get_params(context) for one in option.opts]
     raise click.NoSuchOption(name, possibilities=difflib.get_close_matches(name, known, n=1))
 
@@ -47,7 +82,10 @@ def main() -> None:
     """Collective communication whose algorithms are proved before they run."""
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@main.command(
+    cls=_Command,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option(
     *("-n", "-np", "--ranks"), type=click.IntRange(min=1), required=True, help="How many ranks."
 )
@@ -117,8 +155,8 @@ def run(
         raise _fail(error) from error
 
 
-@main.command()
-@click.argument("collective", type=click.Choice(COLLECTIVES), metavar="COLLECTIVE")
+@main.command(cls=_Command)
+@click.argument("collective", type=_Collective(COLLECTIVES), metavar="COLLECTIVE")
 @click.option("-n", "--ranks", type=click.IntRange(min=1), help="Ranks to start.  [default: 2]")
 @click.option("-b", "--begin", type=Bytes(), default="8", show_default=True, help="First size.")
 @click.option("-e", "--end", type=Bytes(), default="64M", show_default=True, help="Last size.")
@@ -258,7 +296,7 @@ def info() -> None:
 @main.command()
 @click.argument(
     "collective",
-    type=click.Choice((*COLLECTIVES, "barrier")),
+    type=_Collective((*COLLECTIVES, "barrier")),
     metavar="[COLLECTIVE]",
     default="all_reduce",
 )

@@ -12,6 +12,7 @@ from pycoll import _core
 from pycoll.collective import Collective
 from pycoll.core import Core
 from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.foreign_words import CALLS, about_call, about_dtype, refuse_foreign_calls
 from pycoll.messages import Messages
 from pycoll.moving import Moving
 from pycoll.reducing import Reducing
@@ -84,6 +85,9 @@ class Communicator(Reducing, Moving, Messages):
 
     def __repr__(self) -> str:
         return f"<pycoll.Communicator {self.name!r}: rank {self.rank} of {self.size}>"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in CALLS or hasattr(self, name)]
 
     def __enter__(self) -> Communicator:
         return self
@@ -329,7 +333,9 @@ class Communicator(Reducing, Moving, Messages):
         kind = _collective(collective)
         words = {one.word: one for one in DType}
         if dtype not in words:
-            raise InvalidArgumentError(f"dtype is {dtype!r}; there are {', '.join(words)}")
+            raise InvalidArgumentError(
+                f"dtype is {dtype!r}{about_dtype(dtype)}; there are {', '.join(words)}"
+            )
         reduction = find_reduction(op, words[dtype], collective) if kind in REDUCING else None
         bucket = (_whole("nbytes", nbytes) - 1).bit_length() if nbytes else -1
         return self._plans.algorithm_name(
@@ -343,10 +349,15 @@ class Communicator(Reducing, Moving, Messages):
         )
 
 
+refuse_foreign_calls(Communicator)
+
+
 def _collective(name: Any) -> Collective:
     words = {one.name.lower(): one for one in Collective}
     if name not in words:
-        raise InvalidArgumentError(f"collective is {name!r}; there are {', '.join(words)}")
+        raise InvalidArgumentError(
+            f"collective is {name!r}{about_call(str(name))}; there are {', '.join(words)}"
+        )
     return words[name]
 
 

@@ -48,10 +48,13 @@ def operation(
     function defines what all of them do, and does the rest.
     """
     name = function.__name__
+    # Errors about arguments name the class that users know.
+    function.__qualname__ = f"Communicator.{name}"
 
     @functools.wraps(function)
     def call(self: _Self, *args: _Arguments.args, **words: _Arguments.kwargs) -> Any:
         if self._group is not None:
+            check_fit(function, (self, *args), words)
             return self._group.add(name, args, words)
         try:
             return function(self, *args, **words)
@@ -340,6 +343,16 @@ class Core(_core.Calls):
         self._all_gather_own(DType.UINT8, blob, every, lengths, "blobs", algorithm)
         ends = itertools.accumulate(lengths)
         return [bytes(every[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+
+
+def check_fit(function: Callable[..., Any], args: tuple[Any, ...], words: dict[str, Any]) -> None:
+    """The TypeError of the call, for what is called later and under another name."""
+    from inspect import signature
+
+    try:
+        signature(function).bind(*args, **words)
+    except TypeError as error:
+        raise TypeError(f"{function.__qualname__}(): {error}") from None
 
 
 def nothing() -> None:

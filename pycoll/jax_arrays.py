@@ -36,7 +36,8 @@ class Jax:
         """The elements, on the host in C order."""
         if "Tracer" in type(x).__name__ or not hasattr(x, "devices"):
             raise InvalidArgumentError(
-                f"{name} is a traced JAX value: call pycoll outside jit, grad and vmap"
+                f"{name} is a traced JAX value: inside jit, grad and vmap call all_reduce, "
+                "all_gather, reduce_scatter and broadcast of pycoll.jax; others outside"
             )
         if not _is_on_cpu(x):
             return stand_in(_device_view(x, name, False))

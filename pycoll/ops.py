@@ -9,6 +9,7 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
+from pycoll.foreign_words import about_op
 from pycoll.types import (
     OPS,
     ROUNDED,
@@ -102,7 +103,8 @@ def find_reduction(op: Any, dtype: int, operation: str) -> Reduction:
     reduction = _REDUCTIONS.get(word) if isinstance(word, str) else None
     if reduction is None:
         raise InvalidArgumentError(
-            f"op is {op!r}; there are {', '.join(_REDUCTIONS)} (register_op adds others)"
+            f"op is {op!r}{about_op(op, _REDUCTIONS)}; there are {', '.join(_REDUCTIONS)} "
+            "(register_op adds others)"
         )
     if not is_defined(dtype, reduction.code):
         allowed = [w for w, code in OPS.items() if is_defined(dtype, code)]

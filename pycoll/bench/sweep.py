@@ -26,6 +26,7 @@ from pycoll.bench.inputs import array_type
 from pycoll.bench.metrics import Measurement, percentile
 from pycoll.collective import REDUCING, ROOTED, Collective
 from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.foreign_words import about_dtype
 
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator
@@ -69,7 +70,9 @@ class SweepOptions:
 
         words = [one.word for one in DType]
         if self.dtype not in words:
-            raise InvalidArgumentError(f"dtype is {self.dtype!r}; there are {', '.join(words)}")
+            raise InvalidArgumentError(
+                f"dtype is {self.dtype!r}{about_dtype(self.dtype)}; there are {', '.join(words)}"
+            )
         array_type(self.dtype)
         kind = Collective[self.collective.upper()]
         if kind in REDUCING:

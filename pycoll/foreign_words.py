@@ -1,0 +1,184 @@
+"""What the neighbours' words are called here: calls, reductions, element types, options.
+
+Errors about an unknown name add the text that a function here returns; "" where it has none.
+The words are those of mpi4py, torch.distributed, Horovod, NCCL and nccl-tests, NumPy and JAX.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container
+from typing import Any
+
+#: pycoll's call, then the neighbours' names of it.
+_CALLS = """
+all_reduce|allreduce Allreduce AllReduce all_reduce_coalesced grouped_allreduce psum
+all_reduce(..., async_op=True)|Iallreduce iallreduce allreduce_async
+all_reduce(x, out=x)|allreduce_ all_reduce_
+reduce|Reduce
+broadcast|bcast Bcast Broadcast broadcast_
+broadcast(..., async_op=True)|Ibcast ibcast broadcast_async
+all_gather|allgather Allgather Allgatherv AllGather all_gather_into_tensor
+all_gather(..., async_op=True)|Iallgather Iallgatherv allgather_async
+gather|Gather Gatherv
+scatter|Scatter Scatterv
+reduce_scatter|reducescatter Reduce_scatter Reduce_scatter_block reduce_scatter_tensor ReduceScatter
+all_to_all|alltoall Alltoall Alltoallv all_to_all_single AllToAll
+all_to_all(..., async_op=True)|Ialltoall Ialltoallv alltoall_async
+scan|Scan
+exscan|Exscan
+barrier|Barrier
+barrier(async_op=True)|Ibarrier ibarrier
+send|Send ssend Ssend bsend Bsend rsend Rsend
+recv|Recv receive
+isend|Isend issend Issend
+irecv|Irecv
+irecv_any|irecv_anysource recv_any
+group|batch_isend_irecv groupStart group_start
+split|Split new_group split_group Create Create_group
+rank|Get_rank get_rank
+size|Get_size get_size get_world_size world_size
+init|init_process_group Init
+finalize|destroy_process_group shutdown Finalize
+is_initialized|Is_initialized
+close|Free Disconnect
+world()|COMM_WORLD
+Work|Request
+a word, as in op='sum'|ReduceOp Op SUM MAX MIN PROD Sum Average Min Max
+"""
+CALLS = {
+    name: here
+    for line in _CALLS.strip().splitlines()
+    for here, names in [line.split("|")]
+    for name in names.split()
+}
+
+_OPS = {
+    **dict.fromkeys(("add", "total", "plus", "sum", "fsum", "psum"), "sum"),
+    **dict.fromkeys(("multiply", "mul", "product", "prod"), "prod"),
+    **dict.fromkeys(("minimum", "amin", "fmin", "min", "pmin"), "min"),
+    **dict.fromkeys(("maximum", "amax", "fmax", "max", "pmax"), "max"),
+    **dict.fromkeys(("mean", "average", "avg", "nanmean", "pmean"), "avg"),
+    **dict.fromkeys(("bitwise_and", "and_", "band"), "band"),
+    **dict.fromkeys(("bitwise_or", "or_", "bor"), "bor"),
+    **dict.fromkeys(("bitwise_xor", "xor", "bxor"), "bxor"),
+    **dict.fromkeys(("logical_and", "land", "all"), "land"),
+    **dict.fromkeys(("logical_or", "lor", "any"), "lor"),
+    **dict.fromkeys(("logical_xor", "lxor"), "lxor"),
+    **dict.fromkeys(("argmax", "maxloc"), "maxloc"),
+    **dict.fromkeys(("argmin", "minloc"), "minloc"),
+}
+
+_DTYPES = {
+    "float": "float32 (NumPy's float is float64)",
+    "single": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat": "bfloat16",
+    "char": "int8",
+    "short": "int16",
+    "int": "int32 (NumPy's int is int64)",
+    "long": "int64",
+    "uint": "uint32",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+    "fp8_e4m3": "float8_e4m3",
+    "fp8_e5m2": "float8_e5m2",
+    **{f"{kind}{bits}": f"{word}{bits}" for kind, word in (("fp", "float"), ("f", "float"))
+       for bits in (16, 32, 64)},
+    "bf16": "bfloat16",
+}  # fmt: skip
+
+_HERE = "pycoll run starts ranks on this machine only; for several, start the program with mpirun"
+_RANKS = "the number of ranks is -n N"
+_OPTIONS = {
+    **dict.fromkeys(
+        ("-H", "-host", "--host", "--hosts", "-hosts", "-hostfile", "--hostfile", "--machinefile"),
+        f"{_HERE}, srun or torchrun, none of which needs an option of pycoll",
+    ),
+    **dict.fromkeys(
+        ("--np", "--num-proc", "-c", "--nproc-per-node", "--nproc_per_node", "--ntasks"), _RANKS
+    ),
+    "--nnodes": f"{_HERE}, srun or torchrun",
+    "-x": "ranks inherit the environment: set the variable in front of the command",
+}
+#: nccl-tests' options that mean something else, or nothing, to ``pycoll bench``.
+_BENCH_OPTIONS = {
+    "-g": f"a rank has one device, which --device cuda takes; {_RANKS}",
+    "--ngpus": f"a rank has one device, which --device cuda takes; {_RANKS}",
+    "-t": f"ranks are processes; {_RANKS}",
+    "--nthreads": f"ranks are processes; {_RANKS}",
+    "-d": "the element type is --dtype WORD",
+    "--datatype": "the element type is --dtype WORD",
+    "-o": "the reduction is --op WORD",
+    "-r": "the root is --root RANK",
+    "-i": "sizes grow by a factor, -f N",
+    "--minbytes": "the first size is -b SIZE",
+    "--maxbytes": "the last size is -e SIZE",
+    "--stepfactor": "the factor between sizes is -f N",
+    "--iters": "the number of samples is --samples N",
+    "-w": "each size warms up by itself",
+    "--warmup_iters": "each size warms up by itself",
+    "-c": "results are compared unless --no-check is given",
+    "-G": "operations are replayed from a captured graph by --graph",
+}
+
+
+def about_call(name: str) -> str:
+    """``": pycoll calls it all_reduce"`` for ``"Allreduce"``."""
+    here = CALLS.get(name)
+    return f": pycoll calls it {here}" if here else ""
+
+
+def about_op(op: Any, known: Container[str]) -> str:
+    """``" (pycoll calls it 'avg')"`` for ``"mean"``, ``np.mean`` and torch's ``ReduceOp.AVG``.
+
+    ``known``: the reductions that there are.
+    """
+    name = op if isinstance(op, str) else getattr(op, "__name__", None) or _name_of_mpi(op)
+    here = _OPS.get(str(name).rpartition(".")[2].lower())
+    return f" (pycoll calls it {here!r})" if here in known and here != op else ""
+
+
+def _name_of_mpi(op: Any) -> str:
+    """mpi4py's operations do not know their names, but their module does."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and isinstance(op, mpi.Op):
+        return next((word for word in _OPS if getattr(mpi, word.upper(), None) == op), "")
+    return str(op)
+
+
+def about_dtype(word: Any) -> str:
+    """``" (pycoll calls it float64)"`` for ``"double"``."""
+    here = _DTYPES.get(word) if isinstance(word, str) else None
+    return f" (pycoll calls it {here})" if here else ""
+
+
+def about_option(command: str, word: str) -> str:
+    """What to write instead of a neighbour's option of ``pycoll run`` or ``pycoll bench``."""
+    table = {"bench": _BENCH_OPTIONS, "run": _OPTIONS}.get(command, {})
+    name = word.partition("=")[0]
+    short = name if name.startswith("--") or name in table else name[:2]
+    return table.get(short, "")
+
+
+class ForeignCall:
+    """A class attribute under a neighbour's name: asking for it raises an AttributeError that says
+    what pycoll calls it. A ``__getattr__`` would make the interpreter look up every method anew."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self.name!r}{about_call(self.name)}",
+            name=self.name,
+            obj=owner if instance is None else instance,
+        )
+
+
+def refuse_foreign_calls(owner: type) -> None:
+    """Give ``owner`` a ForeignCall for every neighbour's name that it does not have."""
+    for name in CALLS:
+        if not hasattr(owner, name):
+            setattr(owner, name, ForeignCall(name))
