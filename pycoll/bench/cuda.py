@@ -125,8 +125,13 @@ class Stream:
             )
         if error:
             raise DriverError(f"cuStreamEndCapture: {error}")
+        # Another thread's capture in the global mode forbids this call, unless this thread says that
+        # it knows.
+        relaxed = ctypes.c_int(2)
+        driver().call("cuThreadExchangeStreamCaptureMode", ctypes.byref(relaxed))
         flags = ctypes.c_ulonglong(0)
         driver().call("cuGraphInstantiateWithFlags", ctypes.byref(graph.made), made, flags)
+        driver().call("cuThreadExchangeStreamCaptureMode", ctypes.byref(relaxed))
 
 
 class Graph:

@@ -50,14 +50,17 @@ def test_cupy(world: ThreadWorld) -> None:
 
             once_alone(comm, make)
             made = comm.all_reduce(x)
+            stream.synchronize()  # a copy to pageable memory holds the driver's lock while it waits
             assert isinstance(made, cupy.ndarray)
             expected = 2 * np.arange(1000).reshape(20, 50) + 1
             np.testing.assert_array_equal(made.get(), expected)
             columns = comm.all_reduce(x[:, ::2])  # packed
+            stream.synchronize()
             np.testing.assert_array_equal(columns.get(), expected[:, ::2])
             work = comm.all_reduce(x, out=x, async_op=True)
-            np.testing.assert_array_equal(work.wait().get(), expected)
+            made = work.wait()
             stream.synchronize()
+            np.testing.assert_array_equal(made.get(), expected)
 
     world.run(run)
 
@@ -94,6 +97,7 @@ def test_torch(world: ThreadWorld, dtype: str) -> None:
             turned = comm.all_reduce(x.t())
             gathered = comm.all_gather(x[: comm.rank + 1])
             # Compared on the host, which needs no kernel of torch's.
+            stream.synchronize()
             assert torch.equal(made.cpu(), twice.cpu())
             assert torch.equal(turned.cpu(), twice.cpu().t())
             assert torch.equal(gathered.cpu(), torch.cat([x.cpu()[:1], x.cpu()[:2]]))
@@ -117,6 +121,7 @@ def test_torch_messages(world: ThreadWorld) -> None:
                 else:
                     out = torch.empty_like(x)
                     assert comm.recv(out, 0) is out
+                    stream.synchronize()
                     assert torch.equal(out.cpu(), torch.ones(1000))
                 comm.all_reduce(x)
 
@@ -144,6 +149,7 @@ def test_torch_graphs(world: ThreadWorld) -> None:
             comm.barrier()
             for _ in range(3):
                 graph.replay()
+            stream.synchronize()
             assert torch.equal(x.cpu(), torch.full((100,), 8.0))
 
     world.run(run)
@@ -162,6 +168,7 @@ def test_numba(world: ThreadWorld) -> None:
         stream.synchronize()
         comm.barrier()
         made = comm.all_reduce(x, stream=stream)
+        stream.synchronize()
         host = made.copy_to_host(stream=stream)
         stream.synchronize()
         np.testing.assert_array_equal(host, 2 * np.arange(50.0) + 1)
