@@ -48,7 +48,18 @@ class Seen(NamedTuple):
 
 
 def seen(events: Sequence[Event]) -> list[Seen]:
-    """All steps of a timeline, by rank and number; empty where no policy was at work."""
+    """All steps of a timeline, by rank and number; empty where no policy was at work.
+
+    InvalidArgumentError where the event of a step lacks what pycoll writes there.
+    """
+    try:
+        return _seen(events)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        text = f"the timeline has a broken event of the category {STEP}: {error!r}"
+        raise InvalidArgumentError(text) from None
+
+
+def _seen(events: Sequence[Event]) -> list[Seen]:
     found: dict[tuple[int, int], dict[str, list[Event]]] = {}
     for event in events:
         if event.get("cat") == STEP and "is" in event.get("args", {}):

@@ -13,6 +13,7 @@ from pycoll.bootstrap.network import abstract_name, listen_tcp, listen_unix, pee
 from pycoll.bootstrap.roster import LINE_BYTES_MAX
 from pycoll.bootstrap.store_server import StoreServer
 from pycoll.bootstrap.torch_place import Meeting
+from pycoll.untrusted import json_object, read_json
 
 
 class Roster:
@@ -149,11 +150,11 @@ class Roster:
 
     def _asked(self, sock: socket.socket, question: bytes) -> None:
         try:
-            words = json.loads(question)
-            member, pid = int(words["member"]), int(words["pid"])
-        except (ValueError, KeyError, TypeError):
+            words = json_object(read_json(question), {"member": int, "pid": int})
+        except ValueError:
             self._lose(sock)
             return
+        member, pid = words["member"], words["pid"]
         if self._lines.get(member) is not sock:
             self._close_line(member)
         self._lines[member], self._pids[member] = sock, pid

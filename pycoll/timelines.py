@@ -11,8 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pycoll.config import RANKS_MAX
 from pycoll.errors import InvalidArgumentError
+from pycoll.untrusted import json_object, read_file, read_json
 
+#: A longer file is refused; an event takes some hundred bytes, and ten times that in memory.
+FILE_BYTES_MAX = 1 << 30
+#: Longer than any process runs.
+_TIME_US_MAX = 1e16
 #: The event in which a rank says which clock it reads.
 CLOCK = "pycoll_clock"
 
@@ -43,17 +49,19 @@ def read(path: Path) -> list[Event]:
     Raises InvalidArgumentError, with the file's name, for what cannot be read or is no timeline.
     """
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_file(path, FILE_BYTES_MAX).decode()
+    except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
+    torn = ""
     try:
-        events = json.loads(text)
-    except ValueError:
+        events = read_json(text)
+    except ValueError as error:
+        torn = f": {error}"
         events = _whole_lines(text)
     if not isinstance(events, list) or not all(_is_event(event) for event in events):
         raise InvalidArgumentError(f"{path} is no timeline: expected a list of events with pid")
     if not events:
-        raise InvalidArgumentError(f"{path} has no events")
+        raise InvalidArgumentError(f"{path} has no events{torn}")
     return events
 
 
@@ -71,7 +79,10 @@ def merged(paths: Sequence[Path]) -> list[Event]:
         if rank in ranks:
             raise InvalidArgumentError(f"{ranks[rank]} and {path} are both of rank {rank}")
         ranks[rank] = path
-        clocks[rank] = _clock(events)
+        try:
+            clocks[rank] = _clock(events)
+        except ValueError as error:
+            raise InvalidArgumentError(f"{path} has a {CLOCK} without a clock: {error}") from None
         found += [event for event in events if event.get("name") != CLOCK]
     zeros = _zeros(clocks)
     for event in found:
@@ -88,7 +99,11 @@ def write(path: Path, events: Sequence[Event]) -> None:
 
 
 def _is_event(event: Any) -> bool:
-    return isinstance(event, dict) and "pid" in event and isinstance(event.get("ts"), int | float)
+    if not isinstance(event, dict):
+        return False
+    rank, time_us = event.get("pid"), event.get("ts")
+    whole = isinstance(rank, int) and 0 <= rank < RANKS_MAX
+    return whole and isinstance(time_us, int | float) and abs(time_us) < _TIME_US_MAX
 
 
 def _whole_lines(text: str) -> Any:
@@ -96,7 +111,7 @@ def _whole_lines(text: str) -> Any:
     events = []
     for line in text.splitlines()[1:]:
         try:
-            events.append(json.loads(line.rstrip(",")))
+            events.append(read_json(line.rstrip(",")))
         except ValueError:
             break
     return events
@@ -105,8 +120,8 @@ def _whole_lines(text: str) -> Any:
 def _clock(events: Sequence[Event]) -> Clock:
     for event in events:
         if event.get("name") == CLOCK:
-            known = event["args"]
-            return Clock(str(known["host"]), float(known["unix_us"]) - float(event["ts"]))
+            known = json_object(event.get("args"), {"host": str, "unix_us": float})
+            return Clock(known["host"], float(known["unix_us"]) - float(event["ts"]))
     return Clock("", 0.0)
 
 

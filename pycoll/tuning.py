@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError
 from pycoll.model import LINKS, SEGMENT_BYTES, Link, Parameters
+from pycoll.untrusted import read_file, read_json
 
 if TYPE_CHECKING:
     # Ranks other than 0 read no file, and to import it takes milliseconds.
@@ -155,7 +156,7 @@ def from_text(text: str) -> Tuning:
     if not text:
         return BUILT_IN
     try:
-        told = json.loads(text)
+        told = read_json(text)
         return Tuning(_media(told["media"]), str(told["origin"]), _networks(told["networks"]))
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgumentError(f"rank 0 told a tuning that cannot be read: {error}") from None
@@ -236,10 +237,7 @@ def text_of(config: Config) -> str:
 def load(path: Path | str) -> Tuning:
     """Read and check a file. InvalidArgumentError with path and reason if it cannot be used."""
     try:
-        if os.stat(path).st_size > _FILE_BYTES_MAX:
-            raise ValueError(f"it has more than {_FILE_BYTES_MAX} bytes")
-        with open(path, "rb") as file:
-            told = json.loads(file.read())
+        told = read_json(read_file(path, _FILE_BYTES_MAX))
         media, networks = _checked(told)
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from None

@@ -31,6 +31,7 @@ from pycoll.bootstrap.identity import (
     transport_inside,
 )
 from pycoll.bootstrap.neighbours import Ends, Neighbours
+from pycoll.bootstrap.told import facts_of, identities_of
 from pycoll.config import Config
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def connect(
         ends = _ends(exchange, config, makers, failure)
         cleanup.callback(ends.close)
         mine = Identity.mine(config, brought, ports, without, ends.door_name)
-        identities = [Identity.from_bytes(data) for data in exchange.all_gather(mine.to_bytes())]
+        identities = _identities(exchange, mine)
         joint = _Joint(exchange, identities, config, communicator_id, makers)
         cleanup.callback(joint.close)
         joint.failure = failure
@@ -149,6 +150,7 @@ class _Joint:
         self._key = session_key(exchange.secret, communicator_id, identities)
         self._makers = makers
         self._links: Links | None = None
+        self._failed: dict[int, dict[str, Any]] = {}
 
     def run(self, ends: Ends, deadline: Deadline) -> list[dict[str, Any]]:
         """What every rank tells in the end."""
@@ -249,7 +251,23 @@ class _Joint:
 
     def _gather(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         told = {"error": str(self.failure)} if self.failure is not None else facts
-        return [json.loads(data) for data in self._exchange.all_gather(json.dumps(told).encode())]
+        every = facts_of(self._exchange.all_gather(json.dumps(told).encode()))
+        # A rank that has failed in one round stays failed, whatever it tells later.
+        failed = {rank: one for rank, one in enumerate(every) if "error" in one}
+        self._failed = {**failed, **self._failed}
+        return [self._failed.get(rank, one) for rank, one in enumerate(every)]
+
+
+def _identities(exchange: Exchange, mine: Identity) -> list[Identity]:
+    """The first round. Where a rank tells nonsense all raise; where other groups of a parent take
+    part in the rounds, after the last one."""
+    blobs = exchange.all_gather(mine.to_bytes())
+    try:
+        return identities_of(blobs)
+    except errors.TransportError:
+        if not exchange.brief:
+            sit_out(exchange.all_gather, ROUNDS - 1)
+        raise
 
 
 def _ends(
@@ -320,9 +338,9 @@ def _tell_of_fallbacks(
             return
 
 
-def sit_out(all_gather: Callable[[bytes], Sequence[bytes]]) -> None:
+def sit_out(all_gather: Callable[[bytes], Sequence[bytes]], rounds: int = ROUNDS) -> None:
     """For a parent's rank that joins no group while others split: its share of the rounds."""
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         all_gather(b"")
 
 

@@ -32,10 +32,12 @@ def core_text(cores: Iterable[int]) -> str:
 def core_numbers(text: str) -> set[int]:
     """What ``core_text`` was given; ValueError for other text."""
     cores: set[int] = set()
+    highest = -1
     for part in text.split(","):
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first)
-        if not 0 <= begin <= end < _CORES_MAX:
+        if not highest < begin <= end < _CORES_MAX:
             raise ValueError(f"cores {part}: expected ascending numbers below {_CORES_MAX}")
         cores.update(range(begin, end + 1))
+        highest = end
     return cores

@@ -22,8 +22,9 @@ STRANGERS_MAX = 64
 #: Refusals that are remembered for error texts.
 REFUSALS_MAX = 8
 
-#: Decides about a proven claim: ADMITTED, DUPLICATE or UNWANTED.
-Decide = Callable[[Claim], Verdict]
+#: Decides about a proven claim: ADMITTED, DUPLICATE, UNWANTED, or None to hang up without a word,
+#: after which the visitor asks again.
+Decide = Callable[[Claim], "Verdict | None"]
 #: Takes over an admitted connection, non-blocking.
 Admit = Callable[[Claim, socket.socket], None]
 #: Looks at a connection before the handshake; False turns it away.
@@ -141,9 +142,11 @@ class Doorkeeper:
 
     def _conclude(self, stranger: _Stranger) -> None:
         answer = bytes(stranger.data)
-        claim, verdict = stranger.gate.check(answer)
-        if claim is not None:
-            verdict = self._decide(claim)
+        claim, refusal = stranger.gate.check(answer)
+        verdict = refusal if claim is None else self._decide(claim)
+        if verdict is None:
+            self._drop(stranger)
+            return
         with contextlib.suppress(OSError):
             stranger.sock.send(stranger.gate.verdict(answer, verdict))
         if claim is None or verdict is not Verdict.ADMITTED:

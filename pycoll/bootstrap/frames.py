@@ -14,6 +14,7 @@ from pycoll.errors import (
     TimeoutError,
     TransportError,
 )
+from pycoll.untrusted import json_object, read_json
 
 HEAD = struct.Struct("<IB3x")
 #: Round, milliseconds left, milliseconds that the rank gave itself in all.
@@ -21,6 +22,8 @@ GATHER_HEAD = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
 #: Larger frames are refused; a blob of one rank is a few kilobytes.
 FRAME_BYTES_MAX = 64 * 1024 * 1024
+#: Of all ranks' blobs of a round together, which go back to each in one frame with their lengths.
+BLOBS_BYTES_MAX = FRAME_BYTES_MAX // 2
 
 
 class Kind(IntEnum):
@@ -32,6 +35,17 @@ class Kind(IntEnum):
     FAIL = 4  # store -> member: the meeting failed, as JSON; the last frame
     LEAVE = 5  # member -> store: I need nothing more
     ALARM = 6  # member -> store: I failed, as text; the store tells all
+
+
+#: By the kind of a frame from a member: the longest payload that the store takes.
+PAYLOAD_BYTES_MAX: dict[int, int] = {
+    Kind.HELLO: 4096,
+    Kind.GATHER: FRAME_BYTES_MAX,
+    Kind.LEAVE: 0,
+    Kind.ALARM: 64 * 1024,
+}
+#: Of the name that a member gives itself.
+_NAME_LENGTH_MAX = 512
 
 
 _ERRORS: dict[str, type[PycollError]] = {
@@ -75,14 +89,24 @@ def fail_frame(error: str, text: str, ranks: list[int]) -> bytes:
     return frame(Kind.FAIL, json.dumps(body).encode())
 
 
+def read_hello(payload: bytes) -> tuple[int, str]:
+    """Size and name that a HELLO frame tells; ValueError for anything else."""
+    told = json_object(read_json(payload), {"size": int, "name": str})
+    name = told["name"]
+    if len(name) > _NAME_LENGTH_MAX or not name.isprintable():
+        raise ValueError(f"a name of {len(name)} characters, or with some that cannot be printed")
+    return told["size"], name
+
+
 def to_error(payload: bytes) -> PycollError:
-    """The exception that a FAIL frame stands for."""
-    body = json.loads(payload)
-    ranks = [int(rank) for rank in body["ranks"]]
+    """The exception that a FAIL frame stands for; ValueError if the payload is none."""
+    body = json_object(read_json(payload), {"error": str, "text": str, "ranks": list})
+    ranks = body["ranks"]
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+        raise ValueError("its ranks are no whole numbers")
     kind = _ERRORS.get(body["error"], PycollError)
-    return kind(
-        str(body["text"]), rank=ranks[0] if len(ranks) == 1 else None, ranks=ranks, operation="init"
-    )
+    rank = ranks[0] if len(ranks) == 1 else None
+    return kind(body["text"], rank=rank, ranks=ranks, operation="init")
 
 
 def list_ranks(ranks: list[int]) -> str:

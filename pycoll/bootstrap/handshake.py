@@ -182,6 +182,8 @@ class Visitor:
         )
         if not hmac.compare_digest(proof, expected):
             raise HandshakeError("it could not prove that it knows the secret")
+        if code not in (Verdict.ADMITTED, *_REASONS):
+            raise HandshakeError(f"its verdict {code} is unknown to this version of pycoll")
         verdict = Verdict(code)
         if verdict is not Verdict.ADMITTED:
             raise HandshakeError(_REASONS[verdict], verdict)

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from pycoll.bootstrap.cores import core_numbers, usable_cores
 from pycoll.bootstrap.host import machine_identity, process_name, process_token
-from pycoll.bootstrap.rails import Port, networks_of, share_network
-from pycoll.config import Config
+from pycoll.bootstrap.rails import RAIL_COUNTS, Port, networks_of, share_network
+from pycoll.config import TCP_SOCKETS_MAX, Config
 from pycoll.errors import InvalidArgumentError
+from pycoll.untrusted import json_object, read_json, shown
 
 
 class Identity(NamedTuple):
@@ -79,11 +80,30 @@ class Identity(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:
-        """ValueError, TypeError or KeyError if ``data`` is not an identity."""
-        fields = json.loads(data)
-        ports = tuple(Port(**port) for port in fields["verbs"])
-        core_numbers(fields["cores"])
-        return cls(**(fields | {"transports": tuple(fields["transports"]), "verbs": ports}))
+        """ValueError if ``data`` is not an identity."""
+        told = json_object(read_json(data), _TYPES)
+        ports = tuple(Port(**json_object(port, _PORT_TYPES)) for port in told["verbs"])
+        transports = tuple(told["transports"])
+        if not all(isinstance(name, str) for name in transports):
+            raise ValueError(f"transports is {shown(transports)}: expected names")
+        for name, most in (("tcp_sockets", TCP_SOCKETS_MAX), ("verbs_rails", RAIL_COUNTS[0])):
+            if not 1 <= told[name] <= most:
+                raise ValueError(f"{name} is {told[name]}: expected 1 to {most}")
+        core_numbers(told["cores"])
+        return cls(**(told | {"transports": transports, "verbs": ports}))
+
+
+#: Of an identity's members in JSON.
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(Identity._fields, str),
+    **dict.fromkeys(("pid", "tcp_sockets", "verbs_rails"), int),
+    **dict.fromkeys(("transports", "verbs"), list),
+}
+_PORT_TYPES: dict[str, type] = {
+    **dict.fromkeys(("device", "gid", "network"), str),
+    **dict.fromkeys(("number", "gid_index"), int),
+    "rate": float,
+}
 
 
 def same_host(a: Identity, b: Identity) -> bool:

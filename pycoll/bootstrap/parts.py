@@ -20,6 +20,7 @@ from pycoll import errors
 from pycoll.bootstrap.connect import as_error, judge
 from pycoll.bootstrap.hub import DESCRIPTORS, close_all, descriptors_of, of_thread
 from pycoll.bootstrap.identity import Identity, shares_memory
+from pycoll.bootstrap.told import facts_of
 
 _Given = TypeVar("_Given")
 
@@ -72,7 +73,7 @@ def make_part(
         told += part.agree()
         if any(line[0] for line in told):
             facts = {} if part.failure is None else {"error": str(part.failure)}
-            texts = [json.loads(data) for data in parent.blobs(json.dumps(facts).encode())]
+            texts = facts_of(parent.blobs(json.dumps(facts).encode()))
             judge([texts[member] for member in members], part.failure)
         return [] if part.shm is None else [part.shm]
     finally:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from pycoll.bootstrap.network import abstract_name, peer_of
 from pycoll.bootstrap.torch_place import follow
 from pycoll.errors import TransportError
+from pycoll.untrusted import json_object, read_json, shown
 
 #: Of a question or an answer.
 LINE_BYTES_MAX = 1 << 20
@@ -62,7 +63,7 @@ def take_place(name: str, member: int) -> Invitation:
     question = {"member": member, "pid": os.getpid()}
     try:
         sock.sendall(json.dumps(question).encode() + b"\n")
-        answer = json.loads(_read_line(sock))
+        answer = _read_answer(_read_line(sock))
     except (OSError, ValueError) as error:
         sock.close()
         raise TransportError(
@@ -71,12 +72,23 @@ def take_place(name: str, member: int) -> Invitation:
     if "refused" in answer:
         sock.close()
         raise TransportError(answer["refused"], operation="init")
-    tuples = {name: tuple(answer[name]) for name in ("pids", "torch")}
-    invitation = Invitation(**{**answer, **tuples})
+    invitation = Invitation(**answer)
     follow(invitation.rank, invitation.size, *invitation.torch)
     sock.setblocking(False)
     _line.sock, _line.pid, _line.pids = sock, os.getpid(), invitation.pids
     return invitation
+
+
+def _read_answer(line: bytes) -> dict[str, Any]:
+    """What the launcher told; ValueError if it is neither a place nor a refusal."""
+    told = read_json(line)
+    if isinstance(told, dict) and "refused" in told:
+        return json_object(told, {"refused": str})
+    texts, numbers = {"address": str, "job_id": str}, {"rank": int, "size": int}
+    place = json_object(told, {**numbers, **texts, "pids": list, "torch": list})
+    if len(place["torch"]) != len(("host", "port")):
+        raise ValueError(f"torch is {shown(place['torch'])}: expected host and port")
+    return place | {name: tuple(place[name]) for name in ("pids", "torch")}
 
 
 def changed() -> bool:

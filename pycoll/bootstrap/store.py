@@ -97,7 +97,7 @@ class StoreExchange:
         self._deadline = deadline
         self._server = server
         self._round = 0
-        self._failed = b""
+        self._failed: errors.PycollError | None = None
         with contextlib.ExitStack() as undo:
             if server is not None:
                 undo.callback(server.close)
@@ -113,8 +113,8 @@ class StoreExchange:
         Raises pycoll's TimeoutError naming the ranks that did not come, PeerLostError for one that
         ended meanwhile, InvalidArgumentError if the ranks contradict each other.
         """
-        if self._failed:
-            raise to_error(self._failed)
+        if self._failed is not None:
+            raise self._failed
         left_ms, all_ms = (
             min(int(seconds * 1e3), 0xFFFFFFFF)
             for seconds in (self._deadline.remaining(), self._deadline.seconds)
@@ -123,12 +123,13 @@ class StoreExchange:
         self._round += 1
         kind, payload = self._receive()
         if kind == Kind.FAIL:
-            raise to_error(payload)
-        if kind != Kind.RESULT:
-            raise errors.TransportError(
-                f"the store at {self._place.text} sent a frame of kind {kind}", operation="init"
-            )
-        return unpack_blobs(payload, self.size)
+            raise self._told_failure(payload)
+        try:
+            if kind != Kind.RESULT:
+                raise ValueError(f"a frame of kind {kind}")
+            return unpack_blobs(payload, self.size)
+        except ValueError as error:
+            raise self._nonsense(error) from None
 
     def alarm(self, text: str) -> None:
         """Have the store tell all: they raise TransportError."""
@@ -139,8 +140,11 @@ class StoreExchange:
         poller = select.poll()  # select() knows no descriptor above 1023
         poller.register(self._sock, select.POLLIN)
         if poller.poll(0):
-            self._failed = self._receive()[1]
-            raise to_error(self._failed)
+            kind, payload = self._receive()
+            if kind != Kind.FAIL:
+                raise self._nonsense(ValueError(f"a frame of kind {kind}, unasked"))
+            self._failed = self._told_failure(payload)
+            raise self._failed
 
     def close(self) -> None:
         """Leave. The server, if it is ours, ends after its last answers are sent."""
@@ -177,6 +181,19 @@ class StoreExchange:
             return kind, receive_exactly(self._sock, length, limit)
         except (EOFError, OSError) as error:
             raise self._gone(error) from None
+
+    def _told_failure(self, payload: bytes) -> errors.PycollError:
+        try:
+            return to_error(payload)
+        except ValueError as error:
+            return self._nonsense(error)
+
+    def _nonsense(self, error: ValueError) -> errors.TransportError:
+        return errors.TransportError(
+            f"the store at {self._place.text} sent rank {self.rank} what it cannot read: {error}",
+            rank=None if self._place.launcher else 0,
+            operation="init",
+        )
 
     def _gone(self, error: BaseException) -> errors.PycollError:
         if isinstance(error, TimeoutError):

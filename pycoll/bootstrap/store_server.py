@@ -7,24 +7,24 @@ claim the same number, vanish or never come are named to all who did come.
 from __future__ import annotations
 
 import contextlib
-import json
 import selectors
 import socket
-import struct
 import time
 from collections import deque
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.doorkeeper import Doorkeeper, Loop, Trust
 from pycoll.bootstrap.frames import (
-    FRAME_BYTES_MAX,
+    BLOBS_BYTES_MAX,
     GATHER_HEAD,
     HEAD,
+    PAYLOAD_BYTES_MAX,
     Kind,
     fail_frame,
     frame,
     list_ranks,
     pack_blobs,
+    read_hello,
 )
 from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, scope_of
 
@@ -45,6 +45,8 @@ class _Member:
     meeting: _Meeting | None = None
     incoming: bytearray = field(default_factory=bytearray)
     outgoing: deque[memoryview] = field(default_factory=deque)
+    rounds: int = 0  # that it has gathered in
+    waiting: bool = False  # for the result of the last of them
     done: bool = False  # nothing more is expected from it, nor will it be told anything
 
 
@@ -52,6 +54,7 @@ class _Member:
 class _Round:
     until: float
     limit_s: float
+    total: int = 0  # bytes in all blobs
     blobs: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -62,7 +65,7 @@ class _Meeting:
     members: dict[int, _Member] = field(default_factory=dict)
     rounds: dict[int, _Round] = field(default_factory=dict)
     failure: bytes | None = None
-    told: set[int] = field(default_factory=set)  # ranks that have been sent the failure
+    told: set[int] = field(default_factory=set)  # ranks that the failure is no news for
 
 
 class StoreServer:
@@ -94,7 +97,7 @@ class StoreServer:
             self._loop.selector,
             key,
             scope_of(job_id, "store"),
-            lambda claim: Verdict.ADMITTED if claim.rank >= 0 else Verdict.UNWANTED,
+            self._decide,
             self._admit,
             trust,
         )
@@ -157,6 +160,13 @@ class StoreServer:
         meeting.told.update(missing)
         self._fail(meeting, fail_frame("timeout", text, missing))
 
+    def _decide(self, claim: Claim) -> Verdict | None:
+        """A rank that comes again from a meeting that failed finds nobody where that was the only
+        one: its process asks on until the next attempt is served."""
+        if claim.rank < 0:
+            return Verdict.UNWANTED
+        return None if self._once and claim.rank in self._meeting.told else Verdict.ADMITTED
+
     def _admit(self, claim: Claim, sock: socket.socket) -> None:
         member = _Member(sock, claim.rank)
         self._members.add(member)
@@ -177,46 +187,60 @@ class StoreServer:
             data = b""
         if not data:
             self._lose(member)
-            return
-        member.incoming += data
-        while member in self._members and self._next_frame(member):
-            pass
+        elif not member.done:
+            member.incoming += data
+            self._take_frames(member)
+
+    def _take_frames(self, member: _Member) -> None:
+        """Handle every whole frame that has come. No bytes end the store's thread: what breaks
+        the protocol, or this code, fails the meeting in the name of its sender."""
+        try:
+            while not member.done and self._next_frame(member):
+                pass
+        except Exception as error:
+            self._accuse(member, str(error) or type(error).__name__)
 
     def _next_frame(self, member: _Member) -> bool:
         if len(member.incoming) < HEAD.size:
             return False
         length, kind = HEAD.unpack_from(member.incoming)
-        if length > FRAME_BYTES_MAX:
-            self._lose(member)
-            return False
+        most = PAYLOAD_BYTES_MAX.get(kind, 0)
+        if length > most:
+            raise ValueError(f"{length} bytes in a frame of kind {kind}, at most {most}")
         end = HEAD.size + length
         if len(member.incoming) < end:
             return False
         payload = bytes(member.incoming[HEAD.size : end])
         del member.incoming[:end]
-        if not member.done:
-            self._handle(member, kind, payload)
+        self._handle(member, kind, payload)
         return True
 
     def _handle(self, member: _Member, kind: int, payload: bytes) -> None:
-        try:
-            if kind == Kind.HELLO and member.meeting is None:
-                hello = json.loads(payload)
-                self._greet(member, int(hello["size"]), str(hello["name"]))
-            elif kind == Kind.GATHER and member.meeting is not None:
-                number, left_ms, all_ms = GATHER_HEAD.unpack_from(payload)
-                round_ = _Round(time.monotonic() + left_ms / 1e3, all_ms / 1e3)
-                self._gather(member, number, round_, payload[GATHER_HEAD.size :])
-            elif kind == Kind.ALARM and member.meeting is not None:
-                failure = fail_frame("transport", payload.decode(), [member.rank])
-                self._fail(member.meeting, failure)
-            elif kind == Kind.LEAVE:
-                member.done = True
-            else:
-                self._lose(member)
-        except (ValueError, KeyError, TypeError, struct.error):
-            # It holds the secret but speaks nonsense: as good as gone.
-            self._lose(member)
+        if kind == Kind.HELLO and member.meeting is None:
+            self._greet(member, *read_hello(payload))
+        elif kind == Kind.GATHER and member.meeting is not None:
+            if len(payload) < GATHER_HEAD.size:
+                raise ValueError("a gather frame without its head")
+            number, left_ms, all_ms = GATHER_HEAD.unpack_from(payload)
+            round_ = _Round(time.monotonic() + left_ms / 1e3, all_ms / 1e3)
+            self._gather(member, number, round_, payload[GATHER_HEAD.size :])
+        elif kind == Kind.ALARM and member.meeting is not None:
+            failure = fail_frame("transport", payload.decode(), [member.rank])
+            self._fail(member.meeting, failure)
+        elif kind == Kind.LEAVE and not member.waiting:
+            member.done = True
+        else:
+            raise ValueError(f"a frame of kind {kind} out of place")
+
+    def _accuse(self, member: _Member, what: str) -> None:
+        """A member that holds the secret has sent nonsense: all hear which one, and it is gone."""
+        if member.meeting is None:
+            member.meeting = self._meeting_for(member.rank)
+        who = f"rank {member.rank}" + (f" ({member.name})" if member.name else "")
+        text = f"{who} sent what the store of {self._host} cannot read: {what}"
+        self._fail(member.meeting, fail_frame("transport", text, [member.rank]))
+        self._tell_end(member, member.meeting.failure or b"")
+        member.incoming.clear()
 
     def _greet(self, member: _Member, size: int, name: str) -> None:
         member.name = name
@@ -239,14 +263,17 @@ class StoreServer:
                 f"{self._host} expects {self._size}; give all processes the same size"
             )
             self._fail(meeting, fail_frame("argument", text, [member.rank]))
+        elif member.rank >= self._size:
+            raise ValueError(f"a claim to be rank {member.rank} of {self._size}")
         elif self._once and len(meeting.members) == self._size:
             self._doorkeeper.stop_listening()
 
     def _meeting_for(self, rank: int) -> _Meeting:
-        """A rank that comes again after all had met and it had left starts a new meeting."""
+        """A rank that is through with the current meeting starts a new one: it left, was told that
+        the meeting failed, or is the one for want of which it failed."""
         current = self._meeting
         before = current.members.get(rank)
-        if len(current.members) == self._size and before is not None and before.done:
+        if rank in current.told or (before is not None and before.done):
             self._meeting = _Meeting()
         return self._meeting
 
@@ -254,15 +281,28 @@ class StoreServer:
         meeting = member.meeting
         if meeting is None or meeting.failure is not None:
             return
+        # One blob of each member at a time bounds what a member makes the store hold.
+        if number != member.rounds or member.waiting:
+            raise ValueError(f"a blob of round {number} before the result of the one before")
+        member.rounds, member.waiting = number + 1, True
         round_ = meeting.rounds.setdefault(number, told)
         round_.until = min(round_.until, told.until)
         round_.blobs[member.rank] = blob
-        if len(round_.blobs) < self._size:
-            return
-        result = frame(Kind.RESULT, pack_blobs([round_.blobs[r] for r in range(self._size)]))
-        del meeting.rounds[number]
-        for other in meeting.members.values():
-            self._send(other, result)
+        round_.total += len(blob)
+        if round_.total > BLOBS_BYTES_MAX:
+            longest = max(round_.blobs, key=lambda rank: len(round_.blobs[rank]))
+            text = (
+                f"the ranks told more than {BLOBS_BYTES_MAX} bytes while joining, of which "
+                f"{len(round_.blobs[longest])} are of rank {longest} "
+                f"({meeting.members[longest].name})"
+            )
+            self._fail(meeting, fail_frame("transport", text, [longest]))
+        elif len(round_.blobs) == self._size:
+            result = frame(Kind.RESULT, pack_blobs([round_.blobs[r] for r in range(self._size)]))
+            del meeting.rounds[number]
+            for other in meeting.members.values():
+                other.waiting = False
+                self._send(other, result)
 
     def _fail(self, meeting: _Meeting, failure: bytes) -> None:
         # Only the first failure is told: the others follow from it.
@@ -287,6 +327,9 @@ class StoreServer:
         expected = not member.done
         member.done = True
         member.outgoing.clear()
+        if meeting is not None:
+            # A process that is started in its place does not fail for it once more.
+            meeting.told.add(member.rank)
         if expected and meeting is not None:
             text = f"rank {member.rank} ({member.name}) ended while the ranks were joining"
             self._fail(meeting, fail_frame("lost", text, [member.rank]))
@@ -305,7 +348,9 @@ class StoreServer:
                     member.outgoing[0] = member.outgoing[0][sent:]
                     if not member.outgoing[0]:
                         member.outgoing.popleft()
-            except (ConnectionError, TimeoutError):
+            except BlockingIOError:
+                raise
+            except OSError:
                 # The loss itself is seen, and told, when reading.
                 member.outgoing.clear()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.outgoing else 0)
