@@ -9,6 +9,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/life_signs.h"
+
 namespace pycoll::transport {
 namespace {
 
@@ -99,6 +101,7 @@ Status ShmTransport::open() {
   }
   inbox_.reset(ends[0]);
   lifeline_.reset(ends[1]);
+  end_with_process(inbox_.get());
   own_bell_ = std::make_unique<shm::Bell>(&control().sleep, doorbell_.get(), false);
   return {};
 }

@@ -9,6 +9,8 @@
 #include <set>
 #include <utility>
 
+#include "base/life_signs.h"
+
 namespace pycoll::transport {
 namespace {
 
@@ -23,6 +25,7 @@ Status TcpLink::open(std::vector<UniqueFd> sockets) {
   std::set<std::pair<std::string, std::string>> rails;
   for (std::uint32_t index = 0; index < stride; ++index) {
     const int fd = sockets[index].get();
+    end_with_process(fd);
     if (Status status = prepare_socket(fd); !status.ok()) return status;
     const SocketEnds ends = ends_of(fd);
     const std::string address = ends.known() ? to_text(ends) : address_;

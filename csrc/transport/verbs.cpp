@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "base/assert.h"
+#include "base/life_signs.h"
+#include "base/life_signs.h"
 #include "transport/verbs_link.h"
 
 namespace pycoll::transport {
@@ -141,6 +143,7 @@ Status Medium::attach(int peer, const std::string& address, UniqueFd liveness, s
                          "verbs: peer " + std::to_string(peer) +
                              (link == nullptr ? " is not prepared" : " is attached already"));
   }
+  end_with_process(liveness.get());
   Status status = link->connect(address, std::move(liveness), std::move(name));
   if (!status.ok()) return status;
   if (!watch(link->liveness_fd(), EPOLLIN | EPOLLRDHUP, static_cast<std::uint32_t>(peer))) {

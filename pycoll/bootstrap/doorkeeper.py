@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pycoll.bootstrap.forks import end_with_process
 from pycoll.bootstrap.handshake import ANSWER_BYTES, STRANGER_S, Claim, Gate, Purpose, Verdict
 
 STRANGERS_MAX = 64
@@ -100,7 +101,7 @@ class Doorkeeper:
                 self._refuse(next(iter(self._strangers.values())), "too many connections")
             time.sleep(0.01)
             return
-        sock.setblocking(False)
+        end_with_process(sock).setblocking(False)
         if len(self._strangers) >= STRANGERS_MAX:
             self._refuse(next(iter(self._strangers.values())), "too many connections")
         stranger = _Stranger(

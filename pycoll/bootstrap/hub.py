@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.forks import end_with_process
 from pycoll.bootstrap.frames import list_ranks
 from pycoll.bootstrap.handshake import (
     STRANGER_S,
@@ -251,7 +252,7 @@ def _knock(party: Party, door: str, deadline: Deadline, check: Check) -> socket.
     claim = Claim(Purpose.SHM, party.rank, party.hub)
     reason = "no answer"
     while not deadline.passed():
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = end_with_process(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             sock.settimeout(max(deadline.remaining(), 0.001))
             sock.connect(door)

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pycoll.bootstrap.forks import end_with_process
 from pycoll.errors import InvalidArgumentError, TransportError
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def tcp_socket(host: str) -> socket.socket:
     pacing whatever is chosen later. Accepted sockets have their listener's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = end_with_process(socket.socket(family, socket.SOCK_STREAM))
     with contextlib.suppress(OSError):
         if not sock.getsockopt(*_CONGESTION, 16).startswith(_UNPACED):
             sock.setsockopt(*_CONGESTION, _UNPACED[0])
@@ -258,7 +259,7 @@ def abstract_name(text: str) -> str:
 
 def listen_unix(name: str) -> socket.socket:
     """A listening unix socket; OSError if the name is taken."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = end_with_process(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         sock.bind(name)
         sock.listen(BACKLOG)

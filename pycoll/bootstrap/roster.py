@@ -14,6 +14,7 @@ import os
 import socket
 from typing import Any, NamedTuple
 
+from pycoll.bootstrap.forks import end_with_process
 from pycoll.bootstrap.network import abstract_name, peer_of
 from pycoll.bootstrap.torch_place import follow
 from pycoll.errors import TransportError
@@ -108,10 +109,9 @@ def pids() -> tuple[int, ...]:
 
 def _connect(name: str) -> socket.socket:
     if _line.sock is not None:
-        # A copy in a process that was forked off would not be missed by the launcher.
         _line.sock.close()
         _line.sock = None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = end_with_process(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         sock.connect(abstract_name(name))
     except OSError as error:

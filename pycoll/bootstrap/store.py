@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.forks import end_with_process
 from pycoll.bootstrap.frames import (
     FRAME_BYTES_MAX,
     GATHER_HEAD,
@@ -223,7 +224,7 @@ class StoreExchange:
         pause_s = _RETRY_FIRST_S
         while not self._deadline.passed():
             for family, target in self._place.targets:
-                sock = socket.socket(family, socket.SOCK_STREAM)
+                sock = end_with_process(socket.socket(family, socket.SOCK_STREAM))
                 limit = self._deadline.within(STRANGER_S)
                 try:
                     sock.settimeout(max(limit.remaining(), 0.001))
