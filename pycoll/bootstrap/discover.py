@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from pycoll.bootstrap import roster
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import Exchange, MpiExchange, SoloExchange, open_torch_store
+from pycoll.bootstrap.exchange import Exchange, MpiExchange, SoloExchange
 from pycoll.bootstrap.store import join_store, join_unix
+from pycoll.bootstrap.torch_store import open_torch_store
 from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN, Config
 from pycoll.errors import InvalidArgumentError
 

@@ -1,7 +1,7 @@
 """What joining needs from the world: every rank gives some bytes and gets everyone's.
 
 ``StoreExchange`` (store.py) does it over sockets; here are the ways that stand on something else:
-threads of one process, a communicator that exists already, MPI, torchrun's store.
+threads of one process, a communicator that exists already, MPI. torch_store.py has torch's.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, Protocol
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.frames import list_ranks
-from pycoll.bootstrap.host import has_ended, process_identity, process_name
 
-_POLL_S = 0.002
+#: Between two looks at what nobody tells of.
+POLL_S = 0.002
 
 
 class Exchange(Protocol):
@@ -214,112 +213,4 @@ class MpiExchange(_Lasting):
                     f"some of its {self.size} ranks did not call pycoll.init(comm=...)",
                     operation="init",
                 )
-            time.sleep(_POLL_S)
-
-
-class TorchStoreExchange(_Lasting):
-    """Over the key-value store that torchrun (or rank 0) serves at MASTER_ADDR:MASTER_PORT.
-
-    The store may outlive a world, and the next world of the same ranks has the same names. So ranks
-    count their claims: the n-th ones make a world, whose keys begin with n. InvalidArgumentError
-    if the claim before this one is of another process that is not known to have ended.
-    """
-
-    secret = b""
-
-    def __init__(self, store: Any, rank: int, size: int, deadline: Deadline) -> None:
-        self.rank = rank
-        self.size = size
-        self._store = store
-        self._deadline = deadline
-        self._round = 0
-        self._world = int(store.add(f"claim/{rank}", 1))
-        me = f"{process_name()} {process_identity()}"
-        store.set(self._owner(self._world), me)
-        if self._world > 1:
-            self._check_owner(me)
-
-    def _owner(self, world: int) -> str:
-        return f"{world}/owner/{self.rank}"
-
-    def _check_owner(self, me: str) -> None:
-        """That the claim before was made by this process, or by one that has ended."""
-        before = self._world - 1
-        while not self._store.check([self._owner(before)]):  # between its claim and its name
-            if self._deadline.passed():
-                break
-            time.sleep(_POLL_S)
-        else:
-            owner = bytes(self._store.get(self._owner(before))).decode(errors="replace")
-            name, _, identity = owner.partition(" ")
-            if owner == me or has_ended(identity):
-                return
-            self._store.add(f"claim/{self.rank}", -1)
-            text = (
-                f"two processes claim rank {self.rank}, {name} and {process_name()}; give each "
-                "process its own RANK, and where a script starts processes that import it, as "
-                "mp.spawn and DataLoader workers do, join under if __name__ == '__main__'"
-            )
-            self._store.set(f"{before}/failure", text)
-            raise errors.InvalidArgumentError(
-                text, rank=self.rank, ranks=[self.rank], operation="init"
-            )
-
-    def all_gather(self, blob: bytes) -> list[bytes]:
-        """See Exchange."""
-        keys = [f"{self._world}/{self._round}/{rank}" for rank in range(self.size)]
-        failure = f"{self._world}/failure"
-        self._store.set(keys[self.rank], blob)
-        self._round += 1
-        while not self._store.check(keys):
-            if self._store.check([failure]):
-                text = bytes(self._store.get(failure)).decode(errors="replace")
-                raise errors.PycollError(text, operation="init")
-            if self._deadline.passed():
-                missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
-                raise errors.TimeoutError(
-                    f"init waited {self._deadline.seconds:.3g} s for {list_ranks(missing)} of "
-                    f"{self.size} (PYCOLL_INIT_TIMEOUT_S sets the limit)",
-                    ranks=missing,
-                    operation="init",
-                )
-            time.sleep(_POLL_S)
-        return [bytes(self._store.get(key)) for key in keys]
-
-    def abandon(self) -> None:
-        """Leave word for the others."""
-        text = f"rank {self.rank} broke off while the ranks were joining"
-        self._store.set(f"{self._world}/failure", text)
-
-
-def open_torch_store(
-    host: str, port: int, prefix: str, rank: int, size: int, serve: bool, deadline: Deadline
-) -> TorchStoreExchange:
-    """Join torchrun's store; every key starts with ``prefix``.
-
-    Raises InvalidArgumentError if torch is not importable, TransportError if the store is not
-    reached.
-    """
-    try:
-        distributed = importlib.import_module("torch.distributed")
-    except ImportError as error:
-        raise errors.InvalidArgumentError(
-            f"torchrun's variables are set, but its store needs torch ({error}); install torch or "
-            "set PYCOLL_ADDRESS and PYCOLL_SECRET"
-        ) from None
-    try:
-        store = distributed.TCPStore(
-            host,
-            port,
-            world_size=None,
-            is_master=serve,
-            timeout=timedelta(seconds=max(deadline.remaining(), 1.0)),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except RuntimeError as error:
-        raise errors.TransportError(
-            f"cannot reach torchrun's store at {host}:{port}: {str(error).splitlines()[0]}",
-            operation="init",
-        ) from None
-    return TorchStoreExchange(distributed.PrefixStore(prefix, store), rank, size, deadline)
+            time.sleep(POLL_S)

@@ -23,19 +23,20 @@ def process_token() -> str:
 
 
 def process_identity() -> str:
-    """For `has_ended`: this process, by its number, beginning and machine; survives no fork."""
+    """For `still_runs`: this process, by its number, beginning and machine; survives no fork."""
     return f"{machine_identity()} {_numbering()} {os.getpid()} {_beginning(os.getpid())}"
 
 
-def has_ended(identity: str) -> bool:
-    """Whether the process that gave this `process_identity` is surely gone.
+def still_runs(identity: str) -> bool:
+    """Whether the process that gave this `process_identity` surely runs.
 
-    False for one of another machine, which cannot be asked.
+    False for one of another machine, which cannot be asked, and for text that is no identity.
     """
-    machine, numbering, pid, beginning = identity.split(" ")
-    if (machine, numbering) != (machine_identity(), _numbering()):
+    parts = identity.split(" ")
+    if len(parts) != 4 or parts[:2] != [machine_identity(), _numbering()]:
         return False
-    return _beginning(int(pid)) != beginning
+    pid, beginning = parts[2:]
+    return pid.isdigit() and beginning != "" and _beginning(int(pid)) == beginning
 
 
 def _numbering() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import socket
@@ -202,3 +203,33 @@ def join_all(worlds: World, ranks: int, **arguments: Any) -> list[Joined | BaseE
             for rank in range(ranks)
         ]
     )
+
+
+class FolderStore:
+    """What TorchStoreExchange needs of a store of torch's, in files: for processes that would take
+    long to import torch."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key.replace("/", "_")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self._path(key).exists() for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self._path(key).read_bytes()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else value
+        written = self._folder / f".{os.getpid()}-{threading.get_ident()}"
+        written.write_bytes(data)
+        written.replace(self._path(key))
+
+    def add(self, key: str, amount: int) -> int:
+        with open(self._folder / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            value = int(self.get(key) if self.check([key]) else b"0") + amount
+            self.set(key, str(value))
+            return value

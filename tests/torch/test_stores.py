@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import subprocess
 import sys
@@ -16,9 +17,9 @@ import torch.distributed as dist
 from torch_processes import run_ranks
 
 from pycoll import errors
-from pycoll.bootstrap import exchange, host
+from pycoll.bootstrap import host, torch_store
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import TorchStoreExchange
+from pycoll.bootstrap.torch_store import TorchStoreExchange
 
 PATIENCE = datetime.timedelta(seconds=20)
 
@@ -44,6 +45,13 @@ def test_a_world_reads_no_keys_of_an_earlier_one() -> None:
         assert both(store, text) == [[f"{text}0".encode(), f"{text}1".encode()]] * 2
 
 
+def test_any_store_of_torch_will_do(tmp_path: Path) -> None:
+    for store in (dist.FileStore(str(tmp_path / "file"), 2), dist.HashStore()):
+        for text in ("first", "second"):
+            found = both(dist.PrefixStore("any", store), text)
+            assert found == [[f"{text}0".encode(), f"{text}1".encode()]] * 2
+
+
 def test_a_world_that_failed_leaves_the_next_one_alone() -> None:
     store = dist.HashStore()
     TorchStoreExchange(store, 0, 2, Deadline(10)).abandon()
@@ -59,7 +67,7 @@ def test_two_processes_with_one_rank_are_told_on_both_sides(
     store = dist.HashStore()
     first = TorchStoreExchange(store, 0, 2, Deadline(10))
     with monkeypatch.context() as other:
-        other.setattr(exchange, "process_name", lambda: "here:7")
+        other.setattr(torch_store, "process_name", lambda: "here:7")
         with pytest.raises(errors.InvalidArgumentError) as caught:
             gather(store, 0, "")
     assert f"claim rank 0, {host.process_name()} and here:7" in str(caught.value)
@@ -67,7 +75,6 @@ def test_two_processes_with_one_rank_are_told_on_both_sides(
     with pytest.raises(errors.PycollError, match="two processes claim rank 0"):
         first.all_gather(b"")
     second = TorchStoreExchange(store, 1, 2, Deadline(10))
-    second.all_gather(b"")
     with pytest.raises(errors.PycollError, match="two processes claim rank 0"):
         second.all_gather(b"")
     assert both(store, "next") == [[b"next0", b"next1"]] * 2
@@ -81,17 +88,16 @@ def test_who_has_ended_may_be_succeeded() -> None:
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
         assert process.stdin is not None and process.stdout is not None
         identity = process.stdout.readline().strip()
-        assert not host.has_ended(identity) and not host.has_ended(host.process_identity())
+        assert host.still_runs(identity) and host.still_runs(host.process_identity())
         process.stdin.write("\n")
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert host.has_ended(identity), "it runs no more, though its parent has not asked yet"
-    assert host.has_ended(identity)
+        assert not host.still_runs(identity), "it runs no more, though its parent has not asked yet"
+    assert not host.still_runs(identity)
     elsewhere = " ".join(["elsewhere", *identity.split(" ")[1:]])
-    assert not host.has_ended(elsewhere)
+    assert not host.still_runs(elsewhere)
     store = dist.HashStore()
-    store.add("claim/0", 1)
-    store.set("1/owner/0", f"gone {identity}")
+    store.set("seat/0", json.dumps({"nonce": "1", "name": "gone", "process": identity}))
     TorchStoreExchange(store, 0, 2, Deadline(10))
 
 

@@ -10,7 +10,8 @@ from pycoll import tuning
 from pycoll.bootstrap import Joined
 from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import Exchange, SoloExchange, TorchStoreExchange
+from pycoll.bootstrap.exchange import Exchange, SoloExchange
+from pycoll.bootstrap.torch_store import TorchStoreExchange
 from pycoll.communicator import Communicator
 from pycoll.config import Config
 from pycoll.torch.distributed.membership import NAME, Origin
