@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pycoll.bootstrap.cores import core_numbers, usable_cores
+from pycoll.bootstrap.cores import core_count
 from pycoll.collective import Collective
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError
@@ -73,7 +73,7 @@ class Question:
         here = with_links(local_parameters(Config.read(), self.hosts > 1), **self.links)
         if not self.measured:
             return here
-        return here.crowded(self.ranks / len(core_numbers(usable_cores())))
+        return here.crowded(self.ranks / core_count())
 
     def asked(self) -> Asked | None:
         """The world of a forecast; None where none is wanted."""

@@ -74,15 +74,22 @@ def _tuning() -> str:
         return str(error)
 
 
+def _cores() -> str:
+    from pycoll.bootstrap.cores import cpu_quota
+
+    quota = cpu_quota()
+    limit = "" if quota is None else f" of which a quota allows {quota.cores:g} at a time"
+    return f"{len(os.sched_getaffinity(0))} usable cores{limit}"
+
+
 def facts() -> list[tuple[str, str]]:
     """Name and value of everything worth telling about this installation."""
     from pycoll import _core
 
-    cores = len(os.sched_getaffinity(0))
     rows = [
         ("pycoll", _version("pycoll-comm")),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
-        ("machine", f"{platform.machine()}, {cores} usable cores, {platform.release()}"),
+        ("machine", f"{platform.machine()}, {_cores()}, {platform.release()}"),
         ("build", "laid out by a rehearsal" if _core.LAID_OUT else "plain; see make optimized"),
         ("reduction kernels", _core.isa()),
         ("costs of links", _tuning()),

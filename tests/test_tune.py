@@ -262,7 +262,7 @@ def test_tune_stores_what_explain_then_uses(
 def test_predictions_to_be_measured_know_of_cores_that_ranks_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(explanation, "usable_cores", lambda: "3-4")
+    monkeypatch.setattr(explanation, "core_count", lambda: 2)
     told: list[Parameters] = []
 
     def measure(*words: object) -> Iterator[str]:

@@ -26,6 +26,7 @@ from pycoll.bench.command import launch_sweep, progress_bar
 from pycoll.bench.fit import Fit, Observation, fit
 from pycoll.bench.metrics import Measurement
 from pycoll.bench.sweep import SweepOptions
+from pycoll.bootstrap.cores import core_count
 from pycoll.collective import Collective
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError, PycollError
@@ -66,8 +67,7 @@ class TuneOptions:
     @property
     def worlds(self) -> tuple[int, ...]:
         """Numbers of ranks measured."""
-        cores = len(os.sched_getaffinity(0))
-        most = self.ranks or max(2, min(_RANKS_MAX, cores))
+        most = self.ranks or max(2, min(_RANKS_MAX, core_count()))
         return tuple(sorted({min(2, most), most}))
 
     @property

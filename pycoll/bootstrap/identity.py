@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pycoll.bootstrap.cores import core_numbers, usable_cores
+from pycoll.bootstrap.cores import CpuQuota, core_numbers, cpu_quota, usable_cores
 from pycoll.bootstrap.host import machine_identity, process_name, process_token
 from pycoll.bootstrap.rails import RAIL_COUNTS, Port, networks_of, share_network
 from pycoll.config import TCP_SOCKETS_MAX, Config
@@ -25,8 +26,9 @@ class Identity(NamedTuple):
     """One rank: ``name`` is "host:pid"; ``nonce`` goes into the communicator's key.
 
     ``door`` is where processes of its host find it, empty if they cannot (``hub.Door``). ``cores``
-    are those that it may run on (``pycoll.bootstrap.cores``). ``tuning`` is what rank 0 brings for
-    all; empty from the others. ``verbs`` are its ports on RDMA networks, the preferred ones first,
+    are those that it may run on; processes of ``quota_group`` may use ``quota_cores`` of them at a
+    time, all if that is 0 (``pycoll.bootstrap.cores``). ``tuning`` is what rank 0 brings for all;
+    empty from the others. ``verbs`` are its ports on RDMA networks, the preferred ones first,
     and ``verbs_rails`` how many rails to a peer it allows; ``without`` is why it has none though
     its settings name verbs.
     """
@@ -45,6 +47,8 @@ class Identity(NamedTuple):
     verbs: tuple[Port, ...] = ()
     verbs_rails: int = 1
     without: str = ""
+    quota_group: str = ""
+    quota_cores: float = 0.0
 
     @classmethod
     def mine(
@@ -56,6 +60,7 @@ class Identity(NamedTuple):
         door: str = "",
     ) -> Identity:
         """This process's, with a fresh nonce."""
+        quota = cpu_quota() or CpuQuota("", 0.0)
         return cls(
             name=process_name(),
             pid=os.getpid(),
@@ -71,6 +76,8 @@ class Identity(NamedTuple):
             verbs=verbs,
             verbs_rails=config.verbs_rails,
             without=without,
+            quota_group=quota.group,
+            quota_cores=quota.cores,
         )
 
     def to_bytes(self) -> bytes:
@@ -90,6 +97,8 @@ class Identity(NamedTuple):
             if not 1 <= told[name] <= most:
                 raise ValueError(f"{name} is {told[name]}: expected 1 to {most}")
         core_numbers(told["cores"])
+        if told["quota_cores"] < 0:
+            raise ValueError(f"quota_cores is {told['quota_cores']}: expected 0 or more")
         return cls(**(told | {"transports": transports, "verbs": ports}))
 
 
@@ -98,6 +107,7 @@ _TYPES: dict[str, type] = {
     **dict.fromkeys(Identity._fields, str),
     **dict.fromkeys(("pid", "tcp_sockets", "verbs_rails"), int),
     **dict.fromkeys(("transports", "verbs"), list),
+    "quota_cores": float,
 }
 _PORT_TYPES: dict[str, type] = {
     **dict.fromkeys(("device", "gid", "network"), str),
@@ -200,18 +210,25 @@ def session_key(secret: bytes, communicator_id: str, identities: Sequence[Identi
 def ranks_per_core(identities: Sequence[Identity]) -> float:
     """On the most crowded host, at least 1."""
     ranks = Counter(host_numbers(identities))
-    cores = _cores_by_host(identities)
-    return max(1.0, *(ranks[host] / len(cores[host]) for host in ranks))
+    return max(1.0, *(ranks[host] / cores for host, cores in _cores_by_host(identities).items()))
 
 
 def cores_beside(identities: Sequence[Identity], rank: int) -> int:
-    """How many cores the ranks on this rank's host may run on, all together."""
-    return len(_cores_by_host(identities)[host_numbers(identities)[rank]])
+    """How many cores the ranks on this rank's host may run on, all together; at least 1."""
+    return max(1, math.floor(_cores_by_host(identities)[host_numbers(identities)[rank]]))
 
 
-def _cores_by_host(identities: Sequence[Identity]) -> list[set[int]]:
-    hosts = host_numbers(identities)
-    cores: list[set[int]] = [set() for _ in range(max(hosts) + 1)]
-    for host, identity in zip(hosts, identities, strict=True):
-        cores[host] |= core_numbers(identity.cores)
-    return cores
+def _cores_by_host(identities: Sequence[Identity]) -> dict[int, float]:
+    """Cores of all ranks of a host, or their quotas together where those allow less."""
+    of_host: dict[int, list[Identity]] = {}
+    for host, identity in zip(host_numbers(identities), identities, strict=True):
+        of_host.setdefault(host, []).append(identity)
+    return {host: _cores_of(ranks) for host, ranks in of_host.items()}
+
+
+def _cores_of(ranks: Sequence[Identity]) -> float:
+    cores: set[int] = set()
+    for identity in ranks:
+        cores |= core_numbers(identity.cores)
+    quotas = {one.quota_group: one.quota_cores for one in ranks}
+    return min(len(cores), sum(quotas.values())) if all(quotas.values()) else len(cores)
