@@ -228,13 +228,12 @@ class _Crew:
         else:
             place = {"PYCOLL_ROSTER": self._elastic.name, "PYCOLL_MEMBER": str(number)}
         environment = {**self._environment, **place}
-        if prefix:
-            # A pipe would make Python hold lines back until the rank ends.
+        piped = Piped.for_rank(number, self._options.ranks, prefix)
+        if Piped.STDOUT in piped and (prefix or os.isatty(1)):
+            # Python holds lines back until the rank ends where its output is a pipe.
             environment.setdefault("PYTHONUNBUFFERED", "1")
         guard = self._guard.stdin.fileno()
-        rank = RankProcess(
-            number, self._command, environment, Piped.for_rank(number, prefix), guard
-        )
+        rank = RankProcess(number, self._command, environment, piped, guard)
         if rank.pidfd >= 0:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: None)
         width = len(str(self._options.ranks - 1))

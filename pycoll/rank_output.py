@@ -1,4 +1,10 @@
-"""Ranks' output, so that no rank's lines are torn by another's; if wanted, each behind its rank."""
+"""Ranks' output: the launcher writes whole lines, so that no rank's line is torn by another's.
+
+Every piped stream of a rank has one ``_Stream``. Streams that the launcher writes to the same file
+or terminal share one ``_Screen``, which knows whether a line has begun there. A rank that stops in
+the middle of a line (a prompt, a progress bar) has that beginning shown after a moment; another
+rank's line then waits for its end, or, if the end does not come, begins on a new line.
+"""
 
 from __future__ import annotations
 
@@ -10,100 +16,136 @@ from typing import IO
 
 #: A line longer than this is passed on in pieces, each with its own prefix.
 LINE_BYTES_MAX = 1 << 20
-#: A rank has said what it had to say when nothing came for so long, which nobody feels and who has
-#: to wait for a core seldom exceeds; the first of it waits no longer than the second time.
+#: Seconds without news after which the launcher shows what a stream has begun to say. The first
+#: byte waits LATE_S at most. A stream whose line has begun may keep others waiting for LATE_S.
 QUIET_S = 0.1
 LATE_S = 0.5
 _READ_BYTES = 1 << 16
 _STDERR = 2
 
 
-class LinePrefixer:
-    """Turns one stream's pieces into whole prefixed lines."""
+class RankLines:
+    """Cuts one stream's bytes into whole lines, each behind the prefix."""
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
         self._pending = bytearray()
+        #: The beginning of the current line has been shown, and its rest follows it.
+        self._begun = False
 
-    def take(self, piece: bytes) -> bytes:
-        """What can be shown after ``piece`` came."""
+    def take(self, piece: bytes) -> None:
+        """Keep ``piece`` until it is shown."""
         self._pending += piece
-        end = self._pending.rfind(b"\n") + 1
-        if end == 0 and len(self._pending) < LINE_BYTES_MAX:
-            return b""
-        whole = bytes(self._pending[:end] if end else self._pending)
-        del self._pending[: len(whole)]
-        return self._show(whole)
+
+    def has_whole(self) -> bool:
+        """Whether a line is complete, or too long to wait for its end."""
+        return b"\n" in self._pending or len(self._pending) >= LINE_BYTES_MAX
 
     def has_part(self) -> bool:
-        """Whether a line has begun, and may be shown so: behind a prefix lines are whole."""
-        return bool(self._pending) and not self._prefix
+        """Whether anything is kept."""
+        return bool(self._pending)
 
-    def take_part(self) -> bytes:
-        """That beginning of a line; the rest of it follows as it comes."""
-        return self._take_rest() if self.has_part() else b""
-
-    def finish(self) -> bytes:
-        """The last line, if it had no end."""
-        rest = self._take_rest()
-        return self._show(rest) if rest else b""
-
-    def _take_rest(self) -> bytes:
-        rest, self._pending = bytes(self._pending), bytearray()
-        return rest
-
-    def _show(self, data: bytes) -> bytes:
+    def whole(self) -> bytes:
+        """All complete lines, to be shown at once."""
+        if not self.has_whole():
+            return b""
+        end = self._pending.rfind(b"\n") + 1 or len(self._pending)
+        lines = bytes(self._pending[:end]).removesuffix(b"\n").split(b"\n")
+        del self._pending[:end]
         # Only newlines end a line: a carriage return belongs to a progress bar.
-        lines = data.removesuffix(b"\n").split(b"\n")
-        return b"".join(self._prefix + line + b"\n" for line in lines)
+        shown = b"".join(self._prefix + line + b"\n" for line in lines)
+        if self._begun:
+            shown = shown[len(self._prefix) :]
+            self._begun = False
+        return shown
+
+    def part(self) -> bytes:
+        """The beginning of a line, to be shown before its end has come."""
+        data = bytes(self._pending)
+        self._pending.clear()
+        if not data:
+            return b""
+        shown = data if self._begun else self._prefix + data
+        # Behind a carriage return the next piece overwrites the line, prefix included.
+        self._begun = not data.endswith(b"\r")
+        return shown
+
+    def interrupt(self) -> None:
+        """Another stream's line was shown: the rest of ours begins a line of its own."""
+        self._begun = False
+
+    def end(self) -> None:
+        """Nothing more comes: the last line is complete."""
+        if self._pending and not self._pending.endswith(b"\n"):
+            self._pending += b"\n"
+
+
+class _Screen:
+    """A file or terminal that lines are written to, by one or both of our descriptors."""
+
+    def __init__(self) -> None:
+        #: The stream whose line has begun here and has no end yet.
+        self.owner: _Stream | None = None
+        #: When that beginning was shown.
+        self.since = 0.0
+
+    def free_at(self, stream: _Stream) -> float:
+        """From when on ``stream`` may write."""
+        if self.owner is None or self.owner is stream or self.owner.ended:
+            return 0.0
+        return self.since + LATE_S
 
 
 class _Stream:
     """What one rank says on one descriptor."""
 
-    def __init__(self, pipe: IO[bytes], prefix: bytes, target: int) -> None:
+    def __init__(self, pipe: IO[bytes], prefix: bytes, target: int, screen: _Screen) -> None:
         self.pipe = pipe
         self.target = target
-        self.prefixer = LinePrefixer(prefix)
-        # Whole lines not shown yet, since when there are some, and when something came last.
-        self.kept = bytearray()
+        self.screen = screen
+        self.lines = RankLines(prefix)
+        self.ended = False
+        # When the oldest byte that is not shown came, and when something came last.
         self.since = 0.0
         self.heard = 0.0
-
-    def due(self) -> float | None:
-        """When what is kept is to be shown."""
-        waiting = self.kept or self.prefixer.has_part()
-        return min(self.heard + QUIET_S, self.since + LATE_S) if waiting else None
 
     def keep(self, piece: bytes) -> None:
         """Take what has come just now."""
         self.heard = time.monotonic()
-        if self.due() is None:
+        if not self.lines.has_part():
             self.since = self.heard
-        self.kept += self.prefixer.take(piece)
+        self.lines.take(piece)
+
+    def part_due(self) -> float:
+        """When the beginning of a line is to be shown."""
+        return min(self.heard + QUIET_S, self.since + LATE_S)
+
+    def due(self) -> float | None:
+        """When something of it is to be shown; None if nothing is kept."""
+        if not self.lines.has_part():
+            return None
+        # What a rank says on stderr in one go, such as a traceback, stays together.
+        at_once = self.target != _STDERR and self.lines.has_whole()
+        due = self.heard if at_once else self.part_due()
+        return max(due, self.screen.free_at(self))
 
 
 class RankOutput:
-    """Reads ranks' pipes within the owner's selector and writes to our own descriptors.
-
-    Lines come whole. What a rank says on stderr in one go, such as a traceback, stays together
-    though other ranks speak meanwhile.
-    """
+    """Reads ranks' pipes within the owner's selector and writes to our own descriptors."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._open: dict[int, _Stream] = {}
         self._ended: list[_Stream] = []
-        #: The signal that stands for whoever read our output having left; 0 while all is well.
+        self._screens: dict[object, _Screen] = {}
+        #: The signal that stands for a reader of our output that has left; 0 while all is well.
         self.broken = 0
 
     def add(self, pipe: IO[bytes], target: int, prefix: str = "") -> None:
-        """Show ``pipe`` on descriptor ``target``, with ``prefix`` in front of every line.
-
-        Without a prefix the beginning of a line is shown, too, if nothing more comes for a moment.
-        """
+        """Show ``pipe`` on descriptor ``target``, with ``prefix`` in front of every line."""
         os.set_blocking(pipe.fileno(), False)
-        self._open[pipe.fileno()] = _Stream(pipe, prefix.encode(), target)
+        screen = self._screens.setdefault(_file_of(target), _Screen())
+        self._open[pipe.fileno()] = _Stream(pipe, prefix.encode(), target, screen)
         self._selector.register(pipe, selectors.EVENT_READ, lambda: self._read(pipe.fileno()))
 
     def waits(self) -> list[float]:
@@ -118,8 +160,8 @@ class RankOutput:
         for stream in (*self._open.values(), *self._ended):
             due = stream.due()
             if due is not None and due <= now:
-                self._flush(stream)
-        self._ended = [stream for stream in self._ended if stream.kept]
+                self._flush(stream, stream.part_due() <= now)
+        self._ended = [stream for stream in self._ended if stream.lines.has_part()]
 
     def drain(self) -> None:
         """Show what is there, without waiting for streams that somebody still holds open."""
@@ -129,7 +171,7 @@ class RankOutput:
             if fd in self._open:
                 self._end(fd)
         for stream in self._ended:
-            self._flush(stream)
+            self._flush(stream, True)
         self._ended.clear()
 
     def _read(self, fd: int) -> bool:
@@ -142,27 +184,50 @@ class RankOutput:
             self._end(fd)
             return False
         stream.keep(piece)
-        if stream.target != _STDERR or len(stream.kept) >= LINE_BYTES_MAX:
-            self._write(stream.target, stream.kept)
+        due = stream.due()
+        if due is not None and due <= time.monotonic():
+            self._flush(stream, False)
         return True
 
-    def _flush(self, stream: _Stream) -> None:
-        stream.kept += stream.prefixer.take_part()
-        self._write(stream.target, stream.kept)
+    def _flush(self, stream: _Stream, with_part: bool) -> None:
+        """Write the whole lines of ``stream``, and the beginning of the next one if asked to."""
+        screen = stream.screen
+        whole = stream.lines.whole()
+        part = stream.lines.part() if with_part else b""
+        if not whole and not part:
+            return
+        begin = b""
+        if screen.owner is not None and screen.owner is not stream:
+            screen.owner.lines.interrupt()
+            begin = b"\n"
+        self._write(stream.target, begin + whole + part)
+        now = time.monotonic()
+        # A line that ends in a carriage return leaves the cursor where lines begin.
+        screen.owner = stream if part and not part.endswith(b"\r") else None
+        screen.since = now
+        stream.since = now
 
     def _end(self, fd: int) -> None:
         stream = self._open.pop(fd)
-        stream.kept += stream.prefixer.finish()
-        # Whoever ends together with others has just been heard, and they may be speaking still.
+        stream.lines.end()
+        stream.ended = True
         self._ended.append(stream)
         self._selector.unregister(stream.pipe)
         stream.pipe.close()
 
-    def _write(self, target: int, kept: bytearray) -> None:
-        view = memoryview(bytes(kept))
-        kept.clear()
+    def _write(self, target: int, data: bytes) -> None:
+        view = memoryview(data)
         try:
             while view and not self.broken:
                 view = view[os.write(target, view) :]
         except BrokenPipeError:
             self.broken = signal.SIGPIPE
+
+
+def _file_of(descriptor: int) -> object:
+    """Equal for descriptors of one file, pipe or terminal."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return descriptor
+    return status.st_dev, status.st_ino

@@ -24,24 +24,33 @@ from collections.abc import Mapping, Sequence
 from pycoll.errors import InvalidArgumentError
 
 
-class Piped(enum.Enum):
+class Piped(enum.Flag):
     """Which of a rank's streams are pipes to the launcher; the others are the launcher's own."""
 
-    NONE = enum.auto()
+    NONE = 0
+    STDOUT = enum.auto()
     STDERR = enum.auto()
-    ALL = enum.auto()
+    BOTH = STDOUT | STDERR
 
     @classmethod
-    def for_rank(cls, number: int, prefix: bool) -> Piped:
-        """What is needed to keep lines whole, or to put a ``prefix`` in front of each.
+    def for_rank(cls, number: int, ranks: int, prefix: bool) -> Piped:
+        """The streams that the launcher must read to keep lines whole.
 
-        Several ranks tell of one failure at once: by their own descriptors in a terminal, their
-        lines would run into each other. The first rank keeps its own, for what asks whether this is
-        a terminal, as progress bars do.
+        Ranks that write to one file by themselves tear each other's lines. A single rank keeps its
+        own streams. Of several, the first keeps those that are a terminal, for programs that ask
+        whether they have one, as progress bars do.
         """
         if prefix:
-            return cls.ALL
-        return cls.NONE if number == 0 else cls.STDERR
+            return cls.BOTH
+        if ranks == 1:
+            return cls.NONE
+        if number != 0:
+            return cls.BOTH
+        piped = cls.NONE
+        for descriptor, stream in ((1, cls.STDOUT), (2, cls.STDERR)):
+            if not os.isatty(descriptor):
+                piped |= stream
+        return piped
 
 
 def resolve_command(command: Sequence[str]) -> list[str]:
@@ -98,8 +107,8 @@ class RankProcess:
                 command,
                 env=environment,
                 stdin=None if number == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped is Piped.ALL else None,
-                stderr=None if piped is Piped.NONE else subprocess.PIPE,
+                stdout=subprocess.PIPE if Piped.STDOUT in piped else None,
+                stderr=subprocess.PIPE if Piped.STDERR in piped else None,
                 preexec_fn=lambda: _settle(guard),  # noqa: PLW1509
             )
         except OSError as error:

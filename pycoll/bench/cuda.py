@@ -125,8 +125,8 @@ class Stream:
             )
         if error:
             raise DriverError(f"cuStreamEndCapture: {error}")
-        # Another thread's capture in the global mode forbids this call, unless this thread says that
-        # it knows.
+        # Another thread's capture in the global mode forbids this call in all modes but the
+        # relaxed one.
         relaxed = ctypes.c_int(2)
         driver().call("cuThreadExchangeStreamCaptureMode", ctypes.byref(relaxed))
         flags = ctypes.c_ulonglong(0)

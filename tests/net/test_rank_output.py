@@ -6,9 +6,10 @@ import os
 import re
 import signal
 
+import pytest
 from launching import RANK, python, run, start
 
-from pycoll.rank_output import LINE_BYTES_MAX, LinePrefixer
+from pycoll.rank_output import LINE_BYTES_MAX, RankLines
 
 
 def test_prefixed_lines_are_whole_and_in_each_rank_s_order() -> None:
@@ -52,14 +53,68 @@ def test_a_reader_that_leaves_ends_the_job() -> None:
             stream.close()
 
 
+def shown(lines: RankLines, piece: bytes) -> bytes:
+    lines.take(piece)
+    return lines.whole()
+
+
 def test_lines_are_cut_only_when_they_are_enormous() -> None:
-    prefixer = LinePrefixer(b"[0] ")
-    assert prefixer.take(b"a") == b""
-    assert prefixer.take(b"b\r\nc\rd\n\ne") == b"[0] ab\r\n[0] c\rd\n[0] \n"
-    assert prefixer.finish() == b"[0] e\n"
-    assert prefixer.finish() == b""
+    lines = RankLines(b"[0] ")
+    assert shown(lines, b"a") == b""
+    assert shown(lines, b"b\r\nc\rd\n\ne") == b"[0] ab\r\n[0] c\rd\n[0] \n"
+    lines.end()
+    assert lines.whole() == b"[0] e\n"
+    lines.end()
+    assert lines.whole() == b""
     long = b"z" * LINE_BYTES_MAX
-    assert prefixer.take(long) == b"[0] " + long + b"\n"
+    assert shown(lines, long) == b"[0] " + long + b"\n"
+
+
+def test_a_line_whose_beginning_was_shown_goes_on_behind_it() -> None:
+    lines = RankLines(b"[0] ")
+    lines.take(b"name? ")
+    assert lines.part() == b"[0] name? "
+    assert shown(lines, b"x\ny") == b"x\n"
+    assert lines.part() == b"[0] y"
+    lines.interrupt()
+    assert shown(lines, b"z\n") == b"[0] z\n"
+    lines.take(b"50 %\r")
+    assert lines.part() == b"[0] 50 %\r"
+    lines.take(b"60 %\r")
+    assert lines.part() == b"[0] 60 %\r"
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_lines_of_ranks_that_write_at_once_are_whole(stream: int, prefix: bool) -> None:
+    """Written in many small pieces by all ranks, the first one included, to one pipe."""
+    code = RANK + (
+        "import time\n"
+        "for i in range(200):\n"
+        f"    for piece in ('rank ', str(r), ' line ', str(i), ' ', str(r) * 60, '\\n'):\n"
+        f"        os.write({stream}, piece.encode())\n"
+        "    if i % 20 == 0: time.sleep(0.002)\n"
+    )
+    status, *both = run(4, python(code), prefix=prefix)
+    lines = both[stream - 1].splitlines()
+    assert (status, both[2 - stream]) == (0, "")
+    begin = "[{}] " if prefix else ""
+    for rank in range(4):
+        own = [line for line in lines if f"rank {rank} " in line]
+        expected = begin.format(rank) + f"rank {rank} line {{}} " + str(rank) * 60
+        assert own == [expected.format(i) for i in range(200)]
+    assert len(lines) == 800
+
+
+def test_a_stalled_line_gives_way_to_others() -> None:
+    """A prompt is shown while its rank waits, and another rank's line does not run into it."""
+    code = RANK + (
+        "import time\n"
+        "if r == 0: os.write(1, b'name? '); time.sleep(3); os.write(1, b'end\\n')\n"
+        "else: time.sleep(0.5); os.write(1, b'line\\n')\n"
+    )
+    assert run(2, python(code)) == (0, "name? \nline\nend\n", "")
+    assert run(2, python(code), prefix=True) == (0, "[0] name? \n[1] line\n[0] end\n", "")
 
 
 def test_what_ranks_say_at_once_is_not_mixed() -> None:
