@@ -30,9 +30,13 @@ setup-demo: $(BIN)/pip
 
 demo: setup-demo
 	@mkdir -p $(OUT)
-	$(BIN)/pycoll info
-	$(BIN)/pycoll bench all_reduce -n 2 -b 8 -e 64M -f 4 --plot $(OUT)/all_reduce.png
 	$(BIN)/python examples/train_digits.py --ranks 1 --ranks 4
+	$(BIN)/pycoll bench all_reduce -n 2 -b 8 -e 64M -f 4 --plot $(OUT)/all_reduce.png
+	@echo
+	@echo "next: look at $(OUT)/all_reduce.png"
+	@echo "      save README's example as hello.py: $(BIN)/pycoll run -n 4 hello.py"
+	@echo "      $(BIN)/pycoll info tells what was found on this machine, $(BIN)/pycoll explain"
+	@echo "      which algorithm runs and why"
 
 setup-test: $(BIN)/pip
 	bash tests/packages.sh $(BIN)/python

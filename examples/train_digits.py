@@ -26,10 +26,17 @@ HIDDEN = 64
 BATCH = 256
 EPOCHS = 15
 RATE = 0.5
+#: Largest relative difference of two loss curves that come from rounding alone.
+ALIKE = 1e-3
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits as load
+    try:
+        from sklearn.datasets import load_digits as load
+    except ImportError:
+        sys.exit(
+            "this example needs scikit-learn, which the extra [demo] brings: pip install '.[demo]'"
+        )
 
     digits = load()
     order = np.random.default_rng(0).permutation(len(digits.target))
@@ -116,6 +123,13 @@ def compare(ranks: list[int]) -> int:
             if status != 0:
                 return status
             results[count] = json.loads(Path(path).read_text())
+    first = np.array(results[ranks[0]]["losses"])
+    worst = max(
+        float(np.max(np.abs(np.array(results[count]["losses"]) / first - 1))) for count in ranks
+    )
+    names = " and ".join(f"{count} rank{'s' * (count != 1)}" for count in ranks)
+    verdict = "learn alike" if worst < ALIKE else "do NOT learn alike"
+    print(f"result: {names} {verdict}: the losses differ by {worst:.1e} at most, relatively")
     print("epoch  " + "  ".join(f"loss, {count} rank(s)" for count in ranks))
     for epoch in range(0, EPOCHS, 2):
         losses = (results[count]["losses"][epoch] for count in ranks)
@@ -126,12 +140,14 @@ def compare(ranks: list[int]) -> int:
             f"{count} rank(s): {one['seconds']:.2f} s, of which communication "
             f"{one['communication_s'] * 1e3:.1f} ms in {one['steps']} all_reduces"
         )
-    first = np.array(results[ranks[0]]["losses"])
-    worst = max(
-        float(np.max(np.abs(np.array(results[count]["losses"]) / first - 1))) for count in ranks
-    )
-    print(f"largest relative difference between the loss curves: {worst:.1e}")
-    return 0 if worst < 1e-3 else 1
+    cores = len(os.sched_getaffinity(0))
+    if max(ranks) > cores:
+        print(
+            f"{max(ranks)} ranks share {cores} cores: they take turns, and each all_reduce waits\n"
+            "for the last of them. More ranks are quicker where each has a core and more to\n"
+            "compute: a batch of this example takes less than a millisecond."
+        )
+    return 0 if worst < ALIKE else 1
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -148,11 +149,32 @@ def run(
             patience_s = PATIENCE_S if elastic_timeout is None else elastic_timeout
             elastic = ElasticOptions(min_np, max_np, host_discovery_script, patience_s)
         options = LaunchOptions(
-            ranks=ranks, command=command, prefix=prefix, restarts=restarts, elastic=elastic
+            ranks=ranks,
+            command=command,
+            prefix=prefix,
+            environment=_threads_of_ranks(ranks),
+            restarts=restarts,
+            elastic=elastic,
         )
         sys.exit(launch(options))
     except PycollError as error:
         raise _fail(error) from error
+
+
+def _threads_of_ranks(ranks: int) -> dict[str, str]:
+    """One OpenMP thread for each rank where the ranks outnumber the cores, unless the user has
+    chosen; as torchrun does."""
+    from pycoll.bootstrap.cores import core_count
+
+    cores = core_count()
+    if ranks <= cores or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    click.echo(
+        f"pycoll run: {ranks} ranks share {cores} cores: OMP_NUM_THREADS=1 for each, unless you "
+        "set it",
+        err=True,
+    )
+    return {"OMP_NUM_THREADS": "1"}
 
 
 @main.command(cls=_Command)
@@ -388,21 +410,25 @@ def timeline(
     communication below.
     """
     from pycoll import overlaps, timelines
+    from pycoll.outputs import check_output
+    from pycoll.pictures import check_picture
 
+    target = path or files[0].with_name(f"{files[0].stem}.merged.json")
     try:
+        check_output(target, "--output")
+        if picture is not None:
+            check_picture(picture)
         paths = timelines.siblings(files[0]) if len(files) == 1 else list(files)
         events = timelines.merged(paths)
+        timelines.write(target, events)
+        ranks = len(paths)
+        last_s = max(float(event["ts"]) for event in events) / 1e6
+        click.echo(f"{target}: {len(events)} events of {ranks} rank(s), {last_s:.3f} s")
         steps = overlaps.seen(events)
+        for line in overlaps.lines_of(steps):
+            click.echo(line)
         if picture is not None:
             overlaps.plot(picture, overlaps.chosen(steps, step))
+            click.echo(f"picture: {picture}")
     except PycollError as error:
         raise _fail(error) from error
-    target = path or files[0].with_name(f"{files[0].stem}.merged.json")
-    timelines.write(target, events)
-    ranks = len(paths)
-    last_s = max(float(event["ts"]) for event in events) / 1e6
-    click.echo(f"{target}: {len(events)} events of {ranks} rank(s), {last_s:.3f} s")
-    for line in overlaps.lines_of(steps):
-        click.echo(line)
-    if picture is not None:
-        click.echo(f"picture: {picture}")

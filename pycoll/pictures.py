@@ -1,18 +1,21 @@
 """Pictures for papers: panels of curves side by side, drawn by matplotlib where that is installed.
 
-Both axes of every panel are logarithmic. A name keeps its colour and its mark in all panels.
+Both axes of every panel are logarithmic. A name keeps its colour and its mark in all panels. Where
+there are many curves, those that are best somewhere stand in front, with the best of all as a
+dotted line, and the others are faint and have no names.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pycoll.errors import InvalidArgumentError
+from pycoll.outputs import check_output
 
 #: Endings of the pictures that can be drawn.
 PICTURES = (".png", ".pdf", ".svg")
@@ -31,6 +34,13 @@ _STYLE: Any = {
 }
 
 Curve = Sequence[tuple[int, float]]
+#: Points (x, low, high).
+Band = Sequence[tuple[int, float, float]]
+#: So many curves can be told apart; of more, only the best have a colour.
+_CURVES_MAX = 6
+#: And so many bands.
+_BANDS_MAX = 3
+_BEST = "best of all"
 
 
 def plain(value: float) -> str:
@@ -50,7 +60,8 @@ def short_bytes(nbytes: float) -> str:
 class Panel:
     """Points (x, y) of each curve, x being powers of two for the most part; what axes say.
 
-    ``below`` names a curve that is drawn as a wide pale line under all others.
+    ``below`` names a curve that is drawn as a wide pale line under all others. ``bands`` are areas
+    in the colours of the curves of their names. ``low_is_good``: which values are best.
     """
 
     y_label: str
@@ -59,18 +70,33 @@ class Panel:
     x_text: Callable[[float], str] = short_bytes
     y_text: Callable[[float], str] = plain
     below: str | None = None
+    bands: Mapping[str, Band] = field(default_factory=dict)
+    low_is_good: bool = True
+
+    def best(self) -> tuple[Curve, list[str]]:
+        """The best value at each x, and the names that have it somewhere, most often first."""
+        at: dict[int, list[tuple[float, str]]] = {}
+        for name, points in self.curves.items():
+            for x, y in points if name != self.below else ():
+                at.setdefault(x, []).append((y, name))
+        choose = min if self.low_is_good else max
+        best = {x: choose(values) for x, values in sorted(at.items())}
+        wins = Counter(name for _, name in best.values())
+        return [(x, y) for x, (y, _) in best.items()], [name for name, _ in wins.most_common()]
 
 
 def check_picture(path: Path) -> None:
     """InvalidArgumentError, before any work, where no picture could be put at ``path``."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidArgumentError("--plot needs the package matplotlib; install it")
+        raise InvalidArgumentError(
+            "--plot needs matplotlib, which the extra [plot] brings: pip install '.[plot]' in "
+            "pycoll's folder, or pip install matplotlib"
+        )
     if path.suffix not in PICTURES:
         raise InvalidArgumentError(
             f"--plot: {path.name!r} must end in one of {', '.join(PICTURES)}"
         )
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InvalidArgumentError(f"--plot: {str(path)!r} is no file that can be written")
+    check_output(path, "--plot")
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], title: str) -> None:
@@ -80,23 +106,37 @@ def draw_panels(path: Path, panels: Sequence[Panel], title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+    every = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+    below = {panel.below for panel in panels}
+    names, faint = every, 0
+    if len(set(every) - below) > _CURVES_MAX:
+        best = list(dict.fromkeys(name for panel in panels for name in panel.best()[1]))
+        names = [name for name in every if name in below or name in best[:_CURVES_MAX]]
+        faint = len(every) - len(names)
     with pyplot.rc_context(_STYLE):
-        figure, every = pyplot.subplots(
+        legend = [*names, _BEST, f"{faint} others"] if faint else names
+        figure, rows = pyplot.subplots(
             1,
             len(panels),
-            figsize=_inches(len(panels), names),
+            figsize=_inches(len(panels), legend),
             layout="constrained",
             squeeze=False,
         )
         shown: dict[str, Any] = {}
-        for axes, panel in zip(every[0], panels, strict=True):
+        for axes, panel in zip(rows[0], panels, strict=True):
             for name, points in panel.curves.items():
-                shown.setdefault(name, _draw_curve(axes, points, name, names, panel.below))
+                if name in names:
+                    line = _draw_curve(axes, points, name, names, panel.below)
+                    if len(legend) <= _BANDS_MAX:
+                        _draw_band(axes, panel.bands.get(name, ()), line)
+                    shown.setdefault(name, line)
+                else:
+                    shown[legend[-1]] = _draw_faint(axes, points)
+            if faint:
+                shown[_BEST] = _draw_best(axes, panel.best()[0])
             _draw_axes(axes, panel)
-        if len(names) > 1:
-            lines = [shown[name] for name in names]
-            figure.legend(lines, names, loc="outside right center")
+        if len(legend) > 1:
+            figure.legend([shown[name] for name in legend], legend, loc="outside right center")
         figure.suptitle(title, fontsize=10)
         figure.savefig(path, dpi=200)
         pyplot.close(figure)
@@ -127,6 +167,32 @@ def _draw_curve(
         label=name,
     )
     return line
+
+
+def _draw_faint(axes: Any, points: Curve) -> Any:
+    (line,) = axes.plot(
+        [x for x, _ in points], [y for _, y in points], color="0.8", linewidth=0.7, zorder=0.5
+    )
+    return line
+
+
+def _draw_best(axes: Any, points: Curve) -> Any:
+    (line,) = axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        color="black",
+        linestyle=":",
+        linewidth=2,
+        zorder=5,
+    )
+    return line
+
+
+def _draw_band(axes: Any, band: Band, line: Any) -> None:
+    if not band:
+        return
+    x, low, high = zip(*band, strict=True)
+    axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def _draw_axes(axes: Any, panel: Panel) -> None:

@@ -168,11 +168,12 @@ def from_text(text: str) -> Tuning:
 @functools.lru_cache(maxsize=1)
 def fingerprint() -> str:
     """Equal on two machines only if one's figures hold for the other."""
-    facts = (platform.machine(), _processor(), str(os.cpu_count()), _text("/etc/machine-id"))
+    facts = (platform.machine(), processor_name(), str(os.cpu_count()), _text("/etc/machine-id"))
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """The processor's name; empty where the system does not tell."""
     for line in _text("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -251,7 +252,7 @@ def store(tuning: Tuning, path: Path, made: str) -> None:
     told = {
         "schema": SCHEMA,
         "machine": fingerprint(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "made": made,
         **_as_json(tuning),
     }

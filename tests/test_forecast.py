@@ -178,7 +178,7 @@ def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("ending", ["svg", "pdf", "png"])
-def test_the_picture_has_every_algorithm(ending: str, tmp_path: Path) -> None:
+def test_the_picture_has_the_best_algorithms_in_front(ending: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / f"forecast.{ending}"
     text = explained("--hosts", "16", "--local-size", "4", "--plot", str(picture))
@@ -187,7 +187,11 @@ def test_the_picture_has_every_algorithm(ending: str, tmp_path: Path) -> None:
     if ending == "svg":
         drawn = picture.read_text()
         names = candidates(Collective.ALL_REDUCE, Topology.even(64, 16))
-        assert all(f">{name}<" in drawn for name in (*names, "chosen"))
+        shown = [name for name in names if f">{name}<" in drawn]
+        # Those that are best somewhere have names, the others are counted.
+        assert 2 <= len(shown) <= 6
+        assert f">{len(names) - len(shown)} others<" in drawn
+        assert ">chosen<" in drawn and ">best of all<" in drawn
         assert "ranks, 4 per host, 1 MiB" in drawn and "message size" in drawn
 
 

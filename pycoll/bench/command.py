@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pycoll.bench import report
 from pycoll.bench.metrics import Measurement
 from pycoll.bench.sweep import SweepOptions, hosts_of, sweep
-from pycoll.errors import InvalidArgumentError
+from pycoll.outputs import check_output
 from pycoll.pictures import check_picture
 
 #: A rank imports the very package that this process has: "-m" would prefer one that happens to lie
@@ -44,9 +44,8 @@ class Wishes:
 
     def validate(self) -> None:
         """InvalidArgumentError before anything is measured that could then not be written."""
-        path = self.json_path
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise InvalidArgumentError(f"--json: {str(path)!r} is no file that can be written")
+        if self.json_path is not None:
+            check_output(self.json_path, "--json")
         if self.plot_path is not None:
             check_picture(self.plot_path)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pycoll.bench.metrics import Measurement
+from pycoll.bootstrap.cores import core_count
 from pycoll.collective import REDUCING, ROOTED, Collective
 from pycoll.pictures import Panel, draw_panels
+from pycoll.tuning import processor_name
 
 if TYPE_CHECKING:
     from pycoll.bench.sweep import SweepOptions
@@ -104,13 +108,26 @@ def plot(path: Path, lines: Sequence[Measurement], options: SweepOptions) -> Non
     names = ["chosen"] if chosen else list(dict.fromkeys(line.algorithm for line in lines))
     curves = {name: [line for line in lines if chosen or line.algorithm == name] for name in names}
     first = lines[0]
-    title = f"{first.collective}, {first.ranks} ranks, {first.dtype}, {first.transport}; median"
-    draw(path, curves, title)
+    what = f"{first.collective}, {first.ranks} ranks, {first.dtype}, {first.transport}"
+    day = datetime.date.today().isoformat()
+    draw(path, curves, f"{what}; median (band: up to p99)\n{machine_text()}, {day}")
+
+
+def machine_text() -> str:
+    """The processor and how many of its cores are ours."""
+    return f"{processor_name() or platform.machine()}, {core_count()} cores"
 
 
 def draw(path: Path, curves: Mapping[str, Sequence[Measurement]], title: str) -> None:
     """A picture with time and bus bandwidth of each curve, both axes logarithmic."""
     times = {name: [(one.bytes, one.median_s * 1e6) for one in c] for name, c in curves.items()}
+    late = {
+        name: [(one.bytes, one.median_s * 1e6, max(one.median_s, one.p99_s) * 1e6) for one in c]
+        for name, c in curves.items()
+    }
     rates = {name: [(one.bytes, one.busbw) for one in c] for name, c in curves.items()}
-    panels = (Panel("time (µs)", times), Panel("bus bandwidth (GB/s)", rates))
+    panels = (
+        Panel("time (µs)", times, bands=late),
+        Panel("bus bandwidth (GB/s)", rates, low_is_good=False),
+    )
     draw_panels(path, panels, title)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 import statistics
 import tempfile
 from collections import Counter, defaultdict
@@ -31,6 +30,7 @@ from pycoll.collective import Collective
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.model import LINKS, SEGMENT_BYTES, Parameters
+from pycoll.outputs import check_output
 from pycoll.profiles import profile
 from pycoll.select import (
     bytes_text,
@@ -313,8 +313,7 @@ def place_to_store(path: Path | None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgumentError(f"cannot make {str(path.parent)!r}: {error.strerror}") from None
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InvalidArgumentError(f"{str(path)!r} is no file that can be written")
+    check_output(path, "--output")
     return path
 
 
