@@ -5,8 +5,8 @@
 # pybind11 and so on; CuPy, torch, Numba and JAX where it has them).
 #
 # LOGS is where outputs go in full (build/gpu/logs), GPU_CHECK_S how long all may take (540).
-# EXTENSION names a file _core that was compiled with the kernels for this Python on another machine;
-# nothing is compiled then.
+# EXTENSION names a file _core that was compiled with the kernels for this Python elsewhere; then
+# nothing is compiled here.
 set -uo pipefail
 python=${1:-python3}
 logs=${LOGS:-build/gpu/logs}
