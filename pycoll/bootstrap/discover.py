@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -71,6 +72,8 @@ def discover(
         # A launcher's store counts its own ranks, so it is of no use to an explicit world.
         where = address or (config.address if config.store == "rank0" else None)
         return _at_address(config._replace(store="rank0"), rank, size, where, "arguments", address)
+    if environ is None:
+        _refuse_worker(env)
     if config.roster is not None:
         return _invited(config, config.roster)
     if config.rank is not None or config.size is not None:
@@ -109,6 +112,35 @@ def _invited(config: Config, name: str) -> Placement:
         secret=config.secret,
         launcher=True,
     )
+
+
+#: Variables that give one process its place in a world.
+_PLACES = (
+    *("PYCOLL_RANK", "PYCOLL_MEMBER", "RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"),
+    *("PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
+)
+
+
+def _refuse_worker(env: Mapping[str, str]) -> None:
+    """InvalidArgumentError in a worker of multiprocessing that imports its rank's main module anew
+    and has only inherited that rank's place: it would join as the same rank a second time."""
+    process = sys.modules.get("multiprocessing.process")
+    # multiprocessing sets the mark while a spawned worker prepares, to refuse workers of workers.
+    if process is None or not getattr(process.current_process(), "_inheriting", False):
+        return
+    try:
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            outer = file.read().split(b"\0")
+    except OSError:
+        return
+    for name in _PLACES:
+        if name in env and f"{name}={env[name]}".encode() in outer:
+            raise InvalidArgumentError(
+                f"init() runs in a worker process that has {name}={env[name]} from the rank that "
+                "started it: put init() and what follows it behind "
+                'if __name__ == "__main__": so that workers do not run it, or give rank=, size=, '
+                "address= and secret= of a world of workers"
+            )
 
 
 def inside_job(environ: Mapping[str, str] | None = None) -> bool:
