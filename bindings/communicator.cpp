@@ -123,6 +123,34 @@ py::object recv_any(const Shared& communicator, BufferView& data, std::uint32_t 
                  std::move(manner), sender);
 }
 
+// (source, tag, bytes), or None where no message has come in so many seconds.
+py::object probe(const Shared& communicator, int source, std::optional<std::uint32_t> tag,
+                 double patience_s) {
+  refuse_inside_reduction("probe");
+  communicator->drop_done();
+  const auto found = std::make_shared<runtime::Probed>();
+  Status status;
+  bool is_there = false;
+  {
+    const py::gil_scoped_release release;
+    is_there = communicator->native->probe({source, tag.value_or(runtime::kAnyTag), found},
+                                           nanoseconds(patience_s), signal_raised, &status);
+  }
+  if (!status.ok() || PyErr_Occurred() != nullptr) {
+    raise_if_failed(status, "probe", communicator->native->names());
+  }
+  if (!is_there) return py::none();
+  return py::make_tuple(found->source, found->tag, found->bytes);
+}
+
+std::string transport_of(const Shared& communicator, int peer) {
+  if (peer < 0 || peer >= communicator->native->size()) {
+    throw py::index_error("peer is " + std::to_string(peer) + ": expected a rank from 0 to " +
+                          std::to_string(communicator->native->size() - 1));
+  }
+  return std::string(communicator->native->transport_of(peer));
+}
+
 // What communicators are used with.
 void bind_company(py::module_& module) {
   bind_user_op(module);
@@ -135,9 +163,10 @@ void bind_company(py::module_& module) {
 void bind_communicator(py::module_& module) {
   using MessageKind = runtime::MessageRequest::Kind;
   bind_company(module);
-  py::class_<CommunicatorHandle, Shared>(module, "Communicator",
-                                         "One rank's operations over its transports.")
-      .def(py::init(&make), py::arg("rank"), py::arg("size"), py::arg("transports"),
+  py::class_<CommunicatorHandle, Shared> type(module, "Communicator",
+                                              "One rank's operations over its transports.");
+  type.def("probe", &probe, py::arg("source"), py::arg("tag"), py::arg("patience_s"));
+  type.def(py::init(&make), py::arg("rank"), py::arg("size"), py::arg("transports"),
            py::arg("timeout_s"), py::arg("names"), py::arg("cores") = 0)
       .def_property_readonly("rank", [](const Shared& self) { return self->native->rank(); })
       .def_property_readonly("size", [](const Shared& self) { return self->native->size(); })
@@ -177,16 +206,7 @@ void bind_communicator(py::module_& module) {
             return status.message();
           },
           "Why the communicator can no longer be used, or None.")
-      .def(
-          "transport_of",
-          [](const Shared& self, int peer) {
-            if (peer < 0 || peer >= self->native->size()) {
-              throw py::index_error("peer is " + std::to_string(peer) + ": expected a rank from " +
-                                    "0 to " + std::to_string(self->native->size() - 1));
-            }
-            return std::string(self->native->transport_of(peer));
-          },
-          py::arg("peer"))
+      .def("transport_of", &transport_of, py::arg("peer"))
       .def("close", [](const Shared& self) {
         refuse_inside_reduction("close");
         self->close();

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -23,13 +25,10 @@ from pycoll.errors import (
     TransportError,
 )
 from pycoll.ops import register_op
-from pycoll.work import Work, check_timeout
+from pycoll.work import Work, check_timeout, wait_all
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from pycoll.config import Config
-    from pycoll.grouping import Group
 
 __all__ = [
     "ClosedError",
@@ -42,19 +41,24 @@ __all__ = [
     "TransportError",
     "Work",
     "all_gather",
+    "all_gather_object",
     "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
+    "broadcast_object",
     "cross_rank",
     "cross_size",
+    "dup",
     "empty",
     "explain",
     "exscan",
     "finalize",
     "gather",
+    "gather_object",
     "group",
     "init",
+    "iprobe",
     "irecv",
     "irecv_any",
     "is_initialized",
@@ -62,20 +66,27 @@ __all__ = [
     "local_rank",
     "local_size",
     "local_world",
+    "probe",
     "rank",
     "recv",
+    "recv_object",
     "reduce",
     "reduce_scatter",
     "register_op",
     "scan",
     "scatter",
+    "scatter_object",
     "send",
+    "send_object",
+    "sendrecv",
     "size",
     "split",
+    "wait_all",
     "world",
 ]
 
 _Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class _World:
@@ -249,6 +260,22 @@ def _on_world(method: _core.Method[Any, _Arguments]) -> _core.BoundMethod[_Argum
     return _core.world_function(method, _world.get)
 
 
+def _of_world(
+    method: Callable[Concatenate[Communicator, _Arguments], _Result],
+) -> Callable[_Arguments, _Result]:
+    """The same for a method that is plain Python."""
+
+    @functools.wraps(method)
+    def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:
+        return method(_world.get(), *args, **words)
+
+    call.__qualname__ = method.__name__
+    call.__module__ = __name__
+    # Signatures are read from there: that of a bound method has no self.
+    call.__wrapped__ = types.MethodType(method, _world)
+    return call
+
+
 def local_world(
     count: int,
     *,
@@ -306,20 +333,16 @@ irecv = _on_world(Communicator.irecv)
 irecv_any = _on_world(Communicator.irecv_any)
 
 
-def split(color: int | None, key: int = 0) -> Communicator | None:
-    """``split`` of the world's communicator."""
-    return _world.get().split(color, key)
-
-
-def group() -> AbstractContextManager[Group]:
-    """``group`` of the world's communicator."""
-    return _world.get().group()
-
-
-def explain(collective: str, nbytes: int) -> str:
-    """``explain`` of the world's communicator."""
-    return _world.get().explain(collective, nbytes)
-
-
-for _function in (split, group, explain):
-    _function.__doc__ = getattr(Communicator, _function.__name__).__doc__
+split = _of_world(Communicator.split)
+dup = _of_world(Communicator.dup)
+group = _of_world(Communicator.group)
+explain = _of_world(Communicator.explain)
+broadcast_object = _of_world(Communicator.broadcast_object)
+all_gather_object = _of_world(Communicator.all_gather_object)
+gather_object = _of_world(Communicator.gather_object)
+scatter_object = _of_world(Communicator.scatter_object)
+send_object = _of_world(Communicator.send_object)
+recv_object = _of_world(Communicator.recv_object)
+sendrecv = _of_world(Communicator.sendrecv)
+probe = _of_world(Communicator.probe)
+iprobe = _of_world(Communicator.iprobe)

@@ -31,7 +31,8 @@ def _fail(error: PycollError) -> click.ClickException:
     return click.ClickException(str(error))
 
 
-class _Collective(click.Choice):  # type: ignore[type-arg]  # no generic before click 8.2
+# Not generic before click 8.2.
+class _Collective(click.Choice):  # type: ignore[type-arg]
     """One of COLLECTIVES; an error says what a neighbour's word is here."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:

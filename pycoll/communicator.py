@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
 from pycoll.collective import Collective
-from pycoll.core import Core
-from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.core import Core, immediate
+from pycoll.errors import InvalidArgumentError
 from pycoll.foreign_words import CALLS, about_call, about_dtype, refuse_foreign_calls
-from pycoll.messages import Messages
 from pycoll.moving import Moving
+from pycoll.objects import Objects
 from pycoll.reducing import Reducing
 from pycoll.types import DType
 from pycoll.work import check_timeout
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _INT64 = range(-(2**63), 2**63)
 
 
-class Communicator(Reducing, Moving, Messages):
+class Communicator(Reducing, Moving, Objects):
     """Collectives and messages between ``size`` ranks, of which this process (or thread) is one.
 
     From ``pycoll.world()``, ``split`` or ``pycoll.local_world``; not to be constructed. All ranks
@@ -232,6 +232,7 @@ class Communicator(Reducing, Moving, Messages):
         """
         return self._make_group(self)
 
+    @immediate
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Ranks with equal ``color`` form new communicators, ordered by ``key``, then by rank.
 
@@ -239,17 +240,27 @@ class Communicator(Reducing, Moving, Messages):
         connections, made here: within hosts over this communicator, otherwise as by init. Raises
         what an all_gather and what joining raises.
         """
-        try:
-            return self._split(color, key, self._tuning)
-        except PycollError as error:
-            error.operation = "split"
-            self._complete(error, "split")
-            raise
+        return self._split(color, key, self._tuning)
+
+    @immediate
+    def dup(self) -> Communicator:
+        """A new communicator of the same ranks with connections and an order of its own.
+
+        All ranks call. For a library that communicates beside its caller, whose collectives and
+        messages then never meet its own. Its ``timeout_s`` and settings are those of this one now.
+        Raises what ``split`` raises.
+
+        >>> with comm.dup() as other:
+        ...     total = other.all_reduce(1)
+        >>> total
+        3
+        """
+        made = self._split(0, 0, self._tuning)
+        assert made is not None
+        return made
 
     def _split(self, color: int | None, key: int, tuning: str) -> Communicator | None:
         """Like split; ``tuning`` is what the new communicators choose by, of their first ranks."""
-        if self._group is not None:
-            raise InvalidArgumentError("split inside a group: leave the with block first")
         numbers = [color is not None, 0 if color is None else _integer("color", color)]
         numbers.append(_integer("key", key))
         told = self._all_gather_numbers(numbers, "split", self._quickly_chosen())

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from pycoll.topology import Topology
 
 _Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 _Self = TypeVar("_Self", bound="Core")
 
 #: How exchanges of our own look in the texts of engines, and what users should know of them.
 _EXCHANGES = r"(all_gather|broadcast) of \d+ int64"
 _EXCHANGE_NOTE = (
-    "all_gather, gather, split, and all_to_all with splits begin with an all_gather of int64, "
-    "scatter with a broadcast of one, and the first collective on device arrays with an all_gather "
-    "of one int64"
+    "all_gather, gather, split, all_to_all with splits and calls for objects begin with an "
+    "all_gather of int64, scatter with a broadcast of one, and the first collective on device "
+    "arrays with an all_gather of one int64"
 )
 #: Preparations kept per communicator and collective; more than a program's distinct calls.
 _PREPARED_MAX = 4096
@@ -63,6 +64,27 @@ def operation(
             raise
 
     return _core.method(call, function)
+
+
+def immediate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """A public method that groups refuse, and whose errors say which operation it was."""
+    name = function.__name__
+    function.__qualname__ = f"Communicator.{name}"
+
+    @functools.wraps(function)
+    def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:
+        self: Any = args[0] if args else None
+        try:
+            if getattr(self, "_group", None) is not None:
+                raise InvalidArgumentError(f"{name} inside a group: leave the with block first")
+            return function(*args, **words)
+        except PycollError as error:
+            if self is not None:
+                error.operation = name  # which the exchanges that it is made of do not know
+                self._complete(error, name)
+            raise
+
+    return call
 
 
 class Core(_core.Calls):
@@ -294,8 +316,8 @@ class Core(_core.Calls):
     def _all_gather_own(
         self,
         dtype: int,
-        mine: bytes | array[int],
-        every: bytearray | array[int],
+        mine: bytes | memoryview | array[int],
+        every: bytearray | memoryview | array[int],
         counts: list[int],
         purpose: str,
         algorithm: str | None,
@@ -310,7 +332,7 @@ class Core(_core.Calls):
             target.nbytes,
             algorithm,
             None,
-            (_salt(purpose),),
+            (salt(purpose),),
         )
         source = _core.view(mine)
         self._start(prepared, source, target, dtype, counts, target.count, False, nothing)
@@ -329,7 +351,7 @@ class Core(_core.Calls):
             view.nbytes,
             None,
             None,
-            (_salt("header"),),
+            (salt("header"),),
         )
         source = view if self.rank == root else None
         self._start(prepared, source, view, DType.INT64, [length], length, False, nothing)
@@ -360,7 +382,7 @@ def nothing() -> None:
     return None
 
 
-def _salt(purpose: str) -> int:
+def salt(purpose: str) -> int:
     """Keeps operations of our own apart from users': no dimension of an array is as large.
 
     Native exchanges compute the same (bindings/exchange.cpp).

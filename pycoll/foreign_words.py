@@ -18,10 +18,14 @@ all_reduce(x, out=x)|allreduce_ all_reduce_
 reduce|Reduce
 broadcast|bcast Bcast Broadcast broadcast_
 broadcast(..., async_op=True)|Ibcast ibcast broadcast_async
+broadcast_object|broadcast_object_list
 all_gather|allgather Allgather Allgatherv AllGather all_gather_into_tensor
 all_gather(..., async_op=True)|Iallgather Iallgatherv allgather_async
+all_gather_object|allgather_object
 gather|Gather Gatherv
+gather_object|gather_object_list
 scatter|Scatter Scatterv
+scatter_object|scatter_object_list
 reduce_scatter|reducescatter Reduce_scatter Reduce_scatter_block reduce_scatter_tensor ReduceScatter
 all_to_all|alltoall Alltoall Alltoallv all_to_all_single AllToAll
 all_to_all(..., async_op=True)|Ialltoall Ialltoallv alltoall_async
@@ -34,8 +38,13 @@ recv|Recv receive
 isend|Isend issend Issend
 irecv|Irecv
 irecv_any|irecv_anysource recv_any
+sendrecv|Sendrecv
+probe|Probe mprobe
+iprobe|Iprobe improbe
 group|batch_isend_irecv groupStart group_start
 split|Split new_group split_group Create Create_group
+dup|Dup Clone clone
+wait_all|Waitall waitall wait_for_all
 rank|Get_rank get_rank
 size|Get_size get_size get_world_size world_size
 init|init_process_group Init

@@ -1,4 +1,4 @@
-"""Messages between two ranks: send, recv and their non-blocking twins."""
+"""Messages between two ranks: send, recv and their non-blocking twins, sendrecv and probe."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from pycoll import _core
 from pycoll.arrays import framework_of
-from pycoll.core import Core, operation
+from pycoll.core import Core, immediate, operation
 from pycoll.device_view import DeviceView, Where
-from pycoll.errors import InvalidArgumentError
+from pycoll.errors import InvalidArgumentError, TimeoutError
+from pycoll.work import check_timeout
 
 TAG_MAX = 2**31 - 1
 
@@ -29,6 +30,15 @@ class Message(NamedTuple):
     def text(self) -> str:
         """For errors."""
         return f"{'send' if self.sends else 'recv'} with tag {self.tag}"
+
+
+class Probe(NamedTuple):
+    """A message that has come and waits for a receive."""
+
+    source: int
+    tag: int
+    #: Of the whole message.
+    nbytes: int
 
 
 class Messages(Core):
@@ -87,14 +97,98 @@ class Messages(Core):
             )
         return self._native.recv_any(message.view, message.tag)
 
+    @immediate
+    def sendrecv(
+        self,
+        x: Any,
+        dest: int,
+        out: Any,
+        source: int,
+        tag: int = 0,
+        *,
+        recv_tag: int | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Send ``x`` to rank ``dest`` while receiving into ``out`` from rank ``source``; gives out.
+
+        Ranks that shift data around a ring cannot wait for each other, whatever the lengths. ``x``
+        and ``out`` are as in ``send`` and ``recv`` and must lie apart; ``tag`` is that of both
+        messages unless the received one has ``recv_tag``. Not within a ``group()``, where isend and
+        irecv do the same.
+
+        >>> left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        >>> comm.sendrecv(np.full(2, comm.rank), right, np.zeros(2, int), left)  # on 3 ranks
+        array([2, 2])
+        """
+        sent = self._look_send(x, dest, tag, stream=stream)
+        wanted = tag if recv_tag is None else recv_tag
+        received = self._look_recv(out, source, wanted, stream=stream)
+        messages = [received, sent]
+        if sent.view.device == received.view.device and sent.view.overlap(received.view):
+            raise InvalidArgumentError("out overlaps x: pass memory apart from x")
+        on_device = [one for one in messages if isinstance(one.view, DeviceView)]
+        on_host = [self._post(one, True) for one in messages if one not in on_device]
+        if on_device:
+            self._exchange(on_device, False)
+        for work in on_host:
+            work.wait()
+        return out
+
+    @immediate
+    def probe(
+        self, source: int | None = None, tag: int | None = 0, *, timeout: float | None = None
+    ) -> Probe:
+        """Wait for a message, and tell its source, tag and bytes without receiving it.
+
+        ``source``: the sender, or None for any rank; ``tag``: a tag, or None for any. A message
+        that an earlier irecv takes is not seen. ``timeout``: seconds, or None for the
+        communicator's ``timeout_s``. Messages in host memory only.
+
+        Raises TimeoutError where none has come by then, which leaves the communicator usable, and
+        PeerLostError where the source is gone. What has come in part lies in memory of pycoll
+        until a recv takes it.
+
+        >>> comm.isend(np.zeros(3), dest=comm.rank, tag=7).wait()
+        >>> comm.probe(comm.rank, tag=None)
+        Probe(source=0, tag=7, nbytes=24)
+        """
+        return self._probe(source, tag, timeout)
+
+    @immediate
+    def iprobe(self, source: int | None = None, tag: int | None = 0) -> Probe | None:
+        """What ``probe`` tells, if such a message has come already; otherwise None, at once.
+
+        >>> comm.iprobe(tag=8) is None
+        True
+        """
+        found = self._native.probe(*self._probed(source, tag), 0.0)
+        return None if found is None else Probe(*found)
+
+    def _probe(self, source: int | None, tag: int | None, timeout: float | None) -> Probe:
+        patience_s = self._native.timeout_s if timeout is None else check_timeout(timeout)
+        found = self._native.probe(*self._probed(source, tag), patience_s)
+        if found is None:
+            sender = "any rank" if source is None else f"rank {source}"
+            with_tag = "" if tag is None else f" with tag {tag}"
+            raise TimeoutError(
+                f"no message from {sender}{with_tag} has come within {patience_s:g} s",
+                rank=source,
+                ranks=() if source is None else (source,),
+            )
+        return Probe(*found)
+
+    def _probed(self, source: int | None, tag: int | None) -> tuple[int, int | None]:
+        rank = -1 if source is None else self._check_rank(source, "source")
+        return rank, None if tag is None else check_tag(tag)
+
     def _look_send(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Message:
-        dest, tag = self._check_rank(dest, "dest"), _check_tag(tag)
+        dest, tag = self._check_rank(dest, "dest"), check_tag(tag)
         framework = framework_of(x)
         view = framework.view(x, "x")
         return Message(True, dest, tag, view, Where(framework, x, stream), None)
 
     def _look_recv(self, out: Any, source: int, tag: int = 0, *, stream: Any = None) -> Message:
-        source, tag = self._check_rank(source, "source"), _check_tag(tag)
+        source, tag = self._check_rank(source, "source"), check_tag(tag)
         framework = framework_of(out, "out")
         view = framework.out(out, "out")
         if not view.writable:
@@ -121,7 +215,8 @@ class Messages(Core):
         return self._on_devices().exchange(messages, asynchronous)
 
 
-def _check_tag(tag: Any) -> int:
+def check_tag(tag: Any) -> int:
+    """The tag as a number. InvalidArgumentError for what is none."""
     try:
         number = operator.index(tag)
     except TypeError:

@@ -5,12 +5,55 @@ from __future__ import annotations
 import math
 import numbers
 import sys
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from pycoll._core import Work
-from pycoll.errors import InvalidArgumentError
+from pycoll.errors import InvalidArgumentError, TimeoutError
 
-__all__ = ["Work", "check_timeout"]
+__all__ = ["Work", "check_timeout", "wait_all"]
+
+
+def wait_all(works: Iterable[Work], timeout: float | None = None) -> list[Any]:
+    """Wait until all Works have ended, and return their results in the same order.
+
+    ``works``: what calls with ``async_op=True``, isend and irecv gave. Where some fail, the error
+    of the first in the list is raised once all have ended. With ``timeout`` (seconds for all
+    together) raises TimeoutError that counts those that still run; they go on, and one may wait
+    again. None waits for each operation's own deadline.
+
+    >>> comm = pycoll.init(rank=0, size=1)
+    >>> pycoll.wait_all([comm.all_reduce(one, async_op=True) for one in (1, 2.5)])
+    [1, 2.5]
+    """
+    given = list(works)
+    for number, work in enumerate(given):
+        if not callable(getattr(work, "wait", None)):
+            raise InvalidArgumentError(
+                f"works[{number}] is a {type(work).__name__}: expected a Work, as calls with "
+                "async_op=True give"
+            )
+    ends = None if timeout is None else time.monotonic() + check_timeout(timeout)
+    results: list[Any] = []
+    first: BaseException | None = None
+    for work in given:
+        try:
+            if ends is None:
+                results.append(work.wait())
+            else:
+                results.append(work.wait(max(ends - time.monotonic(), 1e-9)))
+        except Exception as error:
+            if not work.done():
+                running = sum(not one.done() for one in given)
+                raise TimeoutError(
+                    f"{running} of {len(given)} operations are still under way after {timeout:g} s",
+                    operation="wait_all",
+                ) from error
+            first = first or error
+    if first is not None:
+        raise first
+    return results
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float:

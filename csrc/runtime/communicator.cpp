@@ -148,6 +148,18 @@ Status Communicator::drive(const Operation& operation, Nanoseconds patience,
   return drive_locked(lock, operation, patience, interrupted);
 }
 
+bool Communicator::probe(const ProbeRequest& request, Nanoseconds patience,
+                         const Interrupted& interrupted, Status* status) {
+  if (*status = foreign(); !status->ok()) return false;
+  std::unique_lock<Gate> lock(gate_);
+  const auto operation = engine_->start(request);
+  *status = drive_locked(lock, *operation, patience, interrupted);
+  if (operation->done()) return status->ok();
+  engine_->forget_probe(*operation);
+  *status = Status();
+  return false;
+}
+
 Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,
                                   Nanoseconds patience, const Interrupted& interrupted) {
   Waiter me(*this, operation);

@@ -55,6 +55,11 @@ class Communicator {
     return drive_locked(lock, *operation, kForever, interrupted);
   }
 
+  // Waits for a message without receiving it; false where none has come within `patience`, with
+  // nothing changed. `status` is that of the communicator.
+  bool probe(const ProbeRequest& request, Nanoseconds patience, const Interrupted& interrupted,
+             Status* status);
+
   // Starts the operation and leaves it to the progress thread; the caller keeps its memory alive
   // until the operation is done. kTransport, with nothing started, if there can be no thread.
   template <typename Request>

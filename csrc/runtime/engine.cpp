@@ -63,7 +63,7 @@ std::string_view Engine::transport_of(int peer) const {
 }
 
 bool Engine::active() const {
-  return !running_.empty() || !from_any_.recvs.empty() ||
+  return !running_.empty() || !from_any_.recvs.empty() || !probes_.empty() ||
          std::any_of(mailboxes_.begin(), mailboxes_.end(), [](const auto& mailbox) {
            return mailbox != nullptr && (mailbox->sending() || mailbox->receiving());
          });
@@ -256,6 +256,7 @@ std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseco
   } else if (request.peer == rank()) {
     mailbox_of(request.peer).send_to_self(request, *operation);
     drop_ended_messages();
+    answer_probes();
   } else {
     mailbox_of(request.peer).post_send(request, operation);
   }
@@ -266,6 +267,38 @@ std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseco
                                   later(options_.clock->now(), timeout)});
   }
   return operation;
+}
+
+std::shared_ptr<Operation> Engine::start(const ProbeRequest& request) {
+  auto operation = std::make_shared<Operation>();
+  if (!failure_.ok()) {
+    operation->finish(failure_);
+    return operation;
+  }
+  probes_.push_back({request, operation});
+  answer_probes();
+  return operation;
+}
+
+void Engine::forget_probe(const Operation& operation) {
+  std::erase_if(probes_, [&operation](const OpenProbe& probe) {
+    return probe.operation.get() == &operation;
+  });
+}
+
+void Engine::answer_probes() {
+  std::erase_if(probes_, [this](const OpenProbe& probe) {
+    for (const auto& mailbox : mailboxes_) {
+      const int peer = probe.request.peer;
+      if (mailbox == nullptr || (peer != kAnyPeer && peer != mailbox->peer())) continue;
+      const std::optional<Probed> found = mailbox->probe(probe.request.tag);
+      if (!found) continue;
+      *probe.request.found = *found;
+      probe.operation->finish(Status());
+      return true;
+    }
+    return false;
+  });
 }
 
 Mailbox& Engine::mailbox_of(int peer) {
@@ -327,7 +360,7 @@ bool Engine::step_collectives(bool all) {
 // A rank that waits for a send takes in what others send to it: two ranks that send to each other,
 // or a ring of them, must not wait for ever.
 bool Engine::step_messages() {
-  if (message_deadlines_.empty()) return false;
+  if (message_deadlines_.empty() && probes_.empty()) return false;
   bool moved = false;
   const bool any_sending =
       std::any_of(mailboxes_.begin(), mailboxes_.end(),
@@ -335,7 +368,8 @@ bool Engine::step_messages() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     Mailbox& mailbox = mailbox_of(peer);
-    if (!any_sending && from_any_.recvs.empty() && !mailbox.receiving()) continue;
+    if (!any_sending && from_any_.recvs.empty() && probes_.empty() && !mailbox.receiving())
+      continue;
     if (mailbox.sending()) {
       moved |= mailbox.advance_sends(send_channel(peer, transport::kMessageChannel));
     }
@@ -346,8 +380,10 @@ bool Engine::step_messages() {
       return true;
     }
   }
-  if (moved) drop_ended_messages();
-  return moved;
+  if (!moved) return false;
+  drop_ended_messages();
+  answer_probes();
+  return true;
 }
 
 void Engine::drop_ended_messages() {
@@ -371,6 +407,8 @@ void Engine::end_all(const Status& status) {
   }
   for (const OpenRecv& recv : from_any_.recvs) recv.operation->finish(status);
   from_any_.recvs.clear();
+  for (const OpenProbe& probe : probes_) probe.operation->finish(status);
+  probes_.clear();
   message_deadlines_.clear();
   note_vacancy();
 }

@@ -58,6 +58,10 @@ class Engine final : public ChannelSource {
   // kForever is none.
   std::shared_ptr<Operation> start(CollectiveRequest request, Nanoseconds timeout);
   std::shared_ptr<Operation> start(const MessageRequest& request, Nanoseconds timeout);
+  // Ends when such a message has come, or everything fails; it has no deadline of its own.
+  std::shared_ptr<Operation> start(const ProbeRequest& request);
+  // Nobody waits for such an operation any more.
+  void forget_probe(const Operation& operation);
   // The same for a call, with this memory of the lengths that its request has. Behind other
   // collectives it waits or runs along; it allocates nothing and binds only the first few times.
   // `operation` may belong to the caller if it outlives the run.
@@ -159,6 +163,11 @@ class Engine final : public ChannelSource {
     Nanoseconds at = 0;
   };
 
+  struct OpenProbe {
+    ProbeRequest request;
+    std::shared_ptr<Operation> operation;
+  };
+
   explicit Engine(EngineOptions options);
   void begin_next();
   // Behind whatever may have changed what vacant() says.
@@ -178,6 +187,7 @@ class Engine final : public ChannelSource {
   Mailbox& mailbox_of(int peer);
   void receive_from_any(const MessageRequest& request, std::shared_ptr<Operation> operation);
   void drop_ended_messages();
+  void answer_probes();
   void end_all(const Status& status);
 
   void announce();
@@ -207,6 +217,7 @@ class Engine final : public ChannelSource {
   std::vector<transport::Link*> links_;  // by peer; nullptr for this rank
   std::vector<std::string_view> media_;  // by peer
   FromAny from_any_;
+  std::vector<OpenProbe> probes_;
   std::vector<std::unique_ptr<Mailbox>> mailboxes_;  // by peer, made on first use
   std::vector<Turns> turns_;                         // by peer; never resized
   Ring<Running> running_;                            // one request, or some calls; in order

@@ -45,6 +45,7 @@ std::string Engine::current_text(int peer) const {
     }
     if (deadline.peer == peer) break;
   }
+  if (text.empty() && !probes_.empty()) return "a probe";
   return text.empty() ? "send/recv" : text;
 }
 
@@ -161,6 +162,9 @@ bool Engine::awaits(int peer) const {
   });
   for (const Deadline& deadline : message_deadlines_) {
     awaited |= deadline.peer == peer || (deadline.peer == kAnyPeer && are_all_gone);
+  }
+  for (const OpenProbe& probe : probes_) {
+    awaited |= probe.request.peer == peer || (probe.request.peer == kAnyPeer && are_all_gone);
   }
   return awaited;
 }

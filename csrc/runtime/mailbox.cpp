@@ -36,6 +36,14 @@ bool Mailbox::holds(std::uint32_t tag) const {
   });
 }
 
+std::optional<Probed> Mailbox::probe(std::uint32_t tag) const {
+  for (const Arrival& arrival : arrivals_) {
+    const bool fits = tag == kAnyTag ? arrival.tag <= kTagMax : arrival.tag == tag;
+    if (fits && arrival.claim == nullptr) return Probed{peer_, arrival.tag, arrival.total};
+  }
+  return std::nullopt;
+}
+
 bool Mailbox::brings(const Operation& operation) const {
   return arriving_ && arrivals_.back().claim != nullptr &&
          arrivals_.back().claim->operation.get() == &operation;

@@ -14,6 +14,7 @@
 #include <deque>
 #include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "runtime/operation.h"
@@ -47,6 +48,8 @@ class Mailbox {
   void post_send(const MessageRequest& request, std::shared_ptr<Operation> operation);
   // Whether a message with this tag has come, in part at least, that nobody has asked for.
   bool holds(std::uint32_t tag) const;
+  // The earliest such message, of one tag or of kAnyTag.
+  std::optional<Probed> probe(std::uint32_t tag) const;
   // Finished at once if the message is already here. A receive from kAnyPeer may be posted where
   // the mailbox holds its message.
   void post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation);

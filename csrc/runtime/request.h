@@ -68,4 +68,22 @@ struct MessageRequest {
   std::shared_ptr<int> sender = nullptr;
 };
 
+// In place of a tag, for a probe: any up to kTagMax. Tags beyond are of messages of our own.
+inline constexpr std::uint32_t kAnyTag = ~std::uint32_t{0};
+inline constexpr std::uint32_t kTagMax = (std::uint32_t{1} << 31) - 1;
+
+// A message that has come, in part at least, and that no receive has claimed.
+struct Probed {
+  int source = 0;
+  std::uint32_t tag = 0;
+  std::uint64_t bytes = 0;  // of the whole message
+};
+
+// Asks for the earliest such message from `peer`, or kAnyPeer. It stays where it is.
+struct ProbeRequest {
+  int peer = kAnyPeer;
+  std::uint32_t tag = kAnyTag;
+  std::shared_ptr<Probed> found;  // written before the operation is done
+};
+
 }  // namespace pycoll::runtime

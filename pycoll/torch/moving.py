@@ -145,10 +145,15 @@ def grouped_allgather(
 def _broadcast_task(
     tensor: torch.Tensor, output: torch.Tensor, root: int, process_set: ProcessSet
 ) -> Broadcast:
+    return Broadcast(tensor, output, place_of(root, process_set), root)
+
+
+def place_of(root: int, process_set: ProcessSet) -> int:
+    """The root's rank in the process set. ValueError if it is not there."""
     ranks = coordinator_of(process_set).ranks
     if root not in ranks:
         raise ValueError(f"root_rank is {root}: expected one of {ranks}")
-    return Broadcast(tensor, output, ranks.index(root), root)
+    return ranks.index(root)
 
 
 def broadcast_async(

@@ -255,3 +255,141 @@ def test_threads_may_use_one_communicator_for_messages() -> None:
         assert not failures
 
     world_in_threads(2).run(rank)
+
+
+# ---- sendrecv, probe and dup
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_a_ring_shifts_long_and_short_data(transports: str) -> None:
+    def rank(comm: Comm) -> None:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for count in (0, 3, 300_000):
+            out = np.zeros(count)
+            assert comm.sendrecv(np.full(count, float(comm.rank)), right, out, left, 2) is out
+            assert (out == left).all()
+        tag = comm.rank % 2
+        out = np.zeros(1, int)
+        comm.sendrecv(np.array([comm.rank]), right, out, left, tag, recv_tag=left % 2)
+        assert out[0] == left
+
+    world_in_threads(4, transports).run(rank)
+
+
+def test_sendrecv_refuses_what_cannot_be() -> None:
+    comm = world_in_threads(1).communicators[0]
+    x = np.zeros(4)
+    with pytest.raises(InvalidArgumentError, match="out overlaps x"):
+        comm.sendrecv(x[:3], 0, x[1:], 0)
+    with pytest.raises(InvalidArgumentError, match="source is 1"):
+        comm.sendrecv(x, 0, x, 1)
+    with comm.group(), pytest.raises(InvalidArgumentError, match="sendrecv inside a group"):
+        comm.sendrecv(x, 0, np.zeros(4), 0)
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_probe_tells_of_messages_and_leaves_them(transports: str) -> None:
+    def rank(comm: Comm) -> None:
+        if comm.rank:
+            comm.send(np.arange(comm.rank * 100_000, dtype=np.uint8), 0, tag=comm.rank)
+            return
+        assert comm.probe(2, tag=2) == (2, 2, 200_000)
+        assert comm.probe(1, tag=None) == (1, 1, 100_000)
+        first = comm.probe(tag=None)
+        assert first in ((1, 1, 100_000), (2, 2, 200_000))
+        assert comm.iprobe(2, tag=1) is None and comm.iprobe(tag=9) is None
+        for source in (1, 2):
+            assert comm.iprobe(source, tag=source) == (source, source, source * 100_000)
+            out = np.zeros(source * 100_000, np.uint8)
+            comm.recv(out, source, source)
+            assert np.array_equal(out, np.arange(len(out)).astype(np.uint8))
+        assert comm.iprobe(tag=None) is None
+
+    world_in_threads(3, transports).run(rank)
+
+
+def test_probe_does_not_see_what_a_receive_takes() -> None:
+    def rank(comm: Comm) -> None:
+        if comm.rank == 0:
+            out = np.zeros(2)
+            work = comm.irecv(out, 1)
+            comm.barrier()
+            work.wait()
+            assert comm.iprobe(1) is None
+        else:
+            comm.barrier()
+            comm.send(np.ones(2), 0)
+
+    world_in_threads(2).run(rank)
+
+
+def test_probe_waits_and_a_timeout_leaves_the_world_usable() -> None:
+    def rank(comm: Comm) -> None:
+        if comm.rank == 0:
+            with pytest.raises(pycoll.TimeoutError, match="from rank 1 with tag 4 has come within"):
+                comm.probe(1, tag=4, timeout=0.05)
+            with pytest.raises(pycoll.TimeoutError, match="no message from any rank has come"):
+                comm.probe(tag=None, timeout=0.05)
+            comm.barrier()
+            assert comm.probe(tag=None).source == 1
+            comm.recv(np.zeros(3), 1, tag=4)
+        else:
+            comm.barrier()
+            comm.send(np.ones(3), 0, tag=4)
+
+    world_in_threads(2).run(rank)
+
+
+@pytest.mark.parametrize("source", [None, 1])
+def test_probe_hears_that_its_source_is_gone(source: int | None) -> None:
+    world = fresh_world(2)
+    try:
+        errors = world.outcomes(
+            lambda comm: comm.close() if comm.rank else comm.probe(source, tag=None)
+        )
+        assert isinstance(errors[0], pycoll.PeerLostError) and errors[0].rank == 1, errors
+        assert "during a probe" in str(errors[0])
+    finally:
+        world.close()
+
+
+def test_probes_of_several_threads_are_all_answered() -> None:
+    def rank(comm: Comm) -> None:
+        if comm.rank:
+            comm.barrier()
+            for tag in range(8):
+                comm.send(np.zeros(tag), 0, tag)
+            return
+        found: dict[int, Any] = {}
+        threads = [
+            threading.Thread(target=lambda tag=tag: found.update({tag: comm.probe(1, tag)}))
+            for tag in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        comm.barrier()
+        for thread in threads:
+            thread.join(20)
+        assert found == {tag: (1, tag, 8 * tag) for tag in range(8)}
+        for tag in range(8):
+            comm.recv(np.zeros(tag), 1, tag)
+
+    world_in_threads(2).run(rank)
+
+
+def test_a_duplicate_stands_by_itself() -> None:
+    def rank(comm: Comm) -> None:
+        comm.timeout_s = 17.0
+        with comm.dup() as other:
+            assert (other.rank, other.size, other.hosts) == (comm.rank, comm.size, comm.hosts)
+            assert other.timeout_s == 17.0 and other.name != comm.name
+            comm.isend(np.array([1]), (comm.rank + 1) % 3)
+            other.isend(np.array([2]), (comm.rank + 1) % 3)
+            for one, wanted in ((other, 2), (comm, 1)):
+                assert one.recv(np.zeros(1, int), (comm.rank - 1) % 3).tolist() == [wanted]
+            assert other.all_reduce(1) == 3
+        assert comm.all_reduce(1) == 3
+        with comm.group(), pytest.raises(InvalidArgumentError, match="dup inside a group"):
+            comm.dup()
+
+    world_in_threads(3).run(rank)

@@ -183,3 +183,49 @@ def test_what_a_users_op_raises_comes_out() -> None:
         assert any(isinstance(error, LookupError) for error in errors), errors
     finally:
         world.close()
+
+
+# ---- wait_all
+
+
+def test_wait_all_gives_results_in_order() -> None:
+    def rank(comm: Comm) -> None:
+        works = [comm.all_reduce(comm.rank + one, async_op=True) for one in range(9)]
+        out = np.zeros(2)
+        works += [comm.irecv(out, 1 - comm.rank), comm.isend(np.ones(2), 1 - comm.rank)]
+        results = pycoll.wait_all(works)
+        assert results[:9] == [1 + 2 * one for one in range(9)]
+        assert results[9] is out and results[10] is None
+        assert pycoll.wait_all([]) == []
+
+    world_in_threads(2).run(rank)
+
+
+def test_wait_all_raises_the_first_error_after_all_have_ended() -> None:
+    def rank(comm: Comm) -> None:
+        other = 1 - comm.rank
+        outs = [np.zeros(3), np.zeros(7), np.zeros(4), np.zeros(3)]
+        works: list[Any] = [comm.irecv(out, other, tag) for tag, out in enumerate(outs)]
+        for tag in (3, 2, 1, 0):
+            comm.send(np.ones(3), other, tag)
+        with pytest.raises(pycoll.MismatchError, match=r"tag 1: .*24 bytes, the array has 56"):
+            pycoll.wait_all(iter(works))
+        assert all(work.done() for work in works)
+        assert outs[0].tolist() == outs[3].tolist() == [1, 1, 1]
+
+    world_in_threads(2).run(rank)
+
+
+def test_wait_all_counts_what_still_runs_and_may_be_repeated() -> None:
+    first, second = world_in_threads(2).communicators
+    works = [first.all_reduce(one, async_op=True) for one in range(3)]
+    with pytest.raises(pycoll.TimeoutError, match="3 of 3 operations are still under way"):
+        pycoll.wait_all(works, timeout=0.05)
+    for one in range(3):
+        second.all_reduce(one)
+    assert pycoll.wait_all(works, timeout=20) == [0, 2, 4]
+    wrong: Any = [works[0], 3.0]
+    with pytest.raises(InvalidArgumentError, match=r"works\[1\] is a float"):
+        pycoll.wait_all(wrong)
+    with pytest.raises(InvalidArgumentError, match="timeout is 0"):
+        pycoll.wait_all(works, timeout=0)
