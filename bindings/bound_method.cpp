@@ -5,6 +5,7 @@
 #include <new>
 #include <vector>
 
+#include "bindings/gil.h"
 #include "bindings/method.h"
 #include "bindings/raw.h"
 
@@ -51,7 +52,7 @@ MethodObject& method_of(PyObject* object) {
 py::object self_of(PyObject* object) {
   PyObject* self = cast_bound(object)->self != nullptr ? cast_bound(object)->self : world;
   if (self != nullptr) return py::reinterpret_borrow<py::object>(self);
-  return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(find_world));
+  return py::reinterpret_steal<py::object>(call_python(find_world, nullptr, 0, nullptr));
 }
 
 // ---- self.name
@@ -95,7 +96,7 @@ int clear_bound(PyObject* object) {
 void dealloc_bound(PyObject* object) {
   PyObject_GC_UnTrack(object);
   if (cast_bound(object)->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  clear_bound(object);
+  (void)clear_bound(object);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
@@ -237,7 +238,7 @@ int clear_bound_call(PyObject* object) {
 
 void dealloc_bound_call(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  clear_bound_call(object);
+  (void)clear_bound_call(object);
   as_bound_call(object)->remembered.~Remembered();
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
@@ -311,8 +312,8 @@ PyObject* call_definition(const MethodObject& method, PyObject* self, PyObject* 
       names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names));
   std::vector<PyObject*> all{nullptr, self};
   all.insert(all.end(), arguments, arguments + positional + named);
-  return PyObject_Vectorcall(method.function, all.data() + 1,
-                             (positional + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
+  return call_python(method.function, all.data() + 1,
+                     (positional + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
 }
 
 void bind_bound_methods(py::module_& module) {

@@ -85,33 +85,37 @@ std::unique_ptr<Fusions> CallTable::take_fusions() {
 
 void CallTable::give_back(std::unique_ptr<Fusions> fusions) { fusions_ = std::move(fusions); }
 
-const Prepared* CallTable::find(const Choice& choice) {
-  const Prepared*& newest = newest_[static_cast<std::size_t>(choice.collective)];
-  if (newest != nullptr && newest->choice == choice) return newest;
+const PreparedHandle& CallTable::find(const Choice& choice) {
+  static const PreparedHandle nothing;
+  const PreparedHandle*& newest = newest_[static_cast<std::size_t>(choice.collective)];
+  if (newest != nullptr && (*newest)->choice == choice) return *newest;
   const auto [first, last] = prepared_.equal_range(choice.hash());
   for (auto one = first; one != last; ++one) {
-    if (one->second->choice == choice) return newest = one->second.get();
+    if (one->second->choice == choice) return *(newest = &one->second);
   }
-  return nullptr;
+  return nothing;
 }
 
-void CallTable::add(Prepared prepared) {
-  if (find(prepared.choice) != nullptr) return;
-  if (prepared_.size() >= kPreparedMax) {
-    newest_.fill(nullptr);
-    plain_.fill(0);
-    slots_.fill(Slot{});
-    in_place_.fill(InPlace{});
-    prepared_.clear();
-    generation_ = next_generation();
-  }
-  Choice plain = Choice::plain(prepared.choice.dtype);
-  plain.bucket = prepared.choice.bucket;
-  if (plain == prepared.choice && plain.bucket >= 0) {
+void CallTable::add(PreparedHandle prepared) {
+  if (find(prepared->choice) != nullptr) return;
+  if (prepared_.size() >= kPreparedMax) forget();
+  Choice plain = Choice::plain(prepared->choice.dtype);
+  plain.bucket = prepared->choice.bucket;
+  if (plain == prepared->choice && plain.bucket >= 0) {
     plain_[static_cast<std::size_t>(plain.dtype)] |= std::uint64_t{1} << plain.bucket;
   }
-  const std::size_t hash = prepared.choice.hash();
-  prepared_.emplace(hash, std::make_unique<Prepared>(std::move(prepared)));
+  const std::size_t hash = prepared->choice.hash();
+  prepared_.emplace(hash, std::move(prepared));
+}
+
+void CallTable::forget() {
+  newest_.fill(nullptr);
+  plain_.fill(0);
+  in_place_.fill(InPlace{});
+  generation_ = next_generation();
+  // The end of an entry may run Python code, which may come back here.
+  const auto slots = std::exchange(slots_, {});
+  const auto prepared = std::exchange(prepared_, {});
 }
 
 runtime::CollectiveRequest request_of(const Prepared& prepared,
@@ -127,17 +131,17 @@ runtime::CollectiveRequest request_of(const Prepared& prepared,
   return request;
 }
 
-const std::shared_ptr<runtime::Call>* CallTable::call(const Prepared& prepared,
+const std::shared_ptr<runtime::Call>* CallTable::call(const PreparedHandle& prepared,
                                                       std::span<const std::uint64_t> counts,
                                                       std::uint64_t input_bytes,
                                                       std::uint64_t output_bytes,
                                                       std::uint64_t lengths_key) {
   if (std::max(input_bytes, output_bytes) > runtime::Call::kShortBytes) return nullptr;
-  std::size_t hash = reinterpret_cast<std::uintptr_t>(&prepared);
+  std::size_t hash = reinterpret_cast<std::uintptr_t>(prepared.get());
   mix(hash, lengths_key ^ (counts.empty() ? 0 : counts.front()));
-  const std::uint64_t plan_key = prepared.request.descriptor.plan_key ^ lengths_key;
+  const std::uint64_t plan_key = prepared->request.descriptor.plan_key ^ lengths_key;
   Slot& slot = slots_[hash % kCallsMax];
-  if (slot.prepared == &prepared) {
+  if (slot.prepared == prepared) {
     const runtime::CollectiveRequest& known = slot.call->request();
     if (known.input.bytes == input_bytes && known.output.bytes == output_bytes &&
         known.descriptor.plan_key == plan_key &&
@@ -145,8 +149,8 @@ const std::shared_ptr<runtime::Call>* CallTable::call(const Prepared& prepared,
       return &slot.call;
     }
   }
-  slot = {&prepared, std::make_shared<runtime::Call>(
-                         request_of(prepared, counts, input_bytes, output_bytes, lengths_key))};
+  slot = {prepared, std::make_shared<runtime::Call>(
+                        request_of(*prepared, counts, input_bytes, output_bytes, lengths_key))};
   return &slot.call;
 }
 
@@ -185,7 +189,7 @@ int clear_calls(PyObject* object) {
 
 void dealloc_calls(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  clear_calls(object);
+  (void)clear_calls(object);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
@@ -216,20 +220,24 @@ PyObject* get_group(PyObject* object, void* /*unused*/) {
   return Py_NewRef(cast_calls(object)->group);
 }
 
-void note(const py::object& self, int collective, const py::tuple& key, const PlanHandle& plan,
-          std::uint64_t plan_key, int op, std::uint32_t segment_bytes, std::string identity) {
+CallTable& table_of(const py::object& self) {
   CallsObject* calls = as_calls(self.ptr());
-  Prepared prepared;
-  if (calls == nullptr || calls->table == nullptr ||
-      !read_choice(collective, key, prepared.choice)) {
-    return;
-  }
-  prepared.algorithm = key[4];
-  prepared.identity = std::move(identity);
-  const auto dtype = static_cast<int>(prepared.choice.dtype);
-  prepared.request =
-      make_request(plan, nullptr, nullptr, {dtype, op, {}, plan_key, 0, segment_bytes}, nullptr);
-  calls->table->add(std::move(prepared));
+  if (calls == nullptr || calls->table == nullptr) throw py::type_error("expected a communicator");
+  return *calls->table;
+}
+
+py::object find_prepared(const py::object& self, int collective, const py::tuple& key) {
+  CallTable& table = table_of(self);
+  Choice choice;
+  if (!read_choice(collective, key, choice)) return py::none();
+  const PreparedHandle& found = table.find(choice);
+  return found != nullptr ? found->python : py::none();
+}
+
+void note(const py::object& self, int collective, const py::tuple& key, const py::object& made) {
+  CallTable& table = table_of(self);
+  Choice choice;
+  if (read_choice(collective, key, choice)) table.add(make_prepared(choice, made));
 }
 
 PyGetSetDef calls_members[] = {
@@ -238,6 +246,25 @@ PyGetSetDef calls_members[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
+
+PreparedHandle make_prepared(const Choice& choice, const py::object& made) {
+  const auto prepared = std::make_shared<Prepared>();
+  prepared->choice = choice;
+  prepared->python = made;
+  if (choice.algorithm != nullptr) {
+    prepared->algorithm = py::reinterpret_borrow<py::object>(choice.algorithm);
+  }
+  prepared->identity = made.attr("identity").cast<std::string>();
+  const Terms terms{static_cast<int>(choice.dtype),
+                    made.attr("op").cast<int>(),
+                    {},
+                    made.attr("key").cast<std::uint64_t>(),
+                    0,
+                    made.attr("segment_bytes").cast<std::uint32_t>()};
+  const auto plan = made.attr("plan").cast<PlanHandle>();
+  prepared->request = make_request(plan, nullptr, nullptr, terms, nullptr);
+  return prepared;
+}
 
 bool read_choice(int collective, const py::tuple& key, Choice& choice) {
   choice.collective = static_cast<Collective>(collective);
@@ -309,12 +336,15 @@ void bind_calls(py::module_& module) {
   PyType_Spec spec = {"pycoll._core.Calls", sizeof(CallsObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
   calls_type = add_type(module, "Calls", spec);
+  module.def("find_prepared", &find_prepared, py::arg("calls"), py::arg("collective"),
+             py::arg("key"), "What was noted for Core._prepare's key, or None.");
+  module.def("note", &note, py::arg("calls"), py::arg("collective"), py::arg("key"),
+             py::arg("prepared"),
+             "Let calls find what was prepared for Core._prepare's key. Choices without a native "
+             "name, such as an algorithm that is no plain str, are left out.");
   module.def(
-      "note", &note, py::arg("calls"), py::arg("collective"), py::arg("key"), py::arg("plan"),
-      py::arg("plan_key"), py::arg("op"), py::arg("segment_bytes"), py::arg("identity"),
-      "Let native calls find what was prepared for Core._prepare's key. Choices that they "
-      "cannot name, such as reductions of users, are left out. `identity` is what exscan gives "
-      "to rank 0: the bytes of an element, empty for other collectives.");
+      "forget", [](const py::object& calls) { table_of(calls).forget(); }, py::arg("calls"),
+      "Drop everything that was noted, as a full table does; later calls prepare anew.");
 }
 
 }  // namespace pycoll::bindings

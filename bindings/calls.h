@@ -58,14 +58,20 @@ static_assert(std::is_trivially_copyable_v<Choice>);
 // Nothing lies between what is compared as bytes.
 static_assert(offsetof(Choice, trailing) == 4 * sizeof(std::int8_t) + 3 * sizeof(std::int32_t));
 
-// A preparation: what it makes, without memory and counts.
+// A preparation: what it makes, without memory and counts. Immutable. A holder keeps its handle
+// over everything that may run Python code or release the GIL; the table may forget meanwhile.
 struct Prepared {
   Choice choice;
   runtime::CollectiveRequest request;
+  pybind11::object python;     // the pycoll.plans.Prepared that it was made of
   pybind11::object algorithm;  // keeps the choice's
   std::string identity;        // bytes of one element; empty where no rank is given it
 };
+using PreparedHandle = std::shared_ptr<const Prepared>;
 
+// The only store of preparations, of native calls and of Python's Core._prepare alike. An entry
+// leaves it in one way: forget() drops all entries at once, which add() calls when the table is
+// full.
 class CallTable {
  public:
   explicit CallTable(SharedHandle shared);
@@ -77,27 +83,32 @@ class CallTable {
   // Another one for every table, and when a table forgets. Never 0.
   std::uint64_t generation() const { return generation_; }
 
-  const Prepared* find(const Choice& choice);
+  // Empty where nothing is known. The reference holds until Python code runs or the GIL is
+  // released.
+  [[nodiscard]] const PreparedHandle& find(const Choice& choice);
   // Whether find(Choice::plain(dtype) of so many bytes) finds anything.
-  bool knows_plain(DType dtype, std::uint64_t bytes) const {
+  [[nodiscard]] bool knows_plain(DType dtype, std::uint64_t bytes) const {
     return bytes > 0 && (plain_[static_cast<std::size_t>(dtype)] >> std::bit_width(bytes - 1)) % 2;
   }
   FusionMemory& fusion_memory() { return fusion_memory_; }
-  void add(Prepared prepared);
+  void add(PreparedHandle prepared);
+  void forget();
   // Empty ones, for a list or a group, which gives them back empty: their room is used again.
-  std::unique_ptr<Fusions> take_fusions();
+  [[nodiscard]] std::unique_ptr<Fusions> take_fusions();
   void give_back(std::unique_ptr<Fusions> fusions);
 
   // The call of these lengths, made if there is none. `counts` are elements by block, as many as
   // the plan has; nullptr if the communicator had better take a request.
-  const std::shared_ptr<runtime::Call>* call(const Prepared& prepared,
-                                             std::span<const std::uint64_t> counts,
-                                             std::uint64_t input_bytes, std::uint64_t output_bytes,
-                                             std::uint64_t lengths_key = 0);
+  // The pointer holds as long as find()'s reference.
+  [[nodiscard]] const std::shared_ptr<runtime::Call>* call(const PreparedHandle& prepared,
+                                                           std::span<const std::uint64_t> counts,
+                                                           std::uint64_t input_bytes,
+                                                           std::uint64_t output_bytes,
+                                                           std::uint64_t lengths_key = 0);
 
   // The call that all_reduce(x, out=x) is for such an x, if it was noted; empty otherwise. Nothing
-  // else decides about it, so that nothing else need be read.
-  std::shared_ptr<runtime::Call>& in_place(DType dtype, std::uint64_t count) {
+  // else decides about it, so that nothing else need be read. The reference holds as find()'s.
+  [[nodiscard]] std::shared_ptr<runtime::Call>& in_place(DType dtype, std::uint64_t count) {
     InPlace& place = in_place_[(count ^ static_cast<std::uint64_t>(dtype)) % kInPlaceMax];
     if (place.dtype != dtype || place.count != count) place = {nullptr, count, dtype};
     return place.call;
@@ -109,7 +120,7 @@ class CallTable {
   static constexpr std::size_t kPreparedMax = 4096;
   static constexpr std::size_t kInPlaceMax = 64;
   struct Slot {
-    const Prepared* prepared = nullptr;
+    PreparedHandle prepared;
     std::shared_ptr<runtime::Call> call;
   };
   struct InPlace {
@@ -120,8 +131,8 @@ class CallTable {
 
   SharedHandle handle_;
   std::uint64_t generation_;
-  std::unordered_multimap<std::size_t, std::unique_ptr<Prepared>> prepared_;
-  std::array<const Prepared*, kCollectiveCount> newest_{};  // found last, by collective
+  std::unordered_multimap<std::size_t, PreparedHandle> prepared_;
+  std::array<const PreparedHandle*, kCollectiveCount> newest_{};  // found last, by collective
   std::array<std::uint64_t, kDTypeCount> plain_{};  // by dtype: a bit for each bucket that is known
   std::array<Slot, kCallsMax> slots_;
   std::array<InPlace, kInPlaceMax> in_place_;
@@ -145,11 +156,14 @@ struct CallsObject {
 };
 
 // nullptr unless `object` is one.
-CallsObject* as_calls(PyObject* object);
+[[nodiscard]] CallsObject* as_calls(PyObject* object);
+
+// What Core._prepare made for the choice.
+PreparedHandle make_prepared(const Choice& choice, const pybind11::object& made);
 
 // The choice that a key of Core._prepare is. False where it has no native name; Python prepares it
 // each time.
-bool read_choice(int collective, const pybind11::tuple& key, Choice& choice);
+[[nodiscard]] bool read_choice(int collective, const pybind11::tuple& key, Choice& choice);
 
 // The code of a builtin reduction by the word that users write, or -1.
 int find_op(PyObject* word);

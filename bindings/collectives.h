@@ -29,7 +29,7 @@ enum class Parameter : std::uint8_t {
 inline constexpr std::size_t kParameterCount = 10;
 
 // As Python spells it; nullopt for one that native calls do not know.
-std::optional<Parameter> find_parameter(std::string_view name);
+[[nodiscard]] std::optional<Parameter> find_parameter(std::string_view name);
 
 // By Parameter: borrowed, nullptr where nothing is given.
 using Arguments = std::array<PyObject*, kParameterCount>;
@@ -72,14 +72,15 @@ inline bool absent(PyObject* argument) { return argument == nullptr || argument 
 
 // Parts of read_call(), each false where it declines. The second reads op, root, algorithm and the
 // like; the third takes the caller's `out` or a new array, which must have this shape.
-bool read_root(PyObject* root, int size, Choice& choice);
-bool read_choice(Collective collective, const Arguments& arguments, int size, Reading& reading);
-bool read_target(const Arguments& arguments, int ndim, const pybind11::ssize_t* shape,
-                 bool in_place, Reading& reading);
+[[nodiscard]] bool read_root(PyObject* root, int size, Choice& choice);
+[[nodiscard]] bool read_choice(Collective collective, const Arguments& arguments, int size,
+                               Reading& reading);
+[[nodiscard]] bool read_target(const Arguments& arguments, int ndim, const pybind11::ssize_t* shape,
+                               bool in_place, Reading& reading);
 
 // False: declined.
-bool read_call(const CallsObject& self, Collective collective, const Arguments& arguments,
-               Reading* reading);
+[[nodiscard]] bool read_call(const CallsObject& self, Collective collective,
+                             const Arguments& arguments, Reading* reading);
 
 // What an array was like when it was looked at last.
 struct Look {
@@ -88,7 +89,7 @@ struct Look {
   Flat flat;
   std::array<pybind11::ssize_t, kAxesMax> shape{};
 
-  bool take(const Flat& seen);  // false if it has more axes than that
+  [[nodiscard]] bool take(const Flat& seen);  // false if it has more axes than that
   bool same(PyObject* object) const;
 };
 
@@ -97,8 +98,8 @@ struct Look {
 class Remembered {
  public:
   // As call_natively(); nullopt also if anything is different now.
-  std::optional<PyObject*> run(CallsObject* self, Collective collective, PyObject* x,
-                               PyObject* out);
+  [[nodiscard]] std::optional<PyObject*> run(CallsObject* self, Collective collective, PyObject* x,
+                                             PyObject* out);
   // `out` is the argument, or nullptr.
   void note(CallsObject* self, const Reading& reading, const std::shared_ptr<runtime::Call>& call,
             PyObject* out);
@@ -111,8 +112,9 @@ class Remembered {
 };
 
 // Runs or starts what was read: a new reference; throws what went wrong.
-PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading,
-                      Remembered* remembered = nullptr, PyObject* out = nullptr);
+[[nodiscard]] PyObject* run_reading(CallsObject* self, const PreparedHandle& prepared,
+                                    Reading& reading, Remembered* remembered = nullptr,
+                                    PyObject* out = nullptr);
 // Runs an all_reduce of several arrays without a copy of them. Throws as run_reading().
 void run_parts(CallsObject* self, const Prepared& prepared, DType dtype,
                std::vector<runtime::Part> parts, std::uint64_t lengths_key);
@@ -125,19 +127,19 @@ void complete(CallsObject* self, pybind11::error_already_set& error, std::string
 // Calls before which ranks tell each other lengths or shapes, the telling included. As
 // call_natively(), but throws.
 bool needs_telling(Collective collective, const Arguments& arguments);
-std::optional<PyObject*> tell_and_run(CallsObject* self, Collective collective,
-                                      const Arguments& arguments);
+[[nodiscard]] std::optional<PyObject*> tell_and_run(CallsObject* self, Collective collective,
+                                                    const Arguments& arguments);
 
 // Runs a call to its end.
 Status run_call(CommunicatorHandle& handle, const std::shared_ptr<runtime::Call>& call,
                 const std::byte* input, std::byte* output);
 
 // all_reduce(x, out=x), or its start, where nothing has to be read but x; as call_natively().
-std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async);
+[[nodiscard]] std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async);
 
 // The whole call: a new reference, or nullptr with a Python error set; nullopt: declined.
-std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
-                                       const Arguments& arguments,
-                                       Remembered* remembered = nullptr);
+[[nodiscard]] std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
+                                                     const Arguments& arguments,
+                                                     Remembered* remembered = nullptr);
 
 }  // namespace pycoll::bindings

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/handle.h"
 #include "bindings/request.h"
 #include "bindings/work.h"
@@ -71,7 +72,7 @@ py::object submit(const Shared& communicator, Request&& request, std::string_vie
   if (manner.asynchronous) {
     std::shared_ptr<Operation> operation;
     {
-      const py::gil_scoped_release release;
+      const ReleasedGil release;
       operation = communicator->native->start(std::forward<Request>(request), timeout);
     }
     communicator->keep(operation, std::move(objects));
@@ -80,7 +81,7 @@ py::object submit(const Shared& communicator, Request&& request, std::string_vie
   }
   Status status;
   {
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     status = communicator->native->run(std::forward<Request>(request), timeout, signal_raised);
   }
   if (user_op != nullptr) user_op->rethrow();
@@ -200,7 +201,7 @@ void bind_communicator(py::module_& module) {
           "failure",
           [](const Shared& self) -> std::optional<std::string> {
             refuse_inside_reduction("failure");
-            const py::gil_scoped_release release;
+            const ReleasedGil release;
             const Status status = self->native->failure();
             if (status.ok()) return std::nullopt;
             return status.message();

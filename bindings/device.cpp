@@ -14,6 +14,7 @@
 #include "bindings/bind.h"
 #include "bindings/device.h"
 #include "bindings/exporters.h"
+#include "bindings/gil.h"
 #include "bindings/handle.h"
 #include "bindings/plan.h"
 #include "bindings/request.h"
@@ -39,7 +40,7 @@ class Questions {
 
   template <typename Question>
   Status ask(const Question& question) {
-    const py::gil_scoped_acquire gil;
+    const TakenGil gil;
     try {
       question();
       return Status();
@@ -51,7 +52,8 @@ class Questions {
   // Outlived by both.
   device::Exchange over(const py::function& exchange) {
     return [this, &exchange](const std::string& mine, std::vector<std::string>* all) {
-      return ask([&] { *all = exchange(py::bytes(mine)).cast<std::vector<std::string>>(); });
+      return ask(
+          [&] { *all = call_python(exchange, py::bytes(mine)).cast<std::vector<std::string>>(); });
     };
   }
   // Makes the call without the GIL; raises what was raised, or its failure.
@@ -59,7 +61,7 @@ class Questions {
   void settle(const Call& call) {
     Status status;
     {
-      const py::gil_scoped_release release;
+      const ReleasedGil release;
       status = call();
     }
     if (raised_ != nullptr) std::rethrow_exception(raised_);
@@ -162,7 +164,7 @@ std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& 
   device::Communicator& native = self.native();
   native.set_timeout(self.host()->timeout());
   {
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     status = beside ? native.launch_beside(request, lanes, stream_of(stream), &done, copies)
                     : native.launch(request, lanes, stream_of(stream), copies);
   }
@@ -187,7 +189,7 @@ std::shared_ptr<Mark> run_messages(const DeviceHandle& self, const PlanHandle& p
   device::Communicator& native = self.native();
   native.set_timeout(self.host()->timeout());
   {
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     status = native.launch_messages(messages, stream_of(stream), beside ? &done : nullptr, copies);
   }
   raise_if_failed(status, "");
@@ -243,7 +245,7 @@ std::vector<std::pair<int, bool>> register_arrays(
 void lapse_array(const DeviceHandle& self, std::uint32_t number) {
   if (self.is_of_parent()) return;
   device::Communicator& native = self.native();
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   // A device that does not take the news is broken, which the next operation tells.
   (void)native.lapse(number);
 }
@@ -251,13 +253,13 @@ void lapse_array(const DeviceHandle& self, std::uint32_t number) {
 std::vector<std::uint32_t> arrays_let_go(const DeviceHandle& self) {
   if (self.is_of_parent()) return {};
   device::Communicator& native = self.native();
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   return native.let_go();
 }
 
 void close_device(const DeviceHandle& self) {
   device::Communicator& native = self.native();
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   native.close();
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "device/driver.h"
 #include "device/streams.h"
 
@@ -68,7 +69,7 @@ class OfProcess {
       [[maybe_unused]] auto* parents = native_.release();
       return;
     }
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     native_.reset();
   }
 

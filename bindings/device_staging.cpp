@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/handle.h"
 #include "device/binding.h"
 #include "device/gpu.h"
@@ -68,7 +69,7 @@ class StagingHandle {
     Staging& native = native_.get();
     Status status;
     {
-      const py::gil_scoped_release release;
+      const ReleasedGil release;
       status = call(native);
     }
     raise_if_failed(status, "");

@@ -11,6 +11,7 @@
 #include "base/crc32.h"
 #include "bindings/bind.h"
 #include "bindings/collectives.h"
+#include "bindings/gil.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -75,10 +76,10 @@ void set_memory(Flat& flat, std::int64_t* numbers, std::size_t count) {
 
 // False, with nothing done, if it has to be prepared first; throws what went wrong.
 bool tell(CallsObject* self, const Reading& reading, std::string_view name) {
-  const Prepared* prepared = self->table->find(reading.choice);
+  const PreparedHandle& prepared = self->table->find(reading.choice);
   if (prepared == nullptr) return false;
   const auto* call =
-      self->table->call(*prepared, reading.blocks(), reading.input_bytes(), reading.output_bytes());
+      self->table->call(prepared, reading.blocks(), reading.input_bytes(), reading.output_bytes());
   if (call == nullptr) return false;
   const Status status = run_call(self->table->handle(), *call, reading.input(), reading.output());
   if (!status.ok() || PyErr_Occurred() != nullptr) {
@@ -148,19 +149,24 @@ std::optional<PyObject*> gather(CallsObject* self, Collective collective,
   with_lengths[static_cast<std::size_t>(Parameter::kLengths)] = lengths.ptr();
   const std::optional<PyObject*> result = call_natively(self, collective, with_lengths);
   if (result) return result;
-  py::dict words;
-  words["lengths"] = lengths;
+  std::vector<PyObject*> given{py::handle(as_handle(self)).ptr(), x, lengths.ptr()};
+  py::list words;
+  words.append("lengths");
   constexpr std::array<std::pair<const char*, Parameter>, 4> kOthers = {
       {{"root", Parameter::kRoot},
        {"out", Parameter::kOut},
        {"algorithm", Parameter::kAlgorithm},
        {"async_op", Parameter::kAsync}}};
   for (const auto& [word, parameter] : kOthers) {
-    if (at(arguments, parameter) != nullptr) words[word] = or_none(at(arguments, parameter));
+    if (at(arguments, parameter) == nullptr) continue;
+    given.push_back(at(arguments, parameter));
+    words.append(word);
   }
   const py::object method =
       py::module_::import("pycoll.moving").attr("Moving").attr(std::string(name).c_str());
-  return method(as_handle(self), py::handle(x), **words).release().ptr();
+  PyObject* made = call_python(method.ptr(), given.data(), 2, py::tuple(words).ptr());
+  if (made == nullptr) throw py::error_already_set();
+  return made;
 }
 
 // ---- scatter
@@ -235,20 +241,19 @@ std::optional<PyObject*> scatter(CallsObject* self, const Arguments& arguments) 
   if (!tell(self, header, "scatter")) return std::nullopt;
   can_run = can_run || read_scattered(self, arguments, told.data(), reading);
   if (can_run) {
-    const Prepared* prepared = self->table->find(reading.choice);
-    if (prepared != nullptr) return run_reading(self, *prepared, reading);
+    const PreparedHandle& prepared = self->table->find(reading.choice);
+    if (prepared != nullptr) return run_reading(self, prepared, reading);
   }
   py::list numbers;
   for (const std::int64_t number : told) numbers.append(number);
   try {
     PyObject* async = at(arguments, Parameter::kAsync);
-    return as_handle(self)
-        .attr("_scatter_rest")(or_none(x), choice.root, numbers,
-                               or_none(at(arguments, Parameter::kOut)),
-                               or_none(at(arguments, Parameter::kAlgorithm)),
-                               async == nullptr ? py::object(py::bool_(false)) : or_none(async))
-        .release()
-        .ptr();
+    const py::object rest = as_handle(self).attr("_scatter_rest");
+    const py::int_ root(choice.root);
+    const py::object out = or_none(at(arguments, Parameter::kOut));
+    const py::object algorithm = or_none(at(arguments, Parameter::kAlgorithm));
+    const py::object is_async = async == nullptr ? py::object(py::bool_(false)) : or_none(async);
+    return call_python(rest, or_none(x), root, numbers, out, algorithm, is_async).release().ptr();
   } catch (py::error_already_set& error) {
     complete(self, error, "scatter");
     throw;

@@ -14,9 +14,9 @@ enum class Kind : std::uint8_t { kBool, kSigned, kUnsigned, kFloat, kComplex };
 
 // The type of that kind and size; none for sizes that we do not have. bfloat16 and the 8-bit floats
 // are never found: name or code tells them.
-std::optional<DType> find_dtype(Kind kind, std::size_t item);
+[[nodiscard]] std::optional<DType> find_dtype(Kind kind, std::size_t item);
 // The type that DLPack calls so.
-std::optional<DType> find_dtype(const dlpack::DataType& dtype);
+[[nodiscard]] std::optional<DType> find_dtype(const dlpack::DataType& dtype);
 
 // These throw InvalidArgumentError about the argument `name`.
 [[noreturn]] void refuse(std::string_view name, const std::string& what);

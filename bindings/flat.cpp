@@ -9,6 +9,7 @@
 #include "bindings/bind.h"
 #include "bindings/dlpack.h"
 #include "bindings/exporters.h"
+#include "bindings/gil.h"
 #include "bindings/negation.h"
 
 namespace pycoll::bindings {
@@ -105,7 +106,7 @@ const TensorClass* tensor_class_of(PyTypeObject* type) {
 bool denies(PyObject* method, PyObject* x) {
   PyObject* arguments[] = {nullptr, x};
   PyObject* answer =
-      PyObject_Vectorcall(method, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+      call_python(method, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
   if (answer == nullptr) PyErr_Clear();
   Py_XDECREF(answer);
   return answer == Py_False;

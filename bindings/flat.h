@@ -27,7 +27,7 @@ struct Flat {
 // True for a NumPy array (no subclass) of a dtype that was met before, or a tensor of a class that
 // learn_tensor() took, if its elements lie in host memory in C order without gaps. False for all
 // else, without an error set.
-bool flatten(PyObject* x, Flat* flat);
+[[nodiscard]] bool flatten(PyObject* x, Flat* flat);
 
 // Whether both have the same axes.
 bool same_shape(const Flat& one, int ndim, const pybind11::ssize_t* shape);
@@ -36,8 +36,8 @@ bool same_shape(const Flat& one, int ndim, const pybind11::ssize_t* shape);
 // in `flat`. Requires: flatten(like) succeeded, and gave this dtype if it is a tensor; or `like` is
 // nullptr, for NumPy. nullptr without an error set where it cannot be
 // made this way.
-PyObject* make_flat(PyObject* like, DType dtype, int ndim, const pybind11::ssize_t* shape,
-                    Flat* flat);
+[[nodiscard]] PyObject* make_flat(PyObject* like, DType dtype, int ndim,
+                                  const pybind11::ssize_t* shape, Flat* flat);
 
 // The number that NumPy has for a dtype; told by who has looked closely.
 void learn_number(int number, DType dtype);

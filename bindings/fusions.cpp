@@ -9,6 +9,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/buffer.h"
+#include "bindings/gil.h"
 #include "bindings/raw.h"
 #include "bindings/work.h"
 
@@ -89,6 +90,11 @@ py::list Fusions::entries() const {
   return all;
 }
 
+bool Fusions::have_run() const {
+  return std::all_of(all_.begin(), all_.begin() + static_cast<std::ptrdiff_t>(used_),
+                     [](const Fusion& fusion) { return fusion.members.empty(); });
+}
+
 void Fusions::abandon(PyObject* error) {
   for (std::size_t number = 0; number < used_; ++number) {
     const std::vector<Member> members = std::move(all_[number].members);
@@ -126,7 +132,7 @@ constexpr std::uint64_t kQuickBytes = 64 * 1024;
 template <typename Body>
 void without_gil_if_long(std::uint64_t bytes, Body body) {
   if (bytes <= kQuickBytes) return body();
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   body();
 }
 
@@ -242,44 +248,48 @@ void add(const py::object& group, const py::object& work, const py::tuple& key,
     throw py::value_error("the choice of a fusion has no native name");
   }
   choice.bucket = -1;
-  fusions_of(group).add(choice, work.ptr(), source.data, target.data, source.bytes(), true);
+  (void)fusions_of(group).add(choice, work.ptr(), source.data, target.data, source.bytes(), true);
   work.inc_ref();
 }
 
 void run_numbered(const py::object& group, const py::object& communicator, std::size_t number) {
   CallsObject* self = as_calls(communicator.ptr());
   if (self == nullptr || self->table == nullptr) throw py::type_error("expected a communicator");
-  Fusions& fusions = fusions_of(group);
-  if (run_fusion(self, fusions, number)) return;
-  prepare_fusion(self, fusions.at(number));
-  run_fusion(self, fusions, number);
+  run_fusion(self, fusions_of(group), number);
+}
+
+// What is known for the choice, which is the fusion's with its bytes, else what Python makes of it.
+PreparedHandle prepared_for(CallsObject* self, const Fusion& fusion, const Choice& choice) {
+  const PreparedHandle& known = self->table->find(choice);
+  if (known != nullptr) return known;
+  const py::tuple key = key_of(fusion);
+  const py::object all_reduce =
+      py::module_::import("pycoll.collective").attr("Collective").attr("ALL_REDUCE");
+  const py::object prepare = py::handle(reinterpret_cast<PyObject*>(self)).attr("_prepare");
+  const py::object dtype = key[0];
+  const py::object op = key[1];
+  const py::object root = key[2];
+  const py::object algorithm = key[4];
+  const py::object deterministic = key[5];
+  return make_prepared(choice, call_python(prepare, all_reduce, dtype, op, root,
+                                           py::int_(fusion.bytes), algorithm, deterministic));
 }
 
 }  // namespace
 
-void prepare_fusion(CallsObject* self, const Fusion& fusion) {
-  const py::tuple key = key_of(fusion);
-  py::handle(reinterpret_cast<PyObject*>(self))
-      .attr("_prepare")(
-          py::module_::import("pycoll.collective").attr("Collective").attr("ALL_REDUCE"), key[0],
-          key[1], key[2], fusion.bytes, key[4], key[5]);
-}
-
-bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
+void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   Fusion& fusion = fusions.at(number);
-  if (fusion.members.empty()) return true;  // there was no memory for its first
+  if (fusion.members.empty()) return;  // there was no memory for its first
   Reading reading;
   reading.choice = fusion.choice;
   reading.choice.set_bytes(fusion.bytes);
-  const Prepared* prepared = self->table->find(reading.choice);
-  if (prepared == nullptr) return false;
+  const PreparedHandle prepared = prepared_for(self, fusion, reading.choice);
   const bool shared = fusion.members.size() > 1;
   if (shared && fusion.bytes > kPackedBytesMax) {
     std::vector<runtime::Part> parts = parts_of(fusion);
     if (are_apart(fusion, parts)) {
       run_parts(self, *prepared, fusion.choice.dtype, std::move(parts), fusion.lengths.value());
-      fill(fusion);
-      return true;
+      return fill(fusion);
     }
   }
   const Member& first = fusion.members.front();
@@ -295,13 +305,12 @@ bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   reading.count_count = 1;
   reading.counts[0] = reading.source.count;
   reading.result = py::none();
-  Py_DECREF(run_reading(self, *prepared, reading));
+  Py_DECREF(run_reading(self, prepared, reading));
   if (shared) {
     without_gil_if_long(fusion.bytes, [&] { scatter(memory, fusion); });
     self->table->fusion_memory() = std::move(room);
   }
   fill(fusion);
-  return true;
 }
 
 std::optional<PyObject*> defer_in_place(CallsObject* self, PyObject* x, const Flat& flat) {
@@ -316,8 +325,8 @@ std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading) {
   auto work = py::reinterpret_steal<py::object>(
       make_open_work(std::move(reading.result), {}, py::reinterpret_borrow<py::object>(reading.x)));
   reading.choice.bucket = -1;
-  self->fusions->add(reading.choice, work.ptr(), reading.source.data, reading.target.data,
-                     reading.source.bytes(), true);
+  (void)self->fusions->add(reading.choice, work.ptr(), reading.source.data, reading.target.data,
+                           reading.source.bytes(), true);
   return Py_NewRef(work.release().ptr());
 }
 

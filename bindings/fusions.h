@@ -92,7 +92,7 @@ class Fusions {
   }
   // An all_reduce(x, out=x) of an array with such memory. A Work for the caller; throws when there
   // is no memory.
-  PyObject* add_in_place(PyObject* x, const Flat& flat);
+  [[nodiscard]] PyObject* add_in_place(PyObject* x, const Flat& flat);
   Fusion& at(std::size_t number) { return all_.at(number); }
   std::size_t size() const { return used_; }
   // Something that is no fusion has its turn behind all that came before; Python runs it.
@@ -100,6 +100,8 @@ class Fusions {
   bool has_others() const { return !others_.empty(); }
   // Numbers of fusions and the others, in order.
   pybind11::list entries() const;
+  // Whether every member was filled.
+  [[nodiscard]] bool have_run() const;
   // Members whose fusion did not run get the error.
   void abandon(PyObject* error);
   // Nothing is left of it but room.
@@ -125,21 +127,19 @@ class Fusions {
 
 // all_reduce(x, out=x) inside a group, with what flatten() says of x, which can be written: a Work,
 // nullptr with an error set, or nullopt if it is declined.
-std::optional<PyObject*> defer_in_place(CallsObject* self, PyObject* x, const Flat& flat);
+[[nodiscard]] std::optional<PyObject*> defer_in_place(CallsObject* self, PyObject* x,
+                                                      const Flat& flat);
 
 // An all_reduce inside a group: a Work, or nullopt if it is declined.
-std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading);
+[[nodiscard]] std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading);
 
 // All_reduce of a list or tuple whose arrays native code can read, to its end: a new list, or
 // `out`; nullopt if it is declined.
 bool is_list(PyObject* x);
-std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments);
+[[nodiscard]] std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments);
 
-// Runs one of them and fills its Works. False, with nothing done, if it has to be prepared first.
-bool run_fusion(CallsObject* self, Fusions& fusions, std::size_t number);
-
-// What run_fusion() asks for.
-void prepare_fusion(CallsObject* self, const Fusion& fusion);
+// Runs one of them, prepared if need be, and fills its Works. Throws what went wrong.
+void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number);
 
 // Those of a _core.Group. Throws TypeError for anything else.
 Fusions& fusions_of(const pybind11::object& group);

@@ -1,10 +1,12 @@
 // The with block of a group: what is entered and left without Python code if all_reduces that
 // native code has read are all there is in it.
 #include <memory>
+#include <stdexcept>
 #include <utility>
 
 #include "bindings/bind.h"
 #include "bindings/fusions.h"
+#include "bindings/gil.h"
 #include "bindings/raw.h"
 
 namespace pycoll::bindings {
@@ -57,7 +59,7 @@ void dealloc_group(PyObject* object) {
     calls->table->give_back(std::move(fusions));
   }
   fusions.reset();
-  clear_group(object);
+  (void)clear_group(object);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
@@ -76,16 +78,23 @@ void run_members(PyObject* object) {
   Fusions& fusions = *cast_group(object)->fusions;
   const py::handle self(object);
   if (fusions.has_others()) {
-    self.attr("run")();
+    (void)call_python(self.attr("run"));
     return;
   }
   CallsObject* calls = calls_of(object);
   if (fusions.size() != 0 && calls->table == nullptr) throw py::type_error("no communicator");
   for (std::size_t number = 0; number < fusions.size(); ++number) {
-    if (run_fusion(calls, fusions, number)) continue;
-    prepare_fusion(calls, fusions.at(number));
     run_fusion(calls, fusions, number);
   }
+}
+
+// Members that have no result get the error that is set, which stays set.
+void tell_members(const py::object& group) {
+  py::error_already_set error;
+  const py::object told = py::reinterpret_steal<py::object>(
+      guarded([&] { return call_python(group.attr("abandon"), error.value()).release().ptr(); }));
+  if (!told) PyErr_WriteUnraisable(group.ptr());
+  error.restore();
 }
 
 PyObject* leave(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
@@ -102,18 +111,16 @@ PyObject* leave(PyObject* object, PyObject* const* arguments, Py_ssize_t count) 
   Py_SETREF(calls->group, Py_NewRef(Py_None));
   PyObject* left = guarded([&]() -> PyObject* {
     if (arguments[1] != Py_None || arguments[0] != Py_None) {
-      held.attr("leave")();
-    } else {
-      try {
-        run_members(object);
-      } catch (py::error_already_set& error) {
-        const py::object& value = error.value();
-        held.attr("abandon")(value);
-        throw;
-      }
+      (void)call_python(held.attr("leave"));
+      return Py_NewRef(Py_None);
+    }
+    run_members(object);
+    if (!cast_group(object)->fusions->have_run()) {
+      throw std::runtime_error("an all_reduce of the group did not run: a fault of pycoll");
     }
     return Py_NewRef(Py_None);
   });
+  if (left == nullptr) tell_members(held);
   cast_group(object)->fusions->clear();
   return left;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/user_op.h"
 
 namespace pycoll::bindings {
@@ -26,7 +27,7 @@ void refuse_inside_reduction(std::string_view what) {
 }
 
 bool signal_raised() {
-  const py::gil_scoped_acquire gil;
+  const TakenGil gil;
   return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
 
@@ -39,25 +40,30 @@ CommunicatorHandle::~CommunicatorHandle() {
   }
 }
 
-// A reduction's garbage collection may find this, inside the lock that closing needs.
+// A reduction's garbage collection may find this, inside the lock that closing needs. Behind the
+// interpreter's end a thread may have parked there for ever; then the process's end must do, too.
 void CommunicatorHandle::discard() {
+  if (interpreter_ends() && UserOp::any_entered()) {
+    [[maybe_unused]] auto* left_behind = native.release();
+    return;
+  }
   if (UserOp::running()) {
     std::thread([native = std::move(native), kept = std::move(kept_)]() mutable {
       native.reset();
-      const py::gil_scoped_acquire gil;
+      const TakenGil gil;
       kept.clear();
     }).detach();
     return;
   }
   close();
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   native.reset();
 }
 
 void CommunicatorHandle::close() {
   if (native == nullptr) return;
   {
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     native->close();
   }
   drop_done();

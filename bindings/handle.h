@@ -61,6 +61,6 @@ Nanoseconds nanoseconds(double seconds);
 void refuse_inside_reduction(std::string_view what);
 
 // True with a Python error set when a signal's handler raised (Ctrl-C). Takes the GIL itself.
-bool signal_raised();
+[[nodiscard]] bool signal_raised();
 
 }  // namespace pycoll::bindings

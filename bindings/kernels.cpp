@@ -7,6 +7,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/buffer.h"
+#include "bindings/gil.h"
 #include "device/driver.h"
 #include "device/kernels.h"
 #include "device/network_memory.h"
@@ -65,7 +66,7 @@ void combine(const BufferView& target, const std::vector<const BufferView*>& sou
           "op is " + std::to_string(op) + ": no kernel for this dtype");
   const kernels::Combine kernel = kernels::combine_for(target.dtype, reduction, isa_of(isa));
   const std::vector<const void*> addresses = addresses_of(target, sources);
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   for (std::uint64_t time = 0; time < times; ++time) {
     kernel.function(target.data, addresses.data(), static_cast<int>(addresses.size()), target.count,
                     kernel.context);

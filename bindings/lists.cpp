@@ -57,7 +57,8 @@ bool read_members(const CallsObject& self, const Arguments& arguments, const py:
     }
     // Not stored again where it is the same: see Choice::plain().
     if (reading.choice.dtype != source.dtype) reading.choice.dtype = source.dtype;
-    fusions.add(reading.choice, nullptr, source.data, reading.target.data, source.bytes(), false);
+    (void)fusions.add(reading.choice, nullptr, source.data, reading.target.data, source.bytes(),
+                      false);
     if (absent(out)) results.append(std::move(reading.result));
   }
   return true;
@@ -106,9 +107,6 @@ std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments)
     return std::nullopt;
   }
   for (std::size_t number = 0; number < fusions.size(); ++number) {
-    if (run_fusion(self, fusions, number)) continue;
-    // Another thread has made the table forget in the meantime.
-    prepare_fusion(self, fusions.at(number));
     run_fusion(self, fusions, number);
   }
   return outs ? Py_NewRef(out) : results.release().ptr();

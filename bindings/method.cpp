@@ -7,6 +7,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/fusions.h"
+#include "bindings/gil.h"
 #include "bindings/negation.h"
 #include "bindings/raw.h"
 #include "bindings/work.h"
@@ -35,7 +36,7 @@ PyObject* call_method(PyObject* object, PyObject* const* arguments, std::size_t 
       if (result) return *result;
     }
   }
-  return PyObject_Vectorcall(method.function, arguments, count, names);
+  return call_python(method.function, arguments, count, names);
 }
 
 PyObject* get(PyObject* object, PyObject* self, PyObject* /*type*/) {
@@ -58,7 +59,7 @@ int clear_method(PyObject* object) {
 
 void dealloc_method(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  clear_method(object);
+  (void)clear_method(object);
   for (std::size_t one = 0; one < cast_method(object)->name_count; ++one) {
     Py_DECREF(cast_method(object)->names[one]);
   }

@@ -31,8 +31,8 @@ struct MethodObject {
 };
 
 // Sorts arguments, self apart, by parameter; false for what only the definition can judge.
-bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std::size_t count,
-                    PyObject* names, Arguments* sorted);
+[[nodiscard]] bool sort_arguments(const MethodObject& method, PyObject* const* arguments,
+                                  std::size_t count, PyObject* names, Arguments* sorted);
 
 // all_reduce(x, out=x), or with async_op=True behind that, as most programs write it.
 struct InPlace {
@@ -56,14 +56,15 @@ inline InPlace read_in_place(const MethodObject& method, PyObject* const* argume
 
 // method(self, ...) without the native way: arguments[-1] is room of the caller's if `count` has
 // PY_VECTORCALL_ARGUMENTS_OFFSET.
-PyObject* call_definition(const MethodObject& method, PyObject* self, PyObject* const* arguments,
-                          std::size_t count, PyObject* names);
+[[nodiscard]] PyObject* call_definition(const MethodObject& method, PyObject* self,
+                                        PyObject* const* arguments, std::size_t count,
+                                        PyObject* names);
 
-MethodObject* as_method(PyObject* object);  // nullptr unless it is one
+[[nodiscard]] MethodObject* as_method(PyObject* object);  // nullptr unless it is one
 
 // method.__get__(self): `self.name`, and `self.name.bind`; without self the world's. A new
 // reference, or nullptr with an error set.
-PyObject* bind_method(MethodObject* method, PyObject* self);
+[[nodiscard]] PyObject* bind_method(MethodObject* method, PyObject* self);
 
 void bind_methods(pybind11::module_& module);
 void bind_bound_methods(pybind11::module_& module);

@@ -11,7 +11,7 @@ namespace pycoll::bindings {
 
 // nullopt: not to be seen, so that its is_neg() has to be asked. Requires: `tensor` is of a class
 // of the examples'.
-std::optional<bool> sees_negation(PyObject* tensor);
+[[nodiscard]] std::optional<bool> sees_negation(PyObject* tensor);
 
 void bind_negation(pybind11::module_& module);
 

@@ -53,6 +53,6 @@ class SharedArrays {
 
 // Memory for `bytes` as a long array would get it now, for Arena::free(); nullptr where it would be
 // NumPy's own.
-std::byte* allocate_shared(std::size_t bytes);
+[[nodiscard]] std::byte* allocate_shared(std::size_t bytes);
 
 }  // namespace pycoll::bindings::numpy

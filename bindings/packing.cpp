@@ -7,6 +7,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/buffer.h"
+#include "bindings/gil.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -87,7 +88,7 @@ BufferView packed(const BufferView& view) {
   copy.low = memory.get();
   copy.owner = memory;
   copy.writable = true;
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   gather_elements(view, copy.data);
   return copy;
 }
@@ -104,7 +105,7 @@ void check_room(const std::vector<const BufferView*>& views, const BufferView& w
 
 void pack(const std::vector<const BufferView*>& views, const BufferView& target) {
   check_room(views, target);
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   std::byte* cursor = target.data;
   for (const BufferView* view : views) {
     gather_elements(*view, cursor);
@@ -114,7 +115,7 @@ void pack(const std::vector<const BufferView*>& views, const BufferView& target)
 
 void unpack(const BufferView& source, const std::vector<const BufferView*>& views) {
   check_room(views, source);
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   const std::byte* cursor = source.data;
   for (const BufferView* view : views) {
     scatter_elements(cursor, *view);
@@ -131,7 +132,7 @@ void fill_with(const BufferView& view, const py::bytes& element) {
                                       std::to_string(item) + " bytes"),
                     "fill");
   }
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   for (std::uint64_t i = 0; i < view.count; ++i) {
     std::memcpy(view.data + i * item, bits.data(), item);
   }

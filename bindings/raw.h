@@ -8,6 +8,8 @@
 
 #include <exception>
 
+#include "bindings/gil.h"
+
 namespace pycoll::bindings {
 
 namespace py = pybind11;
@@ -25,15 +27,17 @@ PyCFunction as_c_function(Function* function) noexcept {
 }
 inline void* text(const char* words) { return const_cast<char*>(words); }
 
-// What `body` returns; exceptions become Python errors, with nullptr.
+// What `body` returns; exceptions become Python errors, with nullptr. Parks as or_park().
 template <typename Body>
-PyObject* guarded(Body body) {
+[[nodiscard]] PyObject* guarded(Body body) {
   try {
     return body();
   } catch (py::error_already_set& error) {
     error.restore();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (const abi::__forced_unwind&) {
+    park();
   }
   return nullptr;
 }

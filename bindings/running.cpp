@@ -7,6 +7,7 @@
 #include "bindings/bind.h"
 #include "bindings/collectives.h"
 #include "bindings/fusions.h"
+#include "bindings/gil.h"
 #include "bindings/raw.h"
 #include "bindings/user_op.h"
 #include "bindings/work.h"
@@ -27,7 +28,8 @@ void complete(CallsObject* self, py::error_already_set& error, std::string_view 
   const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
   const py::object& value = error.value();
   if (!py::isinstance(value, kind)) return;
-  py::handle(reinterpret_cast<PyObject*>(self)).attr("_complete")(value, py::str(name));
+  const py::object add = py::handle(reinterpret_cast<PyObject*>(self)).attr("_complete");
+  (void)call_python(add, value, py::str(name));
 }
 
 void fail(CallsObject* self, const Status& status, std::string_view part, std::string_view name) {
@@ -51,7 +53,7 @@ Status run_call(CommunicatorHandle& handle, const std::shared_ptr<runtime::Call>
                                         handle.alone ? kSpin : 0, false);
   if (started && operation.done()) return operation.status();
   std::shared_ptr<runtime::Call> held = call;  // others may let go of it meanwhile
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   if (started) return native.drive(operation, kForever, signal_raised);
   return native.run(std::move(held), input, output, borrowed(operation), timeout, signal_raised);
 }
@@ -68,7 +70,7 @@ std::shared_ptr<Operation> start_call(CommunicatorHandle& handle,
     return operation;
   }
   std::shared_ptr<runtime::Call> held = call;
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   native.start(std::move(held), input, output, operation, timeout);
   return operation;
 }
@@ -83,7 +85,7 @@ runtime::CollectiveRequest make_request(const Prepared& prepared, const Reading&
 
 Status run_request(CommunicatorHandle& handle, runtime::CollectiveRequest request) {
   const Nanoseconds timeout = handle.timeout();
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   return handle.native->run(std::move(request), timeout, signal_raised);
 }
 
@@ -98,29 +100,34 @@ void fill_identity(const Prepared& prepared, const Flat& target) {
 std::shared_ptr<Operation> start_request(CommunicatorHandle& handle,
                                          runtime::CollectiveRequest request) {
   const Nanoseconds timeout = handle.timeout();
-  const py::gil_scoped_release release;
+  const ReleasedGil release;
   return handle.native->start(std::move(request), timeout);
 }
 
 }  // namespace
 
-PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& reading,
+PyObject* run_reading(CallsObject* self, const PreparedHandle& prepared, Reading& reading,
                       Remembered* remembered, PyObject* out) {
   CallTable& table = *self->table;
   CommunicatorHandle& handle = table.handle();
   const auto* call = table.call(prepared, reading.blocks(), reading.input_bytes(),
                                 reading.output_bytes(), reading.lengths_key);
   const std::string_view name = name_of(reading.choice.collective);
+  // Kept where they are asked for behind the operation, during which the table may forget them.
+  PreparedHandle filling;
+  if (reading.fills_identity) filling = prepared;
+  std::shared_ptr<runtime::Call> noted;
+  if (remembered != nullptr && call != nullptr) noted = *call;
   if (reading.plain_in_place && call != nullptr) {
     table.in_place(reading.source.dtype, reading.source.count) = *call;
   }
   if (!reading.async) {
     const Status status = call != nullptr
                               ? run_call(handle, *call, reading.input(), reading.output())
-                              : run_request(handle, make_request(prepared, reading));
+                              : run_request(handle, make_request(*prepared, reading));
     if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name, name);
-    if (reading.fills_identity) fill_identity(prepared, reading.target);
-    if (remembered != nullptr && call != nullptr) remembered->note(self, reading, *call, out);
+    if (filling != nullptr) fill_identity(*filling, reading.target);
+    if (noted != nullptr) remembered->note(self, reading, noted, out);
     return reading.result.release().ptr();
   }
   Status alone;
@@ -132,7 +139,7 @@ PyObject* run_reading(CallsObject* self, const Prepared& prepared, Reading& read
   }
   std::shared_ptr<Operation> operation =
       call != nullptr ? start_call(handle, *call, reading.input(), reading.output())
-                      : start_request(handle, make_request(prepared, reading));
+                      : start_request(handle, make_request(*prepared, reading));
   py::object x;
   if (!operation->done()) x = py::reinterpret_borrow<py::object>(reading.x);
   return make_work({table.shared(), std::move(operation), nullptr, name, call != nullptr},
@@ -186,9 +193,9 @@ std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
   if (!read_call(*self, collective, arguments, &reading)) return std::nullopt;
   if (grouped) return defer_natively(self, reading);
   reading.plain_in_place = is_plain_in_place(collective, arguments);
-  const Prepared* prepared = self->table->find(reading.choice);
+  const PreparedHandle& prepared = self->table->find(reading.choice);
   if (prepared == nullptr) return std::nullopt;
-  return run_reading(self, *prepared, reading, remembered,
+  return run_reading(self, prepared, reading, remembered,
                      arguments[static_cast<std::size_t>(Parameter::kOut)]);
 }
 
@@ -201,7 +208,6 @@ PyObject* run_known(CallsObject* self, Collective collective,
                     const std::shared_ptr<runtime::Call>& call, const std::byte* input,
                     std::byte* output, PyObject* out) {
   CommunicatorHandle& handle = self->table->handle();
-  handle.drop_done();
   if (input == output && handle.native->rests_alone()) return Py_NewRef(out);
   const Status status = run_call(handle, call, input, output);
   if (status.ok() && PyErr_Occurred() == nullptr) return Py_NewRef(out);
@@ -217,7 +223,6 @@ namespace {
 PyObject* start_known(CallsObject* self, const std::shared_ptr<runtime::Call>& call,
                       std::byte* data, PyObject* x) {
   CommunicatorHandle& handle = self->table->handle();
-  handle.drop_done();
   auto result = py::reinterpret_borrow<py::object>(x);
   if (handle.native->rests_alone()) {
     PyObject* work = make_open_work(std::move(result));
@@ -235,10 +240,11 @@ PyObject* start_known(CallsObject* self, const std::shared_ptr<runtime::Call>& c
 }  // namespace
 
 std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async) {
+  if (self->table == nullptr || UserOp::running()) return std::nullopt;
+  // First, since it may run Python code, which may change everything that is looked at below.
+  self->table->handle().drop_done();
   Flat flat;
-  if (self->table == nullptr || UserOp::running() || !flatten(x, &flat) || !flat.writable) {
-    return std::nullopt;
-  }
+  if (!flatten(x, &flat) || !flat.writable) return std::nullopt;
   if (self->group != Py_None) return defer_in_place(self, x, flat);
   const auto& call = self->table->in_place(flat.dtype, flat.count);
   if (call == nullptr) return std::nullopt;
@@ -261,9 +267,10 @@ bool Look::take(const Flat& seen) {
 
 std::optional<PyObject*> Remembered::run(CallsObject* self, Collective collective, PyObject* x,
                                          PyObject* out) {
-  if (call_ == nullptr || self->group != Py_None || self->table == nullptr ||
-      self->table->generation() != generation_ || UserOp::running() || !x_.same(x) ||
-      (out != x && !out_.same(out))) {
+  if (call_ == nullptr || self->table == nullptr || UserOp::running()) return std::nullopt;
+  self->table->handle().drop_done();  // first: see reduce_in_place()
+  if (call_ == nullptr || self->group != Py_None || self->table->generation() != generation_ ||
+      !x_.same(x) || (out != x && !out_.same(out))) {
     return std::nullopt;
   }
   return run_known(self, collective, call_, x_.flat.data, out_.flat.data, out);

@@ -9,6 +9,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/buffer.h"
+#include "bindings/gil.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
 #include "transport/verbs.h"
@@ -144,7 +145,7 @@ void bind_transports(py::module_& module) {
       .def("registered", &registered_by_verbs,
            "Bytes of users' memory that are registered, and why no more are; empty if none was "
            "refused.")
-      .def("keep", &keep_by_verbs, py::arg("view"), py::call_guard<py::gil_scoped_release>(),
+      .def("keep", &keep_by_verbs, py::arg("view"), py::call_guard<ReleasedGil>(),
            "Register memory that the caller leaves where it is; False where that cannot be.")
       .def(
           "lapse",

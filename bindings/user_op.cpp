@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/gil.h"
+
 namespace pycoll::bindings {
 
 namespace py = pybind11;
@@ -36,8 +38,13 @@ kernels::Combine UserOp::combine() { return {&UserOp::fold, this}; }
 
 void UserOp::fold(void* target, const void* const* sources, int source_count, std::size_t count,
                   void* context) {
-  const py::gil_scoped_acquire gil;
-  static_cast<UserOp*>(context)->fold_with_gil(target, sources, source_count, count);
+  auto& self = *static_cast<UserOp*>(context);
+  ++entered_count;
+  {
+    const TakenGil gil;
+    self.fold_with_gil(target, sources, source_count, count);
+  }
+  --entered_count;
 }
 
 void UserOp::fold_with_gil(void* target, const void* const* sources, int source_count,
@@ -54,7 +61,7 @@ void UserOp::fold_with_gil(void* target, const void* const* sources, int source_
     for (int i = 1; i < source_count; ++i) {
       py::array source(dtype, shape);
       std::memcpy(source.mutable_data(), sources[i], bytes);
-      function_(result, source);
+      (void)call_python(function_, result, source);
     }
     std::memcpy(target, result.data(), bytes);
   } catch (const std::exception&) {

@@ -29,11 +29,16 @@ class UserOp {
   // Throws the kept exception once. Requires: the GIL.
   void rethrow();
 
+  // Whether any thread is inside one or waits for the GIL to enter one. It holds its communicator's
+  // lock, for ever if it has parked (gil.h). Threads: any.
+  static bool any_entered() { return entered_count.load() != 0; }
+
  private:
   friend class Inside;
   static bool inside();
   // Threads that are inside one; guarded by the GIL.
   static inline int inside_count = 0;
+  static inline std::atomic<int> entered_count = 0;
 
   static void fold(void* target, const void* const* sources, int source_count, std::size_t count,
                    void* context);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/raw.h"
 #include "bindings/work_object.h"
 
@@ -23,9 +24,8 @@ std::optional<double> read_timeout(PyObject* timeout) {
   if (PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) > 0) {
     return PyFloat_AS_DOUBLE(timeout);
   }
-  return py::module_::import("pycoll.work")
-      .attr("check_timeout")(py::handle(timeout))
-      .cast<double>();
+  const py::object check = py::module_::import("pycoll.work").attr("check_timeout");
+  return call_python(check, py::handle(timeout)).cast<double>();
 }
 
 // The operation has ended well, so that nothing is left to wait or to keep anything for.
@@ -47,7 +47,7 @@ void await(const Running& running, const std::optional<double>& limit) {
   if (operation.done()) {
     status = operation.status();
   } else {
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     status = communicator.native->drive(operation, limit ? nanoseconds(*limit) : kForever,
                                         signal_raised);
   }
@@ -63,11 +63,11 @@ PyObject* result_of(WorkObject* work) {
   if (work->finishing == nullptr) return Py_NewRef(work->value);
   std::unique_lock<std::mutex> lock(*work->finishing, std::defer_lock);
   {
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     lock.lock();
   }
   if (work->finish != nullptr) {
-    PyObject* result = PyObject_CallNoArgs(work->finish);
+    PyObject* result = call_python(work->finish, nullptr, 0, nullptr);
     if (result == nullptr) throw py::error_already_set();
     Py_XSETREF(work->value, result);
     Py_CLEAR(work->finish);

@@ -33,12 +33,12 @@ std::shared_ptr<runtime::Operation> new_operation();
 
 // A Work of a group that has not ended: its wait() will give `result`, or what `finish()` gives if
 // that is not null; `kept` stays alive until then. A new reference; throws when there is no memory.
-PyObject* make_open_work(pybind11::object result = {}, pybind11::object finish = {},
-                         pybind11::object kept = {});
+[[nodiscard]] PyObject* make_open_work(pybind11::object result = {}, pybind11::object finish = {},
+                                       pybind11::object kept = {});
 // Makes the Work of make_open_work(array) another array's, and gives the reference to the one that
 // it was for; nullptr, with nothing done, if anybody but the caller has it, or it is of another
 // kind.
-PyObject* take_over_work(PyObject* object, PyObject* array);
+[[nodiscard]] PyObject* take_over_work(PyObject* object, PyObject* array);
 // The group has ended, and this came out; without `result`, what the Work was made for. Throws what
 // finish() raises; then the Work is as open as before.
 void fill_work(PyObject* object, PyObject* result);

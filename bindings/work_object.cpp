@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/raw.h"
 
 namespace pycoll::bindings {
@@ -124,7 +125,7 @@ void let_go(Running& running) {
 
 void dealloc_work(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  clear_work(object);
+  (void)clear_work(object);
   WorkObject* work = as_work(object);
   delete std::exchange(work->finishing, nullptr);
   if (work->running.communicator != nullptr) let_go(work->running);
@@ -178,7 +179,8 @@ void fill_work(PyObject* object, PyObject* result) { end(object, Stage::kGiven, 
 void fill_work(PyObject* object) {
   const WorkObject* work = as_work(object);
   if (work->finish == nullptr) return fill_work(object, work->value);
-  const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(work->finish));
+  const auto result =
+      py::reinterpret_steal<py::object>(call_python(work->finish, nullptr, 0, nullptr));
   if (!result) throw py::error_already_set();
   fill_work(object, result.ptr());
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/handle.h"
 #include "bindings/request.h"
 #include "bindings/xla_ffi.h"
@@ -60,7 +61,7 @@ class Registry {
   // Waits until nobody uses it. Requires: the GIL, which is free meanwhile.
   void remove(std::int64_t number) {
     std::unordered_map<std::int64_t, Bound>::node_type gone;
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       const auto found = bound_.find(number);
@@ -68,7 +69,7 @@ class Registry {
       unused_.wait(lock, [&] { return found->second.users == 0; });
       gone = bound_.extract(number);
     }
-    const py::gil_scoped_acquire acquire;
+    const TakenGil acquire;
     gone = {};
   }
 

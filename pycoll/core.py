@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import importlib
 import itertools
 import operator
 import re
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
 
 from pycoll import _core
 from pycoll.arrays import Framework, Shape, framework_of, output_view
@@ -16,7 +21,7 @@ from pycoll.collective import REDUCING, Collective
 from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, find_reduction
-from pycoll.types import DType
+from pycoll.types import DType, ReduceOp
 
 if TYPE_CHECKING:
     from array import array
@@ -36,8 +41,6 @@ _EXCHANGE_NOTE = (
     "all_gather of int64, scatter with a broadcast of one, and the first collective on device "
     "arrays with an all_gather of one int64"
 )
-#: Preparations kept per communicator and collective; more than a program's distinct calls.
-_PREPARED_MAX = 4096
 
 
 def operation(
@@ -45,7 +48,7 @@ def operation(
 ) -> _core.Method[_Self, _Arguments]:
     """A public method that groups defer, and whose errors say which operation it was.
 
-    Common calls are read and run by native code, which finds what ``_prepare`` has noted; the
+    Common calls are read and run by native code, which looks where ``_prepare`` does; the
     function defines what all of them do, and does the rest.
     """
     name = function.__name__
@@ -115,14 +118,13 @@ class Core(_core.Calls):
     ) -> None:
         from pycoll.topology import topology_of
 
+        _finish_imports_at_exit()
         self.rank = rank
         self.size = size
         self._names = names
         self._topology: Topology = topology_of(hosts)
         self._native = _core.Communicator(rank, size, transports, timeout_s, names, cores)
         self._chosen_by = (tuning, inside, across, crowding)
-        #: By collective; an enum's member as part of a key would cost a call in Python.
-        self._prepared: list[dict[tuple[Any, ...], Prepared]] = [{} for _ in Collective]
         self._deterministic = deterministic
         #: Of channels on this rank's device.
         self._device_memory_max = 128 << 20
@@ -181,36 +183,27 @@ class Core(_core.Calls):
     ) -> Prepared:
         """The prepared part of a call; ``op`` None where nothing is reduced.
 
-        ``nbytes`` counts up to the next power of two, so that similar sizes are one entry.
+        ``nbytes`` counts up to the next power of two, so that similar sizes are one entry. The
+        native table of calls keeps the entries. A user's reduction may be registered anew, and is
+        prepared each time.
         """
         bucket = (nbytes - 1).bit_length() if nbytes > 0 else -1
-        key = (dtype, op, root, bucket, algorithm, deterministic, shape_key)
-        known = self._prepared[collective]
-        try:
-            found = known.get(key)
-        except TypeError:
-            raise InvalidArgumentError(
-                f"op is {op!r} and algorithm is {algorithm!r}: expected names"
-            ) from None
-        if found is not None and found.user is None:
-            return found
+        word = op.word if isinstance(op, ReduceOp) else op
+        strict = self._deterministic if deterministic is None else bool(deterministic)
+        own = None if deterministic is None else strict
+        key = (dtype, word, root, bucket, algorithm, own, shape_key)
+        known: Prepared | None = _core.find_prepared(self, collective, key)
+        if known is not None:
+            return known
         reduction: Reduction | None = None
         if op is not None or collective in REDUCING:
             reduction = find_reduction(op, dtype, collective.name.lower())
-        strict = self._deterministic if deterministic is None else bool(deterministic)
         message = 0 if bucket < 0 else 1 << bucket
         found = self._plans.prepare(
             collective, dtype, reduction, root, message, algorithm, strict, shape_key
         )
-        if len(known) >= _PREPARED_MAX:
-            known.clear()
-        known[key] = found
         if found.user is None:
-            identity = b""
-            if collective is Collective.EXSCAN and reduction is not None:
-                identity = reduction.identity_bytes(dtype)
-            terms = (found.plan, found.key, found.op, found.segment_bytes, identity)
-            _core.note(self, collective, key, *terms)
+            _core.note(self, collective, key, found)
         return found
 
     def _start(
@@ -375,6 +368,25 @@ def check_fit(function: Callable[..., Any], args: tuple[Any, ...], words: dict[s
         signature(function).bind(*args, **words)
     except TypeError as error:
         raise TypeError(f"{function.__qualname__}(): {error}") from None
+
+
+@functools.cache
+def _finish_imports_at_exit() -> None:
+    """Once in a process."""
+    atexit.register(_finish_imports)
+
+
+def _finish_imports() -> None:
+    """Import what every collective imports when it first needs it.
+
+    A daemon thread that the interpreter's end stops inside an import holds the import's lock for
+    ever, and a finaliser that imports the same module waits for it. Until atexit's functions have
+    run all threads go on, so that this waits for imports that are under way.
+    """
+    under_way = [name for name in sys.modules if name.startswith("pycoll.")]
+    for name in ("pycoll.lists", "pycoll.plans", "pycoll.tuning", *under_way):
+        importlib.import_module(name)
+    _core.view(np.empty(0))  # native code imports NumPy's interface
 
 
 def nothing() -> None:

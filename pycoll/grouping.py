@@ -217,6 +217,8 @@ class Group(_core.Group):
                 _core.fill_work(work, getattr(communicator, name)(*args, **words))
         for work, started in pending:
             _core.fill_work(work, started.wait())
+        if not all(work.done() for work in self._works):
+            raise RuntimeError("a call of the group did not run: a fault of pycoll")
         self._messages = None
 
     def _post_messages(self) -> list[tuple[Work, Any]]:

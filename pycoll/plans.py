@@ -6,6 +6,7 @@ The choice is a function of values that all ranks agree on, so all choose alike.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import NamedTuple
 
 from pycoll import _core
@@ -20,7 +21,10 @@ from pycoll.topology import Topology
 
 
 class Prepared(NamedTuple):
-    """All of a call that does not depend on its arrays. ``user``: the reduction, if a user's."""
+    """All of a call that does not depend on its arrays. ``user``: the reduction, if a user's.
+
+    ``identity``: the bytes of one element that exscan gives to rank 0, of a builtin reduction.
+    """
 
     plan: _core.Plan
     key: int
@@ -28,6 +32,7 @@ class Prepared(NamedTuple):
     segment_bytes: int
     reduction: Reduction | None
     user: Reduction | None
+    identity: bytes = b""
 
     def of_arrays(self, lengths: Iterable[int]) -> Prepared:
         """The same for a message of arrays of so many bytes each, on which ranks must agree."""
@@ -69,7 +74,10 @@ class Plans:
         segment_bytes = self.parameters.segment_bytes
         key = _hash(f"{name}/{segment_bytes}/{word}/{shape_key}")
         code = reduction.code if reduction is not None else 0
-        return Prepared(plan, key, code, segment_bytes, reduction, user)
+        identity = b""
+        if collective is Collective.EXSCAN and reduction is not None and user is None:
+            identity = reduction.identity_bytes(dtype)
+        return Prepared(plan, key, code, segment_bytes, reduction, user, identity)
 
     def algorithm_name(
         self,
@@ -182,6 +190,4 @@ def _lowered(collective: Collective, name: str, topology: Topology, rank: int, r
 
 
 def _hash(text: str) -> int:
-    from hashlib import blake2b
-
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

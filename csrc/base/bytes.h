@@ -30,7 +30,7 @@ constexpr Range partition(std::uint64_t count, std::uint64_t parts, std::uint64_
 }
 
 // False, and *product untouched, when the product does not fit.
-inline bool checked_mul(std::uint64_t a, std::uint64_t b, std::uint64_t* product) {
+[[nodiscard]] inline bool checked_mul(std::uint64_t a, std::uint64_t b, std::uint64_t* product) {
   std::uint64_t result = 0;
   if (__builtin_mul_overflow(a, b, &result)) return false;
   *product = result;

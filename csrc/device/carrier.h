@@ -35,8 +35,8 @@
 namespace pycoll::device {
 
 // The first of these that leads to the peer, or nullptr.
-transport::Transport* wire_to(const std::vector<std::shared_ptr<transport::Transport>>& wires,
-                              int peer);
+[[nodiscard]] transport::Transport* wire_to(
+    const std::vector<std::shared_ptr<transport::Transport>>& wires, int peer);
 
 // Threads: any method from any thread at any time, but the destructor.
 class Carrier {
@@ -109,14 +109,15 @@ class Carrier {
   void run();
   bool is_over(bool moved) const;  // for one that leaves, by a pass that began since
   bool pass();
-  bool send(Line& line);
-  bool send_one(Line& line, std::uint32_t channel);
-  bool dispatch(Line& line, const Outgoing& out, const transport::SegmentHeader& header);
-  bool free_read(Line& line);
+  [[nodiscard]] bool send(Line& line);
+  [[nodiscard]] bool send_one(Line& line, std::uint32_t channel);
+  [[nodiscard]] bool dispatch(Line& line, const Outgoing& out,
+                              const transport::SegmentHeader& header);
+  [[nodiscard]] bool free_read(Line& line);
   bool receive(Line& line);
-  bool place(Line& line, const transport::Segment& segment);
+  [[nodiscard]] bool place(Line& line, const transport::Segment& segment);
   void show_landed();
-  static bool give_back(Line& line);
+  [[nodiscard]] static bool give_back(Line& line);
   bool hear_of_room(Line& line);
   void break_off(Line& line, const std::string& why);
   std::byte* slot_of(const End& end, std::uint64_t step) const;

@@ -75,7 +75,7 @@ class Channels {
   // The same on all ranks, and different from that of all other communicators of this process.
   std::uint64_t group() const { return group_; }
   // As the membership says.
-  std::optional<Protocol> only() const { return mine_.only; }
+  [[nodiscard]] std::optional<Protocol> only() const { return mine_.only; }
   // Some pair of ranks is out of reach, so that only Protocol::kSimple is for all; alike on all.
   bool some_carried() const { return some_carried_; }
   // Carries between this rank and those out of its reach; nullptr if there are none. To be started.

@@ -150,7 +150,7 @@ class Communicator {
   void run_watch();
   void look_at_host();
   void conclude();
-  bool await_kernels();
+  [[nodiscard]] bool await_kernels();
 
   Options options_;
   std::unique_ptr<Upload> upload_;

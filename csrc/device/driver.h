@@ -164,9 +164,9 @@ struct Driver {
 };
 
 // Opened once per process and kept; nullptr with `why` if that fails. Any thread.
-const Driver* driver(std::string* why);
+[[nodiscard]] const Driver* driver(std::string* why);
 // Fills the table from the library of that name, which stays open; otherwise false with `why`.
-bool open_driver(const char* name, Driver* driver, std::string* why);
+[[nodiscard]] bool open_driver(const char* name, Driver* driver, std::string* why);
 
 // ok for 0; otherwise kTransport with what was done, the driver's name for the error and its text.
 Status check(const Driver& driver, int error, const std::string& what);

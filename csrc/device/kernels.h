@@ -36,7 +36,7 @@ constexpr KernelKind kind_of(bool reduces, DType dtype, ReduceOp op) {
 
 // "ll", "ll128", "simple", "pattern"; and back, nothing for any other name.
 const char* name_of(Protocol protocol);
-std::optional<Protocol> protocol_named(std::string_view name);
+[[nodiscard]] std::optional<Protocol> protocol_named(std::string_view name);
 
 // The kernel's name in the module. Each takes a Program and a Call, kList a ListCall, by value, and
 // wants lane_count * shares blocks of a multiple of kWarp, at most kThreadsMax, threads that all

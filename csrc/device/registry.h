@@ -37,7 +37,8 @@ struct Region {
 
 // False where that memory is not all of one allocation of the device. Requires: the GPU's context
 // is current.
-bool find_region(const Gpu& gpu, Address address, std::uint64_t bytes, Region* region);
+[[nodiscard]] bool find_region(const Gpu& gpu, Address address, std::uint64_t bytes,
+                               Region* region);
 
 // Threads: any, at any time. Requires everywhere: the GPU's context is current, and `channels`
 // outlives the registry.
@@ -111,8 +112,8 @@ class Registry {
   void unmap(Entry& entry) const;
   Status judge(const std::vector<std::string>& all, std::size_t count, Call* call);
   void take_descriptors(std::size_t array, Post& post, const UniqueFd& mine, Call* call) const;
-  bool map(std::uint32_t peer, const Offer& offer, const UniqueFd& descriptor, Entry* entry,
-           Registered* there) const;
+  [[nodiscard]] bool map(std::uint32_t peer, const Offer& offer, const UniqueFd& descriptor,
+                         Entry* entry, Registered* there) const;
   Status enter_one(std::uint32_t number, std::size_t array, const Call& call, std::string* told);
   void conclude(std::uint32_t number, std::size_t array, const std::vector<std::string>& told,
                 const Call& call, Entered* entered);

@@ -118,7 +118,7 @@ class Staging {
   void run();
   bool pass();
   void start(Message& message);
-  bool settle(Message& message);
+  [[nodiscard]] bool settle(Message& message);
   void arrive(Message& message);
   void fail(Message& message, const Status& status);
   bool is_behind(EventHandle event) const;

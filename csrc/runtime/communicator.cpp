@@ -234,7 +234,7 @@ Communicator::Look Communicator::look(Pace& pace) {
   }
   if (!pace.overdue()) return Look::kBusy;
   pace.looked();
-  engine_->watch();
+  (void)engine_->watch();
   tell_ended();
   return Look::kOverdue;
 }

@@ -79,15 +79,16 @@ class Communicator {
   // Enters the call; false, with nothing started, if that would take longer. `operation`, which may
   // be the caller's own, lives until it is done. If it is not on return, the caller drives it, or
   // with `leave` may leave it to the progress thread, which looks after it within a millisecond.
-  bool try_start(const std::shared_ptr<Call>& call, const std::byte* input, std::byte* output,
-                 const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
-                 Nanoseconds patience, bool leave);
+  [[nodiscard]] bool try_start(const std::shared_ptr<Call>& call, const std::byte* input,
+                               std::byte* output, const std::shared_ptr<Operation>& operation,
+                               Nanoseconds timeout, Nanoseconds patience, bool leave);
   // Whether a call in place has nothing to do: what one rank alone makes of its memory is what is
   // there, and nothing runs, waits or has failed that would have to come first.
   bool rests_alone() const { return engine_->size() == 1 && engine_->vacant() && !is_foreign(); }
   // In a world of one rank, runs the whole call. False, with nothing done, if another thread has
   // the communicator or a collective is under way. Requires: size() is 1.
-  bool try_alone(Call& call, const std::byte* input, std::byte* output, Status* status);
+  [[nodiscard]] bool try_alone(Call& call, const std::byte* input, std::byte* output,
+                               Status* status);
   // Drives towards the end of `operation`, as far as that is quick.
   void try_drive(const Operation& operation, Nanoseconds patience);
 
@@ -144,7 +145,7 @@ class Communicator {
   Waiter* driver() const;
   Pace pace_of(bool background) const;
   Look look(Pace& pace);
-  bool enter_alone(std::unique_lock<Gate>& lock);
+  [[nodiscard]] bool enter_alone(std::unique_lock<Gate>& lock);
   void spin(const Operation& operation, Nanoseconds patience);
   void tell_ended();
   void pass_on();

@@ -15,7 +15,7 @@ void Communicator::spin(const Operation& operation, Nanoseconds patience) {
   if (patience == 0) {
     // Once: what came is taken in by the next call as well as now, but who begins has to send.
     do {
-      engine_->step_started();
+      (void)engine_->step_started();
     } while (engine_->runs_short() && engine_->has_newcomer());
     return;
   }

@@ -145,16 +145,14 @@ bool Engine::may_begin(const Pending& pending) const {
 }
 
 // Makes it one of those that run; a wrong request ends at once and uses up no sequence number.
-bool Engine::begin(Pending&& pending, CollectiveRequest* request) {
+void Engine::begin(Pending&& pending, CollectiveRequest* request) {
   Running entering{std::move(pending)};
   if (Status status = enter(entering, request); !status.ok()) {
-    entering.pending.operation->finish(std::move(status));
-    return false;
+    return entering.pending.operation->finish(std::move(status));
   }
   ++entered_;
   running_.push(std::move(entering));
   if (running_.size() == 1) lead();
-  return true;
 }
 
 // The oldest of those that run is now what this rank is doing, as far as peers and clocks know.

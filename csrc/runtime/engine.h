@@ -177,7 +177,8 @@ class Engine final : public ChannelSource {
   }
   Status fits(const CollectiveRequest& request) const;
   bool may_begin(const Pending& pending) const;
-  bool begin(Pending&& pending, CollectiveRequest* request);
+  // The operation tells if it cannot begin.
+  void begin(Pending&& pending, CollectiveRequest* request);
   Status enter(Running& entering, CollectiveRequest* request);
   Status bind(Call& call, Call::Run& run, const std::byte* input, std::byte* output);
   void lead();

@@ -68,7 +68,7 @@ void Engine::hear_apart(const Notice& notice) {
 void Engine::look_beside(const std::string& operation, bool patient) {
   if (!failure_.ok() || closed_) return;
   beside_ = operation;
-  poll();
+  (void)poll();
   bool over = look_at_notices() || look_at_order(operation);
   for (int peer = 0; peer < size() && !over; ++peer) {
     Link* link = links_[static_cast<std::size_t>(peer)];

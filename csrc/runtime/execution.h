@@ -128,18 +128,18 @@ class Execution {
   static void pass_on(Port& port);
   void pass_on_behind(const plan::Row& row, std::uint32_t index);
   void take_back();
-  bool settle();
+  [[nodiscard]] bool settle();
   Progress advance_lane(std::size_t number, int rows);
   bool waits_for_lead(std::size_t number) const;
   Progress run_row(Lane& lane);
-  bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
-                  std::uint64_t* length) const;
+  [[nodiscard]] bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
+                                std::uint64_t* length) const;
   struct Collected;
   Progress collect(const plan::Row& row, std::size_t bytes, Collected* all);
   static void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
                      Gathered* all);
-  bool hand_over(Lane& lane, std::size_t skip, const std::byte* data);
-  std::byte* offered(const BoundRow& bound, int i, std::size_t skip) const;
+  [[nodiscard]] bool hand_over(Lane& lane, std::size_t skip, const std::byte* data);
+  [[nodiscard]] std::byte* offered(const BoundRow& bound, int i, std::size_t skip) const;
   bool reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const;
   void commit(const plan::Row& row, const Gathered& all) const;
   bool lends(const plan::Row& row, int i, const std::byte* data) const;

@@ -16,7 +16,7 @@ class Gate {
   void lock() {
     if (!mutex_.try_lock()) queue();
   }
-  bool try_lock() { return mutex_.try_lock(); }
+  [[nodiscard]] bool try_lock() { return mutex_.try_lock(); }
   void unlock() { mutex_.unlock(); }
 
   // True while another thread waits in lock(). For the holder, as often as it likes.

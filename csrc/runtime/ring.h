@@ -36,7 +36,7 @@ class Ring {
   }
 
   void clear() {
-    while (!empty()) pop();
+    while (!empty()) (void)pop();
   }
 
  private:

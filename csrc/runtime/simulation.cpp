@@ -86,7 +86,7 @@ bool Simulation::run(Nanoseconds horizon) {
     }
     if (!moved) network_.advance_to(std::min(network_.next_event_time(), now + kTick));
   }
-  enter(clock->now());
+  (void)enter(clock->now());
   return true;
 }
 

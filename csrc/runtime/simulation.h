@@ -27,7 +27,7 @@ class Simulation {
 
   // Steps until every operation of every live rank has ended. False if some have not when virtual
   // time reaches `horizon`: a hang.
-  bool run(Nanoseconds horizon);
+  [[nodiscard]] bool run(Nanoseconds horizon);
 
   bool done(std::size_t operation) const;
   // Requires: done(operation).
@@ -46,7 +46,7 @@ class Simulation {
     std::shared_ptr<Operation> operation;  // nullptr until entered
   };
 
-  bool enter(Nanoseconds now);
+  [[nodiscard]] bool enter(Nanoseconds now);
   bool finished() const;
 
   transport::SimNetwork network_;

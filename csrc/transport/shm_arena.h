@@ -77,8 +77,8 @@ class Arena {
 
   // Memory, or nullptr where there is no such (left): take ordinary memory.
   // Requires: bytes > 0.
-  std::byte* allocate(std::size_t bytes, InChild in_child = InChild::kShared,
-                      Content content = Content::kAny);
+  [[nodiscard]] std::byte* allocate(std::size_t bytes, InChild in_child = InChild::kShared,
+                                    Content content = Content::kAny);
   // Up to so many bytes an allocation has its memory from the beginning; a longer one gets it as it
   // is written, perhaps never.
   static std::size_t prepared_bytes_max();
@@ -107,7 +107,7 @@ class Arena {
 
   // That allocation, all of it, is the file's again if it left it for a fork; false if not, or it
   // must not. Requires: nobody else uses it meanwhile.
-  bool bring_back(const std::byte* data, std::size_t bytes);
+  [[nodiscard]] bool bring_back(const std::byte* data, std::size_t bytes);
 
   // Whether the file stays when its last allocation has gone, for the next. Not at first.
   void stay(bool stays);
@@ -133,13 +133,13 @@ class Arena {
   };
   using Blocks = std::map<std::size_t, Taken>;  // by offset
 
-  bool open();
+  [[nodiscard]] bool open();
   void close();
   void release(std::byte* memory);
   void forget(const std::byte* data);
   static std::size_t length_of(std::size_t bytes);
-  bool reuse(const Taken& taken, std::size_t* offset);
-  bool take(std::size_t length, std::size_t* offset);
+  [[nodiscard]] bool reuse(const Taken& taken, std::size_t* offset);
+  [[nodiscard]] bool take(std::size_t length, std::size_t* offset);
   void prepare(std::unique_lock<std::mutex>& lock, std::size_t offset, std::size_t bytes,
                Content content);
   bool rest(Blocks::iterator block);
@@ -155,7 +155,7 @@ class Arena {
   static void after_fork_in_parent();
   static void after_fork_in_child();
   void set_apart(std::size_t offset, Taken& taken);
-  bool rejoin(std::size_t offset, std::size_t length);
+  [[nodiscard]] bool rejoin(std::size_t offset, std::size_t length);
   bool is_apart(const std::byte* data) const;
   std::uint64_t hold(const std::byte* data);
   void drop(const std::byte* data, std::uint64_t number);

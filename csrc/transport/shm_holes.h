@@ -21,7 +21,7 @@ class Holes {
 
   // From the shortest hole with room, of several the foremost: its beginning, at a multiple of
   // `alignment`. False if none has room.
-  bool take(std::size_t length, std::size_t alignment, std::size_t* offset);
+  [[nodiscard]] bool take(std::size_t length, std::size_t alignment, std::size_t* offset);
   // Joined with its neighbours: what it is now a part of.
   Hole give(Hole given);
 

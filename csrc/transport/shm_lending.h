@@ -19,12 +19,12 @@ class Lender {
   Lender(Control* own, const AckLine* peer_acks) : own_(own), peer_acks_(peer_acks) {}
 
   // Whether the peer can read this memory, and where in the arena it is.
-  bool find(const std::byte* data, std::size_t bytes, std::uint64_t* offset) {
+  [[nodiscard]] bool find(const std::byte* data, std::size_t bytes, std::uint64_t* offset) {
     return bytes >= kLentBytesMin && tell(data, bytes, offset) &&
            load_acquire(peer_acks_->arena) == arena_.generation();
   }
   // Whether the peer may map this memory, and where in the arena it is.
-  bool tell(const std::byte* data, std::size_t bytes, std::uint64_t* offset) {
+  [[nodiscard]] bool tell(const std::byte* data, std::size_t bytes, std::uint64_t* offset) {
     if (!arena_.find(data, bytes, offset)) return false;
     if (own_->lending.generation != arena_.generation()) publish();
     return true;
@@ -56,7 +56,7 @@ class Borrower {
   }
 
   // The payload there, to be given back; nullptr if that is not in the arena, as far as mapped.
-  const std::byte* borrow(std::uint64_t offset, std::size_t bytes) {
+  [[nodiscard]] const std::byte* borrow(std::uint64_t offset, std::size_t bytes) {
     if (arena_.data() == nullptr || offset > bytes_ || bytes > bytes_ - offset) return nullptr;
     ++borrowed_;
     return arena_.data() + offset;
@@ -64,7 +64,8 @@ class Borrower {
   void give_back() { --borrowed_; }
 
   // Memory of the peer's arena, to be written; nullptr if this rank cannot, or the peer has let go.
-  std::byte* writable(std::uint64_t generation, std::uint64_t offset, std::size_t bytes) {
+  [[nodiscard]] std::byte* writable(std::uint64_t generation, std::uint64_t offset,
+                                    std::size_t bytes) {
     if (generation != seen_) look();
     if (generation != mapped_ || !writable_ || !intact()) return nullptr;
     return offset <= bytes_ && bytes <= bytes_ - offset ? arena_.data() + offset : nullptr;
@@ -78,7 +79,7 @@ class Borrower {
 
  private:
   void open(std::uint64_t generation);
-  bool map(int file, bool writable);
+  [[nodiscard]] bool map(int file, bool writable);
 
   const Control* control_;
   AckLine* own_acks_;

@@ -147,7 +147,7 @@ bool ShmLink::has_news() {
 }
 
 void ShmLink::peer_gone() {
-  refresh();  // a close that was told before the end of the socket is still a close
+  (void)refresh();  // a close that was told before the end of the socket is still a close
   become(LinkState::kLost, "process " + std::to_string(options_.pid) + " on this host is gone");
 }
 

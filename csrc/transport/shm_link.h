@@ -41,7 +41,7 @@ class NoticeReader {
   const Notice& newest();
 
  private:
-  bool try_read(std::uint64_t number);
+  [[nodiscard]] bool try_read(std::uint64_t number);
 
   const Control* control_;
   Notice last_;

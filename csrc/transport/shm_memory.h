@@ -46,7 +46,7 @@ Status check_segment(int fd, std::size_t bytes, int peer);
 // Makes every processor that runs this process or another registered one pass a full memory
 // barrier. register_barriers() is needed once per process, on both sides; false where the kernel
 // refuses.
-bool register_barriers();
-bool barrier_everywhere();
+[[nodiscard]] bool register_barriers();
+[[nodiscard]] bool barrier_everywhere();
 
 }  // namespace pycoll::transport::shm

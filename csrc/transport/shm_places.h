@@ -57,7 +57,7 @@ class Places {
     const bool streams = habit_->streaming != (watched && habit_->turn != kUsualTurn);
     if (!watched || bytes < kTimedBytesMin) return store(streams, to, from, bytes);
     const Nanoseconds begin = clock_->now();
-    store(streams, to, from, bytes);
+    (void)store(streams, to, from, bytes);
     took_ += clock_->now() - begin;
     timed_bytes_ += bytes;
     return streams;

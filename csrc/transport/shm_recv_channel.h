@@ -90,7 +90,7 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
 
  private:
   // Copies the header before looking at it, since the peer could still change the original.
-  const Segment* take(const SlotLine& line) {
+  [[nodiscard]] const Segment* take(const SlotLine& line) {
     std::memcpy(&arrived_.header, &line.header, sizeof(arrived_.header));
     const std::uint32_t bytes = arrived_.header.bytes;
     std::uint64_t offset = 0;
@@ -128,7 +128,8 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
   }
 
   // Where the payload lies; nullptr if that is nowhere.
-  const std::byte* find(const SlotLine& line, std::uint32_t bytes, std::uint64_t offset) {
+  [[nodiscard]] const std::byte* find(const SlotLine& line, std::uint32_t bytes,
+                                      std::uint64_t offset) {
     if (bytes <= kInlineBytes) return line.payload;
     if ((offset & kLentBit) != 0) return borrower_->borrow(offset & ~kLentBit, bytes);
     if (bytes >= kLentBytesMin) borrower_->look();

@@ -168,7 +168,7 @@ class alignas(64) ShmSendChannel final : public SendChannel {
   };
 
   // For a segment of `bytes`; small ones need no room but their line's.
-  bool find_room(std::size_t bytes) {
+  [[nodiscard]] bool find_room(std::size_t bytes) {
     if (has_room() == starved_) want(!starved_, undrained_);
     if (starved_) return false;
     const std::uint64_t slot = next_ % kChannelDepth;

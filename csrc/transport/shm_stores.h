@@ -99,7 +99,7 @@ class Stores {
   }
 
   // A streaming fill of `bytes` took so long.
-  void learn_streamed(std::size_t bytes, Nanoseconds took) { streamed_.add(bytes, took); }
+  void learn_streamed(std::size_t bytes, Nanoseconds took) { (void)streamed_.add(bytes, took); }
 
   // An ordinary fill of `bytes` took so long.
   void learn(std::size_t bytes, Nanoseconds took) {

@@ -115,7 +115,7 @@ class TcpSendChannel final : public SendChannel {
   // The kernel has taken that segment whole, or it will never leave: its memory is free.
   void written(std::uint32_t segment) { written_.add(segment); }
   // The peer's counter of released segments; false when it counts what was never sent.
-  bool accept_released(std::uint8_t released);
+  [[nodiscard]] bool accept_released(std::uint8_t released);
   // Moves what is not yet written into the slots, so that the user's memory is free.
   void let_go();
 
@@ -153,7 +153,7 @@ class TcpRecvChannel final : public RecvChannel {
   // --- for the streams
   // Where the payload of the segment that begins to arrive goes, which has this number modulo
   // 2^16; nullptr when it began before, or the peer's credits do not allow it.
-  std::byte* begin(const SegmentHeader& header, std::uint16_t segment);
+  [[nodiscard]] std::byte* begin(const SegmentHeader& header, std::uint16_t segment);
   // Where payloads of segments to come will go that begin in this order, each behind place for a
   // frame's header; how many are known, up to `places`. Nobody has that memory until then.
   template <std::size_t places>

@@ -79,7 +79,7 @@ void TcpLink::post(const Notice& notice) {
   if (notices_.outgoing.failure != 0) return;  // a failure is final
   notices_.outgoing = notice;
   notices_.pending = true;
-  lines_.front().stream->flush_unless_blocked();
+  (void)lines_.front().stream->flush_unless_blocked();
 }
 
 bool TcpLink::receive(std::size_t index) {

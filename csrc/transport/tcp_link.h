@@ -41,7 +41,7 @@ class TcpLink final : public Link {
   // Reads socket `index` and concludes; true if anything changed.
   bool receive(std::size_t index);
   bool flush();
-  bool flush_unless_blocked();
+  [[nodiscard]] bool flush_unless_blocked();
   bool has_output() const;
   // What the epoll descriptor is to tell of: input, and also that a socket takes pending output.
   // Its events have peer << 8 | index of the socket as their data.
@@ -69,7 +69,7 @@ class TcpLink final : public Link {
   };
 
   void forget(Line& line) const;
-  bool conclude();
+  [[nodiscard]] bool conclude();
   void read_the_rest();
 
   const int peer_;

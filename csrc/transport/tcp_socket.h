@@ -65,7 +65,7 @@ class VanishWatch {
   static constexpr Nanoseconds kInterval = 1'000'000'000;
 
   // True once every look in at least kPatience found `silence` unanswered and no answer came since.
-  bool vanished(const Silence& silence, Nanoseconds now);
+  [[nodiscard]] bool vanished(const Silence& silence, Nanoseconds now);
 
  private:
   bool suspicious_ = false;

@@ -49,7 +49,7 @@ class TcpStream {
   // Writes what is pending as far as the kernel takes it; true if anything left.
   bool flush();
   // As flush(), but leaves it to the next flush() after the kernel refused: for commits.
-  bool flush_unless_blocked();
+  [[nodiscard]] bool flush_unless_blocked();
   bool has_output() const;
 
   // Called by the channels: a segment was committed, which is to leave here; room was freed of
@@ -100,7 +100,7 @@ class TcpStream {
   bool is_home(std::uint32_t channel) const { return channel % stride_ == index_; }
 
   // --- input (tcp_stream_in.cpp)
-  bool read_once(std::size_t* frames, bool* more);
+  [[nodiscard]] bool read_once(std::size_t* frames, bool* more);
   struct Foreseen {
     std::array<std::byte*, kForeseen> payloads = {};
     std::size_t count = 0;
@@ -110,15 +110,15 @@ class TcpStream {
   void take_foreseen(const Foreseen& foreseen, std::size_t bytes);
   void parse();
   void take_payload();
-  bool begin_frame(const FrameHeader& header);
-  bool accept_counters(const FrameHeader& header);
+  [[nodiscard]] bool begin_frame(const FrameHeader& header);
+  [[nodiscard]] bool accept_counters(const FrameHeader& header);
   void finish_frame();
   void accept_notice();
   void end_of_input(int error);
   void malformed(const std::string& what);
 
   // --- output (tcp_stream_out.cpp)
-  bool stage_batch();
+  [[nodiscard]] bool stage_batch();
   ssize_t send_batch() const;
   OutFrame& stage_frame(FrameType type, std::uint32_t bytes);
   void stage_segment();

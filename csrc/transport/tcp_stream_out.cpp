@@ -38,12 +38,12 @@ void TcpStream::submit(TcpSendChannel& channel, std::uint32_t segment) {
   PYCOLL_ASSERT(line_count_ < line_.size(), "%zu segments wait on one socket", line_count_);
   line_[(line_begin_ + line_count_) % line_.size()] = {&channel, segment};
   ++line_count_;
-  if (channel.at(segment).header.bytes < kGatheredBytesMin) flush_unless_blocked();
+  if (channel.at(segment).header.bytes < kGatheredBytesMin) (void)flush_unless_blocked();
 }
 
 void TcpStream::credit_due(bool now) {
   credit_due_ = true;
-  if (now) flush_unless_blocked();
+  if (now) (void)flush_unless_blocked();
 }
 
 bool TcpStream::flush_unless_blocked() { return !blocked_ && has_output() && flush(); }
@@ -114,10 +114,10 @@ bool TcpStream::stage_batch() {
         reinterpret_cast<const std::byte*>(&notice_out_);
   }
   while (batch_end_ < kBatchFrames && line_count_ != 0) stage_segment();
-  if (batch_end_ == 0 && credit_due_) stage_frame(FrameType::kCredit, 0);
+  if (batch_end_ == 0 && credit_due_) (void)stage_frame(FrameType::kCredit, 0);
   if (batch_end_ < kBatchFrames && goodbye_ == Goodbye::kWanted) {
     goodbye_ = Goodbye::kStaged;
-    stage_frame(FrameType::kGoodbye, 0);
+    (void)stage_frame(FrameType::kGoodbye, 0);
   }
   return batch_end_ != 0;
 }

@@ -124,7 +124,7 @@ class SendChannel {
   // 64 bytes (16 for up to 96 bytes, which may travel beside their header), belongs to the caller
   // until commit, and is the same if asked twice.
   // Requires: bytes <= kSegmentBytesMax.
-  virtual std::byte* reserve(std::size_t bytes) = 0;
+  [[nodiscard]] virtual std::byte* reserve(std::size_t bytes) = 0;
 
   // Copies into reserved room, or a part of it, with the stores that suit the medium.
   virtual void fill(std::byte* room, const std::byte* from, std::size_t bytes) {
@@ -139,7 +139,7 @@ class SendChannel {
 
   // Sends header.bytes straight from `data` where the medium can; false while the channel is full.
   // `data` must stay unchanged until drained() says true. A medium that copies anyway copies here.
-  virtual bool hand_over(const SegmentHeader& header, const std::byte* data) {
+  [[nodiscard]] virtual bool hand_over(const SegmentHeader& header, const std::byte* data) {
     std::byte* room = reserve(header.bytes);
     if (room == nullptr) return false;
     if (header.bytes != 0) fill(room, data, header.bytes);
@@ -149,14 +149,14 @@ class SendChannel {
 
   // Whether the peer can read this memory where it lies, and that is worthwhile, now; `fresh` if it
   // was written a moment ago, as what is reduced again and again is.
-  virtual bool lendable(const std::byte* data, std::size_t bytes, bool fresh) {
+  [[nodiscard]] virtual bool lendable(const std::byte* data, std::size_t bytes, bool fresh) {
     (void)data, (void)bytes, (void)fresh;
     return false;
   }
   // Sends header.bytes for the peer to read at `data`; false while the channel is full. `data` must
   // stay unchanged until the peer has read it: by what the peer sends later, or by drained().
   // Requires: lendable() has said so since this memory exists.
-  virtual bool lend(const SegmentHeader& header, const std::byte* data) {
+  [[nodiscard]] virtual bool lend(const SegmentHeader& header, const std::byte* data) {
     (void)header, (void)data;
     return false;
   }
@@ -174,7 +174,7 @@ class SendChannel {
   // Where the peer offers to have the next segment put, as far as this rank can write there and
   // knows of the offer yet; else, and while the channel is full, nullptr. To be filled by place(),
   // and published by commit_placed().
-  virtual std::byte* offered(const SegmentHeader& header, const Landing& landing) {
+  [[nodiscard]] virtual std::byte* offered(const SegmentHeader& header, const Landing& landing) {
     (void)header, (void)landing;
     return nullptr;
   }
@@ -196,7 +196,7 @@ class SendChannel {
   virtual bool flushed() { return drained(); }
   // Whether some of [data, data + bytes) may have been handed over and still be read. Where that is
   // not known, all that was handed over counts.
-  virtual bool reads(const std::byte* data, std::size_t bytes) {
+  [[nodiscard]] virtual bool reads(const std::byte* data, std::size_t bytes) {
     (void)data, (void)bytes;
     return !flushed();
   }
@@ -212,7 +212,7 @@ class SendChannel {
   // Sends what was committed last on `other`, as this channel's next segment, without copying the
   // payload; false while the channel is full. The two peers read and release independently.
   // Requires: memory() is not null and that of `other`, whose last header was this one.
-  virtual bool repeat(const SegmentHeader& header, SendChannel& other) {
+  [[nodiscard]] virtual bool repeat(const SegmentHeader& header, SendChannel& other) {
     (void)header, (void)other;
     return false;
   }
@@ -235,7 +235,7 @@ class RecvChannel {
   virtual ~RecvChannel() = default;
 
   // The oldest segment that has arrived whole, in place, or nullptr. Valid until release.
-  virtual const Segment* peek() = 0;
+  [[nodiscard]] virtual const Segment* peek() = 0;
 
   // Lets the peer put segments of an operation into memory of this rank from now on, until the
   // operation has ended: segments that are `placed` tell of it. Only the newest offer stands;

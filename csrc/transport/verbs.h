@@ -113,7 +113,7 @@ class VerbsTransport : public Transport {
   // the same arguments; close() ends all. The caller promises that the same pages stay at these
   // addresses until then, and may be written. False where it cannot be registered: it is copied as
   // ever, and registered() tells why. Any thread.
-  virtual bool keep(std::byte* data, std::size_t bytes) = 0;
+  [[nodiscard]] virtual bool keep(std::byte* data, std::size_t bytes) = 0;
   virtual void lapse(const std::byte* data, std::size_t bytes) = 0;
 
   std::string_view name() const override { return "verbs"; }

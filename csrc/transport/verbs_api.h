@@ -64,6 +64,6 @@ Struct cleared() {
 
 // The library's functions, opened once per process and kept; nullptr with `why` if that fails.
 // Any thread.
-const Api* library(std::string* why);
+[[nodiscard]] const Api* library(std::string* why);
 
 }  // namespace pycoll::transport::verbs

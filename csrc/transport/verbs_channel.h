@@ -58,7 +58,7 @@ class VerbsSendChannel final : public SendChannel {
   void posted(std::uint64_t position);
   // The peer's count of released segments, of which `bits` bits travelled. False when it counts
   // what was never sent.
-  bool accept_released(std::uint32_t released, int bits);
+  [[nodiscard]] bool accept_released(std::uint32_t released, int bits);
   // Whether the device of this rail may be reading memory of users, as of the last flushed().
   bool reads_over(const Rail& rail) const;
   // Nothing leaves any more.
@@ -80,7 +80,7 @@ class VerbsSendChannel final : public SendChannel {
     Registration* registration = nullptr;  // of users' memory; nullptr: it is the region's
   };
 
-  Registration* acquire(const std::byte* data, std::size_t bytes) const;
+  [[nodiscard]] Registration* acquire(const std::byte* data, std::size_t bytes) const;
   bool has_room();
   void set_source(const Source& source);
   void submit(const SegmentHeader& header, std::uint64_t to = Passage::kRoom);

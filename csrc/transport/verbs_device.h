@@ -46,7 +46,7 @@ class Device {
   // Port and device errors come here.
   int trouble_fd() const { return context_->async_fd; }
   // Reads what came there. True if no queue pair of the device works any more.
-  bool take_trouble();
+  [[nodiscard]] bool take_trouble();
   // The last thing that went wrong with the port or the device, "port error", or empty.
   const std::string& trouble() const { return trouble_; }
 

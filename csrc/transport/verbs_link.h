@@ -54,8 +54,8 @@ class VerbsLink final : public Link {
   // --- for the transport
   // A message has arrived on rail `index`, or requests are done; true if that is news for the
   // owner.
-  bool received(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes);
-  bool sent(std::uint32_t index, std::uint64_t id);
+  [[nodiscard]] bool received(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes);
+  [[nodiscard]] bool sent(std::uint32_t index, std::uint64_t id);
   // A request of either kind has failed. What that means judge() says, once all completions that
   // came before it have been taken: the peer may have closed in good order on another device.
   void failed(std::uint32_t index, const ibv_wc& completion);
@@ -109,17 +109,17 @@ class VerbsLink final : public Link {
   void post_notice(Rail& rail, NoticePlace place);
   void post_goodbyes();
   void post_last_notice();
-  bool post_one();
-  bool receive_segment(Rail& rail, Immediate what, std::uint32_t bytes);
-  bool accept_released(const Rail& rail, const SlotHeader& arrived);
-  bool receive_credit(const Rail& rail, Immediate what);
-  bool receive_notice(const Rail& rail, Immediate what);
-  bool receive_goodbye(Rail& rail);
-  bool malformed(const std::string& what);
+  [[nodiscard]] bool post_one();
+  [[nodiscard]] bool receive_segment(Rail& rail, Immediate what, std::uint32_t bytes);
+  [[nodiscard]] bool accept_released(const Rail& rail, const SlotHeader& arrived);
+  [[nodiscard]] bool receive_credit(const Rail& rail, Immediate what);
+  [[nodiscard]] bool receive_notice(const Rail& rail, Immediate what);
+  [[nodiscard]] bool receive_goodbye(Rail& rail);
+  [[nodiscard]] bool malformed(const std::string& what);
   void drop_output();
   void end(LinkState state, std::string reason);
   // One whose port is in trouble and has yet to tell of requests, or null.
-  Rail* silent_rail();
+  [[nodiscard]] Rail* silent_rail();
   // The device over which a request failed has told why.
   bool is_explained() const;
   std::string told_failure() const;

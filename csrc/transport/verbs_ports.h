@@ -47,7 +47,7 @@ class Ports {
 
   // --- any thread; see VerbsTransport. Memory is kept at all ports or at none.
   RegistrationFacts facts() const;
-  bool keep(std::byte* data, std::size_t bytes);
+  [[nodiscard]] bool keep(std::byte* data, std::size_t bytes);
   void lapse(const std::byte* data, std::size_t bytes);
 
  private:

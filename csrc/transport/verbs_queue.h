@@ -110,7 +110,7 @@ class Queue {
   static constexpr std::uint32_t kTellEvery = 16;
 
   Status initialize();
-  bool post_receives(std::uint32_t count);
+  [[nodiscard]] bool post_receives(std::uint32_t count);
   bool is_copied(std::span<const Piece> pieces) const;
   ibv_send_wr& append(std::span<const Piece> pieces);
   std::uint64_t chain(const Piece* payload, std::span<const Piece> pieces, Immediate immediate,

@@ -57,11 +57,11 @@ class Registrations final : private shm::ArenaWatcher {
   // copy must be sent: memory that is not of the arena, was hardly ever sent, or may not be pinned.
   // What is acquired stays registered until its release(), even if its memory is freed. Requires:
   // bytes <= kSegmentBytesMax.
-  Registration* acquire(const std::byte* data, std::size_t bytes);
+  [[nodiscard]] Registration* acquire(const std::byte* data, std::size_t bytes);
   void release(Registration* registration);
 
   // See VerbsTransport. Kept memory counts as pinned, and gives way to nothing.
-  bool keep(std::byte* data, std::size_t bytes);
+  [[nodiscard]] bool keep(std::byte* data, std::size_t bytes);
   void lapse(const std::byte* data, std::size_t bytes);
 
   RegistrationFacts facts() const;
@@ -79,13 +79,13 @@ class Registrations final : private shm::ArenaWatcher {
   };
 
   void freed(const std::byte* begin, std::size_t bytes) override;
-  Registration* find(std::uintptr_t begin, std::size_t bytes);
-  Registration* find_kept(std::uintptr_t begin, std::size_t bytes);
+  [[nodiscard]] Registration* find(std::uintptr_t begin, std::size_t bytes);
+  [[nodiscard]] Registration* find_kept(std::uintptr_t begin, std::size_t bytes);
   bool children_have_copies();
   Extent piece_of(const shm::ArenaBlock& block, const std::byte* data) const;
   bool is_worth(const Extent& piece, std::size_t bytes);
-  bool make(const Extent& piece);
-  bool make_room(std::size_t bytes);
+  [[nodiscard]] bool make(const Extent& piece);
+  [[nodiscard]] bool make_room(std::size_t bytes);
   void note_refusal(std::size_t bytes, int error);
   std::string refusal_of(std::size_t bytes, int error) const;
   Pieces::iterator drop(Pieces::iterator piece);
