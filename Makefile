@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 OUT := out
 
 .PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
-        optimized test-optimized bench-peers bench-net bench-rdma bench-training gpu-check clean
+        soak optimized test-optimized bench-peers bench-net bench-rdma bench-training gpu-check \
+        clean
 
 help:
 	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
 	@echo "make test         install everything the tests need and run them"
 	@echo "make test-rdma    verbs on Soft-RoCE devices, in a virtual machine with Debian's kernel"
+	@echo "make soak         random operations against exact results, for an hour"
 	@echo "make optimized    compile twice, the second time by what runs of the first build"
 	@echo "make bench-peers  install Open MPI, MPICH and torch beside that build, compare, and"
 	@echo "                  measure kernels and call costs; tables and picture go to bench/"
@@ -63,6 +65,10 @@ test-rdma: setup-test
 
 optimized: setup-test
 	bash bench/optimize.sh $(BIN)
+
+# SOAK passes arguments on: make soak SOAK='--seconds 600 --seed 7'.
+soak: setup-test
+	cd tests && ../$(BIN)/python soak.py --seconds 3600 $(SOAK)
 
 test-optimized: optimized
 	$(BIN)/pycoll info | grep 'laid out by a rehearsal'

@@ -43,6 +43,7 @@ SEED = os.environ.get("TEST_SEED", "0")
 #: Where most seconds are spent. They are started first, so that no worker is left with one of them
 #: when the others are through.
 LONG_FILES = (
+    "test_soak.py",
     "test_bench_net.py",
     "test_horovod.py",
     "test_distributed.py",

@@ -188,12 +188,12 @@ class ProcessWorld:
             for rank, path in enumerate(self.paths)
         ]
 
-    def outcomes(self) -> list[Any]:
+    def outcomes(self, hang_s: float = HANG_S) -> list[Any]:
         """What each rank gave or raised; an AssertionError with its output if it died."""
         found: list[Any] = []
         for process, path in zip(self.processes, self.paths, strict=True):
             try:
-                output, _ = process.communicate(timeout=HANG_S)
+                output, _ = process.communicate(timeout=hang_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 output, _ = process.communicate()
