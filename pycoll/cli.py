@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from pathlib import Path
@@ -69,8 +70,6 @@ def _check_options(word: str) -> None:
     """No program begins with a dash; -m is Python's."""
     if not word.startswith("-") or word == "-m":
         return
-    import difflib
-
     name = word.partition("=")[0]
     context = click.get_current_context()
     _refuse_foreign_option(context, word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -305,8 +306,6 @@ _BY_NAME = {setting.variable: setting for setting in SETTINGS}
 
 
 def _unknown(name: str) -> str:
-    import difflib
-
     known = [other.removeprefix(PREFIX) for other in _BY_NAME]
     near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0.5)
     advice = f"did you mean {PREFIX}{near[0]}?" if near else "known are " + ", ".join(_BY_NAME)

@@ -6,6 +6,7 @@ no transport. `lookup` finds one by the name that users type.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import lru_cache
 
 from pycoll.algorithms import hierarchical
@@ -59,8 +60,6 @@ def lookup(collective: Collective, name: str) -> Algorithm:
 
 
 def _unknown(collective: Collective, name: str) -> str:
-    from difflib import get_close_matches
-
     known = sorted(TABLE[collective])
     if collective in HIERARCHIES:
         known.append("hierarchical:INNER+OUTER")

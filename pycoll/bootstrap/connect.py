@@ -30,7 +30,9 @@ from pycoll.bootstrap.identity import (
     session_key,
     transport_inside,
 )
+from pycoll.bootstrap.limits import check_together, free_descriptors
 from pycoll.bootstrap.neighbours import Ends, Neighbours
+from pycoll.bootstrap.reach import unreachable
 from pycoll.bootstrap.told import facts_of, identities_of
 from pycoll.config import Config
 
@@ -106,7 +108,8 @@ def connect(
     with contextlib.ExitStack() as cleanup:
         ends = _ends(exchange, config, makers, failure)
         cleanup.callback(ends.close)
-        mine = Identity.mine(config, brought, ports, without, ends.door_name)
+        free = free_descriptors()
+        mine = Identity.mine(config, brought, ports, without, ends.door_name, free)
         identities = _identities(exchange, mine)
         joint = _Joint(exchange, identities, config, communicator_id, makers)
         cleanup.callback(joint.close)
@@ -207,8 +210,6 @@ class _Joint:
             self._alarm(error)
         rows = _unreached(self._gather({"unreached": unreached}))
         if self.failure is None and any(rows):
-            from pycoll.bootstrap.reach import unreachable
-
             self.failure = unreachable([identity.name for identity in self._identities], rows)
         if self.failure is None:
             self._finish(neighbours, endpoints, deadline)
@@ -259,11 +260,13 @@ class _Joint:
 
 
 def _identities(exchange: Exchange, mine: Identity) -> list[Identity]:
-    """The first round. Where a rank tells nonsense all raise; where other groups of a parent take
-    part in the rounds, after the last one."""
+    """The first round. Where a rank tells nonsense, or may open too few files, all raise; where
+    other groups of a parent take part in the rounds, after the last one."""
     blobs = exchange.all_gather(mine.to_bytes())
     try:
-        return identities_of(blobs)
+        identities = identities_of(blobs)
+        check_together(identities)
+        return identities
     except errors.TransportError:
         if not exchange.brief:
             sit_out(exchange.all_gather, ROUNDS - 1)

@@ -167,7 +167,7 @@ def _open(p: Placement, deadline: Deadline) -> Exchange:
     if p.way == "mpi":
         return MpiExchange(p.comm, deadline)
     if p.way == "unix":
-        return join_unix(p.job_id, p.rank, p.size, deadline)
+        return join_unix(p.job_id, p.rank, p.size, deadline, p.secret)
     if p.way == "torch":
         return _join_torch(p, deadline)
     return join_store(p.address, p.secret, p.job_id, p.rank, p.size, deadline, p.launcher)

@@ -30,7 +30,7 @@ class Identity(NamedTuple):
     time, all if that is 0 (``pycoll.bootstrap.cores``). ``tuning`` is what rank 0 brings for all;
     empty from the others. ``verbs`` are its ports on RDMA networks, the preferred ones first,
     and ``verbs_rails`` how many rails to a peer it allows; ``without`` is why it has none though
-    its settings name verbs.
+    its settings name verbs. ``descriptors`` is how many files its process may open still.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Identity(NamedTuple):
     without: str = ""
     quota_group: str = ""
     quota_cores: float = 0.0
+    descriptors: int = 1 << 30
 
     @classmethod
     def mine(
@@ -58,6 +59,7 @@ class Identity(NamedTuple):
         verbs: tuple[Port, ...] = (),
         without: str = "",
         door: str = "",
+        descriptors: int = 1 << 30,
     ) -> Identity:
         """This process's, with a fresh nonce."""
         quota = cpu_quota() or CpuQuota("", 0.0)
@@ -78,6 +80,7 @@ class Identity(NamedTuple):
             without=without,
             quota_group=quota.group,
             quota_cores=quota.cores,
+            descriptors=descriptors,
         )
 
     def to_bytes(self) -> bytes:
@@ -105,7 +108,7 @@ class Identity(NamedTuple):
 #: Of an identity's members in JSON.
 _TYPES: dict[str, type] = {
     **dict.fromkeys(Identity._fields, str),
-    **dict.fromkeys(("pid", "tcp_sockets", "verbs_rails"), int),
+    **dict.fromkeys(("pid", "tcp_sockets", "verbs_rails", "descriptors"), int),
     **dict.fromkeys(("transports", "verbs"), list),
     "quota_cores": float,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import hmac
 import json
 import os
 import select
@@ -54,7 +55,15 @@ _RETRY_FIRST_S, _RETRY_LOCAL_S, _RETRY_S = 0.002, 0.01, 0.05
 #: The store names the missing ranks at the deadline; its message may take this much longer.
 _SLACK_S = 2.0
 _LOOPBACK = ("127.0.0.1", "::1")
+#: Another rank 0 of this job answers within this time, as does a name that it binds but does not
+#: listen at yet.
 _CONTEST_S = 1.0
+#: Under which a job may meet on its host.
+_NAMES = 16
+_ADVICE = (
+    "set PYCOLL_SECRET on all ranks, from which names follow that nobody else can guess, or "
+    "PYCOLL_ADDRESS and PYCOLL_SECRET"
+)
 
 
 class Place(NamedTuple):
@@ -223,16 +232,23 @@ class StoreExchange:
         reason = "nobody tried"
         pause_s = _RETRY_FIRST_S
         while not self._deadline.passed():
+            foreign, taken = [], 0
             for family, target in self._place.targets:
                 sock = end_with_process(socket.socket(family, socket.SOCK_STREAM))
                 limit = self._deadline.within(STRANGER_S)
                 try:
-                    sock.settimeout(max(limit.remaining(), 0.001))
+                    # A unix socket answers at once; one whose backlog is full may be a stranger's.
+                    unix = family == socket.AF_UNIX
+                    sock.settimeout(0.0 if unix else max(limit.remaining(), 0.001))
                     sock.connect(target)
-                    self._check_user(sock)
+                    if self._is_foreign(sock):
+                        foreign.append(peer_of(sock))
+                        sock.close()
+                        continue
                     ask(sock, key, scope, claim, limit)
                 except (OSError, EOFError) as error:
                     sock.close()
+                    taken += isinstance(error, BlockingIOError)
                     reason = str(error) or type(error).__name__
                 except HandshakeError as error:
                     sock.close()
@@ -244,20 +260,23 @@ class StoreExchange:
                     if family != socket.AF_UNIX:
                         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     return sock
+            if foreign:
+                reason = "process {} of user {} listens there".format(*foreign[0])
+            if len(foreign) + taken == len(self._place.targets):
+                raise self._held(reason)
             time.sleep(min(pause_s, self._deadline.remaining()))
             pause_s = min(1.5 * pause_s, _RETRY_LOCAL_S if self._place.local else _RETRY_S)
         raise self._absent(reason)
 
-    def _check_user(self, sock: socket.socket) -> None:
-        if not self._place.same_user:
-            return
-        pid, uid = peer_of(sock)
-        if uid != os.geteuid():
-            raise errors.TransportError(
-                f"process {pid} of user {uid} listens at {self._place.text}, where rank 0 of this "
-                "job should; use PYCOLL_ADDRESS and PYCOLL_SECRET instead",
-                operation="init",
-            )
+    def _is_foreign(self, sock: socket.socket) -> bool:
+        return self._place.same_user and peer_of(sock)[1] != os.geteuid()
+
+    def _held(self, reason: str) -> errors.TransportError:
+        return errors.TransportError(
+            f"rank {self.rank} cannot meet rank 0 of this job at {self._place.text}: {reason}, and "
+            f"all other names that it may have are other users' too; {_ADVICE}",
+            operation="init",
+        )
 
     def _refused(self, error: HandshakeError) -> errors.PycollError:
         text = f"rank {self.rank} was not admitted to the store at {self._place.text}: {error}"
@@ -317,22 +336,35 @@ def join_store(
     )
 
 
-def join_unix(job_id: str, rank: int, size: int, deadline: Deadline) -> StoreExchange:
+def join_unix(
+    job_id: str, rank: int, size: int, deadline: Deadline, secret: bytes = b""
+) -> StoreExchange:
     """Meet on this host at an abstract unix socket named after user and job, served by rank 0.
 
-    Admission is by user id, which the kernel vouches for; no secret is needed.
+    Admission is by user id, which the kernel vouches for; ``secret`` is not needed. Where another
+    user holds a name, all go on to the next one of a sequence that follows from user, job and
+    secret; without a secret, others can work out the whole sequence.
     """
-    digest = hashlib.sha256(f"{os.geteuid()}\0{job_id}".encode()).digest()
-    name = abstract_name(digest.hex()[:40])
-    place = Place(f"the unix socket of job {job_id}", [(int(socket.AF_UNIX), name)], same_user=True)
+    key = hashlib.sha256(f"{os.geteuid()}\0{job_id}".encode()).digest()
+    if secret:
+        key = hmac.digest(secret, key, "sha256")
+    names = [_name_of(key, number) for number in range(_NAMES)]
+    targets = [(int(socket.AF_UNIX), name) for name in names]
+    place = Place(f"the unix socket of job {job_id}", targets, same_user=True)
     if rank != 0:
-        return StoreExchange(place, digest, job_id, rank, size, deadline)
-    listener = _bind_unix(name, place, lambda: _contest(place, digest, job_id, size, deadline))
+        return StoreExchange(place, key, job_id, rank, size, deadline)
+    listener = _bind_unix(names, place, lambda: _contest(place, key, job_id, size, deadline))
     user = os.geteuid()
     server = _serve(
-        listener, size, digest, job_id, place.text, trust=lambda sock: peer_of(sock)[1] == user
+        listener, size, key, job_id, place.text, trust=lambda sock: peer_of(sock)[1] == user
     )
-    return StoreExchange(place, digest, job_id, 0, size, deadline, server)
+    own = [target for target in targets if target[1] == listener.getsockname().decode()]
+    return StoreExchange(place._replace(targets=own), key, job_id, 0, size, deadline, server)
+
+
+def _name_of(key: bytes, number: int) -> str:
+    text = hmac.digest(key, b"pycoll meeting\0" + number.to_bytes(4, "little"), "sha256")
+    return abstract_name(text.hex()[:40])
 
 
 def _serve(
@@ -370,16 +402,42 @@ def _contest(place: Place, secret: bytes, job_id: str, size: int, deadline: Dead
         exchange.abandon()
 
 
-def _bind_unix(name: str, place: Place, contest: Callable[[], None]) -> socket.socket:
-    """The name may still be held for a moment by an earlier meeting of this very job."""
-    limit = Deadline(STRANGER_S)
-    while True:
+def _bind_unix(names: Sequence[str], place: Place, contest: Callable[[], None]) -> socket.socket:
+    """At the first name that no other user holds.
+
+    An earlier meeting of this very job, or another rank 0, may hold one for a moment.
+    """
+    limit, patience = Deadline(STRANGER_S), Deadline(_CONTEST_S)
+    for name in names:
+        while True:
+            try:
+                return listen_unix(name)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise _not_opened(place, error.strerror) from None
+            holder = _holder_of(name)
+            if holder == os.geteuid():
+                contest()
+                if limit.passed():
+                    raise _not_opened(place, "it is in use")
+            elif holder is not None or patience.passed():
+                break
+            time.sleep(_RETRY_S)
+    raise _not_opened(place, f"other users hold all of its {len(names)} names; {_ADVICE}")
+
+
+def _not_opened(place: Place, why: str | None) -> errors.TransportError:
+    return errors.TransportError(
+        f"rank 0 cannot open {place.text}: {why}", rank=0, operation="init"
+    )
+
+
+def _holder_of(name: str) -> int | None:
+    """The user whose process listens at the name; None if none does, or it takes nobody."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
         try:
-            return listen_unix(name)
-        except OSError as error:
-            contest()
-            if error.errno != errno.EADDRINUSE or limit.passed():
-                raise errors.TransportError(
-                    f"rank 0 cannot open {place.text}: {error.strerror}", rank=0, operation="init"
-                ) from None
-        time.sleep(_RETRY_S)
+            sock.connect(name)
+        except OSError:
+            return None
+        return peer_of(sock)[1]

@@ -17,12 +17,16 @@ from pycoll.bootstrap.connect import (
     native_factories,
 )
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.discover import discover, open_exchange
+from pycoll.bootstrap.discover import Placement, discover, open_exchange
 from pycoll.bootstrap.exchange import Exchange, MemoryExchange, ParentExchange
 from pycoll.bootstrap.identity import Identity
+from pycoll.bootstrap.limits import check_alone
 from pycoll.bootstrap.parts import Parent, make_part
 from pycoll.config import Config
 from pycoll.errors import TransportError
+
+#: A rank that can never join tries for so long to tell the others.
+_TELLING_S = 1.0
 
 
 class Joined(NamedTuple):
@@ -70,9 +74,25 @@ def join(
     """
     placement = discover(config, rank=rank, size=size, address=address, secret=secret, comm=comm)
     deadline = Deadline(config.init_timeout_s)
+    _check_limits(placement, config)
     exchange = open_exchange(placement, deadline)
     connected = _connect_and_close(exchange, config, "world", deadline, factories, bring)
     return _joined(exchange, connected, placement.source)
+
+
+def _check_limits(placement: Placement, config: Config) -> None:
+    """Raise before anything waits. The others hear of it if somebody serves the meeting by now."""
+    serves = placement.rank == 0 and placement.way in ("store", "unix") and not placement.launcher
+    one_host = placement.way == "unix" or config.local_size == placement.size
+    together = one_host and config.host_id is None
+    try:
+        check_alone(placement.rank, placement.size, config, serves, together)
+    except TransportError as error:
+        with contextlib.suppress(Exception):
+            exchange = open_exchange(placement, Deadline(_TELLING_S))
+            exchange.alarm(str(error))
+            exchange.close()
+        raise
 
 
 def join_threads(

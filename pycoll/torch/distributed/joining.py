@@ -11,6 +11,7 @@ from pycoll.bootstrap import Joined
 from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.exchange import Exchange, SoloExchange
+from pycoll.bootstrap.limits import check_alone
 from pycoll.bootstrap.torch_store import TorchStoreExchange
 from pycoll.communicator import Communicator
 from pycoll.config import Config
@@ -34,6 +35,7 @@ def _make(options: Any, backend_options: Any) -> PycollProcessGroup:
     deadline = Deadline(seconds)
     exchange: Exchange = SoloExchange()
     if size > 1:
+        check_alone(rank, size, config, serves=False, together=False)
         exchange = TorchStoreExchange(options.store, rank, size, deadline)
     name = f"torch/{options.group_id}"
     try:
