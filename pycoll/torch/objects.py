@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 from pycoll.errors import InvalidArgumentError
@@ -14,17 +13,18 @@ from pycoll.torch.moving import place_of
 from pycoll.torch.process_sets import ProcessSet, global_process_set
 from pycoll.torch.tasks import Collective
 
+try:
+    from cloudpickle import dumps  # it knows more objects
+except ImportError:
+    from pickle import dumps
+
 
 class _Objects(Collective):
     kind = "object"
 
 
 def _dumped(obj: Any) -> Parts | InvalidArgumentError:
-    """The object's parts; by cloudpickle, which knows more objects, where it is installed."""
-    try:
-        from cloudpickle import dumps
-    except ImportError:
-        dumps = pickle.dumps
+    """The object's parts; by cloudpickle where it is installed."""
     try:
         return dump(obj, dumps=dumps)
     except InvalidArgumentError as error:
