@@ -133,7 +133,7 @@ py::object probe(const Shared& communicator, int source, std::optional<std::uint
   Status status;
   bool is_there = false;
   {
-    const py::gil_scoped_release release;
+    const ReleasedGil release;
     is_there = communicator->native->probe({source, tag.value_or(runtime::kAnyTag), found},
                                            nanoseconds(patience_s), signal_raised, &status);
   }

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -45,9 +46,13 @@ void raise_if_failed(const Status& status, std::string_view operation,
   }
   py::object how = py::none();
   if (!status.how().empty()) how = py::str(status.how());
-  py::object error = type(status.message(), py::arg("rank") = rank, py::arg("ranks") = ranks,
-                          py::arg("operation") = std::string(operation), py::arg("host") = host,
-                          py::arg("how") = how);
+  const py::str text(status.message());
+  const py::str during{std::string(operation)};
+  const py::tuple words = py::make_tuple("rank", "ranks", "operation", "host", "how");
+  PyObject* given[] = {text.ptr(), rank.ptr(), ranks.ptr(), during.ptr(), host.ptr(), how.ptr()};
+  const auto error =
+      py::reinterpret_steal<py::object>(call_python(type.ptr(), given, 1, words.ptr()));
+  if (!error) throw py::error_already_set();
   PyErr_SetObject(type.ptr(), error.ptr());
   throw py::error_already_set();
 }

@@ -373,6 +373,8 @@ def check_fit(function: Callable[..., Any], args: tuple[Any, ...], words: dict[s
 @functools.cache
 def _finish_imports_at_exit() -> None:
     """Once in a process."""
+    # Native code imports NumPy's interface, in a way that no thread may be in at the end.
+    _core.view(np.empty(0))
     atexit.register(_finish_imports)
 
 
@@ -386,7 +388,6 @@ def _finish_imports() -> None:
     under_way = [name for name in sys.modules if name.startswith("pycoll.")]
     for name in ("pycoll.lists", "pycoll.plans", "pycoll.tuning", *under_way):
         importlib.import_module(name)
-    _core.view(np.empty(0))  # native code imports NumPy's interface
 
 
 def nothing() -> None:

@@ -128,3 +128,10 @@ weakref.finalize(kept, lambda: print("total", comm.all_reduce(np.ones(2)).tolist
 daemon(lambda sub=comm.split(0): sub.recv(np.zeros(4), other))
 """
     assert outputs(code, transports).count("total [2.0, 2.0]") == 2
+
+
+def test_only_one_file_touches_the_gil() -> None:
+    """Whoever takes it elsewhere is ended there, and unwinds what is not made for it."""
+    words = ("gil_scoped_", "PyGILState_Ensure", "PyEval_RestoreThread", "PyEval_AcquireThread")
+    files = [path for path in (ROOT / "bindings").iterdir() if path.stem != "gil"]
+    assert [path.name for path in files if any(word in path.read_text() for word in words)] == []
