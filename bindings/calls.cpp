@@ -314,12 +314,13 @@ int find_op(PyObject* word) {
     }
     return made;
   }();
-  constexpr int kBuiltin = static_cast<int>(ReduceOp::kUser);
-  for (int op = 0; op < kBuiltin; ++op) {
-    if (words[static_cast<std::size_t>(op)] == word) return op;
+  constexpr int kUser = static_cast<int>(ReduceOp::kUser);
+  for (int op = 0; op < kReduceOpCount; ++op) {
+    if (words[static_cast<std::size_t>(op)] == word) return op != kUser ? op : -1;
   }
   if (!PyUnicode_CheckExact(word)) return -1;
-  for (int op = 0; op < kBuiltin; ++op) {
+  for (int op = 0; op < kReduceOpCount; ++op) {
+    if (op == kUser) continue;
     if (PyUnicode_Compare(words[static_cast<std::size_t>(op)], word) == 0) return op;
   }
   return -1;

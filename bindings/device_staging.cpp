@@ -35,6 +35,15 @@ device::Copy copy_of(const py::tuple& one) {
                                 one[4].cast<std::vector<std::uint64_t>>(),
                                 one[5].cast<std::vector<std::int64_t>>()};
   device::Copy copy{};
+  if (kind == "enter" || kind == "leave") {
+    const auto way = kind == "enter" ? device::Copy::Kind::kEnter : device::Copy::Kind::kLeave;
+    raise_if_failed(
+        device::make_conversion(way, strided, packed, static_cast<DType>(one[6].cast<int>()),
+                                static_cast<ReduceOp>(one[7].cast<int>()),
+                                one[8].cast<std::uint32_t>(), &copy),
+        "");
+    return copy;
+  }
   const auto way = kind == "pack" ? device::Copy::Kind::kPack : device::Copy::Kind::kUnpack;
   raise_if_failed(device::make_copy(way, strided, packed, item, &copy), "");
   return copy;

@@ -62,9 +62,8 @@ void combine(const BufferView& target, const std::vector<const BufferView*>& sou
   require(sources.size() >= 2 && sources.size() <= kernels::kSourcesMax,
           "sources are " + std::to_string(sources.size()) + ", expected 2 to " +
               std::to_string(kernels::kSourcesMax));
-  require(reduction != ReduceOp::kUser && kernels::defined(target.dtype, reduction),
-          "op is " + std::to_string(op) + ": no kernel for this dtype");
   const kernels::Combine kernel = kernels::combine_for(target.dtype, reduction, isa_of(isa));
+  require(static_cast<bool>(kernel), "op is " + std::to_string(op) + ": no kernel for this dtype");
   const std::vector<const void*> addresses = addresses_of(target, sources);
   const ReleasedGil release;
   for (std::uint64_t time = 0; time < times; ++time) {

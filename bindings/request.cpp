@@ -38,10 +38,11 @@ runtime::CollectiveRequest make_request(const PlanHandle& plan, const BufferView
     request.combine = user_op->combine();
     request.reduction_failed = user_op->failed();
   } else {
-    request.combine = kernels::combine_for(request.descriptor.dtype, request.descriptor.op);
-    if (request.descriptor.op == ReduceOp::kAvg) {
-      request.scale = kernels::scale_for(request.descriptor.dtype);
-    }
+    const ReduceOp op = request.descriptor.op;
+    // Of one rank the average is the array.
+    if (op != ReduceOp::kAvg || header.size > 1) request.form = kernels::wire_form(dtype, op);
+    request.combine = kernels::combine_for(dtype, op);
+    if (op == ReduceOp::kAvg && !request.form) request.scale = kernels::scale_for(dtype);
   }
   return request;
 }

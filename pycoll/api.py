@@ -21,6 +21,7 @@ from pycoll.errors import (
     MismatchError,
     PeerLostError,
     PycollError,
+    ReductionError,
     TimeoutError,
     TransportError,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "MismatchError",
     "PeerLostError",
     "PycollError",
+    "ReductionError",
     "TimeoutError",
     "TransportError",
     "Work",

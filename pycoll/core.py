@@ -20,8 +20,8 @@ from pycoll.arrays import Framework, Shape, framework_of, output_view
 from pycoll.collective import REDUCING, Collective
 from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
-from pycoll.ops import Reduction, find_reduction
-from pycoll.types import DType, ReduceOp
+from pycoll.ops import Reduction, UserRun, find_reduction
+from pycoll.types import MEAN_RANKS_MAX, DType, ReduceOp
 
 if TYPE_CHECKING:
     from array import array
@@ -198,11 +198,16 @@ class Core(_core.Calls):
         reduction: Reduction | None = None
         if op is not None or collective in REDUCING:
             reduction = find_reduction(op, dtype, collective.name.lower())
+            if reduction.code is ReduceOp.AVG and self.size > MEAN_RANKS_MAX:
+                raise InvalidArgumentError(
+                    f"op 'avg' is defined for up to {MEAN_RANKS_MAX} ranks, here are {self.size}: "
+                    "take 'sum' and divide"
+                )
         message = 0 if bucket < 0 else 1 << bucket
         found = self._plans.prepare(
             collective, dtype, reduction, root, message, algorithm, strict, shape_key
         )
-        if found.user is None:
+        if not found.by_python:
             _core.note(self, collective, key, found)
         return found
 
@@ -230,6 +235,8 @@ class Core(_core.Calls):
                 )
             where.need_none()
         user = prepared.user
+        run = UserRun(user, dtype, self.size) if user is not None else None
+        then = finish if run is None else run.judged(finish)
         work = self._native.run(
             prepared.plan,
             source,
@@ -240,11 +247,28 @@ class Core(_core.Calls):
             plan_key=prepared.key,
             count=count,
             segment_bytes=prepared.segment_bytes,
-            user_op=user.native(dtype) if user is not None else None,
+            user_op=run.native if run is not None else None,
             asynchronous=async_op,
-            finish=finish if async_op else None,
+            finish=then if async_op else None,
         )
-        return finish() if work is None else work
+        if run is not None and self.size > 1:
+            self._exchange_records(run, async_op)
+        return then() if work is None else work
+
+    def _exchange_records(self, run: UserRun, async_op: bool) -> None:
+        """Behind an operation: tell all ranks whether a user's reduction raised on any of them."""
+        every, mine = _core.view(run.records), _core.view(run.record)
+        counts = [len(run.record)] * self.size
+        salt = (_salt("reductions"),)
+        prepared = self._prepare(
+            Collective.ALL_GATHER, DType.UINT8, None, 0, every.nbytes, None, None, salt
+        )
+        # The engine reads the record when it begins, which is when the operation has ended.
+        made = self._start(
+            prepared, mine, every, DType.UINT8, counts, every.count, async_op, nothing
+        )
+        if async_op:
+            run.exchange = made
 
     def _check_place(self, source: Any, target: Any, where: Where) -> None:
         """What ``_start`` would refuse of arrays and stream."""

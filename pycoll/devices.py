@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import _core
 from pycoll.bootstrap.host import process_token
-from pycoll.device_copies import Copies, order_memory
+from pycoll.device_copies import Conversion, Copies, conversion, order_memory
 from pycoll.device_messages import MessagePlans, rounds_of
 from pycoll.device_registry import DeviceRegistry
 from pycoll.device_staging import Staging
@@ -63,15 +63,20 @@ class Launch(NamedTuple):
         parts: Sequence[tuple[int, int, int]] = (),
     ) -> _core.DeviceMark | None:
         """Put it at the end of its stream; see ``_core.DeviceCommunicator.run``."""
+        wire, dtype, op, key = copies.wire, self.dtype, self.prepared.op, self.prepared.key
+        items = 1
+        if wire is not None:
+            dtype, op, items = wire.form.dtype, wire.step, wire.form.wire_items
+            key ^= wire.key
         return native.run(
             self.prepared.plan,
             source,
             target,
-            dtype=self.dtype,
-            op=self.prepared.op,
-            counts=self.counts,
-            plan_key=self.prepared.key,
-            count=self.total,
+            dtype=dtype,
+            op=op,
+            counts=[items * count for count in self.counts],
+            plan_key=key,
+            count=items * self.total,
             lanes=self.lanes,
             stream=self.where.handle(),
             beside=self.async_op,
@@ -145,7 +150,7 @@ class Devices:
         for view in (source, target):
             if view is not None and view.order is not None:
                 view.order(stream)
-        copies = Copies()
+        copies = Copies(self._conversion(dtype, prepared))
         packed, made = copies.source(source, where), copies.target(target, where)
         if fill is not None:
             copies.fill(made, fill)
@@ -171,16 +176,16 @@ class Devices:
         It is ordered on the streams of all. Requires: one dtype, and from 1 to
         ``_core.DEVICE_PARTS_MAX`` members.
         """
-        copies = Copies()
+        copies = Copies(self._conversion(members[0].source.dtype, prepared))
         parts, nbytes, count = [], 0, 0
         for source, target, where in members:
             native = self._opened(source, target)
-            nbytes += source.nbytes
             count += source.count
             if source.nbytes:
                 packed, result = copies.source(source, where), copies.target(target, where)
                 assert packed is not None
                 assert result is not None  # every member has both
+                nbytes += packed.nbytes
                 parts.append((packed.address, result.address, nbytes))
         first = parts[0] if parts else (0, 0, 0)
         if len(parts) == 1:
@@ -205,6 +210,9 @@ class Devices:
             native.join(native.mark(stream), other)
         _hand_on(native, where)
         return finish()
+
+    def _conversion(self, dtype: int, prepared: Prepared) -> Conversion | None:
+        return conversion(dtype, prepared.reduction, len(self._names))
 
     def exchange(self, messages: Sequence[Message], async_op: bool) -> DeviceWork | None:
         """Launch messages, those of a group together; a Work if ``async_op``.

@@ -45,6 +45,11 @@ class MismatchError(PycollError):
     """The ranks disagree about an operation."""
 
 
+class ReductionError(PycollError):
+    """A function from ``register_op`` raised on ``rank``. All ranks raise this; the result is lost,
+    the communicator goes on."""
+
+
 class PeerLostError(PycollError):
     """Another rank is gone."""
 

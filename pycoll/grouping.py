@@ -156,7 +156,7 @@ class Group(_core.Group):
         name = None if algorithm is None else str(algorithm)
         strict = None if deterministic is None else bool(deterministic)
         key = (dtype, word, 0, -1, name, strict, ())
-        if prepared.user is None:
+        if not prepared.by_python:
             _core.fuse(self, work, key, ends.source, ends.target)
             return work
         one = _UserReduction(key, ends, work, finish)
@@ -197,6 +197,7 @@ class Group(_core.Group):
         prepared: Prepared = self.communicator._prepare(
             Collective.ALL_REDUCE, source.dtype, op, 0, source.nbytes, algorithm, deterministic
         )
+        prepared.check_shape(source.shape)
         return prepared
 
     def run(self) -> None:

@@ -178,6 +178,8 @@ def start_list(
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
+        for number in numbers:
+            prepared.check_shape(members[number].ends.source.shape)
         prepared = prepared.of_arrays(lengths[number][1] for number in numbers)
         mine = [members[number] for number in numbers]
         wheres = [Where(one.ends.framework, one.x, stream) for one in mine]

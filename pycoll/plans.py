@@ -18,6 +18,7 @@ from pycoll.model import DEFAULT, Parameters
 from pycoll.ops import Reduction
 from pycoll.select import choose
 from pycoll.topology import Topology
+from pycoll.types import LOCATION
 
 
 class Prepared(NamedTuple):
@@ -33,6 +34,17 @@ class Prepared(NamedTuple):
     reduction: Reduction | None
     user: Reduction | None
     identity: bytes = b""
+
+    @property
+    def by_python(self) -> bool:
+        """Whether its calls are Python's from first to last: native ones look at no shape."""
+        reduction = self.reduction
+        return reduction is not None and (self.user is not None or reduction.code in LOCATION)
+
+    def check_shape(self, shape: tuple[int, ...], axes: int = 1) -> None:
+        """InvalidArgumentError unless the reduction takes arrays of the shape."""
+        if self.reduction is not None:
+            self.reduction.check_shape(shape, axes)
 
     def of_arrays(self, lengths: Iterable[int]) -> Prepared:
         """The same for a message of arrays of so many bytes each, on which ranks must agree."""
@@ -65,6 +77,8 @@ class Plans:
         shape_key: tuple[int, ...],
     ) -> Prepared:
         """What the engine needs; ``nbytes`` is the message, ``shape_key`` what else must agree."""
+        if reduction is not None and nbytes:
+            nbytes = reduction.wire_bytes(dtype, nbytes)
         name = self.algorithm_name(
             collective, dtype, reduction, root, nbytes, algorithm, deterministic
         )

@@ -16,11 +16,24 @@ class Reducing(Core):
     """Part of Communicator. What its collectives have in common:
 
     ``x``: see ``pycoll.arrays`` for what may be passed; its count, dtype and the other
-    arguments must be alike on all ranks. ``op``: sum, prod, min, max, avg, band, bor, bxor, or a
-    name from ``register_op``; bitwise ones take integers and bool only, min and max not complex;
-    integers wrap, and avg rounds them towards zero. Types of 16 and 8 bits are combined in float32.
-    avg sums in the type of x and divides at the end: it wraps or becomes infinite where sum does
-    (int8 [100] of two ranks gives [-28], float16 [40000] gives [inf]); of bool it means any.
+    arguments must be alike on all ranks. ``op`` is one of these, or a name from ``register_op``:
+
+    * sum, prod, min, max: integers wrap; floats of 16 and 8 bits are combined in float32, and each
+      partial result is rounded to the type. min and max take no complex numbers.
+    * avg: integers give the exact mean, rounded towards zero. Floats of 16 and 8 bits are summed in
+      float32, in a range that no sum leaves, divided once, and rounded to the type at the end; so
+      4 bytes per element travel. float32, float64 and complex are summed in their own type and
+      divided at the end, as by numpy.mean: where the sum is infinite, so is the average. Of bool it
+      means any. Up to 65,536 ranks.
+    * band, bor, bxor: bit by bit, of integers and bool.
+    * land, lor, lxor: whether all, any, or an odd number of ranks have an element that is not zero;
+      the result is 1 or 0 in the type of x, which may be any. NaN is not zero.
+    * maxloc, minloc: x holds pairs along its last axis, of length 2: a value and its place, of one
+      type, ``numpy.stack([values, places], -1)``. The pair with the greatest or least value wins,
+      of equal values that with the lowest place; zeros of both signs are equal and come out as +0;
+      a NaN wins. Integers and real floats; places must be exact in the type (in float32 up to
+      2**24). Not on devices, and not in exscan.
+
     ``out``: where the result goes, of its shape and dtype, writable, and contiguous unless it is on
     a device; x itself to work in place. ``algorithm``: a name, or None for the selector's choice
     (``explain`` tells). ``async_op``: return a Work at once. ``deterministic``: the same bits for
@@ -109,6 +122,7 @@ class Reducing(Core):
         prepared = self._prepare(
             Collective.REDUCE, source.dtype, op, root, source.nbytes, algorithm, deterministic
         )
+        prepared.check_shape(source.shape)
         count = source.count
         where = Where(framework, x, stream)
         return self._start(
@@ -151,6 +165,7 @@ class Reducing(Core):
             deterministic,
             source.shape[1:],
         )
+        prepared.check_shape(source.shape, 2)
         return self._start(
             prepared,
             source,
@@ -229,6 +244,7 @@ class Reducing(Core):
         prepared = self._prepare(
             collective, dtype, op, root, source.nbytes, algorithm, deterministic
         )
+        prepared.check_shape(source.shape)
         finish = finisher(framework, x, memory, out)
         where = Where(framework, x, stream)
         if collective is Collective.EXSCAN and prepared.reduction is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,11 @@ class ReduceOp(IntEnum):
     BOR = 6
     BXOR = 7
     USER = 8
+    LAND = 9
+    LOR = 10
+    LXOR = 11
+    MAXLOC = 12
+    MINLOC = 13
 
     @property
     def word(self) -> str:
@@ -69,6 +74,9 @@ COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 ROUNDED = frozenset(DType) - INTEGERS - {DType.BOOL}
 
 BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
+LOGICAL = frozenset({ReduceOp.LAND, ReduceOp.LOR, ReduceOp.LXOR})
+#: Of pairs: a value, and where it is.
+LOCATION = frozenset({ReduceOp.MAXLOC, ReduceOp.MINLOC})
 
 #: Builtin reductions by the word that users write.
 OPS = {op.word: op for op in ReduceOp if op is not ReduceOp.USER}
@@ -84,7 +92,45 @@ def is_defined(dtype: int, op: int) -> bool:
     """Whether the reduction means something for the type; the engines use the same rule."""
     if op in BITWISE:
         return dtype in INTEGERS or dtype == DType.BOOL
+    if op in LOCATION:
+        return dtype not in COMPLEX and dtype != DType.BOOL
     return not (op in (ReduceOp.MIN, ReduceOp.MAX) and dtype in COMPLEX)
+
+
+class WireForm(NamedTuple):
+    """What travels for an array's elements: so many of the array are so many of ``dtype``."""
+
+    dtype: DType
+    array_items: int = 1
+    wire_items: int = 1
+
+    def nbytes(self, dtype: int, nbytes: int) -> int:
+        """Bytes on the way for ``nbytes`` of the array's."""
+        groups = nbytes // (ITEM_BYTES[dtype] * self.array_items)
+        return groups * ITEM_BYTES[self.dtype] * self.wire_items
+
+
+_FLOAT_MEAN, _LONG_MEAN = WireForm(DType.FLOAT32), WireForm(DType.INT64, 1, 2)
+_SHORT_MEAN, _MEAN = WireForm(DType.INT32), WireForm(DType.INT64)
+_MEANS = {
+    **dict.fromkeys((DType.INT8, DType.INT16, DType.UINT8, DType.UINT16), _SHORT_MEAN),
+    **dict.fromkeys((DType.INT32, DType.UINT32), _MEAN),
+    **dict.fromkeys((DType.INT64, DType.UINT64), _LONG_MEAN),
+    **dict.fromkeys((DType.FLOAT16, DType.BFLOAT16), _FLOAT_MEAN),
+    **dict.fromkeys((DType.FLOAT8_E4M3, DType.FLOAT8_E5M2), _FLOAT_MEAN),
+}
+_TRUTH, _PAIRS = WireForm(DType.BOOL), WireForm(DType.COMPLEX128, 2, 1)
+#: More ranks than this have no averages: the sum of so many 16-bit values fits into 32 bits.
+MEAN_RANKS_MAX = 1 << 16
+
+
+def wire_form(dtype: int, op: int) -> WireForm | None:
+    """How elements travel (csrc/kernels/wire.h); None: as they are."""
+    if op == ReduceOp.AVG:
+        return _MEANS.get(DType(dtype))
+    if op in LOGICAL:
+        return _TRUTH
+    return _PAIRS if op in LOCATION else None
 
 
 @lru_cache(maxsize=len(DType))
@@ -112,15 +158,27 @@ _EXTENSION_BITS = {
 }
 
 
+#: Reductions that zero does not change.
+_ZERO = {
+    ReduceOp.SUM,
+    ReduceOp.AVG,
+    ReduceOp.BOR,
+    ReduceOp.BXOR,
+    ReduceOp.LOR,
+    ReduceOp.LXOR,
+}
+
+
 def identity_bytes(dtype: int, op: int) -> bytes:
     """The element that changes nothing under ``op``, as it lies in memory."""
-    if op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.BOR, ReduceOp.BXOR):
+    if op in _ZERO:
         return bytes(ITEM_BYTES[dtype])
     if dtype in _EXTENSION_BITS:
         one, highest, lowest = _EXTENSION_BITS[DType(dtype)]
-        return {ReduceOp.PROD: one, ReduceOp.MIN: highest, ReduceOp.MAX: lowest}[ReduceOp(op)]
+        values = {ReduceOp.PROD: one, ReduceOp.LAND: one}
+        return {**values, ReduceOp.MIN: highest, ReduceOp.MAX: lowest}[ReduceOp(op)]
     scalar = numpy_dtype(dtype).type
-    if op == ReduceOp.PROD:
+    if op in (ReduceOp.PROD, ReduceOp.LAND):
         return bytes(scalar(1).tobytes())
     if op == ReduceOp.BAND:
         return bytes((~scalar(0)).tobytes())

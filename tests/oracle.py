@@ -18,12 +18,21 @@ from pycoll.types import DType, is_defined, numpy_dtype
 Array = npt.NDArray[Any]
 
 DTYPES = [dtype.word for dtype in DType]
-OPS = ["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
+OPS = ["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor"]
+LOGICAL = {"land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor}
 
 #: The largest whole number up to which every whole number is exact, and the largest sum of
 #: exponents of two that products may reach.
 _WHOLE = {"float16": 2048, "bfloat16": 256, "float8_e4m3": 16, "float8_e5m2": 8}
 _EXPONENT = {"float8_e4m3": 5, "float8_e5m2": 12}
+#: Of averages: largest whole number, and the powers of two that it is multiplied by, from the
+#: smallest subnormal to the largest number of the type.
+_MEANS = {
+    "float16": (2047, -24, 5),
+    "bfloat16": (255, -133, 120),
+    "float8_e4m3": (14, -9, 5),
+    "float8_e5m2": (7, -16, 13),
+}
 
 
 def np_dtype(word: str) -> np.dtype[Any]:
@@ -41,10 +50,13 @@ def inputs(dtype: str, op: str, size: int, count: int, seed: int) -> Array:
     rng = np.random.default_rng([seed, size, count])
     target = np_dtype(dtype)
     shape = (size, count)
+    if op in LOGICAL:
+        return np.where(rng.integers(0, 3, shape) == 0, 0, rng.integers(1, 9, shape)).astype(target)
+    if op == "avg" and dtype in _MEANS:
+        whole, low, high = _MEANS[dtype]
+        powers = np.exp2(rng.integers(low, high + 1, count).astype(np.float64))
+        return (rng.integers(-whole, whole + 1, shape) * powers).astype(target)
     if target.kind in "iu":
-        whole = np.iinfo(target)
-        if op == "avg":
-            return _budgeted(rng, shape, int(whole.max), whole.min < 0).astype(target)
         bits = rng.integers(0, 256, (size, count * target.itemsize), np.uint8)
         return np.ascontiguousarray(bits).view(target)
     if target.kind == "b":
@@ -96,20 +108,17 @@ _BOOL = {"sum": "bor", "avg": "bor", "max": "bor", "prod": "band", "min": "band"
 def fold(rows: Array, op: str) -> Array:
     """The combination of the rows, in their type."""
     target = rows.dtype
+    if op in LOGICAL:
+        return _left(LOGICAL[op], rows != 0).astype(target)
     if target.kind == "b":
         op = _BOOL.get(op, op)
+    if (op == "avg" and target.kind not in "fc") or (op == "avg" and target.itemsize < 4):
+        return _mean(rows)
     narrow = target.itemsize < 4 and target.kind not in "iub"
     wide = rows.astype(np.float64) if narrow else rows
-    total = wide[0].copy()
-    for row in wide[1:]:
-        total = _FOLDS[op](total, row)
+    total = _left(_FOLDS[op], wide)
     if op == "avg":
         size = len(rows)
-        if target.kind in "iu":
-            # Towards zero, as C divides; NumPy's // rounds down.
-            return (np.sign(total) * (np.abs(total.astype(object)) // size)).astype(target)
-        if narrow:
-            return (total.astype(np.float32) / np.float32(size)).astype(target)
         if target.kind == "c":
             part = np.float32 if target.itemsize == 8 else np.float64
             real, imag = total.real / part(size), total.imag / part(size)
@@ -118,12 +127,32 @@ def fold(rows: Array, op: str) -> Array:
     return total.astype(target)
 
 
+def _left(step: Any, rows: Array) -> Array:
+    total = rows[0].copy()
+    for row in rows[1:]:
+        total = step(total, row)
+    return total
+
+
+def _mean(rows: Array) -> Array:
+    """Integers: the exact mean, towards zero as C divides. Small floats: the sum of all values
+    times 2^-k, divided once in float32 and rounded to the type; inputs() keep such sums exact."""
+    size, target = len(rows), rows.dtype
+    if target.kind in "iu":
+        totals = rows.astype(object).sum(axis=0)
+        means = [abs(n) // size * (1 if n > 0 else -1) for n in totals.flat]
+        return np.array(means, target).reshape(totals.shape)
+    factor = 2.0 ** -(size - 1).bit_length()
+    total = (rows.astype(np.float64) * factor).sum(axis=0).astype(np.float32)
+    return (total / np.float32(size * factor)).astype(target)
+
+
 def identity(dtype: str, op: str) -> Any:
     """What exscan gives to rank 0."""
     target = np_dtype(dtype)
-    if op in ("sum", "bor", "bxor"):
+    if op in ("sum", "bor", "bxor", "lor", "lxor"):
         return target.type(0)
-    if op == "prod":
+    if op in ("prod", "land"):
         return target.type(1)
     if op == "band":
         return ~target.type(0)
@@ -136,6 +165,21 @@ def identity(dtype: str, op: str) -> Any:
     if dtype == "float8_e4m3":
         return limits.max if highest else limits.min
     return target.type(np.inf if highest else -np.inf)
+
+
+def pairs(dtype: str, size: int, count: int, seed: int) -> Array:
+    """Of every rank ``count`` pairs of a value, few of which differ, and a place."""
+    rng = np.random.default_rng([seed, size, count])
+    values = rng.integers(0, 4, (size, count))
+    return np.stack([values, rng.integers(0, 100, (size, count))], -1).astype(np_dtype(dtype))
+
+
+def located(rows: Array, op: str) -> Array:
+    """The best pair of each column: by value, and of equal ones by the lowest place."""
+    sign = -1 if op == "maxloc" else 1
+    columns = rows.astype(np.float64).tolist()
+    best = [min(column, key=lambda p: (sign * p[0], p[1])) for column in zip(*columns, strict=True)]
+    return np.array(best).astype(rows.dtype)
 
 
 def bounds(rows: int, size: int) -> list[int]:

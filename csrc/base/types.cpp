@@ -34,8 +34,9 @@ constexpr std::array<std::string_view, kCollectiveCount> kCollectives{
     "all_reduce", "reduce",     "broadcast", "reduce_scatter", "all_gather", "gather",
     "scatter",    "all_to_all", "scan",      "exscan",         "barrier"};
 
-constexpr std::array<std::string_view, kReduceOpCount> kOps{"sum",  "prod", "min",  "max", "avg",
-                                                            "band", "bor",  "bxor", "user"};
+constexpr std::array<std::string_view, kReduceOpCount> kOps{
+    "sum",  "prod", "min",  "max", "avg",  "band",   "bor",
+    "bxor", "user", "land", "lor", "lxor", "maxloc", "minloc"};
 
 template <typename Table, typename Value>
 auto at(const Table& table, Value value) {

@@ -56,8 +56,13 @@ enum class ReduceOp : std::uint8_t {
   kBor = 6,
   kBxor = 7,
   kUser = 8,
+  kLand = 9,
+  kLor = 10,
+  kLxor = 11,
+  kMaxloc = 12,
+  kMinloc = 13,
 };
-inline constexpr int kReduceOpCount = 9;
+inline constexpr int kReduceOpCount = 14;
 
 // Bytes of one element. Requires: a valid dtype.
 std::size_t item_bytes(DType dtype);

@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "kernels/reduce.h"
+#include "kernels/wire.h"
 #include "plan/layout.h"
 #include "runtime/bound_plan.h"
 
@@ -38,6 +39,7 @@ Status check(const runtime::CollectiveRequest& request, const Shape& shape, cons
       request.descriptor.op == ReduceOp::kUser) {
     return invalid("a reduction registered by the user runs on the host only");
   }
+  if (request.form) return invalid("elements have their wire form before they come to a device");
   if (request.parts.size() > kPartsMax) {
     return invalid("memory is " + std::to_string(request.parts.size()) +
                    " arrays, of which one launch takes " + std::to_string(kPartsMax));
@@ -219,6 +221,25 @@ Status make_copy(Copy::Kind kind, const Strided& strided, std::byte* packed,
     made.lengths[made.axes - 1] *= length;
     made.strides[made.axes - 1] = stride;
   }
+  *copy = made;
+  return Status();
+}
+
+Status make_conversion(Copy::Kind kind, const Strided& strided, std::byte* wire, DType dtype,
+                       ReduceOp op, std::uint32_t ranks, Copy* copy) {
+  const kernels::WireForm form = kernels::wire_form(dtype, op, kernels::Isa::kReference);
+  if (!form || form.array_items != 1) {
+    return invalid("op " + std::string(name_of(op)) + " of " + std::string(name_of(dtype)) +
+                   " has no wire form on devices");
+  }
+  Copy made{};
+  const auto item = static_cast<std::uint32_t>(item_bytes(dtype));
+  Status status = make_copy(kind, strided, wire, item, &made);
+  if (!status.ok()) return status;
+  made.dtype = dtype;
+  made.op = op;
+  made.ranks = ranks;
+  made.wire_bytes = static_cast<std::uint32_t>(item_bytes(form.dtype) * form.wire_items);
   *copy = made;
   return Status();
 }

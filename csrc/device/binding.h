@@ -61,6 +61,9 @@ struct Strided {
 Status make_copy(Copy::Kind kind, const Strided& strided, std::byte* packed,
                  std::uint32_t item_bytes, Copy* copy);
 // `count` elements that are all `value`.
+// `copy` as a change to the wire form of its elements, or from there.
+Status make_conversion(Copy::Kind kind, const Strided& strided, std::byte* wire, DType dtype,
+                       ReduceOp op, std::uint32_t ranks, Copy* copy);
 Copy make_fill(std::byte* packed, std::uint64_t count, Pack value, std::uint32_t item_bytes);
 
 }  // namespace pycoll::device

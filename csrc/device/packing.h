@@ -8,6 +8,7 @@
 #include "device/local.h"
 #include "device/memory.h"
 #include "device/program.h"
+#include "device/wire.h"
 
 namespace pycoll::device {
 
@@ -23,6 +24,16 @@ PYCOLL_DEVICE std::int64_t offset_of(const Copy& copy, std::uint64_t index) {
   return offset;
 }
 
+PYCOLL_DEVICE void convert(const Copy& copy, std::byte* wire, std::byte* element) {
+  if (copy.kind == Copy::Kind::kEnter) {
+    const Pack stored = load_bytes(element, copy.item_bytes);
+    store_bytes(wire, entered(copy.dtype, copy.op, copy.ranks, stored), copy.wire_bytes);
+  } else {
+    const Pack found = load_bytes(wire, copy.wire_bytes);
+    store_bytes(element, left(copy.dtype, copy.op, copy.ranks, found), copy.item_bytes);
+  }
+}
+
 PYCOLL_DEVICE void run_copy(const Copy& copy) {
   const std::uint64_t step = std::uint64_t{copy.blocks} * threads();
   for (std::uint64_t index = std::uint64_t{block()} * threads() + thread(); index < copy.count;
@@ -33,6 +44,10 @@ PYCOLL_DEVICE void run_copy(const Copy& copy) {
       continue;
     }
     std::byte* strided = copy.strided + offset_of(copy, index);
+    if (copy.kind == Copy::Kind::kEnter || copy.kind == Copy::Kind::kLeave) {
+      convert(copy, copy.packed + index * copy.wire_bytes, strided);
+      continue;
+    }
     const bool packs = copy.kind == Copy::Kind::kPack;
     const Pack element = load_bytes(packs ? strided : packed, copy.item_bytes);
     store_bytes(packs ? packed : strided, element, copy.item_bytes);

@@ -200,17 +200,22 @@ static_assert(sizeof(Program) + sizeof(ListCall) <= 4096);
 inline constexpr std::uint32_t kAxesMax = 32;
 
 // What the kernel that copies does with elements in C order: to `packed` from where they are
-// strided, the way back, or the same value everywhere.
+// strided, the way back, the same value everywhere, or the first two with a change to the wire form
+// of `dtype` and `op` among so many ranks (kernels/wire.h), which is what is packed then.
 struct Copy {
-  enum class Kind : std::uint32_t { kPack = 0, kUnpack = 1, kFill = 2 };
+  enum class Kind : std::uint32_t { kPack = 0, kUnpack = 1, kFill = 2, kEnter = 3, kLeave = 4 };
   std::byte* packed;
   std::byte* strided;   // element 0; nullptr for kFill
   std::uint64_t count;  // elements
   Pack value;           // of kFill, its first item_bytes bytes
   Kind kind;
-  std::uint32_t item_bytes;
+  std::uint32_t item_bytes;  // of an element that is strided, or filled
   std::uint32_t axes;
-  std::uint32_t blocks;             // of the launch
+  std::uint32_t blocks;  // of the launch
+  DType dtype;
+  ReduceOp op;
+  std::uint32_t wire_bytes;  // of an element in wire form
+  std::uint32_t ranks;
   std::uint64_t lengths[kAxesMax];  // the last axis is the fastest
   std::int64_t strides[kAxesMax];   // bytes
 };

@@ -71,19 +71,13 @@ struct Extreme {
 using Min = Extreme<false>;
 using Max = Extreme<true>;
 
-// One correctly rounded division, or one that rounds towards zero.
+// One correctly rounded division.
 struct Division {
   std::uint32_t divisor;
 
   template <typename T>
   PYCOLL_DEVICE T apply(T value) const {
-    if constexpr (!std::is_integral_v<T>) {
-      return value / static_cast<T>(divisor);
-    } else if constexpr (std::is_signed_v<T>) {
-      return static_cast<T>(value / static_cast<std::int64_t>(divisor));
-    } else {
-      return static_cast<T>(value / static_cast<std::uint64_t>(divisor));
-    }
+    return value / static_cast<T>(divisor);
   }
   template <typename T>
   PYCOLL_DEVICE Pair<T> apply(Pair<T> value) const {
@@ -148,18 +142,6 @@ PYCOLL_DEVICE Pack compact(Pack a, Pack b) {
   }
 }
 
-template <typename Format>
-PYCOLL_DEVICE Pack divided_compact(Pack pack, Division division) {
-  if constexpr (kIsSmall<Format>) {
-    const auto divide = [division](typename Format::Value x, typename Format::Value) {
-      return division.apply(x);
-    };
-    return {in_turn<Format>(pack.low, 0, divide), in_turn<Format>(pack.high, 0, divide)};
-  } else {
-    return divided<Format>(pack, division);
-  }
-}
-
 // Sums in one format. Packs in flight per thread hide the way to a peer's memory.
 template <typename Format>
 struct FixedSum {
@@ -170,7 +152,8 @@ struct FixedSum {
   }
 };
 
-// Any type and operation that kernels::defined() knows, kUser apart.
+// Any type and operation that kernels::combine_for() has a kernel for; divides what
+// kernels::scale_for() does.
 struct Any {
   static constexpr int kInFlight = 1;
   DType dtype;
@@ -200,6 +183,11 @@ struct Any {
       case ReduceOp::kBxor:
         return both<BitXor>(a, b);
       case ReduceOp::kUser:
+      case ReduceOp::kLand:  // these combine in wire form
+      case ReduceOp::kLor:
+      case ReduceOp::kLxor:
+      case ReduceOp::kMaxloc:
+      case ReduceOp::kMinloc:
         break;
     }
     return a;
@@ -207,26 +195,16 @@ struct Any {
 
   PYCOLL_DEVICE_CALL static Pack divide_of(DType dtype, Pack pack, std::uint32_t divisor) {
     const Division by{divisor};
-    // clang-format off
     switch (dtype) {
-      case DType::kBool: return pack;
-      case DType::kInt8: return divided_compact<Integer<std::int8_t>>(pack, by);
-      case DType::kInt16: return divided_compact<Integer<std::int16_t>>(pack, by);
-      case DType::kInt32: return divided_compact<Integer<std::int32_t>>(pack, by);
-      case DType::kInt64: return divided_compact<Integer<std::int64_t>>(pack, by);
-      case DType::kUInt8: return divided_compact<Integer<std::uint8_t>>(pack, by);
-      case DType::kUInt16: return divided_compact<Integer<std::uint16_t>>(pack, by);
-      case DType::kUInt32: return divided_compact<Integer<std::uint32_t>>(pack, by);
-      case DType::kUInt64: return divided_compact<Integer<std::uint64_t>>(pack, by);
-      case DType::kFloat16: return divided_compact<Float16>(pack, by);
-      case DType::kBFloat16: return divided_compact<BFloat16>(pack, by);
-      case DType::kFloat32: case DType::kComplex64: return divided_compact<Real<float>>(pack, by);
-      case DType::kFloat64: case DType::kComplex128: return divided_compact<Real<double>>(pack, by);
-      case DType::kFloat8E4M3: return divided_compact<Float8E4M3>(pack, by);
-      case DType::kFloat8E5M2: return divided_compact<Float8E5M2>(pack, by);
+      case DType::kFloat32:
+      case DType::kComplex64:
+        return divided<Real<float>>(pack, by);
+      case DType::kFloat64:
+      case DType::kComplex128:
+        return divided<Real<double>>(pack, by);
+      default:
+        return pack;
     }
-    // clang-format on
-    return pack;
   }
 
   struct BitAnd {

@@ -104,10 +104,16 @@ bool defined(DType dtype, ReduceOp op) {
     case ReduceOp::kProd:
     case ReduceOp::kAvg:
     case ReduceOp::kUser:
+    case ReduceOp::kLand:
+    case ReduceOp::kLor:
+    case ReduceOp::kLxor:
       return true;
     case ReduceOp::kMin:
     case ReduceOp::kMax:
       return !is_complex(dtype);
+    case ReduceOp::kMaxloc:
+    case ReduceOp::kMinloc:
+      return !is_complex(dtype) && dtype != DType::kBool;
     case ReduceOp::kBand:
     case ReduceOp::kBor:
     case ReduceOp::kBxor:
@@ -119,7 +125,7 @@ bool defined(DType dtype, ReduceOp op) {
 Combine combine_for(DType dtype, ReduceOp op, Isa isa) {
   PYCOLL_ASSERT(available(isa), "combine_for: instruction set %d is not available",
                 static_cast<int>(isa));
-  if (op == ReduceOp::kUser || !defined(dtype, op)) return {};
+  if (op >= ReduceOp::kUser || !defined(dtype, op)) return {};
   const ReduceOp step = op == ReduceOp::kAvg ? ReduceOp::kSum : op;
   return {backend(isa).combine(dtype, step), nullptr};
 }
@@ -128,6 +134,13 @@ ScaleFunction scale_for(DType dtype, Isa isa) {
   PYCOLL_ASSERT(available(isa), "scale_for: instruction set %d is not available",
                 static_cast<int>(isa));
   return backend(isa).scale(dtype);
+}
+
+WireForm small_mean(DType dtype, Isa isa) {
+  WireForm form;
+  form.enter = backend(isa).enter_mean(dtype);
+  form.leave = backend(isa).leave_mean(dtype);
+  return form;
 }
 
 }  // namespace pycoll::kernels

@@ -9,7 +9,8 @@
 // bfloat16 and float16 overflow give infinity. Complex products are (ac - bd, ad + bc), each
 // operation rounded. Integers wrap; bool: sum and max are "or", prod and min are "and", bitwise as
 // named. min and max: a NaN operand gives NaN; -0 < +0. kAvg combines as kSum; the division is
-// scale().
+// scale(), or part of its wire form. Logical and location reductions combine in wire form only
+// (wire.h).
 //
 // A NaN in any result of combine or scale (in either part of a complex one) is stored as the
 // positive quiet NaN of the type without payload: 0x7fc00000, 0x7ff8000000000000, 0x7e00, 0x7fc0,
@@ -43,8 +44,7 @@ struct Combine {
   explicit operator bool() const { return function != nullptr; }
 };
 
-// Divides each element by `divisor` in place: floats and complex by one correctly rounded division
-// (half and 8-bit types in float32), integers rounding towards zero, bool unchanged.
+// Divides each element by `divisor` in place, by one correctly rounded division.
 // Requires: 1 <= divisor <= 2^24, so that it is exact in float32.
 using ScaleFunction = void (*)(void* data, std::size_t count, std::uint32_t divisor);
 
@@ -65,14 +65,16 @@ Isa best_isa();
 std::string_view name_of(Isa isa);
 
 // Whether the operation means something for the dtype: bitwise on integers and bool only; min and
-// max not on complex; kUser always.
+// max not on complex, maxloc and minloc on neither complex nor bool; logical ones and kUser always.
 bool defined(DType dtype, ReduceOp op);
 
-// The kernel, empty when not defined() or when op is kUser. Requires: available(isa).
+// The kernel for elements as they are; empty when not defined(), for kUser, and for what combines
+// in wire form only. Requires: available(isa).
 Combine combine_for(DType dtype, ReduceOp op, Isa isa);
 inline Combine combine_for(DType dtype, ReduceOp op) { return combine_for(dtype, op, best_isa()); }
 
-// Requires: a valid dtype, available(isa).
+// nullptr unless the dtype is float32, float64 or complex: averages of small floats and integers
+// have a wire form, and of bool nothing is divided. Requires: a valid dtype, available(isa).
 ScaleFunction scale_for(DType dtype, Isa isa);
 inline ScaleFunction scale_for(DType dtype) { return scale_for(dtype, best_isa()); }
 

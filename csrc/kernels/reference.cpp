@@ -138,16 +138,10 @@ void store(void* data, std::size_t index, typename Format::Value value) {
   std::memcpy(static_cast<char*>(data) + index * sizeof(stored), &stored, sizeof(stored));
 }
 
-// One correctly rounded division, or one that rounds towards zero.
+// One correctly rounded division.
 template <typename T>
 T divide(T value, std::uint32_t divisor) {
-  if constexpr (!std::is_integral_v<T>) {
-    return value / static_cast<T>(divisor);
-  } else if constexpr (std::is_signed_v<T>) {
-    return static_cast<T>(value / static_cast<std::int64_t>(divisor));
-  } else {
-    return static_cast<T>(value / static_cast<std::uint64_t>(divisor));
-  }
+  return value / static_cast<T>(divisor);
 }
 
 template <typename T>
@@ -215,9 +209,25 @@ struct Reference {
   template <DType dtype>
   static void scale(void* data, std::size_t count, std::uint32_t divisor) {
     using Format = typename FormatOf<dtype>::Type;
-    if constexpr (dtype == DType::kBool) return;
     for (std::size_t i = 0; i < count; ++i) {
       store<Format>(data, i, divide(load<Format>(data, i), divisor));
+    }
+  }
+
+  template <DType dtype>
+  static void enter_mean(void* wire, const void* array, std::size_t count, std::uint32_t ranks) {
+    using Format = typename FormatOf<dtype>::Type;
+    for (std::size_t i = 0; i < count; ++i) {
+      store<Real<float>>(wire, i, load<Format>(array, i) * mean_factor(ranks));
+    }
+  }
+
+  template <DType dtype>
+  static void leave_mean(void* array, const void* wire, std::size_t count, std::uint32_t ranks) {
+    using Format = typename FormatOf<dtype>::Type;
+    const float divisor = static_cast<float>(ranks) * mean_factor(ranks);
+    for (std::size_t i = 0; i < count; ++i) {
+      store<Format>(array, i, load<Real<float>>(wire, i) / divisor);
     }
   }
 };

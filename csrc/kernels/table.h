@@ -1,7 +1,7 @@
 // From the run-time pair (dtype, operation) to one instance of a family of kernels. A family is a
-// type with members  template <DType, ReduceOp> static void combine(...)  and template <DType>
-// static void scale(...); the table asks only for pairs that mean something, and never for kAvg or
-// kUser.
+// type with members  template <DType, ReduceOp> static void combine(...)  and, each a template
+// <DType>,  static void scale(...), enter_mean(...), leave_mean(...). The table asks only for pairs
+// that mean something, and never for kAvg, kUser and what has a wire form.
 //
 // Included by files that are compiled for different instruction sets: whatever a linker could share
 // between them must depend on a family of an anonymous namespace.
@@ -17,6 +17,10 @@ constexpr bool is_signed(DType dtype) { return DType::kInt8 <= dtype && dtype <=
 
 constexpr bool is_complex(DType dtype) {
   return dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+
+constexpr bool is_small_float(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype >= DType::kFloat8E4M3;
 }
 
 template <typename Family>
@@ -39,11 +43,24 @@ struct Table {
 
   struct Row {
     CombineFunction (*combine)(ReduceOp op);
-    ScaleFunction scale;
+    ScaleFunction scale = nullptr;
+    EnterFunction enter_mean = nullptr;
+    LeaveFunction leave_mean = nullptr;
   };
 
   template <DType dtype>
-  static constexpr Row kRow{combine_of<dtype>, Family::template scale<dtype>};
+  static constexpr Row row_of() {
+    if constexpr (is_small_float(dtype)) {
+      return {combine_of<dtype>, nullptr, Family::template enter_mean<dtype>,
+              Family::template leave_mean<dtype>};
+    } else if constexpr (dtype == DType::kBool || is_integer(dtype)) {
+      return {combine_of<dtype>};
+    } else {
+      return {combine_of<dtype>, Family::template scale<dtype>};
+    }
+  }
+  template <DType dtype>
+  static constexpr Row kRow = row_of<dtype>();
 
   static const Row& row(DType dtype) {
     static constexpr Row rows[kDTypeCount] = {
@@ -58,9 +75,12 @@ struct Table {
 
   static CombineFunction combine(DType dtype, ReduceOp op) { return row(dtype).combine(op); }
   static ScaleFunction scale(DType dtype) { return row(dtype).scale; }
+  static EnterFunction enter_mean(DType dtype) { return row(dtype).enter_mean; }
+  static LeaveFunction leave_mean(DType dtype) { return row(dtype).leave_mean; }
 };
 
 template <typename Family>
-constexpr Backend kBackendOf{Table<Family>::combine, Table<Family>::scale};
+constexpr Backend kBackendOf{Table<Family>::combine, Table<Family>::scale,
+                             Table<Family>::enter_mean, Table<Family>::leave_mean};
 
 }  // namespace pycoll::kernels

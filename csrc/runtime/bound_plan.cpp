@@ -47,7 +47,7 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
     return invalid("counts has " + std::to_string(request.counts.size()) +
                    " entries, the plan has " + std::to_string(header.block_count) + " blocks");
   }
-  item_bytes_ = pycoll::item_bytes(request.descriptor.dtype);
+  item_bytes_ = pycoll::item_bytes(request.form ? request.form.dtype : request.descriptor.dtype);
   if (request.segment_bytes < item_bytes_ || request.segment_bytes > kSlotBytes) {
     return invalid("segment_bytes is " + std::to_string(request.segment_bytes) + ", allowed are " +
                    std::to_string(item_bytes_) + " to " + std::to_string(kSlotBytes));

@@ -31,7 +31,8 @@ struct BoundRow {
 // while it grows. One thread at a time.
 class BoundPlan {
  public:
-  // Checks that counts, buffers and plan fit together (kInvalidArgument names what does not) and
+  // Checks that counts, buffers and plan fit together (kInvalidArgument names what does not; of a
+  // request with a wire form they are those of wire elements already) and
   // resolves every row. Keeps pointers into `request`'s memory and plan; they must outlive its use.
   Status bind(const CollectiveRequest& request);
 

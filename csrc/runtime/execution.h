@@ -15,6 +15,7 @@
 #include "runtime/bound_plan.h"
 #include "runtime/request.h"
 #include "runtime/sweep.h"
+#include "runtime/wire_memory.h"
 #include "transport/shm_arena.h"
 #include "transport/transport.h"
 
@@ -155,7 +156,8 @@ class Execution {
   bool spoiled() const;
   bool reads(const std::byte* target, std::size_t bytes) const;
 
-  CollectiveRequest request_;
+  CollectiveRequest request_;  // of wire elements where it has a wire form
+  WireMemory wire_;
   BoundPlan bound_;
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;

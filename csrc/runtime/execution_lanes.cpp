@@ -22,6 +22,7 @@ void Execution::make_lanes() {
 }
 
 Progress Execution::advance() {
+  if (wire_.used() && !wire_.enter_some()) return Progress::kMoved;
   if (lends_) take_back();
   // Lanes take turns row by row: what one of them sends is what a peer's other one waits for.
   const int rows = lanes_.size() == 1 ? kRowsPerAdvance : 1;
@@ -41,7 +42,11 @@ Progress Execution::advance() {
     moved |= moves;
   }
   // Memory that is still being read for sending belongs to the caller again only once it is sent.
-  if (all_done) return settle() ? Progress::kDone : Progress::kBlocked;
+  if (all_done) {
+    if (!settle()) return Progress::kBlocked;
+    if (wire_.used() && !wire_.leave_some()) return Progress::kMoved;
+    return Progress::kDone;
+  }
   return moved ? Progress::kMoved : Progress::kBlocked;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "kernels/reduce.h"
+#include "kernels/wire.h"
 #include "plan/image.h"
 #include "transport/transport.h"
 
@@ -49,6 +50,9 @@ struct CollectiveRequest {
   transport::Descriptor descriptor;
   kernels::Combine combine;                // empty where nothing is reduced
   kernels::ScaleFunction scale = nullptr;  // for avg: applied to final values
+  // If not empty: counts, memory and the descriptor speak of the array's elements, `combine` and
+  // the plan's rows of wire elements. An Execution turns the one into the other (wire_memory.h).
+  kernels::WireForm form;
   // Set by a user's reduction that cannot go on, or nullptr: the operation then fails everywhere.
   const std::atomic<bool>* reduction_failed = nullptr;
   std::uint32_t segment_bytes = transport::kSegmentBytesMax;

@@ -46,6 +46,8 @@ def values(dtype: str, op: str, rank: int, size: int, start: int, count: int) ->
     if op == "prod":
         # One rank brings a factor to each element, the others leave it: no order overflows.
         return np.where(index % size == rank, 1 + mixed % min(limit, 13), 1)
+    if op in _LOGICAL:
+        return np.asarray(mixed % 3)
     if op in ("sum", "avg"):
         return np.asarray(mixed % min(max(2, limit // size + 1), 509))
     return np.asarray(mixed % (min(limit, 126) + 1))
@@ -56,6 +58,7 @@ def contribution(dtype: str, op: str, rank: int, size: int, count: int) -> Array
     return values(dtype, op, rank, size, 0, count).astype(array_type(dtype))
 
 
+_LOGICAL = {"land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor}
 _FOLDS: dict[str, Any] = {
     "sum": np.add,
     "avg": np.add,
@@ -65,6 +68,7 @@ _FOLDS: dict[str, Any] = {
     "band": np.bitwise_and,
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
+    **_LOGICAL,
 }
 #: What the arithmetic reductions are for truth values.
 _BOOL = {"sum": "bor", "avg": "bor", "max": "bor", "prod": "band", "min": "band"}
@@ -75,6 +79,8 @@ def reduced(dtype: str, op: str, ranks: range, size: int, start: int, count: int
     target = array_type(dtype)
     fold = _FOLDS[_BOOL.get(op, op) if dtype == "bool" else op]
     total: Array = values(dtype, op, ranks[0], size, start, count)
+    if op in _LOGICAL:
+        total = total != 0
     for rank in ranks[1:]:
         total = fold(total, values(dtype, op, rank, size, start, count))
     if op != "avg" or dtype == "bool":

@@ -66,7 +66,7 @@ class SweepOptions:
     def validate(self, size: int) -> None:
         """InvalidArgumentError for what ``size`` ranks cannot measure."""
         from pycoll.ops import find_reduction
-        from pycoll.types import DType
+        from pycoll.types import LOCATION, DType
 
         words = [one.word for one in DType]
         if self.dtype not in words:
@@ -76,7 +76,9 @@ class SweepOptions:
         array_type(self.dtype)
         kind = Collective[self.collective.upper()]
         if kind in REDUCING:
-            find_reduction(self.op, DType[self.dtype.upper()], self.collective)
+            found = find_reduction(self.op, DType[self.dtype.upper()], self.collective)
+            if found.code in LOCATION:
+                raise InvalidArgumentError(f"op is {self.op!r}: the bench has no pairs to reduce")
         if kind in ROOTED and not 0 <= self.root < size:
             raise InvalidArgumentError(f"root is {self.root}: expected a rank below {size}")
         if self.graph and self.device == "cpu":

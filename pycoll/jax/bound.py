@@ -96,6 +96,7 @@ def _bound(how: How, shape: Shape, kind: DType) -> int:
         raise InvalidArgumentError(
             f"op is {how.op!r}, which is Python: a compiled program can call builtin ones only"
         )
+    prepared.check_shape(shape, 2 if rowed else 1)
     return _core.xla_bind(
         how.comm._native,
         prepared.plan,

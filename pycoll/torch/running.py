@@ -26,7 +26,7 @@ class Runner:
     """What a coordinator runs tasks by, in one thread at a time; ``ranks`` are as there."""
 
     def __init__(self, comm: Communicator, ranks: Sequence[int]) -> None:
-        self._comm, self._size = comm, len(ranks)
+        self._comm = comm
         self._rank = ranks[comm.rank]
         self._storages = SharedStorages() if comm.shares_arrays else None
         self._streams: Streams = {}
@@ -59,7 +59,7 @@ class Runner:
         for task in batch:
             result = None
             try:
-                result = task.leave(self._size)
+                result = task.leave()
             except Exception as error:
                 self._note_not_put(task, error)
             results.append((task, result))

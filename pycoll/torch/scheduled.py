@@ -21,7 +21,7 @@ from pycoll.torch import world
 from pycoll.torch.coordinator import Coordinator
 from pycoll.torch.errors import HorovodInternalError
 from pycoll.torch.gradients import Settings, dense, put_back
-from pycoll.torch.ops import WORDS, Average, Sum, scaled
+from pycoll.torch.ops import WORDS, Average, scaled
 from pycoll.torch.process_sets import coordinator_of
 from pycoll.torch.tasks import Collective
 
@@ -234,9 +234,7 @@ class ScheduledGradients:
         op, predivide = self.settings.op, self.settings.predivide
         if op != Average or predivide == 1.0:
             return WORDS[op], 1.0, 1.0
-        size = self.settings.process_set.size()
-        assert size is not None
-        return WORDS[Sum], 1.0 / predivide, predivide / size
+        return WORDS[op], 1.0 / predivide, predivide
 
 
 @contextmanager

@@ -117,22 +117,16 @@ _REDUCTIONS_MAX = 256
 class Reduction:
     """How values are combined, the same for many tensors; by ``reduction_of``.
 
-    Inputs times ``prescale``, combined as ``word`` says, times ``scale`` of so many ranks.
+    Inputs times ``prescale``, combined as ``word`` says, times ``postscale``.
     """
 
     def __init__(self, op: ReduceOp, prescale: float, postscale: float) -> None:
         self.op, self.prescale, self.postscale = op, prescale, postscale
         self.fused = op is not Adasum
-        # The average is the engine's own where nothing else has to be multiplied anyway.
-        self._divides = postscale != 1.0 and op is Average
-        self.word = WORDS.get(Sum if self._divides else op, "")
+        self.word = WORDS.get(op, "")
         #: Steps have the same tensors again and again, and to write the terms is most of making a
         #: task.
         self._looks: dict[Any, _Look] = {}
-
-    def scale(self, size: int) -> float:
-        """What reduced values have to be multiplied by yet."""
-        return self.postscale / size if self._divides else self.postscale
 
     def look_of(self, tensors: Tensors) -> _Look:
         """What follows from the tensors' looks."""
@@ -249,9 +243,9 @@ class AllReduce(Task):
         sources += self._held
         targets += self._held
 
-    def leave(self, size: int) -> Tensors:
+    def leave(self) -> Tensors:
         """After the reduction: scale, put in place, and give the outputs."""
-        scale = self._reduction.scale(size)
+        scale = self._reduction.postscale
         outputs, held, self._held = self._outputs, self._held, ()
         if held is outputs and scale == 1.0:
             return outputs
@@ -350,13 +344,12 @@ class ReduceScatter(Task):
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """One after the other."""
         how = self._reduction
-        self._scale = how.scale(comm.size)
         sources = [scaled(plain(one), how.prescale) for one in self._inputs]
         return [comm.reduce_scatter(one, how.word) for one in sources]
 
     def put(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
         """Scaled."""
-        return [scaled(one, self._scale) for one in found]
+        return [scaled(one, self._reduction.postscale) for one in found]
 
 
 class Barrier(Task):

@@ -12,7 +12,7 @@ import numpy as np
 from harness import HANG_S, fresh_world, world_in_threads
 
 import pycoll
-from pycoll import InvalidArgumentError, PeerLostError
+from pycoll import ReductionError
 
 Comm = pycoll.Communicator
 
@@ -80,39 +80,14 @@ def test_reductions_of_dropped_works_live_until_the_operation_ended() -> None:
     assert ref() is None
 
 
-def test_a_reduction_that_raises_on_one_rank_fails_the_others() -> None:
-    lock = threading.Lock()
-
-    def broken_once(a: Any, b: Any) -> Any:
-        if lock.acquire(blocking=False):
-            raise LookupError("no such thing")
-        return a + b
-
-    pycoll.register_op("broken once", broken_once)
-    world = fresh_world(3)
-    try:
-        errors = world.outcomes(
-            lambda comm: comm.all_reduce(np.ones(3000), "broken once", algorithm="ring")
-        )
-        (culprit,) = (rank for rank, error in enumerate(errors) if isinstance(error, LookupError))
-        for rank, error in enumerate(errors):
-            if rank == culprit:
-                continue
-            assert isinstance(error, PeerLostError), error
-            assert error.rank == culprit and "its reduction raised an error" in str(error)
-        assert not world.is_usable()
-    finally:
-        world.close()
-
-
 def test_a_reduction_may_not_call_a_communicator() -> None:
     world = fresh_world(2)
     pycoll.register_op("nosy", lambda a, b: world.communicators[0].barrier())
     try:
         errors = world.outcomes(lambda comm: comm.all_reduce(np.ones(3), "nosy"))
-        refused = [error for error in errors if isinstance(error, InvalidArgumentError)]
-        assert refused, errors
-        assert "a reduction may only combine its two arrays" in str(refused[0])
+        assert all(isinstance(error, ReductionError) for error in errors), errors
+        assert "InvalidArgumentError: " in str(errors[0])
+        assert "a reduction may only combine its two arrays" in str(errors[0])
     finally:
         world.close()
 

@@ -172,19 +172,6 @@ def test_ops_that_do_not_commute_keep_the_order(size: int, root: int, name: str)
         assert all(one.tolist() == partial[-1].tolist() for one in found)
 
 
-def test_what_a_users_op_raises_comes_out() -> None:
-    def broken(a: Any, b: Any) -> Any:
-        raise LookupError("no such thing")
-
-    pycoll.register_op("broken", broken)
-    world = fresh_world(2)
-    try:
-        errors = world.outcomes(lambda c: c.all_reduce(np.ones(3), "broken"))
-        assert any(isinstance(error, LookupError) for error in errors), errors
-    finally:
-        world.close()
-
-
 # ---- wait_all
 
 

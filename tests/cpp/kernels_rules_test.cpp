@@ -73,8 +73,10 @@ TEST(no_kernel_touches_memory_outside_its_arrays) {
             combine.function(pages[0].back(bytes), backs, sources, count, nullptr);
           }
         }
-        kernels::scale_for(dtype, isa)(pages[0].front(), count, 3);
-        kernels::scale_for(dtype, isa)(pages[0].back(bytes), count, 3);
+        const kernels::ScaleFunction scale = kernels::scale_for(dtype, isa);
+        if (scale == nullptr) continue;
+        scale(pages[0].front(), count, 3);
+        scale(pages[0].back(bytes), count, 3);
       }
     }
   }
@@ -170,25 +172,14 @@ TEST(complex_products_are_the_textbook_formula) {
   }
 }
 
-TEST(scaling_rounds_towards_zero_for_integers_and_once_for_floats) {
+TEST(scaling_rounds_once) {
   for (const Isa isa : every_isa()) {
-    std::int8_t bytes[] = {7, -7, -128, 127, 1};
-    kernels::scale_for(DType::kInt8, isa)(bytes, 5, 2);
-    CHECK(bytes[0] == 3 && bytes[1] == -3 && bytes[2] == -64 && bytes[3] == 63 && bytes[4] == 0,
-          "int8 / 2 on %s: %d %d %d %d %d", kernels::name_of(isa).data(), bytes[0], bytes[1],
-          bytes[2], bytes[3], bytes[4]);
-    std::int8_t far[] = {-128, 127};
-    kernels::scale_for(DType::kInt8, isa)(far, 2, 300);
-    CHECK(far[0] == 0 && far[1] == 0, "int8 / 300: %d %d", far[0], far[1]);
-    std::uint64_t words[] = {std::numeric_limits<std::uint64_t>::max()};
-    kernels::scale_for(DType::kUInt64, isa)(words, 1, 3);
-    CHECK(words[0] == 6148914691236517205ULL, "uint64 / 3");
     float reals[] = {1.0f, -10.0f};
     kernels::scale_for(DType::kFloat32, isa)(reals, 2, 3);
     CHECK(reals[0] == 1.0f / 3.0f && reals[1] == -10.0f / 3.0f, "float32 / 3");
-    std::uint8_t truths[] = {1, 0};
-    kernels::scale_for(DType::kBool, isa)(truths, 2, 2);
-    CHECK(truths[0] == 1 && truths[1] == 0, "bool / 2");
+    for (const DType dtype : {DType::kBool, DType::kInt8, DType::kUInt64, DType::kBFloat16}) {
+      CHECK(kernels::scale_for(dtype, isa) == nullptr, "%s is divided", name_of(dtype).data());
+    }
   }
 }
 
@@ -198,7 +189,7 @@ TEST(only_meaningful_pairs_have_kernels) {
     CHECK(kernels::defined(dtype, ReduceOp::kUser), "user");
     for (const ReduceOp op : testing::all_ops()) {
       const bool present = static_cast<bool>(kernels::combine_for(dtype, op, Isa::kPortable));
-      CHECK(present == (kernels::defined(dtype, op) && op != ReduceOp::kUser), "%s %s",
+      CHECK(present == (kernels::defined(dtype, op) && op < ReduceOp::kUser), "%s %s",
             name_of(dtype).data(), name_of(op).data());
       pairs += present ? 1 : 0;
     }

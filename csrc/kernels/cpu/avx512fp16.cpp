@@ -138,16 +138,18 @@ CombineFunction combine(DType dtype, ReduceOp op) {
 }
 
 ScaleFunction scale(DType dtype) { return kAvx512Backend.scale(dtype); }
+EnterFunction enter_mean(DType dtype) { return kAvx512Backend.enter_mean(dtype); }
+LeaveFunction leave_mean(DType dtype) { return kAvx512Backend.leave_mean(dtype); }
 
 }  // namespace
 
-const Backend kAvx512Fp16Backend{combine, scale};
+const Backend kAvx512Fp16Backend{combine, scale, enter_mean, leave_mean};
 
 }  // namespace pycoll::kernels
 #else
 namespace pycoll::kernels {
 
-const Backend kAvx512Fp16Backend{nullptr, nullptr};
+const Backend kAvx512Fp16Backend{nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace pycoll::kernels
 #endif

@@ -10,10 +10,6 @@
 
 namespace pycoll::kernels {
 
-constexpr bool is_small_float(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype >= DType::kFloat8E4M3;
-}
-
 // base/types.h answers this with a call; here it is a constant.
 constexpr std::size_t kItemBytes[kDTypeCount] = {1, 1, 2, 4, 8, 1,  2, 4, 8,
                                                  2, 2, 4, 8, 8, 16, 1, 1};
@@ -46,13 +42,23 @@ struct Family {
 
   template <DType dtype>
   static void scale(void* data, std::size_t count, std::uint32_t divisor) {
-    if constexpr (is_integer(dtype)) {
-      divide<Integer<dtype>>(static_cast<char*>(data), count, divisor);
-    } else if constexpr (dtype != DType::kBool) {
-      using Format = decltype(real_format_of<dtype, false>());
-      Quotient<M, Format>::run(static_cast<char*>(data),
-                               count * kItemBytes[static_cast<int>(dtype)], divisor);
-    }
+    using Format = decltype(real_format_of<dtype, false>());
+    Quotient<M, Format>::run(static_cast<char*>(data), count * kItemBytes[static_cast<int>(dtype)],
+                             divisor);
+  }
+
+  template <DType dtype>
+  static void enter_mean(void* wire, const void* array, std::size_t count, std::uint32_t ranks) {
+    using MeanOf = decltype(mean<dtype>());
+    MeanOf::enter(static_cast<char*>(wire), static_cast<const char*>(array), count,
+                  mean_factor(ranks));
+  }
+
+  template <DType dtype>
+  static void leave_mean(void* array, const void* wire, std::size_t count, std::uint32_t ranks) {
+    const float divisor = static_cast<float>(ranks) * mean_factor(ranks);  // exact
+    using MeanOf = decltype(mean<dtype>());
+    MeanOf::leave(static_cast<char*>(array), static_cast<const char*>(wire), count, divisor);
   }
 
  private:
@@ -70,16 +76,11 @@ struct Family {
   template <DType dtype, ReduceOp op, int sources>
   using LoopOf = decltype(loop<dtype, op, sources>());
 
-  // Division is scalar: averages of integers are rare.
-  template <typename T>
-  static void divide(char* data, std::size_t count, std::uint32_t divisor) {
-    using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-    for (std::size_t i = 0; i < count; ++i) {
-      T value;
-      __builtin_memcpy(&value, data + i * sizeof(T), sizeof(T));
-      value = static_cast<T>(value / static_cast<Wide>(divisor));
-      __builtin_memcpy(data + i * sizeof(T), &value, sizeof(T));
-    }
+  template <DType dtype>
+  static constexpr auto mean() {
+    using Format = decltype(real_format_of<dtype, false>());
+    constexpr bool is_byte = kItemBytes[static_cast<int>(dtype)] == 1;
+    return Mean<M, Format, std::conditional_t<is_byte, std::uint8_t, std::uint16_t>>{};
   }
 
   template <DType dtype, ReduceOp op>

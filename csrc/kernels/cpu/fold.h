@@ -99,4 +99,59 @@ struct Quotient {
   }
 };
 
+// The wire form of averages of small floats: float32 and back. One element to a word, as if the
+// rest of the word were zeros, so that results come in order; `Storage` is the element.
+template <typename M, typename Format, typename Storage>
+struct Mean {
+  using Float = typename M::Float;
+  using Words = typename M::Words;
+  static constexpr std::size_t kItems = sizeof(Float) / sizeof(float);
+  using Items = Vector<Storage, static_cast<int>(kItems * sizeof(Storage))>;
+
+  static void enter(char* wire, const char* array, std::size_t count, float factor) {
+    std::size_t i = 0;
+    for (; i + kItems <= count; i += kItems) {
+      Items items;
+      __builtin_memcpy(&items, array + i * sizeof(Storage), sizeof(Items));
+      M::store(wire + i * sizeof(float), widened(items) * factor);
+    }
+    if (i == count) return;
+    Items items = {};
+    __builtin_memcpy(&items, array + i * sizeof(Storage), (count - i) * sizeof(Storage));
+    M::store_tail(wire + i * sizeof(float), widened(items) * factor, (count - i) * sizeof(float));
+  }
+
+  static void leave(char* array, const char* wire, std::size_t count, float divisor) {
+    std::size_t i = 0;
+    for (; i + kItems <= count; i += kItems) {
+      const Items items = narrowed(M::template load<Float>(wire + i * sizeof(float)) / divisor);
+      __builtin_memcpy(array + i * sizeof(Storage), &items, sizeof(Items));
+    }
+    if (i == count) return;
+    const std::size_t rest = count - i;
+    const auto sums = M::template load_tail<Float>(wire + i * sizeof(float), rest * sizeof(float));
+    const Items items = narrowed(sums / divisor);
+    __builtin_memcpy(array + i * sizeof(Storage), &items, rest * sizeof(Storage));
+  }
+
+ private:
+  PYCOLL_LANES Float widened(Items items) {
+    if constexpr (requires { Format::widen(items); }) {
+      return Format::widen(items);
+    } else {
+      return Format::decode(__builtin_convertvector(items, Words)).part[0];
+    }
+  }
+
+  PYCOLL_LANES Items narrowed(Float values) {
+    if constexpr (requires { Format::widen(Items{}); }) {
+      return Format::template narrow<Items>(values);
+    } else {
+      typename Format::Wide wide = {};
+      wide.part[0] = values;
+      return __builtin_convertvector((Words)Format::encode(wide), Items);
+    }
+  }
+};
+
 }  // namespace pycoll::kernels

@@ -25,6 +25,23 @@ struct NativeHalfFormat {
     return (Narrow)((halves & 0x7fff) > 0x7c00 ? Halves{} + 0x7e00 : halves);
   }
 
+  // Half a vector of float16, in order.
+  template <typename Items>
+  PYCOLL_LANES typename M::Float widen(Items items) {
+    return M::load_half_to_float(reinterpret_cast<const char*>(&items));
+  }
+  template <typename Items>
+  PYCOLL_LANES Items narrow(typename M::Float values) {
+    Items items;
+    if (M::any_unordered(values, values)) [[unlikely]] {
+      const Narrow both = encode({{values, values}});
+      __builtin_memcpy(&items, &both, sizeof(items));
+    } else {
+      M::store_float_to_half(reinterpret_cast<char*>(&items), values);
+    }
+    return items;
+  }
+
   // The instructions convert from and to memory, half a vector at a time.
   PYCOLL_LANES Wide load(const char* from) {
     return {{M::load_half_to_float(from), M::load_half_to_float(from + sizeof(Narrow) / 2)}};

@@ -15,10 +15,10 @@ from pycoll.torch.distributed.shapes import (
     Tensors,
     apart,
     dealt,
+    ends_for,
     flat,
     only,
     same_type,
-    scaled_for,
     solid,
     together,
     word_of,
@@ -53,9 +53,9 @@ class PycollProcessGroup(Membership):
         target, back = writable(tensor)
         if back is None and self._storages is not None:
             self._storages.settle_gradient(target)
-        source = scaled_for(op, target)
-        works = [self._call("all_reduce", source, word_of(op), out=target)]
-        return self._pending(works, [tensor], back)
+        ends = ends_for(op, target, target, back)
+        works = [self._call("all_reduce", ends.source, word_of(op), out=ends.target)]
+        return self._pending(works, [tensor], ends.back)
 
     @by_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Pending:
@@ -66,9 +66,9 @@ class PycollProcessGroup(Membership):
             with self.communicator.group():
                 for tensor in tensors:
                     target, back = writable(tensor)
-                    source = scaled_for(op, target)
-                    self.communicator.all_reduce(source, word_of(op), out=target)
-                    backs.append(back)
+                    ends = ends_for(op, target, target, back)
+                    self.communicator.all_reduce(ends.source, word_of(op), out=ends.target)
+                    backs.append(ends.back)
         except Exception as error:
             raise translated(error) from error
         done = together(*backs)
@@ -80,15 +80,16 @@ class PycollProcessGroup(Membership):
     def reduce(self, tensors: Tensors, opts: Any) -> Pending:
         """All ranks' tensors, combined in place on the root; the others keep theirs."""
         tensor, root = only(tensors, "tensors"), opts.rootRank
+        op, word = opts.reduceOp, word_of(opts.reduceOp)
         if self.rank() != root:
-            source = scaled_for(opts.reduceOp, flat(tensor))
-            works = [self._call("reduce", source, root, word_of(opts.reduceOp))]
+            piece = flat(tensor)
+            works = [self._call("reduce", ends_for(op, piece, piece, None).source, root, word)]
             return self._pending(works, [tensor])
         target, back = writable(tensor)
         piece = target.view(-1)
-        source = scaled_for(opts.reduceOp, piece)
-        works = [self._call("reduce", source, root, word_of(opts.reduceOp), out=piece)]
-        return self._pending(works, [tensor], back)
+        ends = ends_for(op, piece, piece, back)
+        works = [self._call("reduce", ends.source, root, word, out=ends.target)]
+        return self._pending(works, [tensor], ends.back)
 
     @by_device
     def reduce_scatter(
@@ -101,17 +102,19 @@ class PycollProcessGroup(Membership):
             raise ValueError(f"{len(inputs)} input tensors for {self.size()} ranks")
         word = word_of(_op(opts))
         target, back = writable(output)
-        pieces = [apart(scaled_for(_op(opts), flat(one)), target) for one in inputs]
+        every = [ends_for(_op(opts), flat(one), target.view(-1), back) for one in inputs]
+        pieces = [apart(one.source, target) for one in every]
+        mine = every[self.rank()]
         if len({len(one) for one in pieces}) == 1:
-            works = [self._call("reduce_scatter", torch.cat(pieces), word, out=target.view(-1))]
+            works = [self._call("reduce_scatter", torch.cat(pieces), word, out=mine.target)]
         else:
             works = [
-                self._call("reduce", piece, rank, word, out=target.view(-1))
+                self._call("reduce", piece, rank, word, out=mine.target)
                 if rank == self.rank()
                 else self._call("reduce", piece, rank, word)
                 for rank, piece in enumerate(pieces)
             ]
-        return self._pending(works, [output], back)
+        return self._pending(works, [output], mine.back)
 
     @by_device
     def reduce_scatter_single(
@@ -121,9 +124,10 @@ class PycollProcessGroup(Membership):
         self._check_shares(input, output, "input", "output")
         target, back = writable(output)
         op = _op(opts)
-        source = apart(scaled_for(op, flat(input)), target)
-        works = [self._call("reduce_scatter", source, word_of(op), out=target.view(-1))]
-        return self._pending(works, [output], back)
+        ends = ends_for(op, flat(input), target.view(-1), back)
+        source = apart(ends.source, target)
+        works = [self._call("reduce_scatter", source, word_of(op), out=ends.target)]
+        return self._pending(works, [output], ends.back)
 
     @by_device
     def reduce_scatter_single_coalesced(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ _WORDS = {
     _ReduceOp.BXOR: "bxor",
 }
 _PREMUL_SUM = _ReduceOp.PREMUL_SUM
+_HALVES = {torch.float16, torch.bfloat16}
 
 #: Types that pycoll does not know, and torch cannot add up either.
 _BYTES_ALONE = {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu}
@@ -37,11 +39,26 @@ def word_of(op: dist.ReduceOp) -> str:
     raise ValueError(f"op is {op}: the backend pycoll does not know it")
 
 
-def scaled_for(op: dist.ReduceOp, tensor: torch.Tensor) -> torch.Tensor:
-    """What is to be reduced: the tensor, or a multiple of it for PREMUL_SUM."""
+class Ends(NamedTuple):
+    """What is reduced, where the result goes, and what brings it from there to the caller's."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    back: Finish | None
+
+
+def ends_for(
+    op: dist.ReduceOp, source: torch.Tensor, target: torch.Tensor, back: Finish | None
+) -> Ends:
+    """The tensors, or for PREMUL_SUM a multiple: of 16 bits in float32, rounded at the end, so that
+    neither a small product nor a large partial sum is lost."""
     if op != _PREMUL_SUM:
-        return tensor
-    return (tensor * op.factor).to(tensor.dtype)
+        return Ends(source, target, back)
+    if source.dtype not in _HALVES:
+        return Ends((source * op.factor).to(source.dtype), target, back)
+    wide = source.float() * op.factor
+    made = wide if source.shape == target.shape else wide.new_empty(target.shape)
+    return Ends(wide, made, together(lambda: _copy(target, made), back))
 
 
 def only(tensors: Tensors, name: str) -> torch.Tensor:

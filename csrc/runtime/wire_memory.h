@@ -1,0 +1,62 @@
+// Memory of an operation's own, in which elements have their wire form (kernels/wire.h). Elements
+// enter it before the first row runs, and leave it for the caller's output after the last one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "runtime/request.h"
+
+namespace pycoll::runtime {
+
+// One thread at a time. Its memory is as long as the wire form of what it was bound to.
+class WireMemory {
+ public:
+  // Has `request` speak of wire elements in this memory; one without a wire form stays as it is.
+  // kInvalidArgument where elements do not come in whole groups. It allocates what is missing.
+  Status bind(CollectiveRequest* request);
+  static constexpr std::uint64_t kKeptBytes = 1 << 20;
+  // Whether the request that was bound has a wire form.
+  bool used() const { return static_cast<bool>(form_); }
+
+  // The next run, with the caller's memory; gives that of the wire elements. Requires: used(), and
+  // a bind() since the end of an operation of more than kKeptBytes, which gives its memory back.
+  void begin(const std::byte** input, std::byte** output);
+  // A bounded part of the conversion; true once all elements have entered, or left.
+  bool enter_some();
+  bool leave_some();
+
+ private:
+  // Groups that lie together in one of the caller's arrays, and the bytes of it in front of them.
+  struct Run {
+    std::uint64_t groups;
+    std::uint64_t skip;
+  };
+
+  void reserve(std::uint64_t bytes);
+  Run next_run(std::vector<Part>::const_iterator* part, std::uint64_t done,
+               std::uint64_t all) const;
+
+  kernels::WireForm form_;
+  std::vector<Part> parts_;  // one where the caller's memory is one array
+  std::size_t group_bytes_ = 0;
+  std::size_t wire_bytes_ = 0;  // of a group
+  std::uint64_t input_groups_ = 0;
+  std::uint64_t output_groups_ = 0;
+  std::uint32_t ranks_ = 1;
+  bool is_list_ = false;
+  std::unique_ptr<std::byte[]> memory_;
+  std::uint64_t capacity_ = 0;
+  std::size_t padding_ = 0;
+  std::byte* input_ = nullptr;
+  std::byte* output_ = nullptr;
+  std::uint64_t entered_ = 0;  // groups
+  std::uint64_t left_ = 0;
+  std::vector<Part>::const_iterator entering_;
+  std::vector<Part>::const_iterator leaving_;
+};
+
+}  // namespace pycoll::runtime
