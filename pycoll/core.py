@@ -247,7 +247,7 @@ class Core(_core.Calls):
             plan_key=prepared.key,
             count=count,
             segment_bytes=prepared.segment_bytes,
-            user_op=run.native if run is not None else None,
+            user_op=run.native() if run is not None else None,
             asynchronous=async_op,
             finish=then if async_op else None,
         )
@@ -259,9 +259,9 @@ class Core(_core.Calls):
         """Behind an operation: tell all ranks whether a user's reduction raised on any of them."""
         every, mine = _core.view(run.records), _core.view(run.record)
         counts = [len(run.record)] * self.size
-        salt = (_salt("reductions"),)
+        key = (salt("reductions"),)
         prepared = self._prepare(
-            Collective.ALL_GATHER, DType.UINT8, None, 0, every.nbytes, None, None, salt
+            Collective.ALL_GATHER, DType.UINT8, None, 0, every.nbytes, None, None, key
         )
         # The engine reads the record when it begins, which is when the operation has ended.
         made = self._start(

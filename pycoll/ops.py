@@ -91,14 +91,17 @@ class UserRun:
     _BYTES = 256
 
     def __init__(self, reduction: Reduction, dtype: int, size: int) -> None:
-        #: What the engine calls.
-        self.native = _core.UserOp(self._combine, numpy_dtype(dtype))
+        self._dtype = dtype
         self.record = bytearray(self._BYTES)
         self.records = bytearray(self._BYTES * size)
         #: The exchange of records that is under way, if it is not over.
         self.exchange: _core.Work | None = None
         self._reduction = reduction
         self._error: BaseException | None = None
+
+    def native(self) -> _core.UserOp:
+        """What the engine calls. It refers to this, unseen by the garbage collector."""
+        return _core.UserOp(self._combine, numpy_dtype(self._dtype))
 
     def judged(self, finish: Callable[[], Any]) -> Callable[[], Any]:
         """``finish``, unless the function raised on some rank."""

@@ -8,8 +8,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from harness import world_in_threads
 
 from pycoll.cli import main
 from pycoll.config import SETTINGS
@@ -167,6 +170,17 @@ def test_examples_of_scheduling(number: int, tmp_path: Path) -> None:
         assert "auto takes " in said or "explain" not in program, said
     else:
         assert run(sys.executable, "program.py", cwd=tmp_path) == blocks("text", scheduling())[0]
+
+
+# Reductions
+
+
+@pytest.mark.parametrize("program", blocks("python", (ROOT / "docs" / "reductions.md").read_text()))
+def test_examples_of_reductions(program: str) -> None:
+    def rank(comm: Any) -> None:
+        exec(program, {"comm": comm, "np": np, "gradient": np.ones(3, np.float16)})
+
+    world_in_threads(3).run(rank)
 
 
 def test_the_survey_s_methods_and_our_policies_are_all_named() -> None:

@@ -31,7 +31,8 @@ if(PYCOLL_HAVE_CUDA)
                    all-warnings -I ${CMAKE_CURRENT_SOURCE_DIR})
   # What device code includes; nvcc takes a minute, and the host's headers change more often.
   set(headers base/bytes.h base/types.h plan/plan.h)
-  foreach(name arrays executor formats landing local memory memory_cuda pack packing program protocols reductions)
+  foreach(name arrays executor formats landing local memory memory_cuda pack packing program protocols reductions
+          wire)
     list(APPEND headers device/${name}.h)
   endforeach()
   list(TRANSFORM headers PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)

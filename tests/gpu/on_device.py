@@ -360,6 +360,12 @@ def test_what_runs_on_the_host_only(world: ThreadWorld) -> None:
             lambda: comm.scan(x, "on_device_test"),
         ):
             assert "a reduction registered by the user runs on the host only" in text_of(call)
+        pairs = array(np.ones((4, 2)))
+        for call in (
+            lambda: comm.all_reduce(pairs, "maxloc"),
+            lambda: comm.all_reduce([pairs, pairs], "minloc"),
+        ):
+            assert "is for arrays in host memory: copy the pairs there" in text_of(call)
         np.testing.assert_array_equal(comm.all_reduce(x).get(), np.full(4, 3.0))
 
     ranks_of(world, run)

@@ -219,6 +219,49 @@ def check_reductions_that_are_rare() -> None:
     assert flag.tolist() == [True, False]
 
 
+def check_means_whose_sums_leave_the_type() -> None:
+    size = dist.get_world_size()
+    cases = [
+        (torch.float16, 40_000.0),
+        (torch.float16, 2.0**-24),
+        (torch.bfloat16, 3.0e38),
+        (torch.uint8, 200),
+        (torch.int8, -100),
+        (torch.int64, 2**62 + 1),
+    ]
+    for kind, value in cases:
+        mean = torch.full((4,), value, dtype=kind)
+        found = mean.clone()
+        dist.all_reduce(found, dist.ReduceOp.AVG)
+        assert torch.equal(found, mean), (kind, found)
+        dist.reduce(found, 0, dist.ReduceOp.AVG)
+        assert torch.equal(found, mean), (kind, found)
+        own = torch.empty(3, dtype=kind)
+        dist.reduce_scatter_tensor(own, mean[0].repeat(3 * size), dist.ReduceOp.AVG)
+        assert torch.equal(own, mean[:3]), (kind, own)
+
+
+def check_premultiplied_sums_of_halves() -> None:
+    """As FSDP2 divides gradients: products and partial sums are float32 until the end."""
+    size = dist.get_world_size()
+    op = dist._make_nccl_premul_sum(1 / size)
+    for kind, value in ((torch.float16, 40_000.0), (torch.float16, 2.0**-24)):
+        mean = torch.full((4,), value, dtype=kind)
+        found = mean.clone()
+        dist.all_reduce(found, op)
+        assert torch.equal(found, mean), found
+        strided = torch.full((4, 2), value, dtype=kind).t()
+        dist.all_reduce(strided, op)
+        assert (strided == value).all()
+        dist.reduce(found, 0, op)
+        assert torch.equal(found, mean), found
+        own = torch.empty(3, dtype=kind)
+        dist.reduce_scatter_tensor(own, mean[0].repeat(3 * size), op)
+        assert torch.equal(own, mean[:3]), own
+        dist.reduce_scatter(own, [mean[:3].clone() for _ in range(size)], op)
+        assert torch.equal(own, mean[:3]), own
+
+
 def check_names_of_other_versions() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     with warnings.catch_warnings():

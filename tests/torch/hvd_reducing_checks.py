@@ -44,6 +44,25 @@ def check_all_ops_and_types() -> None:
         assert torch.equal(mine, values(hvd.rank(), dtype))
 
 
+def check_means_whose_sums_leave_the_type() -> None:
+    cases = [
+        (torch.float16, 40_000.0),
+        (torch.float16, 2.0**-24),
+        (torch.bfloat16, 3.0e38),
+        (torch.uint8, 200),
+        (torch.int8, -100),
+        (torch.int64, -(2**62) - 1),
+    ]
+    for dtype, value in cases:
+        mean = torch.full((2 * hvd.size(),), value, dtype=dtype)
+        assert torch.equal(hvd.allreduce(mean), mean), dtype
+        assert torch.equal(hvd.grouped_allreduce([mean, mean[:1]])[0], mean), dtype
+        assert torch.equal(hvd.reducescatter(mean), mean[:2]), dtype
+    large = torch.full((3,), 20_000.0, dtype=torch.float16)
+    assert torch.equal(hvd.allreduce(large, postscale_factor=2.0), 2 * large)
+    assert torch.equal(hvd.allreduce(large, prescale_factor=2.0), 2 * large)
+
+
 def check_in_place_and_handles() -> None:
     tensor = values(hvd.rank(), torch.float32)
     handle = hvd.allreduce_async_(tensor, name="in place", op=hvd.Sum)

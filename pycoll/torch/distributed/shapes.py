@@ -57,7 +57,7 @@ def ends_for(
     if source.dtype not in _HALVES:
         return Ends((source * op.factor).to(source.dtype), target, back)
     wide = source.float() * op.factor
-    made = wide if source.shape == target.shape else wide.new_empty(target.shape)
+    made = wide if source is target else wide.new_empty(target.shape)
     return Ends(wide, made, together(lambda: _copy(target, made), back))
 
 
