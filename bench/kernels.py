@@ -23,7 +23,7 @@ import page
 
 from pycoll import _core
 from pycoll.errors import PycollError
-from pycoll.types import OPS, DType, numpy_dtype
+from pycoll.types import OPS, DType, ReduceOp, numpy_dtype, wire_form
 
 TITLE = "Reduction kernels"
 #: A sample lasts about this long.
@@ -76,7 +76,7 @@ def measure(dtype: DType, word: str, nbytes: int, rounds: int) -> Line:
 
 
 def lines_of(dtypes: Sequence[str], ops: Sequence[str], nbytes: int, rounds: int) -> Iterator[Line]:
-    """Every reduction that is defined; "avg" is "sum" with a division at the end."""
+    """Every reduction that combines elements as they are; averages are sums of their wire form."""
     for dtype in DType:
         if dtypes and dtype.word not in dtypes:
             continue
@@ -86,7 +86,9 @@ def lines_of(dtypes: Sequence[str], ops: Sequence[str], nbytes: int, rounds: int
             print(f"# {dtype.word}: left out, {error}", file=sys.stderr)
             continue
         for word, op in OPS.items():
-            if word != "avg" and (not ops or word in ops) and _core.defined(dtype, op):
+            if op == ReduceOp.AVG or wire_form(dtype, op) or not _core.defined(dtype, op):
+                continue
+            if not ops or word in ops:
                 yield measure(dtype, word, nbytes, rounds)
 
 
