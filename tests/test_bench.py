@@ -262,7 +262,7 @@ def test_inside_a_job_its_ranks_are_measured(launcher: str, tmp_path: Path) -> N
         (("all_reduce", "-b", "1M", "-e", "1K"), "first size, 1048576, is above the last, 1024"),
         (("all_reduce", "-b", "many"), "'many' is not a number of bytes"),
         (("all_reduce", "--dtype", "float31"), "dtype is 'float31'; there are bool, int8"),
-        (("all_reduce", "--op", "mean"), "op is 'mean'; there are sum"),
+        (("all_reduce", "--op", "mean"), "op is 'mean' (pycoll calls it 'avg'); there are sum"),
         (("all_reduce", "--op", "bxor"), "op 'bxor' is not defined for float32"),
         (("scan", "--op", "avg"), "op 'avg' is not defined for scan"),
         (("broadcast", "--root", "2"), "root is 2: expected a rank below 2"),
