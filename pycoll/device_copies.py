@@ -82,7 +82,8 @@ class Copies:
         """Memory in C order or wire form, which comes to the view behind the operation."""
         if view is None or not view.count or (view.contiguous and self.wire is None):
             return view
-        for length, stride in zip(view.shape, view.strides or (), strict=True):
+        # In C order no two elements share memory.
+        for length, stride in zip(view.shape, view.strides or view.shape, strict=True):
             if stride == 0 and length > 1:
                 raise InvalidArgumentError(
                     f"out of shape {view.shape} has elements that share memory: pass one that has "
