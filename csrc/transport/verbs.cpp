@@ -15,7 +15,6 @@
 
 #include "base/assert.h"
 #include "base/life_signs.h"
-#include "base/life_signs.h"
 #include "transport/verbs_link.h"
 
 namespace pycoll::transport {

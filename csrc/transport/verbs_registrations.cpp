@@ -196,7 +196,7 @@ bool Registrations::make_room(std::size_t bytes) {
     const Registration& victim = *oldest->second;
     full_until_ = victim.users_ != 0 ? asked_ + idle : victim.used_at_ + idle;
     if (asked_ < full_until_) return false;
-    drop(oldest);
+    (void)drop(oldest);
   }
   return true;
 }
