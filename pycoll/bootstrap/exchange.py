@@ -182,8 +182,16 @@ class ParentExchange(_Lasting):
         return [blobs[member] for member in self._members]
 
 
+#: Communicators of mpi4py over which an attempt timed out.
+_unfinished: list[Any] = []
+
+
 class MpiExchange(_Lasting):
-    """Over an mpi4py communicator, with non-blocking calls so that a deadline can be kept."""
+    """Over an mpi4py communicator, with non-blocking calls so that a deadline can be kept.
+
+    MPI cannot take back a gather that has begun, and matches the gathers of ranks by their order.
+    So after an attempt that timed out the communicator serves no other one: InvalidArgumentError.
+    """
 
     secret = b""
 
@@ -192,6 +200,13 @@ class MpiExchange(_Lasting):
         self.size = int(comm.Get_size())
         self._comm = comm
         self._deadline = deadline
+        if any(one == comm for one in _unfinished):
+            raise errors.InvalidArgumentError(
+                "comm= still has a gather under way, of an attempt to join that timed out, and MPI "
+                "cannot take it back: the next attempt needs another communicator, such as a "
+                "comm.Dup() that all ranks made beforehand",
+                operation="init",
+            )
 
     def all_gather(self, blob: bytes) -> list[bytes]:
         """See Exchange. MPI cannot tell which rank is missing."""
@@ -208,6 +223,7 @@ class MpiExchange(_Lasting):
     def _wait(self, request: Any) -> None:
         while not request.Test():
             if self._deadline.passed():
+                _unfinished.append(self._comm)
                 raise errors.TimeoutError(
                     f"init waited {self._deadline.seconds:.3g} s in the gather over comm=: "
                     f"some of its {self.size} ranks did not call pycoll.init(comm=...)",

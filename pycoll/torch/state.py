@@ -53,7 +53,8 @@ def broadcast_optimizer_state(
     """Give the root's optimizer state and options (learning rates and so on) to all ranks.
 
     Ranks whose optimizer has not run yet get the state all the same. ``model`` is there for
-    Horovod's programs. ValueError for L-BFGS, whose state is not per parameter, and for optimizers
+    Horovod's programs. Options travel pickled: unpickling runs code that the root chooses (see
+    SECURITY.md). ValueError for L-BFGS, whose state is not per parameter, and for optimizers
     whose parameter groups differ from the root's.
     """
     if isinstance(optimizer, torch.optim.LBFGS):

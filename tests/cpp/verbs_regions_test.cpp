@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -29,6 +30,7 @@ using transport::Segment;
 using transport::SegmentHeader;
 using transport::SendChannel;
 using transport::VerbsTransport;
+using transport::verbs::Grant;
 using transport::verbs::Immediate;
 using transport::verbs::Kind;
 
@@ -264,6 +266,22 @@ TEST(what_is_no_grant_is_refused) {
   std::string older = good;
   older[6] = 0;
   for (const std::string& wrong : {std::string(), good.substr(1), good + "x", older}) {
+    refused(world.link(0).accept(wrong), Code::kInvalidArgument, "are no grant of this pycoll ver");
+  }
+}
+
+// The end of a part is an address too: whoever adds offset and bytes later must not wrap.
+TEST(a_grant_that_ends_beyond_all_addresses_is_refused) {
+  constexpr std::uint64_t kMost = ~std::uint64_t{0};
+  constexpr std::uint64_t kHalf = std::uint64_t{1} << 63;
+  const std::pair<std::uint64_t, std::uint64_t> parts[] = {
+      {kMost, 2}, {8, kMost}, {kMost, kMost}, {kHalf, kHalf}, {4096, 0}};
+  World world(1);
+  for (const auto& [address, bytes] : parts) {
+    Grant grant;
+    grant.address = address;
+    grant.bytes = bytes;
+    const std::string wrong(reinterpret_cast<const char*>(&grant), sizeof(grant));
     refused(world.link(0).accept(wrong), Code::kInvalidArgument, "are no grant of this pycoll ver");
   }
 }

@@ -40,7 +40,7 @@ def frame(
     """One frame; `place` is the segment's number in its channel, `segment` sequence, agreement
     and tag."""
     sequence, agreement, tag = segment
-    head = b"pcf\x04" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
+    head = b"pcf\x05" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
     head += struct.pack("<QQII", sequence, agreement, tag, 0) + bytes(released)
     return head[:36] + struct.pack("<I", check_of(head)) + head[40:] + payload
 
@@ -49,6 +49,46 @@ def notice(sequence: int, failure: int, detail: bytes) -> bytes:
     """A Notice of transport.h."""
     descriptor = struct.pack("<QQIBBBB", 1000, 77, 0, 0, 11, 0, 0)
     return struct.pack("<Q", sequence) + descriptor + struct.pack("<Ii88s", failure, 2, detail)
+
+
+def announced(kind: int, length: int, *, place: int = 0, number: int = 0) -> bytes:
+    """A frame's header that announces ``length`` bytes, which do not follow."""
+    head = frame(
+        number, kind, place=place, segment=(MASK, MASK, 0xFFFFFFFF) if kind == DATA else (0, 0, 0)
+    )
+    head = head[:12] + struct.pack("<I", length) + head[16:]
+    return head[:36] + struct.pack("<I", check_of(head)) + head[40:]
+
+
+def edges() -> dict[str, bytes]:
+    """Lengths, numbers and counters at the edges of their types, whose sums wrap."""
+    lengths = (65535, 65536, 65537, 1 << 31, (1 << 32) - 48, (1 << 32) - 1)
+    good = frame(0, DATA, b"good", segment=(1, 2, 3))
+    found = {
+        f"announces_{length}": bytes([RELEASE]) + good + announced(DATA, length, place=1, number=1)
+        for length in lengths
+    }
+    for length in (0, 127, 129, (1 << 32) - 1):
+        found[f"notice_of_{length}"] = bytes([0]) + announced(NOTICE, length)
+    for kind, name in ((CREDIT, "credit"), (GOODBYE, "goodbye")):
+        found[f"{name}_with_bytes"] = bytes([0]) + announced(kind, (1 << 32) - 1)
+    # A place is judged modulo 2^16: the first ones lie beyond the credits, the last ones behind.
+    for place in (32, 0x7FFF, 0x8000, 0xFFE0, 0xFFFF):
+        found[f"place_{place}"] = bytes([RELEASE]) + frame(0, DATA, b"x", place=place)
+    counts = (1, 32, 33, 127, 128, 255)
+    for count in counts:
+        told = frame(0, CREDIT, released=(count,) * 8)
+        found[f"releases_{count}"] = bytes([REPAIR | SEND]) + told + frame(0, CREDIT)
+    backwards = [frame(i, CREDIT, released=(count,) * 8) for i, count in enumerate((2, 1, 255))]
+    found["releases_backwards"] = bytes([REPAIR | SEND]) + b"".join(backwards)
+    numbers = (1, (1 << 31) - 1, (1 << 32) - 1)
+    for number in numbers:
+        found[f"number_{number}"] = bytes([0]) + frame(number, DATA, b"x")
+    # Three long segments make the reader expect a fourth like them; it announces more.
+    large = [frame(i, DATA, bytes(5000), place=i, segment=(1, 1, 0)) for i in range(4)]
+    longer = announced(DATA, (1 << 32) - 1, place=4, number=4)
+    found["unlike_the_expected"] = bytes([RELEASE | PIECES_OF_32_KIB]) + b"".join(large) + longer
+    return found
 
 
 def streams() -> dict[str, bytes]:
@@ -73,7 +113,7 @@ def streams() -> dict[str, bytes]:
         frame(3, GOODBYE),
     ]
     beyond = [frame(i, DATA, b"x", place=i, segment=(1, 1, 0)) for i in range(33)]
-    return {
+    return edges() | {
         "segments": bytes([RELEASE]) + b"".join(segments),
         "segments_repaired": bytes([REPAIR | RELEASE]) + b"".join(plain),
         "out_of_order": bytes([RELEASE]) + b"".join(early),

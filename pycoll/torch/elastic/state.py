@@ -240,7 +240,8 @@ class ObjectState(State):
     def sync(self) -> None:
         """Make all what the rank with the most commits has, and remember it.
 
-        That is rank 0 unless it is new: of ranks with as many commits the lowest one.
+        That is rank 0 unless it is new: of ranks with as many commits the lowest one. Values other
+        than models and optimizers travel pickled: unpickling runs code that the sender chooses.
         """
         commits = allgather_object(self.commits)
         self.commits = max(commits)
