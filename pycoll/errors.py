@@ -55,7 +55,11 @@ class PeerLostError(PycollError):
 
 
 class TimeoutError(PycollError, builtins.TimeoutError):
-    """A deadline passed; ``ranks`` are those that had not arrived."""
+    """A deadline passed; ``ranks`` are those at fault, and empty where no rank stands still.
+
+    At fault is who had not arrived or stands still, at the end of the chain of ranks that wait for
+    each other; docs/failures.md lists the texts, and what they cannot tell.
+    """
 
 
 class ClosedError(PycollError):

@@ -193,6 +193,7 @@ Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation&
     }
   }
   if (!in_background) company_.note(pace);
+  if (!operation.status().ok()) send_reason();
   return operation.status();
 }
 
@@ -318,6 +319,11 @@ void Communicator::wake_sleeper() {
 void Communicator::call_driver() {
   if (sleeping_) wake_sleeper();
   if (driver() == nullptr) changed_.notify_all();
+}
+
+// The caller may never come back: a peer that was held up is to hear why all is over nevertheless.
+void Communicator::send_reason() {
+  if (engine_->owes_reason() && start_progress_thread().ok()) changed_.notify_all();
 }
 
 Status Communicator::failure() {

@@ -153,6 +153,7 @@ class Communicator {
   void sleep(std::unique_lock<Gate>& lock);
   void wake_sleeper();
   void call_driver();
+  void send_reason();
   Status start_progress_thread();
   void run_progress_thread();
 

@@ -23,12 +23,13 @@ void Communicator::spin(const Operation& operation, Nanoseconds patience) {
   Pace pace = pace_of(false);
   Nanoseconds begin = 0;
   for (int looks = 1; !operation.done() && engine_->runs_short() && !gate_.wanted(); ++looks) {
-    if (look(pace) != Look::kBusy) return;
+    if (look(pace) != Look::kBusy) break;
     if (looks % kLooksPerTime != 0) continue;
     const Nanoseconds now = clock_->now();
     if (begin == 0) begin = now;
-    if (now - begin >= patience) return;
+    if (now - begin >= patience) break;
   }
+  if (operation.done() && !operation.status().ok()) send_reason();
 }
 
 bool Communicator::try_start(const std::shared_ptr<Call>& call, const std::byte* input,

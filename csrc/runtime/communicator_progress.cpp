@@ -62,7 +62,7 @@ void Communicator::run_progress_thread() {
       napping_ = false;
       nap = visited_ ? std::min(2 * nap, kNapMax) : kNapMin;
       pace.reset();
-    } else if (driver() != nullptr || !engine_->active()) {
+    } else if (driver() != nullptr || !(engine_->active() || engine_->owes_reason())) {
       resting_ = true;
       changed_.wait(lock);
       resting_ = false;

@@ -127,7 +127,7 @@ bool overlap(const std::byte* one, std::uint64_t one_bytes, const std::byte* oth
 bool Engine::may_begin(const Pending& pending) const {
   if (running_.empty()) return true;
   if (pending.call == nullptr || !runs_short() || running_.size() == Call::kRunsMax ||
-      disputed_ != 0) {
+      disputed_ != 0 || inquires()) {
     return false;
   }
   const std::uint64_t input_bytes = pending.call->request().input.bytes;
@@ -217,11 +217,13 @@ void Engine::begin_next() {
   note_vacancy();
 }
 
-// Ends what is over, as far as everything before it is. The operation is told last: it may belong
-// to a caller who lets go of everything then.
+// Ends what is over, as far as everything before it is, and nobody has given it up: all that an
+// operation needs may have come from ranks that have told their callers since that it failed. The
+// operation is told last: it may belong to a caller who lets go of everything then.
 bool Engine::end_leaders() {
   bool any = false;
   while (!running_.empty() && running_.front().over) {
+    if (is_given_up(sequence_)) return look_at_notices() || any;
     const Running ended = running_.pop();
     if (ended.busy != nullptr) *ended.busy = false;
     if (!running_.empty()) lead();
@@ -329,7 +331,7 @@ bool Engine::step_started() { return step_collectives(false); }
 // What a later collective finds odd may only look so, or be a consequence: it is judged when its
 // time has come.
 bool Engine::step_collectives(bool all) {
-  if (disputed_ != 0) return false;
+  if (disputed_ != 0 || inquires()) return false;
   bool moved = false;
   for (std::size_t index = 0; index < running_.size(); ++index) {
     Running& one = running_[index];
@@ -358,7 +360,7 @@ bool Engine::step_collectives(bool all) {
 // A rank that waits for a send takes in what others send to it: two ranks that send to each other,
 // or a ring of them, must not wait for ever.
 bool Engine::step_messages() {
-  if (message_deadlines_.empty() && probes_.empty()) return false;
+  if ((message_deadlines_.empty() && probes_.empty()) || inquires()) return false;
   bool moved = false;
   const bool any_sending =
       std::any_of(mailboxes_.begin(), mailboxes_.end(),
@@ -394,6 +396,7 @@ void Engine::drop_ended_messages() {
 void Engine::end_all(const Status& status) {
   for (const auto& medium : options_.transports) medium->let_go();
   disputed_ = 0;
+  account_ = {};
   while (!running_.empty()) {
     const Running ended = running_.pop();
     ended.execution->forget_memory();

@@ -92,6 +92,9 @@ class Engine final : public ChannelSource {
   // The same on the media that need it to move bytes; on `all` if peers' states are wanted too.
   bool carry(bool all);
   bool active() const;
+  // Whether the reason of a failure has not left for some peer that takes nothing yet: watch() goes
+  // on sending it.
+  bool owes_reason() const;
 
   // An operation of the same ranks beside the engine, on devices, has been called; collectives and
   // those are called in one order on all ranks. `replayable`: it may run again without a call, so
@@ -184,6 +187,7 @@ class Engine final : public ChannelSource {
   void lead();
   bool step_collectives(bool all);
   bool end_leaders();
+  bool is_given_up(std::uint64_t sequence);
   bool step_messages();
   Mailbox& mailbox_of(int peer);
   void receive_from_any(const MessageRequest& request, std::shared_ptr<Operation> operation);
@@ -199,12 +203,19 @@ class Engine final : public ChannelSource {
 
   void disagree(std::uint64_t sequence);
   void resolve_disagreement(Nanoseconds now);
-  void expire(const Overdue& overdue);
+  bool inquires() const { return account_.inquiry != Inquiry::kNone; }
+  void tell();
+  void inquire(Inquiry why, Nanoseconds now, std::vector<Account::Awaited> awaited);
+  void answer();
+  void resolve_inquiry(Nanoseconds now);
+  void conclude(int due, std::vector<Account> accounts, Overdue overdue);
+  std::vector<Account::Awaited> awaited() const;
+  std::vector<Account::Awaited> awaited_by(const Deadline& deadline,
+                                           const Operation& operation) const;
   void hear_timeout(const transport::Notice& notice);
   void hear_loss(int peer, const transport::Notice& notice);
   std::vector<Standing> standings();
-  std::vector<int> absent();
-  Overdue overdue_of(const Deadline& deadline, const Operation& operation) const;
+  LateMessage late_message(const Deadline& deadline) const;
   // For texts: the collective that runs, or else an open message, with `peer` if there is one.
   std::string current_text(int peer) const;
   bool hear_beside(int peer, const transport::Notice& notice);
@@ -236,10 +247,18 @@ class Engine final : public ChannelSource {
   std::uint64_t told_besides_ = 0;         // as peers have heard while this rank waited
   Nanoseconds apart_ends_ = 0;             // when it is judged who calls in another order; 0: never
   Status failure_;
+  // What this rank has told since a deadline passed, its own or another's; nothing moves from then
+  // on. Of its own also what is late.
+  Account account_;
+  Overdue overdue_;
+  Nanoseconds inquiry_began_ = 0;
+  std::uint64_t progress_ = 0;  // of what runs first, as of the last watch()
+  Nanoseconds moved_at_ = 0;    // when it was another one
   std::uint64_t disputed_ = 0;  // operation about which ranks disagree; 0: none
   Nanoseconds dispute_ends_ = 0;
   Standing disputed_standing_;  // of this rank, as it told its peers
   bool closed_ = false;
+  bool warned_ = false;  // some peer has failed, maybe in an operation that this rank has not begun
   std::atomic<bool> vacant_{true};
 };
 

@@ -87,7 +87,10 @@ void Engine::fail_beside(const Status& status, const std::string& operation, dou
   if (!failure_.ok() || closed_) return;
   const int culprit = status.ranks().empty() ? rank() : status.ranks().front();
   if (status.code() == Code::kTimeout) {
-    const Overdue overdue{after, true, status.ranks(), operation, {}};
+    Overdue overdue;
+    overdue.seconds = after;
+    overdue.still = status.ranks();
+    overdue.beside = operation;
     give_up(timeout_verdict(operation, overdue, options_.names), culprit, to_detail(overdue));
   } else if (status.code() == Code::kMismatch) {
     give_up(status, culprit, std::string(kBeside) + operation);
@@ -102,7 +105,7 @@ void Engine::fail_beside(const Status& status, const std::string& operation, dou
 bool Engine::look_at_order(const std::string& operation) {
   const std::uint64_t mine = besides_.load(std::memory_order_relaxed);
   if (mine == kUncounted) return false;
-  if (std::exchange(told_besides_, mine) != mine) post(Code::kOk, -1, besides_detail(mine));
+  if (std::exchange(told_besides_, mine) != mine) tell();
   const std::uint64_t called = entered_ + queue_.size();
   Apart apart;
   std::vector<int> on_host;

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <set>
 #include <utility>
 
 #include "base/assert.h"
@@ -22,8 +21,6 @@ constexpr Nanoseconds kAnnounceAfter = 5'000'000;
 
 // How long a rank that found a disagreement waits for the others' descriptions before it judges.
 constexpr Nanoseconds kDisputeLasts = 1'000'000'000;
-
-double seconds(Nanoseconds duration) { return static_cast<double>(duration) * 1e-9; }
 
 // The operation that ranks disagree about, from a notice with kMismatch; its sender may be in
 // another one. Never 0.
@@ -51,6 +48,8 @@ std::string Engine::current_text(int peer) const {
 
 void Engine::post(Code failure, int culprit, const std::string& detail) {
   Notice notice;
+  if (failure == Code::kOk) write_account(account_, &notice);
+  notice.completed = entered_ - running_.size();
   notice.sequence = sequence_;
   notice.descriptor = descriptor_;
   notice.failure = static_cast<std::uint32_t>(failure);
@@ -63,7 +62,13 @@ void Engine::post(Code failure, int culprit, const std::string& detail) {
 
 void Engine::announce() {
   announced_ = true;
-  post(Code::kOk, -1, besides_detail(besides_.load(std::memory_order_relaxed)));
+  tell();
+}
+
+// Where this rank is, and what it has found out about a deadline if one has passed.
+void Engine::tell() {
+  post(Code::kOk, -1,
+       inquires() ? to_detail(overdue_) : besides_detail(besides_.load(std::memory_order_relaxed)));
 }
 
 // Ends every open operation and all later ones; the notice makes the peers do the same.
@@ -81,7 +86,14 @@ void Engine::interrupt() {
           "interrupted by its user");
 }
 
+bool Engine::owes_reason() const {
+  return !failure_.ok() && !closed_ &&
+         std::any_of(options_.transports.begin(), options_.transports.end(),
+                     [](const auto& medium) { return medium->has_unsent(); });
+}
+
 bool Engine::watch() {
+  if (owes_reason()) return poll();
   if (!failure_.ok() || !active()) return false;
   bool moved = poll();
   moved |= step();
@@ -93,6 +105,9 @@ bool Engine::watch() {
       began_ = now;
       current.deadline = later(now, current.timeout);
     }
+    const std::uint64_t progress = running_.front().execution->progress();
+    if (began_ == now || progress != progress_) moved_at_ = now;
+    progress_ = progress;
     if (!announced_ && now - began_ >= kAnnounceAfter) announce();
   }
   if (look_at_notices()) return true;
@@ -101,7 +116,7 @@ bool Engine::watch() {
     return moved;
   }
   if (look_at_links(moved)) return true;
-  look_at_deadlines(now);
+  inquires() ? resolve_inquiry(now) : look_at_deadlines(now);
   return moved || !failure_.ok();
 }
 
@@ -118,6 +133,7 @@ bool Engine::look_at_notices() {
             !(notice.descriptor == descriptor_)) {
           disagree(sequence_);
         }
+        if (notice.inquiry != 0 && disputed_ == 0 && !inquires()) answer();
         break;
       case Code::kClosed:
         break;
@@ -136,9 +152,29 @@ bool Engine::look_at_notices() {
   return false;
 }
 
+// Whether a peer has given up, or is about to, and not ended this operation before. What it was
+// told of is kept in mind: a failure may be of a later operation, which begins here only then.
+bool Engine::is_given_up(std::uint64_t sequence) {
+  bool news = warned_;
+  for (const auto& medium : options_.transports) news |= medium->has_new_notices();
+  if (!news) return false;
+  for (Link* link : links_) {
+    if (link == nullptr) continue;
+    const Notice notice = link->newest();
+    const Code failure = failure_of(notice);
+    const bool goes_on = failure == Code::kOk && notice.inquiry == 0;
+    if (goes_on || failure == Code::kClosed) continue;
+    warned_ = true;
+    if (notice.completed < sequence) return true;
+  }
+  return false;
+}
+
 // In the words of the rank whose deadline it was.
 void Engine::hear_timeout(const Notice& notice) {
   const Overdue overdue = overdue_from(detail_of(notice), size());
+  sequence_ = notice.sequence;  // peers that hear it from this rank tell it alike
+  descriptor_ = notice.descriptor;
   give_up(
       timeout_verdict(name_operation(notice.sequence, notice.descriptor), overdue, options_.names),
       notice.culprit, detail_of(notice));
@@ -189,57 +225,6 @@ bool Engine::look_at_links(bool moved) {
   return false;
 }
 
-void Engine::look_at_deadlines(Nanoseconds now) {
-  if (!running_.empty() && now >= running_.front().pending.deadline) {
-    const Running& late = running_.front();
-    Overdue overdue{seconds(late.pending.timeout), false, absent(), "", {}};
-    if (overdue.ranks.empty()) {
-      overdue.entered = true;
-      std::set<int> awaited;
-      late.execution->visit_awaited([&](int peer) { awaited.insert(peer); });
-      overdue.ranks.assign(awaited.begin(), awaited.end());
-    }
-    expire(overdue);
-    return;
-  }
-  for (const Deadline& deadline : message_deadlines_) {
-    const auto operation = deadline.operation.lock();
-    if (operation == nullptr || operation->done() || now < deadline.at) continue;
-    expire(overdue_of(deadline, *operation));
-    return;
-  }
-}
-
-// What lies in mailboxes tells a mistaken tag from a rank that never sent.
-Overdue Engine::overdue_of(const Deadline& deadline, const Operation& operation) const {
-  Overdue found{seconds(deadline.timeout), false, {deadline.peer}, "", {}};
-  if (deadline.peer == kAnyPeer) {
-    found.ranks.clear();
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) found.ranks.push_back(peer);
-    }
-  }
-  found.message = LateMessage{deadline.kind, rank(), deadline.tag, {}};
-  if (deadline.kind == LateMessage::Kind::kSend) return found;
-  std::set<std::uint32_t> tags;
-  for (const int peer : found.ranks) {
-    const auto& mailbox = mailboxes_[static_cast<std::size_t>(peer)];
-    if (mailbox == nullptr) continue;
-    for (const std::uint32_t tag : mailbox->unreceived_tags()) tags.insert(tag);
-    if (!mailbox->brings(operation)) continue;
-    found.entered = true;
-    found.ranks = {peer};
-    break;
-  }
-  found.message->unreceived.assign(tags.begin(), tags.end());
-  return found;
-}
-
-void Engine::expire(const Overdue& overdue) {
-  give_up(timeout_verdict(current_text(kAnyPeer), overdue, options_.names),
-          overdue.ranks.empty() ? -1 : overdue.ranks.front(), to_detail(overdue));
-}
-
 // Peers hear of it at once, and of what this rank was doing: from here on it does nothing else.
 void Engine::disagree(std::uint64_t sequence) {
   // It may have begun beside what runs first: then that is what peers must hear of.
@@ -252,20 +237,6 @@ void Engine::disagree(std::uint64_t sequence) {
   disputed_standing_ = {rank(), sequence_, descriptor_};
   announced_ = true;
   post(Code::kMismatch, -1, std::to_string(sequence));
-}
-
-// Peers that have not entered the current operation, as far as this rank can know: they have not
-// said so, and nothing of it has come from them.
-std::vector<int> Engine::absent() {
-  std::vector<bool> heard(links_.size(), false);
-  running_.front().execution->visit_heard(
-      [&](int peer) { heard[static_cast<std::size_t>(peer)] = true; });
-  std::vector<int> missing;
-  for (const Standing& standing : standings()) {
-    if (standing.rank == rank() || heard[static_cast<std::size_t>(standing.rank)]) continue;
-    if (standing.sequence < sequence_) missing.push_back(standing.rank);
-  }
-  return missing;
 }
 
 std::vector<Standing> Engine::standings() {

@@ -84,7 +84,14 @@ class Execution {
   // not here, or to take one.
   template <typename Visit>
   void visit_awaited(Visit visit) const;
-  // Calls visit(peer) for every peer that some segment of this operation has come from.
+  // Calls visit(peer) for every peer without which no blocked lane goes on: whose segment is not
+  // here, or, where all are, who leaves no room for what is to be sent.
+  template <typename Visit>
+  void visit_blocking(Visit visit) const;
+  // Grows with every row that has run.
+  std::uint64_t progress() const;
+  // Calls visit(peer) for every peer that is known to be in this operation: a segment of it has
+  // come from there, or more have gone there than any channel holds.
   template <typename Visit>
   void visit_heard(Visit visit) const;
 
@@ -117,6 +124,8 @@ class Execution {
   struct Gathered;
   class Walk;
 
+  template <typename Visit>
+  void visit_readers(Visit visit) const;
   void make_lanes();
   void find_last_rows();
   void find_sharers();
@@ -195,7 +204,39 @@ void Execution::visit_awaited(Visit visit) const {
     }
     for (int i = 0; i < row.send_count; ++i) visit(ports_[row.send[i]].peer);
   }
-  // All rows may have run, and a peer still read what was lent to it.
+  visit_readers(visit);  // all rows may have run, and a peer still read what was lent to it
+}
+
+template <typename Visit>
+void Execution::visit_blocking(Visit visit) const {
+  bool all_done = true;
+  for (std::size_t number = 0; number < lanes_.size(); ++number) {
+    const Lane& lane = lanes_[number];
+    if (lane.next == lane.end) continue;
+    all_done = false;
+    if (waits_for_lead(number)) continue;
+    const plan::Row& row = *bound_.rows()[lane.next].row;
+    bool arrived = true;
+    for (int i = 0; i < row.recv_count; ++i) {
+      const Port& port = ports_[row.recv[i]];
+      if (port.recv->peek() != nullptr) continue;
+      visit(port.peer);
+      arrived = false;
+    }
+    for (int i = 0; arrived && i < row.send_count; ++i) {
+      const Port& port = ports_[row.send[i]];
+      if ((lane.handed_over >> i & 1) != 0) continue;
+      const bool awaits_answer = only_sends_ && is_awaited_ && !port.send->answered(header_);
+      if (awaits_answer || port.send->reserve(0) == nullptr) visit(port.peer);
+    }
+    if (arrived && (row.flags & plan::kFlagFlush) != 0) visit_readers(visit);
+  }
+  if (all_done) visit_readers(visit);
+}
+
+// Of memory that was handed over or lent.
+template <typename Visit>
+void Execution::visit_readers(Visit visit) const {
   for (const Port& port : ports_) {
     if (port.send != nullptr && !port.passed_on && !port.send->drained()) visit(port.peer);
   }
@@ -203,12 +244,16 @@ void Execution::visit_awaited(Visit visit) const {
 
 template <typename Visit>
 void Execution::visit_heard(Visit visit) const {
+  constexpr std::uint64_t kTilesFar = 64;  // more than the depth of the channels of any medium
   for (const Lane& lane : lanes_) {
     const std::uint32_t end = lane.tile == 0 ? lane.next : lane.end;
     for (std::uint32_t index = lane.begin; index < end; ++index) {
       const plan::Row& row = *bound_.rows()[index].row;
       if (row.chunk == plan::kToken && bound_.tiles() != 1) continue;  // runs in the last tile only
       for (int i = 0; i < row.recv_count; ++i) visit(ports_[row.recv[i]].peer);
+      for (int i = 0; lane.tile > kTilesFar && i < row.send_count; ++i) {
+        visit(ports_[row.send[i]].peer);
+      }
     }
   }
 }

@@ -68,6 +68,12 @@ Progress Execution::advance_lane(std::size_t number, int rows) {
   return Progress::kMoved;
 }
 
+std::uint64_t Execution::progress() const {
+  std::uint64_t rows = 0;
+  for (const Lane& lane : lanes_) rows += lane.tile * (lane.end - lane.begin) + lane.next;
+  return rows;
+}
+
 bool Execution::waits_for_lead(std::size_t number) const {
   const Lane& lane = lanes_[number];
   if (!lane.led) return false;

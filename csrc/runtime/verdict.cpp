@@ -20,6 +20,12 @@ constexpr std::size_t kBesideMax = 56;
 constexpr std::size_t kTagsMax = 24;
 // How a detail says of which kind a message is.
 constexpr std::string_view kKinds = "sra";
+// And who is at fault in which way.
+constexpr std::pair<char, std::vector<int> Overdue::*> kLists[] = {{'m', &Overdue::absent},
+                                                                   {'e', &Overdue::still},
+                                                                   {'s', &Overdue::slow},
+                                                                   {'u', &Overdue::unheard}};
+constexpr char kMoving = 'v', kCircle = 'c', kCut = 'x';
 constexpr std::string_view kApart = "apart: ";
 constexpr std::string_view kBesides = "besides ";
 
@@ -107,11 +113,13 @@ std::optional<LateMessage> late_from(const char* text, int size) {
   if (kind == std::string_view::npos) return std::nullopt;
   const char* cursor = text + 2;
   const auto numbers = numbers_from<std::uint32_t>(&cursor, std::uint64_t{1} << 32);
-  if (numbers.size() < 2 || numbers[0] >= static_cast<std::uint32_t>(size)) return std::nullopt;
+  const auto ranks = static_cast<std::uint32_t>(size);
+  if (numbers.size() < 3 || numbers[0] >= ranks || numbers[1] >= ranks) return std::nullopt;
   return LateMessage{static_cast<LateMessage::Kind>(kind),
                      static_cast<int>(numbers[0]),
-                     numbers[1],
-                     {numbers.begin() + 2, numbers.end()}};
+                     static_cast<int>(numbers[1]),
+                     numbers[2],
+                     {numbers.begin() + 3, numbers.end()}};
 }
 
 // "ranks 1, 2 and 5"; "rank 1"
@@ -132,6 +140,18 @@ std::string fault_of(const LateMessage& late, std::size_t ranks) {
   if (late.unreceived.empty()) return text;
   return text + "; what " + (ranks == 1 ? "it" : "they") + " sent with " +
          name_all("tag", late.unreceived) + " lies unreceived";
+}
+
+const char* innocence_of(Overdue::Innocent innocent) {
+  switch (innocent) {
+    case Overdue::Innocent::kMoving:
+      return "no rank stands still; it moved until then, and needs more time";
+    case Overdue::Innocent::kCircle:
+      return "no rank stands still; all answer, and wait for each other";
+    case Overdue::Innocent::kNotAsked:
+      break;
+  }
+  return "what was sent did not leave in time";
 }
 
 }  // namespace
@@ -179,22 +199,31 @@ Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& sta
   return Status::error(Code::kMismatch, std::move(text), outside_first(camps));
 }
 
-// "0.5;m;2,3;device all_reduce of 4 float32"; for a message "0.5;m;2;#r1,6,5,7": rank 1 waits for
-// tag 6, and 5 and 7 lie unreceived.
+// "0.5;m2,3e4;device all_reduce of 4 float32": 2 and 3 are absent, 4 stands still; for a message
+// "0.5;m2;#r1,2,6,5,7": rank 1 waits for tag 6 of rank 2, and 5 and 7 lie unreceived.
 std::string to_detail(const Overdue& overdue) {
   char text[48];
-  std::snprintf(text, sizeof(text), "%.3g;%c;", overdue.seconds, overdue.entered ? 'e' : 'm');
+  std::snprintf(text, sizeof(text), "%.3g;", overdue.seconds);
   std::string detail = text;
   std::string what = overdue.beside.substr(0, kBesideMax);
   if (overdue.message) {
     const LateMessage& late = *overdue.message;
     what = std::string("#") + kKinds[static_cast<std::size_t>(late.kind)] +
-           std::to_string(late.waiter) + "," + std::to_string(late.tag);
+           std::to_string(late.waiter) + "," + std::to_string(late.peer) + "," +
+           std::to_string(late.tag);
     const std::string tags = join_within(late.unreceived, kTagsMax);
     if (!tags.empty()) what += "," + tags;
   }
-  const std::size_t room = kDetailMax - 1 - what.size() - detail.size();
-  return detail + join_within(overdue.ranks, room) + ";" + what;
+  if (overdue.cut) detail += kCut;
+  if (overdue.innocent == Overdue::Innocent::kMoving) detail += kMoving;
+  if (overdue.innocent == Overdue::Innocent::kCircle) detail += kCircle;
+  const std::size_t room = kDetailMax - 1 - what.size();
+  for (const auto& [letter, list] : kLists) {
+    if ((overdue.*list).empty() || detail.size() + 1 >= room) continue;
+    detail += letter;
+    detail += join_within(overdue.*list, room - detail.size());
+  }
+  return detail + ";" + what;
 }
 
 Overdue overdue_from(const std::string& detail, int size) {
@@ -202,11 +231,22 @@ Overdue overdue_from(const std::string& detail, int size) {
   const char* cursor = detail.c_str();
   char* end = nullptr;
   overdue.seconds = std::strtod(cursor, &end);
-  if (!std::isfinite(overdue.seconds) || *end != ';' || (end[1] != 'e' && end[1] != 'm')) return {};
-  overdue.entered = end[1] == 'e';
-  if (end[2] != ';') return overdue;
-  cursor = end + 3;
-  overdue.ranks = ranks_from(&cursor, size);
+  if (!std::isfinite(overdue.seconds) || *end != ';') return {};
+  for (cursor = end + 1; *cursor != ';' && *cursor != '\0';) {
+    const char letter = *cursor++;
+    const auto known = std::find_if(std::begin(kLists), std::end(kLists),
+                                    [letter](const auto& one) { return one.first == letter; });
+    if (known != std::end(kLists)) {
+      overdue.*(known->second) = ranks_from(&cursor, size);
+    } else if (letter == kCut) {
+      overdue.cut = true;
+    } else if (letter == kMoving || letter == kCircle) {
+      overdue.innocent =
+          letter == kMoving ? Overdue::Innocent::kMoving : Overdue::Innocent::kCircle;
+    } else {
+      return overdue;
+    }
+  }
   if (*cursor != ';') return overdue;
   overdue.message = late_from(cursor + 1, size);
   if (!overdue.message) overdue.beside = cursor + 1;
@@ -217,24 +257,34 @@ Status timeout_verdict(const std::string& collective, const Overdue& overdue,
                        const std::vector<std::string>& names) {
   char duration[32];
   std::snprintf(duration, sizeof(duration), "%.3g s", overdue.seconds);
-  // A message names its other side: a text from a broken peer that names none is of no message.
-  const LateMessage* late = overdue.message && !overdue.ranks.empty() ? &*overdue.message : nullptr;
+  const LateMessage* late = overdue.message ? &*overdue.message : nullptr;
   std::string text = overdue.beside.empty() ? collective : overdue.beside;
   if (late != nullptr) {
     text = "rank " + std::to_string(late->waiter) + "'s " +
-           name_message(late->kind, overdue.ranks.front(), late->tag);
+           name_message(late->kind, late->peer, late->tag);
   }
   text += std::string(" did not finish within ") + duration + ": ";
-  if (overdue.ranks.empty()) {
-    text += "what was sent did not leave in time";
-  } else {
-    text += overdue.ranks.size() == 1 ? name_rank(overdue.ranks.front(), names)
-                                      : name_ranks(overdue.ranks);
-    text += overdue.entered   ? " sent nothing more"
-            : late == nullptr ? " did not arrive"
-                              : " " + fault_of(*late, overdue.ranks.size());
+  std::vector<int> guilty;
+  std::string found;
+  const auto tell = [&](const std::vector<int>& ranks, const std::string& what) {
+    if (ranks.empty()) return;
+    found += (found.empty() ? "" : "; ") +
+             (ranks.size() == 1 ? name_rank(ranks.front(), names) : name_ranks(ranks)) + " " + what;
+  };
+  const bool other_side = late != nullptr && (late->kind == LateMessage::Kind::kRecvFromAny ||
+                                              overdue.absent == std::vector<int>{late->peer});
+  tell(overdue.absent, other_side ? fault_of(*late, overdue.absent.size()) : "did not arrive");
+  tell(overdue.still, "sent nothing more");
+  tell(overdue.slow, overdue.slow.size() == 1 ? "is slow: it answers, and waits for nobody"
+                                              : "are slow: they answer, and wait for nobody");
+  for (const auto* list : {&overdue.absent, &overdue.still, &overdue.slow}) {
+    guilty.insert(guilty.end(), list->begin(), list->end());
   }
-  return Status::error(Code::kTimeout, std::move(text), overdue.ranks);
+  std::sort(guilty.begin(), guilty.end());
+  if (guilty.empty()) found = innocence_of(overdue.innocent);
+  if (!overdue.unheard.empty()) found += "; nothing is known of " + name_ranks(overdue.unheard);
+  if (overdue.cut) found += "; a rank waits for more ranks than it could name";
+  return Status::error(Code::kTimeout, text + found, std::move(guilty));
 }
 
 void blame(std::vector<int> on_host, std::vector<int> on_devices, Apart* apart) {

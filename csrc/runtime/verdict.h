@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "transport/transport.h"
 
@@ -31,20 +32,67 @@ Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& sta
 struct LateMessage {
   enum class Kind : std::uint8_t { kSend, kRecv, kRecvFromAny } kind = Kind::kRecv;
   int waiter = 0;  // the rank whose send or recv it is
+  int peer = 0;    // its other side; of a recv from any rank the lowest other rank
   std::uint32_t tag = 0;
   // Of a recv: tags of what has come from whom it waits for and nobody received, ascending.
   std::vector<std::uint32_t> unreceived;
 };
 
-// A deadline that passed.
+// A deadline that passed. All lists are ascending.
 struct Overdue {
   double seconds = 0;
-  bool entered = false;    // `ranks` are in the operation, but sent nothing more
-  std::vector<int> ranks;  // at fault, ascending; may be empty; of a message the other side
+  // At fault.
+  std::vector<int> absent;  // did not arrive; of a message: sent nothing, or did not take it
+  std::vector<int> still;   // are in the operation, but sent nothing more
+  std::vector<int> slow;    // answer, and wait for nobody
+  // Not known to be at fault: they neither answered nor sent anything, and no rank that answers
+  // waits for them.
+  std::vector<int> unheard;
+  // Where nobody is at fault.
+  enum class Innocent : std::uint8_t {
+    kNotAsked,
+    kMoving,  // the operation moved until its deadline
+    kCircle,  // all ranks answer, and wait for each other
+  } innocent = Innocent::kNotAsked;
+  bool cut = false;  // some rank waits for more ranks than its notice names
   // Empty if it is the engine's collective: then the verdict is told what that is.
   std::string beside;                  // the operation beside the engine
   std::optional<LateMessage> message;  // in place of an operation
 };
+
+// Why a rank speaks of what it waits for: Notice::inquiry.
+enum class Inquiry : std::uint32_t {
+  kNone,
+  kDue,     // its own deadline has passed: all others are to answer
+  kAnswer,  // another rank's has
+  kLate,    // another rank's has, before this one waited in its operation
+};
+
+// What a rank last told of itself.
+struct Account {
+  struct Awaited {
+    int rank = 0;
+    bool sent = false;  // something of the operation has come from it
+  };
+  int rank = 0;
+  Inquiry inquiry = Inquiry::kNone;  // kNone: it does not answer
+  std::uint64_t sequence = 0;        // of the newest operation it has entered
+  std::uint64_t completed = 0;
+  double still = 0;  // seconds for which its operation has not moved
+  // Whom it waits for in the operation, or, without one, in messages.
+  std::vector<Awaited> awaited;
+  bool cut = false;  // it waits for more
+};
+Account account_of(int rank, int size, const transport::Notice& notice);
+// The same, as far as it fits, into a notice; the rank and its sequence travel elsewhere.
+void write_account(const Account& account, transport::Notice* notice);
+
+// How long the rank whose deadline has passed waits for the answers of the others.
+Nanoseconds grace_of(double seconds);
+
+// Completes `overdue`, of rank `due`, by whom it is to name: the ranks that do not answer, at the
+// ends of all chains of waiting that begin with ranks in the operation. accounts[r] is of rank r.
+void find_guilty(int due, const std::vector<Account>& accounts, Overdue* overdue);
 
 // How a rank tells its peers, so that all say the same: fits in Notice::detail, for which a list of
 // very many ranks or tags is cut.

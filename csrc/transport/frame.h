@@ -25,7 +25,7 @@ enum class FrameType : std::uint8_t {
   kGoodbye = 4,  // the last frame on this socket: the sender closes in good order
 };
 
-inline constexpr std::uint8_t kFrameVersion = 5;
+inline constexpr std::uint8_t kFrameVersion = 6;
 inline constexpr std::uint8_t kFrameMagic[3] = {'p', 'c', 'f'};
 
 // kChannelDepth of this medium: so much is under way in each channel before a credit is needed.

@@ -138,6 +138,7 @@ Status ShmTransport::attach(int peer, UniqueFd segment, UniqueFd doorbell, Uniqu
                                    std::move(memory), std::move(doorbell), std::move(liveness),
                                    writer_.get(), own_bell_.get());
   attached_.push_back(link.get());
+  watched_.push_back({&link->peer_news(), 0});
   return {};
 }
 
@@ -183,6 +184,16 @@ bool ShmTransport::poll() {
   for (ShmLink* link : attached_) changed |= link->refresh();
   if (liveness_due()) changed |= check_liveness();
   return changed;
+}
+
+bool ShmTransport::has_new_notices() {
+  bool any = false;
+  for (Watched& one : watched_) {
+    const std::uint64_t posted = shm::load_acquire(one.news->notices);
+    any |= posted != one.seen;
+    one.seen = posted;
+  }
+  return any;
 }
 
 bool ShmTransport::liveness_due() {
@@ -248,6 +259,7 @@ void ShmTransport::close() {
     forget_liveness(*link);
   }
   attached_.clear();
+  watched_.clear();
   links_.clear();
   whole_ = {};
   events_.reset();

@@ -61,6 +61,7 @@ class ShmTransport final : public Transport {
   std::string_view name() const override { return "shm"; }
   Link* link(int peer) override;
   bool poll() override;
+  bool has_new_notices() override;
   void share_cores() override;
   void tell_core(int core) override { shm::tell_core(&control().running.core, core); }
   int core_of(int peer) override;
@@ -94,6 +95,12 @@ class ShmTransport final : public Transport {
   std::unique_ptr<shm::Bell> own_bell_;
   std::vector<std::unique_ptr<shm::ShmLink>> links_;  // by rank; empty where there is none
   std::vector<shm::ShmLink*> attached_;
+  // Of each of those, where it counts its notices, and how many has_new_notices() has seen.
+  struct Watched {
+    const shm::News* news;
+    std::uint64_t seen;
+  };
+  std::vector<Watched> watched_;
   const std::optional<bool> streaming_;
   const bool barriers_;  // this process takes part in shm::barrier_everywhere
   std::uint64_t epoch_ = 0;

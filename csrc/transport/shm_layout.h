@@ -25,7 +25,7 @@ namespace pycoll::transport::shm {
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kLinePair = 128;
 
-inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700008;  // "pycoll", layout version 8
+inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700009;  // "pycoll", layout version 9
 
 // Notices go round over this many places, so that a reader has the time of several posts to copy
 // one.

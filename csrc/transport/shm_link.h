@@ -87,6 +87,7 @@ class ShmLink final : public Link {
   // The liveness socket is at its end: the peer closed just before, or is gone.
   void peer_gone();
   void wake_peer() { bell_.ring(); }
+  const News& peer_news() const { return peer_control().news; }
   // As of the transport.
   void share_cores() { shares_cores_ = true; }
   // On which the peer ran last; -1: untold.

@@ -98,6 +98,10 @@ bool TcpTransport::receive_all() {
   if (favour_.streak >= kFavourAfter && ++favour_.looks % kFavourLooks != 0) {
     return favour_.link->receive(favour_.index);
   }
+  return receive_each();
+}
+
+bool TcpTransport::receive_each() {
   bool moved = false;
   for (TcpLink* link : links_) {
     for (std::size_t index = 0; index < link->stream_count(); ++index) {
@@ -123,6 +127,18 @@ bool TcpTransport::receive_ready() {
     moved |= by_rank_[key >> 8]->receive(key & 0xff);
   }
   return moved;
+}
+
+bool TcpTransport::has_new_notices() {
+  constexpr Nanoseconds kReadAllEvery = 1'000'000;
+  const Nanoseconds now = clock_.now();
+  if (now - read_all_at_ >= kReadAllEvery) {
+    read_all_at_ = now;
+    (void)(reads_directly() ? receive_each() : receive_ready());
+  }
+  std::uint64_t arrived = 0;
+  for (const TcpLink* link : links_) arrived += link->notice_count();
+  return std::exchange(seen_notices_, arrived) != arrived;
 }
 
 bool TcpTransport::look_for_silence() {

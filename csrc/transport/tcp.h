@@ -41,6 +41,8 @@ class TcpTransport final : public Transport {
   std::string_view name() const override { return "tcp"; }
   Link* link(int peer) override;
   bool poll() override;
+  bool has_new_notices() override;
+  bool has_unsent() const override { return has_output(); }
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return doorbell_.get(); }
@@ -50,6 +52,7 @@ class TcpTransport final : public Transport {
  private:
   bool reads_directly() const { return stream_count_ <= kStreamsReadDirectly; }
   bool receive_all();
+  bool receive_each();
   bool receive_ready();
   void note_news(TcpLink* link, std::size_t index);
   bool look_for_silence();
@@ -85,6 +88,8 @@ class TcpTransport final : public Transport {
   static constexpr std::uint32_t kFavourLooks = 8;  // every eighth look is at all of them
   Favour favour_;
   Nanoseconds next_look_ = 0;
+  Nanoseconds read_all_at_ = 0;     // when every socket was read last
+  std::uint64_t seen_notices_ = 0;  // of all links, see has_new_notices()
   bool closed_ = false;
 };
 

@@ -38,6 +38,7 @@ class TcpLink final : public Link {
 
   // --- for the transport
   std::size_t stream_count() const { return lines_.size(); }
+  std::uint64_t notice_count() const { return notices_.arrived; }  // from the peer
   // Reads socket `index` and concludes; true if anything changed.
   bool receive(std::size_t index);
   bool flush();

@@ -25,9 +25,10 @@ namespace pycoll::transport {
 
 // The newest notice each way; shared by a link and its first stream, which carries them.
 struct NoticeBox {
-  Notice newest;         // from the peer; never torn
-  Notice outgoing;       // to the peer
-  bool pending = false;  // `outgoing` is not yet in a frame
+  Notice newest;              // from the peer; never torn
+  std::uint64_t arrived = 0;  // notices of the peer
+  Notice outgoing;            // to the peer
+  bool pending = false;       // `outgoing` is not yet in a frame
 };
 
 class TcpStream {

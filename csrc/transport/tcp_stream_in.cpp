@@ -215,6 +215,7 @@ void TcpStream::finish_frame() {
 void TcpStream::accept_notice() {
   if (notices_->newest.failure != 0) return;  // a failure is final
   notices_->newest = notice_in_;
+  ++notices_->arrived;
   notices_->newest.detail[sizeof(notice_in_.detail) - 1] = '\0';
 }
 

@@ -71,13 +71,18 @@ static_assert(sizeof(SegmentHeader) == 24 &&
 // Overwriting, not queued: a reader sees the newest one. A notice with a failure is final: later
 // posts do not replace it.
 struct Notice {
-  std::uint64_t sequence = 0;  // newest operation this rank has entered; 0 = none yet
-  Descriptor descriptor;       // of that operation
-  std::uint32_t failure = 0;   // a Code; kOk while all is well, kClosed after an orderly close
-  std::int32_t culprit = -1;   // the rank at fault, or -1
-  char detail[88] = {};        // NUL-terminated text: how it failed
+  std::uint64_t sequence = 0;   // newest operation this rank has entered; 0 = none yet
+  Descriptor descriptor;        // of that operation
+  std::uint32_t failure = 0;    // a Code; kOk while all is well, kClosed after an orderly close
+  std::int32_t culprit = -1;    // the rank at fault, or -1
+  std::uint64_t completed = 0;  // newest operation that has ended well on this rank; all before too
+  std::uint32_t inquiry = 0;    // see Standing in runtime/verdict.h
+  std::uint32_t still_ms = 0;   // milliseconds since its operation moved, with an inquiry
+  std::uint32_t awaited_count = 0;  // peers that this rank waits for, with an inquiry
+  char detail[88] = {};             // NUL-terminated text: how it failed
+  std::uint32_t awaited[27] = {};   // the first of those: rank * 2, + 1 if it has sent something
 };
-static_assert(sizeof(Notice) == 128 && std::is_trivially_copyable_v<Notice>);
+static_assert(sizeof(Notice) == 256 && std::is_trivially_copyable_v<Notice>);
 
 // Memory that its owner names, and keeps until the transport is closed: segments are sent from it
 // and arrive in it where it lies. It may be a device's, so that the host neither reads nor writes
@@ -327,6 +332,12 @@ class Transport {
   // Moves what can be moved on every link without blocking and refreshes their states. True if
   // anything changed. Called again and again while an operation waits, so cheap when idle.
   virtual bool poll() = 0;
+  // Whether something waits to leave that only poll() sends, as while a peer takes nothing.
+  virtual bool has_unsent() const { return false; }
+  // False if no peer has posted a notice since this last said so, or since the beginning, that
+  // reached this host a millisecond ago. Asked behind every operation, so nearly free while no
+  // notice comes.
+  virtual bool has_new_notices() { return true; }
   // False if segments and room show in the channels by themselves, so that poll() only tells of
   // peers: then who waits may look at channels alone, most of the time.
   virtual bool carries_by_poll() const { return true; }

@@ -44,6 +44,7 @@ class Medium final : public VerbsTransport {
   Status attach(int peer, const std::string& address, UniqueFd liveness, std::string name) override;
   Link* link(int peer) override;
   bool poll() override;
+  bool has_new_notices() override;
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return events_.get(); }
@@ -77,6 +78,7 @@ class Medium final : public VerbsTransport {
   UniqueFd events_;  // epoll over completions, trouble, the timer and all liveness sockets
   std::vector<std::unique_ptr<VerbsLink>> by_rank_;
   std::vector<VerbsLink*> links_;
+  std::uint64_t seen_notices_ = 0;  // of all links, see has_new_notices()
   std::uint32_t polls_ = 0;
   Nanoseconds looked_ = 0;
   bool look_now_ = false;
@@ -210,6 +212,12 @@ bool Medium::take(const ibv_wc& completion) {
                         : link.sent(rail, completion.wr_id);
   if (open && link.state() != LinkState::kOpen) drop_liveness(link);
   return news;
+}
+
+bool Medium::has_new_notices() {
+  std::uint64_t received = 0;
+  for (const VerbsLink* link : links_) received += link->notice_count();
+  return std::exchange(seen_notices_, received) != received;
 }
 
 // Only when every queue was seen to its end: until then one may hold a goodbye.

@@ -110,7 +110,7 @@ struct PeerAddress {
   std::uint8_t link_layer = 0;      // as in ibv_port_attr
   std::uint8_t gid[16] = {};
 
-  static constexpr std::uint64_t kMagic = 0x0006'7362'7265'5650;  // "PVerbs", version 6
+  static constexpr std::uint64_t kMagic = 0x0007'7362'7265'5650;  // "PVerbs", version 7
 };
 static_assert(sizeof(PeerAddress) == 48 && std::has_unique_object_representations_v<PeerAddress>);
 

@@ -34,6 +34,7 @@ class VerbsLink final : public Link {
   RecvChannel& recv_channel(std::uint32_t number) override;
   void post(const Notice& notice) override;
   Notice newest() override { return newest_; }
+  std::uint64_t notice_count() const { return notices_received_; }
   std::string grant(std::uint64_t offset, std::size_t bytes) override;
   Status accept(const std::string& grant) override;
   LinkState state() override { return state_; }
@@ -143,6 +144,7 @@ class VerbsLink final : public Link {
   Grant accepted_;        // of the peer's region; no bytes: nothing
 
   Notice newest_;  // from the peer
+  std::uint64_t notices_received_ = 0;
   Notice outgoing_notice_;
   bool notice_waits_ = false;   // not yet posted
   bool notice_unread_ = false;  // the peer has not read the one before

@@ -270,6 +270,7 @@ bool VerbsLink::receive_notice(const Rail& rail, Immediate what) {
     return malformed("notice in place " + std::to_string(what.which));
   }
   const auto place = static_cast<NoticePlace>(what.which);
+  ++notices_received_;
   if (newest_.failure == 0) {
     std::memcpy(&newest_, rail.incoming(notice_offset(place)), sizeof(newest_));
     newest_.detail[sizeof(newest_.detail) - 1] = '\0';

@@ -38,20 +38,27 @@ class Ranks {
   Engine& at(int rank) { return *engines_[static_cast<std::size_t>(rank)]; }
   transport::Link& link(int from, int to) { return *network_.transport(from)->link(to); }
 
-  // Steps the engines of all ranks until virtual time `end`.
+  // Steps the engines of all ranks but those that are stopped until virtual time `end`.
   void run_until(Nanoseconds end) {
     while (network_.clock()->now() < end) {
-      bool moved = false;
-      for (auto& engine : engines_) {
-        moved |= engine->step();
-        moved |= engine->watch();
-      }
+      const bool moved = step_all();
       if (!moved) {
         const Nanoseconds tick = network_.clock()->now() + kMillisecond;
         network_.advance_to(std::min({network_.next_event_time(), tick, end}));
       }
     }
   }
+
+  // So many rounds of the same, or fewer if nothing is left to do.
+  void run_rounds(std::uint64_t rounds) {
+    for (std::uint64_t round = 0; round < rounds; ++round) {
+      if (!step_all() && !network_.advance()) return;
+    }
+  }
+
+  // From now on, or until it goes on, `rank` does nothing, as a process that was sent SIGSTOP.
+  void stop(int rank) { stopped_ = rank; }
+  void go_on() { stopped_ = -1; }
 
   // The network alone goes on until then.
   void wait_until(Nanoseconds end) {
@@ -61,6 +68,16 @@ class Ranks {
   }
 
  private:
+  bool step_all() {
+    bool moved = false;
+    for (auto& engine : engines_) {
+      if (engine->rank() == stopped_) continue;
+      moved |= engine->step();
+      moved |= engine->watch();
+    }
+    return moved;
+  }
+
   static transport::SimOptions options(int size) {
     transport::SimOptions made;
     made.size = size;
@@ -69,6 +86,7 @@ class Ranks {
 
   transport::SimNetwork network_;
   std::vector<std::unique_ptr<Engine>> engines_;
+  int stopped_ = -1;
 };
 
 inline void expect(const Operation& operation, Code code, const std::string& text,

@@ -119,67 +119,216 @@ TEST(a_mismatch_that_no_description_shows) {
       {});
 }
 
+namespace {
+
+Overdue overdue(double seconds, std::vector<int> absent, std::vector<int> still = {},
+                std::string beside = "", std::optional<LateMessage> message = {}) {
+  Overdue made;
+  made.seconds = seconds;
+  made.absent = std::move(absent);
+  made.still = std::move(still);
+  made.beside = std::move(beside);
+  made.message = std::move(message);
+  return made;
+}
+
+}  // namespace
+
 TEST(timeouts) {
   const std::vector<std::string> names{"a:1", "b:2"};
-  expect(timeout_verdict("X", {0.5, false, {1}, "", {}}, names), Code::kTimeout,
+  expect(timeout_verdict("X", overdue(0.5, {1}), names), Code::kTimeout,
          "X did not finish within 0.5 s: rank 1 (b:2) did not arrive", {1});
-  expect(timeout_verdict("X", {30, false, {0, 1}, "", {}}, names), Code::kTimeout,
+  expect(timeout_verdict("X", overdue(30, {0, 1}), names), Code::kTimeout,
          "X did not finish within 30 s: ranks 0 and 1 did not arrive", {0, 1});
-  expect(timeout_verdict("X", {1, true, {0}, "", {}}, names), Code::kTimeout,
+  expect(timeout_verdict("X", overdue(1, {}, {0}), names), Code::kTimeout,
          "X did not finish within 1 s: rank 0 (a:1) sent nothing more", {0});
-  expect(timeout_verdict("X", {1, false, {1}, "Y", {}}, {}), Code::kTimeout,
+  expect(timeout_verdict("X", overdue(1, {1}, {}, "Y"), {}), Code::kTimeout,
          "Y did not finish within 1 s: rank 1 did not arrive", {1});
   using Kind = LateMessage::Kind;
   expect(
-      timeout_verdict("X", {2, false, {0}, "", LateMessage{Kind::kRecv, 1, 6, {5}}}, names),
+      timeout_verdict("X", overdue(2, {0}, {}, "", LateMessage{Kind::kRecv, 1, 0, 6, {5}}), names),
       Code::kTimeout,
       "rank 1's recv from rank 0 with tag 6 did not finish within 2 s: rank 0 (a:1) sent nothing "
       "with this tag; what it sent with tag 5 lies unreceived",
       {0});
-  expect(timeout_verdict("X", {2, false, {1}, "", LateMessage{Kind::kSend, 0, 6, {}}}, names),
+  expect(
+      timeout_verdict("X", overdue(2, {1}, {}, "", LateMessage{Kind::kSend, 0, 1, 6, {}}), names),
+      Code::kTimeout,
+      "rank 0's send to rank 1 with tag 6 did not finish within 2 s: rank 1 (b:2) did not take "
+      "it",
+      {1});
+  expect(timeout_verdict("X", overdue(2, {2}, {}, "", LateMessage{Kind::kRecv, 0, 1, 6, {}}), {}),
          Code::kTimeout,
-         "rank 0's send to rank 1 with tag 6 did not finish within 2 s: rank 1 (b:2) did not take "
-         "it",
-         {1});
-  expect(timeout_verdict("X", {1, false, {}, "", {}}, {}), Code::kTimeout,
+         "rank 0's recv from rank 1 with tag 6 did not finish within 2 s: rank 2 did not arrive",
+         {2});
+  expect(timeout_verdict("X", overdue(1, {}), {}), Code::kTimeout,
          "X did not finish within 1 s: what was sent did not leave in time", {});
+  Overdue mixed = overdue(1, {3}, {1});
+  mixed.unheard = {0, 2};
+  mixed.cut = true;
+  expect(timeout_verdict("X", mixed, {}), Code::kTimeout,
+         "X did not finish within 1 s: rank 3 did not arrive; rank 1 sent nothing more; nothing is "
+         "known of ranks 0 and 2; a rank waits for more ranks than it could name",
+         {1, 3});
+  Overdue innocent = overdue(1, {});
+  innocent.innocent = Overdue::Innocent::kMoving;
+  expect(timeout_verdict("X", innocent, {}), Code::kTimeout,
+         "X did not finish within 1 s: no rank stands still; it moved until then, and needs more "
+         "time",
+         {});
+  innocent.innocent = Overdue::Innocent::kCircle;
+  expect(timeout_verdict("X", innocent, {}), Code::kTimeout,
+         "X did not finish within 1 s: no rank stands still; all answer, and wait for each other",
+         {});
+  Overdue slow = overdue(1, {});
+  slow.slow = {1};
+  expect(timeout_verdict("X", slow, names), Code::kTimeout,
+         "X did not finish within 1 s: rank 1 (b:2) is slow: it answers, and waits for nobody",
+         {1});
+}
+
+namespace {
+
+using Awaited = Account::Awaited;
+
+Account silent(int rank, std::uint64_t sequence = 0) {
+  return {rank, Inquiry::kNone, sequence, 0, 0, {}, false};
+}
+
+Account waiting(int rank, std::uint64_t sequence, std::vector<Awaited> awaited,
+                Inquiry inquiry = Inquiry::kAnswer, double still = 9) {
+  return {rank, inquiry, sequence, sequence - 1, still, std::move(awaited), false};
+}
+
+// Of rank 0, whose deadline of 10 s has passed.
+std::string guilty_of(std::vector<Account> accounts, std::vector<Awaited> awaited,
+                      std::optional<LateMessage> message = {}) {
+  const std::uint64_t sequence = message ? 0 : 7;
+  accounts.insert(accounts.begin(), waiting(0, sequence, std::move(awaited), Inquiry::kDue));
+  Overdue found = overdue(10, {}, {}, "", std::move(message));
+  find_guilty(0, accounts, &found);
+  found.message.reset();
+  return to_detail(found);
+}
+
+void expect_guilty(const std::string& found, const std::string& expected) {
+  CHECK(found == "10;" + expected + ";", "found %s, expected %s", found.c_str(), expected.c_str());
+}
+
+}  // namespace
+
+TEST(the_end_of_the_chain_is_guilty) {
+  expect_guilty(guilty_of({waiting(1, 7, {{2, true}}), silent(2)}, {{1, true}}), "e2");
+  expect_guilty(guilty_of({waiting(1, 7, {{2, false}}), silent(2)}, {{1, true}}), "m2");
+  expect_guilty(guilty_of({waiting(1, 7, {{2, false}}), silent(2, 7)}, {{1, true}}), "e2");
+  // Rank 1 is behind, since rank 2 holds it up there.
+  expect_guilty(guilty_of({waiting(1, 5, {{2, true}}), silent(2, 5)}, {{1, false}}), "e2");
+  // Nobody waits for rank 3: it may have done its part, and computes.
+  expect_guilty(guilty_of({waiting(1, 7, {{2, true}}), silent(2), silent(3, 7)}, {{1, true}}),
+                "e2");
+  expect_guilty(guilty_of({waiting(1, 7, {{2, false}}), silent(2), silent(3)}, {{1, true}}),
+                "m2u3");
+  expect_guilty(
+      guilty_of({waiting(1, 7, {{0, true}}), waiting(2, 7, {{3, true}}), silent(3)}, {{1, true}}),
+      "e3");
+}
+
+TEST(where_all_answer_nobody_stands_still) {
+  expect_guilty(guilty_of({waiting(1, 7, {{2, true}}), waiting(2, 7, {{0, true}})}, {{1, true}}),
+                "c");
+  expect_guilty(guilty_of({waiting(1, 7, {{2, true}}), waiting(2, 7, {})}, {{1, true}}), "s2");
+  expect_guilty(
+      guilty_of({waiting(1, 7, {{2, true}}), waiting(2, 7, {{0, true}}, Inquiry::kAnswer, 0.1)},
+                {{1, true}}),
+      "v");
+  expect_guilty(guilty_of({waiting(1, 7, {{2, true}}), waiting(2, 6, {{0, true}})}, {{1, true}}),
+                "m2");
+  expect_guilty(guilty_of({waiting(1, 7, {{2, true}}), waiting(2, 7, {{1, true}}, Inquiry::kLate)},
+                          {{1, true}}),
+                "m2");
+}
+
+TEST(messages_lead_to_who_holds_them_up) {
+  const LateMessage late{LateMessage::Kind::kRecv, 0, 1, 4, {}};
+  expect_guilty(guilty_of({silent(1), silent(2)}, {{1, false}}, late), "m1");
+  expect_guilty(guilty_of({silent(1), silent(2)}, {{1, true}}, late), "e1");
+  expect_guilty(guilty_of({waiting(1, 3, {{2, true}}), silent(2)}, {{1, false}}, late), "e2");
+  expect_guilty(guilty_of({waiting(1, 3, {{0, true}}), silent(2)}, {{1, false}}, late), "m1");
+  const LateMessage any{LateMessage::Kind::kRecvFromAny, 0, 1, 4, {}};
+  expect_guilty(guilty_of({waiting(1, 3, {{2, true}}), silent(2)}, {{1, false}, {2, false}}, any),
+                "m1,2");
+}
+
+TEST(accounts_travel_in_notices) {
+  Account told = waiting(1, 7, {{0, true}, {5, false}}, Inquiry::kDue, 1.5);
+  transport::Notice notice;
+  notice.sequence = 7;
+  notice.completed = 6;
+  write_account(told, &notice);
+  Account heard = account_of(1, 6, notice);
+  CHECK(heard.inquiry == told.inquiry && heard.still == 1.5 && heard.awaited.size() == 2 &&
+            heard.awaited[0].rank == 0 && heard.awaited[0].sent && heard.awaited[1].rank == 5 &&
+            !heard.awaited[1].sent && !heard.cut,
+        "%zu awaited", heard.awaited.size());
+  CHECK(account_of(1, 5, notice).awaited.size() == 1, "rank 5 of 5");
+  for (int peer = 6; peer < 60; ++peer) told.awaited.push_back({peer, false});
+  write_account(told, &notice);
+  heard = account_of(1, 60, notice);
+  CHECK(heard.cut && heard.awaited.size() == std::size(notice.awaited), "%zu awaited",
+        heard.awaited.size());
+  notice.inquiry = 99;
+  notice.awaited_count = ~0U;
+  CHECK(account_of(1, 60, notice).inquiry == Inquiry::kNone, "an unknown inquiry");
 }
 
 TEST(a_timeout_arrives_as_it_was_told) {
   using Kind = LateMessage::Kind;
-  const std::vector<Overdue> all{
-      {0.5, false, {1}, "", {}},
-      {30, true, {0, 3, 7}, "", {}},
-      {120, false, {}, "", {}},
-      {1e-3, false, {2}, "device recv of 32 bytes from rank 2, tag 3", {}},
-      {1, false, {0}, "", LateMessage{Kind::kRecv, 1, 6, {5, 7}}},
-      {1, false, {0, 2}, "", LateMessage{Kind::kRecvFromAny, 1, 0, {}}},
-      {9e9, true, {2147483646}, "", LateMessage{Kind::kSend, 2147483645, 4294967295, {}}}};
+  std::vector<Overdue> all{
+      overdue(0.5, {1}),
+      overdue(30, {}, {0, 3, 7}),
+      overdue(120, {}),
+      overdue(1e-3, {2}, {}, "device recv of 32 bytes from rank 2, tag 3"),
+      overdue(1, {0}, {}, "", LateMessage{Kind::kRecv, 1, 0, 6, {5, 7}}),
+      overdue(1, {0, 2}, {}, "", LateMessage{Kind::kRecvFromAny, 1, 0, 0, {}}),
+      overdue(9e9, {2147483646}, {}, "",
+              LateMessage{Kind::kSend, 2147483645, 2147483646, 4294967295, {}})};
+  for (const auto innocent : {Overdue::Innocent::kMoving, Overdue::Innocent::kCircle}) {
+    all.push_back(overdue(2, {}));
+    all.back().innocent = innocent;
+  }
+  all.push_back(overdue(2, {1, 4}, {2}));
+  all.back().slow = {3};
+  all.back().unheard = {0, 5};
+  all.back().cut = true;
   for (const Overdue& told : all) {
     const std::string detail = to_detail(told);
     CHECK(detail.size() < sizeof(transport::Notice::detail), "%s", detail.c_str());
     const Overdue heard = overdue_from(detail, 2147483647);
-    CHECK(heard.seconds == told.seconds && heard.entered == told.entered &&
-              heard.ranks == told.ranks && heard.beside == told.beside &&
+    CHECK(heard.seconds == told.seconds && heard.absent == told.absent &&
+              heard.still == told.still && heard.slow == told.slow &&
+              heard.unheard == told.unheard && heard.innocent == told.innocent &&
+              heard.cut == told.cut && heard.beside == told.beside &&
               heard.message.has_value() == told.message.has_value(),
           "%s", detail.c_str());
     if (!told.message) continue;
     CHECK(heard.message->kind == told.message->kind && heard.message->tag == told.message->tag &&
               heard.message->waiter == told.message->waiter &&
+              heard.message->peer == told.message->peer &&
               heard.message->unreceived == told.message->unreceived,
           "%s", detail.c_str());
   }
 }
 
 TEST(a_list_too_long_for_a_notice_is_cut_between_ranks) {
-  Overdue told{30, false, {}, "", LateMessage{LateMessage::Kind::kRecvFromAny, 999'999, 7, {}}};
-  for (int rank = 100'000; rank < 100'100; ++rank) told.ranks.push_back(rank);
+  Overdue told =
+      overdue(30, {}, {}, "", LateMessage{LateMessage::Kind::kRecvFromAny, 999'999, 0, 7, {}});
+  for (int rank = 100'000; rank < 100'100; ++rank) told.absent.push_back(rank);
   for (std::uint32_t tag = 300; tag < 400; ++tag) told.message->unreceived.push_back(tag);
   const std::string detail = to_detail(told);
   CHECK(detail.size() < sizeof(transport::Notice::detail), "%zu characters", detail.size());
   const Overdue heard = overdue_from(detail, 1'000'000);
-  CHECK(heard.ranks.size() >= 5, "%zu ranks", heard.ranks.size());
-  CHECK(std::equal(heard.ranks.begin(), heard.ranks.end(), told.ranks.begin()), "%s",
+  CHECK(heard.absent.size() >= 5, "%zu ranks", heard.absent.size());
+  CHECK(std::equal(heard.absent.begin(), heard.absent.end(), told.absent.begin()), "%s",
         detail.c_str());
   CHECK(heard.message && heard.message->tag == 7, "%s", detail.c_str());
   const auto& tags = heard.message->unreceived;
@@ -188,23 +337,24 @@ TEST(a_list_too_long_for_a_notice_is_cut_between_ranks) {
 }
 
 TEST(whatever_a_peer_writes_is_harmless) {
-  CHECK(overdue_from("1;m;1,9,2", 3).ranks == std::vector<int>({1, 2}), "rank 9 of 3");
-  CHECK(overdue_from("1;m;99999999999999999999", 3).ranks.empty(), "a rank past all numbers");
-  CHECK(overdue_from("1;m;-1", 3).ranks.empty(), "a negative rank");
-  for (const char* text : {"", ";", "nan;m;1", "inf;m;1", "1", "1;", "1;x;1", "1;m", "x;m;1"}) {
-    CHECK(overdue_from(text, 3).ranks.empty(), "\"%s\"", text);
+  CHECK(overdue_from("1;m1,9,2;", 3).absent == std::vector<int>({1, 2}), "rank 9 of 3");
+  CHECK(overdue_from("1;m99999999999999999999;", 3).absent.empty(), "a rank past all numbers");
+  CHECK(overdue_from("1;m-1;", 3).absent.empty(), "a negative rank");
+  for (const char* text : {"", ";", "nan;m1", "inf;m1", "1", "1;", "1;xz1", "1;m", "x;m1"}) {
+    CHECK(overdue_from(text, 3).absent.empty(), "\"%s\"", text);
   }
-  CHECK(!overdue_from("1;m;1;#r3,5", 3).message, "rank 3 of 3 waits");
-  for (const char* text : {"#", "#r", "#r1", "#r1,", "#x1,5", "#r1,4294967296"}) {
-    CHECK(!overdue_from(std::string("1;m;1;") + text, 3).message, "\"%s\"", text);
+  CHECK(!overdue_from("1;m1;#r3,0,5", 3).message, "rank 3 of 3 waits");
+  CHECK(!overdue_from("1;m1;#r0,3,5", 3).message, "for rank 3 of 3");
+  for (const char* text : {"#", "#r", "#r1", "#r1,", "#r1,0", "#x1,0,5", "#r1,0,4294967296"}) {
+    CHECK(!overdue_from(std::string("1;m1;") + text, 3).message, "\"%s\"", text);
   }
-  const char letters[] = "0123456789.,;;,em-einf x#rsa";
+  const char letters[] = "0123456789.,;;,em-einf x#rsavcu";
   for (std::uint64_t seed = 0; seed < 20'000; ++seed) {
     Prng random(seed);
     std::string detail(random.below(sizeof(transport::Notice::detail)), ' ');
     for (char& letter : detail) letter = letters[random.below(sizeof(letters) - 1)];
     const Overdue heard = overdue_from(detail, 4);
-    const bool inside = std::all_of(heard.ranks.begin(), heard.ranks.end(),
+    const bool inside = std::all_of(heard.absent.begin(), heard.absent.end(),
                                     [](int rank) { return rank >= 0 && rank < 4; });
     CHECK(inside, "seed %llu: \"%s\"", static_cast<unsigned long long>(seed), detail.c_str());
     CHECK(!timeout_verdict("X", heard, {}).ok(), "seed %llu",

@@ -40,7 +40,7 @@ def frame(
     """One frame; `place` is the segment's number in its channel, `segment` sequence, agreement
     and tag."""
     sequence, agreement, tag = segment
-    head = b"pcf\x05" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
+    head = b"pcf\x06" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
     head += struct.pack("<QQII", sequence, agreement, tag, 0) + bytes(released)
     return head[:36] + struct.pack("<I", check_of(head)) + head[40:] + payload
 
@@ -48,7 +48,9 @@ def frame(
 def notice(sequence: int, failure: int, detail: bytes) -> bytes:
     """A Notice of transport.h."""
     descriptor = struct.pack("<QQIBBBB", 1000, 77, 0, 0, 11, 0, 0)
-    return struct.pack("<Q", sequence) + descriptor + struct.pack("<Ii88s", failure, 2, detail)
+    state = struct.pack("<IiQIII", failure, 2, sequence - 1, 2, 1500, 2)
+    awaited = struct.pack("<27I", 3, 4, *(0,) * 25)
+    return struct.pack("<Q", sequence) + descriptor + state + struct.pack("88s", detail) + awaited
 
 
 def announced(kind: int, length: int, *, place: int = 0, number: int = 0) -> bytes:
@@ -68,7 +70,7 @@ def edges() -> dict[str, bytes]:
         f"announces_{length}": bytes([RELEASE]) + good + announced(DATA, length, place=1, number=1)
         for length in lengths
     }
-    for length in (0, 127, 129, (1 << 32) - 1):
+    for length in (0, 255, 257, (1 << 32) - 1):
         found[f"notice_of_{length}"] = bytes([0]) + announced(NOTICE, length)
     for kind, name in ((CREDIT, "credit"), (GOODBYE, "goodbye")):
         found[f"{name}_with_bytes"] = bytes([0]) + announced(kind, (1 << 32) - 1)

@@ -146,7 +146,7 @@ def test_a_peer_that_stands_still_is_a_timeout_and_not_a_loss(
         running.processes[2].send_signal(signal.SIGCONT)
     for one in told:
         assert one["kind"] == "TimeoutError", one
-        # In the middle of an operation those that it holds up send nothing more either.
-        assert way == "busy" or one["ranks"] == [2], one
+        assert one["ranks"] == [2], one
     # Its kernel answers for longer than a vanished host would be waited for.
-    assert 7 < seconds < 8 + SLACK_S, told
+    # The others have a second to answer.
+    assert 7 < seconds < 9 + SLACK_S, told

@@ -188,8 +188,6 @@ def test_a_rank_that_comes_too_late_is_named_by_all() -> None:
         assert simulation.run(HORIZON_S), f"seed {seed}: hang"
         for rank, operation in enumerate(operations):
             error = outcome(simulation, operation)
-            if rank == late and error is None:
-                continue  # everything it needed had been sent before the others gave up
             assert isinstance(error, TimeoutError), f"seed {seed}, rank {rank}: {error!r}"
             assert error.ranks == (late,), f"seed {seed}, rank {rank}: {error}"
 
