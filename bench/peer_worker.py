@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import mmap
 import os
 import socket
 import sys
@@ -122,33 +121,23 @@ def arrays(
     return total, np.zeros(count // size, kind)
 
 
-def reachable(array: np.ndarray) -> np.ndarray:
-    """A copy in memory from pycoll.empty."""
+def shared(array: np.ndarray) -> np.ndarray:
+    """A copy where ranks on this host reach it, as with init(shared_arrays=True)."""
     import pycoll
 
-    copy = pycoll.empty(array.shape, array.dtype)
-    copy[:] = array
-    return copy
+    with pycoll.shared_arrays():
+        return array.copy()
 
 
-def foreign(array: np.ndarray) -> np.ndarray:
-    """A copy in memory that NumPy did not make, as other frameworks have it."""
-    memory = mmap.mmap(-1, max(1, array.nbytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    copy = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
-    copy[:] = array
-    return copy
-
-
-#: What brings an array to a kind of memory; NumPy's own stay where they are.
-MEMORY = {"numpy": lambda array: array, "empty": reachable, "foreign": foreign}
+#: What brings an array to a kind of memory; ordinary ones stay where they are.
+MEMORY = {"ordinary": lambda array: array, "shared": shared}
 
 
 def prepared(
     library: Any, collective: str, nbytes: int, memory: str, dtype: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's arrays; ``memory`` is one of MEMORY, "numpy" for all but pycoll; ``dtype`` is one
-    that pycoll knows, "float32" for all others."""
+    """This rank's arrays; ``memory`` is one of MEMORY, "ordinary" for all but pycoll; ``dtype`` is
+    one that pycoll knows, "float32" for all others."""
     x, out = arrays(collective, nbytes, dtype, library.rank, library.size)
     return MEMORY[memory](x), MEMORY[memory](out)
 
@@ -198,7 +187,7 @@ def serve(library: Any, controller: socket.socket) -> None:
     answer({"rank": library.rank, "size": library.size, "pid": os.getpid()})
     for line in orders:
         order = json.loads(line)
-        words = (order.get("memory", "numpy"), order.get("dtype", "float32"))
+        words = (order.get("memory", "ordinary"), order.get("dtype", "float32"))
         case = (order["collective"], order["bytes"], *words)
         key = (*case, order.get("algorithm"))
         library.algorithm = key[-1]

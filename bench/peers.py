@@ -19,6 +19,9 @@ from jobs import Effort, Entrant, Times, compare, mpi_ratio, ratio, start_jobs
 
 #: Collective, bytes, and times by library.
 Result = tuple[str, int, dict[str, Times]]
+#: pycoll once more, with arrays that ranks on its host reach (docs/shared-arrays.md); short ones
+#: are ordinary.
+SHARED = "pycoll, shared"
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 
 
@@ -29,7 +32,7 @@ def ratio_texts(times: dict[str, Times]) -> list[str]:
 
 
 def show(nbytes: int, times: dict[str, Times]) -> str:
-    cells = "".join(f"{one.median * 1e6:14.2f}" for one in times.values())
+    cells = "".join(f"{one.median * 1e6:15.2f}" for one in times.values())
     return f"{nbytes:12d}{cells}" + "".join(f"{text:>10}" for text in ratio_texts(times))
 
 
@@ -45,7 +48,7 @@ def write_markdown(path: Path, ranks: int, results: list[Result]) -> None:
         for collective, nbytes, times in results
     ]
     head = ["collective", "bytes", *names, "best MPI / pycoll", "Gloo / pycoll"]
-    what = "float32 sum, NumPy arrays, processes; median microseconds."
+    what = "float32 sum, ordinary NumPy arrays first, processes; median microseconds."
     lines = [page.origin(), "", what, "", *page.table(head, rows)]
     page.write_section(path, f"Sweep of {ranks} ranks", lines)
 
@@ -64,10 +67,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         jobs = start_jobs(options.ranks, folder)
         entrants = [Entrant(job.name, job) for job in jobs]
+        entrants.insert(1, Entrant(SHARED, jobs[0], (("memory", "shared"),)))
         try:
             for collective in options.collective or ["all_reduce"]:
                 print(f"# {collective}, {options.ranks} ranks, float32, NumPy; median us")
-                names = "".join(f"{job.name:>14}" for job in jobs)
+                names = "".join(f"{one.name:>15}" for one in entrants)
                 print(f"#{'bytes':>11}{names}{'MPI/us':>10}{'Gloo/us':>10}")
                 for nbytes in sizes:
                     times = compare(entrants, collective, nbytes, Effort(options.rounds))

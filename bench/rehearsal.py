@@ -6,6 +6,8 @@ Long messages need no rehearsal: kernels, which take their time, are compiled th
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 import pycoll
@@ -19,14 +21,21 @@ MANY = 16
 def main() -> None:
     with pycoll.init() as comm:
         for nbytes, times in CALLS.items():
-            own = np.zeros(nbytes // 4, np.float32)
-            every = np.zeros(own.size * comm.size, np.float32)
-            bound = comm.all_reduce.bind(own, out=own)
-            for number in range(times):
-                comm.all_reduce(own, out=own)
-                bound()
-                if number % 8 == 0:
-                    others(comm, own, every)
+            for kind in (contextlib.nullcontext, pycoll.shared_arrays):
+                with kind():
+                    rehearse(comm, nbytes, times // 2)
+
+
+def rehearse(comm: pycoll.Communicator, nbytes: int, times: int) -> None:
+    """Calls on one kind of arrays, ordinary or shared; short ones are all ordinary."""
+    own = np.zeros(nbytes // 4, np.float32)
+    every = np.zeros(own.size * comm.size, np.float32)
+    bound = comm.all_reduce.bind(own, out=own)
+    for number in range(times):
+        comm.all_reduce(own, out=own)
+        bound()
+        if number % 8 == 0:
+            others(comm, own, every)
 
 
 def others(comm: pycoll.Communicator, own: np.ndarray, every: np.ndarray) -> None:

@@ -10,10 +10,9 @@ The limit of a long all_reduce is 2 n p / B: each of p ranks reads its n bytes o
 once. B is the rate at which memory moves bytes when every core runs `a += b` at once, on arrays of
 its own that fit in no cache, as threads of one process, in the same run: three bytes are counted
 for each byte of `a`, which is read and written while `b` is read. B is the median over rounds, and
-the share is limit / time. Long NumPy arrays lie where peers on the same host read them, as do those
-from pycoll.empty. Both are measured for everything long enough to be read like that, and beside
-them "foreign" memory, which did not come from NumPy: that is copied through slots. Shares are shown
-for all three.
+the share is limit / time. First come ordinary arrays, which are copied through slots; from 8 KiB on
+a second column has shared ones, which peers on the same host read where they lie
+(docs/shared-arrays.md). Shares are shown for both.
 
 Beside an all_reduce of 2 ranks from 64 KiB up stands a bare exchange of as many bytes: two
 processes with nothing but slots between them, and ordinary memory (bare_exchange.cpp), in the same
@@ -44,20 +43,15 @@ from pycoll.bench.metrics import Measurement
 
 TITLE = "Shared memory, against the peers and the hardware"
 KIB, MIB = 1 << 10, 1 << 20
-#: pycoll once more, with memory from pycoll.empty, and with memory that peers cannot reach.
-EMPTY = "pycoll.empty"
-FOREIGN = "pycoll, foreign"
+#: pycoll once more, with arrays that peers reach.
+SHARED = "pycoll, shared arrays"
 #: Bytes of `a` per core when measuring B; with `b` twice that, more than any cache per core.
 RATE_BYTES = 64 * MIB
 #: Shares of the limit to be reached, by kind of memory.
-SHARES = {"pycoll": 0.70, EMPTY: 0.85, FOREIGN: None}
-KINDS = {
-    "pycoll": "ordinary NumPy arrays",
-    EMPTY: "arrays from pycoll.empty",
-    FOREIGN: "foreign memory",
-}
-#: From here on other memory and a bare exchange are measured, too.
-LONG_BYTES = 64 * KIB
+SHARES = {"pycoll": None, SHARED: 0.70}
+KINDS = {"pycoll": "ordinary arrays", SHARED: "shared arrays"}
+#: From here on shared arrays are measured, too, and a bare exchange.
+SHARED_BYTES, LONG_BYTES = 8 * KIB, 64 * KIB
 
 
 @dataclass(frozen=True)
@@ -198,9 +192,8 @@ def _measured(
 ) -> Result:
     entrants = [Entrant(job.name, job) for job in jobs]
     long = nbytes >= LONG_BYTES
-    if long:
-        entrants.insert(1, Entrant(EMPTY, jobs[0], (("memory", "empty"),)))
-        entrants.insert(2, Entrant(FOREIGN, jobs[0], (("memory", "foreign"),)))
+    if nbytes >= SHARED_BYTES:
+        entrants.insert(1, Entrant(SHARED, jobs[0], (("memory", "shared"),)))
     rate = MemoryRate(min(RATE_BYTES, nbytes)) if row.limit else None
     bare = None
     if program is not None and long and row.collective == "all_reduce":
@@ -230,10 +223,6 @@ def ratio_text(found: float | None, target: float) -> str:
     return f"{found:.2f} of {target:g}, {verdict}"
 
 
-def _plain_ratio(found: float | None) -> str:
-    return "-" if found is None else f"{found:.2f}"
-
-
 def cells(result: Result, names: Sequence[str]) -> list[str]:
     """A table's row: what, times of each library, ratios with their targets."""
     row, times = result.row, result.times
@@ -245,8 +234,7 @@ def cells(result: Result, names: Sequence[str]) -> list[str]:
         *(row.collective, str(row.ranks), str(result.nbytes), *shown),
         "-" if result.bare_s is None else _us(result.bare_s),
         ratio_text(mpi_ratio(times), row.mpi),
-        ratio_text(mpi_ratio(times, EMPTY), row.mpi),
-        _plain_ratio(mpi_ratio(times, FOREIGN)),
+        ratio_text(mpi_ratio(times, SHARED), row.mpi),
         ratio_text(ratio(times, "gloo"), row.gloo),
     ]
 
@@ -257,7 +245,7 @@ def _us(seconds: float) -> str:
 
 def head(names: Sequence[str]) -> list[str]:
     """The titles above ``cells``."""
-    ratios = ("best MPI / pycoll", f"best MPI / {EMPTY}", f"best MPI / {FOREIGN}", "Gloo / pycoll")
+    ratios = ("best MPI / pycoll", f"best MPI / {SHARED}", "Gloo / pycoll")
     return ["collective", "ranks", "bytes", *names, "bare exchange", *ratios]
 
 
@@ -282,7 +270,7 @@ def limit_lines(results: Sequence[Result]) -> list[str]:
 
 def names_of(results: Sequence[Result]) -> list[str]:
     """The libraries that were measured, pycoll first."""
-    known = (LIBRARIES[0], EMPTY, FOREIGN, *LIBRARIES[1:])
+    known = (LIBRARIES[0], SHARED, *LIBRARIES[1:])
     return [name for name in known if any(name in result.times for result in results)]
 
 
@@ -292,10 +280,10 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
     lines = [
         page.origin(),
         "",
-        "float32 sum, in place, NumPy arrays, processes, libraries in turns; microseconds of the "
-        "slowest rank, median / p99; ratios are medians over rounds (bench/shm.py says how). "
-        "A bare exchange is what two processes need that have nothing but slots between them, as "
-        "pycoll with foreign memory, that is such as did not come from NumPy.",
+        "float32 sum, in place, ordinary NumPy arrays, processes, libraries in turns; "
+        "microseconds of the slowest rank, median / p99; ratios are medians over rounds "
+        "(bench/shm.py says how). Shared arrays are those of docs/shared-arrays.md. "
+        "A bare exchange is what two processes need that have nothing but slots between them.",
         "",
         *page.table(head(names), [cells(result, names) for result in results]),
     ]

@@ -30,6 +30,15 @@ std::uint64_t next_generation() {
   return ++newest;
 }
 
+// Whether any peer reads this process's memory where it lies.
+bool is_reached(const runtime::Communicator& communicator) {
+  for (int peer = 0; peer < communicator.size(); ++peer) {
+    const std::string_view transport = communicator.transport_of(peer);
+    if (transport == "shm" || transport == "verbs") return true;
+  }
+  return false;
+}
+
 std::uint64_t total_of(std::span<const std::uint64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
 }
@@ -75,7 +84,9 @@ void Choice::set_bytes(std::uint64_t bytes) {
 }
 
 CallTable::CallTable(SharedHandle shared)
-    : handle_(std::move(shared)), generation_(next_generation()) {}
+    : handle_(std::move(shared)),
+      generation_(next_generation()),
+      fusion_memory_(is_reached(*handle_->native)) {}
 
 CallTable::~CallTable() = default;
 

@@ -3,7 +3,6 @@
 #include <bit>
 #include <new>
 
-#include "bindings/numpy_memory.h"
 #include "transport/shm_arena.h"
 
 namespace pycoll::bindings {
@@ -24,7 +23,7 @@ std::byte* FusionMemory::of(std::size_t bytes) {
   bytes_ = 0;
   memory_.reset();
   const std::size_t room = std::bit_ceil(bytes);
-  memory_.reset(numpy::allocate_shared(room));
+  if (reachable_) memory_.reset(Arena::of_process().allocate(room));
   if (memory_ == nullptr) memory_.reset(static_cast<std::byte*>(::operator new(room, kLine)));
   bytes_ = room;
   return memory_.get();

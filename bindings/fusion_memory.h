@@ -7,15 +7,16 @@
 
 namespace pycoll::bindings {
 
-// Grows and is kept, since its pages are warm. Other ranks read and write it where it lies, as they
-// do with NumPy's long arrays (numpy::SharedArrays): 64 arrays of 256 bytes or 1 KiB take 0.7 of
-// the time that they take by way of channels. After a fork they do not, until it grows. Who has a
-// message under way has moved it to where no other thread finds it.
+// Grows and is kept, since its pages are warm. Where it is `reachable` other ranks on the host and
+// RDMA devices read and write it where it lies. A forked child shares it, and has no use for it.
+// A message under way owns the memory: it has moved it to where no other thread finds it.
 class FusionMemory {
  public:
   FusionMemory() = default;
+  explicit FusionMemory(bool reachable) : reachable_(reachable) {}
   FusionMemory(FusionMemory&& other) noexcept { *this = std::move(other); }
   FusionMemory& operator=(FusionMemory&& other) noexcept {
+    reachable_ = other.reachable_;
     bytes_ = std::exchange(other.bytes_, 0);
     memory_ = std::move(other.memory_);
     return *this;
@@ -32,6 +33,7 @@ class FusionMemory {
 
   std::unique_ptr<std::byte, Free> memory_;
   std::size_t bytes_ = 0;
+  bool reachable_ = false;
 };
 
 }  // namespace pycoll::bindings

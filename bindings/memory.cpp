@@ -45,7 +45,13 @@ const std::byte* at(const py::int_& address) {
 
 void bind_memory(py::module_& module) {
   module.attr("LENT_BYTES_MIN") = shm::kLentBytesMin;
-  py::class_<numpy::SharedArrays>(module, "SharedArrays").def(py::init<>());
+  py::class_<numpy::SharedArrays>(module, "SharedArrays")
+      .def(py::init<>())
+      .def_property_readonly("refusal", &numpy::SharedArrays::refusal);
+  py::class_<numpy::SharedBlock>(module, "SharedBlock")
+      .def(py::init<>())
+      .def_property_readonly("refusal", &numpy::SharedBlock::refusal)
+      .def("leave", &numpy::SharedBlock::leave);
   module.attr("SHARED_BYTES_MIN") = numpy::kSharedBytesMin;
   // Known to nobody but the memoryviews that keep it.
   py::class_<ReachableMemory>(py::handle(), "ReachableMemory", py::buffer_protocol())
@@ -53,6 +59,7 @@ void bind_memory(py::module_& module) {
   module.def(
       "reachable_memory",
       [](std::size_t nbytes, bool copied_by_forks) {
+        if (copied_by_forks) numpy::guard_forks();
         const auto in_child = copied_by_forks ? shm::InChild::kCopied : shm::InChild::kShared;
         return py::memoryview(py::cast(std::make_unique<ReachableMemory>(nbytes, in_child)));
       },

@@ -1,10 +1,10 @@
-// NumPy's interface to allocators of array data (NEP 49, NumPy 1.22), written down once more: its
-// headers would have to be there when pycoll is built, and would be those of one version of many.
-// A test compares.
+// NumPy's long arrays in memory that ranks on this host and RDMA devices reach.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
+#include <string>
+
+#include "bindings/bind.h"
 
 namespace pycoll::transport::shm {
 class Arena;
@@ -12,34 +12,20 @@ class Arena;
 
 namespace pycoll::bindings::numpy {
 
-// Places in the table of functions that NumPy exports as the capsule _ARRAY_API.
-inline constexpr int kSetHandler = 304;  // PyObject* (PyObject* handler): the one before
-inline constexpr int kGetHandler = 305;  // PyObject* ()
-// What the capsule of a handler is called, and the version of the structure in it.
-inline constexpr char kHandlerName[] = "mem_handler";
-inline constexpr std::uint8_t kHandlerVersion = 1;
-
-struct DataAllocator {
-  void* context;
-  void* (*malloc)(void* context, std::size_t size);
-  void* (*calloc)(void* context, std::size_t count, std::size_t size);
-  void* (*realloc)(void* context, void* memory, std::size_t size);
-  void (*free)(void* context, void* memory, std::size_t size);
-};
-
-struct DataHandler {
-  char name[127];
-  std::uint8_t version;
-  DataAllocator allocator;
-};
-
 // Shorter arrays are copied through channels: half of one is as short as what is copied anyway.
 inline constexpr std::size_t kSharedBytesMin = std::size_t{8} << 10;
 
-// While one of them lives NumPy takes the memory of long arrays, which it makes in this context of
-// Python's (threads begin with another one), from where ranks on this host reach it; a forked child
-// does not, unless it makes one itself. Nothing happens where such memory has no huge pages, where
-// NumPy has no such interface, or somebody else has put a handler there. With the GIL.
+// NumPy keeps the handler of a context of Python's (each thread begins with one of its own) in a
+// context variable, whose default value is a capsule that NumPy exports. SharedArrays points that
+// capsule at a handler of ours, once and for ever, so all threads come here; SharedBlock sets the
+// variable. Ours passes on to NumPy's what is short and what nobody wants to be shared.
+//
+// Nothing happens, and refusal() says why, where such memory has no huge pages, where NumPy has no
+// such interface, and where somebody else has put a handler. A forked child has ordinary arrays,
+// unless it makes one of these itself. With the GIL.
+
+// While one of them lives NumPy takes the memory of long arrays, in all threads of this process but
+// for contexts that have another handler, from where ranks on this host reach it.
 class SharedArrays {
  public:
   SharedArrays();
@@ -47,12 +33,34 @@ class SharedArrays {
   SharedArrays& operator=(const SharedArrays&) = delete;
   ~SharedArrays();
 
+  const std::string& refusal() const { return refusal_; }
+
  private:
   transport::shm::Arena* arena_ = nullptr;  // of the process that made it; nullptr: does nothing
+  std::string refusal_;
 };
 
-// Memory for `bytes` as a long array would get it now, for Arena::free(); nullptr where it would be
-// NumPy's own.
-[[nodiscard]] std::byte* allocate_shared(std::size_t bytes);
+// The same from its making to leave() in one context of Python's, which makes and leaves it.
+class SharedBlock {
+ public:
+  SharedBlock();
+  SharedBlock(const SharedBlock&) = delete;
+  SharedBlock& operator=(const SharedBlock&) = delete;
+  ~SharedBlock();
+
+  const std::string& refusal() const { return refusal_; }
+  void leave();
+
+ private:
+  void unshare();
+
+  transport::shm::Arena* arena_ = nullptr;
+  py::object before_;  // the context's handler
+  std::string refusal_;
+};
+
+// A fork that would not isolate the child from arrays is refused with an OSError from now on, if
+// it is Python's.
+void guard_forks();
 
 }  // namespace pycoll::bindings::numpy

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from pycoll import _core
-from pycoll.arrays import empty
+from pycoll.arrays import empty, shared_arrays
 from pycoll.communicator import Communicator
 from pycoll.errors import (
     ClosedError,
@@ -81,6 +81,7 @@ __all__ = [
     "send",
     "send_object",
     "sendrecv",
+    "shared_arrays",
     "size",
     "split",
     "wait_all",
@@ -133,6 +134,7 @@ def init(
     timeout_s: float | None = None,
     init_timeout_s: float | None = None,
     deterministic: bool | None = None,
+    shared_arrays: bool | None = None,
 ) -> Communicator:
     """Join the world, and return its communicator; to be called by every rank once.
 
@@ -141,7 +143,10 @@ def init(
     ("host:port", free on the host of rank 0) and ``secret`` (at least 16 characters, alike
     everywhere); or ``comm``, an mpi4py communicator. ``transports`` restricts what may be used,
     ``timeout_s`` is the longest wait of an operation and ``init_timeout_s`` that of joining.
-    ``deterministic`` is the default of that argument. Arguments win over variables.
+    ``deterministic`` is the default of that argument. ``shared_arrays``: whether NumPy's arrays of
+    8 KiB and more, in all threads of this process, and torch's gradient buckets lie where ranks on
+    this host and RDMA devices reach them (False unless ``PYCOLL_SHARED_ARRAYS`` says otherwise);
+    docs/shared-arrays.md says what that does to a process. Arguments win over variables.
 
     Raises InvalidArgumentError (contradicting or missing settings, called twice), TimeoutError
     naming the ranks that did not come, TransportError, PeerLostError. A failed init leaves nothing
@@ -157,6 +162,7 @@ def init(
         timeout_s=timeout_s,
         init_timeout_s=init_timeout_s,
         deterministic=deterministic,
+        shared_arrays=shared_arrays,
     )
     with _world.lock:
         if _world.communicator is not None and _world.pid == os.getpid():
@@ -195,9 +201,9 @@ def _settings(**given: Any) -> Config:
             values[name] = check_timeout(values[name], name)
     if "transports" in values:
         values["transports"] = transports_from(values["transports"])
-    strict = values.get("deterministic", False)
-    if not isinstance(strict, bool | np.bool_):
-        raise InvalidArgumentError(f"deterministic is {strict!r}: expected True or False")
+    for name in ("deterministic", "shared_arrays"):
+        if not isinstance(values.get(name, False), bool | np.bool_):
+            raise InvalidArgumentError(f"{name} is {values[name]!r}: expected True or False")
     return Config.read()._replace(**values)
 
 
@@ -285,12 +291,13 @@ def local_world(
     hosts: Sequence[int] | None = None,
     timeout_s: float | None = None,
     deterministic: bool | None = None,
+    shared_arrays: bool | None = None,
 ) -> list[Communicator]:
     """``count`` ranks as threads of this process: one communicator for each, over real transports.
 
     Collectives must then be called from one thread per rank, or with ``async_op``. ``hosts`` gives
-    each rank a host number: ranks on different hosts talk over tcp, as if they were. For tests,
-    notebooks and programs with a thread per device.
+    each rank a host number: ranks on different hosts talk over tcp, as if they were. The other
+    arguments are those of ``init``. For tests, notebooks and programs with a thread per device.
 
     >>> left, right = pycoll.local_world(2)
     >>> works = [comm.all_reduce(comm.rank + 1, async_op=True) for comm in (left, right)]
@@ -308,7 +315,12 @@ def local_world(
         raise InvalidArgumentError(f"hosts is {hosts!r}: expected a host number for each rank")
     if hosts is not None and len(hosts) != count:
         raise InvalidArgumentError(f"hosts has {len(hosts)} entries for {count} ranks")
-    config = _settings(transports=transports, timeout_s=timeout_s, deterministic=deterministic)
+    config = _settings(
+        transports=transports,
+        timeout_s=timeout_s,
+        deterministic=deterministic,
+        shared_arrays=shared_arrays,
+    )
     configs = [
         config if hosts is None else config._replace(host_id=str(hosts[number]))
         for number in range(count)

@@ -21,10 +21,11 @@ A list or tuple is many arrays, not one: see ``all_reduce``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -306,9 +307,8 @@ _MAPPED_MAX = 1 << 47
 def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dtype[Any]]:
     """A NumPy array that ranks on this host and RDMA devices can reach, for buffers that live long.
 
-    While there is a world with ranks on this host or over such devices, NumPy's own arrays of
-    8 KiB and more lie there too (``PYCOLL_SHARED_ARRAYS``), in the thread that joined it; these do
-    in any thread, before there is one, and after a fork.
+    NumPy's own arrays do not lie there, unless ``init(shared_arrays=True)`` or a
+    ``shared_arrays()`` block asks for it.
 
     What a collective sends from such an array, they read where it lies instead of from a copy, in
     pieces of 4 KiB and more; the collective then ends when they have. What it only receives into
@@ -342,6 +342,41 @@ def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dty
         raise InvalidArgumentError(
             f"shape is {shape!r}: the system has no room for {nbytes} bytes"
         ) from None
+
+
+@contextlib.contextmanager
+def shared_arrays() -> Iterator[None]:
+    """Within the block NumPy's new arrays of 8 KiB and more lie where those of ``empty`` do.
+
+    It counts for the thread, or task of asyncio, that enters it, with or without a world; arrays
+    stay where they are when it ends. ``init(shared_arrays=True)`` does the same for all threads
+    while there is a world. To whoever uses them they are ordinary arrays, save for what
+    docs/shared-arrays.md says: a fork copies them, raises OSError where it cannot, and loses what
+    a device is just writing to them.
+
+    Where such memory cannot be had, arrays are ordinary, and a RuntimeWarning says why. Takes some
+    microseconds, and the first time some milliseconds.
+
+    >>> with pycoll.shared_arrays():
+    ...     weights = numpy.ones(1 << 20, "float32")
+    >>> float(weights.sum())
+    1048576.0
+    """
+    block = _core.SharedBlock()
+    tell_of_refusal(block.refusal)
+    try:
+        yield
+    finally:
+        block.leave()
+
+
+def tell_of_refusal(why: str) -> None:
+    """Warn that arrays which were to be shared are not; nothing where ``why`` is empty."""
+    if why:
+        import warnings
+
+        text = f"shared_arrays: {why}; NumPy's arrays stay in ordinary memory"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _reachable(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
+from pycoll.arrays import tell_of_refusal
 from pycoll.collective import Collective
 from pycoll.core import Core, immediate
 from pycoll.errors import InvalidArgumentError
@@ -82,6 +83,8 @@ class Communicator(Reducing, Moving, Objects):
         self._fusion = FusionBuffer()
         self._make_group = Group
         self._shared_arrays = _core.SharedArrays() if self.shares_arrays else None
+        if self._shared_arrays is not None:
+            tell_of_refusal(self._shared_arrays.refusal)
 
     def __repr__(self) -> str:
         return f"<pycoll.Communicator {self.name!r}: rank {self.rank} of {self.size}>"
@@ -152,7 +155,7 @@ class Communicator(Reducing, Moving, Objects):
     @property
     def shares_arrays(self) -> bool:
         """Whether frameworks' long arrays are to lie where the other ranks on this host, or RDMA
-        devices, reach them: there are such, and ``PYCOLL_SHARED_ARRAYS`` does not forbid it."""
+        devices, reach them: there are such, and ``shared_arrays`` was asked for."""
         reaching = {"shm", "verbs"} & set(self.transport_names().split("+"))
         return self._config.shared_arrays and bool(reaching)
 

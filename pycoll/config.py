@@ -154,7 +154,7 @@ class Config(NamedTuple):
     device_memory_mib: int = 128
     device_protocol: str = "auto"
     device_rdma: bool = True
-    shared_arrays: bool = True
+    shared_arrays: bool = False
 
     def __repr__(self) -> str:
         shown = self._asdict() | {"secret": "(hidden)"}
@@ -297,8 +297,8 @@ SETTINGS: tuple[Setting, ...] = (
         "PYCOLL_SHARED_ARRAYS",
         "shared_arrays",
         _boolean,
-        "0: long NumPy arrays and torch's gradient buckets lie where they ever did; 1: where ranks "
-        "on this host, or RDMA devices, reach them",
+        "1: long NumPy arrays and torch's gradient buckets of this process lie where ranks on this "
+        "host, and RDMA devices, reach them (docs/shared-arrays.md); 0: in ordinary memory",
     ),
 )
 

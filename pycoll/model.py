@@ -80,7 +80,8 @@ class Link(NamedTuple):
         return max(busy, terms.carried * self.sustained)
 
 
-#: From here on NumPy's arrays lie where peers reach them, and parts of them pass without a copy.
+#: From here on arrays may lie where peers reach them, and parts of those pass without a copy. The
+#: model takes that for given: it knows of no array where it lies (docs/shared-arrays.md).
 REACHED_BYTES, LENT_BYTES = 8192, 4096
 #: s until each of k ranks on a core had its turn, by k squared: so many turns, and in each a look
 #: at peers that are as many. An operation of one step took 4 us with 2 ranks per core, 15 to 20

@@ -54,10 +54,9 @@ def test_shared_memory_is_compared_with_targets_and_with_the_limit(
     bare = r"[\d.]+ " if platform.machine() == "x86_64" else "- "
     (long,) = [row for row in rows if "bytes: 1048576" in row]
     times = r": [\d.]+ / [\d.]+ .*"
-    assert re.search(rf"pycoll\.empty{times}foreign{times}bare exchange: {bare}", long)
-    for kind, target in (("ordinary NumPy arrays", 70), ("arrays from pycoll.empty", 85)):
-        assert re.search(rf"# .*{kind}: \d+% of 2np/B, target {target}%", text)
-    assert re.search(r"# .*foreign memory: \d+% of 2np/B \(B", text)
+    assert re.search(rf"pycoll, shared arrays{times}bare exchange: {bare}", long)
+    assert re.search(r"# .*shared arrays: \d+% of 2np/B, target 70%", text)
+    assert re.search(r"# .*ordinary arrays: \d+% of 2np/B \(B", text)
     section = page.read_text().partition("## Shared memory")[2]
     assert section.count("\n| all_") == 5
     assert "shm.svg" in section

@@ -90,7 +90,8 @@ bool Arena::open() {
   std::uint64_t key = 0;
   if (bytes == 0 || ::getrandom(&key, sizeof(key), 0) != sizeof(key) ||
       !create_segment(bytes, &fd, "pycoll-arrays").ok() ||
-      !Mapping::map(fd.get(), 0, bytes, true, &mapping, kAlignment).ok()) {
+      !Mapping::map_bare(fd.get(), bytes, kAlignment, &mapping).ok() ||
+      !mapping.cover(kHugePage, true)) {
     return false;
   }
   (void)::madvise(mapping.data(), bytes, MADV_HUGEPAGE);
@@ -194,6 +195,10 @@ bool Arena::take(std::size_t length, std::size_t* offset) {
   const std::size_t alignment = length >= kHugePage ? kHugePage : length_of(1);
   if (!vacant_.take(length, alignment, offset)) return false;
   const std::size_t end = *offset + length;
+  if (!mapping_.cover(end, true)) {
+    vacant_.give({*offset, length});
+    return false;
+  }
   idle_.erase(idle_.lower_bound(*offset / kHugePage), idle_.lower_bound(div_ceil(end, kHugePage)));
   return true;
 }
@@ -328,7 +333,7 @@ void Arena::keep(const std::byte* data) {
   const auto found = locate(data);
   if (found == taken_.end()) return;
   found->second.kept = true;
-  if (found->second.in_child == InChild::kCopied) set_apart(found->first, found->second);
+  if (found->second.in_child == InChild::kCopied) (void)set_apart(found->first, found->second);
 }
 
 // Written where peers see it, and then in the place of what it was copied from.

@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -61,7 +62,11 @@ enum class Content : std::uint8_t { kAny, kZeros };
 // Forks. A child allocates elsewhere. What is kCopied leaves the file before the process forks:
 // its addresses and what they hold stay, as ordinary memory, which find() knows no more. What an
 // operation uses at that moment (Hold) stays in the file, and its child has a copy of it that may
-// change until it is written to.
+// change until it is written to. A child that the system cannot give its copies ends with SIGABRT
+// and a text before any of its code runs; ready_to_fork() tells beforehand.
+//
+// Devices and system calls that are writing to such memory by its pages (O_DIRECT, io_uring, RDMA)
+// while it leaves the file write to pages that are nobody's: nothing here can see that.
 class Arena {
  public:
   // Of what the kernel may have as one page of shared files; longer allocations begin there.
@@ -101,13 +106,18 @@ class Arena {
   // file or not. Takes no lock and asks nobody: for all that is freed.
   static bool owns(const std::byte* data);
   // Somebody may still write to that allocation, of which nobody must hear: what is kCopied leaves
-  // the file now, and once freed its place is never given again. Nothing happens to memory that is
-  // none.
+  // the file now, if the system lets it, and once freed its place is never given again. Nothing
+  // happens to memory that is none.
   void keep(const std::byte* data);
 
   // That allocation, all of it, is the file's again if it left it for a fork; false if not, or it
   // must not. Requires: nobody else uses it meanwhile.
   [[nodiscard]] bool bring_back(const std::byte* data, std::size_t bytes);
+
+  // Does what a fork of this process does first. False where the system refuses, with `why`: then
+  // no fork may follow, and some arrays may have left the file, no more. What is allocated between
+  // this call and the fork is looked at again there.
+  [[nodiscard]] static bool ready_to_fork(std::string* why);
 
   // Whether the file stays when its last allocation has gone, for the next. Not at first.
   void stay(bool stays);
@@ -129,6 +139,8 @@ class Arena {
     bool apart = false;    // no longer in the file
     bool resting = false;  // freed: memory of nobody
 
+    // Whether it must be out of the file before a fork.
+    bool leaves() const { return in_child == InChild::kCopied && holders == 0; }
     bool is_short() const { return in_child == InChild::kCopied && bytes < kShortBytes; }
   };
   using Blocks = std::map<std::size_t, Taken>;  // by offset
@@ -154,7 +166,8 @@ class Arena {
   static void before_fork();
   static void after_fork_in_parent();
   static void after_fork_in_child();
-  void set_apart(std::size_t offset, Taken& taken);
+  [[nodiscard]] bool set_all_apart();
+  [[nodiscard]] bool set_apart(std::size_t offset, Taken& taken);
   [[nodiscard]] bool rejoin(std::size_t offset, std::size_t length);
   bool is_apart(const std::byte* data) const;
   std::uint64_t hold(const std::byte* data);

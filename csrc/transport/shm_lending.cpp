@@ -35,7 +35,8 @@ bool Borrower::map(int file, bool writable) {
   const std::uint64_t bytes = load_acquire(control_->lending.bytes);
   Mapping mapping;
   if (!check_segment(file, bytes, peer_).ok() ||
-      !Mapping::map(file, 0, bytes, writable, &mapping, Arena::kAlignment).ok() ||
+      !Mapping::map_bare(file, bytes, Arena::kAlignment, &mapping).ok() ||
+      !mapping.cover(sizeof(std::uint64_t), writable) ||
       load_acquire(*reinterpret_cast<const std::uint64_t*>(mapping.data())) !=
           load_acquire(control_->lending.key)) {
     return false;

@@ -57,7 +57,7 @@ class Borrower {
 
   // The payload there, to be given back; nullptr if that is not in the arena, as far as mapped.
   [[nodiscard]] const std::byte* borrow(std::uint64_t offset, std::size_t bytes) {
-    if (arena_.data() == nullptr || offset > bytes_ || bytes > bytes_ - offset) return nullptr;
+    if (!reaches(offset, bytes)) return nullptr;
     ++borrowed_;
     return arena_.data() + offset;
   }
@@ -68,7 +68,7 @@ class Borrower {
                                     std::size_t bytes) {
     if (generation != seen_) look();
     if (generation != mapped_ || !writable_ || !intact()) return nullptr;
-    return offset <= bytes_ && bytes <= bytes_ - offset ? arena_.data() + offset : nullptr;
+    return reaches(offset, bytes) ? arena_.data() + offset : nullptr;
   }
 
   // What was read before the call had not changed: the peer withdraws before it lets go of memory.
@@ -78,6 +78,10 @@ class Borrower {
   }
 
  private:
+  [[nodiscard]] bool reaches(std::uint64_t offset, std::size_t bytes) {
+    return arena_.data() != nullptr && offset <= bytes_ && bytes <= bytes_ - offset &&
+           arena_.cover(offset + bytes, writable_);
+  }
   void open(std::uint64_t generation);
   [[nodiscard]] bool map(int file, bool writable);
 

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <string>
@@ -34,11 +35,14 @@ Status unmapped(std::size_t bytes) {
 }  // namespace
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      covered_(std::exchange(other.covered_, 0)) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(covered_, other.covered_);
   return *this;
 }
 
@@ -48,12 +52,32 @@ Mapping::~Mapping() {
 
 Status Mapping::map(int fd, std::size_t offset, std::size_t bytes, bool writable, Mapping* made,
                     std::size_t alignment) {
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  return map_as(fd, offset, bytes, protection, alignment, made);
+}
+
+Status Mapping::map_bare(int fd, std::size_t bytes, std::size_t alignment, Mapping* made) {
+  return map_as(fd, 0, bytes, PROT_NONE, alignment, made);
+}
+
+// To change the protection of shared memory takes no pages, whether or not it is locked.
+bool Mapping::cover(std::size_t end, bool writable) {
+  constexpr std::size_t kStep = std::size_t{2} << 20;
+  if (end <= covered_) return true;
+  const std::size_t until = std::min(round_up(end, kStep), bytes_);
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  if (end > bytes_ || ::mprotect(data_ + covered_, until - covered_, protection) != 0) return false;
+  covered_ = until;
+  return true;
+}
+
+Status Mapping::map_as(int fd, std::size_t offset, std::size_t bytes, int protection,
+                       std::size_t alignment, Mapping* made) {
   Mapping place;
   if (alignment > 1) {
     const Status status = reserve(bytes, alignment, &place);
     if (!status.ok()) return status;
   }
-  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   const int flags = MAP_SHARED | (place.data_ != nullptr ? MAP_FIXED : 0);
   void* data = ::mmap(place.data_, bytes, protection, flags, fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) return unmapped(bytes);

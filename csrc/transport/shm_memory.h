@@ -26,14 +26,25 @@ class Mapping {
   static Status map(int fd, std::size_t offset, std::size_t bytes, bool writable, Mapping* made,
                     std::size_t alignment = 1);
 
+  // The same of a long sparse file, of which only a beginning is ever used: none of it may be
+  // touched before cover(). What must not be touched takes no memory, not even where the process
+  // has all of its memory locked (mlockall).
+  static Status map_bare(int fd, std::size_t bytes, std::size_t alignment, Mapping* made);
+  // From here on the first `end` bytes of a map_bare() may be touched, and written if `writable`;
+  // false if the system refuses. One thread at a time.
+  [[nodiscard]] bool cover(std::size_t end, bool writable);
+
   std::byte* data() const { return data_; }
 
  private:
   Mapping(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
   static Status reserve(std::size_t bytes, std::size_t alignment, Mapping* made);
+  static Status map_as(int fd, std::size_t offset, std::size_t bytes, int protection,
+                       std::size_t alignment, Mapping* made);
 
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
+  std::size_t covered_ = 0;  // of map_bare()
 };
 
 // A new anonymous file of `bytes` zeros that can neither shrink nor grow. It lies in no folder: the

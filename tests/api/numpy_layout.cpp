@@ -5,7 +5,7 @@
 #define NPY_TARGET_VERSION NPY_1_23_API_VERSION
 #include <numpy/arrayobject.h>
 
-#include "bindings/numpy_memory.h"
+#include "bindings/numpy_abi.h"
 
 namespace ours = pycoll::bindings::numpy;
 
@@ -39,3 +39,5 @@ constexpr bool ends_with(const char* text, const char* end) {
 }
 static_assert(ends_with(EXPANDED(PyDataMem_SetHandler), "[304])") && ours::kSetHandler == 304);
 static_assert(ends_with(EXPANDED(PyDataMem_GetHandler), "[305])") && ours::kGetHandler == 305);
+static_assert(ends_with(EXPANDED(PyDataMem_DefaultHandler), "[306])") &&
+              ours::kDefaultHandler == 306);

@@ -38,7 +38,7 @@ GOOD = [
     ("PYCOLL_DEVICE_MEMORY_MIB", "8", "device_memory_mib", 8),
     ("PYCOLL_DEVICE_PROTOCOL", "pattern", "device_protocol", "pattern"),
     ("PYCOLL_DEVICE_RDMA", "0", "device_rdma", False),
-    ("PYCOLL_SHARED_ARRAYS", "0", "shared_arrays", False),
+    ("PYCOLL_SHARED_ARRAYS", "1", "shared_arrays", True),
 ]
 
 BAD = [

@@ -1,25 +1,30 @@
 """Long NumPy arrays of those who share a host: where they lie, and that nobody can tell otherwise.
 
-That collectives on them are right all tests show which use processes; here is what an allocator
-must be, and what a fork must leave alone.
+They are ordinary unless shared_arrays is asked for, in one of three ways. That collectives on both
+kinds are right test_shared_kinds shows; here is what an allocator must be, and what a fork must
+leave alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sysconfig
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import ROOT, fresh_world, python, world_in_processes
+from harness import ROOT, python, world_in_processes
 
 import pycoll
 from pycoll import _core, model
 
 Comm = pycoll.Communicator
+SHARED = {"PYCOLL_SHARED_ARRAYS": "1"}
 LONG = 3_000_000
 SHORT = _core.SHARED_BYTES_MIN - 8
 #: More than would ever be taken at once: an eighth of the machine's memory.
@@ -74,20 +79,91 @@ def check_who_is_reachable(comm: Comm) -> None:
 
 
 def test_long_arrays_can_be_reached_while_there_is_a_world() -> None:
-    world_in_processes(2, check_who_is_reachable)
+    world_in_processes(2, check_who_is_reachable, **SHARED)
 
 
 def check_that_there_is_nobody(comm: Comm) -> None:
     assert not is_reachable(np.ones(LONG, np.uint8)), comm.rank
 
 
+def test_arrays_are_ordinary_unless_somebody_asks() -> None:
+    world_in_processes(2, check_that_there_is_nobody)
+
+
 def test_who_is_alone_on_a_host_has_ordinary_arrays() -> None:
-    world_in_processes(1, check_that_there_is_nobody)
-    world_in_processes(2, check_that_there_is_nobody, transports="tcp")
+    world_in_processes(1, check_that_there_is_nobody, **SHARED)
+    world_in_processes(2, check_that_there_is_nobody, transports="tcp", **SHARED)
 
 
-def test_it_can_be_switched_off() -> None:
-    world_in_processes(2, check_that_there_is_nobody, PYCOLL_SHARED_ARRAYS="0")
+def in_thread() -> bool:
+    """Whether an array is reachable that a thread makes which begins now."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(is_reachable(np.ones(LONG, np.uint8))))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_an_argument_asks_for_all_threads() -> None:
+    earlier = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(lambda: earlier.wait(60) and is_reachable(np.ones(LONG, np.uint8)))
+        world = pycoll.local_world(2, shared_arrays=True)
+        assert is_reachable(np.ones(LONG, np.uint8))
+        assert in_thread()
+        earlier.set()
+        assert begun.result()
+    for comm in world:
+        comm.close()
+    assert not is_reachable(np.ones(LONG, np.uint8))
+    assert not in_thread()
+
+
+def test_an_argument_wins_over_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYCOLL_SHARED_ARRAYS", "1")
+    for comm in pycoll.local_world(2, shared_arrays=False):
+        assert not is_reachable(np.ones(LONG, np.uint8))
+        comm.close()
+
+
+@pytest.mark.parametrize("odd", [1, "yes"])
+def test_an_argument_that_is_no_truth_value_is_refused(odd: Any) -> None:
+    with pytest.raises(pycoll.InvalidArgumentError, match=f"shared_arrays is {odd!r}: expected"):
+        pycoll.local_world(2, shared_arrays=odd)
+
+
+def test_a_block_asks_for_its_thread() -> None:
+    with pycoll.shared_arrays():
+        kept = np.ones(LONG, np.uint8)
+        with pycoll.shared_arrays():
+            assert is_reachable(np.zeros(LONG, np.uint8))
+        assert is_reachable(np.zeros(LONG, np.uint8))
+        assert not is_reachable(np.ones(SHORT, np.uint8))
+        assert not in_thread()
+    assert not is_reachable(np.ones(LONG, np.uint8))
+    assert is_reachable(kept)
+    assert kept.sum() == LONG
+    with pytest.raises(ZeroDivisionError), pycoll.shared_arrays():
+        raise ZeroDivisionError
+    assert not is_reachable(np.ones(LONG, np.uint8))
+
+
+def test_a_block_asks_for_its_task() -> None:
+    async def inside(entered: asyncio.Event) -> bool:
+        with pycoll.shared_arrays():
+            entered.set()
+            await asyncio.sleep(0)
+            return is_reachable(np.ones(LONG, np.uint8))
+
+    async def outside(entered: asyncio.Event) -> bool:
+        await entered.wait()
+        return is_reachable(np.ones(LONG, np.uint8))
+
+    async def both() -> list[bool]:
+        entered = asyncio.Event()
+        return await asyncio.gather(inside(entered), outside(entered))
+
+    assert asyncio.run(both()) == [True, False]
 
 
 def test_an_allocator_of_somebody_else_is_left_alone() -> None:
@@ -109,16 +185,23 @@ handler = ctypes.create_string_buffer(ctypes.string_at(
     api.PyCapsule_GetPointer(take(), b"mem_handler"), 168), 168)
 handler.value = b"somebody"
 put(api.PyCapsule_New(ctypes.addressof(handler), b"mem_handler", None))
-left, right = pycoll.local_world(2)
+import warnings
+left, right = pycoll.local_world(2, shared_arrays=True)
 print(core.get_handler_name(np.ones(1 << 20)))
+with warnings.catch_warnings(record=True) as heard, pycoll.shared_arrays():
+    print(core.get_handler_name(np.ones(1 << 20)))
+print(*(one.category.__name__ + str(one.message) for one in heard))
 left.close(), right.close()
 """
     )
-    assert said.split() == ["somebody"]
+    first, second, warning = said.splitlines()
+    assert first == second == "somebody"
+    assert warning.startswith("RuntimeWarning")
+    assert "another allocator of NumPy's, somebody" in warning
 
 
 def test_arrays_behave_as_ever() -> None:
-    world = fresh_world(2)
+    world = pycoll.local_world(2, shared_arrays=True)
     random = np.random.default_rng(5)
     for nbytes in (SHORT, SHORT + 8, 200_000, LONG, 2 << 20):
         for _ in range(3):
@@ -133,7 +216,8 @@ def test_arrays_behave_as_ever() -> None:
             copy.resize(0, refcheck=False)
             assert np.array_equal(np.sort(words)[[0, -1]], [words.min(), words.max()])
     kept = np.arange(LONG)
-    world.close()
+    for comm in world:
+        comm.close()
     grown = kept.copy()
     kept.resize(2 * LONG, refcheck=False)
     assert np.array_equal(kept[:LONG], grown)
@@ -145,8 +229,8 @@ def test_nothing_is_left_when_the_last_world_and_array_have_gone() -> None:
 import numpy as np, pycoll
 def files():
     with open("/proc/self/maps") as file:
-        return sum("/memfd:pycoll" in line for line in file)
-first, second = pycoll.local_world(2), pycoll.local_world(2)
+        return len({line.split()[4] for line in file if "/memfd:pycoll" in line})
+first, second = (pycoll.local_world(2, shared_arrays=True) for _ in range(2))
 array = np.ones(1 << 20)
 for comm in first + second:
     assert files()
@@ -208,7 +292,7 @@ def check_forks(comm: Comm) -> None:
 
 def test_a_forked_child_has_copies_and_the_parent_goes_on() -> None:
     for size in (2, 3):
-        world_in_processes(size, check_forks)
+        world_in_processes(size, check_forks, **SHARED)
 
 
 def check_grandchildren(comm: Comm) -> None:
@@ -224,4 +308,4 @@ def check_grandchildren(comm: Comm) -> None:
 
 
 def test_a_child_s_child_too() -> None:
-    world_in_processes(2, check_grandchildren)
+    world_in_processes(2, check_grandchildren, **SHARED)

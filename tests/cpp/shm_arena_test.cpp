@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -324,6 +325,30 @@ TEST(what_is_held_stays_in_the_file_and_a_child_cannot_write_there) {
   Arena::free(memory);
   std::byte* next = allocate(kBytes, InChild::kCopied);
   const Hold held(next);
+}
+
+TEST(what_may_leave_has_left_before_a_fork_that_is_asked_for) {
+  std::byte* memory = allocate(kBytes, InChild::kCopied);
+  std::memset(memory, 1, kBytes);
+  Block shared(kBytes);
+  std::string why;
+  CHECK(Arena::ready_to_fork(&why) && why.empty(), "%s", why.c_str());
+  CHECK(!findable(memory) && findable(shared.data()) && holds(memory, kBytes, 1), "who has left");
+  Arena::free(memory);
+}
+
+TEST(of_an_arena_only_what_is_used_may_be_touched) {
+  Block first(kBytes);
+  std::uint64_t offset = 0;
+  CHECK(Arena::of_process().find(first.data(), 1, &offset), "not in the file");
+  std::byte* last = first.data() - offset + Arena::of_process().file().bytes - 1;
+  int ends[2];
+  CHECK(::pipe(ends) == 0, "no pipe");
+  CHECK(::write(ends[1], last, 1) == -1 && errno == EFAULT, "it can be read");
+  ::close(ends[0]);
+  ::close(ends[1]);
+  Block longer(64 * kHugePage);
+  std::memset(longer.data(), 1, 64 * kHugePage);
 }
 
 TEST(writes_of_other_threads_survive_a_fork) {

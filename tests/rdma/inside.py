@@ -162,7 +162,7 @@ def two_rails() -> str:
 
 def arrays(job: str) -> str:
     """What lies in memory of pycoll.empty() is registered, and long arrays of NumPy lie there."""
-    outputs = Ranks(2, job).succeed()
+    outputs = Ranks(2, job, PYCOLL_SHARED_ARRAYS="1").succeed()
     for out in outputs:
         told = re.search(r"registered ([\d.]+) MiB of arrays$", out.strip())
         require(told is not None and float(told[1]) >= 8, f"not registered: {out}")
@@ -181,7 +181,7 @@ def arrays_kept() -> str:
 
 def arrays_limited() -> str:
     """Who may lock slots but not arrays gets right results, and is told why."""
-    outputs = Ranks(2, "arrays", limited_to(10 * 1024)).succeed()
+    outputs = Ranks(2, "arrays", limited_to(10 * 1024), PYCOLL_SHARED_ARRAYS="1").succeed()
     for out in outputs:
         require("cannot register" in out and "ulimit -l" in out, f"not told: {out}")
     return outputs[0].strip()[:300]

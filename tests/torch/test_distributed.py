@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 import tempfile
 import traceback
 from pathlib import Path
@@ -31,6 +32,8 @@ def run_rank(rank: int, size: int, module: str, folder: str, backend: str) -> No
 
     assert pycoll.torch.__doc__
     torch.set_num_threads(1)
+    if module.endswith("storages_checks"):
+        os.environ["PYCOLL_SHARED_ARRAYS"] = "1"
     dist.init_process_group(
         backend,
         init_method=f"file://{folder}/store",
