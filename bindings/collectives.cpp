@@ -251,6 +251,7 @@ bool read_call(const CallsObject& self, Collective collective, const Arguments& 
     return true;
   }
   if (reading->x == nullptr || !flatten(reading->x, &reading->source)) return false;
+  if (absent(at(arguments, Parameter::kOut)) && records_gradients(reading->x)) return false;
   reading->choice.dtype = reading->source.dtype;
   if (collective == Collective::kReduceScatter) {
     return read_shares(native.rank(), native.size(), arguments, *reading);

@@ -131,6 +131,7 @@ std::optional<PyObject*> gather(CallsObject* self, Collective collective,
       static_cast<std::size_t>(size) > Reading::kCountsMax || !flatten(x, &source)) {
     return std::nullopt;
   }
+  if (absent(at(arguments, Parameter::kOut)) && records_gradients(x)) return std::nullopt;
   const std::string_view name = name_of(collective);
   std::array<std::int64_t, kSignatureLength> mine = signature_of(source);
   std::vector<std::int64_t> told(kSignatureLength * static_cast<std::size_t>(size));
@@ -222,6 +223,7 @@ std::optional<PyObject*> scatter(CallsObject* self, const Arguments& arguments) 
   if ((at_root || !absent(x)) && (absent(x) || !flatten(x, &source))) return std::nullopt;
   std::array<std::int64_t, kHeaderLength> told{};
   if (at_root) {
+    if (absent(at(arguments, Parameter::kOut)) && records_gradients(x)) return std::nullopt;
     if (source.ndim == 0 || source.ndim > static_cast<int>(kAxesMax)) return std::nullopt;
     told[0] = static_cast<std::int64_t>(source.dtype);
     told[1] = source.ndim;

@@ -92,6 +92,8 @@ struct TensorClass {
   const dlpack::Exchange* exchange = nullptr;
   PyObject* is_neg = nullptr;  // methods, as the class has them
   PyObject* is_conj = nullptr;
+  const PyGetSetDef* requires_grad = nullptr;  // lives as long as the class
+  PyObject* is_recording = nullptr;            // a function: whether this thread records gradients
 };
 std::array<TensorClass, 4> tensor_classes;
 
@@ -179,7 +181,7 @@ PyObject* make_tensor(const dlpack::Exchange& exchange, PyObject* like, int ndim
 }
 
 // False where the class does not publish the functions, or in a form that is not known here.
-bool learn_tensor(const py::type& type) {
+bool learn_tensor(const py::type& type, const py::function& is_recording) {
   const py::object capsule = py::getattr(type, "__dlpack_c_exchange_api__", py::none());
   if (PyCapsule_IsValid(capsule.ptr(), dlpack::kExchangeName) == 0) return false;
   const auto* exchange = static_cast<const dlpack::Exchange*>(
@@ -187,11 +189,19 @@ bool learn_tensor(const py::type& type) {
   if (exchange->version.major != dlpack::kMajorVersion || exchange->view == nullptr) return false;
   py::object is_neg = py::getattr(type, "is_neg", py::none());
   py::object is_conj = py::getattr(type, "is_conj", py::none());
-  if (is_neg.is_none() || is_conj.is_none()) return false;
+  const py::object requires_grad = py::getattr(type, "requires_grad", py::none());
+  if (is_neg.is_none() || is_conj.is_none() ||
+      !Py_IS_TYPE(requires_grad.ptr(), &PyGetSetDescr_Type)) {
+    return false;
+  }
   for (TensorClass& one : tensor_classes) {
     if (one.type != nullptr) continue;
-    one = {reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr()), exchange, is_neg.release().ptr(),
-           is_conj.release().ptr()};
+    one = {reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr()),
+           exchange,
+           is_neg.release().ptr(),
+           is_conj.release().ptr(),
+           reinterpret_cast<PyGetSetDescrObject*>(requires_grad.ptr())->d_getset,
+           is_recording.inc_ref().ptr()};
     return true;
   }
   return false;
@@ -212,6 +222,19 @@ bool flatten(PyObject* x, Flat* flat) {
   return known != nullptr && flatten_tensor(*known, x, flat);
 }
 
+bool records_gradients(PyObject* x) {
+  const TensorClass* known = tensor_class_of(Py_TYPE(x));
+  if (known == nullptr) return false;
+  PyObject* needed = known->requires_grad->get(x, known->requires_grad->closure);
+  if (needed == nullptr) PyErr_Clear();
+  Py_XDECREF(needed);
+  if (needed == Py_False) return false;
+  PyObject* recording = PyObject_CallNoArgs(known->is_recording);
+  if (recording == nullptr) PyErr_Clear();
+  Py_XDECREF(recording);
+  return recording != Py_False;
+}
+
 bool same_shape(const Flat& one, int ndim, const py::ssize_t* shape) {
   return one.ndim == ndim && std::equal(shape, shape + ndim, one.shape);
 }
@@ -228,10 +251,11 @@ PyObject* make_flat(PyObject* like, DType dtype, int ndim, const py::ssize_t* sh
 }
 
 void bind_flat(py::module_& module) {
-  module.def("learn_tensor", &learn_tensor, py::arg("type"),
+  module.def("learn_tensor", &learn_tensor, py::arg("type"), py::arg("is_recording"),
              "Read tensors of this class by DLPack's C exchange functions from now on; False where "
              "it does not publish them. Their is_conj is asked, and their is_neg unless "
-             "learn_negation() knows better.");
+             "learn_negation() knows better. `is_recording()` tells whether this thread records "
+             "gradients of tensors that require grad.");
 }
 
 }  // namespace pycoll::bindings

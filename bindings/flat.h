@@ -29,6 +29,10 @@ struct Flat {
 // else, without an error set.
 [[nodiscard]] bool flatten(PyObject* x, Flat* flat);
 
+// Whether x is a tensor of a learned class that requires grad, in a thread that records gradients:
+// a new result would lose them.
+bool records_gradients(PyObject* x);
+
 // Whether both have the same axes.
 bool same_shape(const Flat& one, int ndim, const pybind11::ssize_t* shape);
 

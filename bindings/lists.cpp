@@ -51,7 +51,7 @@ bool read_members(const CallsObject& self, const Arguments& arguments, const py:
     PyObject*& out = one[static_cast<std::size_t>(Parameter::kOut)];
     if (outs) out = PyTuple_GET_ITEM(outs.ptr(), place);
     const Flat& source = reading.source;
-    if (!flatten(reading.x, &reading.source) ||
+    if (!flatten(reading.x, &reading.source) || (absent(out) && records_gradients(reading.x)) ||
         !read_target(one, source.ndim, source.shape, true, reading)) {
       return false;
     }

@@ -8,7 +8,7 @@ here, only found where the caller's object comes from them.
 | NumPy array (also ml_dtypes), any subclass | numpy.ndarray |
 | NumPy scalar | NumPy scalar, or an array where the result has axes |
 | CuPy, Numba and torch arrays on CUDA devices | the same (``pycoll.device_arrays``) |
-| torch tensor in host memory | torch.Tensor without gradient: inputs are detached |
+| torch tensor in host memory | torch.Tensor; one that requires grad only with ``out`` |
 | JAX array on CPU or CUDA (``pycoll.jax_arrays``) | jax.Array; never an ``out``, being immutable |
 | other object with ``__dlpack__`` | by its ``__array_namespace__().from_dlpack``, or NumPy |
 | the same, on a CUDA device | by its ``__array_namespace__().empty`` (``pycoll.dlpack_arrays``) |
@@ -40,7 +40,10 @@ Shape = tuple[int, ...]
 
 
 class Framework(Protocol):
-    """One kind of array. ``view`` gives contiguous memory, packed if need be."""
+    """One kind of array. ``view`` gives contiguous memory, packed if need be.
+
+    One whose arrays know how they were computed also has ``refuse_history(x, name)``.
+    """
 
     def view(self, x: Any, name: str) -> _core.BufferView:
         """The elements of ``x`` in C order. InvalidArgumentError names the argument."""
@@ -241,6 +244,19 @@ def _learn(x: Any, name: str) -> Framework:
             found.view(x, name)
     _TABLE[kind] = found
     return found
+
+
+def input_of(x: Any, out: Any, name: str = "x") -> tuple[Framework, _core.BufferView]:
+    """The row for ``x``, and its elements: what an operation reads.
+
+    InvalidArgumentError where ``x`` cannot be read, or where the result is new (``out`` is None)
+    and would lose the history by which the framework of ``x`` differentiates.
+    """
+    framework = framework_of(x, name)
+    refuse = getattr(framework, "refuse_history", None)
+    if out is None and refuse is not None:
+        refuse(x, name)
+    return framework, framework.view(x, name)
 
 
 def output_view(

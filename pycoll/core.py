@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import numpy as np
 
 from pycoll import _core
-from pycoll.arrays import Framework, Shape, framework_of, output_view
+from pycoll.arrays import Framework, Shape, framework_of, input_of, output_view
 from pycoll.collective import REDUCING, Collective
 from pycoll.device_view import DeviceView, Where
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
@@ -438,12 +438,12 @@ class Ends(NamedTuple):
 
 def ends_of(x: Any, out: Any) -> Ends:
     """For a result of the shape and type of ``x``."""
-    framework = framework_of(x)
     if out is x:
+        framework = framework_of(x)
         both = framework.out(x, "out")
         if both.contiguous and both.writable:
             return Ends(framework, both, None, both)
-    source = framework.view(x, "x")
+    framework, source = input_of(x, out)
     if out is None:
         memory = framework.empty(x, source.shape, source.dtype)
         return Ends(framework, source, memory, framework.result(memory))

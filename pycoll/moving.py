@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycoll import _core
-from pycoll.arrays import NUMPY, Framework, framework_of
+from pycoll.arrays import NUMPY, Framework, framework_of, input_of
 from pycoll.collective import Collective
 from pycoll.core import Core, ends_of, finisher, nothing, operation
 from pycoll.device_view import Where
@@ -89,8 +89,7 @@ class Moving(Core):
         >>> comm.all_gather(np.full((comm.rank, 2), comm.rank)).shape  # on 3 ranks
         (3, 2)
         """
-        framework = framework_of(x)
-        source = framework.view(x, "x")
+        framework, source = input_of(x, out)
         rows = self._all_rows(source, lengths, "all_gather")
         return self._gather_to(
             Collective.ALL_GATHER, 0, framework, x, source, rows, out, algorithm, async_op, stream
@@ -114,8 +113,7 @@ class Moving(Core):
         returned as it is.
         """
         root = self._check_rank(root, "root")
-        framework = framework_of(x)
-        source = framework.view(x, "x")
+        framework, source = input_of(x, out)
         rows = self._all_rows(source, lengths, "gather")
         return self._gather_to(
             Collective.GATHER, root, framework, x, source, rows, out, algorithm, async_op, stream
@@ -149,8 +147,7 @@ class Moving(Core):
                 )
             )
         try:
-            framework = framework_of(x)
-            source = framework.view(x, "x")
+            framework, source = input_of(x, out)
             need_axis(source.shape, "scatter")
             told = header(source.dtype, source.shape)
             ready = self._scatter_ready(
@@ -227,8 +224,7 @@ class Moving(Core):
         >>> comm.all_to_all(np.array([0, 1]) + 10 * comm.rank)  # on 2 ranks; this is rank 1
         array([ 1, 11])
         """
-        framework = framework_of(x)
-        source = framework.view(x, "x")
+        framework, source = input_of(x, out)
         need_axis(source.shape, "all_to_all")
         incoming, counts = self._exchanged_rows(source, splits)
         shape = with_rows(source.shape, incoming)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pycoll import _core
-from pycoll.arrays import framework_of, output_view
+from pycoll.arrays import input_of, output_view
 from pycoll.collective import Collective
 from pycoll.core import Core, Ends, ends_of, finisher, operation
 from pycoll.device_view import DeviceView, Where
@@ -41,6 +41,9 @@ class Reducing(Core):
     ``stream``: for arrays on CUDA devices, the stream on which the operation is ordered; None is
     the current one of the array's framework. The host waits for nothing then: what fails is raised
     by a later call, or by ``synchronize()`` of the Work.
+
+    Gradients do not flow through these calls: a tensor that requires grad needs ``out``, or to be
+    detached; ``pycoll.torch`` has calls that differentiate.
 
     Raises InvalidArgumentError before any byte moves, and what the world does: MismatchError,
     PeerLostError, TimeoutError, ClosedError, TransportError.
@@ -115,8 +118,7 @@ class Reducing(Core):
                 deterministic,
                 stream,
             )
-        framework = framework_of(x)
-        source = framework.view(x, "x")
+        framework, source = input_of(x, out)
         if out is not None:
             output_view(out, source.dtype, source.shape, source, True)
         prepared = self._prepare(
@@ -149,8 +151,7 @@ class Reducing(Core):
         >>> comm.reduce_scatter(np.arange(4.0))  # on 2 ranks; this is rank 1
         array([4., 6.])
         """
-        framework = framework_of(x)
-        source = framework.view(x, "x")
+        framework, source = input_of(x, out)
         need_axis(source.shape, "reduce_scatter")
         rows = shares(source.shape[0], self.size)
         shape = with_rows(source.shape, rows[self.rank])

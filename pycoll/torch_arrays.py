@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 class Torch:
     """Tensors in host memory and on CUDA devices.
 
-    Gradients do not flow through pycoll: inputs are detached.
+    Gradients do not flow through the core: ``refuse_history`` refuses the tensors that lose theirs.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,17 @@ class Torch:
         self.known = {one: dtype for dtype, one in self.dtypes.items()}
         self.capsule = torch.utils.dlpack.to_dlpack
         for kind in (torch.Tensor, torch.nn.Parameter):
-            _core.learn_tensor(kind)
+            _core.learn_tensor(kind, torch.is_grad_enabled)
         _core.learn_negation(*negation_examples(torch))
+
+    def refuse_history(self, x: Any, name: str) -> None:
+        """InvalidArgumentError for a tensor whose gradient a new result would lose."""
+        if x.requires_grad and self.torch.is_grad_enabled():
+            raise InvalidArgumentError(
+                f"{name} requires grad, and no gradient flows through collectives of the core: "
+                "call allreduce, allgather, broadcast, reducescatter or alltoall of pycoll.torch, "
+                f"which differentiate; or pass {name}.detach(), or call within torch.no_grad()"
+            )
 
     def view(self, x: Any, name: str) -> _core.BufferView:
         """The elements, on the host in C order; a device packs by itself."""

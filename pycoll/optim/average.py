@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pycoll import _core
-from pycoll.arrays import framework_of
+from pycoll.arrays import framework_of, input_of
 from pycoll.device_view import DeviceView
 from pycoll.errors import InvalidArgumentError
 from pycoll.optim.layout import Entry
@@ -50,7 +50,7 @@ def average_gradients(
 
         comm = pycoll.world()
     leaves = list(_leaves(tree, ""))
-    views = [framework_of(leaf, name).view(leaf, name) for name, leaf in leaves]
+    views = [input_of(leaf, None, name)[1] for name, leaf in leaves]
     entries = tuple(
         Entry(name, tuple(view.shape), DType(view.dtype).word)
         for (name, _), view in zip(leaves, views, strict=True)
