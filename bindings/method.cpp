@@ -80,6 +80,12 @@ PyObject* get_documentation_method(PyObject* object, void* /*unused*/) {
   return PyObject_GetAttrString(cast_method(object)->wrapped, "__doc__");
 }
 
+// FunctionType: isinstance() finds a function, whose attributes are those of the definition.
+// TorchDynamo binds functions to their object, and takes other descriptors in C for plain values.
+PyObject* get_class_of_definition(PyObject* object, void* /*unused*/) {
+  return PyObject_Type(cast_method(object)->wrapped);
+}
+
 PyObject* get_module_method(PyObject* object, void* /*unused*/) {
   return PyObject_GetAttrString(cast_method(object)->wrapped, "__module__");
 }
@@ -144,6 +150,7 @@ PyMemberDef method_members[] = {
 PyGetSetDef method_properties[] = {
     {"__doc__", &get_documentation_method, nullptr, nullptr, nullptr},
     {"__module__", &get_module_method, nullptr, nullptr, nullptr},
+    {"__class__", &get_class_of_definition, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace

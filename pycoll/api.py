@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from pycoll import _core
+from pycoll import _core, dynamo
 from pycoll.arrays import empty, shared_arrays
 from pycoll.communicator import Communicator
 from pycoll.errors import (
@@ -119,6 +119,7 @@ class _World:
 
 
 _world = _World()
+dynamo.leave_pycoll_alone()
 # A child asks get(), which tells it what is wrong.
 os.register_at_fork(after_in_child=lambda: _core.set_world(None))
 

@@ -20,7 +20,7 @@ from pycoll.torch.ops import Adasum, Average, checked
 from pycoll.torch.overlap import Overlap
 from pycoll.torch.process_sets import ProcessSet, global_process_set
 from pycoll.torch.scheduled import ScheduledGradients
-from pycoll.torch.wrapped import AdasumWrapped, OverlappedWrapped, Wrapped
+from pycoll.torch.wrapped import AdasumWrapped, OverlappedWrapped, Wrapped, default_names
 
 
 def DistributedOptimizer(  # noqa: N802  # the name that programs use
@@ -54,7 +54,9 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     gradients become messages, by a name or a ``pycoll.optim.Policy``; ``explain()`` then says what
     is sent, and why. Without one each gradient or group travels when all ranks have it. ``model``:
     with a policy, the module whose parameters these are: then step() does not wait, and each
-    parameter steps when the next forward pass, or anybody else, reads it; see overlap.py.
+    parameter steps when the next forward pass, or anybody else, reads it; see overlap.py. Once
+    torch.compile compiles code of the process, all step at once, which a warning and ``explain()``
+    tell.
 
     Raises ValueError for doubly named or unnamed parameters, wrong groups, fewer than one backward
     pass, a predivide factor where op is not Average, an unknown policy, one together with groups or
@@ -85,22 +87,25 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     settings = Settings(
         compression, reduction, gradient_predivide_factor, sparse_as_dense, process_set
     )
-    if reduction == Adasum and world.size() > 1:
-        if process_set.process_set_id != 0:
-            raise ValueError(f"op is Adasum and process_set is {process_set}: it needs all ranks")
-        wrapped = _wrapped(optimizer, AdasumWrapped)
-    else:
-        buckets = _buckets(optimizer, groups)
-        gradients = _gradients(names, buckets, settings, policy, model is not None)
-        overlaps = model is not None and gradients is not None
-        wrapped = _wrapped(optimizer, OverlappedWrapped if overlaps else Wrapped)
-        wrapped._gradients, wrapped._synchronized, wrapped._skips = gradients, False, False
-        wrapped._policy, wrapped._names, wrapped._names_given = policy, names, given
-        wrapped._frozen = [p for p in names if not p.requires_grad]
-        if overlaps:
-            wrapped._overlap = Overlap(gradients, model, wrapped.step_groups)
-        wrapped.set_backward_passes_per_step(backward_passes_per_step)
-    wrapped._settings = settings
+    by_adasum = reduction == Adasum and world.size() > 1
+    if by_adasum and process_set.process_set_id != 0:
+        raise ValueError(f"op is Adasum and process_set is {process_set}: it needs all ranks")
+    buckets = _buckets(optimizer, groups)
+    gradients = (
+        None if by_adasum else _gradients(names, buckets, settings, policy, model is not None)
+    )
+    overlaps = model is not None and isinstance(gradients, ScheduledGradients)
+    mixin = AdasumWrapped if by_adasum else OverlappedWrapped if overlaps else Wrapped
+    wrapped = _wrapped(optimizer, mixin)
+    wrapped._settings, wrapped._groups = settings, groups
+    wrapped._synchronized, wrapped._should_synchronize = False, True
+    wrapped._names, wrapped._names_given = names, given
+    wrapped._frozen = [p for p in names if not p.requires_grad]
+    if not by_adasum:
+        wrapped._gradients, wrapped._policy = gradients, policy
+    if model is not None and isinstance(gradients, ScheduledGradients):
+        wrapped._overlap = Overlap(gradients, model, wrapped.step_groups)
+    wrapped.set_backward_passes_per_step(backward_passes_per_step)
     return wrapped
 
 
@@ -138,10 +143,14 @@ def _check_model(
         raise ValueError("model is given and policy is not: only with a policy can steps wait")
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"model is {model!r}: expected a torch.nn.Module")
-    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+    compiled = next((name for name, one in model.named_modules() if _is_compiled(one)), None)
+    if compiled is not None:
+        what = (
+            f"has {compiled!r}, which is compiled" if compiled else f"is a {type(model).__name__}"
+        )
         raise ValueError(
-            f"model is a {type(model).__name__}: within compiled modules steps cannot be done one "
-            "by one; leave out model="
+            f"model {what}: within compiled modules steps cannot be done one by one; leave out "
+            "model="
         )
     owned = set(model.parameters())
     lacks = [name for parameter, name in names.items() if parameter not in owned]
@@ -156,6 +165,11 @@ def _check_model(
             f"optimizer is a {type(optimizer).__name__}: with model=, it has to be one of torch's "
             "that treat every parameter by itself"
         )
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    by_itself = getattr(module, "_compiled_call_impl", None) is not None
+    return by_itself or isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod")
 
 
 def _wrapped(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
@@ -179,7 +193,12 @@ def _named(
     """Names of all parameters of the optimizer, in the order of its groups; and all given ones."""
     parameters = _parameters_of(optimizer)
     if named_parameters is None:
-        return {p: f"parameter.{number}" for number, p in enumerate(parameters)}, {}
+        groups = enumerate(group["params"] for group in optimizer.param_groups)
+        return {
+            p: name
+            for number, group in groups
+            for p, name in zip(group, default_names(number, group), strict=True)
+        }, {}
     pairs = list(named_parameters)
     if any(not isinstance(one, tuple) or len(one) != 2 for one in pairs):
         raise ValueError(

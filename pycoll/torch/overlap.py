@@ -9,6 +9,9 @@ its forward function; whoever reads one otherwise makes it step as well (awaited
 reads is stepped when the next gradient comes. So a program sees the values and gradients that it
 would see if ``step()`` had waited, whenever it looks.
 
+Compiled code would not see steps that are to come. Before torch.compile compiles a first frame in
+this process, whatever it is of, all are done, and from then on ``step()`` does them at once.
+
 The optimizer steps some parameters at a time, with the options (learning rates and so on) that it
 had at ``step()``. Optimizers of torch treat every parameter by itself, so the bits are the same.
 """
@@ -18,10 +21,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from pycoll.optim.scheduler import TIMED_STEPS
 from pycoll.torch.awaited import (
@@ -31,6 +36,7 @@ from pycoll.torch.awaited import (
     own_parameters,
     stepped,
 )
+from pycoll.torch.compiling import has_compiled, listen
 from pycoll.torch.scheduled import ScheduledGradients
 
 Groups = list[dict[str, Any]]
@@ -86,9 +92,17 @@ class Overlap:
         self._spent_s = [0.0] * TIMED_STEPS
         self._counted = 0
         gradients.before_step = self.finish
-        for module in model.modules():
-            if any(p in gradients.counts for p in own_parameters(module)):
-                module.register_forward_pre_hook(finish_own)
+        #: None where steps do not wait any more, since there is compiled code.
+        self._hooks: list[RemovableHandle] | None = None
+        if has_compiled():
+            _warn_of_compiled_code()
+            return
+        self._hooks = [
+            module.register_forward_pre_hook(finish_own)
+            for module in model.modules()
+            if any(p in gradients.counts for p in own_parameters(module))
+        ]
+        listen(self.end_waiting)
 
     def defer(self, groups: Groups) -> None:
         """Step ``groups`` later, by the gradients that are under way now.
@@ -97,8 +111,10 @@ class Overlap:
         where auto has found that this is faster.
         """
         notes = self._gradients.flush()
+        if self._hooks is not None:
+            listen(self.end_waiting)
         with self._lock, self._timing():
-            singly = self._timed != _AT_ONCE and self._gradients.waits_singly
+            singly = self.can_wait and self._timed != _AT_ONCE and self._gradients.waits_singly
             if not singly:
                 self._gradients.complete()
             self._options = [_options(group) for group in groups]
@@ -135,6 +151,21 @@ class Overlap:
                     self.give_up()
                     raise
                 self._close()
+
+    def end_waiting(self) -> None:
+        """Do what is to come; later steps are done at once."""
+        with self._lock:
+            hooks, self._hooks = self._hooks, None
+            for hook in hooks or ():
+                hook.remove()
+            if hooks is not None:
+                _warn_of_compiled_code()
+        self.finish()
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether there is no compiled code that would not see steps to come."""
+        return self._hooks is not None
 
     def give_up(self) -> None:
         """No step is to come any more; parameters keep the values that they have."""
@@ -215,6 +246,14 @@ class Overlap:
         """With the last parameter's step, that of the scheduler ends."""
         if not self._waiting:
             self._gradients.complete()
+
+
+def _warn_of_compiled_code() -> None:
+    warnings.warn(
+        "torch.compile compiles code of this process, which would not wait for steps that are to "
+        "come: with model=, step() does them at once from now on",
+        stacklevel=2,
+    )
 
 
 def _leave_gradient(parameter: torch.Tensor, one: _Waiting, fresh: torch.Tensor | None) -> None:

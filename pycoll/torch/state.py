@@ -52,13 +52,17 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give the root's optimizer state and options (learning rates and so on) to all ranks.
 
-    Ranks whose optimizer has not run yet get the state all the same. ``model`` is there for
-    Horovod's programs. Options travel pickled: unpickling runs code that the root chooses (see
-    SECURITY.md). ValueError for L-BFGS, whose state is not per parameter, and for optimizers
-    whose parameter groups differ from the root's.
+    Ranks whose optimizer has not run yet get the state all the same. As after Horovod's, parameters
+    of an optimizer without state then have zeros as gradients where they had none; those of
+    ``model``'s sparse embeddings, and of SparseAdam, sparse ones. It is not stepped by these, as
+    Horovod's is. Options travel pickled: unpickling runs code that the root chooses (see
+    SECURITY.md). ValueError for L-BFGS, whose state is not per parameter, and for optimizers whose
+    parameter groups differ from the root's.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("optimizer is an LBFGS, whose state cannot be broadcast")
+    if not optimizer.state:
+        _fill_gradients(optimizer, model)
     is_root = world.rank() == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
@@ -70,6 +74,23 @@ def broadcast_optimizer_state(
     broadcast_parameters(tensors, root_rank)
     if not is_root:
         optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+
+
+def _fill_gradients(optimizer: torch.optim.Optimizer, model: Any) -> None:
+    """Zeros for parameters that need gradients and have none."""
+    sparse = {
+        parameter
+        for module in (() if model is None else model.modules())
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+        for parameter in module.parameters()
+    }
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not parameter.requires_grad or parameter.grad is not None:
+                continue
+            zeros = torch.zeros_like(parameter, requires_grad=False)
+            by_rows = isinstance(optimizer, torch.optim.SparseAdam) or parameter in sparse
+            parameter.grad = zeros.to_sparse() if by_rows else zeros
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pycoll.optim.policies import Policy
+from pycoll.torch.compression import Compressor
 from pycoll.torch.gradients import Gradients, Settings
-from pycoll.torch.ops import Adasum
+from pycoll.torch.ops import Adasum, ReduceOp
 from pycoll.torch.overlap import Groups, Overlap
+from pycoll.torch.process_sets import ProcessSet
 from pycoll.torch.reducing import grouped_allreduce_
 from pycoll.torch.scheduled import ScheduledGradients
 
 
-class Tied:
-    """What belongs to the ranks that it was made on."""
+def default_names(group: int, parameters: Sequence[torch.Tensor]) -> list[str]:
+    """The names of a group's parameters where the program gives none: as Horovod's."""
+    return [f"allreduce.noname.{group}.{place}" for place in range(len(parameters))]
+
+
+#: Attributes of Horovod's optimizers that are steps of its own way to reduce gradients.
+_ITS_OWN = {
+    *("_allreduce_grad_async", "_grouped_allreduce_grad_async", "_sparse_allreduce_grad_async"),
+    *("_grad_accs", "_group_counts", "_make_hook", "_p_to_group", "_register_hooks"),
+    *("_starting_models", "find_duplicates"),
+}
+
+
+class Distributed:
+    """What every wrapped optimizer has: Horovod's attributes, tied to the ranks of this world."""
+
+    _settings: Settings
+    #: The names of its parameters, and those that the program gave for others too.
+    _names: dict[torch.Tensor, str]
+    _names_given: dict[torch.Tensor, str]
+    #: Parameters that needed no gradient when they came, so that nothing reduces theirs.
+    _frozen: list[torch.Tensor]
+    #: As DistributedOptimizer was given them.
+    _groups: Any
+    _passes: int
+    _synchronized: bool
+    #: False within skip_synchronize().
+    _should_synchronize: bool
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """TypeError: neither copied nor pickled would it know its ranks and parameters."""
@@ -28,20 +56,98 @@ class Tied:
             "it into one that is wrapped anew"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        """What the optimizer's class has by ``__getattr__``; AttributeError names what is not."""
+        if name in _ITS_OWN:
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}, which is a part of how Horovod reduces "
+                "gradients: use synchronize(), explain() and the arguments of DistributedOptimizer"
+            )
+        own: Any = getattr(super(), "__getattr__", None)
+        if own is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return own(name)
 
-class Wrapped(Tied):
+    @property
+    def op(self) -> ReduceOp:
+        """How gradients are combined."""
+        return self._settings.op
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        """What gradients are divided by before they are added."""
+        return self._settings.predivide
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        """Whether sparse gradients travel as dense ones."""
+        return self._settings.sparse_as_dense
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """The ranks whose gradients are reduced."""
+        return self._settings.process_set
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes there are before a step; can be set."""
+        return self._passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """How many backward passes there are before the next step."""
+        if passes <= 0:
+            raise ValueError(f"backward_passes_per_step is {passes}: expected at least 1")
+        self._passes = passes
+
+    @property
+    def _compression(self) -> Compressor:
+        return self._settings.compression
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter, of those too that named_parameters has beside its own."""
+        return {**self._names_given, **self._names}
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        """The parameters whose gradients are reduced."""
+        return set(self._names) - set(self._frozen)
+
+    @property
+    def _handles(self) -> dict[Any, Any]:
+        """What is under way, by parameter, or by group as a tuple."""
+        return {}
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
+        """How many backward passes each gradient is short of being reduced."""
+        return dict.fromkeys(self._parameter_names, self._passes)
+
+
+class Wrapped(Distributed):
     """Steps by the gradients of all ranks."""
 
     _gradients: Gradients | ScheduledGradients | None
-    _settings: Settings
-    _synchronized: bool
-    _skips: bool
     _policy: Policy | None
-    #: The names of its parameters, and those that the program gave for others too.
-    _names: dict[torch.Tensor, str]
-    _names_given: dict[torch.Tensor, str]
-    #: Parameters that needed no gradient when they came, so that nothing reduces theirs.
-    _frozen: list[torch.Tensor]
+
+    @property
+    def _handles(self) -> dict[Any, Any]:
+        if self._gradients is None:
+            return {}
+        found = self._gradients.under_way.items()
+        return {
+            key[0] if self._groups is None and isinstance(key, tuple) else key: one
+            for key, one in found
+        }
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
+        counts = {} if self._gradients is None else self._gradients.counts
+        return {p: self._passes - counts.get(p, 0) for p in self._parameter_names}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer does, on all ranks alike; each new gradient is reduced by itself.
@@ -56,7 +162,7 @@ class Wrapped(Tied):
                 "parameters that there were: make the optimizer anew, or leave the policy out"
             )
         super().add_param_group(param_group)  # type: ignore[misc]  # as in step
-        groups = self.param_groups  # type: ignore[attr-defined]  # as in step
+        groups = self.param_groups
         try:
             named = self._named(len(groups) - 1, groups[-1])
         except ValueError:
@@ -68,9 +174,7 @@ class Wrapped(Tied):
             self._gradients.include(named)
 
     def _named(self, number: int, group: dict[str, Any]) -> dict[torch.Tensor, str]:
-        own = group.get("param_names") or [
-            f"param_groups.{number}.{place}" for place in range(len(group["params"]))
-        ]
+        own = group.get("param_names") or default_names(number, group["params"])
         pairs = zip(group["params"], own, strict=True)
         named = {p: self._names_given.get(p, name) for p, name in pairs}
         taken = set(self._names.values())
@@ -90,7 +194,7 @@ class Wrapped(Tied):
                     "none when it came to the DistributedOptimizer: let it need one then, or leave "
                     "it out and pass it to add_param_group when it does"
                 )
-        groups = self.param_groups  # type: ignore[attr-defined]  # as in step
+        groups = self.param_groups
         if sum(len(group["params"]) for group in groups) == len(self._names):
             return
         for number, group in enumerate(groups):
@@ -115,11 +219,11 @@ class Wrapped(Tied):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within this, step() takes gradients as they are: for use after synchronize()."""
-        self._skips = True
+        self._should_synchronize = False
         try:
             yield
         finally:
-            self._skips = False
+            self._should_synchronize = True
 
     def explain(self) -> str:
         """What is sent in a step, and why."""
@@ -131,8 +235,7 @@ class Wrapped(Tied):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes there are before the next step."""
-        if passes <= 0:
-            raise ValueError(f"backward_passes_per_step is {passes}: expected at least 1")
+        super().set_backward_passes_per_step(passes)
         if self._gradients is not None:
             self._gradients.passes = passes
 
@@ -141,7 +244,7 @@ class Wrapped(Tied):
 
         With a closure, the gradients that it computes are reduced each time it is called.
         """
-        if self._skips:
+        if not self._should_synchronize:
             self._check_skipped()
         elif closure is not None:
             closure = self._reducing(closure)
@@ -209,6 +312,8 @@ class OverlappedWrapped(Wrapped):
         gradients = self._gradients
         at_once = isinstance(gradients, ScheduledGradients) and not gradients.waits_singly
         when = "at once" if at_once else "when the next forward pass needs them"
+        if not self._overlap.can_wait:
+            when = "at once, since torch.compile compiles code of this process"
         return f"parameters step {when}\n{super().explain()}"
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -221,7 +326,8 @@ class OverlappedWrapped(Wrapped):
             vars(self).get("_optimizer_step_pre_hooks"),
             vars(self).get("_optimizer_step_post_hooks"),
         )
-        if closure is not None or self._skips or self._synchronized or any(hooks):
+        at_once = self._synchronized or not self._should_synchronize
+        if closure is not None or at_once or any(hooks):
             self._overlap.finish()
             return super().step(closure)
         self._check_all_reduced()
@@ -262,10 +368,8 @@ class OverlappedWrapped(Wrapped):
             self.param_groups = every
 
 
-class AdasumWrapped(Tied):
+class AdasumWrapped(Distributed):
     """Steps on each rank's own gradients, then combines what the steps changed by Adasum."""
-
-    _settings: Settings
 
     def synchronize(self) -> None:
         """Nothing: step() does it all."""
@@ -274,14 +378,9 @@ class AdasumWrapped(Tied):
         """AssertionError: with Adasum, steps and synchronization are one."""
         raise AssertionError("skip_synchronize() cannot be used with op=hvd.Adasum")
 
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Gradients add up until step(), however many passes there are."""
-        if passes <= 0:
-            raise ValueError(f"backward_passes_per_step is {passes}: expected at least 1")
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as the optimizer does, and replace the change by the Adasum of all ranks'."""
-        groups = self.param_groups  # type: ignore[attr-defined]  # as below
+        groups = self.param_groups
         parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         before = [p.detach().clone() for p in parameters]
         loss = super().step(closure)  # type: ignore[misc]  # of the class that is behind this one

@@ -221,6 +221,12 @@ def check_compiled_modules_are_refused() -> None:
         ValueError, hvd.DistributedOptimizer, sgd(script), None, policy="bsp", model=script
     )
     assert "model is a RecursiveScriptModule: within compiled modules" in text, text
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    words = {"policy": "fixed", "model": net}
+    net[1].compile(backend="eager")
+    plain = torch.optim.SGD(net.parameters())
+    text = raised(ValueError, hvd.DistributedOptimizer, plain, **words)
+    assert "model has '1', which is compiled: within compiled modules" in text, text
     compiled: Any = torch.compile(net, backend="eager")
     assert "leave out model=" in raised(
         ValueError, hvd.DistributedOptimizer, sgd(net), None, policy="bsp", model=compiled

@@ -189,11 +189,11 @@ def check_parameters_that_cannot_come_later() -> None:
         text = raised(ValueError, optimizer.add_param_group, group)
         assert "add_param_group beside policy" in text and "leave the policy out" in text, text
         assert len(optimizer.param_groups) == 1
-    given = [*named, ("param_groups.1.0", net[2].bias)]
+    given = [*named, ("allreduce.noname.1.0", net[2].bias)]
     plain = torch.optim.SGD([*net[0].parameters(), net[2].bias])
     optimizer = hvd.DistributedOptimizer(plain, given)
     text = raised(ValueError, optimizer.add_param_group, {"params": [other[0].weight]})
-    assert "the group has 'param_groups.1.0', which another parameter is called" in text, text
+    assert "the group has 'allreduce.noname.1.0', which another parameter is called" in text, text
     assert len(optimizer.param_groups) == 1
 
 

@@ -1,0 +1,63 @@
+"""The door to TorchDynamo, the tracer of torch.compile: it is told not to trace pycoll.
+
+A compiled function that calls pycoll is cut there (a graph break): the call runs as it would run
+without torch.compile. Dynamo skips a package by a rule of ``torch._dynamo.trace_rules``, a module
+that torch imports with its first torch.compile, perhaps never, or before pycoll. This module
+imports nothing of torch: it gives the rule when that module is there, and if it is not, it watches
+imports until it is. Tested with torch 2.13 and 2.14.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+_RULES = "torch._dynamo.trace_rules"
+
+
+def leave_pycoll_alone() -> None:
+    """Give the rule now, or as soon as there is somebody to give it to."""
+    rules = sys.modules.get(_RULES)
+    if rules is not None:
+        _add_rule(rules)
+    else:
+        sys.meta_path.insert(0, _Watch())
+
+
+class _Watch(MetaPathFinder):
+    """Gives the rule at the end of the import of ``_RULES``, and finds no other module."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """As importlib asks each finder for each module that is not imported yet."""
+        if fullname != _RULES:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            run = loader.exec_module
+
+            def run_and_add(module: ModuleType) -> None:
+                run(module)
+                _add_rule(module)
+
+            loader.exec_module = run_and_add
+        return spec
+
+
+def _add_rule(rules: Any) -> None:
+    try:
+        rules.add("pycoll")
+    except Exception as error:  # torch's import must not fail by this
+        warnings.warn(
+            f"torch.compile traces pycoll, since this version of torch takes no rule: {error!r}",
+            stacklevel=2,
+        )
