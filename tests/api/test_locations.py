@@ -91,5 +91,12 @@ def test_one_rank_alone_is_normalized_too() -> None:
         assert comm.all_reduce(np.array([5, 0, -1]), "lor").tolist() == [1, 0, 1]
         assert comm.all_reduce(np.array([[5, 3]]), "maxloc").tolist() == [[5, 3]]
         assert comm.all_reduce(np.array([5.5], np.float16), "avg").tolist() == [5.5]
+        x = np.empty(3, int)
+        bound = comm.all_reduce.bind(x, "lxor", out=x)
+        for call in (bound, lambda: comm.all_reduce(x, "lxor", out=x)):
+            for _ in range(3):  # native calls know the array from the second one on
+                x[:] = 5, 0, -1
+                call()
+                assert x.tolist() == [1, 0, 1]
 
     world_in_threads(1).run(rank)
