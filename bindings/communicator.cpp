@@ -66,7 +66,7 @@ template <typename Request>
 py::object submit(const Shared& communicator, Request&& request, std::string_view name,
                   Manner manner, py::tuple objects, std::shared_ptr<UserOp> user_op) {
   refuse_inside_reduction(name);
-  communicator->drop_done();
+  if (!communicator->attend()) throw py::error_already_set();
   const Nanoseconds timeout =
       manner.timeout_s ? nanoseconds(*manner.timeout_s) : communicator->timeout();
   if (manner.asynchronous) {
@@ -84,6 +84,7 @@ py::object submit(const Shared& communicator, Request&& request, std::string_vie
     const ReleasedGil release;
     status = communicator->native->run(std::forward<Request>(request), timeout, signal_raised);
   }
+  communicator->note_told(status);
   if (user_op != nullptr) user_op->rethrow();
   raise_if_failed(status, name, communicator->native->names());
   return py::none();
@@ -128,7 +129,7 @@ py::object recv_any(const Shared& communicator, BufferView& data, std::uint32_t 
 py::object probe(const Shared& communicator, int source, std::optional<std::uint32_t> tag,
                  double patience_s) {
   refuse_inside_reduction("probe");
-  communicator->drop_done();
+  if (!communicator->attend()) throw py::error_already_set();
   const auto found = std::make_shared<runtime::Probed>();
   Status status;
   bool is_there = false;
@@ -138,10 +139,21 @@ py::object probe(const Shared& communicator, int source, std::optional<std::uint
                                            nanoseconds(patience_s), signal_raised, &status);
   }
   if (!status.ok() || PyErr_Occurred() != nullptr) {
+    communicator->note_told(status);
     raise_if_failed(status, "probe", communicator->native->names());
   }
   if (!is_there) return py::none();
   return py::make_tuple(found->source, found->tag, found->bytes);
+}
+
+void abort(const Shared& communicator, const std::string& why) {
+  refuse_inside_reduction("abort");
+  Status status;
+  {
+    const ReleasedGil release;
+    status = communicator->native->abort(why);
+  }
+  raise_if_failed(status, "abort");
 }
 
 std::string transport_of(const Shared& communicator, int peer) {
@@ -166,6 +178,7 @@ void bind_communicator(py::module_& module) {
   bind_company(module);
   py::class_<CommunicatorHandle, Shared> type(module, "Communicator",
                                               "One rank's operations over its transports.");
+  type.def("abort", &abort, py::arg("why"));
   type.def("probe", &probe, py::arg("source"), py::arg("tag"), py::arg("patience_s"));
   type.def(py::init(&make), py::arg("rank"), py::arg("size"), py::arg("transports"),
            py::arg("timeout_s"), py::arg("names"), py::arg("cores") = 0)

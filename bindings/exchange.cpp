@@ -177,7 +177,8 @@ bool read_scattered(CallsObject* self, const Arguments& arguments, const std::in
                     Reading& reading) {
   const runtime::Communicator& native = *self->table->handle().native;
   const auto ranks = static_cast<std::uint64_t>(native.size());
-  if (told[0] < 0) return false;  // the root has refused its arguments
+  // The root has refused its arguments, or tells splits next.
+  if (told[0] < 0 || told[0] >= kDTypeCount) return false;
   const int ndim = static_cast<int>(told[1]);
   const auto dtype = static_cast<DType>(told[0]);
   const bool at_root = reading.choice.root == native.rank();

@@ -69,15 +69,68 @@ void CommunicatorHandle::close() {
   drop_done();
 }
 
-void CommunicatorHandle::keep(std::shared_ptr<runtime::Operation> operation, py::object objects) {
-  if (!operation->done()) kept_.push_back({std::move(operation), std::move(objects)});
+void CommunicatorHandle::keep(std::shared_ptr<runtime::Operation> operation, py::object objects,
+                              std::optional<Dropped> dropped) {
+  if (operation->done()) return;
+  kept_.push_back({std::move(operation), std::move(objects), std::move(dropped)});
+}
+
+void CommunicatorHandle::note_told(const Status& status) {
+  if (!status.ok()) told_ = status.message();
+}
+
+namespace {
+
+void raise_dropped(const Status& status, const CommunicatorHandle::Dropped& dropped,
+                   const CommunicatorHandle& handle) {
+  if (dropped.user_op != nullptr) dropped.user_op->rethrow();
+  raise_if_failed(status, dropped.name, handle.native->names());
+}
+
+}  // namespace
+
+// Also called while a Work is deallocated, perhaps with an error on its way.
+void CommunicatorHandle::report(const Status& status, const Dropped& dropped) noexcept {
+  // Who closes a communicator knows that what runs ends. Of a failure of the whole communicator
+  // calls give a longer text that ends with this one.
+  if (status.ok() || status.code() == Code::kClosed || told_.ends_with(status.message())) return;
+  if (interpreter_ends()) return;
+  const py::error_scope kept;
+  try {
+    told_ = status.message();
+    untold_ = status;
+    untold_from_ = {dropped.name, nullptr};
+    raise_dropped(status, dropped, *this);
+  } catch (py::error_already_set& error) {
+    const std::string name = "a Work of " + std::string(dropped.name) + " that nobody waited for";
+    error.restore();
+    const auto what = py::reinterpret_steal<py::object>(PyUnicode_FromString(name.c_str()));
+    or_park([&] { PyErr_WriteUnraisable(what.ptr()); });
+  } catch (const std::exception&) {
+    // No memory for a text: the next call raises.
+  }
+}
+
+bool CommunicatorHandle::tell() {
+  const Status status = std::exchange(untold_, Status());
+  try {
+    raise_dropped(status, untold_from_, *this);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return false;
+  }
+  return true;
 }
 
 // What goes may run any Python code, which may come back here.
 void CommunicatorHandle::drop_some() {
+  const auto end = [this](const Kept& gone) {
+    if (gone.dropped) report(gone.operation->status(), *gone.dropped);
+  };
   while (!kept_.empty() && kept_.front().operation->done()) {
     const Kept gone = std::move(kept_.front());
     kept_.pop_front();
+    end(gone);
   }
   // Only messages end out of order: to look at all of them now and then is enough.
   if (++visits_ < kept_.size()) return;
@@ -87,6 +140,7 @@ void CommunicatorHandle::drop_some() {
   const std::vector<Kept> going(std::make_move_iterator(done),
                                 std::make_move_iterator(kept_.end()));
   kept_.erase(done, kept_.end());
+  std::for_each(going.begin(), going.end(), end);
 }
 
 Nanoseconds CommunicatorHandle::timeout() const { return nanoseconds(timeout_s); }

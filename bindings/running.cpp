@@ -33,6 +33,7 @@ void complete(CallsObject* self, py::error_already_set& error, std::string_view 
 }
 
 void fail(CallsObject* self, const Status& status, std::string_view part, std::string_view name) {
+  self->table->handle().note_told(status);
   try {
     raise_if_failed(status, part);
   } catch (py::error_already_set& error) {
@@ -179,10 +180,13 @@ std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
   const bool grouped = self->group != Py_None;
   if (self->table == nullptr || UserOp::running()) return std::nullopt;
   if (!absent(at(arguments, Parameter::kStream))) return std::nullopt;  // of devices
+  if (collective != Collective::kAllToAll && !absent(at(arguments, Parameter::kSplits))) {
+    return std::nullopt;
+  }
   if (grouped && (self->fusions == nullptr || collective != Collective::kAllReduce)) {
     return std::nullopt;
   }
-  self->table->handle().drop_done();
+  if (!self->table->handle().attend()) throw py::error_already_set();
   if (!grouped && needs_telling(collective, arguments)) {
     return tell_and_run(self, collective, arguments);
   }
@@ -244,7 +248,7 @@ PyObject* start_known(CallsObject* self, const std::shared_ptr<runtime::Call>& c
 std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async) {
   if (self->table == nullptr || UserOp::running()) return std::nullopt;
   // First, since it may run Python code, which may change everything that is looked at below.
-  self->table->handle().drop_done();
+  if (!self->table->handle().attend()) return nullptr;
   Flat flat;
   if (!flatten(x, &flat) || !flat.writable) return std::nullopt;
   if (self->group != Py_None) return defer_in_place(self, x, flat);
@@ -270,7 +274,7 @@ bool Look::take(const Flat& seen) {
 std::optional<PyObject*> Remembered::run(CallsObject* self, Collective collective, PyObject* x,
                                          PyObject* out) {
   if (call_ == nullptr || self->table == nullptr || UserOp::running()) return std::nullopt;
-  self->table->handle().drop_done();  // first: see reduce_in_place()
+  if (!self->table->handle().attend()) return nullptr;  // first: see reduce_in_place()
   if (call_ == nullptr || self->group != Py_None || self->table->generation() != generation_ ||
       !x_.same(x) || (out != x && !out_.same(out))) {
     return std::nullopt;

@@ -52,6 +52,7 @@ void await(const Running& running, const std::optional<double>& limit) {
                                         signal_raised);
   }
   communicator.drop_done();
+  if (operation.done()) communicator.note_told(operation.status());
   if (running.user_op != nullptr) running.user_op->rethrow();
   if (!status.ok() || PyErr_Occurred() != nullptr) {
     raise_if_failed(status, running.name, communicator.native->names());
@@ -90,7 +91,12 @@ PyObject* wait(WorkObject* work, PyObject* timeout) {
     case Stage::kRunning: {
       // Another thread that waits for the same Work may settle it meanwhile.
       const Running running = work->running;
-      await(running, limit);
+      try {
+        await(running, limit);
+      } catch (const py::error_already_set&) {
+        work->told = running.operation->done();
+        throw;
+      }
       if (work->stage == Stage::kRunning) settle(work);
       break;
     }
@@ -166,12 +172,16 @@ PyMethodDef work_methods[] = {
      "still running then; it goes on, and one may wait again. None waits for the operation's own\n"
      "deadline, the communicator's ``timeout_s``. Inside a group it raises InvalidArgumentError:\n"
      "nothing has started yet."},
+    {"__class_getitem__", &Py_GenericAlias, METH_O | METH_CLASS,
+     "Work[T], for annotations: what wait() gives."},
     {nullptr, nullptr, 0, nullptr}};
 
 constexpr const char* kDocumentation =
     "An operation started with ``async_op=True``, by isend or irecv, or inside a group.\n\n"
     "Arrays that it reads or writes must be left alone until it is done; they are kept alive. It\n"
-    "runs on whether or not anyone waits. Threads: any.";
+    "runs on whether or not anyone waits. Where it fails and nobody can wait for it any more,\n"
+    "sys.unraisablehook hears of it once, and the next call on the communicator raises the error,\n"
+    "unless a call or another wait has told of the same failure. Threads: any.";
 
 }  // namespace
 

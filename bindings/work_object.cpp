@@ -46,6 +46,7 @@ WorkObject* allocate(Stage stage) {
   }
   work->stage = stage;
   work->ended = 0;
+  work->told = false;
   return work;
 }
 
@@ -66,13 +67,22 @@ void leave_running(WorkObject* work) noexcept {
     const auto borrow = [](PyObject* one) {
       return one == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one);
     };
-    work->running.communicator->keep(work->running.operation,
-                                     py::make_tuple(borrow(work->kept), borrow(work->value)));
+    work->running.communicator->keep(
+        work->running.operation, py::make_tuple(borrow(work->kept), borrow(work->value)),
+        CommunicatorHandle::Dropped{work->running.name, work->running.user_op});
   } catch (const std::exception&) {
     // No memory for a tuple: what it reads must not go away.
     Py_XINCREF(work->kept);
     Py_XINCREF(work->value);
   }
+}
+
+// Nobody can be told of its failure by wait() any more.
+void report_failure(const WorkObject* work) noexcept {
+  if (work->stage != Stage::kRunning || work->told || !work->running.operation->done()) return;
+  const Status& status = work->running.operation->status();
+  if (status.ok()) return;
+  work->running.communicator->report(status, {work->running.name, work->running.user_op});
 }
 
 void expect_result(WorkObject* work, py::object result, py::object finish, py::object kept) {
@@ -125,8 +135,9 @@ void let_go(Running& running) {
 
 void dealloc_work(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  (void)clear_work(object);
   WorkObject* work = as_work(object);
+  report_failure(work);
+  (void)clear_work(object);
   delete std::exchange(work->finishing, nullptr);
   if (work->running.communicator != nullptr) let_go(work->running);
   PyTypeObject* type = Py_TYPE(object);

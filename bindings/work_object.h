@@ -24,6 +24,7 @@ struct WorkObject {
   std::mutex* finishing;  // with `finish`: several threads may wait, and it runs once
   Nanoseconds ended;      // of an operation that was let go of; 0 if that is not known
   Stage stage;
+  bool told;  // wait() has raised the operation's failure
 };
 
 inline PyTypeObject* work_type = nullptr;

@@ -8,7 +8,7 @@ import os
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -42,6 +42,7 @@ __all__ = [
     "TimeoutError",
     "TransportError",
     "Work",
+    "abort",
     "all_gather",
     "all_gather_object",
     "all_reduce",
@@ -90,6 +91,7 @@ __all__ = [
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+_Call = TypeVar("_Call")
 
 
 class _World:
@@ -264,9 +266,10 @@ def cross_size() -> int:
     return _world.get().cross_size
 
 
-def _on_world(method: _core.Method[Any, _Arguments]) -> _core.BoundMethod[_Arguments]:
+def _on_world(method: _Call) -> _Call:
     """The method, called on the world's communicator."""
-    return _core.world_function(method, _world.get)
+    called: Any = method
+    return cast(_Call, _core.world_function(called, _world.get))
 
 
 def _of_world(
@@ -348,6 +351,7 @@ irecv = _on_world(Communicator.irecv)
 irecv_any = _on_world(Communicator.irecv_any)
 
 
+abort = _of_world(Communicator.abort)
 split = _of_world(Communicator.split)
 dup = _of_world(Communicator.dup)
 group = _of_world(Communicator.group)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
+import os
+import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
 from pycoll import _core
 from pycoll.arrays import tell_of_refusal
 from pycoll.collective import Collective
 from pycoll.core import Core, immediate
-from pycoll.errors import InvalidArgumentError
+from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.foreign_words import CALLS, about_call, about_dtype, refuse_foreign_calls
 from pycoll.moving import Moving
 from pycoll.objects import Objects
@@ -21,6 +24,7 @@ from pycoll.types import DType
 from pycoll.work import check_timeout
 
 if TYPE_CHECKING:
+    from pycoll import signatures
     from pycoll.bootstrap import Joined
     from pycoll.config import Config
     from pycoll.device_registry import DeviceRegistry
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from pycoll.registered import Registered
 
 _INT64 = range(-(2**63), 2**63)
+#: Communicators of this process that may still be used, for ``abort``.
+_open: WeakSet[Communicator] = WeakSet()
 
 
 class Communicator(Reducing, Moving, Objects):
@@ -47,6 +53,23 @@ class Communicator(Reducing, Moving, Objects):
 
     As a context manager it closes at the end.
     """
+
+    all_reduce: signatures.ReducesAlike
+    reduce: signatures.Reduce
+    reduce_scatter: signatures.ReduceScatter
+    scan: signatures.ReducesAlike
+    exscan: signatures.ReducesAlike
+    broadcast: signatures.Broadcast
+    all_gather: signatures.AllGather
+    gather: signatures.Gather
+    scatter: signatures.Scatter
+    all_to_all: signatures.AllToAll
+    barrier: signatures.Barrier
+    send: signatures.Send
+    isend: signatures.Isend
+    recv: signatures.Recv
+    irecv: signatures.Irecv
+    irecv_any: signatures.IrecvAny
 
     def __init__(self, joined: Joined, config: Config, name: str) -> None:
         from pycoll.bootstrap.identity import cores_beside, transport_across
@@ -85,6 +108,7 @@ class Communicator(Reducing, Moving, Objects):
         self._shared_arrays = _core.SharedArrays() if self.shares_arrays else None
         if self._shared_arrays is not None:
             tell_of_refusal(self._shared_arrays.refusal)
+        _open.add(self)
 
     def __repr__(self) -> str:
         return f"<pycoll.Communicator {self.name!r}: rank {self.rank} of {self.size}>"
@@ -323,6 +347,41 @@ class Communicator(Reducing, Moving, Objects):
         name = f"{self.name}/{self._splits}.devices"
         joined = self._join([everyone], everyone, name, self._tuning)
         return [] if joined is None else joined.transports
+
+    def abort(self, code: int = 1, reason: str = "") -> NoReturn:
+        """End the job: this process exits with ``code`` now, and every other rank raises.
+
+        For a rank that cannot go on while others wait for it. ``code``: 1 to 255, the exit status;
+        0 is refused, since launchers would take the job for a success. ``reason``: a text of which
+        the other ranks quote the first 60 characters.
+
+        The others raise PeerLostError that names this rank and quotes the reason: within 2 s those
+        that are in an operation of any communicator of this process, the rest in their next one.
+        They are not killed, so they may save what they have; ``pycoll run`` stops the rest when
+        one rank has failed and exits with the code of the first, and with ``--restarts`` counts
+        this rank as one that failed. mpirun and srun do as they do for any failed rank.
+
+        Nothing else of this process runs: no ``finally``, no atexit, no other thread; standard
+        output and error are flushed. Ranks that are threads of one process all end. Raises
+        InvalidArgumentError for a wrong code, and ClosedError in a forked child.
+        """
+        if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= 255:
+            raise InvalidArgumentError(f"code is {code!r}: expected an exit status from 1 to 255")
+        why = f"it called abort({code})" + (f": {reason}"[:62] if reason else "")
+        self._native.abort(why)
+        print(f"pycoll: rank {self.rank} of {self.name} called abort({code}) {reason}".rstrip(),
+              file=sys.stderr)  # fmt: skip
+        mine = [one for one in list(_open) if one is not self]
+        for one in mine:
+            with suppress(PycollError):
+                one._native.abort(why)
+        # What goes over sockets is sent off by closing.
+        for one in [self, *mine]:
+            one._native.close()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
 
     def close(self) -> None:
         """Leave: peers see an orderly end, and nothing is kept. Later calls raise ClosedError.

@@ -43,10 +43,10 @@ _EXCHANGE_NOTE = (
 )
 
 
-def operation(
-    function: Callable[Concatenate[_Self, _Arguments], Any],
-) -> _core.Method[_Self, _Arguments]:
+def operation(function: Callable[Concatenate[_Self, _Arguments], Any]) -> Any:
     """A public method that groups defer, and whose errors say which operation it was.
+
+    It becomes a ``_core.Method``; ``pycoll.signatures`` says what type checkers take it to be.
 
     Common calls are read and run by native code, which looks where ``_prepare`` does; the
     function defines what all of them do, and does the rest.

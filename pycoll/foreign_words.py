@@ -44,6 +44,7 @@ iprobe|Iprobe improbe
 group|batch_isend_irecv groupStart group_start
 split|Split new_group split_group Create Create_group
 dup|Dup Clone clone
+abort|Abort
 wait_all|Waitall waitall wait_for_all
 rank|Get_rank get_rank
 size|Get_size get_size get_world_size world_size

@@ -23,6 +23,8 @@ from pycoll.rows import (
     refusal,
     shares,
     signature,
+    split_rows,
+    tells_splits,
     with_rows,
 )
 from pycoll.types import ITEM_BYTES, DType
@@ -100,6 +102,7 @@ class Moving(Core):
         self,
         x: Any,
         root: int = 0,
+        splits: Sequence[int] | None = None,
         *,
         lengths: Sequence[int] | None = None,
         out: Any = None,
@@ -109,12 +112,18 @@ class Moving(Core):
     ) -> Any:
         """All ranks' ``x``, joined along axis 0 as in all_gather, on ``root``; None elsewhere.
 
+        ``splits``, rows of each rank, is what ``lengths`` is in all_gather, under the name that the
+        argument of scatter has; one of the two may be given.
+
         ``out`` counts on the root only, whose ``x`` may be its own rows of it; another rank's is
         returned as it is.
         """
         root = self._check_rank(root, "root")
         framework, source = input_of(x, out)
-        rows = self._all_rows(source, lengths, "gather")
+        if splits is not None and lengths is not None:
+            raise InvalidArgumentError("splits and lengths mean the same: pass one of them")
+        given, word = (lengths, "lengths") if splits is None else (splits, "splits")
+        rows = self._all_rows(source, given, "gather", word)
         return self._gather_to(
             Collective.GATHER, root, framework, x, source, rows, out, algorithm, async_op, stream
         )
@@ -124,6 +133,7 @@ class Moving(Core):
         self,
         x: Any = None,
         root: int = 0,
+        splits: Sequence[int] | None = None,
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -131,6 +141,8 @@ class Moving(Core):
         stream: Any = None,
     ) -> Any:
         """The rows of the root's ``x``, split along axis 0 as in reduce_scatter.
+
+        ``splits`` counts on the root only: rank r gets the next ``splits[r]`` rows.
 
         Other ranks need not know shape or dtype: the root tells them beforehand, also with
         ``async_op``. There x only says what kind of array to return (NumPy if it is None). What
@@ -141,23 +153,33 @@ class Moving(Core):
         if self.rank != root:
             framework = NUMPY if x is None else framework_of(x)
             told = self._broadcast_numbers(None, HEADER_LENGTH, root)
+            rows = self._told_rows(told, root)
             return self._start(
                 *self._scatter_ready(
-                    framework, None, x, root, told, out, algorithm, async_op, stream
+                    framework, None, x, root, told, rows, out, algorithm, async_op, stream
                 )
             )
         try:
             framework, source = input_of(x, out)
             need_axis(source.shape, "scatter")
-            told = header(source.dtype, source.shape)
+            rows = split_rows(splits, source.shape[0], self.size)
+            told = header(source.dtype, source.shape, splits is not None)
             ready = self._scatter_ready(
-                framework, source, x, root, told, out, algorithm, async_op, stream
+                framework, source, x, root, told, rows, out, algorithm, async_op, stream
             )
         except InvalidArgumentError as error:
             self._broadcast_numbers(refusal(str(error)), HEADER_LENGTH, root)
             raise
         self._broadcast_numbers(told, HEADER_LENGTH, root)
+        if splits is not None:
+            self._broadcast_numbers(rows, self.size, root)
         return self._start(*ready)
+
+    def _told_rows(self, told: Any, root: int) -> list[int]:
+        """Rows of each rank, as the root's header says or as it tells next."""
+        if tells_splits(told):
+            return self._broadcast_numbers(None, self.size, root)
+        return shares(read_header(told, root)[1][0], self.size)
 
     def _scatter_rest(
         self, x: Any, root: int, told: Any, out: Any, algorithm: str | None, async_op: bool
@@ -165,8 +187,11 @@ class Moving(Core):
         """For native calls that had told the header and could not go on."""
         framework = NUMPY if x is None else framework_of(x)
         source = framework.view(x, "x") if self.rank == root else None
+        rows = self._told_rows(told, root)
         return self._start(
-            *self._scatter_ready(framework, source, x, root, told, out, algorithm, async_op, None)
+            *self._scatter_ready(
+                framework, source, x, root, told, rows, out, algorithm, async_op, None
+            )
         )
 
     def _scatter_ready(
@@ -176,6 +201,7 @@ class Moving(Core):
         x: Any,
         root: int,
         told: Any,
+        rows: list[int],
         out: Any,
         algorithm: str | None,
         async_op: bool,
@@ -183,7 +209,6 @@ class Moving(Core):
     ) -> tuple[Any, ...]:
         """All that ``_start`` takes; every argument has been looked at."""
         dtype, shape = read_header(told, root)
-        rows = shares(shape[0], self.size)
         counts = elements(rows, shape)
         own = with_rows(shape, rows[self.rank])
         place = sum(counts[: self.rank]) * ITEM_BYTES[dtype]
@@ -259,17 +284,21 @@ class Moving(Core):
         return self._start(prepared, None, None, DType.UINT8, [], 0, async_op, nothing)
 
     def _all_rows(
-        self, source: _core.BufferView, lengths: Sequence[int] | None, name: str
+        self,
+        source: _core.BufferView,
+        lengths: Sequence[int] | None,
+        name: str,
+        word: str = "lengths",
     ) -> list[int]:
         """Rows of each rank, as told by the caller or by all ranks."""
         if lengths is None:
             told = self._all_gather_numbers(signature(source.dtype, source.shape), name)
             return agreed_rows(told, name)
-        rows = check_rows(lengths, "lengths", self.size)
+        rows = check_rows(lengths, word, self.size)
         mine = source.shape[0] if source.shape else 1
         if rows[self.rank] != mine:
             raise InvalidArgumentError(
-                f"lengths[{self.rank}] is {rows[self.rank]}, but x of this rank has {mine} rows"
+                f"{word}[{self.rank}] is {rows[self.rank]}, but x of this rank has {mine} rows"
             )
         return rows
 

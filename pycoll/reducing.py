@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pycoll import _core
 from pycoll.arrays import input_of, output_view
 from pycoll.collective import Collective
-from pycoll.core import Core, Ends, ends_of, finisher, operation
+from pycoll.core import Core, Ends, ends_of, finisher, operation, salt
 from pycoll.device_view import DeviceView, Where
-from pycoll.rows import elements, need_axis, shares, with_rows
+from pycoll.rows import elements, need_axis, split_rows, with_rows
 
 
 class Reducing(Core):
@@ -136,6 +137,7 @@ class Reducing(Core):
         self,
         x: Any,
         op: Any = "sum",
+        splits: Sequence[int] | None = None,
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -145,15 +147,17 @@ class Reducing(Core):
     ) -> Any:
         """Combine all ranks' ``x`` and give every rank its rows of it.
 
-        Rows are split along axis 0: rank r gets ``len(x) // size`` of them, low ranks one more
-        where it does not divide. Costs about n bytes per rank.
+        Rows are split along axis 0: rank r gets ``splits[r]`` of them, alike on all ranks. Without
+        ``splits`` it gets ``len(x) // size``, low ranks one more where it does not divide. Costs
+        about n bytes per rank.
 
         >>> comm.reduce_scatter(np.arange(4.0))  # on 2 ranks; this is rank 1
         array([4., 6.])
         """
         framework, source = input_of(x, out)
         need_axis(source.shape, "reduce_scatter")
-        rows = shares(source.shape[0], self.size)
+        rows = split_rows(splits, source.shape[0], self.size)
+        told = () if splits is None else (salt("splits"), *rows)
         shape = with_rows(source.shape, rows[self.rank])
         memory, target = self._memory(framework, x, source, shape, source.dtype, out)
         prepared = self._prepare(
@@ -164,7 +168,7 @@ class Reducing(Core):
             source.nbytes,
             algorithm,
             deterministic,
-            source.shape[1:],
+            (*told, *source.shape[1:]),
         )
         prepared.check_shape(source.shape, 2)
         return self._start(

@@ -20,6 +20,8 @@ _SHOWN = 6
 SIGNATURE_LENGTH = 4 + _SHOWN
 #: Numbers in a header: dtype, axes, all dimensions. NumPy has at most 64 axes.
 HEADER_LENGTH = 2 + 64
+#: Beside the dtype in a header. Native code leaves such headers to Python.
+_SPLITS = 1 << 32
 
 
 def shares(rows: int, size: int) -> list[int]:
@@ -78,9 +80,18 @@ def _describe(one: Sequence[int]) -> str:
     return f"{DType(dtype).word} of shape {shape}"
 
 
-def header(dtype: int, shape: Shape) -> list[int]:
-    """An array's type and shape in a fixed number of integers, for ranks that know neither."""
-    return [dtype, len(shape), *shape, *[0] * (HEADER_LENGTH - 2 - len(shape))]
+def header(dtype: int, shape: Shape, splits: bool = False) -> list[int]:
+    """An array's type and shape in a fixed number of integers, for ranks that know neither.
+
+    ``splits``: that the rows of each rank follow.
+    """
+    first = dtype | _SPLITS if splits else dtype
+    return [first, len(shape), *shape, *[0] * (HEADER_LENGTH - 2 - len(shape))]
+
+
+def tells_splits(numbers: Any) -> bool:
+    """Whether the rows of each rank follow a header."""
+    return numbers[0] > 0 and bool(numbers[0] & _SPLITS)
 
 
 def refusal(why: str) -> list[int]:
@@ -96,7 +107,7 @@ def read_header(numbers: Any, root: int) -> tuple[int, Shape]:
     if numbers[0] < 0:
         text = np.array(numbers[2:], "<i8").tobytes()[:count].decode(errors="ignore")
         raise InvalidArgumentError(f"rank {root}, the root, has refused its arguments: {text}")
-    return int(numbers[0]), tuple(int(n) for n in numbers[2 : 2 + count])
+    return int(numbers[0]) & ~_SPLITS, tuple(int(n) for n in numbers[2 : 2 + count])
 
 
 def check_rows(values: Any, name: str, size: int) -> list[int]:
@@ -114,6 +125,16 @@ def check_rows(values: Any, name: str, size: int) -> list[int]:
                 f"{name}[{rank}] is {number!r}: expected a whole number of at least 0"
             )
     return [int(number) for number in numbers]
+
+
+def split_rows(splits: Any, rows: int, size: int) -> list[int]:
+    """``splits`` as the rows of each rank, which are all rows of x; None: equal shares."""
+    if splits is None:
+        return shares(rows, size)
+    checked = check_rows(splits, "splits", size)
+    if sum(checked) != rows:
+        raise InvalidArgumentError(f"splits add up to {sum(checked)}, but x has {rows} rows")
+    return checked
 
 
 def elements(rows: Sequence[int], shape: Shape) -> list[int]:

@@ -7,15 +7,17 @@ import numbers
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from pycoll._core import Work
 from pycoll.errors import InvalidArgumentError, TimeoutError
 
+_T = TypeVar("_T")
+
 __all__ = ["Work", "check_timeout", "wait_all"]
 
 
-def wait_all(works: Iterable[Work], timeout: float | None = None) -> list[Any]:
+def wait_all(works: Iterable[Work[_T]], timeout: float | None = None) -> list[_T]:
     """Wait until all Works have ended, and return their results in the same order.
 
     ``works``: what calls with ``async_op=True``, isend and irecv gave. Where some fail, the error
@@ -35,7 +37,7 @@ def wait_all(works: Iterable[Work], timeout: float | None = None) -> list[Any]:
                 "async_op=True give"
             )
     ends = None if timeout is None else time.monotonic() + check_timeout(timeout)
-    results: list[Any] = []
+    results: list[_T] = []
     first: BaseException | None = None
     for work in given:
         try:

@@ -206,7 +206,7 @@ void Communicator::ask(std::unique_lock<Gate>& lock, Waiter& waiter,
   lock.lock();
   waiter.set_away(false);
   if (!stop || waiter.ended_untold()) return;
-  engine_->interrupt();
+  engine_->interrupt("interrupted by its user");
   tell_ended();
 }
 
@@ -348,6 +348,14 @@ Status Communicator::fail_beside(const Status& status, const std::string& operat
   engine_->fail_beside(status, operation, after);
   tell_ended();
   return engine_->failure();
+}
+
+Status Communicator::abort(const std::string& why) {
+  if (Status status = foreign(); !status.ok()) return status;
+  const std::lock_guard<Gate> lock(gate_);
+  engine_->interrupt(why);
+  tell_ended();
+  return Status();
 }
 
 void Communicator::close() {

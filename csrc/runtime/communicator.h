@@ -114,6 +114,9 @@ class Communicator {
   void count_beside(bool replayable);
   Status look_beside(const std::string& operation, bool patient);
   Status fail_beside(const Status& status, const std::string& operation, double after);
+  // Ends everything here, and on peers with kPeerLost that names this rank and quotes `why`; of a
+  // communicator that failed before, nothing more is told. close() sends it off.
+  Status abort(const std::string& why);
   // Orderly; operations that run end with kClosed. Returns when the progress thread has ended.
   // Idempotent.
   void close();

@@ -109,8 +109,8 @@ class Engine final : public ChannelSource {
   // its code.
   void fail_beside(const Status& status, const std::string& operation, double after);
 
-  // Ends everything with kInterrupted here and kPeerLost, naming this rank, elsewhere.
-  void interrupt();
+  // Ends everything with kInterrupted here and kPeerLost, naming this rank and why, elsewhere.
+  void interrupt(const std::string& why);
   // Orderly: open operations end with kClosed; peers see the link closed. Idempotent.
   void close();
 

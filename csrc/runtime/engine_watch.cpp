@@ -80,10 +80,10 @@ void Engine::give_up(const Status& status, int culprit, const std::string& detai
   end_all(status);
 }
 
-void Engine::interrupt() {
+void Engine::interrupt(const std::string& why) {
   if (!failure_.ok()) return;
   give_up(Status::error(Code::kInterrupted, "interrupted during " + current_text(kAnyPeer)), rank(),
-          "interrupted by its user");
+          why);
 }
 
 bool Engine::owes_reason() const {

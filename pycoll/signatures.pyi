@@ -1,0 +1,740 @@
+"""The communicator's calls as type checkers see them; no program imports this module.
+
+A result has the type of ``x``, or of ``out`` where that is given; with ``async_op=True`` it is a
+``Work`` whose ``wait()`` gives that. A subclass of numpy.ndarray is typed as itself, but comes back
+as numpy.ndarray. Inside a ``group()`` every call gives a Work: typed programs pass
+``async_op=True`` there, which changes nothing else. What ``bind`` gives is typed Any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, overload
+
+import numpy as np
+from typing_extensions import Unpack
+
+from pycoll._core import BoundCall, Work
+from pycoll.types import ReduceOp
+
+_X = TypeVar("_X")
+_Out = TypeVar("_Out")
+#: Numbers of Python, of which several become a list.
+_Number = TypeVar("_Number", bool, int, float, complex)
+_Array = np.ndarray[Any, np.dtype[Any]]
+_Op = str | ReduceOp
+
+class Moves(TypedDict, total=False):
+    """What every collective on arrays may be told beside its own arguments."""
+
+    algorithm: str | None
+    stream: Any
+
+class Reduces(Moves, total=False):
+    """The same for collectives that reduce."""
+
+    deterministic: bool | None
+
+class Call(Protocol):
+    """What all calls have in common."""
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Any
+    definition: Any
+
+    @property
+    def __self__(self) -> Any: ...
+    @property
+    def __func__(self) -> Any: ...
+    @property
+    def __signature__(self) -> Any: ...
+
+class ReducesAlike(Call, Protocol):
+    """all_reduce, scan and exscan."""
+    @overload
+    def __call__(
+        self,
+        x: tuple[_X, ...],
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Reduces],
+    ) -> list[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Reduces],
+    ) -> _X: ...
+    @overload
+    def __call__(
+        self,
+        x: tuple[_X, ...],
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Reduces],
+    ) -> Work[list[_X]]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Reduces],
+    ) -> Work[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[Reduces],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[Reduces],
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self, x: _X, op: _Op = "sum", *, out: Any = None, async_op: bool, **options: Unpack[Reduces]
+    ) -> _X | Work[_X]: ...
+    def bind(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[Reduces],
+    ) -> BoundCall[Any]: ...
+
+class Reduce(Call, Protocol):
+    """Only the root has a result."""
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        root: int = 0,
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Reduces],
+    ) -> _X | None: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        root: int = 0,
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Reduces],
+    ) -> Work[_X | None]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        root: int = 0,
+        op: _Op = "sum",
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[Reduces],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        root: int = 0,
+        op: _Op = "sum",
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[Reduces],
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        root: int = 0,
+        op: _Op = "sum",
+        *,
+        out: Any = None,
+        async_op: bool,
+        **options: Unpack[Reduces],
+    ) -> _X | Work[_X | None] | None: ...
+    def bind(
+        self,
+        x: Any,
+        root: int = 0,
+        op: _Op = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[Reduces],
+    ) -> BoundCall[Any]: ...
+
+class ReduceScatter(Call, Protocol):
+    """Rows of what all ranks pass, combined."""
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        op: _Op = "sum",
+        splits: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Reduces],
+    ) -> _X: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        op: _Op = "sum",
+        splits: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Reduces],
+    ) -> Work[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        splits: Sequence[int] | None = None,
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[Reduces],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        splits: Sequence[int] | None = None,
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[Reduces],
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        op: _Op = "sum",
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool,
+        **options: Unpack[Reduces],
+    ) -> _X | Work[_X]: ...
+    def bind(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[Reduces],
+    ) -> BoundCall[Any]: ...
+
+class Broadcast(Call, Protocol):
+    """The root's array."""
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        root: int = 0,
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _X: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        root: int = 0,
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self, x: Any, root: int = 0, *, out: _Out, async_op: Literal[True], **options: Unpack[Moves]
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self, x: _X, root: int = 0, *, out: Any = None, async_op: bool, **options: Unpack[Moves]
+    ) -> _X | Work[_X]: ...
+    def bind(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[Moves],
+    ) -> BoundCall[Any]: ...
+
+class AllGather(Call, Protocol):
+    """Numbers become a list."""
+    @overload
+    def __call__(
+        self,
+        x: np.generic,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _Array: ...
+    @overload
+    def __call__(
+        self,
+        x: _Number,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> list[_Number]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _X: ...
+    @overload
+    def __call__(
+        self,
+        x: np.generic,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_Array]: ...
+    @overload
+    def __call__(
+        self,
+        x: _Number,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[list[_Number]]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool,
+        **options: Unpack[Moves],
+    ) -> _X | Work[_X]: ...
+    def bind(
+        self,
+        x: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[Moves],
+    ) -> BoundCall[Any]: ...
+
+class Gather(Call, Protocol):
+    """Only the root has a result."""
+    @overload
+    def __call__(
+        self,
+        x: np.generic,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _Array | None: ...
+    @overload
+    def __call__(
+        self,
+        x: _Number,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> list[_Number] | None: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _X | None: ...
+    @overload
+    def __call__(
+        self,
+        x: np.generic,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_Array | None]: ...
+    @overload
+    def __call__(
+        self,
+        x: _Number,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[list[_Number] | None]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_X | None]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool,
+        **options: Unpack[Moves],
+    ) -> _X | Work[_X | None] | None: ...
+    def bind(
+        self,
+        x: Any,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[Moves],
+    ) -> BoundCall[Any]: ...
+
+class Scatter(Call, Protocol):
+    """Without x a NumPy array."""
+    @overload
+    def __call__(
+        self,
+        x: None = None,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _Array: ...
+    @overload
+    def __call__(
+        self,
+        x: _X | None = None,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _X: ...
+    @overload
+    def __call__(
+        self,
+        x: None = None,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_Array]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X | None = None,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any = None,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self,
+        x: Any = None,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X | None = None,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool,
+        **options: Unpack[Moves],
+    ) -> _X | Work[_X]: ...
+    def bind(
+        self,
+        x: Any = None,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[Moves],
+    ) -> BoundCall[Any]: ...
+
+class AllToAll(Call, Protocol):
+    """Rows to and from all ranks."""
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        splits: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _X: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        splits: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        splits: Sequence[int] | None = None,
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[Moves],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        splits: Sequence[int] | None = None,
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[Moves],
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool,
+        **options: Unpack[Moves],
+    ) -> _X | Work[_X]: ...
+    def bind(
+        self,
+        x: Any,
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[Moves],
+    ) -> BoundCall[Any]: ...
+
+class Barrier(Call, Protocol):
+    """Nothing but the order."""
+
+    @overload
+    def __call__(
+        self, *, algorithm: str | None = None, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def __call__(self, *, algorithm: str | None = None, async_op: Literal[True]) -> Work[None]: ...
+    @overload
+    def __call__(self, *, algorithm: str | None = None, async_op: bool) -> Work[None] | None: ...
+    def bind(self, *, algorithm: str | None = None, async_op: bool = False) -> BoundCall[Any]: ...
+
+class Send(Call, Protocol):
+    """Gives nothing."""
+
+    def __call__(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None: ...
+    def bind(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> BoundCall[None]: ...
+
+class Isend(Call, Protocol):
+    """The same, at once."""
+
+    def __call__(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Work[None]: ...
+    def bind(
+        self, x: Any, dest: int, tag: int = 0, *, stream: Any = None
+    ) -> BoundCall[Work[None]]: ...
+
+class Recv(Call, Protocol):
+    """Gives what it was given to receive into."""
+
+    def __call__(self, out: _Out, source: int, tag: int = 0, *, stream: Any = None) -> _Out: ...
+    def bind(
+        self, out: _Out, source: int, tag: int = 0, *, stream: Any = None
+    ) -> BoundCall[_Out]: ...
+
+class Irecv(Call, Protocol):
+    """The same, at once."""
+
+    def __call__(
+        self, out: _Out, source: int, tag: int = 0, *, stream: Any = None
+    ) -> Work[_Out]: ...
+    def bind(
+        self, out: _Out, source: int, tag: int = 0, *, stream: Any = None
+    ) -> BoundCall[Work[_Out]]: ...
+
+class IrecvAny(Call, Protocol):
+    """Gives the sender."""
+
+    def __call__(self, out: Any, tag: int = 0) -> Work[int]: ...
+    def bind(self, out: Any, tag: int = 0) -> BoundCall[Work[int]]: ...
