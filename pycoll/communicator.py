@@ -21,7 +21,7 @@ from pycoll.moving import Moving
 from pycoll.objects import Objects
 from pycoll.reducing import Reducing
 from pycoll.types import DType
-from pycoll.work import check_timeout
+from pycoll.work import check_timeout, wait_all
 
 if TYPE_CHECKING:
     from pycoll import signatures
@@ -70,6 +70,7 @@ class Communicator(Reducing, Moving, Objects):
     recv: signatures.Recv
     irecv: signatures.Irecv
     irecv_any: signatures.IrecvAny
+    wait_all = staticmethod(wait_all)
 
     def __init__(self, joined: Joined, config: Config, name: str) -> None:
         from pycoll.bootstrap.identity import cores_beside, transport_across

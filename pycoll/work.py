@@ -25,9 +25,9 @@ def wait_all(works: Iterable[Work[_T]], timeout: float | None = None) -> list[_T
     together) raises TimeoutError that counts those that still run; they go on, and one may wait
     again. None waits for each operation's own deadline.
 
-    >>> comm = pycoll.init(rank=0, size=1)
-    >>> pycoll.wait_all([comm.all_reduce(one, async_op=True) for one in (1, 2.5)])
-    [1, 2.5]
+    >>> works = [comm.all_reduce(one, async_op=True) for one in (1, 2.5)]  # on 2 ranks
+    >>> comm.wait_all(works)
+    [2, 5.0]
     """
     given = list(works)
     for number, work in enumerate(given):

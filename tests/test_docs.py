@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from harness import world_in_threads
 
+import pycoll
 from pycoll.cli import main
 from pycoll.config import SETTINGS
 from pycoll.optim import POLICIES
@@ -181,6 +182,17 @@ def test_examples_of_reductions(program: str) -> None:
         exec(program, {"comm": comm, "np": np, "gradient": np.ones(3, np.float16)})
 
     world_in_threads(3).run(rank)
+
+
+def test_example_of_calls(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "calls.md").read_text()
+    (program,) = blocks("python", text)
+    (tmp_path / "program.py").write_text(program)
+    said = run(*PYCOLL, "run", "-n", "2", "program.py", cwd=tmp_path)
+    assert said == "['rank 0', 'rank 1'] [0, 2, 4, 6]\n"
+    for row in re.findall(r"^\| (`.*?) \|", text, re.M):
+        for call in quoted(row):
+            assert hasattr(pycoll, call.partition("(")[0].rstrip("=")) or "=" in call, call
 
 
 def test_the_survey_s_methods_and_our_policies_are_all_named() -> None:
