@@ -147,25 +147,6 @@ def test_a_failure_that_a_call_has_told_and_closing_are_no_news(
     assert unraisable == []
 
 
-def test_a_reduction_that_raises_is_told(unraisable: list[tuple[str, str]]) -> None:
-    def broken(a: Any, b: Any) -> Any:
-        raise LookupError("no such thing")
-
-    pycoll.register_op("broken and dropped", broken)
-    world = fresh_world(2)
-    try:
-        works = [
-            comm.all_reduce(np.ones(3), "broken and dropped", async_op=True)
-            for comm in world.communicators
-        ]
-        while not all(work.done() for work in works):
-            threading.Event().wait(0.01)
-        works.clear()
-        assert any("no such thing" in error for error, _ in unraisable), unraisable
-    finally:
-        world.close()
-
-
 def test_reused_works_tell_of_their_own_operations(unraisable: list[tuple[str, str]]) -> None:
     """A Work's memory is used again: what the last one told must not silence the next."""
     world = fresh_world(2)
