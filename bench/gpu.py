@@ -5,7 +5,7 @@
 Times are the device's, of the slowest rank, from replayed graphs and from eager calls, and the
 host's per eager call; every result is compared. First as pycoll chooses, then what is not large in
 each protocol alone. What fails is told in its line, and the rest goes on with new ranks. Ranks that
-share a device are reported as such: they say nothing about links. Has never run on hardware.
+share a device are reported as such: they say nothing about links.
 """
 
 from __future__ import annotations
