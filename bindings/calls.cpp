@@ -132,9 +132,12 @@ void CallTable::forget() {
 runtime::CollectiveRequest request_of(const Prepared& prepared,
                                       std::span<const std::uint64_t> counts,
                                       std::uint64_t input_bytes, std::uint64_t output_bytes,
-                                      std::uint64_t lengths_key) {
+                                      const ArraysTerms& arrays) {
   runtime::CollectiveRequest request = prepared.request;
-  request.descriptor.plan_key ^= lengths_key;
+  request.descriptor.plan_key ^= arrays.key;
+  if (arrays.only != nullptr) {
+    request.shape = transport::Shape::of(arrays.only->ndim, arrays.only->shape);
+  }
   request.counts.assign(counts.begin(), counts.end());
   request.descriptor.count = total_of(counts);
   request.input.bytes = input_bytes;
@@ -146,11 +149,11 @@ const std::shared_ptr<runtime::Call>* CallTable::call(const PreparedHandle& prep
                                                       std::span<const std::uint64_t> counts,
                                                       std::uint64_t input_bytes,
                                                       std::uint64_t output_bytes,
-                                                      std::uint64_t lengths_key) {
+                                                      const ArraysTerms& arrays) {
   if (std::max(input_bytes, output_bytes) > runtime::Call::kShortBytes) return nullptr;
   std::size_t hash = reinterpret_cast<std::uintptr_t>(prepared.get());
-  mix(hash, lengths_key ^ (counts.empty() ? 0 : counts.front()));
-  const std::uint64_t plan_key = prepared->request.descriptor.plan_key ^ lengths_key;
+  mix(hash, arrays.key ^ (counts.empty() ? 0 : counts.front()));
+  const std::uint64_t plan_key = prepared->request.descriptor.plan_key ^ arrays.key;
   Slot& slot = slots_[hash % kCallsMax];
   if (slot.prepared == prepared) {
     const runtime::CollectiveRequest& known = slot.call->request();
@@ -161,7 +164,7 @@ const std::shared_ptr<runtime::Call>* CallTable::call(const PreparedHandle& prep
     }
   }
   slot = {prepared, std::make_shared<runtime::Call>(
-                        request_of(*prepared, counts, input_bytes, output_bytes, lengths_key))};
+                        request_of(*prepared, counts, input_bytes, output_bytes, arrays))};
   return &slot.call;
 }
 

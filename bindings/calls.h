@@ -16,6 +16,7 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "bindings/flat.h"
 #include "bindings/fusion_memory.h"
 #include "bindings/handle.h"
 #include "runtime/call.h"
@@ -69,6 +70,13 @@ struct Prepared {
 };
 using PreparedHandle = std::shared_ptr<const Prepared>;
 
+// What the arrays of a call add to what ranks compare: ArraysKey's value, and where it is one array
+// the array itself, whose shape error texts name.
+struct ArraysTerms {
+  std::uint64_t key = 0;
+  const Flat* only = nullptr;
+};
+
 // The only store of preparations, of native calls and of Python's Core._prepare alike. An entry
 // leaves it in one way: forget() drops all entries at once, which add() calls when the table is
 // full.
@@ -104,13 +112,17 @@ class CallTable {
                                                            std::span<const std::uint64_t> counts,
                                                            std::uint64_t input_bytes,
                                                            std::uint64_t output_bytes,
-                                                           std::uint64_t lengths_key = 0);
+                                                           const ArraysTerms& arrays = {});
 
   // The call that all_reduce(x, out=x) is for such an x, if it was noted; empty otherwise. Nothing
   // else decides about it, so that nothing else need be read. The reference holds as find()'s.
-  [[nodiscard]] std::shared_ptr<runtime::Call>& in_place(DType dtype, std::uint64_t count) {
-    InPlace& place = in_place_[(count ^ static_cast<std::uint64_t>(dtype)) % kInPlaceMax];
-    if (place.dtype != dtype || place.count != count) place = {nullptr, count, dtype};
+  [[nodiscard]] std::shared_ptr<runtime::Call>& in_place(const Flat& x) {
+    const std::uint64_t shape_key = x.shape_key();
+    InPlace& place =
+        in_place_[(x.count ^ static_cast<std::uint64_t>(x.dtype) ^ shape_key) % kInPlaceMax];
+    if (place.dtype != x.dtype || place.count != x.count || place.shape_key != shape_key) {
+      place = {nullptr, x.count, shape_key, x.dtype};
+    }
     return place.call;
   }
 
@@ -126,6 +138,7 @@ class CallTable {
   struct InPlace {
     std::shared_ptr<runtime::Call> call;
     std::uint64_t count = 0;
+    std::uint64_t shape_key = 0;
     DType dtype = DType::kUInt8;
   };
 
@@ -140,11 +153,11 @@ class CallTable {
   std::unique_ptr<Fusions> fusions_;
 };
 
-// The request of a preparation with counts and the lengths of memory; `lengths_key`: LengthsKey's.
+// The request of a preparation with counts and the lengths of memory.
 runtime::CollectiveRequest request_of(const Prepared& prepared,
                                       std::span<const std::uint64_t> counts,
                                       std::uint64_t input_bytes, std::uint64_t output_bytes,
-                                      std::uint64_t lengths_key = 0);
+                                      const ArraysTerms& arrays = {});
 
 // _core.Calls, the base of pycoll.core.Core.
 struct CallsObject {

@@ -108,6 +108,11 @@ bool read_target(const Arguments& arguments, int ndim, const py::ssize_t* shape,
 
 namespace {
 
+// Ranks compare the whole shape of x.
+void compare_shape(Reading& reading) {
+  reading.arrays = {reading.source.shape_key(), &reading.source};
+}
+
 // all_reduce, reduce, broadcast, scan and exscan: one block, and a result like x.
 bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
   const Flat& source = reading.source;
@@ -115,6 +120,7 @@ bool read_alike(int rank, const Arguments& arguments, Reading& reading) {
   reading.choice.set_bytes(source.bytes());
   reading.count_count = 1;
   reading.counts[0] = source.count;
+  compare_shape(reading);
   if (reading.choice.collective == Collective::kBroadcast) reading.reads = at_root;
   if (reading.choice.collective == Collective::kExscan && rank == 0) {
     if (reading.async) return false;  // the identity is filled in when it has ended
@@ -155,6 +161,7 @@ bool read_shares(int rank, int size, const Arguments& arguments, Reading& readin
     return false;
   }
   reading.choice.set_bytes(source.bytes());
+  compare_shape(reading);
   const auto rows = static_cast<std::uint64_t>(source.shape[0]);
   const std::uint64_t each = elements_per_row(source);
   const auto share = [&](std::uint64_t one) { return rows / ranks + (one < rows % ranks ? 1 : 0); };
@@ -218,6 +225,7 @@ bool read_exchanged(int size, const Arguments& arguments, Reading& reading) {
   }
   const auto rows = static_cast<std::uint64_t>(source.shape[0]);
   if (rows % ranks != 0) return false;
+  compare_shape(reading);
   // As the key of Moving.all_to_all: whether there are splits, then the trailing dimensions.
   Choice& choice = reading.choice;
   choice.trailing_count = static_cast<std::uint32_t>(source.ndim);

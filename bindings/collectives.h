@@ -51,9 +51,9 @@ struct Reading {
   std::uint64_t own_place = kApart;
   Flat source;
   Flat target;
-  pybind11::object result;        // None where nothing is written
-  PyObject* x = nullptr;          // borrowed
-  std::uint64_t lengths_key = 0;  // of arrays that share the message
+  pybind11::object result;  // None where nothing is written
+  PyObject* x = nullptr;    // borrowed
+  ArraysTerms arrays;
   std::size_t count_count = 0;
   std::array<std::uint64_t, kCountsMax> counts;
 
@@ -117,7 +117,7 @@ class Remembered {
                                     PyObject* out = nullptr);
 // Runs an all_reduce of several arrays without a copy of them. Throws as run_reading().
 void run_parts(CallsObject* self, const Prepared& prepared, DType dtype,
-               std::vector<runtime::Part> parts, std::uint64_t lengths_key);
+               std::vector<runtime::Part> parts, std::uint64_t arrays_key);
 // Throws what `status` says of a part of the operation `name`, as Python's way would.
 [[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view part,
                        std::string_view name);

@@ -94,9 +94,11 @@ py::object run(const Shared& communicator, const PlanHandle& plan, const BufferV
                BufferView* output, int dtype, int op, std::vector<std::uint64_t> counts,
                std::uint64_t plan_key, std::uint64_t count, std::uint32_t segment_bytes,
                const std::shared_ptr<UserOp>& user_op, bool asynchronous, py::object finish,
-               const std::optional<double>& timeout_s) {
+               const std::optional<double>& timeout_s,
+               std::optional<std::vector<std::int64_t>> shape) {
   runtime::CollectiveRequest request = make_request(
-      plan, input, output, {dtype, op, std::move(counts), plan_key, count, segment_bytes}, user_op);
+      plan, input, output,
+      {dtype, op, std::move(counts), plan_key, count, segment_bytes, std::move(shape)}, user_op);
   const std::string_view name = name_of(request.descriptor.collective);
   py::tuple objects =
       py::make_tuple(py::cast(input, py::return_value_policy::reference),
@@ -189,7 +191,8 @@ void bind_communicator(py::module_& module) {
            py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
            py::arg("count"), py::arg("segment_bytes") = transport::kSegmentBytesMax,
            py::arg("user_op") = py::none(), py::arg("asynchronous") = false,
-           py::arg("finish") = py::none(), py::arg("timeout_s") = py::none())
+           py::arg("finish") = py::none(), py::arg("timeout_s") = py::none(),
+           py::arg("shape") = py::none())
       .def(
           "send",
           [](const Shared& self, BufferView& data, int dest, std::uint32_t tag, bool asynchronous,
@@ -221,6 +224,32 @@ void bind_communicator(py::module_& module) {
           },
           "Why the communicator can no longer be used, or None.")
       .def("transport_of", &transport_of, py::arg("peer"))
+      .def(
+          "calls", [](const Shared& self) { return self->native->calls(); },
+          "Changes whenever a collective is started or refused.")
+      .def(
+          "refuse",
+          [](const Shared& self, const std::string& why) {
+            if (UserOp::running()) return;
+            const ReleasedGil release;
+            self->native->refuse(why);
+          },
+          py::arg("why"),
+          "Count the next collective as called and tell the other ranks why this one does not "
+          "take part.")
+      .def(
+          "begin_call",
+          [](const Shared& self) {
+            refuse_inside_reduction("all_reduce");
+            const ReleasedGil release;
+            self->native->begin_call();
+          },
+          "Collectives until end_call() are parts of one call.")
+      .def("end_call",
+           [](const Shared& self) {
+             const ReleasedGil release;
+             self->native->end_call();
+           })
       .def("close", [](const Shared& self) {
         refuse_inside_reduction("close");
         self->close();

@@ -177,7 +177,7 @@ bool read_scattered(CallsObject* self, const Arguments& arguments, const std::in
                     Reading& reading) {
   const runtime::Communicator& native = *self->table->handle().native;
   const auto ranks = static_cast<std::uint64_t>(native.size());
-  // The root has refused its arguments, or tells splits next.
+  // The root tells splits next.
   if (told[0] < 0 || told[0] >= kDTypeCount) return false;
   const int ndim = static_cast<int>(told[1]);
   const auto dtype = static_cast<DType>(told[0]);

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "base/types.h"
+#include "transport/transport.h"
 
 namespace pycoll::bindings {
 
@@ -22,6 +23,7 @@ struct Flat {
   const pybind11::ssize_t* shape = nullptr;  // the array's own
 
   std::uint64_t bytes() const { return count * item_bytes(dtype); }
+  std::uint64_t shape_key() const { return transport::shape_key(ndim, shape); }
 };
 
 // True for a NumPy array (no subclass) of a dtype that was met before, or a tensor of a class that

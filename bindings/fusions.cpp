@@ -36,7 +36,7 @@ std::size_t Fusions::place(const Choice& choice, std::uint64_t bytes) {
                          : py::reinterpret_borrow<py::object>(choice.algorithm);
   fusion.bytes = 0;
   fusion.plain.reset();
-  fusion.lengths = {};
+  fusion.arrays = {};
   newest_ = used_++;
   if (alone) return newest_;
   if (open != open_.end()) {
@@ -73,7 +73,8 @@ PyObject* Fusions::add_in_place(PyObject* x, const Flat& flat) {
   }
   auto array = py::reinterpret_borrow<py::object>(x);
   if (!work) work = py::reinterpret_steal<py::object>(make_open_work(std::move(array)));
-  place_plain(flat.dtype, flat.bytes()).add(work.ptr(), flat.data, flat.data, flat.bytes(), true);
+  place_plain(flat.dtype, flat.bytes())
+      .add(work.ptr(), flat.data, flat.data, flat.bytes(), flat.shape_key(), true);
   return Py_NewRef(work.release().ptr());
 }
 
@@ -248,7 +249,9 @@ void add(const py::object& group, const py::object& work, const py::tuple& key,
     throw py::value_error("the choice of a fusion has no native name");
   }
   choice.bucket = -1;
-  (void)fusions_of(group).add(choice, work.ptr(), source.data, target.data, source.bytes(), true);
+  (void)fusions_of(group).add(
+      choice, work.ptr(), source.data, target.data, source.bytes(),
+      transport::shape_key(static_cast<int>(source.shape.size()), source.shape.data()), true);
   work.inc_ref();
 }
 
@@ -288,7 +291,7 @@ void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   if (shared && fusion.bytes > kPackedBytesMax) {
     std::vector<runtime::Part> parts = parts_of(fusion);
     if (are_apart(fusion, parts)) {
-      run_parts(self, *prepared, fusion.choice.dtype, std::move(parts), fusion.lengths.value());
+      run_parts(self, *prepared, fusion.choice.dtype, std::move(parts), fusion.arrays.value());
       return fill(fusion);
     }
   }
@@ -301,7 +304,7 @@ void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   reading.target.data = memory;
   reading.source.dtype = reading.target.dtype = fusion.choice.dtype;
   reading.source.count = reading.target.count = fusion.bytes / item_bytes(fusion.choice.dtype);
-  reading.lengths_key = fusion.lengths.value();
+  reading.arrays.key = fusion.arrays.value();
   reading.count_count = 1;
   reading.counts[0] = reading.source.count;
   reading.result = py::none();
@@ -326,7 +329,7 @@ std::optional<PyObject*> defer_natively(CallsObject* self, Reading& reading) {
       make_open_work(std::move(reading.result), {}, py::reinterpret_borrow<py::object>(reading.x)));
   reading.choice.bucket = -1;
   (void)self->fusions->add(reading.choice, work.ptr(), reading.source.data, reading.target.data,
-                           reading.source.bytes(), true);
+                           reading.source.bytes(), reading.source.shape_key(), true);
   return Py_NewRef(work.release().ptr());
 }
 
@@ -344,13 +347,16 @@ void bind_fusions(py::module_& module) {
   module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("key"), py::arg("source"),
              py::arg("target"), "One more all_reduce; `key` is Core._prepare's.");
   module.def(
-      "lengths_key",
-      [](const std::vector<std::uint64_t>& nbytes) {
-        LengthsKey key;
-        for (const std::uint64_t bytes : nbytes) key.add(bytes);
+      "arrays_key",
+      [](const std::vector<std::pair<std::uint64_t, std::vector<std::int64_t>>>& arrays) {
+        ArraysKey key;
+        for (const auto& [nbytes, shape] : arrays) {
+          key.add(nbytes, transport::shape_key(static_cast<int>(shape.size()), shape.data()));
+        }
         return key.value();
       },
-      py::arg("nbytes"), "What the lengths of a message's arrays add to its key, by exclusive or.");
+      py::arg("arrays"),
+      "What a message's arrays, told as pairs of bytes and shape, add to its key by exclusive or.");
   module.def("run_fusion", &run_numbered, py::arg("group"), py::arg("communicator"),
              py::arg("number"), "Run one fusion, prepared if need be, and fill its Works.");
 }

@@ -19,21 +19,24 @@ inline constexpr std::uint64_t kMemberBytesMax = std::uint64_t{1} << 18;
 // A message of several arrays grows to this at most.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 24;
 
-// What the lengths of a message's arrays add to the key that ranks compare: who cuts it elsewhere
-// would put sums where they do not belong. Alone, or beside arrays without elements, an array adds
-// nothing.
-class LengthsKey {
+// What the lengths and shapes of a message's arrays add to the key that ranks compare: a rank that
+// cut the message elsewhere would put sums where they do not belong. An array alone, or beside
+// arrays without elements, adds the key of its shape, as in a call of its own.
+class ArraysKey {
  public:
-  void add(std::uint64_t bytes) {
+  // `shape`: transport::shape_key() of the array.
+  void add(std::uint64_t bytes, std::uint64_t shape) {
+    if (arrays_ == 0) alone_ = shape;
     if (bytes == 0) return;
-    key_ = (key_ ^ bytes) * 0x9e3779b97f4a7c15u;
+    key_ = (key_ ^ bytes ^ shape) * 0x9e3779b97f4a7c15u;
     key_ ^= key_ >> 29;
     ++arrays_;
   }
-  std::uint64_t value() const { return arrays_ > 1 ? key_ : 0; }
+  std::uint64_t value() const { return arrays_ > 1 ? key_ : alone_; }
 
  private:
   std::uint64_t key_ = 0;
+  std::uint64_t alone_ = 0;
   std::size_t arrays_ = 0;
 };
 
@@ -53,7 +56,7 @@ struct Fusion {
   pybind11::object algorithm;
   std::uint64_t bytes = 0;
   std::optional<DType> plain;  // it is known to be open, and of Choice::plain() of this
-  LengthsKey lengths;
+  ArraysKey arrays;
   std::vector<Member> members;
   // Those of an earlier message, of which none was written where another one lies.
   std::vector<runtime::Part> apart;
@@ -61,7 +64,7 @@ struct Fusion {
   // With what Member has, which is written where it stays: a copy would wait for what was just
   // written.
   void add(PyObject* held, const std::byte* source, std::byte* target, std::uint64_t nbytes,
-           bool has_work) {
+           std::uint64_t shape_key, bool has_work) {
     Member& member = members.emplace_back();
     member.held = held;
     member.source = source;
@@ -69,7 +72,7 @@ struct Fusion {
     member.bytes = nbytes;
     member.has_work = has_work;
     bytes += nbytes;
-    lengths.add(nbytes);
+    arrays.add(nbytes, shape_key);
   }
 };
 
@@ -85,9 +88,9 @@ class Fusions {
   // One more, as Member has it; takes the reference unless it throws. The number of the fusion that
   // it is in now.
   std::size_t add(const Choice& choice, PyObject* held, const std::byte* source, std::byte* target,
-                  std::uint64_t bytes, bool has_work) {
+                  std::uint64_t bytes, std::uint64_t shape_key, bool has_work) {
     const std::size_t number = place(choice, bytes);
-    all_[number].add(held, source, target, bytes, has_work);
+    all_[number].add(held, source, target, bytes, shape_key, has_work);
     return number;
   }
   // An all_reduce(x, out=x) of an array with such memory. A Work for the caller; throws when there

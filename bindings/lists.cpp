@@ -4,6 +4,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/fusions.h"
+#include "bindings/gil.h"
 #include "bindings/raw.h"
 
 namespace pycoll::bindings {
@@ -29,6 +30,27 @@ class Borrowed {
  private:
   CallTable& table_;
   std::unique_ptr<Fusions> fusions_;
+};
+
+// Its messages are parts of one call, as they are where Python starts them all at once.
+class OneCall {
+ public:
+  OneCall(CommunicatorHandle& handle, bool several)
+      : native_(several ? handle.native.get() : nullptr) {
+    if (native_ == nullptr) return;
+    const ReleasedGil release;
+    native_->begin_call();
+  }
+  OneCall(const OneCall&) = delete;
+  OneCall& operator=(const OneCall&) = delete;
+  ~OneCall() {
+    if (native_ == nullptr) return;
+    const ReleasedGil release;
+    native_->end_call();
+  }
+
+ private:
+  runtime::Communicator* native_;
 };
 
 // What the list holds now, whatever happens to the list while the operation runs.
@@ -58,7 +80,7 @@ bool read_members(const CallsObject& self, const Arguments& arguments, const py:
     // Not stored again where it is the same: see Choice::plain().
     if (reading.choice.dtype != source.dtype) reading.choice.dtype = source.dtype;
     (void)fusions.add(reading.choice, nullptr, source.data, reading.target.data, source.bytes(),
-                      false);
+                      source.shape_key(), false);
     if (absent(out)) results.append(std::move(reading.result));
   }
   return true;
@@ -82,7 +104,7 @@ py::list messages_of(const std::vector<std::pair<int, std::uint64_t>>& arrays) {
     Choice choice;
     choice.dtype = static_cast<DType>(arrays[number].first);
     const std::size_t message =
-        fusions.add(choice, nullptr, nullptr, nullptr, arrays[number].second, false);
+        fusions.add(choice, nullptr, nullptr, nullptr, arrays[number].second, 0, false);
     if (message == messages.size()) messages.emplace_back();
     messages[message].append(number);
   }
@@ -106,6 +128,7 @@ std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments)
       !all_prepared(*self->table, fusions)) {
     return std::nullopt;
   }
+  const OneCall call(self->table->handle(), fusions.size() > 1);
   for (std::size_t number = 0; number < fusions.size(); ++number) {
     run_fusion(self, fusions, number);
   }

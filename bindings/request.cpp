@@ -34,6 +34,10 @@ runtime::CollectiveRequest make_request(const PlanHandle& plan, const BufferView
   request.descriptor.collective = static_cast<Collective>(header.collective);
   request.descriptor.dtype = dtype;
   request.descriptor.op = static_cast<ReduceOp>(terms.op);
+  if (terms.shape) {
+    request.shape =
+        transport::Shape::of(static_cast<int>(terms.shape->size()), terms.shape->data());
+  }
   if (user_op != nullptr) {
     request.combine = user_op->combine();
     request.reduction_failed = user_op->failed();

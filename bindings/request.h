@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "bindings/buffer.h"
@@ -21,6 +22,8 @@ struct Terms {
   std::uint64_t plan_key = 0;
   std::uint64_t count = 0;
   std::uint32_t segment_bytes = transport::kSegmentBytesMax;
+  // Of the array that all ranks pass alike, for error texts.
+  std::optional<std::vector<std::int64_t>> shape = std::nullopt;
 };
 
 // The arrays' memory is borrowed: the caller keeps the views alive until the operation is done.

@@ -78,7 +78,7 @@ std::shared_ptr<Operation> start_call(CommunicatorHandle& handle,
 
 runtime::CollectiveRequest make_request(const Prepared& prepared, const Reading& reading) {
   runtime::CollectiveRequest request = request_of(prepared, reading.blocks(), reading.input_bytes(),
-                                                  reading.output_bytes(), reading.lengths_key);
+                                                  reading.output_bytes(), reading.arrays);
   request.input.data = reading.input();
   request.output.data = reading.output();
   return request;
@@ -112,7 +112,7 @@ PyObject* run_reading(CallsObject* self, const PreparedHandle& prepared, Reading
   CallTable& table = *self->table;
   CommunicatorHandle& handle = table.handle();
   const auto* call = table.call(prepared, reading.blocks(), reading.input_bytes(),
-                                reading.output_bytes(), reading.lengths_key);
+                                reading.output_bytes(), reading.arrays);
   const std::string_view name = name_of(reading.choice.collective);
   // Kept where they are asked for behind the operation, during which the table may forget them.
   PreparedHandle filling;
@@ -120,7 +120,7 @@ PyObject* run_reading(CallsObject* self, const PreparedHandle& prepared, Reading
   std::shared_ptr<runtime::Call> noted;
   if (remembered != nullptr && call != nullptr) noted = *call;
   if (reading.plain_in_place && call != nullptr) {
-    table.in_place(reading.source.dtype, reading.source.count) = *call;
+    table.in_place(reading.source) = *call;
   }
   if (!reading.async) {
     const Status status = call != nullptr
@@ -150,10 +150,11 @@ PyObject* run_reading(CallsObject* self, const PreparedHandle& prepared, Reading
 }
 
 void run_parts(CallsObject* self, const Prepared& prepared, DType dtype,
-               std::vector<runtime::Part> parts, std::uint64_t lengths_key) {
+               std::vector<runtime::Part> parts, std::uint64_t arrays_key) {
   const std::uint64_t bytes = parts.back().end;
   const std::uint64_t count = bytes / item_bytes(dtype);
-  runtime::CollectiveRequest request = request_of(prepared, {&count, 1}, bytes, bytes, lengths_key);
+  runtime::CollectiveRequest request =
+      request_of(prepared, {&count, 1}, bytes, bytes, {arrays_key, nullptr});
   request.input.data = parts.front().input;
   request.output.data = parts.front().output;
   request.parts = std::move(parts);
@@ -252,7 +253,7 @@ std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool as
   Flat flat;
   if (!flatten(x, &flat) || !flat.writable) return std::nullopt;
   if (self->group != Py_None) return defer_in_place(self, x, flat);
-  const auto& call = self->table->in_place(flat.dtype, flat.count);
+  const auto& call = self->table->in_place(flat);
   if (call == nullptr) return std::nullopt;
   if (async) return guarded([&] { return start_known(self, call, flat.data, x); });
   return run_known(self, Collective::kAllReduce, call, flat.data, flat.data, x);

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -185,10 +186,11 @@ xla::Error* execute(const xla::CallFrame& frame) {
   const xla::Buffer* output = only_buffer(frame.results);
   if (input == nullptr || output == nullptr || count_of(*input) != bound->input_count ||
       count_of(*output) != bound->output_count) {
-    return error(frame, xla::Code::kInvalidArgument,
-                 "pycoll: " + name + " was bound to arrays of " +
-                     std::to_string(bound->input_count) + " and " +
-                     std::to_string(bound->output_count) + " elements: expected such");
+    const std::string text = name + " was bound to arrays of " +
+                             std::to_string(bound->input_count) + " and " +
+                             std::to_string(bound->output_count) + " elements: expected such";
+    bound->communicator->native->refuse(text);
+    return error(frame, xla::Code::kInvalidArgument, "pycoll: " + text);
   }
   const Status status = run(*bound, static_cast<const std::byte*>(input->data),
                             static_cast<std::byte*>(output->data));
@@ -217,15 +219,16 @@ xla::Error* handle(xla::CallFrame* frame) {
 std::int64_t bind(const SharedHandle& communicator, const PlanHandle& plan, int dtype, int op,
                   std::vector<std::uint64_t> counts, std::uint64_t plan_key, std::uint64_t count,
                   std::uint32_t segment_bytes, std::uint64_t input_count,
-                  std::uint64_t output_count, bool reads) {
+                  std::uint64_t output_count, bool reads,
+                  std::optional<std::vector<std::int64_t>> shape) {
   Bound bound;
   bound.communicator = communicator;
   bound.timeout = communicator->timeout();
   bound.input_count = input_count;
   bound.output_count = output_count;
-  bound.request =
-      make_request(plan, nullptr, nullptr,
-                   {dtype, op, std::move(counts), plan_key, count, segment_bytes}, nullptr);
+  bound.request = make_request(
+      plan, nullptr, nullptr,
+      {dtype, op, std::move(counts), plan_key, count, segment_bytes, std::move(shape)}, nullptr);
   const std::size_t item = item_bytes(bound.request.descriptor.dtype);
   bound.request.input.bytes = reads ? input_count * item : 0;
   bound.request.output.bytes = output_count * item;
@@ -249,7 +252,7 @@ void bind_xla(py::module_& module) {
   module.def("xla_bind", &bind, py::arg("communicator"), py::arg("plan"), py::kw_only(),
              py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
              py::arg("count"), py::arg("segment_bytes"), py::arg("input_count"),
-             py::arg("output_count"), py::arg("reads"),
+             py::arg("output_count"), py::arg("reads"), py::arg("shape") = py::none(),
              "Keep a collective for XLA's programs; the number by which they call it.");
   module.def(
       "xla_forget", [](std::int64_t number) { registry().remove(number); }, py::arg("number"),

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from pycoll import _core
 from pycoll.arrays import tell_of_refusal
 from pycoll.collective import Collective
-from pycoll.core import Core, immediate
+from pycoll.core import Core, immediate_collective
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.foreign_words import CALLS, about_call, about_dtype, refuse_foreign_calls
 from pycoll.moving import Moving
@@ -260,7 +260,7 @@ class Communicator(Reducing, Moving, Objects):
         """
         return self._make_group(self)
 
-    @immediate
+    @immediate_collective
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Ranks with equal ``color`` form new communicators, ordered by ``key``, then by rank.
 
@@ -270,7 +270,7 @@ class Communicator(Reducing, Moving, Objects):
         """
         return self._split(color, key, self._tuning)
 
-    @immediate
+    @immediate_collective
     def dup(self) -> Communicator:
         """A new communicator of the same ranks with connections and an order of its own.
 

@@ -55,21 +55,26 @@ def operation(function: Callable[Concatenate[_Self, _Arguments], Any]) -> Any:
     # Errors about arguments name the class that users know.
     function.__qualname__ = f"Communicator.{name}"
 
+    collective = name.upper() in Collective.__members__
+
     @functools.wraps(function)
     def call(self: _Self, *args: _Arguments.args, **words: _Arguments.kwargs) -> Any:
-        if self._group is not None:
-            check_fit(function, (self, *args), words)
-            return self._group.add(name, args, words)
+        calls = self._native.calls() if collective else None
         try:
+            if self._group is not None:
+                check_fit(function, (self, *args), words)
+                return self._group.add(name, args, words)
             return function(self, *args, **words)
-        except PycollError as error:
-            self._complete(error, name)
+        except Exception as error:
+            self._failed(error, name, calls)
             raise
 
     return _core.method(call, function)
 
 
-def immediate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+def immediate(
+    function: Callable[_Arguments, _Result], collective: bool = False
+) -> Callable[_Arguments, _Result]:
     """A public method that groups refuse, and whose errors say which operation it was."""
     name = function.__name__
     function.__qualname__ = f"Communicator.{name}"
@@ -77,17 +82,24 @@ def immediate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
     @functools.wraps(function)
     def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:
         self: Any = args[0] if args else None
+        calls = self._native.calls() if collective and self is not None else None
         try:
             if getattr(self, "_group", None) is not None:
                 raise InvalidArgumentError(f"{name} inside a group: leave the with block first")
             return function(*args, **words)
-        except PycollError as error:
+        except Exception as error:
             if self is not None:
-                error.operation = name  # which the exchanges that it is made of do not know
-                self._complete(error, name)
+                if isinstance(error, PycollError):
+                    error.operation = name  # which the exchanges that it is made of do not know
+                self._failed(error, name, calls, False)
             raise
 
     return call
+
+
+def immediate_collective(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """An immediate method that all ranks call."""
+    return immediate(function, True)
 
 
 class Core(_core.Calls):
@@ -100,6 +112,8 @@ class Core(_core.Calls):
     #: Equal for the ranks of this communicator, and no other's.
     _identity: str
     _made_plans: Plans | None = None
+    #: ``_native.calls()`` behind the newest exchange of our own.
+    _exchanged = -1
 
     def __init__(
         self,
@@ -150,6 +164,22 @@ class Core(_core.Calls):
         hosts = {name.rpartition(":")[0] for name in self._names}
         parameters = from_text(tuning).parameters(inside, several, hosts, across)
         return Plans(self.rank, self._topology, parameters.crowded(crowding))
+
+    def _failed(
+        self, error: Exception, name: str, calls: int | None, exchanges: bool = True
+    ) -> None:
+        """An operation raises this, which began when ``_native.calls()`` was so many.
+
+        Where nothing has been started since, this rank takes no part in a collective that the
+        others wait in, and they hear why. So it is, if one follows them, behind ``exchanges`` of
+        our own. None: no other rank waits.
+        """
+        now = self._native.calls()
+        if calls is not None and (now == calls or (exchanges and now == self._exchanged)):
+            kind = "" if isinstance(error, PycollError) else f"{type(error).__name__}: "
+            self._native.refuse(f"{kind}{error}")
+        if isinstance(error, PycollError):
+            self._complete(error, name)
 
     def _complete(self, error: PycollError, name: str) -> None:
         """Add what is known here to an error from below."""
@@ -237,22 +267,29 @@ class Core(_core.Calls):
         user = prepared.user
         run = UserRun(user, dtype, self.size) if user is not None else None
         then = finish if run is None else run.judged(finish)
-        work = self._native.run(
-            prepared.plan,
-            source,
-            target,
-            dtype=dtype,
-            op=prepared.op,
-            counts=counts,
-            plan_key=prepared.key,
-            count=count,
-            segment_bytes=prepared.segment_bytes,
-            user_op=run.native() if run is not None else None,
-            asynchronous=async_op,
-            finish=then if async_op else None,
-        )
-        if run is not None and self.size > 1:
-            self._exchange_records(run, async_op)
+        if run is not None:
+            self._native.begin_call()  # the operation and the exchange behind it
+        try:
+            work = self._native.run(
+                prepared.plan,
+                source,
+                target,
+                dtype=dtype,
+                op=prepared.op,
+                counts=counts,
+                plan_key=prepared.key,
+                count=count,
+                segment_bytes=prepared.segment_bytes,
+                user_op=run.native() if run is not None else None,
+                asynchronous=async_op,
+                finish=then if async_op else None,
+                shape=prepared.shape,
+            )
+            if run is not None and self.size > 1:
+                self._exchange_records(run, async_op)
+        finally:
+            if run is not None:
+                self._native.end_call()
         return then() if work is None else work
 
     def _exchange_records(self, run: UserRun, async_op: bool) -> None:
@@ -353,6 +390,7 @@ class Core(_core.Calls):
         )
         source = _core.view(mine)
         self._start(prepared, source, target, dtype, counts, target.count, False, nothing)
+        self._exchanged = self._native.calls()
 
     def _broadcast_numbers(self, numbers: list[int] | None, length: int, root: int) -> list[int]:
         """The root's numbers, on all ranks."""
@@ -372,6 +410,7 @@ class Core(_core.Calls):
         )
         source = view if self.rank == root else None
         self._start(prepared, source, view, DType.INT64, [length], length, False, nothing)
+        self._exchanged = self._native.calls()
         return line.tolist()
 
     def _gather_blobs(self, blob: bytes) -> list[bytes]:

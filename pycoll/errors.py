@@ -1,6 +1,8 @@
 """The exceptions of pycoll. Each carries its facts as attributes and says them in its text.
 
-Wrong requests are found before any byte moves and leave the communicator usable. What the world
+Wrong requests are found before any byte moves and leave the communicator usable; ranks that wait in
+a collective that another one refuses raise InvalidArgumentError too, which names that rank
+(``docs/refusals.md``). What the world
 does (MismatchError out of an engine, PeerLostError, TimeoutError, TransportError) ends it: every
 later call raises the same kind again.
 """
@@ -38,7 +40,7 @@ class PycollError(Exception):
 
 
 class InvalidArgumentError(PycollError, ValueError):
-    """A wrong request, found before any byte moved."""
+    """A wrong request, found before any byte moved; ``rank`` is set where another rank found it."""
 
 
 class MismatchError(PycollError):

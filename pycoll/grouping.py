@@ -203,7 +203,13 @@ class Group(_core.Group):
     def run(self) -> None:
         """The end of the block. What fails first is raised; members without a result get it too."""
         communicator = self.communicator
-        pending = self._post_messages()
+        calls = communicator._native.calls()
+        try:
+            pending = self._post_messages()
+        except Exception as error:
+            if any(entry is not None for entry in self.entries()):
+                communicator._failed(error, "group", calls)
+            raise
         for entry in self.entries():
             if isinstance(entry, int):
                 _core.run_fusion(self, communicator, entry)
@@ -270,7 +276,9 @@ class Group(_core.Group):
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, source.nbytes, algorithm, deterministic
         )
-        prepared = prepared.of_arrays(one.ends.source.nbytes for one in fusion)
+        prepared = prepared.of_arrays(
+            (one.ends.source.nbytes, one.ends.source.shape) for one in fusion
+        )
         count = source.count
         communicator._start(prepared, source, target, dtype, [count], count, False, nothing)
         if len(fusion) > 1:
@@ -287,7 +295,9 @@ class Group(_core.Group):
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
-        prepared = prepared.of_arrays(one.member.ends.source.nbytes for one in launch)
+        prepared = prepared.of_arrays(
+            (one.member.ends.source.nbytes, one.member.ends.source.shape) for one in launch
+        )
         members = [
             OnDevice(one.member.ends.source, one.member.ends.target, one.where) for one in launch
         ]

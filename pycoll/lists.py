@@ -9,7 +9,8 @@ whatever their lengths, are one launch, whose kernel finds each where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -180,7 +181,9 @@ def start_list(
         )
         for number in numbers:
             prepared.check_shape(members[number].ends.source.shape)
-        prepared = prepared.of_arrays(lengths[number][1] for number in numbers)
+        prepared = prepared.of_arrays(
+            (lengths[number][1], members[number].ends.source.shape) for number in numbers
+        )
         mine = [members[number] for number in numbers]
         wheres = [Where(one.ends.framework, one.x, stream) for one in mine]
         messages.append(Message([one.ends for one in mine], prepared, wheres))
@@ -195,5 +198,20 @@ def start_list(
             work.wait()
         return results()
 
-    earlier.extend(message.start(communicator, nothing, async_op) for message in messages[:-1])
-    return messages[-1].start(communicator, last, async_op)
+    with one_call(communicator, len(messages) > 1):
+        earlier.extend(message.start(communicator, nothing, async_op) for message in messages[:-1])
+        return messages[-1].start(communicator, last, async_op)
+
+
+@contextlib.contextmanager
+def one_call(communicator: Core, several: bool = True) -> Iterator[None]:
+    """Collectives that begin inside are parts of one call: a rank that refuses one of them takes no
+    part in those behind it, and the others end them, too."""
+    native = communicator._native
+    if several:
+        native.begin_call()
+    try:
+        yield
+    finally:
+        if several:
+            native.end_call()

@@ -20,7 +20,6 @@ from pycoll.rows import (
     header,
     need_axis,
     read_header,
-    refusal,
     shares,
     signature,
     split_rows,
@@ -46,14 +45,14 @@ class Moving(Core):
     ) -> Any:
         """The root's ``x``, on every rank, as a new array (or in ``out``).
 
-        Every rank passes an x of the same count and dtype; only the root's values matter.
+        Every rank passes an x of the same shape and dtype; only the root's values matter.
         """
         root = self._check_rank(root, "root")
         framework, source, memory, target = ends_of(x, out)
         dtype, count = source.dtype, source.count
         prepared = self._prepare(
             Collective.BROADCAST, dtype, None, root, source.nbytes, algorithm, None
-        )
+        ).of_array(source.shape)
         return self._start(
             prepared,
             source if self.rank == root else None,
@@ -145,8 +144,7 @@ class Moving(Core):
         ``splits`` counts on the root only: rank r gets the next ``splits[r]`` rows.
 
         Other ranks need not know shape or dtype: the root tells them beforehand, also with
-        ``async_op``. There x only says what kind of array to return (NumPy if it is None). What
-        the root cannot scatter is told, too: all ranks raise InvalidArgumentError then. On the
+        ``async_op``. There x only says what kind of array to return (NumPy if it is None). On the
         root, ``out`` may be its own rows of ``x``, on the host.
         """
         root = self._check_rank(root, "root")
@@ -159,17 +157,13 @@ class Moving(Core):
                     framework, None, x, root, told, rows, out, algorithm, async_op, stream
                 )
             )
-        try:
-            framework, source = input_of(x, out)
-            need_axis(source.shape, "scatter")
-            rows = split_rows(splits, source.shape[0], self.size)
-            told = header(source.dtype, source.shape, splits is not None)
-            ready = self._scatter_ready(
-                framework, source, x, root, told, rows, out, algorithm, async_op, stream
-            )
-        except InvalidArgumentError as error:
-            self._broadcast_numbers(refusal(str(error)), HEADER_LENGTH, root)
-            raise
+        framework, source = input_of(x, out)
+        need_axis(source.shape, "scatter")
+        rows = split_rows(splits, source.shape[0], self.size)
+        told = header(source.dtype, source.shape, splits is not None)
+        ready = self._scatter_ready(
+            framework, source, x, root, told, rows, out, algorithm, async_op, stream
+        )
         self._broadcast_numbers(told, HEADER_LENGTH, root)
         if splits is not None:
             self._broadcast_numbers(rows, self.size, root)
@@ -179,20 +173,25 @@ class Moving(Core):
         """Rows of each rank, as the root's header says or as it tells next."""
         if tells_splits(told):
             return self._broadcast_numbers(None, self.size, root)
-        return shares(read_header(told, root)[1][0], self.size)
+        return shares(read_header(told)[1][0], self.size)
 
     def _scatter_rest(
         self, x: Any, root: int, told: Any, out: Any, algorithm: str | None, async_op: bool
     ) -> Any:
         """For native calls that had told the header and could not go on."""
-        framework = NUMPY if x is None else framework_of(x)
-        source = framework.view(x, "x") if self.rank == root else None
-        rows = self._told_rows(told, root)
-        return self._start(
-            *self._scatter_ready(
-                framework, source, x, root, told, rows, out, algorithm, async_op, None
+        self._exchanged = calls = self._native.calls()
+        try:
+            framework = NUMPY if x is None else framework_of(x)
+            source = framework.view(x, "x") if self.rank == root else None
+            rows = self._told_rows(told, root)
+            return self._start(
+                *self._scatter_ready(
+                    framework, source, x, root, told, rows, out, algorithm, async_op, None
+                )
             )
-        )
+        except Exception as error:
+            self._failed(error, "scatter", calls)
+            raise
 
     def _scatter_ready(
         self,
@@ -208,7 +207,7 @@ class Moving(Core):
         stream: Any,
     ) -> tuple[Any, ...]:
         """All that ``_start`` takes; every argument has been looked at."""
-        dtype, shape = read_header(told, root)
+        dtype, shape = read_header(told)
         counts = elements(rows, shape)
         own = with_rows(shape, rows[self.rank])
         place = sum(counts[: self.rank]) * ITEM_BYTES[dtype]
@@ -265,6 +264,8 @@ class Moving(Core):
             None,
             (splits is not None, *source.shape[1:]),
         )
+        if splits is None:
+            prepared = prepared.of_array(source.shape)
         return self._start(
             prepared,
             source,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from pycoll import _core
 from pycoll.collective import Collective
-from pycoll.core import immediate, nothing, salt
+from pycoll.core import immediate, immediate_collective, nothing, salt
 from pycoll.errors import InvalidArgumentError
 from pycoll.messages import TAG_MAX, Messages, check_tag
 from pycoll.pickled import Part, Parts, dump, dump_refusal, lengths_of, load, room
@@ -39,7 +39,7 @@ class Objects(Messages):
     within a ``group()``. Otherwise raises what other collectives and messages do.
     """
 
-    @immediate
+    @immediate_collective
     def broadcast_object(self, obj: _T = None, root: int = 0) -> _T:  # type: ignore[assignment]
         """The root's object, on every rank; what other ranks pass does not matter.
 
@@ -54,7 +54,7 @@ class Objects(Messages):
         parts = self._broadcast_parts(mine, root)
         return obj if self.rank == root else load(parts)
 
-    @immediate
+    @immediate_collective
     def all_gather_object(self, obj: _T) -> list[_T]:
         """The objects of all ranks, in rank order, on every rank.
 
@@ -68,7 +68,7 @@ class Objects(Messages):
         found = self._all_gather_parts(self._pickled_of(obj))
         return [obj if rank == self.rank else load(one) for rank, one in enumerate(found)]
 
-    @immediate
+    @immediate_collective
     def gather_object(self, obj: _T, root: int = 0) -> list[_T] | None:
         """The objects of all ranks, in rank order, on ``root``; None elsewhere.
 
@@ -91,7 +91,7 @@ class Objects(Messages):
                 work.wait()
         return [obj if rank == root else load(posted[rank][0]) for rank in range(self.size)]
 
-    @immediate
+    @immediate_collective
     def scatter_object(self, objs: Sequence[_T] | None = None, root: int = 0) -> _T:
         """Element r of the root's ``objs`` on rank r; what other ranks pass does not matter.
 

@@ -16,6 +16,7 @@ from pycoll.errors import InvalidArgumentError
 from pycoll.lower import acknowledged, lower
 from pycoll.model import DEFAULT, Parameters
 from pycoll.ops import Reduction
+from pycoll.rows import Shape
 from pycoll.select import choose
 from pycoll.topology import Topology
 from pycoll.types import LOCATION
@@ -34,6 +35,8 @@ class Prepared(NamedTuple):
     reduction: Reduction | None
     user: Reduction | None
     identity: bytes = b""
+    #: Of the one array, for the texts of a MismatchError; None where ranks compare no shape.
+    shape: Shape | None = None
 
     @property
     def by_python(self) -> bool:
@@ -46,9 +49,14 @@ class Prepared(NamedTuple):
         if self.reduction is not None:
             self.reduction.check_shape(shape, axes)
 
-    def of_arrays(self, lengths: Iterable[int]) -> Prepared:
-        """The same for a message of arrays of so many bytes each, on which ranks must agree."""
-        return self._replace(key=self.key ^ _core.lengths_key(list(lengths)))
+    def of_array(self, shape: Shape) -> Prepared:
+        """The same for one array, whose shape must be alike on all ranks."""
+        return self._replace(key=self.key ^ _core.arrays_key([(0, shape)]), shape=shape)
+
+    def of_arrays(self, arrays: Iterable[tuple[int, Shape]]) -> Prepared:
+        """The same for a message of arrays, told as pairs of bytes and shape, on which ranks must
+        agree."""
+        return self._replace(key=self.key ^ _core.arrays_key(list(arrays)))
 
 
 class Plans:

@@ -16,7 +16,7 @@ from pycoll.rows import elements, need_axis, split_rows, with_rows
 class Reducing(Core):
     """Part of Communicator. What its collectives have in common:
 
-    ``x``: see ``pycoll.arrays`` for what may be passed; its count, dtype and the other
+    ``x``: see ``pycoll.arrays`` for what may be passed; its shape, dtype and the other
     arguments must be alike on all ranks. ``op`` is one of these, or a name from ``register_op``:
 
     * sum, prod, min, max: integers wrap; floats of 16 and 8 bits are combined in float32, and each
@@ -126,6 +126,7 @@ class Reducing(Core):
             Collective.REDUCE, source.dtype, op, root, source.nbytes, algorithm, deterministic
         )
         prepared.check_shape(source.shape)
+        prepared = prepared.of_array(source.shape)
         count = source.count
         where = Where(framework, x, stream)
         return self._start(
@@ -171,6 +172,7 @@ class Reducing(Core):
             (*told, *source.shape[1:]),
         )
         prepared.check_shape(source.shape, 2)
+        prepared = prepared.of_array(source.shape)
         return self._start(
             prepared,
             source,
@@ -250,6 +252,7 @@ class Reducing(Core):
             collective, dtype, op, root, source.nbytes, algorithm, deterministic
         )
         prepared.check_shape(source.shape)
+        prepared = prepared.of_array(source.shape)
         finish = finisher(framework, x, memory, out)
         where = Where(framework, x, stream)
         if collective is Collective.EXSCAN and prepared.reduction is not None:

@@ -94,20 +94,9 @@ def tells_splits(numbers: Any) -> bool:
     return numbers[0] > 0 and bool(numbers[0] & _SPLITS)
 
 
-def refusal(why: str) -> list[int]:
-    """In place of a header: there is none, and why, as far as that fits."""
-    text = why.encode()[: 8 * (HEADER_LENGTH - 2)]
-    numbers = np.frombuffer(text.ljust(8 * (HEADER_LENGTH - 2), b"\0"), "<i8")
-    return [-1, len(text), *numbers.tolist()]
-
-
-def read_header(numbers: Any, root: int) -> tuple[int, Shape]:
-    """Dtype and shape. InvalidArgumentError if rank ``root`` has refused instead."""
-    count = int(numbers[1])
-    if numbers[0] < 0:
-        text = np.array(numbers[2:], "<i8").tobytes()[:count].decode(errors="ignore")
-        raise InvalidArgumentError(f"rank {root}, the root, has refused its arguments: {text}")
-    return int(numbers[0]) & ~_SPLITS, tuple(int(n) for n in numbers[2 : 2 + count])
+def read_header(numbers: Sequence[int]) -> tuple[int, Shape]:
+    """Dtype and shape."""
+    return int(numbers[0]) & ~_SPLITS, tuple(int(n) for n in numbers[2 : 2 + int(numbers[1])])
 
 
 def check_rows(values: Any, name: str, size: int) -> list[int]:

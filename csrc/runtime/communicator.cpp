@@ -326,6 +326,25 @@ void Communicator::send_reason() {
   if (engine_->owes_reason() && start_progress_thread().ok()) changed_.notify_all();
 }
 
+void Communicator::refuse(const std::string& why) {
+  if (!foreign().ok()) return;
+  const std::lock_guard<Gate> lock(gate_);
+  engine_->refuse(why);
+  tell_ended();
+}
+
+void Communicator::begin_call() {
+  if (!foreign().ok()) return;
+  const std::lock_guard<Gate> lock(gate_);
+  engine_->begin_call();
+}
+
+void Communicator::end_call() {
+  if (!foreign().ok()) return;
+  const std::lock_guard<Gate> lock(gate_);
+  engine_->end_call();
+}
+
 Status Communicator::failure() {
   if (Status status = foreign(); !status.ok()) return status;
   const std::lock_guard<Gate> lock(gate_);

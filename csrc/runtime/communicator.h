@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "base/unique_fd.h"
@@ -66,7 +67,12 @@ class Communicator {
   std::shared_ptr<Operation> start(Request&& request, Nanoseconds timeout) {
     if (Status status = foreign(); !status.ok()) return ended(std::move(status));
     const std::lock_guard<Gate> lock(gate_);
-    if (Status status = start_progress_thread(); !status.ok()) return ended(std::move(status));
+    if (Status status = start_progress_thread(); !status.ok()) {
+      if constexpr (std::is_same_v<std::decay_t<Request>, CollectiveRequest>) {
+        engine_->refuse(status.message());
+      }
+      return ended(std::move(status));
+    }
     auto operation = engine_->start(std::forward<Request>(request), timeout);
     if (!operation->done()) call_driver();
     return operation;
@@ -106,6 +112,12 @@ class Communicator {
   // The calling thread waits for operations, of any communicator, beside others that compute, as
   // the progress thread does: while a wire brings nothing it leaves them the core.
   static void work_in_background() { in_background = true; }
+
+  // As the engine's; the first takes no lock.
+  std::uint64_t calls() const { return engine_->calls(); }
+  void refuse(const std::string& why);
+  void begin_call();
+  void end_call();
 
   // The failure that ended this communicator, or ok.
   Status failure();

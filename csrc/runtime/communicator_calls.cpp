@@ -69,7 +69,10 @@ void Communicator::start(std::shared_ptr<Call> call, const std::byte* input, std
   if (!status.ok()) return operation->finish(std::move(status));
   const std::lock_guard<Gate> lock(gate_);
   status = start_progress_thread();
-  if (!status.ok()) return operation->finish(std::move(status));
+  if (!status.ok()) {
+    engine_->refuse(status.message());
+    return operation->finish(std::move(status));
+  }
   engine_->start(std::move(call), input, output, operation, timeout);
   if (!operation->done()) call_driver();
 }

@@ -81,17 +81,26 @@ Status Engine::fits(const CollectiveRequest& request) const {
                            std::to_string(rank()) + " of " + std::to_string(size()));
 }
 
+// Numbers are given when operations are started: all ranks start them in the same order.
+std::uint64_t Engine::next_sequence() {
+  const std::uint64_t last = called_.load(std::memory_order_relaxed);
+  const std::uint64_t next = parts_ == Parts::kMore ? last + 1 : next_call(last);
+  if (parts_ == Parts::kFirst) parts_ = Parts::kMore;
+  called_.store(next, std::memory_order_relaxed);
+  return next;
+}
+
 std::shared_ptr<Operation> Engine::start(CollectiveRequest request, Nanoseconds timeout) {
   auto operation = std::make_shared<Operation>();
   if (!failure_.ok()) {
     operation->finish(failure_);
-  } else if (Status status = fits(request); !status.ok()) {
-    operation->finish(std::move(status));
-  } else if (!running_.empty()) {
-    queue_.push({{nullptr, nullptr, nullptr, operation, timeout, 0},
-                 std::make_unique<CollectiveRequest>(std::move(request))});
+    return operation;
+  }
+  Pending pending{nullptr, nullptr, nullptr, operation, timeout, next_sequence(), 0};
+  if (running_.empty()) {
+    begin(std::move(pending), &request);
   } else {
-    begin({nullptr, nullptr, nullptr, operation, timeout, 0}, &request);
+    queue_.push({std::move(pending), std::make_unique<CollectiveRequest>(std::move(request))});
   }
   note_vacancy();
   return operation;
@@ -103,7 +112,8 @@ void Engine::start(std::shared_ptr<Call> call, const std::byte* input, std::byte
     operation->finish(failure_);
     return;
   }
-  Pending pending{std::move(call), input, output, std::move(operation), timeout, 0};
+  Pending pending{std::move(call), input,           output, std::move(operation),
+                  timeout,         next_sequence(), 0};
   if (queue_.empty() && may_begin(pending)) {
     begin(std::move(pending), nullptr);
   } else {
@@ -144,20 +154,23 @@ bool Engine::may_begin(const Pending& pending) const {
   return true;
 }
 
-// Makes it one of those that run; a wrong request ends at once and uses up no sequence number.
+// Makes it one of those that run; a wrong request is refused.
 void Engine::begin(Pending&& pending, CollectiveRequest* request) {
   Running entering{std::move(pending)};
-  if (Status status = enter(entering, request); !status.ok()) {
-    return entering.pending.operation->finish(std::move(status));
+  if (const Status status = enter(entering, request); !status.ok()) {
+    const std::uint64_t sequence = entering.pending.sequence;
+    entering.pending.operation->finish(
+        Status::error(status.code(), status.message(), {rank()}, status.how()));
+    tell_refused({sequence, sequence}, status.message());
+    return;
   }
-  ++entered_;
   running_.push(std::move(entering));
   if (running_.size() == 1) lead();
 }
 
 // The oldest of those that run is now what this rank is doing, as far as peers and clocks know.
 void Engine::lead() {
-  sequence_ = entered_ + 1 - running_.size();
+  sequence_ = running_.front().pending.sequence;
   descriptor_ = running_.front().execution->request().descriptor;
   announced_ = false;
   began_ = 0;  // the clock is read only if it comes to waiting
@@ -167,9 +180,9 @@ Status Engine::enter(Running& entering, CollectiveRequest* request) {
   Pending& pending = entering.pending;
   if (pending.call == nullptr) {
     PYCOLL_ASSERT(request != nullptr, "operation %llu is neither a call nor a request",
-                  static_cast<unsigned long long>(entered_ + 1));
+                  static_cast<unsigned long long>(call_of(pending.sequence)));
     entering.execution = &own_execution_;
-    return own_execution_.start(std::move(*request), entered_ + 1, *this);
+    return own_execution_.start(std::move(*request), pending.sequence, *this);
   }
   auto& runs = pending.call->runs_;
   auto* const run =
@@ -177,7 +190,7 @@ Status Engine::enter(Running& entering, CollectiveRequest* request) {
   PYCOLL_ASSERT(run != runs.end(), "%zu runs of a call at once", runs.size() + 1);
   Status status = bind(*pending.call, *run, pending.input, pending.output);
   if (!status.ok()) return status;
-  run->execution.begin(entered_ + 1, pending.input, pending.output);
+  run->execution.begin(pending.sequence, pending.input, pending.output);
   run->busy = true;
   entering.execution = &run->execution;
   entering.busy = &run->busy;
@@ -200,8 +213,8 @@ Status Engine::run_alone(Call& call, const std::byte* input, std::byte* output) 
   if (!failure_.ok()) return failure_;
   Call::Run& run = call.runs_.front();
   if (Status status = bind(call, run, input, output); !status.ok()) return status;
-  run.execution.begin(entered_ + 1, input, output);
-  sequence_ = ++entered_;
+  sequence_ = next_sequence();
+  run.execution.begin(sequence_, input, output);
   descriptor_ = call.request().descriptor;
   Progress progress = Progress::kMoved;
   while (progress == Progress::kMoved) progress = run.execution.advance();
@@ -226,6 +239,7 @@ bool Engine::end_leaders() {
     if (is_given_up(sequence_)) return look_at_notices() || any;
     const Running ended = running_.pop();
     if (ended.busy != nullptr) *ended.busy = false;
+    completed_ = ended.pending.sequence;
     if (!running_.empty()) lead();
     ended.pending.operation->finish(Status());
     any = true;

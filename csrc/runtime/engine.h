@@ -25,6 +25,7 @@
 #include "runtime/call.h"
 #include "runtime/execution.h"
 #include "runtime/mailbox.h"
+#include "runtime/numbers.h"
 #include "runtime/operation.h"
 #include "runtime/request.h"
 #include "runtime/ring.h"
@@ -52,8 +53,8 @@ class Engine final : public ChannelSource {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Enters an operation. A wrong request ends with kInvalidArgument, uses up no sequence number and
-  // leaves the communicator as it was; behind other collectives that is found out at its turn.
+  // Enters an operation. A wrong request ends with kInvalidArgument, naming this rank, and is
+  // refused as by refuse(); behind other collectives that is found out at its turn.
   // `timeout` of a message counts from now, of a collective from when it first waits at its turn;
   // kForever is none.
   std::shared_ptr<Operation> start(CollectiveRequest request, Nanoseconds timeout);
@@ -67,6 +68,25 @@ class Engine final : public ChannelSource {
   // `operation` may belong to the caller if it outlives the run.
   void start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
              std::shared_ptr<Operation> operation, Nanoseconds timeout);
+  // This rank takes no part in the collective that it would start now, for this reason. That counts
+  // as started, so that ranks stay in step. On peers it ends with kInvalidArgument, naming this
+  // rank, once they wait in it, and all goes on; only where peers may still read or write the
+  // memory of one of them where it lies does everything end, on all ranks, with that error.
+  void refuse(const std::string& why);
+  // Changes whenever something is started or refused, here or beside the engine; any thread.
+  std::uint64_t calls() const {
+    const std::uint64_t besides = besides_.load(std::memory_order_relaxed);
+    return called_.load(std::memory_order_relaxed) + (besides == kUncounted ? 0 : besides);
+  }
+  // Collectives that are started until end_call() are parts of one call: a peer that refuses one of
+  // them takes no part in the later ones either. A call inside a call is a part of it.
+  void begin_call() {
+    if (calls_open_++ == 0) parts_ = Parts::kFirst;
+  }
+  void end_call() {
+    if (--calls_open_ == 0) parts_ = Parts::kNone;
+  }
+
   // Runs a call of a world of one rank from beginning to end. Requires: size() is 1 and idle().
   Status run_alone(Call& call, const std::byte* input, std::byte* output);
   // Whether no collective runs or waits.
@@ -130,6 +150,7 @@ class Engine final : public ChannelSource {
   Turn& send_turn(int peer, std::uint32_t number) override;
   Turn& recv_turn(int peer, std::uint32_t number) override;
   std::uint64_t& sweeps() override { return sweeps_; }
+  bool is_dropped(std::uint64_t sequence) const override { return dropped_.contains(sequence); }
 
  private:
   // A collective that runs or waits for its turn.
@@ -139,8 +160,10 @@ class Engine final : public ChannelSource {
     std::byte* output = nullptr;
     std::shared_ptr<Operation> operation;
     Nanoseconds timeout = 0;
+    std::uint64_t sequence = 0;
     Nanoseconds deadline = 0;
   };
+  enum class Parts : std::uint8_t { kNone, kFirst, kMore };
   struct Queued {
     Pending pending;
     std::unique_ptr<CollectiveRequest> request;
@@ -172,6 +195,7 @@ class Engine final : public ChannelSource {
   };
 
   explicit Engine(EngineOptions options);
+  std::uint64_t next_sequence();
   void begin_next();
   // Behind whatever may have changed what vacant() says.
   void note_vacancy() {
@@ -197,6 +221,10 @@ class Engine final : public ChannelSource {
 
   void announce();
   bool look_at_notices();
+  bool look_at_refusals();
+  void look_at_overtaking(Nanoseconds now);
+  void tell_refused(transport::Numbers numbers, const std::string& why);
+  void drop_leader(int peer, const transport::Refusals& refusals);
   bool look_at_links(bool moved);
   void look_at_deadlines(Nanoseconds now);
   bool awaits(int peer) const;
@@ -214,8 +242,11 @@ class Engine final : public ChannelSource {
                                            const Operation& operation) const;
   void hear_timeout(const transport::Notice& notice);
   void hear_loss(int peer, const transport::Notice& notice);
+  void hear_refusal(int peer, const transport::Notice& notice);
+  bool look_at_refusals_beside(const std::string& operation);
   std::vector<Standing> standings();
   LateMessage late_message(const Deadline& deadline) const;
+  transport::Shape shape_now() const;
   // For texts: the collective that runs, or else an open message, with `peer` if there is one.
   std::string current_text(int peer) const;
   bool hear_beside(int peer, const transport::Notice& notice);
@@ -238,11 +269,18 @@ class Engine final : public ChannelSource {
   bool announced_ = false;
   Nanoseconds began_ = 0;
   std::vector<Deadline> message_deadlines_;
-  std::uint64_t sequence_ = 0;        // of what runs first; of what ran last while nothing runs
-  transport::Descriptor descriptor_;  // of operation sequence_
-  std::uint64_t entered_ = 0;         // the sequence number of what began last
-  std::uint64_t sweeps_ = 0;          // see ChannelSource
-  std::string beside_;                // what look_beside() looks for, while it does
+  std::uint64_t sequence_ = 0;            // of what runs first; of what ran last while nothing runs
+  transport::Descriptor descriptor_;      // of operation sequence_
+  std::atomic<std::uint64_t> called_{0};  // the sequence number of what was started last
+  Parts parts_ = Parts::kNone;
+  int calls_open_ = 0;
+  std::uint64_t completed_ = 0;  // of what this rank has ended well last
+  NumberSet dropped_;            // operations that some rank has refused
+  // Those that this rank has, as far as peers may not have heard; the ranges that count come first.
+  transport::Refusals refusals_;
+  Nanoseconds overtaken_ends_ = 0;         // when it is judged why a peer has gone on; 0: none has
+  std::uint64_t sweeps_ = 0;               // see ChannelSource
+  std::string beside_;                     // what look_beside() looks for, while it does
   std::atomic<std::uint64_t> besides_{0};  // operations called beside the engine, or kUncounted
   std::uint64_t told_besides_ = 0;         // as peers have heard while this rank waited
   Nanoseconds apart_ends_ = 0;             // when it is judged who calls in another order; 0: never

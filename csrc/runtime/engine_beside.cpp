@@ -69,7 +69,8 @@ void Engine::look_beside(const std::string& operation, bool patient) {
   if (!failure_.ok() || closed_) return;
   beside_ = operation;
   (void)poll();
-  bool over = look_at_notices() || look_at_order(operation);
+  (void)look_at_notices();
+  bool over = !failure_.ok() || look_at_refusals_beside(operation) || look_at_order(operation);
   for (int peer = 0; peer < size() && !over; ++peer) {
     Link* link = links_[static_cast<std::size_t>(peer)];
     if (link == nullptr || link->state() == LinkState::kOpen) continue;
@@ -106,7 +107,6 @@ bool Engine::look_at_order(const std::string& operation) {
   const std::uint64_t mine = besides_.load(std::memory_order_relaxed);
   if (mine == kUncounted) return false;
   if (std::exchange(told_besides_, mine) != mine) tell();
-  const std::uint64_t called = entered_ + queue_.size();
   Apart apart;
   std::vector<int> on_host;
   std::vector<int> on_devices{rank()};
@@ -118,7 +118,7 @@ bool Engine::look_at_order(const std::string& operation) {
     if (theirs == kUncounted) continue;
     if (theirs >= mine) {
       on_devices.push_back(peer);
-    } else if (notice.sequence > called) {
+    } else if (notice.sequence > called_.load(std::memory_order_relaxed)) {
       on_host.push_back(peer);
       apart.sequence = notice.sequence;
       apart.descriptor = notice.descriptor;

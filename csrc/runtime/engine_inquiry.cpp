@@ -127,7 +127,7 @@ void Engine::resolve_inquiry(Nanoseconds now) {
     if (link == nullptr) {
       accounts.push_back(account_);
       accounts.back().sequence = sequence_;
-      accounts.back().completed = entered_ - running_.size();
+      accounts.back().completed = completed_;
     } else {
       accounts.push_back(account_of(peer, size(), link->newest()));
       const bool open = link->state() == LinkState::kOpen;

@@ -46,15 +46,26 @@ std::string Engine::current_text(int peer) const {
   return text.empty() ? "send/recv" : text;
 }
 
+// Of the array that operation sequence_ is on, as far as it runs.
+transport::Shape Engine::shape_now() const {
+  for (std::size_t index = 0; index < running_.size(); ++index) {
+    const Execution& one = *running_[index].execution;
+    if (one.sequence() == sequence_) return one.request().shape;
+  }
+  return {};
+}
+
 void Engine::post(Code failure, int culprit, const std::string& detail) {
   Notice notice;
   if (failure == Code::kOk) write_account(account_, &notice);
-  notice.completed = entered_ - running_.size();
+  notice.completed = completed_;
   notice.sequence = sequence_;
   notice.descriptor = descriptor_;
   notice.failure = static_cast<std::uint32_t>(failure);
   notice.culprit = culprit;
   std::snprintf(notice.detail, sizeof(notice.detail), "%s", detail.c_str());
+  notice.shape = shape_now();
+  notice.refusals = refusals_;
   for (Link* link : links_) {
     if (link != nullptr) link->post(notice);
   }
@@ -111,6 +122,7 @@ bool Engine::watch() {
     if (!announced_ && now - began_ >= kAnnounceAfter) announce();
   }
   if (look_at_notices()) return true;
+  look_at_overtaking(now);
   if (disputed_ != 0) {
     resolve_disagreement(now);
     return moved;
@@ -123,6 +135,7 @@ bool Engine::watch() {
 // Peers' reasons come before what this rank sees itself: a rank that closes because another one
 // died says so first, and the dead one gets the blame.
 bool Engine::look_at_notices() {
+  if (look_at_refusals()) return true;
   for (int peer = 0; peer < size(); ++peer) {
     Link* link = links_[static_cast<std::size_t>(peer)];
     if (link == nullptr) continue;
@@ -143,6 +156,9 @@ bool Engine::look_at_notices() {
         break;
       case Code::kTimeout:
         hear_timeout(notice);
+        return true;
+      case Code::kInvalidArgument:
+        hear_refusal(peer, notice);
         return true;
       default:
         hear_loss(peer, notice);
@@ -228,13 +244,14 @@ bool Engine::look_at_links(bool moved) {
 // Peers hear of it at once, and of what this rank was doing: from here on it does nothing else.
 void Engine::disagree(std::uint64_t sequence) {
   // It may have begun beside what runs first: then that is what peers must hear of.
-  if (sequence > sequence_ && sequence <= entered_) {
-    descriptor_ = running_[sequence - sequence_].execution->request().descriptor;
+  for (std::size_t index = 1; index < running_.size(); ++index) {
+    if (running_[index].pending.sequence != sequence) continue;
+    descriptor_ = running_[index].execution->request().descriptor;
     sequence_ = sequence;
   }
   disputed_ = sequence;
   dispute_ends_ = later(options_.clock->now(), kDisputeLasts);
-  disputed_standing_ = {rank(), sequence_, descriptor_};
+  disputed_standing_ = {rank(), sequence_, descriptor_, shape_now()};
   announced_ = true;
   post(Code::kMismatch, -1, std::to_string(sequence));
 }
@@ -243,11 +260,12 @@ std::vector<Standing> Engine::standings() {
   std::vector<Standing> all;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) {
-      all.push_back(disputed_ != 0 ? disputed_standing_ : Standing{peer, sequence_, descriptor_});
+      all.push_back(disputed_ != 0 ? disputed_standing_
+                                   : Standing{peer, sequence_, descriptor_, shape_now()});
       continue;
     }
     const Notice notice = links_[static_cast<std::size_t>(peer)]->newest();
-    all.push_back({peer, notice.sequence, notice.descriptor});
+    all.push_back({peer, notice.sequence, notice.descriptor, notice.shape});
   }
   return all;
 }

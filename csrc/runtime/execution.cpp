@@ -67,7 +67,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   large_ = moved >= uncached_bytes(plan.header->size) && leaves_output(plan);
   spread_ = large_ && bytes_read(plan, request_.segment_bytes) > core_cache_bytes() / 4 * 3;
   scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
-  sweeps_ = &channels.sweeps();
+  channels_ = &channels;
 
   ports_.clear();
   for (const plan::Channel& channel : plan.channels) {
@@ -96,7 +96,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
   streams_ = large_ && (input != output || !fresh_ || spread_);
   own_ = own_part(input == output);
   header_.sequence = sequence;
-  sweep_.backwards = bound_.tiles() > 1 && (*sweeps_)++ % 2 != 0;
+  sweep_.backwards = sweeps() && channels_->sweeps()++ % 2 != 0;
   odd_peer_ = -1;
   has_all_turns_ = true;
   for (Port& port : ports_) {
@@ -140,6 +140,14 @@ Progress Execution::collect(const plan::Row& row, std::size_t bytes, Collected* 
     const transport::Segment* segment = port.recv->peek();
     if (segment == nullptr) return Progress::kBlocked;
     const transport::SegmentHeader& header = segment->header;
+    if (header.sequence != header_.sequence && skips(port, header.sequence)) {
+      --i;
+      continue;
+    }
+    if (header.sequence > header_.sequence) {
+      overtaken_ = true;
+      return Progress::kBlocked;
+    }
     if (header.sequence != header_.sequence || header.agreement != header_.agreement ||
         header.bytes != bytes ||
         (segment->placed && !(offers_ && (row.flags & plan::kFlagLand) != 0))) {
@@ -151,6 +159,13 @@ Progress Execution::collect(const plan::Row& row, std::size_t bytes, Collected* 
     all->placed |= segment->placed;
   }
   return Progress::kMoved;
+}
+
+// Gives back a segment of an operation that was dropped.
+bool Execution::skips(const Port& port, std::uint64_t sequence) {
+  if (!channels_->is_dropped(sequence)) return false;
+  port.recv->release();
+  return true;
 }
 
 // Whether memory that this operation handed over may still be read in the row's target.

@@ -40,6 +40,9 @@ class ChannelSource {
   // How many executions of several tiles have begun; they count themselves. The same on all ranks
   // for the same execution, since all begin them in the same order.
   virtual std::uint64_t& sweeps() = 0;
+  // Whether this operation has ended on all ranks because one of them refused it: what is left of
+  // it in channels belongs to nobody.
+  virtual bool is_dropped(std::uint64_t sequence) const = 0;
 };
 
 enum class Progress : std::uint8_t {
@@ -73,6 +76,17 @@ class Execution {
 
   const CollectiveRequest& request() const { return request_; }
   std::uint64_t sequence() const { return header_.sequence; }
+
+  // Before its end, as if it had not begun: channels go to the executions behind it, which find
+  // there what it has sent and received so far. Requires: no execution that began earlier is under
+  // way, and can_drop().
+  void drop();
+  // Whether no peer reads or writes this memory, which is the execution's, from now on.
+  bool can_drop(const std::byte* input, const std::byte* output) const;
+  // Whether it counts among ChannelSource::sweeps().
+  bool sweeps() const { return bound_.tiles() > 1; }
+  // Whether a peer has sent segments of a later operation where this one's are awaited.
+  bool is_overtaken() const { return overtaken_; }
 
   // Once it has ended without kDone, and peers neither read its memory nor write there.
   void forget_memory() { held_.clear(); }
@@ -139,6 +153,7 @@ class Execution {
   void pass_on_behind(const plan::Row& row, std::uint32_t index);
   void take_back();
   [[nodiscard]] bool settle();
+  [[nodiscard]] bool skips(const Port& port, std::uint64_t sequence);
   Progress advance_lane(std::size_t number, int rows);
   bool waits_for_lead(std::size_t number) const;
   Progress run_row(Lane& lane);
@@ -173,7 +188,7 @@ class Execution {
   std::vector<transport::shm::Hold> held_;
   const plan::Landings* landings_ = nullptr;  // none where nothing is long enough to be placed
   transport::SegmentHeader header_;
-  std::uint64_t* sweeps_ = nullptr;
+  ChannelSource* channels_ = nullptr;
   Sweep sweep_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
@@ -188,6 +203,7 @@ class Execution {
   bool fresh_ = false;          // what rows send on they have reduced, a moment ago
   bool offers_ = false;         // peers may place what is received
   bool is_awaited_ = false;     // who only sends waits to hear whether it may
+  bool overtaken_ = false;      // as of the last advance()
   bool long_ = false;           // enough to be lent or placed
   bool has_all_turns_ = false;  // its turn on every channel had come when it began
 };

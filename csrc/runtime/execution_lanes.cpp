@@ -24,6 +24,7 @@ void Execution::make_lanes() {
 Progress Execution::advance() {
   if (wire_.used() && !wire_.enter_some()) return Progress::kMoved;
   if (lends_) take_back();
+  overtaken_ = false;
   // Lanes take turns row by row: what one of them sends is what a peer's other one waits for.
   const int rows = lanes_.size() == 1 ? kRowsPerAdvance : 1;
   bool moved = false;

@@ -1,6 +1,7 @@
 // Channels among the executions that share them: each gets a channel when the one before is through
 // with it, memory that is still being read included.
 #include <algorithm>
+#include <utility>
 
 #include "runtime/execution.h"
 
@@ -59,6 +60,36 @@ void Execution::take_back() {
       lends_ = true;
     }
   }
+}
+
+void Execution::drop() {
+  for (Port& port : ports_) {
+    if (!port.passed_on) pass_on(port);
+  }
+  if (sweeps()) --channels_->sweeps();
+  lends_ = false;
+  held_.clear();
+}
+
+// Peers read or write memory of the arena where it lies; what else they could still be sent from
+// there, channels tell.
+bool Execution::can_drop(const std::byte* input, const std::byte* output) const {
+  if (std::any_of(held_.begin(), held_.end(), [](const auto& one) { return one.holds(); })) {
+    return false;
+  }
+  const auto is_read = [this](const std::byte* data, std::size_t bytes) {
+    return bytes != 0 && std::any_of(ports_.begin(), ports_.end(), [&](const Port& port) {
+             return port.send != nullptr && !port.passed_on && port.send->reads(data, bytes);
+           });
+  };
+  if (request_.parts.empty()) {
+    return !is_read(input, request_.input.bytes) && !is_read(output, request_.output.bytes);
+  }
+  std::uint64_t begin = 0;
+  return std::none_of(request_.parts.begin(), request_.parts.end(), [&](const Part& part) {
+    const std::uint64_t bytes = part.end - std::exchange(begin, part.end);
+    return is_read(part.input, bytes) || is_read(part.output, bytes);
+  });
 }
 
 // All rows have run: passes on what is left. True when that was all of it.

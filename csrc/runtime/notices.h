@@ -14,11 +14,15 @@ inline Code failure_of(const transport::Notice& notice) {
   return static_cast<Code>(notice.failure);
 }
 
-// Harmless text, whatever the peer wrote.
-inline std::string detail_of(const transport::Notice& notice) {
-  std::string text(notice.detail, ::strnlen(notice.detail, sizeof(notice.detail)));
+// Harmless text, whatever the peer wrote to a place of so many bytes.
+inline std::string printable(const char* place, std::size_t bytes) {
+  std::string text(place, ::strnlen(place, bytes));
   std::replace_if(text.begin(), text.end(), [](char one) { return one < ' ' || one > '~'; }, '?');
   return text;
+}
+
+inline std::string detail_of(const transport::Notice& notice) {
+  return printable(notice.detail, sizeof(notice.detail));
 }
 
 }  // namespace pycoll::runtime

@@ -48,6 +48,7 @@ struct CollectiveRequest {
   // Elements of each block of the whole collective, alike on all ranks.
   std::vector<std::uint64_t> counts;
   transport::Descriptor descriptor;
+  transport::Shape shape;                  // of the caller's array, for texts
   kernels::Combine combine;                // empty where nothing is reduced
   kernels::ScaleFunction scale = nullptr;  // for avg: applied to final values
   // If not empty: counts, memory and the descriptor speak of the array's elements, `combine` and

@@ -4,8 +4,11 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <string_view>
 #include <utility>
+
+#include "runtime/numbers.h"
 
 namespace pycoll::runtime {
 namespace {
@@ -33,6 +36,7 @@ constexpr std::string_view kBesides = "besides ";
 struct Camp {
   std::uint64_t sequence;
   Descriptor descriptor;
+  transport::Shape shape;
   std::vector<int> ranks;
 };
 
@@ -47,7 +51,7 @@ std::vector<Camp> camps_of(std::uint64_t sequence, const std::vector<Standing>& 
     if (same != camps.end()) {
       same->ranks.push_back(standing.rank);
     } else {
-      camps.push_back({standing.sequence, standing.descriptor, {standing.rank}});
+      camps.push_back({standing.sequence, standing.descriptor, standing.shape, {standing.rank}});
     }
   }
   for (Camp& camp : camps) std::sort(camp.ranks.begin(), camp.ranks.end());
@@ -65,6 +69,21 @@ std::vector<int> outside_first(const std::vector<Camp>& camps) {
   }
   std::sort(odd.begin(), odd.end());
   return odd;
+}
+
+bool are_alike(const std::vector<std::string>& texts) {
+  return std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) == texts.end();
+}
+
+// What each camp called; with the shapes of arrays where nothing else tells camps apart.
+std::vector<std::string> texts_of(const std::vector<Camp>& camps) {
+  std::vector<std::string> texts;
+  for (const Camp& camp : camps) texts.push_back(to_text(camp.descriptor));
+  if (!are_alike(texts)) return texts;
+  for (std::size_t i = 0; i < camps.size(); ++i) {
+    if (camps[i].shape.known != 0) texts[i] += ", shape " + to_text(camps[i].shape);
+  }
+  return texts;
 }
 
 Status apart_verdict(const std::vector<Camp>& camps) {
@@ -166,7 +185,7 @@ std::string name_rank(int rank, const std::vector<std::string>& names) {
 }
 
 std::string name_operation(std::uint64_t sequence, const Descriptor& descriptor) {
-  return "operation " + std::to_string(sequence) + " (" + to_text(descriptor) + ")";
+  return "operation " + std::to_string(call_of(sequence)) + " (" + to_text(descriptor) + ")";
 }
 
 std::string name_message(LateMessage::Kind kind, int peer, std::uint32_t tag) {
@@ -182,19 +201,17 @@ Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& sta
     if (all.size() > 1) return apart_verdict(all);
     return Status::error(Code::kMismatch,
                          "ranks disagree about the lengths of their arrays in " +
-                             (all.empty() ? "operation " + std::to_string(sequence)
+                             (all.empty() ? "operation " + std::to_string(call_of(sequence))
                                           : name_operation(all[0].sequence, all[0].descriptor)) +
                              ": compare their counts and splits");
   }
-  std::string text = "ranks disagree about operation " + std::to_string(sequence) + ": ";
+  std::string text = "ranks disagree about operation " + std::to_string(call_of(sequence)) + ": ";
+  const std::vector<std::string> called = texts_of(camps);
   for (std::size_t i = 0; i < camps.size(); ++i) {
     if (i > 0) text += "; ";
-    text += name_ranks(camps[i].ranks) + " called " + to_text(camps[i].descriptor);
+    text += name_ranks(camps[i].ranks) + " called " + called[i];
   }
-  const bool alike = std::all_of(camps.begin(), camps.end(), [&](const Camp& camp) {
-    return to_text(camp.descriptor) == to_text(camps[0].descriptor);
-  });
-  if (alike)
+  if (are_alike(called))
     text += " (with different algorithms, shapes, arrays fused into it, or user operations)";
   return Status::error(Code::kMismatch, std::move(text), outside_first(camps));
 }
@@ -334,6 +351,14 @@ std::uint64_t besides_from(const std::string& detail) {
   if (!detail.starts_with(kBesides)) return kUncounted;
   const char* digits = detail.c_str() + kBesides.size();
   return *digits >= '0' && *digits <= '9' ? std::strtoull(digits, nullptr, 10) : kUncounted;
+}
+
+Status refusal_verdict(int rank, std::uint64_t sequence, const std::string& why,
+                       const std::vector<std::string>& names) {
+  return Status::error(Code::kInvalidArgument,
+                       name_rank(rank, names) + " has refused its arguments of operation " +
+                           std::to_string(call_of(sequence)) + ": " + why,
+                       {rank});
 }
 
 Status peer_lost_verdict(int rank, const std::string& how, const std::string& operation,

@@ -19,6 +19,7 @@ struct Standing {
   int rank = 0;
   std::uint64_t sequence = 0;
   transport::Descriptor descriptor;
+  transport::Shape shape;
 };
 
 // Ranks disagree about operation `sequence`. The description that most ranks share is taken as
@@ -131,6 +132,10 @@ inline constexpr std::uint64_t kUncounted = ~std::uint64_t{0};
 std::string besides_detail(std::uint64_t count);
 // kUncounted where nothing is said of it.
 std::uint64_t besides_from(const std::string& detail);
+
+// `rank` takes no part in operation `sequence`, since it has refused its arguments.
+Status refusal_verdict(int rank, std::uint64_t sequence, const std::string& why,
+                       const std::vector<std::string>& names);
 
 // `rank` died or left while `operation` was under way; `how` is a fact of the Status, too.
 Status peer_lost_verdict(int rank, const std::string& how, const std::string& operation,

@@ -220,6 +220,8 @@ class Hold {
   ~Hold() {
     if (number_ != 0) arena_->drop(data_, number_);
   }
+  // Whether the memory is the arena's.
+  bool holds() const { return number_ != 0; }
 
  private:
   void swap(Hold& other) noexcept {

@@ -29,7 +29,7 @@ inline constexpr std::uint64_t kMagic = 0x6c6c6f6379700009;  // "pycoll", layout
 
 // Notices go round over this many places, so that a reader has the time of several posts to copy
 // one.
-inline constexpr std::uint32_t kNoticePlaces = 8;
+inline constexpr std::uint32_t kNoticePlaces = 4;
 
 struct alignas(kLinePair) Identity {
   std::uint64_t magic;

@@ -75,6 +75,7 @@ class SimTransport final : public Transport {
   bool arm() override { return world_->quiet(rank_); }
   void disarm() override {}
   int event_fd() const override { return -1; }
+  void take_back() override { world_->let_go(rank_); }
   void let_go() override { world_->let_go(rank_); }
   void close() override { world_->close(rank_); }
 

@@ -46,6 +46,7 @@ class TcpTransport final : public Transport {
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return doorbell_.get(); }
+  void take_back() override { let_go(); }
   void let_go() override;
   void close() override;
 

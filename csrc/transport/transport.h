@@ -39,7 +39,7 @@ inline constexpr std::uint32_t kChannelDepth = 4;
 // sent and compared. All padding is explicit and zero.
 struct Descriptor {
   std::uint64_t count = 0;     // elements, or 0 where ranks may differ (all_gather, gather, ...)
-  std::uint64_t plan_key = 0;  // hash of algorithm, tile size, user operation, trailing shape
+  std::uint64_t plan_key = 0;  // hash of algorithm, tile size, user operation, shape
   std::uint32_t root = 0;
   Collective collective = Collective::kBarrier;
   DType dtype = DType::kUInt8;
@@ -50,8 +50,36 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 24 && std::has_unique_object_representations_v<Descriptor>);
 
+// The shape of the caller's array, as far as notices tell it: for error messages. What ranks
+// compare is the key of the whole shape, which is a part of Descriptor::plan_key.
+struct Shape {
+  static constexpr std::uint32_t kShownMax = 7;
+
+  std::uint32_t known = 0;  // 0: ranks compare no shape in this operation
+  std::uint32_t axes = 0;   // of which the first kShownMax have their lengths here
+  std::uint64_t lengths[kShownMax] = {};
+
+  static Shape of(int axes, const std::int64_t* lengths);
+  bool operator==(const Shape&) const = default;
+};
+static_assert(sizeof(Shape) == 64 && std::has_unique_object_representations_v<Shape>);
+
+// What the shape of an array adds to Descriptor::plan_key, by exclusive or. With one axis the count
+// tells it, so that nothing is added.
+constexpr std::uint64_t shape_key(int axes, const std::int64_t* lengths) {
+  if (axes == 1) return 0;
+  std::uint64_t key = 0x6a09e667f3bcc909u + static_cast<std::uint64_t>(axes);
+  for (int axis = 0; axis < axes; ++axis) {
+    key = (key ^ static_cast<std::uint64_t>(lengths[axis])) * 0x9e3779b97f4a7c15u;
+    key ^= key >> 29;
+  }
+  return key;
+}
+
 // "all_reduce of 1024 float32, op sum"; for error messages.
 std::string to_text(const Descriptor& descriptor);
+// "(3, 2)", "(4,)", "()"; of more axes than it has "(1, 2, 3, 4, 5, 6, 7, ...)". Requires: known.
+std::string to_text(const Shape& shape);
 
 // Rides in front of every segment. `bytes` is the payload's length and may be zero.
 struct SegmentHeader {
@@ -67,6 +95,27 @@ struct SegmentHeader {
 static_assert(sizeof(SegmentHeader) == 24 &&
               std::has_unique_object_representations_v<SegmentHeader>);
 
+// Operations from `first` to `last`; none where `first` is 0.
+struct Numbers {
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+
+  bool contains(std::uint64_t number) const {
+    return first != 0 && first <= number && number <= last;
+  }
+  bool operator==(const Numbers&) const = default;
+};
+
+// Operations whose arguments a rank has refused, so that it takes no part in them: the newest
+// ranges, ascending, and why it refused the last one of all.
+struct Refusals {
+  static constexpr std::size_t kRangesMax = 3;
+
+  Numbers ranges[kRangesMax];
+  char why[144] = {};  // NUL-terminated text
+};
+static_assert(sizeof(Refusals) == 192);
+
 // What a rank tells its peers outside the channels: where it is, and why it gave up if it did.
 // Overwriting, not queued: a reader sees the newest one. A notice with a failure is final: later
 // posts do not replace it.
@@ -81,8 +130,10 @@ struct Notice {
   std::uint32_t awaited_count = 0;  // peers that this rank waits for, with an inquiry
   char detail[88] = {};             // NUL-terminated text: how it failed
   std::uint32_t awaited[27] = {};   // the first of those: rank * 2, + 1 if it has sent something
+  Shape shape;                      // of the caller's array in that operation
+  Refusals refusals;
 };
-static_assert(sizeof(Notice) == 256 && std::is_trivially_copyable_v<Notice>);
+static_assert(sizeof(Notice) == 512 && std::is_trivially_copyable_v<Notice>);
 
 // Memory that its owner names, and keeps until the transport is closed: segments are sent from it
 // and arrive in it where it lies. It may be a device's, so that the host neither reads nor writes
@@ -352,6 +403,10 @@ class Transport {
   virtual void disarm() = 0;
   // Descriptor to poll(2) for reading while armed; -1 for a medium on a virtual clock.
   virtual int event_fd() const = 0;
+
+  // Stops reading memory that was handed over: what is still to be sent is copied to memory of the
+  // transport's own, as far as the medium can. Everything else goes on.
+  virtual void take_back() {}
 
   // Stops reading memory that was handed over or lent, and ends offers: what is still to be sent
   // is copied to memory of the transport's own, and who reads what was lent, or would write to

@@ -92,6 +92,8 @@ def _bound(how: How, shape: Shape, kind: DType) -> int:
         how.deterministic,
         shape[1:] if rowed else (),
     )
+    if how.collective is not Collective.ALL_GATHER:
+        prepared = prepared.of_array(shape)
     if prepared.user is not None:
         raise InvalidArgumentError(
             f"op is {how.op!r}, which is Python: a compiled program can call builtin ones only"
@@ -109,4 +111,5 @@ def _bound(how: How, shape: Shape, kind: DType) -> int:
         input_count=math.prod(shape),
         output_count=math.prod(how.shape(shape)),
         reads=how.collective is not Collective.BROADCAST or how.comm.rank == how.root,
+        shape=prepared.shape,
     )

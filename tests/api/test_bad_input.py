@@ -17,13 +17,14 @@ Comm = pycoll.Communicator
 
 
 def refused(size: int, function: Callable[[Comm], Any]) -> str:
-    """The text of the InvalidArgumentError that rank 0 gets; no other rank calls anything."""
+    """The text of the InvalidArgumentError that rank 0 gets; all ranks call, and get one."""
     world = world_in_threads(size)
-    with pytest.raises(InvalidArgumentError) as caught:
-        function(world.communicators[0])
-    assert isinstance(caught.value, ValueError)
+    errors = world.outcomes(function)
+    for error in errors:
+        assert isinstance(error, InvalidArgumentError), error
+        assert isinstance(error, ValueError)
     assert world.is_usable()
-    return str(caught.value)
+    return str(errors[0])
 
 
 x = np.arange(6.0)
@@ -132,9 +133,9 @@ def test_refused(what: str, words: list[str], call: Callable[[Comm], Any]) -> No
 
 def test_refusals_name_the_operation_and_leave_the_communicator_usable() -> None:
     world = world_in_threads(2)
-    with pytest.raises(InvalidArgumentError) as caught:
-        world.communicators[0].scan(x, "nope")
-    assert caught.value.operation == "scan"
+    for error in world.outcomes(lambda c: c.scan(x, "nope")):
+        assert isinstance(error, InvalidArgumentError)
+        assert error.operation == "scan"
     assert [r.tolist() for r in world.run(lambda c: c.all_reduce(np.ones(2)))] == [[2, 2]] * 2
 
 
@@ -329,9 +330,7 @@ def test_what_the_root_of_a_scatter_refuses_is_told_to_all(root: int) -> None:
                         root=root
                     )
                 assert word in str(caught.value) or comm.rank != root
-                told = str(caught.value).startswith(
-                    f"rank {root}, the root, has refused its arguments: "
-                )
-                assert told == (comm.rank != root)
+                told = f"rank {root} (" in str(caught.value)
+                assert told == (comm.rank != root), caught.value
 
     world_in_threads(2).run(run)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pycoll
-from pycoll import InvalidArgumentError, MismatchError, Work
+from pycoll import InvalidArgumentError, MismatchError, Work, _core
 
 Comm = pycoll.Communicator
 
@@ -92,10 +92,12 @@ def test_lists_of_every_kind() -> None:
 
 
 def test_long_arrays_travel_alone_and_a_message_has_a_bound() -> None:
-    """As the engine numbers operations, which errors show."""
+    """Whatever a list consists of, it is one call, as errors show."""
     world = fresh_world(2)
     members = [np.ones(1 << 16, np.float32)] * 65  # 256 KiB each: 64 and 1
     long = [np.ones((1 << 16) + 1, np.float32)] * 2
+    messages = _core.messages_of([(0, one.nbytes) for one in [*members, *long]])
+    assert [len(one) for one in messages] == [64, 1, 1, 1]
 
     def rank(comm: Comm) -> None:
         for _ in range(2):  # the second time natively
@@ -105,7 +107,7 @@ def test_long_arrays_travel_alone_and_a_message_has_a_bound() -> None:
 
     try:
         for error in world.outcomes(rank):
-            assert isinstance(error, MismatchError) and "operation 9:" in str(error), error
+            assert isinstance(error, MismatchError) and "operation 3:" in str(error), error
     finally:
         world.close()
 

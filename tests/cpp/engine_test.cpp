@@ -92,7 +92,7 @@ TEST(a_rank_that_sent_something_is_not_missing) {
   // Rank 0 plays its first segment by hand and falls silent.
   const auto request = all_reduce(ring_plan(3, 0), *sums.data[0], *sums.data[0]);
   const transport::SegmentHeader header{
-      1, hash_bytes(&request.descriptor, sizeof(request.descriptor)), 8000, 0};
+      runtime::next_call(0), hash_bytes(&request.descriptor, sizeof(request.descriptor)), 8000, 0};
   auto& channel = ranks.link(0, 1).send_channel(0);
   CHECK(channel.hand_over(header, request.input.data), "no room");
   ranks.run_until(2 * kSecond);
@@ -149,13 +149,13 @@ TEST(a_refused_request_leaves_no_trace) {
   ranks.run_until(10 * kMillisecond);
   const auto refused =
       sums.start(0, 77, kSecond, [](runtime::CollectiveRequest& request) { request.counts = {}; });
-  expect(*refused, Code::kInvalidArgument, "counts has 0 entries, the plan has 1 blocks", {});
+  expect(*refused, Code::kInvalidArgument, "counts has 0 entries, the plan has 1 blocks", {0});
   std::vector<Element> room(1);
   (void)ranks.at(0).start(recv_from(1, 0, room), kSecond);
   ranks.run_until(2 * kSecond);
   const Notice notice = ranks.link(1, 0).newest();
   CHECK(notice.failure == static_cast<std::uint32_t>(Code::kTimeout), "failure %u", notice.failure);
-  CHECK(notice.sequence == 1 && notice.descriptor.count == 10, "it tells of %s",
+  CHECK(runtime::call_of(notice.sequence) == 1 && notice.descriptor.count == 10, "it tells of %s",
         to_text(notice.descriptor).c_str());
 }
 
@@ -222,12 +222,18 @@ TEST(notices_of_any_content_end_in_some_status) {
     Sums sums(ranks);
     const auto sum = sums.start(0, 10, kSecond);
     Notice notice;
-    notice.sequence = random.below(3);
+    notice.sequence = random.below(3) << runtime::kPartBits;
     notice.failure = static_cast<std::uint32_t>(random.below(12));
     notice.culprit = static_cast<std::int32_t>(random.below(8)) - 3;
     notice.inquiry = static_cast<std::uint32_t>(random.below(5));
     notice.awaited_count = static_cast<std::uint32_t>(random.below(40));
     for (std::uint32_t& one : notice.awaited) one = static_cast<std::uint32_t>(random.below(9));
+    for (transport::Numbers& one : notice.refusals.ranges) {
+      one = {random.below(3) << runtime::kPartBits, random.below(3) << runtime::kPartBits};
+    }
+    for (char& letter : notice.refusals.why) letter = static_cast<char>(random.next());
+    notice.shape.axes = static_cast<std::uint32_t>(random.next());
+    notice.shape.known = static_cast<std::uint32_t>(random.below(2));
     for (char& letter : notice.detail) letter = static_cast<char>(random.next());
     notice.descriptor.collective = static_cast<Collective>(random.below(256));
     notice.descriptor.dtype = static_cast<DType>(random.below(256));

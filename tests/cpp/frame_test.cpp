@@ -87,7 +87,7 @@ TEST(good_headers_of_every_type_pass) {
     FrameHeader header;
     header.type = type;
     header.number = 0xffffffff;
-    header.bytes = type == FrameType::kNotice ? 128 : 0;
+    header.bytes = type == FrameType::kNotice ? sizeof(Notice) : 0;
     header.released = data.released;
     header.check = frame_check(header);
     CHECK(judge(header, 0xffffffff) == FrameFault::kNone, "type %d: %s", static_cast<int>(type),
@@ -150,7 +150,7 @@ TEST(only_data_frames_speak_of_segments) {
   };
   const auto nothing = [](FrameHeader&) {};
   for (const FrameType type : {FrameType::kCredit, FrameType::kNotice, FrameType::kGoodbye}) {
-    const std::uint32_t bytes = type == FrameType::kNotice ? 128 : 0;
+    const std::uint32_t bytes = type == FrameType::kNotice ? sizeof(Notice) : 0;
     const int number = static_cast<int>(type);
     CHECK(fault_of(type, bytes, nothing) == FrameFault::kNone, "type %d", number);
     CHECK(fault_of(type, bytes + 1, nothing) == FrameFault::kBytes, "type %d", number);
@@ -171,7 +171,7 @@ TEST(faults_are_told_with_values) {
   FrameHeader header = data_header();
   header.version = 1;
   const std::string version = to_text(FrameFault::kVersion, header, 0);
-  CHECK(version == "version 1, expected 5: run the same release of pycoll on all ranks", "%s",
+  CHECK(version == "version 1, expected 6: run the same release of pycoll on all ranks", "%s",
         version.c_str());
   const std::string number = to_text(FrameFault::kNumber, header, 17);
   CHECK(number == "frame number 16909060, expected 17", "%s", number.c_str());

@@ -46,6 +46,7 @@ class Channels final : public runtime::ChannelSource {
     return turns_[{false, {peer, number}}];
   }
   std::uint64_t& sweeps() override { return sweeps_; }
+  bool is_dropped(std::uint64_t /*sequence*/) const override { return false; }
   int placed() const {
     int all = 0;
     for (const auto& [place, channel] : counted_) all += channel.placed();

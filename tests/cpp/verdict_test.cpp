@@ -6,6 +6,7 @@
 
 #include "base/prng.h"
 #include "check.h"
+#include "runtime/numbers.h"
 
 using namespace pycoll;
 using namespace pycoll::runtime;
@@ -32,8 +33,10 @@ void expect(const Status& status, Code code, const std::string& text,
 
 void expect_mismatch(std::vector<Standing> standings, const std::string& text,
                      const std::vector<int>& ranks) {
+  for (Standing& one : standings) one.sequence <<= runtime::kPartBits;
   for (int turn = 0; turn < 4; ++turn) {
-    expect(mismatch_verdict(5, standings), Code::kMismatch, text, ranks);
+    expect(mismatch_verdict(std::uint64_t{5} << runtime::kPartBits, standings), Code::kMismatch,
+           text, ranks);
     std::reverse(standings.begin(), standings.end());
     if (turn == 1) std::rotate(standings.begin(), standings.begin() + 1, standings.end());
   }
@@ -113,7 +116,7 @@ TEST(a_mismatch_that_no_description_shows) {
       "float32, op sum): compare their counts and splits",
       {});
   expect(
-      mismatch_verdict(5, {}), Code::kMismatch,
+      mismatch_verdict(std::uint64_t{5} << runtime::kPartBits, {}), Code::kMismatch,
       "ranks disagree about the lengths of their arrays in operation 5: compare their counts and "
       "splits",
       {});
@@ -366,7 +369,7 @@ RUN_TESTS()
 
 TEST(ranks_on_hosts_and_devices_call_in_different_orders) {
   Apart apart;
-  apart.sequence = 5;
+  apart.sequence = std::uint64_t{5} << runtime::kPartBits;
   apart.descriptor = all_reduce(4);
   apart.beside = "device all_reduce of 4 float32, op sum";
   blame({2}, {1, 0}, &apart);

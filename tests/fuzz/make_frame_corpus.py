@@ -50,7 +50,10 @@ def notice(sequence: int, failure: int, detail: bytes) -> bytes:
     descriptor = struct.pack("<QQIBBBB", 1000, 77, 0, 0, 11, 0, 0)
     state = struct.pack("<IiQIII", failure, 2, sequence - 1, 2, 1500, 2)
     awaited = struct.pack("<27I", 3, 4, *(0,) * 25)
-    return struct.pack("<Q", sequence) + descriptor + state + struct.pack("88s", detail) + awaited
+    shape = struct.pack("<II7Q", 1, 2, 50, 20, *(0,) * 5)
+    refusals = struct.pack("<6Q144s", 3, 3, *(0,) * 4, b"x is None")
+    head = struct.pack("<Q", sequence) + descriptor + state
+    return head + struct.pack("88s", detail) + awaited + shape + refusals
 
 
 def announced(kind: int, length: int, *, place: int = 0, number: int = 0) -> bytes:
@@ -70,7 +73,7 @@ def edges() -> dict[str, bytes]:
         f"announces_{length}": bytes([RELEASE]) + good + announced(DATA, length, place=1, number=1)
         for length in lengths
     }
-    for length in (0, 255, 257, (1 << 32) - 1):
+    for length in (0, 511, 513, (1 << 32) - 1):
         found[f"notice_of_{length}"] = bytes([0]) + announced(NOTICE, length)
     for kind, name in ((CREDIT, "credit"), (GOODBYE, "goodbye")):
         found[f"{name}_with_bytes"] = bytes([0]) + announced(kind, (1 << 32) - 1)

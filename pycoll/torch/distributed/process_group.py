@@ -17,6 +17,7 @@ from pycoll.torch.distributed.shapes import (
     dealt,
     ends_for,
     flat,
+    one_axis,
     only,
     same_type,
     solid,
@@ -53,6 +54,7 @@ class PycollProcessGroup(Membership):
         target, back = writable(tensor)
         if back is None and self._storages is not None:
             self._storages.settle_gradient(target)
+        target = one_axis(target)
         ends = ends_for(op, target, target, back)
         works = [self._call("all_reduce", ends.source, word_of(op), out=ends.target)]
         return self._pending(works, [tensor], ends.back)
@@ -66,6 +68,7 @@ class PycollProcessGroup(Membership):
             with self.communicator.group():
                 for tensor in tensors:
                     target, back = writable(tensor)
+                    target = one_axis(target)
                     ends = ends_for(op, target, target, back)
                     self.communicator.all_reduce(ends.source, word_of(op), out=ends.target)
                     backs.append(ends.back)
@@ -145,6 +148,7 @@ class PycollProcessGroup(Membership):
         """The root's tensor, in place on all."""
         tensor = tensors[opts.rootTensor]
         target, back = writable(tensor)
+        target = one_axis(target)
         works = [self._call("broadcast", target, opts.rootRank, out=target)]
         return self._pending(works, [tensor], back)
 

@@ -98,6 +98,13 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return solid(tensor).view(-1)
 
 
+def one_axis(piece: torch.Tensor) -> torch.Tensor:
+    """The same memory along one axis: pycoll compares shapes, torch.distributed counts only.
+
+    Requires: ``piece`` is contiguous."""
+    return piece if piece.dim() == 1 else piece.view(-1)
+
+
 def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """``source``, copied if it may share memory with ``target``: a share within the whole."""
     same = source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
