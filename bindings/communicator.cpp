@@ -173,6 +173,35 @@ void bind_company(py::module_& module) {
              "The calling thread waits beside others that compute: it leaves them the core.");
 }
 
+// What keeps ranks in step whatever a call consists of.
+void bind_calls_of(py::class_<CommunicatorHandle, Shared>& type) {
+  type.def(
+          "calls", [](const Shared& self) { return self->native->calls(); },
+          "Changes whenever a collective is started or refused.")
+      .def(
+          "refuse",
+          [](const Shared& self, const std::string& why) {
+            if (UserOp::running()) return;
+            const ReleasedGil release;
+            self->native->refuse(why);
+          },
+          py::arg("why"),
+          "Count the next collective as called and tell the other ranks why this one does not "
+          "take part.")
+      .def(
+          "begin_call",
+          [](const Shared& self) {
+            refuse_inside_reduction("all_reduce");
+            const ReleasedGil release;
+            self->native->begin_call();
+          },
+          "Collectives until end_call() are parts of one call.")
+      .def("end_call", [](const Shared& self) {
+        const ReleasedGil release;
+        self->native->end_call();
+      });
+}
+
 }  // namespace
 
 void bind_communicator(py::module_& module) {
@@ -180,6 +209,7 @@ void bind_communicator(py::module_& module) {
   bind_company(module);
   py::class_<CommunicatorHandle, Shared> type(module, "Communicator",
                                               "One rank's operations over its transports.");
+  bind_calls_of(type);
   type.def("abort", &abort, py::arg("why"));
   type.def("probe", &probe, py::arg("source"), py::arg("tag"), py::arg("patience_s"));
   type.def(py::init(&make), py::arg("rank"), py::arg("size"), py::arg("transports"),
@@ -224,32 +254,6 @@ void bind_communicator(py::module_& module) {
           },
           "Why the communicator can no longer be used, or None.")
       .def("transport_of", &transport_of, py::arg("peer"))
-      .def(
-          "calls", [](const Shared& self) { return self->native->calls(); },
-          "Changes whenever a collective is started or refused.")
-      .def(
-          "refuse",
-          [](const Shared& self, const std::string& why) {
-            if (UserOp::running()) return;
-            const ReleasedGil release;
-            self->native->refuse(why);
-          },
-          py::arg("why"),
-          "Count the next collective as called and tell the other ranks why this one does not "
-          "take part.")
-      .def(
-          "begin_call",
-          [](const Shared& self) {
-            refuse_inside_reduction("all_reduce");
-            const ReleasedGil release;
-            self->native->begin_call();
-          },
-          "Collectives until end_call() are parts of one call.")
-      .def("end_call",
-           [](const Shared& self) {
-             const ReleasedGil release;
-             self->native->end_call();
-           })
       .def("close", [](const Shared& self) {
         refuse_inside_reduction("close");
         self->close();

@@ -314,7 +314,7 @@ class Executor {
     const int carries = row_->carry != 0 ? 1 : 0;
     const int locals = static_cast<plan::Buffer>(row_->source) != plan::Buffer::kNone ? 1 : 0;
     const int operands = carries + locals + row_->recv_count;
-    Pack value[kInFlight];
+    Pack value[kInFlight] = {};
     for (int k = 0; k < operands; ++k) {
       const int place = k - carries;
       Local local = Arrays::none();

@@ -6,8 +6,8 @@ from harness import python
 
 #: Modules of ours behind ``pycoll.all_reduce``; joining, plans, proofs and tools come later.
 OURS = """
-    _core api arrays collective communicator core device_view errors foreign_words messages moving
-    objects ops pickled reducing rows types work
+    _core api arrays collective communicator core device_view dynamo errors foreign_words messages
+    moving objects ops pickled reducing rows types work
 """
 #: Slow modules of the standard library, and packages, that nobody needs before joining a world.
 LATER = """

@@ -305,7 +305,9 @@ def test_probe_tells_of_messages_and_leaves_them(transports: str) -> None:
             assert np.array_equal(out, np.arange(len(out)).astype(np.uint8))
         assert comm.iprobe(tag=None) is None
 
-    world_in_threads(3, transports).run(rank)
+    world = fresh_world(3, transports)  # where no other test has left a message
+    world.run(rank)
+    world.close()
 
 
 def test_probe_does_not_see_what_a_receive_takes() -> None:

@@ -51,10 +51,11 @@ def test_wrong_splits_are_named() -> None:
     def rank(comm: Comm) -> None:
         x = np.ones((4, 2))
         for name in ("scatter", "reduce_scatter"):
-            refused = "" if comm.rank == 0 or name != "scatter" else "rank 0, the root, has refused"
+            refused = "" if comm.rank == 0 or name != "scatter" else "rank 0 .* has refused"
             for splits, told in (([1, 2], "add up to 3, but x has 4"), ([4], "has 1 entries")):
                 with pytest.raises(InvalidArgumentError, match=f"{refused}.*splits {told}"):
                     getattr(comm, name)(x, splits=splits)
+                comm.barrier()  # of several refusals that nobody heard, only the last is told
         with pytest.raises(InvalidArgumentError, match="splits and lengths mean the same"):
             comm.gather(x, splits=[4, 4], lengths=[4, 4])
         with pytest.raises(InvalidArgumentError, match=rf"splits\[{comm.rank}\] is 3, but x"):

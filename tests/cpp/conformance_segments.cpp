@@ -125,7 +125,7 @@ void peeked_segments_stay_until_release(const Medium& medium) {
     const std::byte* data = segment->data;
     for (int other = 0; other < 10; ++other) {  // whatever else happens on the link meanwhile
       if (try_send(send, key(sent), sent, 999)) ++sent;
-      world.send(0, 1, 1).hand_over({1, 0, 999, 0}, noise.data());
+      (void)world.send(0, 1, 1).hand_over({1, 0, 999, 0}, noise.data());
       world.step();
       segment = recv.peek();
       CHECK(segment != nullptr && segment->data == data, "a peeked segment moved");

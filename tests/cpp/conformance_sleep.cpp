@@ -51,8 +51,8 @@ void an_idle_transport_sleeps(const Medium& medium) {
   World world(medium, 3, seed_of(40));
   expect_quiet(world.at(0), "before anything happened");
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    world.recv(0, 1, number).peek();
-    world.send(0, 1, number).reserve(8);
+    (void)world.recv(0, 1, number).peek();
+    (void)world.send(0, 1, number).reserve(8);
   }
   expect_quiet(world.at(0), "with all channels open");
 }

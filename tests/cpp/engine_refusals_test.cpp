@@ -17,6 +17,35 @@ std::string told(int rank, int operation, const std::string& why) {
          std::to_string(operation) + ": " + why;
 }
 
+using Started = std::vector<std::vector<std::shared_ptr<Operation>>>;
+
+// Whether the world lives on, and all its operations ended as their refusals say. A world ends
+// where a rank was too far ahead, and all ranks hear of that.
+bool ended_alike(Ranks& ranks, int size, std::uint64_t seed, const Started& started,
+                 const std::vector<std::vector<bool>>& refused) {
+  for (int rank = 0; rank < size; ++rank) {
+    const Status& failure = ranks.at(rank).failure();
+    CHECK(failure.ok() == ranks.at(0).failure().ok(), "seed %llu: %s",
+          static_cast<unsigned long long>(seed), failure.message().c_str());
+    if (!failure.ok()) {
+      CHECK(failure.code() == Code::kInvalidArgument, "seed %llu: %s",
+            static_cast<unsigned long long>(seed), failure.message().c_str());
+      return false;
+    }
+    const auto& mine = started[static_cast<std::size_t>(rank)];
+    for (std::size_t call = 0; call < mine.size(); ++call) {
+      if (mine[call] == nullptr) continue;
+      const bool any =
+          std::find(refused[call].begin(), refused[call].end(), true) != refused[call].end();
+      const Status& status = mine[call]->status();
+      CHECK(mine[call]->done() && status.code() == (any ? Code::kInvalidArgument : Code::kOk),
+            "seed %llu, rank %d, call %zu: %s", static_cast<unsigned long long>(seed), rank, call,
+            status.message().c_str());
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 TEST(sets_of_numbers_hold_what_was_added) {
@@ -119,7 +148,7 @@ TEST(random_refusals_leave_ranks_in_step) {
       refused.emplace_back();
       for (int rank = 0; rank < size; ++rank) refused.back().push_back(random.below(6) == 0);
     }
-    std::vector<std::vector<std::shared_ptr<Operation>>> started(static_cast<std::size_t>(size));
+    Started started(static_cast<std::size_t>(size));
     std::vector<int> next(static_cast<std::size_t>(size), 0);
     Nanoseconds now = 0;
     for (bool more = true; more;) {
@@ -144,28 +173,7 @@ TEST(random_refusals_leave_ranks_in_step) {
       ranks.run_until(now += static_cast<Nanoseconds>(1 + random.below(40)) * kMillisecond);
     }
     ranks.run_until(now + 20 * kSecond);
-    for (int rank = 0; rank < size; ++rank) {
-      const auto index = static_cast<std::size_t>(rank);
-      // A rank may be too far ahead; all hear of that, too.
-      const Status& failure = ranks.at(rank).failure();
-      CHECK(failure.ok() == ranks.at(0).failure().ok(), "seed %llu: %s",
-            static_cast<unsigned long long>(seed), failure.message().c_str());
-      if (!failure.ok()) {
-        CHECK(failure.code() == Code::kInvalidArgument, "seed %llu: %s",
-              static_cast<unsigned long long>(seed), failure.message().c_str());
-        ++ended;
-        break;
-      }
-      for (std::size_t call = 0; call < started[index].size(); ++call) {
-        const auto& one = started[index][call];
-        if (one == nullptr) continue;
-        const bool any =
-            std::find(refused[call].begin(), refused[call].end(), true) != refused[call].end();
-        CHECK(one->done() && one->status().code() == (any ? Code::kInvalidArgument : Code::kOk),
-              "seed %llu, rank %d, call %zu: %s", static_cast<unsigned long long>(seed), rank, call,
-              one->status().message().c_str());
-      }
-    }
+    ended += !ended_alike(ranks, size, seed, started, refused);
   }
   CHECK(ended < 15, "%d of 150 worlds ended", ended);
 }

@@ -77,7 +77,7 @@ class Closing {
     const Nanoseconds begin = clock.now();
     while (link.state() == LinkState::kOpen) {
       for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-        link.send_channel(number).hand_over({1, 0, kSegmentBytesMax, 0}, memory.data());
+        (void)link.send_channel(number).hand_over({1, 0, kSegmentBytesMax, 0}, memory.data());
         take(number);
       }
       if (!stayer_.poll()) std::this_thread::yield();

@@ -82,7 +82,7 @@ CALLS: dict[str, Call] = {
     **{f"{name} late": late(name) for name in ("all_gather", "all_reduce", "scan")},
     **{f"{name} later": later(name) for name in ("all_reduce", "broadcast", "all_gather")},
     "a word": lambda comm, bad: comm.all_reduce(matrix(comm), op="smu" if bad else "sum"),
-    "a name": lambda comm, bad: comm.barrier(**({"algoritm": "x"} if bad else {})),  # type: ignore[arg-type]
+    "a name": lambda comm, bad: comm.barrier(**({"algoritm": "x"} if bad else {})),  # type: ignore
     "splits": lambda comm, bad: comm.all_to_all(matrix(comm), splits=[2] * (comm.size - bad)),
     "root": lambda comm, bad: comm.broadcast(matrix(comm), root=comm.size if bad else 0),
     "split": lambda comm, bad: comm.split("red" if bad else 0),  # type: ignore[arg-type]
