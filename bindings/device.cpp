@@ -83,7 +83,13 @@ class DeviceHandle {
       : host_(host) {
     const device::Driver& driver = need_driver("x");
     device::Options options;
-    raise_if_failed(device::Gpu::open(driver, device::module_image(), ordinal, &options.gpu), "");
+    Status opened;
+    {
+      // To load the kernels may wait for what streams hold, which other threads let go.
+      const ReleasedGil release;
+      opened = device::Gpu::open(driver, device::module_image(), ordinal, &options.gpu);
+    }
+    raise_if_failed(opened, "");
     options.membership = {static_cast<std::uint32_t>(host->native->rank()),
                           static_cast<std::uint32_t>(host->native->size()),
                           std::move(names),

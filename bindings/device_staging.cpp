@@ -56,8 +56,14 @@ class StagingHandle {
  public:
   StagingHandle(const SharedHandle& host, int ordinal, std::uint64_t group) : host_(host) {
     Staging::Options options;
-    raise_if_failed(
-        device::Gpu::open(need_driver("x"), device::module_image(), ordinal, &options.gpu), "");
+    const device::Driver& driver = need_driver("x");
+    Status status;
+    {
+      // To load the kernels may wait for what streams hold, which other threads let go.
+      const ReleasedGil release;
+      status = device::Gpu::open(driver, device::module_image(), ordinal, &options.gpu);
+    }
+    raise_if_failed(status, "");
     runtime::Communicator* native = host->native.get();
     options.host.start = [native](const runtime::MessageRequest& request, Nanoseconds timeout) {
       return native->start(request, timeout);

@@ -28,8 +28,19 @@ from pycoll.bench.cuda import Array, Stream, array, current
 @pytest.fixture
 def world() -> Iterator[ThreadWorld]:
     made = fresh_world(2)
+    ranks_of(made, load_kernels)
     yield made
     made.close()
+
+
+def load_kernels(comm: pycoll.Communicator) -> None:
+    """A driver that loads kernels waits for what streams hold, and tests hold streams up."""
+    x = array(np.zeros(1))
+    if comm.rank == 0:
+        comm.send(x, 1, 99)
+    else:
+        comm.recv(x, 0, 99)
+    x.get()
 
 
 def mine() -> Stream:
