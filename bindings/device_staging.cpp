@@ -57,13 +57,13 @@ class StagingHandle {
   StagingHandle(const SharedHandle& host, int ordinal, std::uint64_t group) : host_(host) {
     Staging::Options options;
     const device::Driver& driver = need_driver("x");
-    Status status;
+    Status opened;
     {
       // To load the kernels may wait for what streams hold, which other threads let go.
       const ReleasedGil release;
-      status = device::Gpu::open(driver, device::module_image(), ordinal, &options.gpu);
+      opened = device::Gpu::open(driver, device::module_image(), ordinal, &options.gpu);
     }
-    raise_if_failed(status, "");
+    raise_if_failed(opened, "");
     runtime::Communicator* native = host->native.get();
     options.host.start = [native](const runtime::MessageRequest& request, Nanoseconds timeout) {
       return native->start(request, timeout);
