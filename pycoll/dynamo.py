@@ -13,7 +13,6 @@ import importlib.machinery
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
@@ -29,7 +28,7 @@ def leave_pycoll_alone() -> None:
         sys.meta_path.insert(0, _Watch())
 
 
-class _Watch(MetaPathFinder):
+class _Watch:
     """Gives the rule at the end of the import of ``_RULES``, and finds no other module."""
 
     def find_spec(
