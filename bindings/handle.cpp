@@ -106,8 +106,10 @@ void CommunicatorHandle::report(const Status& status, const Dropped& dropped) no
     error.restore();
     const auto what = py::reinterpret_steal<py::object>(PyUnicode_FromString(name.c_str()));
     or_park([&] { PyErr_WriteUnraisable(what.ptr()); });
-  } catch (const std::exception&) {
-    // No memory for a text: the next call raises.
+  } catch (const std::exception& error) {
+    // No memory for a text; the next call raises.
+    PyErr_SetString(PyExc_MemoryError, error.what());
+    or_park([] { PyErr_WriteUnraisable(nullptr); });
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -113,7 +114,7 @@ bool serves_new_threads() {
       run(py::module_::import("numpy").attr("empty"), py::int_(kSharedBytesMin), "u1");
   const auto address = array.attr("ctypes").attr("data").cast<std::uintptr_t>();
   std::uint64_t offset = 0;
-  return Arena::of_process().find(reinterpret_cast<const std::byte*>(address), kSharedBytesMin,
+  return Arena::of_process().find(std::bit_cast<const std::byte*>(address), kSharedBytesMin,
                                   &offset);
 }
 

@@ -19,7 +19,7 @@ struct Standing {
   int rank = 0;
   std::uint64_t sequence = 0;
   transport::Descriptor descriptor;
-  transport::Shape shape;
+  transport::Shape shape{};
 };
 
 // Ranks disagree about operation `sequence`. The description that most ranks share is taken as
