@@ -236,7 +236,7 @@ class Engine final : public ChannelSource {
   void inquire(Inquiry why, Nanoseconds now, std::vector<Account::Awaited> awaited);
   void answer();
   void resolve_inquiry(Nanoseconds now);
-  void conclude(int due, std::vector<Account> accounts, Overdue overdue);
+  void conclude(int due, const std::vector<Account>& accounts, Overdue overdue);
   std::vector<Account::Awaited> awaited() const;
   std::vector<Account::Awaited> awaited_by(const Deadline& deadline,
                                            const Operation& operation) const;

@@ -140,10 +140,10 @@ void Engine::resolve_inquiry(Nanoseconds now) {
   const Nanoseconds grace = grace_of(overdue.seconds);
   const bool judges = due == rank();
   if (!(judges && all_answered) && now - inquiry_began_ < (judges ? grace : 2 * grace)) return;
-  conclude(due >= 0 ? due : rank(), std::move(accounts), std::move(overdue));
+  conclude(due >= 0 ? due : rank(), accounts, std::move(overdue));
 }
 
-void Engine::conclude(int due, std::vector<Account> accounts, Overdue overdue) {
+void Engine::conclude(int due, const std::vector<Account>& accounts, Overdue overdue) {
   if (due != rank()) {
     const Notice notice = links_[static_cast<std::size_t>(due)]->newest();
     sequence_ = notice.sequence;

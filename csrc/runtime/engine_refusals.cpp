@@ -31,7 +31,7 @@ std::uint64_t newest_of(const Refusals& refusals) {
 
 // What a peer says of its refusal of an operation.
 std::string why_of(const Refusals& refusals, std::uint64_t sequence) {
-  const std::string why = printable(refusals.why, sizeof(refusals.why));
+  std::string why = printable(refusals.why, sizeof(refusals.why));
   const std::uint64_t newest = call_of(newest_of(refusals));
   if (call_of(sequence) == newest) return why;
   return "the last of several such, operation " + std::to_string(newest) + ": " + why;
@@ -156,11 +156,9 @@ bool Engine::look_at_refusals_beside(const std::string& operation) {
     const std::uint64_t theirs = besides_from(detail_of(notice));
     if (theirs == kUncounted || theirs >= mine || !refuses(notice.refusals, next)) continue;
     const std::string why = why_of(notice.refusals, next);
-    give_up(Status::error(Code::kInvalidArgument,
-                          name_rank(peer, options_.names) + " has refused its arguments of " +
-                              operation + ": " + why,
-                          {peer}),
-            peer, why);
+    std::string text = name_rank(peer, options_.names) + " has refused its arguments of ";
+    text.append(operation).append(": ").append(why);
+    give_up(Status::error(Code::kInvalidArgument, std::move(text), {peer}), peer, why);
     return true;
   }
   return false;

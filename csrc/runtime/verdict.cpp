@@ -78,6 +78,7 @@ bool are_alike(const std::vector<std::string>& texts) {
 // What each camp called; with the shapes of arrays where nothing else tells camps apart.
 std::vector<std::string> texts_of(const std::vector<Camp>& camps) {
   std::vector<std::string> texts;
+  texts.reserve(camps.size());
   for (const Camp& camp : camps) texts.push_back(to_text(camp.descriptor));
   if (!are_alike(texts)) return texts;
   for (std::size_t i = 0; i < camps.size(); ++i) {
@@ -251,10 +252,11 @@ Overdue overdue_from(const std::string& detail, int size) {
   if (!std::isfinite(overdue.seconds) || *end != ';') return {};
   for (cursor = end + 1; *cursor != ';' && *cursor != '\0';) {
     const char letter = *cursor++;
-    const auto known = std::find_if(std::begin(kLists), std::end(kLists),
-                                    [letter](const auto& one) { return one.first == letter; });
+    const auto* const known =
+        std::find_if(std::begin(kLists), std::end(kLists),
+                     [letter](const auto& one) { return one.first == letter; });
     if (known != std::end(kLists)) {
-      overdue.*(known->second) = ranks_from(&cursor, size);
+      overdue.*known->second = ranks_from(&cursor, size);
     } else if (letter == kCut) {
       overdue.cut = true;
     } else if (letter == kMoving || letter == kCircle) {

@@ -59,7 +59,7 @@ std::string to_text(const Shape& shape) {
     text += std::to_string(shape.lengths[axis]);
   }
   if (shape.axes > Shape::kShownMax) text += ", ...";
-  if (shape.axes == 1) text += ",";
+  if (shape.axes == 1) text += ',';
   return text + ")";
 }
 

@@ -196,7 +196,7 @@ bool Arena::take(std::size_t length, std::size_t* offset) {
   if (!vacant_.take(length, alignment, offset)) return false;
   const std::size_t end = *offset + length;
   if (!mapping_.cover(end, true)) {
-    vacant_.give({*offset, length});
+    (void)vacant_.give({*offset, length});
     return false;
   }
   idle_.erase(idle_.lower_bound(*offset / kHugePage), idle_.lower_bound(div_ceil(end, kHugePage)));
