@@ -181,6 +181,7 @@ Status Engine::enter(Running& entering, CollectiveRequest* request) {
   if (pending.call == nullptr) {
     PYCOLL_ASSERT(request != nullptr, "operation %llu is neither a call nor a request",
                   static_cast<unsigned long long>(call_of(pending.sequence)));
+    if (Status status = fits(*request); !status.ok()) return status;
     entering.execution = &own_execution_;
     return own_execution_.start(std::move(*request), pending.sequence, *this);
   }

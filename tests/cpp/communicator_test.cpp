@@ -209,20 +209,27 @@ TEST(what_cannot_be_is_refused_and_leaves_no_trace) {
     CommunicatorWorld world(2, fabric);
     on_threads({0, 1}, [&](int rank) {
       std::vector<Element> data(4), result(3);
-      const auto refused = [&](const Status& status, const char* text) {
-        expect(status, Code::kInvalidArgument, {}, text);
+      const auto refused = [&](const Status& status, const char* text,
+                               const std::vector<int>& ranks = {}) {
+        expect(status, Code::kInvalidArgument, ranks, text);
         CHECK(status.message().find(text) != std::string::npos, "%s", status.message().c_str());
       };
       all_reduce_once(world.at(rank), 0, 10, true);
       if (rank == 0) {
         Communicator& mine = world.at(0);
         refused(mine.run(all_reduce(ring_plan(2, 1), data, data), kPatience, nullptr),
-                "the plan is for rank 1 of 2, this is rank 0 of 2");
+                "the plan is for rank 1 of 2, this is rank 0 of 2", {0});
         refused(mine.run(all_reduce(ring_plan(2, 0), data, result), kPatience, nullptr),
-                "output has 24 bytes, 32 were expected");
+                "output has 24 bytes, 32 were expected", {0});
         refused(mine.start(send_to(2, 0, data), kPatience)->status(),
                 "peer is 2: expected a rank from 0 to 1");
         refused(mine.start(recv_from(-2, 0, data), kPatience)->status(), "peer is -2");
+      } else {
+        // The collectives count, and the other rank hears of them.
+        for (int call = 0; call < 2; ++call) {
+          refused(world.at(1).run(all_reduce(ring_plan(2, 1), data, data), kPatience, nullptr),
+                  "has refused its arguments of operation", {0});
+        }
       }
       all_reduce_once(world.at(rank), 1, 10, false);
     });

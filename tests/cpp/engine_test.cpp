@@ -164,13 +164,12 @@ TEST(a_wrong_request_in_a_queue_ends_alone) {
   Ranks ranks(2);
   Sums sums(ranks);
   std::vector<std::shared_ptr<Operation>> good;
-  std::shared_ptr<Operation> wrong;
+  std::vector<std::shared_ptr<Operation>> wrong;
   for (int rank = 0; rank < 2; ++rank) {
     good.push_back(sums.start(rank, 10, kSecond));
-    if (rank == 0) {
-      wrong = sums.start(rank, 10, kSecond,
-                         [](runtime::CollectiveRequest& request) { request.counts = {9}; });
-    }
+    wrong.push_back(sums.start(rank, 10, kSecond, [&](runtime::CollectiveRequest& request) {
+      if (rank == 0) request.counts = {9};
+    }));
     good.push_back(sums.start(rank, 20, kSecond));
   }
   ranks.run_until(100 * kMillisecond);
@@ -178,7 +177,10 @@ TEST(a_wrong_request_in_a_queue_ends_alone) {
     CHECK(operation->done() && operation->status().ok(), "%s",
           operation->status().message().c_str());
   }
-  expect(*wrong, Code::kInvalidArgument, "input has 80 bytes, 72 were expected", {});
+  const std::string why = "input has 80 bytes, 72 were expected";
+  expect(*wrong[0], Code::kInvalidArgument, why, {0});
+  expect(*wrong[1], Code::kInvalidArgument,
+         "rank 0 has refused its arguments of operation 2: " + why, {0});
 }
 
 TEST(a_malformed_message_ends_the_communicator) {

@@ -59,12 +59,12 @@ void check_golden(const Bytes& bytes, const std::vector<std::uint8_t>& golden) {
 
 TEST(a_data_header_lies_as_documented) {
   check_golden(bytes_of(data_header()),
-               {'p',  'c',  'f',  5,    1,    5,    0x42, 0x41, 0x04, 0x03, 0x02, 0x01,  // number
+               {'p',  'c',  'f',  6,    1,    5,    0x42, 0x41, 0x04, 0x03, 0x02, 0x01,  // number
                 0x00, 0x00, 0x01, 0x00,                                                  // bytes
                 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,                          // sequence
                 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,   // agreement
                 0x34, 0x33, 0x32, 0x31,                           // tag
-                0x91, 0xcb, 0xe7, 0xef,                           // check
+                0xa9, 0x9e, 0x6e, 0x81,                           // check
                 0,    1,    2,    3,    4,    5,    6,    255});  // released
 }
 
@@ -72,9 +72,9 @@ TEST(an_empty_credit_header_lies_as_documented) {
   FrameHeader header;
   header.check = frame_check(header);
   std::vector<std::uint8_t> golden(48, 0);
-  const std::uint8_t begin[] = {'p', 'c', 'f', 5, 2};
+  const std::uint8_t begin[] = {'p', 'c', 'f', 6, 2};
   std::copy(std::begin(begin), std::end(begin), golden.begin());
-  const std::uint8_t check[] = {0x7c, 0xb7, 0x5c, 0xd0};
+  const std::uint8_t check[] = {0x2d, 0x3b, 0x5b, 0x1e};
   std::copy(std::begin(check), std::end(check), golden.begin() + 36);
   check_golden(bytes_of(header), golden);
 }
