@@ -17,7 +17,7 @@ struct Backend {
 
 // 2^-k with the smallest k with 2^k >= ranks. Inlined everywhere: files of several instruction
 // sets share no function.
-[[gnu::always_inline]] inline float mean_factor(std::uint32_t ranks) {
+[[gnu::always_inline, maybe_unused]] static inline float mean_factor(std::uint32_t ranks) {
   const int k = ranks < 2 ? 0 : 32 - __builtin_clz(ranks - 1);
   const std::uint32_t bits = static_cast<std::uint32_t>(127 - k) << 23;
   float factor = 0;
