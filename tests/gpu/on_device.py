@@ -308,7 +308,8 @@ def test_what_the_root_of_a_scatter_refuses_is_told_to_all(world: ThreadWorld) -
             text = text_of(
                 lambda words=words: comm.scatter(x, 1, **(words if comm.rank == 1 else {}))
             )
-            assert text.startswith("rank 1, the root, has refused") == (comm.rank != 1)
+            assert ("rank 1 " in text and "has refused" in text) == (comm.rank != 1)
+            comm.barrier()  # of several refusals that nobody heard, only the last is told
         expected = [2.0 * comm.rank, 2.0 * comm.rank + 1]
         np.testing.assert_array_equal(comm.scatter(x, 1).get(), expected)
 
