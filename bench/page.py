@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from pycoll.bench.report import machine_text
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -28,12 +30,7 @@ def verdict(what: str, found: float, target: float) -> str:
 
 def machine() -> str:
     """Processor, cores and kernel, in words."""
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(": ")[2]
-            break
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
+    return f"{machine_text()}, Linux {platform.release()}"
 
 
 def commit() -> str:
