@@ -24,12 +24,14 @@ def _cases(backend: str) -> Any:
 
     torch.set_num_threads(1)
     from torch.testing._internal import common_distributed
-    from torch.testing._internal.distributed import distributed_test
 
     import pycoll.torch  # noqa: F401  # registers the backend
 
     for feature in ("ddp", "subgroup"):
         common_distributed.DistTestCases.backend_feature[feature].add(backend)
+
+    # Its decorators ask for the features when it is imported.
+    from torch.testing._internal.distributed import distributed_test
 
     class Forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         def setUp(self) -> None:
