@@ -1,6 +1,7 @@
 """torch's own DistributedTest over the backend "pycoll", and how many of its tests passed.
 
     python tests/torch/check_distributed_suite.py [-n RANKS] [--backend gloo] [NAME ...]
+    python tests/torch/check_distributed_suite.py --for-gloo    # tests that ask for Gloo, too
 
 The tests come with torch (torch.testing._internal), which needs the package expecttest for them. A
 NAME chooses the tests that contain it. Ranks are forked, since an import of torch in each would
@@ -66,12 +67,31 @@ class _Told(unittest.TextTestResult):
     addError = addFailure  # noqa: N815  # as above
 
 
+def _give_pycoll_for_gloo() -> None:
+    """Tests that ask for a group of the backend "gloo" get one of pycoll."""
+    import torch.distributed as dist
+
+    make, make_group = dist.init_process_group, dist.new_group
+
+    def init_process_group(backend: Any = None, *args: Any, **words: Any) -> Any:
+        return make("pycoll" if backend == "gloo" else backend, *args, **words)
+
+    def new_group(*args: Any, backend: Any = None, **words: Any) -> Any:
+        return make_group(*args, backend="pycoll" if backend == "gloo" else backend, **words)
+
+    dist.init_process_group, dist.new_group = init_process_group, new_group
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("-n", type=int, default=3, help="how many ranks")
     parser.add_argument("--backend", default="pycoll")
+    parser.add_argument("--for-gloo", action="store_true", help="pycoll, where tests ask for Gloo")
     parser.add_argument("names", nargs="*", help="only tests whose names contain one of these")
     given = parser.parse_args()
+    if given.for_gloo:
+        given.backend = "gloo"
+        _give_pycoll_for_gloo()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {
             "BACKEND": given.backend,
@@ -89,7 +109,8 @@ def main() -> int:
             unittest.TestSuite(chosen)
         )
     counts = ", ".join(f"{len(names)} {outcome}" for outcome, names in sorted(result.found.items()))
-    print(f"{given.backend}, {given.n} ranks: {counts} in {time.monotonic() - begin_s:.0f} s")
+    name = "pycoll for gloo" if given.for_gloo else given.backend
+    print(f"{name}, {given.n} ranks: {counts} in {time.monotonic() - begin_s:.0f} s")
     return 1 if result.found.get("failed") else 0
 
 

@@ -12,16 +12,20 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work as TorchWork
 
 from pycoll.device_work import DeviceWork
-from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
 from pycoll.torch.distributed.watcher import Watcher
 from pycoll.work import Work
 
 
 def translated(error: BaseException) -> BaseException:
-    """What torch's programs catch for an error of pycoll: DistBackendError, or ValueError."""
+    """What torch's programs catch for an error of pycoll: DistBackendError, or ValueError.
+
+    Programs tell a deadline from other failures by the words "Timed out" in the text.
+    """
     if not isinstance(error, PycollError) or isinstance(error, InvalidArgumentError):
         return error
-    failure: BaseException = dist.DistBackendError(str(error))
+    prefix = "pycoll: Timed out at its deadline: " if isinstance(error, TimeoutError) else ""
+    failure: BaseException = dist.DistBackendError(f"{prefix}{error}")
     failure.__cause__ = error
     return failure
 
@@ -115,7 +119,8 @@ class Pending(TorchWork):
     def _settle(self, timeout: float | None) -> None:
         """Wait for all parts and finish, once. A wait that was too short can be repeated."""
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise dist.DistBackendError(f"the operation is not done after {timeout:g} s")
+            text = f"pycoll: Timed out after {timeout:g} s: the operation is not done"
+            raise dist.DistBackendError(text)
         try:
             while not self._done:
                 if not self._works:
