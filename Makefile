@@ -1,28 +1,32 @@
-# `make demo` shows pycoll at work, `make test` proves it. Both set up what they need in .venv.
+# `make demo` shows pycoll at work, `make test` runs all tests. Both install their needs in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 
 .PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
-        soak optimized test-optimized bench-peers bench-net bench-rdma bench-training gpu-check \
+        soak docs test-quick optimized test-optimized bench-peers bench-net bench-rdma \
+        bench-training gpu-check \
         clean
 
 help:
-	@echo "make demo         install into $(VENV), sweep all_reduce on 2 ranks, train on 1 and 4 ranks"
+	@echo "make demo         install into $(VENV), measure all_reduce on 2 ranks, train on 1 and 4"
 	@echo "make test         install everything the tests need and run them"
-	@echo "make test-rdma    verbs on Soft-RoCE devices, in a virtual machine with Debian's kernel"
-	@echo "make soak         random operations against exact results, for an hour"
-	@echo "make optimized    compile twice, the second time by what runs of the first build"
-	@echo "make bench-peers  install Open MPI, MPICH and torch beside that build, compare, and"
-	@echo "                  measure kernels and call costs; tables and picture go to bench/"
-	@echo "make gpu-check    tests on this machine's GPUs, then bench/gpu.py; fails where none is"
+	@echo "make test-quick   checks for a first change, in less than three minutes"
+	@echo "make docs         build the site into out/site; warnings are errors"
+	@echo "make test-rdma    test verbs on Soft-RoCE devices, in a virtual machine with Debian's"
+	@echo "                  kernel"
+	@echo "make soak         compare random operations with exact results, for an hour"
+	@echo "make optimized    build with profile-guided optimization: record a profile, then rebuild"
+	@echo "make bench-peers  install Open MPI, MPICH and torch in addition to that build, compare,"
+	@echo "                  and measure kernels and call costs; tables and picture go to bench/"
+	@echo "make gpu-check    tests on this machine's GPUs, then bench/gpu.py; fails without a GPU"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
 	@echo "make bench-rdma   compare verbs with Open MPI over UCX, in the machine of test-rdma"
-	@echo "make bench-training  train by all policies, and with DDP over Gloo; beside Horovod where"
+	@echo "make bench-training  train by all policies, with DDP over Gloo, and with Horovod if"
 	@echo "                  bench/setup_horovod.sh has built it"
 
-# Debian keeps venv and the headers apart from Python itself.
+# Debian packages venv and the headers separately from Python itself.
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); apt-get update -qq && \
 		apt-get install -y -qq python3-venv python3-dev >/dev/null && $(PYTHON) -m venv $(VENV); }
@@ -37,7 +41,7 @@ demo: setup-demo
 	@echo
 	@echo "next: look at $(OUT)/all_reduce.png"
 	@echo "      save README's example as hello.py: $(BIN)/pycoll run -n 4 hello.py"
-	@echo "      $(BIN)/pycoll info tells what was found on this machine, $(BIN)/pycoll explain"
+	@echo "      $(BIN)/pycoll info shows what was found on this machine, $(BIN)/pycoll explain"
 	@echo "      which algorithm runs and why"
 
 setup-test: $(BIN)/pip
@@ -46,6 +50,15 @@ setup-test: $(BIN)/pip
 
 test: $(BIN)/pip
 	bash tests/all.sh $(BIN)
+
+# Linters of Python, and the tests that find most faults in little time.
+test-quick: setup-test
+	bash tests/quick.sh $(BIN)
+
+docs: $(BIN)/pip
+	$(BIN)/pip install --quiet -r docs/site/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(OUT)/site
+	@echo "open $(OUT)/site/index.html"
 
 lint:
 	bash tests/lint.sh $(BIN)
@@ -59,7 +72,7 @@ test-fuzz:
 test-python:
 	bash tests/python.sh $(BIN)
 
-# Apart from `test`: it needs QEMU, Debian's packages and several minutes.
+# Not part of `test`: it needs QEMU, Debian's packages and several minutes.
 test-rdma: setup-test
 	bash tests/rdma/run.sh $(BIN)
 
@@ -71,7 +84,7 @@ soak: setup-test
 	cd tests && ../$(BIN)/python soak.py --seconds 3600 $(SOAK)
 
 test-optimized: optimized
-	$(BIN)/pycoll info | grep 'laid out by a rehearsal'
+	$(BIN)/pycoll info | grep 'optimized with a profile'
 	bash tests/python.sh $(BIN) tests/api tests/regressions
 
 bench-peers: optimized
@@ -82,8 +95,8 @@ bench-peers: optimized
 	$(BIN)/python bench/kernels.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/overhead.py --markdown bench/RESULTS.md
 
-# With the packages that PYTHON has, since a machine with a GPU may have no network; of a virtual
-# environment: make gpu-check PYTHON=.venv/bin/python
+# It uses the packages that PYTHON has, since a machine with a GPU may have no network. For a
+# virtual environment: make gpu-check PYTHON=.venv/bin/python
 gpu-check:
 	bash tests/gpu/run.sh $(PYTHON)
 
@@ -91,7 +104,8 @@ bench-net:
 	bash bench/setup_peers.sh
 	$(BIN)/python bench/net.py --markdown bench/RESULTS.md --plot bench/net.svg
 
-# Like test-rdma it needs QEMU and Debian's packages; the peers for an environment with mpi4py.
+# Like test-rdma it needs QEMU and Debian's packages. setup_peers.sh installs an environment with
+# mpi4py.
 bench-rdma:
 	bash bench/setup_peers.sh
 	$(BIN)/python bench/rdma.py --markdown bench/RESULTS.md

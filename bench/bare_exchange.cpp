@@ -32,7 +32,7 @@ namespace {
 
 constexpr std::size_t kSegmentBytes = 64 * 1024;
 constexpr long kSlots = 4;
-// Segments that are under way before the first one is awaited.
+// Segments that are under way before the first one is expected.
 constexpr long kAhead = 2;
 // Exchanges of one sample last about so long, but for the first, which warms caches.
 constexpr double kSampleSeconds = 0.02;

@@ -1,5 +1,7 @@
-"""What an all_reduce of two ranks costs at least on this machine: bare_exchange.cpp, built, and
-asked while libraries take turns."""
+"""The least time of an all_reduce of two ranks on this machine.
+
+Builds bare_exchange.cpp and takes samples from it, interleaved with those of the libraries.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _FLAGS = ("-std=c++20", "-O3", "-march=native")
 
 
 def built(folder: str) -> Path | None:
-    """The program, made in that folder; None, said on stderr, where it cannot be made."""
+    """Build the program in ``folder``; None, with a message on stderr, if it cannot be built."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
         print("# no C++ compiler, so nothing is known of a bare exchange", file=sys.stderr)
@@ -34,7 +36,7 @@ def built(folder: str) -> Path | None:
 
 
 class BareExchange:
-    """Samples of one size, in seconds; of both kinds of stores the quicker one counts."""
+    """Samples of one size, in seconds. Of both kinds of stores the faster one counts."""
 
     def __init__(self, program: Path, nbytes: int) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -42,7 +44,7 @@ class BareExchange:
         self.samples: list[float] = []
 
     def sample(self) -> None:
-        """Add one. OSError if the program has failed."""
+        """Add one sample. Raises OSError if the program has failed."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -53,7 +55,7 @@ class BareExchange:
 
     @property
     def median(self) -> float:
-        """Seconds."""
+        """Return the median in seconds."""
         return statistics.median(self.samples)
 
     def close(self) -> None:

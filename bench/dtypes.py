@@ -1,10 +1,11 @@
-"""What sums of small types cost: all_reduce of as many bytes of each floating-point type, in turns.
+"""The cost of sums of small types: all_reduce of equally many bytes of each floating-point type.
 
     .venv/bin/python bench/dtypes.py --markdown bench/RESULTS.md
 
-takes half a minute. Two ranks over shared memory, in place, NumPy arrays, processes. Halves and
-eighths are widened to float32 for each addition and rounded again; the table tells what is left of
-float32's bytes per second. Ratios are medians over rounds.
+The ranks are two processes with NumPy arrays over shared memory, and reduce in place. The rounds of
+the types are interleaved. Each addition of a 16-bit or 8-bit type widens to float32 and rounds the
+result. The table compares the bytes per second with those of float32. Ratios are medians over
+rounds.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pathlib import Path
 import page
 from jobs import Effort, Entrant, Times, compare, ratio, start_jobs
 
-from pycoll.bench import report
+from pycoll.tools.bench import report
 
 TITLE = "Element types over shared memory"
 WIDE = "float32"
-#: How many times float32's time each may take.
+#: Targets: the longest time of each type as a multiple of float32's time.
 SLOWER_AT_MOST = {"float16": 1.3, "bfloat16": 1.3, "float8_e4m3": 2.0, "float8_e5m2": 2.0}
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 RANKS = 2
@@ -38,14 +39,14 @@ class Result:
     times: dict[str, Times]
 
     def slower(self, dtype: str) -> float:
-        """Its time over float32's."""
+        """Return the time of ``dtype`` divided by float32's."""
         found = ratio(self.times, dtype, WIDE)
         assert found is not None, dtype
         return found
 
 
 def measure(sizes: Sequence[int], effort: Effort) -> Iterator[Result]:
-    """All types in turns, a size at a time."""
+    """Measure one size after the other, with the rounds of all types interleaved."""
     with tempfile.TemporaryDirectory() as folder:
         (job,) = start_jobs(RANKS, folder, ("pycoll",))
         try:
@@ -58,7 +59,7 @@ def measure(sizes: Sequence[int], effort: Effort) -> Iterator[Result]:
 
 
 def cells(result: Result) -> list[str]:
-    """A table's row: bytes, float32's time, and what the others take of it."""
+    """Return a table's row: bytes, float32's time, and the other types' times relative to it."""
     shown = [str(result.nbytes), report.four_digits(result.times[WIDE].median * 1e6)]
     for dtype, most in SLOWER_AT_MOST.items():
         found = result.slower(dtype)
@@ -67,7 +68,7 @@ def cells(result: Result) -> list[str]:
 
 
 def head() -> list[str]:
-    """The titles above ``cells``."""
+    """Return the titles of the columns of ``cells``."""
     return ["bytes", f"{WIDE}, us", *(f"{dtype} / {WIDE}" for dtype in SLOWER_AT_MOST)]
 
 
@@ -84,8 +85,8 @@ def main() -> int:
         print("  ".join(f"{k}: {v}" for k, v in zip(head(), rows[-1], strict=True)), flush=True)
     if options.markdown is not None:
         what = (
-            f"{COLLECTIVE}, sum, in place, {RANKS} ranks, NumPy arrays, processes, types in turns: "
-            "time of as many bytes over float32's (bench/dtypes.py says how)."
+            f"{COLLECTIVE}, sum, in place, {RANKS} ranks, NumPy arrays, processes, interleaved "
+            "samples: time of as many bytes over float32's (bench/dtypes.py says how)."
         )
         page.write_section(
             options.markdown, TITLE, [page.origin(), "", what, "", *page.table(head(), rows)]

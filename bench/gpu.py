@@ -2,10 +2,11 @@
 
     python bench/gpu.py [--ranks 2 --ranks 4] [--protocol auto --protocol pattern] [--json FILE]
 
-Times are the device's, of the slowest rank, from replayed graphs and from eager calls, and the
-host's per eager call; every result is compared. First as pycoll chooses, then what is not large in
-each protocol alone. What fails is told in its line, and the rest goes on with new ranks. Ranks that
-share a device are reported as such: they say nothing about links.
+Times are those of the slowest rank by the device's clock, for replayed graphs and for eager calls,
+and the host's time per eager call. Every result is compared. The benchmark first lets pycoll choose
+the protocol, and then measures short messages in each protocol alone. A failure is reported in its
+line, and the other sizes run with new ranks. The header says which ranks share a device: their
+figures do not describe links between devices.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from typing import Any
 import numpy as np
 
 import pycoll
-from pycoll.bench import cuda
-from pycoll.bench.metrics import bus_factor
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.metrics import bus_factor
 
 SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 64 << 20, 256 << 20]
-#: Above it nobody would use another protocol than Simple.
+#: Longest message for single protocols; only Simple is meant for longer ones.
 PROTOCOL_BYTES_MAX = 1 << 20
 SAMPLES = 11
-#: Of an operation: a rank that never comes ends a line after so long.
+#: Limit of an operation in seconds: it ends a line if a rank never calls.
 TIMEOUT_S = 15.0
 
 
@@ -45,13 +46,13 @@ class Rank:
         self.clock = cuda.Clock(self.stream)
 
     def measure(self, nbytes: int, replayed: bool) -> tuple[float, float, int]:
-        """Median seconds of an all_reduce in place, on the device and on the host, and wrong
-        elements."""
+        """Return the median seconds of an all_reduce in place, on the device and on the host, and
+        the number of wrong elements."""
         batch = 20 if nbytes <= 1 << 20 else 2
         with self.stream:
             values = np.arange(nbytes // 4, dtype=np.float32) % 1000
             x = cuda.array(values)
-            # No rank takes memory while another one's kernel waits for it.
+            # No rank may allocate memory while another rank's kernel waits for it.
             self.comm.barrier()
             self.comm.all_reduce(x, out=x)
             wrong = int(np.count_nonzero(x.get() != values * self.comm.size))
@@ -81,8 +82,8 @@ class Rank:
 
 
 def rate_of() -> tuple[float, str]:
-    """Bytes per second at best, and of what: of one device's copies, or from the first to the
-    second."""
+    """Return the limit in bytes per second and its name: copies within one device, or from the
+    first to the second device."""
     with cuda.Stream():
         if cuda.driver().count() > 1:
             return cuda.link_bandwidth(1), "copy from 0 to 1"
@@ -90,13 +91,14 @@ def rate_of() -> tuple[float, str]:
 
 
 def line_of(size: int, nbytes: int, way: str, rate: float, each: list[Any]) -> dict[str, Any]:
-    """One line of the table, printed at once."""
+    """Print one line of the table and return its figures."""
     seconds, host = max(one[0] for one in each), max(one[1] for one in each)
     wrong = sum(one[2] for one in each)
     busbw = nbytes / seconds * bus_factor("all_reduce", size) / 1e9
     share = None
     if cuda.driver().count() == 1:
-        # Of one device that all share: every input read once, every output written once.
+        # On a device that all ranks share, the limit is to read every input byte and to write every
+        # output byte once.
         share = 2 * nbytes * size / rate / seconds
     elif size <= cuda.driver().count():
         share = busbw * 1e9 / rate
@@ -108,10 +110,10 @@ def line_of(size: int, nbytes: int, way: str, rate: float, each: list[Any]) -> d
     return {**line, "busbw": busbw, "of_limit": share, "wrong": wrong}
 
 
-def sweep(
+def measure_all(
     size: int, sizes: list[int], protocol: str, limit: tuple[float, str]
 ) -> list[dict[str, Any]]:
-    """All sizes on ``size`` ranks; prints as it goes. ``limit`` is of ``rate_of``."""
+    """Measure all sizes on ``size`` ranks and print each line. ``limit`` is that of ``rate_of``."""
     rate, what = limit
     os.environ["PYCOLL_DEVICE_PROTOCOL"] = protocol
     if protocol != "auto":
@@ -152,7 +154,7 @@ def sweep(
 
 
 def main() -> int:
-    """The exit status: whether every result was right."""
+    """Run the benchmark; returns 0 if every result was right."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, action="append")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -165,7 +167,7 @@ def main() -> int:
         line
         for protocol in protocols
         for size in words.ranks or [2, 4]
-        for line in sweep(size, words.sizes, protocol, limit)
+        for line in measure_all(size, words.sizes, protocol, limit)
     ]
     if words.json is not None:
         words.json.write_text(json.dumps(lines, indent=1) + "\n")

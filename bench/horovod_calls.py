@@ -1,7 +1,7 @@
-"""What Horovod itself takes for sets of gradients, tensor by tensor: part of training_calls.py.
+"""The time of Horovod itself for sets of gradients, tensor by tensor: part of training_calls.py.
 
-Its last release has to be built by hand for a torch of today: bench/setup_horovod.sh does, into an
-environment of its own. Where there is none, its rates of before count.
+Horovod's last release must be built for a current torch: bench/setup_horovod.sh does that, into its
+own environment. Without it, training_calls.py compares with recorded rates.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LONGEST_S = 300
 
 
 def is_installed() -> bool:
-    """Whether there is a Horovod to compare with."""
+    """Return whether Horovod is installed."""
     return (binaries_of("horovod") / "horovodrun").exists()
 
 
 def started_by(ranks: int, script: str, words: Sequence[str]) -> Start:
-    """How so many ranks of a Python program are started, by Horovod's own Python."""
+    """Return the command that starts ``ranks`` ranks of a Python program with Horovod's Python."""
     binaries = binaries_of("horovod")
     line = [str(binaries / "horovodrun"), "--gloo", "-np", str(ranks), str(binaries / "python")]
     environment = {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
@@ -36,7 +36,7 @@ def started_by(ranks: int, script: str, words: Sequence[str]) -> Start:
 
 
 def reduce_singly(hvd: Any, tensors: Sequence[Any], prefix: str = "") -> None:
-    """Each by itself and under its own name, by Horovod's interface; then wait for all."""
+    """Reduce each tensor under its own name through Horovod's interface; then wait for all."""
     handles = [
         hvd.allreduce_async_(one, name=f"{prefix}{number}", op=hvd.Sum)
         for number, one in enumerate(tensors)
@@ -46,7 +46,8 @@ def reduce_singly(hvd: Any, tensors: Sequence[Any], prefix: str = "") -> None:
 
 
 def seconds_of(sets: Sequence[str], rounds: int) -> dict[str, float]:
-    """Median over rounds of the slower of two ranks, by set; {} where it cannot be run."""
+    """Return the median over rounds of the slower rank's seconds, by set; {} if Horovod cannot
+    run."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "found")
         start = started_by(2, str(Path(__file__).resolve()), [str(found), str(rounds), *sets])
@@ -66,7 +67,7 @@ def seconds_of(sets: Sequence[str], rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """On a rank that horovodrun has started."""
+    """Run on one rank, which horovodrun has started."""
     import horovod.torch as hvd
     import torch
     import training_models

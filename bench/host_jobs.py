@@ -1,7 +1,7 @@
-"""How each library under comparison is started with its ranks on several hosts (bench/hosts.py).
+"""Starts each library under comparison with its ranks on several hosts (bench/hosts.py).
 
-Each is told to use TCP over the one interface and to share no memory, which namespaces of one
-machine would allow; all else are its defaults.
+The settings make each library use TCP over the one interface, and no shared memory, which network
+namespaces of one machine would allow. All other settings are the library's defaults.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from hosts import DEVICE, Hosts
 from jobs import WORKER, Start, binaries_of
 
 _PORT = 29400
-#: Longest time to measure a network.
+#: Most seconds for measuring a network.
 _TUNE_S = 120
-#: Of MPICH, which takes ranks for neighbours by what they see of the machine.
+#: For MPICH, which would take the ranks of one machine for ranks of one host.
 _NO_SHARED_MEMORY = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0"}
 
 
 def starts_on(
     hosts: Hosts, per_host: int, folder: Path, tuning: Path | None = None
 ) -> Callable[[str, int, str], list[Start]]:
-    """For ``jobs.start_jobs``: ranks in order, so many on each host.
+    """Return the starts for ``jobs.start_jobs``: ranks in order, equally many on each host.
 
-    ``tuning``: what pycoll knows of the network, as ``tune`` has stored it.
+    ``tuning`` is the file in which ``tune`` has stored the measurements of the network.
     """
     agent = folder / "agent"
     hosts.write_agent(agent)
@@ -51,7 +51,7 @@ def starts_on(
 
 
 def tune(hosts: Hosts, per_host: int, path: Path) -> None:
-    """Measures what lies between the hosts, as docs/choice.md asks of jobs there."""
+    """Measure the network between the hosts with `pycoll tune`, as docs/choice.md advises."""
     places = places_of("pycoll", hosts.addresses[0], DEVICE, len(hosts.names) * per_host)
     line = (sys.executable, "-m", "pycoll", "tune", "--quick", "--output", str(path))
     ranks = [
@@ -70,9 +70,10 @@ def tune(hosts: Hosts, per_host: int, path: Path) -> None:
 def places_of(
     name: str, address: str, device: str, ranks: int, port: int = _PORT
 ) -> Callable[[int, int], Mapping[str, str]]:
-    """What tells pycoll or Gloo, by variables, where a rank belongs: of its number and local one.
+    """Return a function from rank and local rank to the variables that place it in its world.
 
-    ``port`` and the one behind it are free at ``address``, where rank 0 is.
+    The variables are for pycoll or Gloo. ``port`` and the next one are free at ``address``, the
+    address of rank 0.
     """
     torchs = {
         "WORLD_SIZE": str(ranks),

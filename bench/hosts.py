@@ -1,11 +1,11 @@
-"""Hosts that one machine plays: network namespaces joined by virtual cables, of any rate.
+"""Emulated hosts: network namespaces of one machine, joined by virtual cables of any rate.
 
-Two hosts hang on one cable, more of them on a bridge in a namespace of its own. Each host has a
-name of its own (host0, host1, ...), one interface `eth0`, and knows the others' names. Needs root
-and the commands ip, tc and unshare.
+Two hosts are joined by one cable, more hosts by a bridge in its own namespace. Each host has its
+own name (host0, host1, ...), one interface `eth0`, and resolves the others' names. The module needs
+root and the commands ip, tc and unshare.
 
-Whatever becomes of the program that made them, also if it is killed, a guard process ends what runs
-on the hosts and removes them.
+A guard process ends all processes on the hosts and removes the hosts when the program that made
+them ends, also if that is killed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 DEVICE = "eth0"
 _NETWORK = "10.78.0."
 _TOOLS = ("ip", "tc", "unshare")
-#: Removes what its arguments name once its input ends. A process that outlives its namespace's name
-#: would keep the cables.
+#: Removes the namespaces that its arguments name once its input ends. It first ends their
+#: processes: a process that outlives its namespace's name would keep the cables.
 _GUARD = """
 read -r line
 for name in "$@"; do
@@ -35,15 +35,15 @@ done
 rmdir /etc/netns 2>/dev/null
 true
 """
-#: The longest wait for the kernel to tell that cables are in.
+#: Most seconds until the kernel reports that the cables are connected.
 _LINK_S = 5.0
-#: Ethernet, IPv4 and TCP with timestamps: what a packet has before its first byte of a stream.
+#: Bytes of a packet before its first byte of a stream: Ethernet, IPv4 and TCP with timestamps.
 PACKET_HEADER_BYTES = 14 + 20 + 32
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A token bucket at both ends of every cable, in the words of tc."""
+    """A token bucket at both ends of every cable, with the parameters of tc."""
 
     rate: str
     burst: str
@@ -52,12 +52,12 @@ class Shape:
 
 
 TEN_GIGABIT = Shape("10gbit", "4mb", bytes_per_s=10e9 / 8)
-#: With a bucket of few packets, so that short messages meet the rate too.
+#: The bucket holds few packets, so that the rate limits short messages too.
 ONE_GIGABIT = Shape("1gbit", "128kb", bytes_per_s=1e9 / 8)
 
 
 def obstacle() -> str:
-    """Why hosts cannot be made here, or an empty text."""
+    """Return the reason why hosts cannot be made here, or an empty text."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"no command {missing[0]} (iproute2, util-linux)"
@@ -70,9 +70,9 @@ def obstacle() -> str:
 
 
 class Hosts:
-    """``count`` hosts; a context manager, within which they exist.
+    """``count`` hosts, which exist within this context manager.
 
-    ``misnamed``: each finds 127.0.1.1 under its own name, as Debian sets it up.
+    ``misnamed``: each host resolves its own name to 127.0.1.1, as on Debian.
     """
 
     def __init__(self, count: int, shape: Shape | None = None, *, misnamed: bool = False) -> None:
@@ -105,7 +105,7 @@ class Hosts:
             self._guard.wait()
 
     def space(self, host: int) -> str:
-        """The name of its namespace."""
+        """Return the name of the host's namespace."""
         return f"{self._prefix}-{host}"
 
     @property
@@ -113,13 +113,14 @@ class Hosts:
         return f"{self._prefix}-switch"
 
     def on(self, host: int, line: Sequence[str]) -> list[str]:
-        """The command line that runs ``line`` there."""
+        """Return the command line that runs ``line`` on the host."""
         named = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
         space = ("ip", "netns", "exec", self.space(host))
         return [*space, "unshare", "--uts", "sh", "-c", named, self.names[host], *line]
 
     def write_agent(self, path: Path) -> None:
-        """A program for launchers that know how to use ssh: NAME COMMAND..., run there."""
+        """Write a replacement of ssh for launchers: called as NAME COMMAND..., it runs the command
+        on the host of that name."""
         cases = [
             f'{name}|{address}) exec {" ".join(map(_quoted, self.on(number, ["sh", "-c"])))} "$*";;'
             for number, (name, address) in enumerate(zip(self.names, self.addresses, strict=True))
@@ -129,13 +130,13 @@ class Hosts:
         path.chmod(0o755)
 
     def sent(self, host: int) -> int:
-        """Bytes of TCP streams that have left the host so far, repeated ones included."""
+        """Return the bytes of TCP streams that have left the host, retransmitted ones included."""
         shown = _run("ip", "-n", self.space(host), "-s", "-j", "link", "show", "dev", DEVICE)
         counters = json.loads(shown)[0]["stats64"]["tx"]
         return int(counters["bytes"]) - PACKET_HEADER_BYTES * int(counters["packets"])
 
     def set_link(self, host: int, up: bool) -> None:
-        """Pull the cable out of the host, or plug it in again: nobody is told."""
+        """Pull the host's cable, or plug it in again. No process gets a notification."""
         state = "up" if up else "down"
         _run("ip", "-n", self.space(host), "link", "set", DEVICE, state)
 
@@ -160,7 +161,8 @@ class Hosts:
         self._await_links()
 
     def _await_links(self) -> None:
-        """The kernel says up to a second later that a cable is in; some peers look but once."""
+        """Wait until the kernel reports the cables as connected, which it does with a delay. Some
+        libraries check the interface only once."""
         ends = time.monotonic() + _LINK_S
         for number in range(len(self.names)):
             line = ("ip", "-n", self.space(number), "-j", "link", "show", "dev", DEVICE)
@@ -193,7 +195,8 @@ class Hosts:
 
 
 class Wire:
-    """What iperf3 carries over the cable of two hosts, both ways at once; cubic, as pycoll."""
+    """The rate of iperf3 over the cable of two hosts, in both directions at once, with cubic as
+    congestion control, which pycoll uses too."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
@@ -231,7 +234,7 @@ class Wire:
 
     @property
     def median(self) -> float | None:
-        """Bytes per second each way; None if iperf3 gave nothing."""
+        """Return bytes per second in each direction; None if iperf3 gave no result."""
         return statistics.median(self.samples) if self.samples else None
 
 

@@ -1,13 +1,14 @@
-"""Libraries under comparison as running jobs, and how samples of them are taken in turns.
+"""Runs the libraries under comparison as jobs, and interleaves the samples of their times.
 
-Every library runs as a job of its own that stays up; for each case the jobs take turns, so that
-they meet the same noise. A job is stopped (SIGSTOP) while it is not its turn: what libraries do
-when idle, such as progress threads that look for news, is no part of another one's time. It runs as
-many operations unmeasured as measured, since the scheduler wakes stopped ranks on any core, also
-two on one, and takes milliseconds to part them. In a round
-each job gives one *batch*, back-to-back operations whose mean counts, and some operations timed
-singly. The time of either is that of the slowest rank. Medians and ratios come from batches (a
-clock read costs as much as a small operation), the 99th percentile from single operations.
+Every library runs as its own job, which keeps running. For each case the jobs take samples in
+rotation, so that the same noise affects all of them. A job is stopped (SIGSTOP) while another one
+measures, so that the progress threads of an idle library do not disturb the measured one.
+
+After it continues, a job first runs as many operations unmeasured as measured: the scheduler may
+wake two stopped ranks on one core and needs some time to separate them. In each round a job gives
+one *batch*, back-to-back operations whose mean counts, and some operations timed singly. Each time
+is that of the slowest rank. Medians and ratios come from batches, since reading the clock takes
+about as long as a small operation. The 99th percentile comes from single operations.
 """
 
 from __future__ import annotations
@@ -30,42 +31,42 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKER = str(ROOT / "bench" / "peer_worker.py")
 LIBRARIES = ("pycoll", "openmpi", "mpich", "gloo")
 MPIS = ("openmpi", "mpich")
-#: The command `pycoll run` of this Python, which may have no script of that name beside it.
+#: The command `pycoll run` of this Python, which may have no installed script of that name.
 RUN_PYCOLL = (
     sys.executable,
     "-c",
-    "import sys; sys.path.pop(0); from pycoll.cli import main; main()",
+    "import sys; sys.path.pop(0); from pycoll.tools.cli import main; main()",
     "run",
 )
-#: Longest wait for a job to start, for an answer to one order, and for its end.
+#: Most seconds for the start of a job, for an answer to one order, and for the job's end.
 _START_S, _ANSWER_S, _END_S = 90, 120, 10
-#: A batch lasts about this long, unless it has too many operations.
+#: Seconds of a batch, and most operations of a batch.
 _BATCH_S, _BATCH_MAX = 10e-3, 5000
-#: So many of that length say how many operations that is.
+#: Number of batches of that length after which the number of operations is chosen.
 _LONG_BATCHES = 2
 _SINGLES_MAX = 100
 _ROUNDS_MIN = 3
 
 
 def binaries_of(name: str) -> Path:
-    """The folder of the library's programs; pycoll is the one that this Python has."""
+    """Return the folder of the library's programs; for pycoll that of this Python."""
     return Path(sys.executable).parent if name == "pycoll" else ROOT / f".peers/{name}" / "bin"
 
 
 @dataclass(frozen=True)
 class Start:
-    """A process to start: its command line, and what is added to the environment."""
+    """A process to start: its command line, and variables to add to its environment."""
 
     line: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-#: What starts a library: its name, the number of ranks, the controller's path.
+#: Makes the starts of a library from its name, the number of ranks and the controller's path.
 Starts = Callable[[str, int, str], Sequence[Start]]
 
 
 def starts_here(name: str, ranks: int, path: str) -> list[Start]:
-    """All ranks on this host."""
+    """Return the starts of a library with all ranks on this host."""
     binaries = binaries_of(name)
     python = str(binaries / "python")
     worker = [python, WORKER, name, path]
@@ -83,7 +84,7 @@ def starts_here(name: str, ranks: int, path: str) -> list[Start]:
 class Job:
     """A library's processes, whose ranks are stopped between orders, and a connection to each.
 
-    On a machine that is ``slowness`` times slower than usual all may take so much longer.
+    ``slowness`` multiplies all limits, for a machine that is slower than usual by this factor.
     """
 
     def __init__(
@@ -142,7 +143,8 @@ class Job:
             self.ranks.append(rank)
 
     def order(self, **words: Any) -> list[Any]:
-        """Every rank's answer. OSError naming the library if one gives none in time."""
+        """Return every rank's answer. Raises OSError that names the library if an answer is
+        late."""
         line = (json.dumps(words) + "\n").encode()
         try:
             self._tell(signal.SIGCONT)
@@ -155,13 +157,14 @@ class Job:
             raise OSError(f"{self.name} gave no answer to {words}: {error}") from error
 
     def _tell(self, what: signal.Signals) -> None:
-        """Send the signal to every rank; launchers go on, since some look after their ranks."""
+        """Send the signal to every rank. Launchers keep running, since some watch their ranks."""
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, what)
 
     def close(self) -> None:
-        """End its processes: their ranks find the connection closed, unless they still start."""
+        """End the processes. Running ranks find the connection closed; ones that still start are
+        terminated."""
         self._tell(signal.SIGCONT)
         for end in (*self.readers, *self.ranks):
             end.close()
@@ -184,7 +187,7 @@ def start_jobs(
     starts: Starts = starts_here,
     slowness: float = 1,
 ) -> list[Job]:
-    """The jobs of all libraries that are there; says on stderr which are not."""
+    """Start the jobs of all installed libraries; names the missing ones on stderr."""
     jobs = []
     for name in names:
         if not (binaries_of(name) / "python").exists():
@@ -201,43 +204,43 @@ def start_jobs(
 
 @dataclass(frozen=True)
 class Entrant:
-    """One column of a comparison: a job, and the words that go with each of its orders."""
+    """One column of a comparison: a job, and keyword arguments that are added to its orders."""
 
     name: str
     job: Job
     words: tuple[tuple[str, Any], ...] = ()
 
     def order(self, **words: Any) -> list[Any]:
-        """The job's answers."""
+        """Send an order and return the job's answers."""
         return self.job.order(**dict(self.words), **words)
 
 
 @dataclass
 class Times:
-    """Seconds per operation: the mean of each round's batch, and operations on their own."""
+    """Seconds per operation: the mean of each round's batch, and times of single operations."""
 
     batches: list[float] = field(default_factory=list)
     singles: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
-        """Over rounds."""
+        """Return the median over rounds."""
         return statistics.median(self.batches)
 
     @property
     def p99(self) -> float:
-        """Over single operations."""
+        """Return the 99th percentile over single operations."""
         ordered = sorted(self.singles)
         return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a case is measured: at most so many rounds, and so long unless rounds are few."""
+    """The limits of one case's measurement: rounds, and seconds once the least rounds are done."""
 
     rounds: int = 15
     budget_s: float = 8.0
-    #: Whether checks and the choice of batches count, too.
+    #: Whether the seconds include the checks and the choice of batches.
     from_begin: bool = False
 
 
@@ -248,7 +251,7 @@ def compare(
     effort: Effort,
     between: Callable[[], None] | None = None,
 ) -> dict[str, Times]:
-    """Check every entrant, then measure all in turns; ``between`` runs once in each round too."""
+    """Check every entrant, then measure all in rotation. ``between`` also runs once per round."""
     begin = time.monotonic()
     case = {"collective": collective, "bytes": nbytes}
     batches = {}
@@ -270,9 +273,11 @@ def compare(
 
 
 def _batch(entrant: Entrant, case: dict[str, Any]) -> int:
-    """How many operations take about _BATCH_S, when they run back to back. By the quicker of two
-    batches that took so long: the first ones find neither pages nor caches, and what goes by one
-    operation that was slow measures no others."""
+    """Return how many back-to-back operations take about _BATCH_S.
+
+    The faster of two batches of that length decides: the first operations touch new pages and cold
+    caches, and one slow operation must not decide for all.
+    """
     batch, found = 1, []
     while len(found) < _LONG_BATCHES:
         once = max(entrant.order(what="time", batch=batch, warm=batch, **case))
@@ -294,7 +299,8 @@ def _sample(entrant: Entrant, case: dict[str, Any], batch: int, times: Times) ->
 
 
 def ratio(times: dict[str, Times], peer: str, own: str = "pycoll") -> float | None:
-    """Median over rounds of the peer's time divided by ours; None without one of them."""
+    """Return the median over rounds of the peer's time divided by that of ``own``; None if one is
+    missing."""
     if peer not in times or own not in times:
         return None
     pairs = zip(times[peer].batches, times[own].batches, strict=True)
@@ -302,6 +308,6 @@ def ratio(times: dict[str, Times], peer: str, own: str = "pycoll") -> float | No
 
 
 def mpi_ratio(times: dict[str, Times], own: str = "pycoll") -> float | None:
-    """The ratio to the MPI that is fastest in this case; None without any."""
+    """Return the ratio to the MPI that is fastest in this case; None without any MPI."""
     ratios = [ratio(times, name, own) for name in MPIS]
     return min((one for one in ratios if one is not None), default=None)

@@ -1,11 +1,11 @@
-"""How fast the reduction kernels are: GB/s of every dtype, reduction and instruction set.
+"""The speed of the reduction kernels: GB/s of every dtype, reduction and instruction set.
 
     .venv/bin/python bench/kernels.py --markdown bench/RESULTS.md
 
-A kernel combines two arrays into the first of them, as an all_reduce in place does. GB/s are bytes
-of the result per second; beside them stands memcpy of as many bytes in the same run, each kernel
-and memcpy taking turns; medians. Arrays are small enough for the second cache (``--bytes``), since
-that is where the engines combine.
+A kernel combines two arrays into the first one, as an all_reduce in place does. GB/s are bytes of
+the result per second. The table also has memcpy of as many bytes, whose samples are interleaved
+with those of the kernels. All figures are medians. Arrays fit into the second-level cache
+(``--bytes``), since that is where the engines combine.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pycoll.errors import PycollError
 from pycoll.types import OPS, DType, ReduceOp, numpy_dtype, wire_form
 
 TITLE = "Reduction kernels"
-#: A sample lasts about this long.
+#: Seconds of a sample.
 _SAMPLE_S = 3e-4
 
 
 @dataclass(frozen=True)
 class Line:
-    """GB/s of one reduction by instruction set, and of memcpy beside it."""
+    """GB/s of one reduction by instruction set, and of memcpy in the same rounds."""
 
     dtype: str
     op: str
@@ -41,7 +41,7 @@ class Line:
 
 
 def _speed(run: Callable[[int], None], nbytes: int, rounds: int) -> Iterator[float]:
-    """A sample of GB/s at each turn."""
+    """Yield samples in GB/s."""
     begin = time.perf_counter()
     run(1)
     times = max(1, int(_SAMPLE_S / max(time.perf_counter() - begin, 1e-7)))
@@ -52,7 +52,7 @@ def _speed(run: Callable[[int], None], nbytes: int, rounds: int) -> Iterator[flo
 
 
 def measure(dtype: DType, word: str, nbytes: int, rounds: int) -> Line:
-    """One reduction with every instruction set, and memcpy, in turns."""
+    """Measure one reduction with every instruction set, and memcpy, in rotation."""
     a, b = (np.empty(nbytes, np.uint8) for _ in range(2))
     a.fill(0)
     b.fill(0)
@@ -76,7 +76,8 @@ def measure(dtype: DType, word: str, nbytes: int, rounds: int) -> Line:
 
 
 def lines_of(dtypes: Sequence[str], ops: Sequence[str], nbytes: int, rounds: int) -> Iterator[Line]:
-    """Every reduction that combines elements as they are; averages are sums of their wire form."""
+    """Measure every reduction that combines elements as they are. Averages are left out: they are
+    sums of their wire form."""
     for dtype in DType:
         if dtypes and dtype.word not in dtypes:
             continue
@@ -93,7 +94,7 @@ def lines_of(dtypes: Sequence[str], ops: Sequence[str], nbytes: int, rounds: int
 
 
 def cells(line: Line) -> list[str]:
-    """A row of the table; the share is that of the fastest kernel."""
+    """Return a row of the table; the share of memcpy is that of the fastest kernel."""
     best = max(line.speeds.values())
     shown = [f"{speed:.3g}" for speed in line.speeds.values()]
     return [line.dtype, line.op, *shown, f"{line.memcpy:.3g}", f"{best / line.memcpy:.2f}"]

@@ -1,22 +1,23 @@
-"""Ranks on several hosts, against the peers and against the wire: one command, one table.
+"""Compares ranks on several hosts with the peers and with the wire's rate.
 
     .venv/bin/python bench/net.py --markdown bench/RESULTS.md --plot bench/net.svg
 
-The hosts are network namespaces (bench/hosts.py), so it takes root; they are removed whatever
-happens. float32 sum, in place, NumPy arrays through the public API, processes; libraries in turns
-(bench/jobs.py). The ratio to a peer is the median over rounds of its time divided by pycoll's of
-the same round; of the MPIs the faster one counts.
+The hosts are network namespaces (bench/hosts.py), so the benchmark needs root; it always removes
+them. The ranks are processes that reduce NumPy arrays (float32 sum, in place) through the public
+API. The samples of the libraries are interleaved (bench/jobs.py). The ratio to a peer is the median
+over rounds of the peer's time divided by pycoll's time of the same round. Of the MPIs the faster
+one counts.
 
-Where pycoll's algorithms compete, `pycoll tune --quick` measures the network first, as it is asked
-of users; against the peers it has the built-in figures.
+Where pycoll's algorithms are compared with each other, `pycoll tune --quick` measures the network
+first, as the documentation advises. In comparisons with the peers pycoll uses the built-in figures.
 
-Where the cable has a rate, a token bucket at both its ends keeps to it (tc-tbf), and the measure
-of what it carries is iperf3: both ways at once, cubic, in turns with the libraries. busbw is bytes
-that each rank must send, divided by the time.
+Where a cable has a rate, a token bucket at both ends enforces it (tc-tbf). iperf3 measures what the
+cable carries, in both directions at once, with cubic, interleaved with the libraries. busbw is the
+bytes that each rank must send, divided by the time.
 
-Bytes on the wire are counted by the interface: all that a host sends in an operation, without the
-headers of its packets, in the median of five counts. The formula has only the user's bytes, so
-frames' headers (48 bytes for at most 64 KiB) and credits come on top.
+The interface counts the bytes on the wire: all bytes that a host sends in an operation, without the
+headers of packets, as the median of several counts. The formula has only the user's bytes; headers
+of frames (48 bytes for at most 64 KiB) and credits are extra.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ from host_jobs import starts_on, tune
 from hosts import ONE_GIGABIT, TEN_GIGABIT, Hosts, Shape, Wire, obstacle
 from jobs import LIBRARIES, Effort, Entrant, Job, Times, compare, mpi_ratio, ratio, start_jobs
 
-from pycoll.bench import report
-from pycoll.bench.metrics import Measurement, bus_factor
+from pycoll.tools.bench import report
+from pycoll.tools.bench.metrics import Measurement, bus_factor
 
 TITLE = "Between hosts, against the peers and the wire"
 KIB, MIB = 1 << 10, 1 << 20
-#: busbw as a share of what iperf3 carries, and of the cable's rate.
+#: Target of busbw as a share of iperf3's rate, and of the cable's rate.
 WIRE_SHARE = 0.9
-#: How much slower the chosen algorithm may be than the best one.
+#: Target of the chosen algorithm's speed as a share of the best one's.
 CHOICE_SHARE = 0.9
-#: How far the counted bytes may be above the formula, for headers and credits.
+#: Most excess of the counted bytes over the formula, for headers and credits.
 COUNT_SLACK = 0.01
-#: Operations that are counted, and how often: what TCP sends twice on a busy machine is no part of
-#: what an algorithm sends, and no more than the odd count has some of it.
+#: Operations of one count, and number of counts. The median leaves out the few counts in which TCP
+#: has retransmitted bytes on a busy machine.
 _COUNTED = 4
 _COUNTS = 5
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A world, and how what happened in it is judged: one text for each target."""
+    """A world to measure, with the function that compares its results with the targets."""
 
     title: str
     hosts: int
@@ -72,7 +73,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Part:
-    """Message sizes with one pair of targets: so many times as fast as MPI and Gloo, or nothing."""
+    """Message sizes with one pair of targets, the ratios to MPI and to Gloo; 0: no target."""
 
     sizes: tuple[int, ...]
     mpi: float = 0
@@ -81,7 +82,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Result:
-    """One measured size. ``wire``: bytes per second each way; ``sent``: bytes by entrant."""
+    """One measured size. ``wire``: iperf3's bytes per second each way; ``sent``: bytes that a host
+    sent, by entrant."""
 
     scene: Scene
     part: Part
@@ -91,20 +93,20 @@ class Result:
     sent: dict[str, float] = field(default_factory=dict)
 
     def busbw(self, name: str = "pycoll") -> float:
-        """Bytes per second that each rank must send at least."""
+        """Return the bytes per second that each rank must send at least."""
         factor = bus_factor("all_reduce", self.scene.ranks)
         return factor * self.nbytes / self.times[name].median
 
 
 def _verdict(what: str, found: float | None, target: float) -> str:
-    """ "best MPI / pycoll 2.13 of 1.3, reached"."""
+    """Format a ratio and its target: "best MPI / pycoll 2.13 of 1.3, reached"."""
     if found is None:
         return f"{what} -"
     return f"{what} {found:.2f} of {target:g}, {'reached' if found >= target else 'missed'}"
 
 
 def against_peers(result: Result) -> list[str]:
-    """Times as fast as the best MPI, and as Gloo."""
+    """Judge the ratios to the best MPI and to Gloo."""
     part, times = result.part, result.times
     return [
         _verdict("best MPI / pycoll", mpi_ratio(times), part.mpi),
@@ -113,41 +115,44 @@ def against_peers(result: Result) -> list[str]:
 
 
 def against_wire(result: Result) -> list[str]:
-    """busbw as a share of what iperf3 carries."""
+    """Judge busbw as a share of iperf3's rate."""
     share = None if result.wire is None else result.busbw() / result.wire
     return [_verdict("busbw / iperf3", share, WIRE_SHARE)]
 
 
 def of_choice(result: Result) -> list[str]:
-    """The chosen algorithm as a share of the best one; of a long message, of the cable's rate."""
+    """Judge the chosen algorithm's speed as a share of the best one's, and for a long message as a
+    share of the cable's rate."""
     best = min(one.median for name, one in result.times.items() if name != "pycoll")
-    told = [_verdict("best / chosen", best / result.times["pycoll"].median, CHOICE_SHARE)]
+    lines = [_verdict("best / chosen", best / result.times["pycoll"].median, CHOICE_SHARE)]
     if result.nbytes == max(result.part.sizes) and result.scene.shape is not None:
         share = result.busbw() / result.scene.shape.bytes_per_s
-        told.append(_verdict("busbw / line rate", share, WIRE_SHARE))
-    return told
+        lines.append(_verdict("busbw / line rate", share, WIRE_SHARE))
+    return lines
 
 
 def of_levels(result: Result) -> list[str]:
-    """Hierarchical against a flat ring: time, and bytes that left the first host."""
+    """Compare hierarchical with a flat ring: time, and bytes that left the first host."""
     flat, levels = "pycoll ring", "pycoll hierarchical"
-    told = [_verdict("ring / hierarchical", ratio(result.times, flat, levels), 1)]
+    lines = [_verdict("ring / hierarchical", ratio(result.times, flat, levels), 1)]
     for name, formula in ((levels, hierarchical_bytes(result)), (flat, ring_bytes(result))):
         share = result.sent[name] / formula
         right = 1 - COUNT_SLACK <= share <= 1 + COUNT_SLACK
         verdict = "as the formula" if right else "not the formula"
-        told.append(f"{name.partition(' ')[2]} sends {share:.4f} of {formula:.0f} B, {verdict}")
-    return told
+        lines.append(f"{name.partition(' ')[2]} sends {share:.4f} of {formula:.0f} B, {verdict}")
+    return lines
 
 
 def hierarchical_bytes(result: Result) -> float:
-    """What a host sends: its ranks share n, and each reduces its share with its counterparts."""
+    """Return the bytes that a host sends: its ranks share the message, and each reduces its share
+    with its counterparts on the other hosts."""
     hosts = result.scene.hosts
     return 2 * (hosts - 1) / hosts * result.nbytes
 
 
 def ring_bytes(result: Result) -> float:
-    """What a host sends: one of its ranks is followed by a rank of the next host."""
+    """Return the bytes that a host sends: those of the one rank whose successor in the ring is on
+    the next host."""
     ranks = result.scene.ranks
     return 2 * (ranks - 1) / ranks * result.nbytes
 
@@ -196,12 +201,12 @@ SCENES = (
         judge=of_levels,
     ),
 )
-#: The same shape at sizes that a test can wait for.
+#: Sizes of a quick run, short enough for a test.
 QUICK_SIZES = {0: (64, MIB), 1: (4 * MIB,), 2: (16 * KIB, MIB), 3: (MIB,)}
 
 
 def quick(scenes: Sequence[Scene]) -> list[Scene]:
-    """Each scene with one part of few sizes."""
+    """Reduce each scene to one part with few sizes."""
     return [
         replace(one, parts=(replace(one.parts[0], sizes=QUICK_SIZES[number]),))
         for number, one in enumerate(scenes)
@@ -209,9 +214,9 @@ def quick(scenes: Sequence[Scene]) -> list[Scene]:
 
 
 def measure(scene: Scene, effort: Effort, libraries: Sequence[str]) -> Iterator[Result]:
-    """All sizes of one scene, on hosts made for it."""
-    # Algorithms compete among themselves; peers would only prolong that. What is chosen of them
-    # follows from the network, so that is measured first.
+    """Measure all sizes of one scene, on hosts made for it."""
+    # A comparison of algorithms does not need the peers. The choice of an algorithm depends on the
+    # network, so the network is measured first.
     names = libraries[:1] if scene.algorithms else libraries
     with contextlib.ExitStack() as cleanup:
         folder = cleanup.enter_context(tempfile.TemporaryDirectory())
@@ -244,7 +249,8 @@ def _measure_size(
 
 
 def _sent_by(hosts: Hosts, entrant: Entrant, nbytes: int) -> float:
-    """Bytes that the first host sends in one operation; what surrounds operations cancels out."""
+    """Return the bytes that the first host sends in one operation. Bytes of the surrounding orders
+    cancel out."""
 
     def of_batch(batch: int) -> int:
         before = hosts.sent(0)
@@ -255,11 +261,11 @@ def _sent_by(hosts: Hosts, entrant: Entrant, nbytes: int) -> float:
     return statistics.median(counts) / _COUNTED
 
 
-# What is shown
+# Tables and pictures
 
 
 def cells(result: Result, names: Sequence[str]) -> list[str]:
-    """A table's row: bytes, times of each entrant, busbw, targets."""
+    """Return a table's row: bytes, times of each entrant, busbw, targets."""
     shown = []
     for name in names:
         one = result.times.get(name)
@@ -273,17 +279,17 @@ def _us(seconds: float) -> str:
 
 
 def head(names: Sequence[str]) -> list[str]:
-    """The titles above ``cells``."""
+    """Return the titles of the columns of ``cells``."""
     return ["bytes", *names, "busbw GB/s", "targets"]
 
 
 def names_of(results: Sequence[Result]) -> list[str]:
-    """The entrants that were measured, pycoll first."""
+    """Return the entrants that were measured, pycoll first."""
     return list(dict.fromkeys(name for result in results for name in result.times))
 
 
 def scene_lines(scene: Scene, results: Sequence[Result]) -> list[str]:
-    """The scene's part of the page."""
+    """Return the lines of the scene's part of the page."""
     names = names_of(results)
     lines = [
         f"### {scene.title}",
@@ -302,9 +308,9 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
         page.origin(),
         "",
         "all_reduce, float32 sum, in place, NumPy arrays, processes on network namespaces, "
-        "libraries in turns; microseconds of the slowest rank, median / p99; ratios are medians "
-        "over rounds (bench/net.py says how). Where algorithms compete, `pycoll tune --quick` has "
-        "measured the network before.",
+        "interleaved samples; microseconds of the slowest rank, median / p99; ratios are medians "
+        "over rounds (bench/net.py explains them). Where algorithms compete, `pycoll tune --quick` "
+        "has measured the network before.",
     ]
     for scene in dict.fromkeys(result.scene for result in results):
         lines += ["", *scene_lines(scene, [one for one in results if one.scene is scene])]
@@ -315,7 +321,7 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:
-    """Time and bus bandwidth over the cable without a limit, a curve for each library."""
+    """Draw time and bus bandwidth over the cable without a limit, a curve per library."""
     mine = [result for result in results if result.scene.judge is against_peers]
     curves = {
         name: [_point(result, name) for result in mine if name in result.times]

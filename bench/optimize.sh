@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compiles pycoll by what runs of it, into the virtual environment whose bin folder is $1: a first
-# build counts that while rehearsal.py runs, a second one is laid out by it. Needs GCC, and what
-# `make setup-test` installs.
+# Builds pycoll with profile-guided optimization into the virtual environment whose bin folder is
+# $1. A first build records a profile while rehearsal.py runs; the second build is compiled with it.
+# Needs GCC, and the packages that `make setup-test` installs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1

@@ -1,12 +1,15 @@
-"""What a call costs before any byte moves, and what a communicator costs before any call.
+"""The cost of a call before any byte moves, and of a communicator before any call.
 
     .venv/bin/python bench/overhead.py --markdown bench/RESULTS.md
 
-Calls on a world of one rank show what Python, argument checks and the engine's entry take; 2 ranks
-show what asynchronous calls and groups save; 8 ranks show joining, splitting and memory. Times are
-medians in microseconds unless a line says otherwise. A call is timed as it stands in a loop of
-Python, without a function around it; joining from when the last rank enters init(), with what that
-imports, until the last one is ready. Modules are read as bytecode, as they are once installed.
+Calls on a world of one rank show the cost of Python, argument checks and the engine's entry. Worlds
+of 2 ranks show how much asynchronous calls and groups save. Worlds of 8 ranks show the cost of
+joining and splitting, and the memory. Times are medians in microseconds unless a line names another
+unit.
+
+A call is timed directly in a Python loop, without a function around it. The time of joining starts
+when the last rank enters init(), includes the imports there, and ends when the last rank is ready.
+Modules are read as bytecode, as they are once installed.
 """
 
 from __future__ import annotations
@@ -35,20 +38,21 @@ import pycoll
 
 TITLE = "Costs of calls and communicators"
 MANY = 64
-#: Of arrays that are sent together.
+#: Bytes of each array of a fused batch.
 FUSED_BYTES = (8, 64, 1024)
-#: Calls between two looks at the clock.
+#: Calls between two readings of the clock.
 BATCH = 5000
-#: Calls of microseconds have so many times as many rounds as others.
+#: Factor of the rounds for calls that take microseconds only.
 ROUNDS_OF_CALLS = 20
-#: Until all ranks are surely where this one is.
+#: Seconds after which all ranks have surely reached the same place.
 SETTLE_S = 0.3
-#: What, and how much with its unit.
+#: Name, and value with its unit.
 Figure = tuple[str, str]
 
 
 def per_call(statements: Sequence[str], names: dict[str, Any], rounds: int) -> list[float]:
-    """Median over rounds, in which all take turns, of the mean microseconds of each statement."""
+    """Return the median over rounds of the mean microseconds of each statement. In a round all
+    statements are timed one after the other."""
     timers = [timeit.Timer(statement, globals=names) for statement in statements]
     turns = [[timer.timeit(BATCH) / BATCH * 1e6 for timer in timers] for _ in range(rounds + 1)]
     return [statistics.median(means) for means in zip(*turns[1:], strict=True)]
@@ -66,7 +70,7 @@ def ms(seconds: float) -> str:
 
 
 def calls_alone(rounds: int) -> list[Figure]:
-    """Calls on a world of one rank: no peer, no wait."""
+    """Time calls on a world of one rank, which has no peers and never waits."""
     (comm,) = pycoll.local_world(1)
     with comm:
         x = np.zeros(2, np.float32)
@@ -99,13 +103,13 @@ def _bytecode() -> tempfile.TemporaryDirectory[str]:
 
 
 def with_bytecode() -> dict[str, str]:
-    """The environment, with a place for bytecode whatever it says."""
+    """Return the environment, changed so that Python writes bytecode."""
     kept = {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"PYTHONPYCACHEPREFIX": _bytecode().name}
 
 
 def imports(rounds: int) -> list[Figure]:
-    """What importing takes in a fresh interpreter, beyond the interpreter's own start."""
+    """Time imports in a fresh interpreter, without the interpreter's own start."""
 
     def start(code: str) -> float:
         begin = time.perf_counter()
@@ -126,12 +130,12 @@ def imports(rounds: int) -> list[Figure]:
 # Several ranks, as processes
 
 
-#: What channels lie in, as /proc shows it; arrays lie elsewhere.
+#: Name of the mappings that hold the channels, in /proc; arrays are in other mappings.
 _STAGING = "/memfd:pycoll ("
 
 
 def staging_bytes() -> int:
-    """Bytes of this process's mappings that share memory with other ranks."""
+    """Return the bytes in use of this process's mappings that are shared with other ranks."""
     total = 0
     shared = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -143,7 +147,7 @@ def staging_bytes() -> int:
 
 
 def mapped_bytes() -> int:
-    """The same as addresses reserved, whether touched or not."""
+    """Return the bytes of these mappings' address ranges, touched or not."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         if _STAGING in line:
@@ -153,12 +157,12 @@ def mapped_bytes() -> int:
 
 
 def on_each_rank(rounds: int) -> dict[str, float]:
-    """What a rank measures of itself, in seconds and bytes."""
+    """Return the figures of this rank, in seconds and bytes."""
     found = {"entered": time.monotonic()}  # one clock for all processes
     comm = pycoll.init()
     found["ready"] = time.monotonic()
-    # Whoever goes on takes a core of those that are not ready yet; how long that takes is another
-    # figure.
+    # A rank that goes on would take a core from ranks that are not ready yet, so it sleeps. The
+    # first barrier is timed separately.
     time.sleep(SETTLE_S)
     begin = time.perf_counter()
     comm.barrier()
@@ -171,7 +175,7 @@ def on_each_rank(rounds: int) -> dict[str, float]:
     begin = time.perf_counter()
     comm.split(0).close()
     found["first_split_s"] = time.perf_counter() - begin
-    comm.barrier()  # what others do next would take cores of those that still split
+    comm.barrier()  # the next steps would take cores from ranks that still split
     x = np.zeros(256, np.float32)
     comm.all_reduce(x, out=x)
     found |= {"mapped_bytes": mapped_bytes(), "small_bytes": staging_bytes()}
@@ -184,7 +188,7 @@ def on_each_rank(rounds: int) -> dict[str, float]:
 
 
 def calls_together(comm: Any, rounds: int) -> dict[str, float]:
-    """What calls take that all ranks make, in seconds, by what they are."""
+    """Return the seconds of calls that all ranks make together, by name."""
     x = [np.zeros(256, np.float32) for _ in range(MANY)]
 
     def blocking() -> None:
@@ -208,7 +212,7 @@ def calls_together(comm: Any, rounds: int) -> dict[str, float]:
 
 
 def fused_calls(comm: Any, nbytes: int) -> dict[str, Callable[[], None]]:
-    """Many arrays in place as one operation, and one of them alone."""
+    """Return calls that reduce many arrays in place as one operation, and one array alone."""
     x = [np.zeros(nbytes // 4, np.float32) for _ in range(MANY)]
 
     def group() -> None:
@@ -224,7 +228,7 @@ def fused_calls(comm: Any, nbytes: int) -> dict[str, Callable[[], None]]:
 
 
 def _together(comm: Any, calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each; in each round all take turns."""
+    """Return the median seconds of each call. In a round all calls run one after the other."""
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for call, seconds in zip(calls.values(), spent.values(), strict=True):
@@ -236,7 +240,7 @@ def _together(comm: Any, calls: dict[str, Callable[[], None]], rounds: int) -> d
 
 
 def job(ranks: int, rounds: int) -> dict[str, float]:
-    """The slowest or largest of all ranks, for each figure."""
+    """Run a job and return the largest figure of all ranks, by name."""
     with tempfile.TemporaryDirectory() as folder:
         script = [sys.executable, str(Path(__file__).resolve())]
         line = [*RUN_PYCOLL, "-n", str(ranks), "--", *script]
@@ -251,8 +255,8 @@ def job(ranks: int, rounds: int) -> dict[str, float]:
 
 
 def jobs_of_two_and_eight(rounds: int) -> list[Figure]:
-    """Asynchronous calls and groups on 2 ranks, joining and memory on 8."""
-    job(2, 1)  # leaves the bytecode
+    """Measure asynchronous calls and groups on 2 ranks, joining and memory on 8."""
+    job(2, 1)  # writes the bytecode
     two, eight = job(2, rounds), job(8, rounds)
     bytes_mapped = eight["mapped_bytes"]
     calls = [(f"1 KiB: {MANY} blocking", "blocking"), (f"1 KiB: {MANY} async", "async")]

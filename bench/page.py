@@ -1,4 +1,4 @@
-"""The page of results: each command owns a section there and replaces nothing else."""
+"""The page of results: each command owns one section of the page and replaces only that."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from pycoll.bench.report import machine_text
+from pycoll.tools.bench.report import machine_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     return [
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
@@ -24,17 +24,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def verdict(what: str, found: float, target: float) -> str:
-    """ "DDP: communication 6.1 of 5 times shorter than Gloo's, reached"."""
+    """Format a figure and its target: "UCX / pycoll 1.21 of 1.2, reached"."""
     return f"{what} {found:.2f} of {target:g}, {'reached' if found >= target else 'missed'}"
 
 
 def machine() -> str:
-    """Processor, cores and kernel, in words."""
+    """Describe the processor, the cores and the kernel."""
     return f"{machine_text()}, Linux {platform.release()}"
 
 
 def commit() -> str:
-    """The commit that is checked out, or "unknown" outside a checkout."""
+    """Return the commit that is checked out, or "unknown" outside a checkout."""
     found = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=ROOT,
@@ -46,7 +46,7 @@ def commit() -> str:
 
 
 def origin() -> str:
-    """Machine, date, commit and kind of build: what a section begins with."""
+    """Return the first line of a section: machine, date, commit and kind of build."""
     from pycoll._core import LAID_OUT
 
     load = os.getloadavg()[0]
@@ -58,7 +58,7 @@ def origin() -> str:
 
 
 def write_section(path: Path, title: str, lines: Sequence[str]) -> None:
-    """Put the section ``## title`` on the page, in the place of an older one of that title."""
+    """Write the section ``## title`` to the page; it replaces an older section of that title."""
     text = path.read_text() if path.exists() else "# Results\n"
     head = f"## {title}"
     parts = ("\n" + text).split("\n## ")

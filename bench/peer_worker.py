@@ -1,10 +1,10 @@
-"""One rank of one library under comparison; obeys the controller in bench/jobs.py.
+"""One rank of one library under comparison, controlled by bench/jobs.py.
 
     python peer_worker.py LIBRARY SOCKET
 
-connects to the controller's unix socket, says who it is, then times what it is told to time.
-Between orders the controller stops the process, so that an idle library does not disturb the
-measured one.
+The process connects to the controller's unix socket, sends its rank, size and pid, and then times
+the operations that the controller orders. Between orders the controller stops the process, so that
+an idle library does not disturb the measured one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pycoll:
         pycoll.init()
         self.comm = pycoll.world()
         self.rank, self.size = self.comm.rank, self.comm.size
-        #: Of all_reduce; None leaves the choice to pycoll.
+        #: The algorithm of all_reduce; None leaves the choice to pycoll.
         self.algorithm: str | None = None
 
     def barrier(self) -> None:
@@ -45,7 +45,7 @@ class Pycoll:
         if collective == "broadcast":
             return lambda: comm.broadcast(x, root=0, out=x)
         if collective == "all_gather":
-            lengths = [len(x)] * self.size  # the peers' calls take them for granted
+            lengths = [len(x)] * self.size  # the peers' calls assume equal lengths
             return lambda: comm.all_gather(x, lengths=lengths, out=out)
         return lambda: comm.reduce_scatter(x, out=out)
 
@@ -72,7 +72,7 @@ class Mpi:
         return lambda: comm.Reduce_scatter_block(x, out)
 
     def leave(self) -> None:
-        """Else the launcher takes the end for a crash."""
+        """Finalize MPI: without it the launcher reports the process's end as a crash."""
         self.mpi.Finalize()
 
 
@@ -111,7 +111,7 @@ def arrays(
     if dtype != "float32":
         from pycoll.types import DType, numpy_dtype
 
-        kind, values = numpy_dtype(DType[dtype.upper()]), 3  # sums are exact in eight bits too
+        kind, values = numpy_dtype(DType[dtype.upper()]), 3  # sums are exact in 8-bit types too
     items = nbytes // kind.itemsize
     count = max(size, items // size * size) if size > 1 else max(1, items)
     total = ((np.arange(count) % values) + rank).astype(kind)
@@ -122,28 +122,28 @@ def arrays(
 
 
 def shared(array: np.ndarray) -> np.ndarray:
-    """A copy where ranks on this host reach it, as with init(shared_arrays=True)."""
+    """Copy the array to memory that ranks of this host map, as with init(shared_arrays=True)."""
     import pycoll
 
     with pycoll.shared_arrays():
         return array.copy()
 
 
-#: What brings an array to a kind of memory; ordinary ones stay where they are.
+#: Functions that move an array to a kind of memory; ordinary arrays stay where they are.
 MEMORY = {"ordinary": lambda array: array, "shared": shared}
 
 
 def prepared(
     library: Any, collective: str, nbytes: int, memory: str, dtype: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's arrays; ``memory`` is one of MEMORY, "ordinary" for all but pycoll; ``dtype`` is
-    one that pycoll knows, "float32" for all others."""
+    """Make this rank's arrays. ``memory`` is one of MEMORY, "ordinary" for all libraries but
+    pycoll; ``dtype`` is a dtype word of pycoll, "float32" for all other libraries."""
     x, out = arrays(collective, nbytes, dtype, library.rank, library.size)
     return MEMORY[memory](x), MEMORY[memory](out)
 
 
 def check(library: Any, collective: str, nbytes: int, memory: str, dtype: str) -> bool:
-    """Whether one operation gives the exact result."""
+    """Return whether one operation gives the exact result."""
     size = library.size
     x, out = prepared(library, collective, nbytes, memory, dtype)
     peers = [arrays(collective, nbytes, dtype, rank, size)[0] for rank in range(size)]
@@ -160,7 +160,7 @@ def check(library: Any, collective: str, nbytes: int, memory: str, dtype: str) -
 
 
 def time_batch(operation: Operation, batch: int) -> float:
-    """Mean seconds of operations back to back."""
+    """Return the mean seconds of back-to-back operations."""
     begin = time.perf_counter()
     for _ in range(batch):
         operation()
@@ -168,7 +168,7 @@ def time_batch(operation: Operation, batch: int) -> float:
 
 
 def time_each(operation: Operation, batch: int) -> list[float]:
-    """Seconds of every operation, the clock's own included."""
+    """Return the seconds of every operation, the clock's reading included."""
     clock = time.perf_counter
     marks = [clock()]
     for _ in range(batch):
@@ -192,15 +192,15 @@ def serve(library: Any, controller: socket.socket) -> None:
         key = (*case, order.get("algorithm"))
         library.algorithm = key[-1]
         if order["what"] == "check":
-            # One case at a time, with each kind of memory that it is measured in.
+            # Keep the arrays of one case only, with all kinds of memory that it is measured in.
             for old in [old for old in cases if old[:2] != key[:2]]:
                 del cases[old]
             answer(check(library, *case))
             continue
         if key not in cases:
             x, out = prepared(library, *case)
-            # Sums that grow would soon be infinite, which emulated processors, and kernels of small
-            # floats, meet slowly.
+            # Repeated sums in place would soon be infinite. Emulated processors and the kernels of
+            # small floats are slow with infinities.
             x[:] = 0
             cases[key] = library.operation(key[0], x, out)
         operation = cases[key]
@@ -210,7 +210,7 @@ def serve(library: Any, controller: socket.socket) -> None:
         library.barrier()
         measure = time_each if order["what"] == "each" else time_batch
         took = measure(operation, order["batch"])
-        library.barrier()  # else who is done answers on the core that others need for the last one
+        library.barrier()  # a rank that answers early would take a core from ranks not done yet
         answer(took)
 
 

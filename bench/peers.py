@@ -1,8 +1,8 @@
-"""Side by side: the same sweep through pycoll, Open MPI, MPICH and torch's Gloo, in one run.
+"""Runs the same message sizes through pycoll, Open MPI, MPICH and torch's Gloo, side by side.
 
-See bench/jobs.py for how samples are taken. Printed are medians and the ratio of the best peer's
+bench/jobs.py explains how samples are taken. The table has medians and the ratio of the best peer's
 time to pycoll's (above 1: pycoll is faster). `bash bench/setup_peers.sh` installs the peers;
-missing ones are named and left out. bench/shm.py is the sweep that has targets.
+missing ones are named and left out. bench/shm.py is the benchmark with targets.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from jobs import Effort, Entrant, Times, compare, mpi_ratio, ratio, start_jobs
 
 #: Collective, bytes, and times by library.
 Result = tuple[str, int, dict[str, Times]]
-#: pycoll once more, with arrays that ranks on its host reach (docs/shared-arrays.md); short ones
-#: are ordinary.
+#: Name of the second column of pycoll, with arrays that ranks of the host can map
+#: (docs/shared-arrays.md); short arrays are ordinary ones.
 SHARED = "pycoll, shared"
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 
 
 def ratio_texts(times: dict[str, Times]) -> list[str]:
-    """The ratios to the best MPI and to Gloo."""
+    """Format the ratios to the best MPI and to Gloo."""
     found = (mpi_ratio(times), ratio(times, "gloo"))
     return ["-" if one is None else f"{one:.2f}" for one in found]
 
@@ -41,7 +41,7 @@ def _medians(times: dict[str, Times], names: list[str]) -> list[str]:
 
 
 def write_markdown(path: Path, ranks: int, results: list[Result]) -> None:
-    """Put the dated table on the page of results."""
+    """Write the dated table to the page of results."""
     names = list(results[0][2])
     rows = [
         [collective, str(nbytes), *_medians(times, names), *ratio_texts(times)]

@@ -1,16 +1,17 @@
-"""Verbs against Open MPI with UCX and against the devices, in a machine with Soft-RoCE devices.
+"""Compares verbs with Open MPI over UCX and with the devices' own rate, on Soft-RoCE devices.
 
     .venv/bin/python bench/rdma.py --markdown bench/RESULTS.md
 
-Nobody here has RDMA hardware, so all of it runs in the guest of tests/rdma: Debian's kernel and its
-Open MPI 4.1 with UCX (rc_v), emulated without KVM. 2 ranks on two devices, rxe0 and rxe1, whose
-packets cross a bridge. float32 sum, in place, through Python on both sides (pycoll, mpi4py);
-libraries in turns (bench/jobs.py), and ib_write_bw of perftest, both ways at once, in turns with
-them. Both libraries register the arrays, so that the device reads them where they lie.
+The benchmark needs no RDMA hardware: it runs in the virtual machine of tests/rdma, which is
+emulated without KVM. The guest has Debian's kernel and its Open MPI 4.1 with UCX (rc_v). Two ranks
+use the two devices rxe0 and rxe1, whose packets cross a bridge. Both libraries reduce arrays
+(float32 sum, in place) through Python (pycoll, mpi4py). Their samples are interleaved
+(bench/jobs.py), also with those of ib_write_bw of perftest, which runs in both directions at once.
+Both libraries register the arrays, so that the device reads them in place.
 
-User code is 15 to 20 times slower in there while the kernel's work, of which there is as much for
-all, is not: ratios weigh instructions in user space more than hardware would. No figure is that of
-a network.
+The emulation slows user code down more than the kernel's work, which is the same for all libraries.
+So the ratios weigh instructions in user space more than hardware would. No figure describes a real
+network.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from jobs import ROOT, WORKER, Effort, Entrant, Start, Times, binaries_of, compa
 
 TITLE = "Verbs on Soft-RoCE devices, in an emulated machine"
 KIB, MIB = 1 << 10, 1 << 20
-#: Bytes, and how many times as fast as Open MPI with UCX.
+#: Targets by message size in bytes: Open MPI's time divided by pycoll's.
 TARGETS = {8: 1.0, 256 * KIB: 1.2, 2 * MIB: 1.2}
-#: busbw as a share of what ib_write_bw carries each way, of messages from that size on.
+#: Target of busbw as a share of ib_write_bw's rate in each direction, from that message size on.
 WIRE_SHARE, WIRE_BYTES = 0.8, 256 * KIB
 RANKS = 2
-#: User code in the guest; nothing there may be waited for as short as elsewhere.
+#: Factor of all time limits in the guest, where user code is slow.
 SLOWNESS = 20.0
 PACKAGES = ("openmpi-bin", "ucx-utils", "perftest")
 _PORT = 4700
 _LIBMPI = "/usr/lib/x86_64-linux-gnu/libmpi.so.40"
-#: Each rank a device of its own. GID 0 is link-local IPv6: over IPv4, which UCX takes by itself,
-#: its datagrams get no answer from these devices.
+#: Each rank uses its own device. GID 0 is link-local IPv6. UCX would choose IPv4, over which these
+#: devices do not answer its datagrams.
 _UCX = {
     "UCX_TLS": "rc_v,self",
     "UCX_IB_GID_INDEX": "0",
@@ -71,37 +72,37 @@ class Row:
         return statistics.median(self.batches[name])
 
     def ratio(self) -> float | None:
-        """How many times as fast as Open MPI, over rounds."""
+        """Return the median over rounds of Open MPI's time divided by pycoll's; None without it."""
         if "openmpi" not in self.batches:
             return None
         pairs = zip(self.batches["openmpi"], self.batches["pycoll"], strict=True)
         return statistics.median(theirs / ours for theirs, ours in pairs)
 
     def busbw(self) -> float:
-        """Bytes per second that a rank of two must send: all of the message."""
+        """Return the bytes per second that each of two ranks must send: the whole message."""
         return self.nbytes / self.median("pycoll")
 
     def verdicts(self) -> list[str]:
-        told = []
+        lines = []
         found = self.ratio()
         if found is not None:
-            told.append(page.verdict("UCX / pycoll", found, TARGETS[self.nbytes]))
+            lines.append(page.verdict("UCX / pycoll", found, TARGETS[self.nbytes]))
         if self.wire is not None and self.nbytes >= WIRE_BYTES:
-            told.append(page.verdict("busbw / ib_write_bw", self.busbw() / self.wire, WIRE_SHARE))
-        return told
+            lines.append(page.verdict("busbw / ib_write_bw", self.busbw() / self.wire, WIRE_SHARE))
+        return lines
 
 
 # In the guest
 
 
 class Device:
-    """What ib_write_bw carries between the two devices, both ways at once."""
+    """The rate of ib_write_bw between the two devices, in both directions at once."""
 
     def __init__(self) -> None:
         self.samples: list[float] = []
 
     def sample(self) -> None:
-        """Add one, unless perftest is missing or fails."""
+        """Add one sample, unless perftest is missing or fails."""
         if shutil.which("ib_write_bw") is None:
             return
         line = ["ib_write_bw", "-F", "-x", "1", "-b", "-s", "65536", "-n", "200", "--report_gbits"]
@@ -128,7 +129,7 @@ class Device:
 
 
 def gigabits(text: str) -> float | None:
-    """The average that perftest's table tells, of both directions together; None without one."""
+    """Parse the average of perftest's table, of both directions together; None without one."""
     for line in text.splitlines():
         words = line.split()
         if len(words) >= 4 and words[0] == "65536":
@@ -137,12 +138,12 @@ def gigabits(text: str) -> float | None:
 
 
 def starts_in_guest(name: str, ranks: int, path: str) -> list[Start]:
-    """For ``jobs.start_jobs``: rank r on device rxe<r>."""
+    """Return the starts for ``jobs.start_jobs``: rank r uses device rxe<r>."""
     worker = [str(binaries_of(name) / "python"), WORKER, name, path]
     if name == "openmpi":
         launcher = ["mpirun.openmpi", "-np", str(ranks), "--oversubscribe", *_UCX_ONLY]
-        told = [word for key in _UCX for word in ("-x", key)]
-        return [Start([*launcher, *told, "sh", "-c", _ON_ITS_DEVICE, "sh", *worker], _UCX)]
+        exports = [word for key in _UCX for word in ("-x", key)]
+        return [Start([*launcher, *exports, "sh", "-c", _ON_ITS_DEVICE, "sh", *worker], _UCX)]
     places = places_of(name, "127.0.0.1", "lo", ranks)
     settings = {
         "PYCOLL_TRANSPORTS": "verbs",
@@ -156,7 +157,7 @@ def starts_in_guest(name: str, ranks: int, path: str) -> list[Start]:
 
 
 def measure(sizes: Sequence[int], effort: Effort) -> Iterator[Row]:
-    """All sizes, each with its own samples of the devices."""
+    """Measure all sizes, each with its own samples of the devices' rate."""
     with contextlib.ExitStack() as cleanup:
         folder = cleanup.enter_context(tempfile.TemporaryDirectory())
         jobs = start_jobs(RANKS, folder, ("pycoll", "openmpi"), starts_in_guest, SLOWNESS)
@@ -171,11 +172,12 @@ def measure(sizes: Sequence[int], effort: Effort) -> Iterator[Row]:
             yield Row(nbytes, batches, {n: one.p99 for n, one in times.items()}, device.median)
 
 
-# Around it
+# On the host of the virtual machine
 
 
 def in_guest(words: Sequence[str], timeout_s: float) -> Iterator[Row]:
-    """Run this program in the guest; its rows as they come. SystemExit if it failed."""
+    """Run this program in the guest and yield its rows as they come. Raises SystemExit if it
+    fails."""
     packages = [word for name in PACKAGES for word in ("--package", name)]
     line = [sys.executable, str(ROOT / "tests/rdma/guest.py"), "--timeout", f"{timeout_s:g}"]
     line += [*packages, "--", sys.executable, __file__, "--inside", *words]
@@ -191,7 +193,7 @@ def in_guest(words: Sequence[str], timeout_s: float) -> Iterator[Row]:
 
 
 def cells(row: Row, names: Sequence[str]) -> list[str]:
-    """A table's row: bytes, times of each entrant, bandwidths, targets."""
+    """Return a table's row: bytes, times of each entrant, bandwidths, targets."""
     times = [
         f"{row.median(name) * 1e6:.4g} / {row.p99[name] * 1e6:.4g}" if name in row.batches else "-"
         for name in names
@@ -202,7 +204,7 @@ def cells(row: Row, names: Sequence[str]) -> list[str]:
 
 
 def head(names: Sequence[str]) -> list[str]:
-    """The titles above ``cells``."""
+    """Return the titles of the columns of ``cells``."""
     return ["bytes", *names, "busbw MB/s", "ib_write_bw MB/s", "targets"]
 
 
@@ -214,7 +216,7 @@ def write_markdown(path: Path, rows: Sequence[Row]) -> None:
         "",
         "all_reduce, float32 sum, in place, 2 ranks on two Soft-RoCE devices in a guest without "
         "KVM, where user code is 15 to 20 times slower; openmpi is Debian's 4.1 with UCX over "
-        "rc_v; libraries in turns, microseconds of the slower rank, median / p99 (bench/rdma.py "
+        "rc_v; interleaved samples, microseconds of the slower rank, median / p99 (bench/rdma.py "
         "says how). ib_write_bw both ways at once, each way.",
         "",
         *page.table(head(names), [cells(row, names) for row in rows]),
@@ -223,7 +225,7 @@ def write_markdown(path: Path, rows: Sequence[Row]) -> None:
 
 
 def obstacle() -> str:
-    """Why it cannot run here, or an empty text."""
+    """Return the reason why it cannot run here, or an empty text."""
     if shutil.which("qemu-system-x86_64") is None:
         return "no QEMU (Debian's package qemu-system-x86)"
     if shutil.which("apt-get") is None:

@@ -1,7 +1,8 @@
-"""What a build in two rounds is compiled for: the calls of one rank; see optimize.sh.
+"""The calls of one rank whose profile guides the optimized build; see optimize.sh.
 
-Ranks with a core each wait by spinning, and those that share cores by yielding, so both are run.
-Long messages need no rehearsal: kernels, which take their time, are compiled the same in any build.
+Ranks with their own core wait by spinning and ranks that share a core by yielding, so optimize.sh
+runs both. Long messages hardly matter for the profile: kernels take their time, and every build
+compiles the kernels alike.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import numpy as np
 
 import pycoll
 
-#: Bytes of a message, and how often it is sent.
+#: Number of calls by the message's size in bytes.
 CALLS = {8: 4000, 1 << 10: 4000, 16 << 10: 1000, 256 << 10: 100, 4 << 20: 10}
-#: Arrays of a group.
+#: Number of arrays of a group.
 MANY = 16
 
 
@@ -27,7 +28,7 @@ def main() -> None:
 
 
 def rehearse(comm: pycoll.Communicator, nbytes: int, times: int) -> None:
-    """Calls on one kind of arrays, ordinary or shared; short ones are all ordinary."""
+    """Make ``times`` calls on one kind of arrays, ordinary or shared; short ones are ordinary."""
     own = np.zeros(nbytes // 4, np.float32)
     every = np.zeros(own.size * comm.size, np.float32)
     bound = comm.all_reduce.bind(own, out=own)
@@ -39,7 +40,7 @@ def rehearse(comm: pycoll.Communicator, nbytes: int, times: int) -> None:
 
 
 def others(comm: pycoll.Communicator, own: np.ndarray, every: np.ndarray) -> None:
-    """Once each of what is called less often."""
+    """Make each of the less frequent calls once."""
     comm.broadcast(own, out=own)
     comm.all_gather(own, out=every)
     comm.reduce_scatter(every, out=own)

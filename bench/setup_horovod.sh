@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds Horovod's last release for the torch that we compare with, into .peers/horovod; takes some
-# minutes. Told to use C++17, which torch's headers want; nothing else of it is changed.
+# Builds Horovod's last release for the torch of the comparison, into .peers/horovod; takes some
+# minutes. The script changes only the C++ standard to C++17, which torch's headers require.
 set -euo pipefail
 python=${PYTHON:-python3}
 version=0.28.1
@@ -19,6 +19,6 @@ sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' \
 sed -i 's/-std=c++11/-std=c++17/' "$sources/third_party/gloo/CMakeLists.txt"
 export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
 export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_CPU_OPERATIONS=GLOO
-# For a CMake that has dropped what Horovod's files ask for.
+# Current CMake has dropped the policy version that Horovod's files request.
 export CMAKE_POLICY_VERSION_MINIMUM=3.5
 "$pip" install --quiet --no-build-isolation --no-deps "$sources"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up pycoll and the peers it is compared with, each in an environment of its own: two MPIs in
-# one would shadow each other. A peer that cannot be installed is reported and left out.
+# Installs pycoll and the peers of the comparison, each in its own environment: two MPIs in one
+# environment would shadow each other. A peer that cannot be installed is reported and left out.
 set -uo pipefail
 python=${PYTHON:-python3}
 

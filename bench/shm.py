@@ -1,22 +1,25 @@
-"""Ranks that share memory, against the peers and against the hardware: one command, one table.
+"""Compares ranks that share memory with the peers and with the memory's rate.
 
     .venv/bin/python bench/shm.py --markdown bench/RESULTS.md --plot bench/shm.svg
 
-float32 sum, in place where the collective can be, NumPy arrays through the public API, processes;
-libraries in turns (bench/jobs.py). The ratio to a peer is the median over rounds of its time
-divided by pycoll's of the same round; of the MPIs the faster one counts.
+The ranks are processes with NumPy arrays (float32 sum, in place if the collective allows it) that
+call the public API. The samples of the libraries are interleaved (bench/jobs.py). The ratio to a
+peer is the median over rounds of the peer's time divided by pycoll's time of the same round. Of the
+MPIs the faster one counts.
 
 The limit of a long all_reduce is 2 n p / B: each of p ranks reads its n bytes once and writes them
-once. B is the rate at which memory moves bytes when every core runs `a += b` at once, on arrays of
-its own that fit in no cache, as threads of one process, in the same run: three bytes are counted
-for each byte of `a`, which is read and written while `b` is read. B is the median over rounds, and
-the share is limit / time. First come ordinary arrays, which are copied through slots; from 8 KiB on
-a second column has shared ones, which peers on the same host read where they lie
-(docs/shared-arrays.md). Shares are shown for both.
+once. B is the rate of the memory when every core runs `a += b` at once, as threads of one process,
+on its own arrays that fit in no cache, in the same run. Three bytes count for each byte of `a`: `a`
+is read and written while `b` is read. B is the median over rounds, and the share is limit / time.
 
-Beside an all_reduce of 2 ranks from 64 KiB up stands a bare exchange of as many bytes: two
-processes with nothing but slots between them, and ordinary memory (bare_exchange.cpp), in the same
-rounds. What it takes, no library with slots can undercut on this machine.
+The first column of pycoll has ordinary arrays, which are copied through slots. From 8 KiB on a
+second column has shared arrays, which peers on the same host read in place (docs/shared-arrays.md).
+The table has the shares of both.
+
+For an all_reduce of 2 ranks from 64 KiB up, the table also has the time of a bare exchange of as
+many bytes: two processes with nothing but slots between them, and ordinary memory
+(bare_exchange.cpp), in the same rounds. It is a lower bound for libraries with slots on this
+machine.
 """
 
 from __future__ import annotations
@@ -38,25 +41,25 @@ import page
 from bare_exchange import BareExchange, built
 from jobs import LIBRARIES, Effort, Entrant, Job, Times, compare, mpi_ratio, ratio, start_jobs
 
-from pycoll.bench import report
-from pycoll.bench.metrics import Measurement
+from pycoll.tools.bench import report
+from pycoll.tools.bench.metrics import Measurement
 
 TITLE = "Shared memory, against the peers and the hardware"
 KIB, MIB = 1 << 10, 1 << 20
-#: pycoll once more, with arrays that peers reach.
+#: Name of the second column of pycoll, with arrays that peers read in place.
 SHARED = "pycoll, shared arrays"
-#: Bytes of `a` per core when measuring B; with `b` twice that, more than any cache per core.
+#: Bytes of `a` per core when measuring B. With `b` that is more than any cache has per core.
 RATE_BYTES = 64 * MIB
-#: Shares of the limit to be reached, by kind of memory.
+#: Targets of the share of the limit, by kind of memory.
 SHARES = {"pycoll": None, SHARED: 0.70}
 KINDS = {"pycoll": "ordinary arrays", SHARED: "shared arrays"}
-#: From here on shared arrays are measured, too, and a bare exchange.
+#: Least message sizes at which shared arrays, and the bare exchange, are measured too.
 SHARED_BYTES, LONG_BYTES = 8 * KIB, 64 * KIB
 
 
 @dataclass(frozen=True)
 class Row:
-    """Message sizes with one pair of targets: at least so many times as fast as MPI and Gloo."""
+    """Message sizes with one pair of targets, the least ratios to MPI and to Gloo."""
 
     collective: str
     ranks: int
@@ -78,24 +81,24 @@ ROWS = (
     Row("all_reduce", 2, (32 * MIB,), 3, 6),
     Row("all_reduce", 2, (256 * MIB,), 4, 8, limit=True),
     *map(_moving, ("broadcast", "all_gather", "reduce_scatter")),
-    # More ranks than cores: they run on two cores, whatever the machine has.
+    # Oversubscribed: these ranks run on two cores, also on a machine that has more.
     Row("all_reduce", 8, (64, KIB, 16 * KIB), 3, 5),
     Row("all_reduce", 8, (MIB, 4 * MIB, 16 * MIB), 2, 2),
 )
-#: The same shape at sizes that a test can wait for.
+#: The rows of a quick run, short enough for a test.
 QUICK = (
     Row("all_reduce", 2, (64, 16 * KIB), 1.5, 50),
     Row("all_reduce", 2, (MIB,), 4, 8, limit=True),
     Row("all_gather", 2, (16 * KIB,), 1.1, 10),
     Row("all_reduce", 4, (KIB,), 3, 5),
 )
-CROWDED_CORES = 2
+OVERSUBSCRIBED_CORES = 2
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measured size. ``rate``: B in bytes per second, measured where there is a limit.
-    ``bare_s``: seconds of a bare exchange, where there is one."""
+    """One measured size. ``rate``: B in bytes per second, if the row has a limit. ``bare_s``:
+    seconds of a bare exchange, if it was measured."""
 
     row: Row
     nbytes: int
@@ -104,7 +107,7 @@ class Result:
     bare_s: float | None
 
     def share(self, name: str) -> float | None:
-        """Of the limit; None where there is none."""
+        """Return the reached share of the limit; None without a limit."""
         if self.rate is None or name not in self.times:
             return None
         limit = 2 * self.nbytes * self.row.ranks / self.rate
@@ -121,7 +124,7 @@ class MemoryRate:
         self.samples: list[float] = []
 
         def make(core: int) -> None:
-            # Written here first, so that the memory lies near the core that will use it.
+            # The core that will use the memory writes it first, so that it is near that core.
             self._pairs[core] = (
                 np.ones(nbytes // 4, np.float32),
                 np.ones(nbytes // 4, np.float32),
@@ -157,16 +160,17 @@ class MemoryRate:
 
     @property
     def median(self) -> float:
-        """Bytes per second."""
+        """Return the median in bytes per second."""
         return statistics.median(self.samples)
 
 
 @contextlib.contextmanager
 def cores_for(ranks: int) -> Iterator[None]:
-    """What starts inside may use all cores, or two where ranks are meant to be crowded."""
+    """Within the context, bind this process and its children to two cores if there are more than
+    two ranks, so that these are oversubscribed; else leave all cores."""
     every = os.sched_getaffinity(0)
     if ranks > 2:
-        os.sched_setaffinity(0, sorted(every)[:CROWDED_CORES])
+        os.sched_setaffinity(0, sorted(every)[:OVERSUBSCRIBED_CORES])
     try:
         yield
     finally:
@@ -174,7 +178,7 @@ def cores_for(ranks: int) -> Iterator[None]:
 
 
 def measure(rows: Sequence[Row], effort: Effort, libraries: Sequence[str]) -> Iterator[Result]:
-    """All rows, those of one number of ranks together."""
+    """Measure all rows, grouped by their number of ranks."""
     for ranks in dict.fromkeys(row.ranks for row in rows):
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as cleanup:
             program = built(folder) if ranks == 2 else None
@@ -212,11 +216,11 @@ def _measured(
     return Result(row, nbytes, times, *measured)
 
 
-# What is shown
+# Tables and pictures
 
 
 def ratio_text(found: float | None, target: float) -> str:
-    """ "2.13 of 1.5, reached", or a dash without that peer."""
+    """Format a ratio and its target: "2.13 of 1.5, reached", or a dash without that peer."""
     if found is None:
         return "-"
     verdict = "reached" if found >= target else "missed"
@@ -224,7 +228,7 @@ def ratio_text(found: float | None, target: float) -> str:
 
 
 def cells(result: Result, names: Sequence[str]) -> list[str]:
-    """A table's row: what, times of each library, ratios with their targets."""
+    """Return a table's row: the case, times of each library, ratios with their targets."""
     row, times = result.row, result.times
     shown = []
     for name in names:
@@ -244,13 +248,13 @@ def _us(seconds: float) -> str:
 
 
 def head(names: Sequence[str]) -> list[str]:
-    """The titles above ``cells``."""
+    """Return the titles of the columns of ``cells``."""
     ratios = ("best MPI / pycoll", f"best MPI / {SHARED}", "Gloo / pycoll")
     return ["collective", "ranks", "bytes", *names, "bare exchange", *ratios]
 
 
 def limit_lines(results: Sequence[Result]) -> list[str]:
-    """How near the longest all_reduce comes to the memory's rate."""
+    """Return the lines that compare the longest all_reduce with the memory's rate."""
     lines = []
     for result in results:
         for name, target in SHARES.items():
@@ -269,7 +273,7 @@ def limit_lines(results: Sequence[Result]) -> list[str]:
 
 
 def names_of(results: Sequence[Result]) -> list[str]:
-    """The libraries that were measured, pycoll first."""
+    """Return the libraries that were measured, pycoll first."""
     known = (LIBRARIES[0], SHARED, *LIBRARIES[1:])
     return [name for name in known if any(name in result.times for result in results)]
 
@@ -280,7 +284,7 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
     lines = [
         page.origin(),
         "",
-        "float32 sum, in place, ordinary NumPy arrays, processes, libraries in turns; "
+        "float32 sum, in place, ordinary NumPy arrays, processes, interleaved samples; "
         "microseconds of the slowest rank, median / p99; ratios are medians over rounds "
         "(bench/shm.py says how). Shared arrays are those of docs/shared-arrays.md. "
         "A bare exchange is what two processes need that have nothing but slots between them.",
@@ -296,7 +300,7 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:
-    """Time and bus bandwidth of the all_reduce of 2 ranks, a curve for each library."""
+    """Draw time and bus bandwidth of the all_reduce of 2 ranks, a curve per library."""
     mine = [result for result in results if (result.row.collective, result.row.ranks) == _DRAWN]
     curves = {
         name: [_point(result, name) for result in mine if name in result.times]

@@ -1,31 +1,33 @@
-"""Training by all policies, against the peers and against the wire: one command, one table.
+"""Compares training by all policies with the peers and with the wire's rate.
 
     .venv/bin/python bench/training.py --markdown bench/RESULTS.md --plot bench/training.svg
 
-takes about ten minutes, --budget-s more or less; a bar on stderr says how far it is.
+--budget-s sets its approximate time in seconds; a bar on stderr shows the progress.
 
-Two ranks, on one host and on two hosts (network namespaces, which take root) whose cable carries 10
-Gb/s by a token bucket at both its ends. What is trained is in training_models.py, how in
-training_worker.py: every policy of pycoll.torch's DistributedOptimizer, tensor by tensor ("hvd"),
-DistributedDataParallel over pycoll and over Gloo, and Horovod where it is installed. All are
-checked, and then take turns (bench/jobs.py); float32, one thread per rank, SGD.
+Two ranks train on one host, and on two hosts (network namespaces, which need root) whose cable has
+a rate of 10 Gb/s, which a token bucket at both ends enforces. training_models.py has the models.
+training_worker.py has the ways to train: every policy of pycoll.torch's DistributedOptimizer,
+tensor by tensor ("hvd"), DistributedDataParallel over pycoll and over Gloo, and Horovod where it is
+installed. All ways are checked, and then their samples are interleaved (bench/jobs.py). They use
+float32, one thread per rank, and SGD.
 
-DistributedDataParallel is compared by itself, too, in more rounds. "ddp alone" sends nothing: it
-shows what is copied anyhow. "ddp in step" sends 32 bytes for each bucket, so that ranks wait for
-the slower one, as over a network that is infinitely fast; what a step takes longer than that is
-communication. Where the machine has other work to do that is less than the time beyond "ddp alone",
-which is told beside it.
+DistributedDataParallel is also compared separately, in more rounds. "ddp alone" sends nothing: it
+shows the cost of the copies that DDP makes without any communication. "ddp in step" sends 32 bytes
+for each bucket, so that ranks wait for the slower one, as over an infinitely fast network. The
+additional time of a "ddp" step over "ddp in step" is communication. On a machine with other load it
+is less than the additional time over "ddp alone", which is reported too.
 
-Before that, calls alone are timed: many small tensors, and sets of gradients (training_calls.py).
-What is to be reached against Horovod and one all_reduce is judged there. Models are then trained
-where something is to be shown by them, or where --model says. A step shows the same two ratios of
-what it does not hide: its gradients are new memory each time, which no peer has mapped, and the
-slower rank is waited for. Horovod runs on one host only, by its own Python (setup_horovod.sh).
+Before the training, calls alone are timed: many small tensors, and sets of gradients
+(training_calls.py). That part compares with Horovod and with one all_reduce, and has the targets.
+Then the models of each scene are trained, or those of --model. A training step shows the same two
+ratios for its communication that is not hidden. It communicates more slowly than the calls alone:
+its gradients are new memory each time, which no peer has mapped, and it waits for the slower rank.
+Horovod runs on one host only, with its own Python (setup_horovod.sh).
 
-A time is that of a step of the slowest rank, the median over rounds; several steps in a row are one
-sample, since the last one has no next forward pass. Not hidden is what a step takes longer than the
-same without other ranks, in the same rounds. The share hidden is what of one contiguous all_reduce
-of the same bytes that is less. Ratios are medians over rounds.
+A time is that of a step of the slowest rank, as the median over rounds. Several steps in a row are
+one sample, since the last step has no next forward pass. The time not hidden is the additional time
+of a step over a step without other ranks, in the same rounds. The hidden share is 1 minus that time
+divided by the time of one contiguous all_reduce of the same bytes. Ratios are medians over rounds.
 """
 
 from __future__ import annotations
@@ -67,14 +69,14 @@ from training_results import (
 WORKER = str(Path(__file__).resolve().parent / "training_worker.py")
 LIBRARIES = ("pycoll", "gloo", "horovod")
 QUICK = ("few gradients", "small transformer")
-#: What calls take of the time, in trained models; the rest is shared equally.
+#: Time for the calls, in units of the time for one comparison; all comparisons get equal times.
 CALLS_SHARE = 0.6
-#: A round of few ways is shorter.
+#: Factor of the rounds for comparisons of few ways, whose rounds are shorter.
 ROUNDS_OF_PARALLEL = 2
 
 
 def free_ports() -> int:
-    """The first of two neighbouring ports that are free here now."""
+    """Return the first of two consecutive ports that are free on this host."""
     while True:
         with socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", 0))
@@ -85,7 +87,7 @@ def free_ports() -> int:
 
 
 def starts_in(hosts: Hosts | None) -> Starts:
-    """Ranks by this Python, one on each host, or all here."""
+    """Return the starts of ranks with this Python: one on each host, or all on this host."""
     address, device, port = "127.0.0.1", "lo", free_ports()
     if hosts is not None:
         address, device = hosts.addresses[0], DEVICE
@@ -94,7 +96,8 @@ def starts_in(hosts: Hosts | None) -> Starts:
         worker = [sys.executable, WORKER, name, path]
         if name == "horovod":
             start = horovod_calls.started_by(ranks, WORKER, worker[2:])
-            # It negotiates in the background, and is stopped while it is not its turn.
+            # Horovod negotiates in the background. Its limit must outlast the time in which the
+            # job is stopped.
             words = {**start.environment, "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600"}
             return [Start(start.line, words)]
         places = places_of(name, address, device, ranks, port)
@@ -106,7 +109,7 @@ def starts_in(hosts: Hosts | None) -> Starts:
 
 
 def started(scene: Scene, folder: str, hosts: Hosts | None, libraries: Sequence[str]) -> list[Job]:
-    """A job for each library that is there; says on stderr which are not."""
+    """Start a job for each installed library; names the missing ones on stderr."""
     jobs = []
     for name in libraries:
         if name == "horovod" and (scene.is_wire or not horovod_calls.is_installed()):
@@ -123,7 +126,7 @@ def started(scene: Scene, folder: str, hosts: Hosts | None, libraries: Sequence[
 
 
 def entrants_of(jobs: Sequence[Job], ways: Sequence[str]) -> list[Entrant]:
-    """Those that are compared: pycoll's ways, and the peers that have such."""
+    """Return the entrants of one comparison: pycoll's ways, and the peers that can take part."""
     found = [Entrant(way, jobs[0], (("way", way),)) for way in ways]
     names = {"gloo": GLOO} if ways is PARALLEL else {"gloo": GLOO, "horovod": HOROVOD}
     peers = [job for job in jobs[1:] if job.name in names]
@@ -131,36 +134,36 @@ def entrants_of(jobs: Sequence[Job], ways: Sequence[str]) -> list[Entrant]:
 
 
 def comparisons(scene: Scene, model: str, libraries: Sequence[str]) -> list[Sequence[str]]:
-    """The ways that are compared with each other."""
+    """Return the lists of ways that are compared with each other."""
     by_itself = model in REAL and not scene.is_wire and "gloo" in libraries
     return [EVERY, PARALLEL] if by_itself else [EVERY]
 
 
 class Progress:
-    """A bar on stderr, filled as the time goes that everything may take together."""
+    """A bar on stderr that shows the elapsed part of the whole time budget."""
 
     def __init__(self, budget_s: float, parts: float) -> None:
         self._begin, self._budget_s, self._left = time.monotonic(), budget_s, parts
         self._bar = click.progressbar(length=max(1, round(budget_s)), file=sys.stderr)
 
     def share_s(self, parts: float = 1.0) -> float:
-        """The seconds that the next so many parts have, of what is left for all."""
+        """Return the seconds for the next ``parts`` parts, out of the time that is left."""
         left_s = max(0.0, self._budget_s - (time.monotonic() - self._begin))
         share, self._left = left_s * parts / max(parts, self._left), self._left - parts
         return share
 
     def tick(self) -> None:
-        """Show how far it is."""
+        """Update the bar."""
         elapsed = min(round(time.monotonic() - self._begin), self._bar.length or 0)
         self._bar.update(elapsed - self._bar.pos)
 
     def tell(self, text: str) -> None:
-        """Say what is under way."""
+        """Show ``text`` as the label of the bar."""
         self._bar.label = text
         self._bar.render_progress()
 
     def hide(self) -> None:
-        """Make room for other output."""
+        """Clear the bar's line on a terminal, so that other output can be printed there."""
         if sys.stderr.isatty():
             click.echo("\r\x1b[2K", nl=False, err=True)
 
@@ -172,7 +175,7 @@ def measure(
     libraries: Sequence[str],
     progress: Progress,
 ) -> Iterator[Result]:
-    """All models in one scene."""
+    """Measure all models in one scene."""
     with contextlib.ExitStack() as cleanup:
         folder = cleanup.enter_context(tempfile.TemporaryDirectory())
         hosts = None
@@ -195,7 +198,7 @@ def measure(
 
 
 def show_calls(quick: bool, progress: Progress) -> training_calls.Found:
-    """Measure what calls take, and print it."""
+    """Measure the times of calls and print them."""
     sets = training_calls.SMALL_SETS if quick else training_calls.SETS
     budget_s = progress.share_s(CALLS_SHARE)
     found = training_calls.measured(3 if quick else 15, sets, budget_s, progress.tick)

@@ -1,7 +1,7 @@
-"""What calls of training programs take, without any training: part of bench/training.py.
+"""Times the calls of training programs, without any training: part of bench/training.py.
 
-Two ranks on one host, in each of which all ways take turns; times are those of the slower rank,
-medians over rounds. Gloo's ranks are the same processes; it is idle while others are timed.
+Two ranks run on one host, and each of them runs all ways in rotation. Times are those of the slower
+rank, as medians over rounds. Gloo runs in the same processes; it is idle while others are timed.
 
     1,000 tensors of 4 KiB     as a list, in a group, and one by one over Gloo, against one
                                all_reduce of 4 MiB
@@ -10,7 +10,7 @@ medians over rounds. Gloo's ranks are the same processes; it is idle while other
                                where it is built (horovod_calls.py), Horovod before and after;
                                and a pass over the memory: both ranks read and write theirs once,
                                which an all_reduce in place does at least
-    negotiation                what a step exchanges beside its messages
+    negotiation                the exchanges of a step in addition to its messages
 
 The sets are those of ResNet-50 and BERT-Base (training_models.py).
 """
@@ -33,8 +33,9 @@ import page
 from jobs import RUN_PYCOLL
 
 SETS = ("ResNet-50, gradients", "BERT-Base, gradients")
-#: Bytes per second of Horovod 0.28.1, built for C++17, over Gloo with 2 ranks and the same
-#: gradients on a machine of two cores: what ours are held against where there is no Horovod.
+#: Recorded rates of Horovod 0.28.1, in bytes per second, built for C++17, over Gloo with 2 ranks
+#: and the same gradients on a machine of two cores. They are the peer's rates where Horovod is not
+#: installed.
 HOROVODS = {SETS[0]: 0.92e9, SETS[1]: 0.63e9}
 SMALL_SETS = ("few gradients",)
 MANY, EACH = 1000, 1024
@@ -43,9 +44,9 @@ ASYNC, SCHEDULER, PASS, BARRIER, OTHERS = (
     *("allreduce_async_", "scheduler", "a pass over the memory"),
     *("hvd.barrier()", "others per step"),
 )
-#: Rounds of a measurement; fewer than asked for where time is short.
+#: Least rounds of a measurement, where the time allows no more.
 ROUNDS_MIN = 3
-#: What the tensors, and each set, may take of the time: the rest starts processes.
+#: Shares of the time budget for the many tensors and for each set; the rest starts processes.
 MANY_SHARE, SETS_SHARE = 0.5, 0.3
 
 TICK_S = 0.2
@@ -54,7 +55,7 @@ Seconds = dict[str, float]
 
 
 class Found(NamedTuple):
-    """Seconds by way: of many small tensors, of each set, and of negotiation; of Horovod by set."""
+    """Seconds by way: of many small tensors, of each set, of negotiation; of Horovod by set."""
 
     many: Seconds
     sets: dict[str, Seconds]
@@ -63,14 +64,14 @@ class Found(NamedTuple):
     horovod: Seconds = {}  # noqa: RUF012
 
     def horovods(self, name: str) -> float | None:
-        """Bytes per second of Horovod, in the same run where there is one."""
+        """Return Horovod's bytes per second: of the same run, else the recorded rate."""
         if name in self.horovod:
             return self.nbytes[name] / self.horovod[name]
         return HOROVODS.get(name)
 
 
 class Counted:
-    """A communicator whose collectives are counted."""
+    """A communicator that counts its collectives."""
 
     def __init__(self, comm: Any) -> None:
         self._comm, self.calls = comm, 0
@@ -81,10 +82,11 @@ class Counted:
         return found
 
 
-def in_turns(
+def in_rotation(
     comm: Any, ways: dict[str, Callable[[], Any]], rounds: int, budget_s: float
 ) -> Seconds:
-    """The middle time of each way, on the slower rank; in fewer rounds where time is short."""
+    """Return the median time of each way on the slower rank. There are fewer rounds than
+    ``rounds`` if the budget is too short."""
     import numpy as np
 
     took: dict[str, list[float]] = {name: [] for name in ways}
@@ -121,7 +123,7 @@ def many_tensors(comm: Any, rounds: int, budget_s: float) -> Seconds:
         for one in tensors:
             dist.all_reduce(one)
 
-    return in_turns(
+    return in_rotation(
         comm,
         {
             WHOLE: lambda: comm.all_reduce(whole, out=whole),
@@ -137,12 +139,13 @@ def many_tensors(comm: Any, rounds: int, budget_s: float) -> Seconds:
 def a_set(
     comm: Any, hvd: Any, name: str, rounds: int, budget_s: float
 ) -> tuple[Seconds, int, float]:
-    """Times, bytes, and what the scheduler's settled step calls beside its messages."""
+    """Return the times of one set by way, its bytes, and the number of collectives of a scheduler
+    step in addition to its messages, once its communication plan is fixed."""
     import torch
     import training_models
 
+    from pycoll.gradients.scheduler import TIMED_STEPS
     from pycoll.optim import Entry, Scheduler
-    from pycoll.optim.scheduler import TIMED_STEPS
 
     shapes = [tuple(p.shape) for p in training_models.made(name, 0).model.parameters()][::-1]
     tensors = [torch.zeros(shape) for shape in shapes]
@@ -162,7 +165,7 @@ def a_set(
         scheduled()
     counted.calls = 0
     scheduled()
-    others = counted.calls - len(scheduler.agenda.messages)
+    others = counted.calls - len(scheduler.comm_plan.messages)
     ways = {
         WHOLE: lambda: comm.all_reduce(whole, out=whole),
         LIST: lambda: comm.all_reduce(tensors, out=tensors),
@@ -170,11 +173,11 @@ def a_set(
         SCHEDULER: scheduled,
         PASS: lambda: whole.mul_(1.0),
     }
-    return in_turns(comm, ways, rounds, budget_s), nbytes, float(others)
+    return in_rotation(comm, ways, rounds, budget_s), nbytes, float(others)
 
 
 def on_a_rank(rounds: int, budget_s: float, sets: list[str]) -> Found:
-    """What this rank finds, together with the others."""
+    """Measure on this rank, together with the other ranks."""
     import torch
     import torch.distributed as dist
 
@@ -193,7 +196,7 @@ def on_a_rank(rounds: int, budget_s: float, sets: list[str]) -> Found:
         many = many_tensors(comm, rounds, MANY_SHARE * budget_s)
         share_s = SETS_SHARE * budget_s / len(sets)
         found = {name: a_set(comm, hvd, name, rounds, share_s) for name in sets}
-        alone = in_turns(comm, {BARRIER: hvd.barrier}, 20 * rounds, budget_s)
+        alone = in_rotation(comm, {BARRIER: hvd.barrier}, 20 * rounds, budget_s)
         dist.destroy_process_group()
     negotiation = {**alone, OTHERS: max(others for _, _, others in found.values())}
     hvd.shutdown()
@@ -208,9 +211,10 @@ def on_a_rank(rounds: int, budget_s: float, sets: list[str]) -> Found:
 def measured(
     rounds: int, sets: tuple[str, ...], budget_s: float, tick: Callable[[], None]
 ) -> Found:
-    """By two ranks of this machine, in about so long; ``tick`` is called now and then.
+    """Measure with two ranks of this machine, for about ``budget_s`` seconds. Calls ``tick``
+    repeatedly.
 
-    Horovod, which needs a launcher of its own, runs before and after: the quicker time counts.
+    Horovod, which needs its own launcher, runs before and after: the faster time counts.
     """
     before = horovod_calls.seconds_of(sets, rounds) if horovod_calls.is_installed() else {}
     ours = _ours(rounds, sets, budget_s, tick)
@@ -237,7 +241,7 @@ def _ours(rounds: int, sets: tuple[str, ...], budget_s: float, tick: Callable[[]
 
 
 def rows(found: Found) -> list[list[str]]:
-    """What, how long, and against what."""
+    """Return rows of a table: the way, its figure, and the figure that it is compared with."""
     many = found.many
     lines = [[f"{MANY:,} tensors of 4 KiB: {way}", ms(many[way]), ""] for way in many]
     lines[0][0] = "one all_reduce of 4 MiB"
@@ -255,14 +259,15 @@ def rows(found: Found) -> list[list[str]]:
         [f"negotiation: {BARRIER}, which is one", f"{found.negotiation[BARRIER] * 1e6:.1f} us", ""]
     )
     others = found.negotiation[OTHERS]
-    lines.append(["negotiation: the scheduler, beside its messages", f"{others:g} exchanges", ""])
+    name = "negotiation: the scheduler, in addition to its messages"
+    lines.append([name, f"{others:g} exchanges", ""])
     return lines
 
 
 def judged(found: Found) -> list[str]:
-    """What was to be reached."""
+    """Return the figures and their targets."""
     many = found.many
-    told = [
+    lines = [
         page.verdict(f"{SINGLY} / {LIST}", many[SINGLY] / many[LIST], 10),
         *(
             page.verdict(f"1.5 of {WHOLE} / {way}", 1.5 * many[WHOLE] / many[way], 1)
@@ -273,12 +278,12 @@ def judged(found: Found) -> list[str]:
         rate = found.nbytes[name] / times[ASYNC]
         horovods = found.horovods(name)
         if horovods is not None:
-            told.append(page.verdict(f"{name}: {ASYNC} / Horovod", rate / horovods, 10))
+            lines.append(page.verdict(f"{name}: {ASYNC} / Horovod", rate / horovods, 10))
             limit = found.nbytes[name] / times[PASS] / horovods
-            told.append(f"{name}: {PASS} / Horovod {limit:.2f}, which nothing in place exceeds")
+            lines.append(f"{name}: {PASS} / Horovod {limit:.2f}, which nothing in place exceeds")
         share = times[WHOLE] / times[SCHEDULER]
-        told.append(page.verdict(f"{name}: {SCHEDULER}'s rate / {WHOLE}'s", share, 0.9))
-    return told
+        lines.append(page.verdict(f"{name}: {SCHEDULER}'s rate / {WHOLE}'s", share, 0.9))
+    return lines
 
 
 def ms(seconds: float) -> str:
@@ -288,7 +293,7 @@ def ms(seconds: float) -> str:
 def main() -> None:
     path, rounds, budget_s, *sets = sys.argv[1:]
     found = on_a_rank(int(rounds), float(budget_s), sets)
-    # All ranks know the same times; rank 0 tells.
+    # All ranks have the same figures; rank 0 writes them.
     if os.environ.get("PYCOLL_RANK", "0") == "0":
         Path(path).write_text(json.dumps(found))
 

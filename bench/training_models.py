@@ -1,7 +1,7 @@
-"""What is trained in bench/training.py: sets of gradients of known models, and small real ones.
+"""The models of bench/training.py: sets of gradients of known models, and small real models.
 
-A set has the tensors of a model with their sizes and order, each in a module of its own, and a
-backward pass that does no more than to write each gradient. Real models compute.
+A set has the tensors of a model with their sizes and in their order, each in its own module. Its
+backward pass only writes each gradient. Real models compute.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ Shape = tuple[int, ...]
 
 
 class Task(NamedTuple):
-    """A model, and what gives the loss of this rank's batch by the model or what wraps it."""
+    """A model, and a function that computes the loss of this rank's batch with the model or its
+    wrapper."""
 
     model: nn.Module
     loss: Callable[[Callable[..., torch.Tensor]], torch.Tensor]
 
     @property
     def nbytes(self) -> int:
-        """Of all gradients."""
+        """The bytes of all gradients."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
 
 class _Write(torch.autograd.Function):
-    """Passes its first argument on; the second one's gradient is half of its values."""
+    """Returns its first argument; the gradient of the second one is half of its values."""
 
     @staticmethod
     def forward(ctx: Any, passed: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -43,7 +44,7 @@ class _Write(torch.autograd.Function):
 
 
 class _Tensors(nn.Module):
-    """Tensors that belong together, such as a weight and its bias."""
+    """Tensors that belong together, for example a weight and its bias."""
 
     def __init__(self, shapes: tuple[Shape, ...]) -> None:
         super().__init__()
@@ -57,14 +58,14 @@ class _Tensors(nn.Module):
 
 
 def gradient_set(groups: list[tuple[Shape, ...]], rank: int) -> Task:
-    """Tensors in the order of the forward pass."""
+    """Make a set of gradients from shapes in the order of the forward pass."""
     model = nn.Sequential(*(_Tensors(group) for group in groups))
     x = torch.full((1,), 1.0 + rank)
     return Task(model, lambda forward: forward(x).sum())
 
 
 def resnet50() -> list[tuple[Shape, ...]]:
-    """161 tensors, 102 MB."""
+    """Return the shapes of ResNet-50: 161 tensors, 102 MB."""
     groups: list[tuple[Shape, ...]] = [((64, 3, 7, 7),), ((64,), (64,))]
     inner = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -79,7 +80,7 @@ def resnet50() -> list[tuple[Shape, ...]]:
 
 
 def bert_base() -> list[tuple[Shape, ...]]:
-    """197 tensors, 436 MB."""
+    """Return the shapes of BERT-Base: 197 tensors, 436 MB."""
     wide = 768
     norm = ((wide,), (wide,))
     linear = ((wide, wide), (wide,))
@@ -93,7 +94,7 @@ def bert_base() -> list[tuple[Shape, ...]]:
 
 
 def mlp(width: int, rank: int) -> Task:
-    """Three layers; 25 million parameters where they are 2900 wide."""
+    """Make a perceptron of three layers; it has 25 million parameters if they are 2900 wide."""
     model = nn.Sequential(
         *(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()),
         nn.Linear(width, width),
@@ -122,7 +123,7 @@ class _Transformer(nn.Module):
 
 
 def transformer(layers: int, width: int, rank: int) -> Task:
-    """Predicts the next of 1000 words."""
+    """Make a transformer that predicts the next one of 1000 words."""
     words, length = 1000, 32
     model = _Transformer(layers, width, words, length)
     rows = torch.randint(0, words, (4, length + 1), generator=torch.Generator().manual_seed(rank))
@@ -134,7 +135,7 @@ def transformer(layers: int, width: int, rank: int) -> Task:
     return Task(model, loss)
 
 
-#: By name, for a rank.
+#: The functions that make a model for a rank, by the model's name.
 TASKS: dict[str, Callable[[int], Task]] = {
     "ResNet-50, gradients": lambda rank: gradient_set(resnet50(), rank),
     "BERT-Base, gradients": lambda rank: gradient_set(bert_base(), rank),
@@ -147,6 +148,6 @@ TASKS: dict[str, Callable[[int], Task]] = {
 
 
 def made(name: str, rank: int) -> Task:
-    """With the same parameters on all ranks."""
+    """Make the model with the same parameters on all ranks."""
     torch.manual_seed(1)
     return TASKS[name](rank)

@@ -1,5 +1,4 @@
-"""What comes of training in bench/training.py: names, times, what was to be reached, and how it is
-shown."""
+"""The results of bench/training.py: names, times, targets, tables and pictures."""
 
 from __future__ import annotations
 
@@ -13,15 +12,16 @@ import page
 import training_calls
 from jobs import Times, ratio
 
-from pycoll.bench import report
 from pycoll.optim import POLICIES
+from pycoll.tools.bench import report
 
 TITLE = "Training, by policies and against the peers"
-#: Names of entrants: of the pycoll job by their way, of others by the library.
+#: Names of entrants: those of the pycoll job are named by their way, others by the library.
 ALONE, WHOLE, SINGLY, DDP_ALONE, IN_STEP, DDP, GLOO, HOROVOD = (
     *("alone", "all_reduce", "hvd", "ddp alone", "ddp in step", "ddp", "Gloo DDP", "Horovod"),
 )
-#: What is compared of each model: all, and of real ones on one host DistributedDataParallel.
+#: The ways that are compared for each model: all; for real models on one host also those of
+#: DistributedDataParallel separately.
 EVERY = (ALONE, WHOLE, *POLICIES, "auto", SINGLY, DDP_ALONE, DDP)
 PARALLEL = (ALONE, DDP_ALONE, IN_STEP, DDP)
 RANKS = 2
@@ -30,7 +30,7 @@ REAL = ("MLP, 25 M", "transformer")
 
 @dataclass(frozen=True)
 class Scene:
-    """Where the ranks are, and what is trained there unless something else is asked for."""
+    """The hosts of the ranks, and the models that are trained there by default."""
 
     title: str
     hosts: int
@@ -50,7 +50,8 @@ SCENES = (
 
 @dataclass(frozen=True)
 class Result:
-    """Ways to train one model in one scene. ``why``: what auto says of its choice."""
+    """The times of ways to train one model in one scene. ``why``: the explanation of auto's
+    choice."""
 
     scene: Scene
     model: str
@@ -61,53 +62,53 @@ class Result:
 
     @property
     def title(self) -> str:
-        """What was trained, and where."""
+        """The model and the scene, for a heading."""
         some = ", DistributedDataParallel" if self.ways is PARALLEL else ""
         return f"{self.model}, {self.nbytes / 1e6:.0f} MB{some}; {self.scene.title}"
 
     def exposed(self, name: str, than: str = ALONE) -> float:
-        """Seconds that a step takes longer than without other ranks; at least a microsecond."""
+        """Return the additional seconds of a step over one of ``than``, at least a microsecond."""
         pairs = zip(self.times[name].batches, self.times[than].batches, strict=True)
         return max(1e-6, statistics.median(step - less for step, less in pairs))
 
     def hidden(self, name: str) -> float:
-        """The share of one contiguous all_reduce that computing hides."""
+        """Return the share of one contiguous all_reduce's time that computation hides."""
         return max(0.0, 1 - self.exposed(name) / self.times[WHOLE].median)
 
 
 def judged(result: Result) -> list[str]:
-    """What was to be reached with this model in this scene."""
-    told = []
+    """Return the figures and targets of this model in this scene."""
+    lines = []
     times = result.times
     if HOROVOD in times:
         times_less = result.exposed(HOROVOD) / result.exposed(SINGLY)
-        told.append(f"what Horovod does not hide / what tensor by tensor does not {times_less:.2f}")
+        lines.append(f"Horovod's time not hidden / that of tensor by tensor {times_less:.2f}")
     if result.ways is EVERY and not result.scene.is_wire:
         share = times[WHOLE].median / result.exposed("auto")
-        told.append(f"one all_reduce / what auto does not hide {share:.2f}")
+        lines.append(f"one all_reduce / auto's time not hidden {share:.2f}")
     if result.ways is PARALLEL and GLOO in times:
         shorter = {
             than: result.exposed(GLOO, than) / result.exposed(DDP, than)
             for than in (IN_STEP, DDP_ALONE, ALONE)
         }
-        told.append(page.verdict("communication of Gloo DDP / DDP", shorter[IN_STEP], 5))
-        told.append(f"with waiting for the slower rank {shorter[DDP_ALONE]:.2f}")
-        told.append(f"with what is copied anyhow, too, {shorter[ALONE]:.2f}")
+        lines.append(page.verdict("communication of Gloo DDP / DDP", shorter[IN_STEP], 5))
+        lines.append(f"including the wait for the slower rank {shorter[DDP_ALONE]:.2f}")
+        lines.append(f"including that wait and DDP's own copies {shorter[ALONE]:.2f}")
     if result.scene.is_wire:
         best = min((name for name in POLICIES), key=lambda name: times[name].median)
-        told.append(page.verdict(f"{best} / auto", ratio(times, best, "auto") or 0, 0.97))
+        lines.append(page.verdict(f"{best} / auto", ratio(times, best, "auto") or 0, 0.97))
         for name in ("wfbp", "bsp"):
-            told.append(page.verdict(f"{name} / mg_wfbp", ratio(times, name, "mg_wfbp") or 0, 1))
-    return told
+            lines.append(page.verdict(f"{name} / mg_wfbp", ratio(times, name, "mg_wfbp") or 0, 1))
+    return lines
 
 
 def head() -> list[str]:
-    """The titles above ``rows``."""
+    """Return the titles of the columns of ``rows``."""
     return ["way", "step, ms", "not hidden, ms", "hidden", "Gloo DDP / this"]
 
 
 def rows(result: Result) -> list[list[str]]:
-    """A row for each way of training."""
+    """Return a row for each way of training."""
     found = []
     for name, one in result.times.items():
         cells = [name, report.four_digits(one.median * 1e3)]
@@ -136,8 +137,8 @@ def write_markdown(
     lines = [
         page.origin(),
         "",
-        "float32, SGD, one thread per rank, ways in turns; milliseconds of a step of the slowest "
-        "rank, medians over rounds (bench/training.py says how).",
+        "float32, SGD, one thread per rank, interleaved samples; milliseconds of a step of the "
+        "slowest rank, medians over rounds (bench/training.py says how).",
     ]
     for result in results:
         lines += ["", f"### {result.title}", ""]
@@ -151,12 +152,15 @@ def write_markdown(
         lines += ["", *(f"{line}." for line in training_calls.judged(calls))]
     if picture is not None:
         place = os.path.relpath(picture, path.parent)
-        lines += ["", f"![a step of every way: computing, and what is not hidden]({place})"]
+        lines += [
+            "",
+            f"![a step of every way: computation, and communication that is not hidden]({place})",
+        ]
     page.write_section(path, TITLE, lines)
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:
-    """Bars of the steps: what is computed, and communication that is not hidden."""
+    """Draw bars of the steps: computation, and communication that is not hidden."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,15 +1,22 @@
-"""Ranks that train, for bench/training.py; they obey the controller in bench/jobs.py.
+"""Ranks that train, for bench/training.py, controlled by bench/jobs.py.
 
     python training_worker.py LIBRARY SOCKET [ENVIRONMENT ...]
 
-Every environment, an object of JSON, makes a rank; all are forked from one process, since importing
-torch takes seconds in each. Without any there is one rank.
+Every environment, a JSON object of variables, makes one rank. All ranks are forked from one
+process, since importing torch in each would be slow. Without any environment there is one rank.
 
-A way of training is one of the orders' words: a policy, "hvd" (tensor by tensor), "ddp", "alone"
-(nothing is reduced), "all_reduce" (the same bytes in one piece, and nothing is computed), "ddp
-alone" (nothing is reduced, but all is copied that ddp copies for itself) or "ddp in step" (the
-same, and 32 bytes are reduced for each bucket, so that ranks wait for each other as ddp's do). All
-ways have the same parameters in the same memory; while times are taken the learning rate is 0.
+An order names a way of training:
+
+* a policy;
+* "hvd": tensor by tensor;
+* "ddp";
+* "alone": nothing is reduced;
+* "all_reduce": the same bytes in one piece, and nothing is computed;
+* "ddp alone": nothing is reduced, but DDP's own copies are made;
+* "ddp in step": like "ddp alone", and 32 bytes are reduced for each bucket, so that ranks wait for
+  each other as with "ddp".
+
+All ways have the same parameters in the same memory. During the timing the learning rate is 0.
 """
 
 from __future__ import annotations
@@ -26,33 +33,33 @@ import torch
 import training_models
 from peer_worker import time_batch, time_each
 
-#: Steps that count as one operation: one alone has no next forward pass.
+#: Steps that count as one operation: a single step has no next forward pass.
 STEPS = 4
-#: More than are needed until an agenda stands.
+#: Steps before the check, more than a scheduler needs to fix its communication plan.
 WARM_UP = 8
 RATE = 0.125
-#: Those that send for the next forward pass, and what may choose them.
+#: Policies that communicate until the next forward pass, and "auto", which may choose them.
 LATE = ("bytescheduler", "dear", "auto")
-#: Those whose gradients stay different on each rank.
+#: Ways whose gradients stay different on each rank.
 APART = ("alone", "all_reduce", "ddp alone", "ddp in step")
-#: What of a bucket is reduced to be in step.
+#: Elements that "ddp in step" reduces for each bucket.
 FEW = 8
 
 
-def left(_, bucket):  # torch reads annotations, and not as text
+def left(_, bucket):  # no annotations: torch checks them and rejects annotations that are text
     """A hook of DistributedDataParallel that leaves the bucket as it is."""
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
-def awaited(_, bucket):
-    """A hook that leaves the bucket, too, but until it is ready on all ranks."""
+def in_step(_, bucket):
+    """A hook that leaves the bucket as it is, and completes when it is ready on all ranks."""
     work = torch.distributed.all_reduce(torch.zeros(FEW), async_op=True)
     return work.get_future().then(lambda _: bucket.buffer())
 
 
-HOOKS = {"ddp alone": left, "ddp in step": awaited}
+HOOKS = {"ddp alone": left, "ddp in step": in_step}
 
 
 class Pycoll:
@@ -77,7 +84,7 @@ class Pycoll:
         pycoll.world().all_reduce(flat, "avg", out=flat)
 
     def wrapped(self, way: str, model: torch.nn.Module, optimizer: Any) -> tuple[Any, Any]:
-        """What computes the loss, and what steps."""
+        """Return the model or its wrapper, and the optimizer, for this way of training."""
         if way.startswith("ddp"):
             parallel = torch.nn.parallel.DistributedDataParallel(model)
             if way in HOOKS:
@@ -112,7 +119,7 @@ class Gloo:
 
 
 class Horovod:
-    """horovod.torch, where it is installed."""
+    """horovod.torch."""
 
     def __init__(self) -> None:
         import horovod.torch as hvd
@@ -156,11 +163,11 @@ class Training:
 
     @property
     def nbytes(self) -> int:
-        """Of all gradients."""
+        """The bytes of all gradients."""
         return int(self._task.nbytes)
 
     def step(self) -> None:
-        """One step."""
+        """Run one step."""
         if self._flat is not None:
             self._library.all_reduce(self._flat)
             return
@@ -169,19 +176,19 @@ class Training:
         self._optimizer.step()
 
     def operation(self) -> None:
-        """Several steps, the last of which is complete on return."""
+        """Run several steps; the last one is complete on return."""
         for _ in range(STEPS):
             self.step()
-        # Whoever looks at the state sees whole steps.
+        # A read of the optimizer's state completes a deferred step.
         len(self._optimizer.state)
 
     def explain(self) -> str:
-        """What is sent; empty where that is nobody's choice."""
+        """Return the optimizer's explanation of its messages; empty if it has none."""
         explain = getattr(self._optimizer, "explain", None)
         return "" if explain is None else str(explain())
 
     def check(self) -> bool:
-        """Whether a step is that of the averaged gradients of all ranks."""
+        """Return whether a step uses the averaged gradients of all ranks."""
         for _ in range(WARM_UP):
             self.step()
         if self._way in APART:
@@ -200,7 +207,7 @@ class Training:
         )
 
     def _averaged(self) -> list[torch.Tensor]:
-        """By the library's own all_reduce, one by one."""
+        """Return the averaged gradients, reduced one by one with the library's all_reduce."""
         task = self._made()
         task.loss(task.model).backward()
         grads = []
@@ -224,7 +231,7 @@ def serve(library: Any, controller: socket.socket) -> None:
         order = json.loads(line)
         key = (order["collective"], order["way"])
         if any(known[0] != key[0] for known in trainings) or base is None:
-            # One model at a time.
+            # Keep one model at a time.
             trainings.clear()
             base = training_models.made(key[0], library.rank).model
         if key not in trainings:
@@ -249,8 +256,8 @@ def serve(library: Any, controller: socket.socket) -> None:
 
 
 def fork_for(environments: list[str]) -> None:
-    """Be one rank in each process from here on."""
-    # What optimizers import otherwise when they are made.
+    """Fork a process for each environment but one; each process returns as one rank."""
+    # Otherwise every rank imports this module when it makes its optimizer.
     importlib.import_module("torch._dynamo")
     for own in environments[:-1]:
         if os.fork() == 0:

@@ -1,10 +1,11 @@
-"""A small transformer under torch's DistributedDataParallel; the backend's name is pycoll's.
+"""Trains a small transformer under torch's DistributedDataParallel with the backend "pycoll".
 
     pycoll run -n 2 examples/torch_ddp.py
     torchrun --nproc-per-node 2 examples/torch_ddp.py
 
-It learns to say a sequence of digits backwards. With --backend gloo it is the same program on
-torch's own backend, with --device cuda on GPUs, which ranks take in turns.
+The model learns to reverse a sequence of digits. The option --backend gloo runs the same program on
+torch's own backend. The option --device cuda runs it on GPUs, which are assigned to ranks
+round-robin.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DIGITS, LENGTH, WIDTH, BATCH = 10, 6, 64, 64
 
 
 class Reverser(nn.Module):
-    """Reads a sequence, and says for every place which digit belongs there."""
+    """Reads a sequence of digits and predicts the digit at every position of its reverse."""
 
     def __init__(self) -> None:
         super().__init__()

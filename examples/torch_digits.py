@@ -1,10 +1,10 @@
-"""Training on scikit-learn's digits as a Horovod program does it; only the import is pycoll's.
+"""Trains on scikit-learn's digits in a Horovod program; only the import names pycoll.
 
     pycoll run -n 2 examples/torch_digits.py
 
-Every rank takes its share of each batch. The gradients are averaged while the backward pass runs,
-so the loss is that of one process with the whole batch, except for rounding. With --device cuda
-each rank of a host takes one of its GPUs, in turns.
+Every rank takes its share of each batch. pycoll averages the gradients while the backward pass
+runs, so the loss equals that of one process with the whole batch, except for rounding. The option
+--device cuda assigns the GPUs of a host to its ranks round-robin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 240  # divides by the usual numbers of ranks
 
 
 def data() -> tuple[TensorDataset, TensorDataset]:
-    """Images to train with, and others to test with."""
+    """The images and labels of the training set and of the test set."""
     digits = load_digits()
     images = torch.tensor(digits.data / 16.0, dtype=torch.float32)
     labels = torch.tensor(digits.target)
@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
 
     hvd.init()
-    torch.manual_seed(1 + hvd.rank())  # ranks begin differently; the broadcast makes them alike
+    torch.manual_seed(1 + hvd.rank())  # ranks start with different values until the broadcast
     torch.set_num_threads(1)
     device = torch.device(options.device)
     if options.device == "cuda":
@@ -66,7 +66,7 @@ def main() -> None:
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}: loss {mean:.3f}")
 
-    # Every rank tests its share.
+    # Every rank evaluates its share of the test set.
     images, labels = test[hvd.rank() :: hvd.size()]
     with torch.no_grad():
         right = (model(images.to(device)).argmax(1) == labels.to(device)).sum()

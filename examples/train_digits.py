@@ -1,8 +1,8 @@
-"""Data-parallel training of a small network on scikit-learn's digits, in NumPy and pycoll.
+"""Trains a small network on scikit-learn's digits, data-parallel, with NumPy and pycoll.
 
-Every rank takes its share of each batch, computes the gradient of that share, and one all_reduce
-adds the shares up. The sum does not depend on how many ranks there are except for rounding, so the
-loss curves of 1 rank and of 4 ranks must lie on top of each other.
+Every rank takes its share of each batch and computes the gradient of that share. One all_reduce
+adds the gradients of all ranks. The sum does not depend on the number of ranks except for rounding,
+so the loss curves of 1 rank and of 4 ranks must coincide.
 
     python examples/train_digits.py --ranks 1 --ranks 4
 """
@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 
 import pycoll
-from pycoll.launch import LaunchOptions, launch
+from pycoll.launch.launcher import LaunchOptions, launch
 
 HIDDEN = 64
 BATCH = 256
 EPOCHS = 15
 RATE = 0.5
-#: Largest relative difference of two loss curves that come from rounding alone.
+#: The largest relative difference between two loss curves that rounding explains.
 ALIKE = 1e-3
 
 
@@ -35,7 +35,8 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import load_digits as load
     except ImportError:
         sys.exit(
-            "this example needs scikit-learn, which the extra [demo] brings: pip install '.[demo]'"
+            "this example needs scikit-learn, which the extra [demo] installs: "
+            "pip install '.[demo]'"
         )
 
     digits = load()
@@ -46,7 +47,7 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_network() -> list[np.ndarray]:
-    """Weights and biases, alike on all ranks."""
+    """Weights and biases, equal on all ranks."""
     random = np.random.default_rng(1)
     return [
         (random.standard_normal((64, HIDDEN)) / 8).astype(np.float32),
@@ -59,7 +60,7 @@ def make_network() -> list[np.ndarray]:
 def gradient(
     network: list[np.ndarray], images: np.ndarray, labels: np.ndarray
 ) -> tuple[float, list[np.ndarray]]:
-    """Summed cross-entropy of the samples and its gradient."""
+    """The summed cross-entropy of the samples and its gradient."""
     w1, b1, w2, b2 = network
     hidden = np.maximum(images @ w1 + b1, 0)
     scores = hidden @ w2 + b2
@@ -77,7 +78,7 @@ def train(report: Path) -> None:
     comm = pycoll.world()
     images, labels = load_digits()
     network = make_network()
-    # One flat buffer for all gradients and the loss: one message per step.
+    # One flat buffer holds all gradients and the loss, so a step sends one message.
     message = np.zeros(sum(p.size for p in network) + 1, np.float32)
     losses: list[float] = []
     steps = 0
@@ -110,13 +111,13 @@ def train(report: Path) -> None:
 
 
 def compare(ranks: list[int]) -> int:
-    """Train once per world size and show that the losses agree."""
+    """Trains once per world size and compares the losses; returns an exit status."""
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for count in ranks:
             path = os.path.join(folder, f"{count}.json")
             command = (sys.executable, __file__, "--report", path)
-            # The matrices are tiny: threads of a BLAS would only get in each other's way.
+            # The matrices are tiny, so BLAS threads would only compete for the cores.
             status = launch(
                 LaunchOptions(ranks=count, command=command, environment={"OMP_NUM_THREADS": "1"})
             )
@@ -143,9 +144,9 @@ def compare(ranks: list[int]) -> int:
     cores = len(os.sched_getaffinity(0))
     if max(ranks) > cores:
         print(
-            f"{max(ranks)} ranks share {cores} cores: they take turns, and each all_reduce waits\n"
-            "for the last of them. More ranks are quicker where each has a core and more to\n"
-            "compute: a batch of this example takes less than a millisecond."
+            f"{max(ranks)} ranks share {cores} cores, so each all_reduce waits until all of them\n"
+            "have run. More ranks are faster if each has a core and more to compute than in\n"
+            "this example, whose batches are very short."
         )
     return 0 if worst < ALIKE else 1
 

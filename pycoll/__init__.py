@@ -4,18 +4,21 @@
     pycoll.init()
     total = pycoll.all_reduce(x)
 
-``pycoll.init`` finds the world, ``Communicator`` has the operations, ``pycoll.arrays`` says which
-arrays may be passed, ``pycoll.errors`` what is raised.
+``pycoll.init`` joins the world of all ranks. ``Communicator`` has the operations.
+``pycoll.arrays.registry`` lists the kinds of arrays that operations take. ``pycoll.errors`` lists
+the exceptions that they raise.
 
-Names are imported on first use, so that schedules, proofs and the launcher need no native code.
+The package imports its public names on first use. Therefore schedules, proofs and the launcher work
+without the native module.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pycoll.api import (
+    from pycoll.comm.world import (
         ClosedError,
         Communicator,
         InvalidArgumentError,
@@ -140,7 +143,7 @@ def __getattr__(name: str) -> Any:
 
         raise AttributeError(f"module 'pycoll' has no attribute {name!r}{about_call(name)}")
     try:
-        from pycoll import api
+        world = importlib.import_module("pycoll.comm.world")
     except ImportError as error:
         if "_core" not in str(error):
             raise
@@ -149,7 +152,7 @@ def __getattr__(name: str) -> Any:
             "the source tree, install it (pip install . or pip install -e .) and, unless it was "
             "with -e, run from another folder"
         ) from error
-    value = globals()[name] = getattr(api, name)
+    value = globals()[name] = getattr(world, name)
     return value
 
 

@@ -1,6 +1,6 @@
-"""``python -m pycoll`` is the same as ``pycoll``."""
+"""``python -m pycoll`` runs the same command line as ``pycoll``."""
 
-from pycoll.cli import main
+from pycoll.tools.cli import main
 
 if __name__ == "__main__":
     main()

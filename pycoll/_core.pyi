@@ -36,7 +36,7 @@ def fill(view: BufferView, element: bytes) -> None: ...
 
 LENT_BYTES_MIN: int
 SHARED_BYTES_MIN: int
-#: Whether the build was laid out by what ran of another one.
+#: Whether the compiler used the profile of an earlier build of the same sources.
 LAID_OUT: bool
 
 class SharedArrays:
@@ -151,6 +151,7 @@ class Communicator:
         timeout_s: float,
         names: Sequence[str],
         cores: int = 0,
+        cpu_balancing: bool = True,
     ) -> None: ...
     @property
     def rank(self) -> int: ...
@@ -265,7 +266,6 @@ def run_fusion(group: Group, communicator: Calls, number: int) -> None: ...
 def arrays_key(arrays: Sequence[tuple[int, Sequence[int]]]) -> int: ...
 def messages_of(arrays: list[tuple[int, int]]) -> list[list[int]]: ...
 def learn_tensor(type: type, is_recording: Callable[[], bool]) -> bool: ...
-def learn_negation(plain: list[Any], negated: list[Any]) -> bool: ...
 def set_world(communicator: Calls | None) -> None: ...
 def world_function(
     method: Method[Any, _Arguments], find: Callable[[], Calls]
@@ -308,7 +308,7 @@ class DeviceCommunicator:
         count: int,
         lanes: int,
         stream: int,
-        beside: bool = False,
+        on_stream: bool = False,
         parts: Sequence[tuple[int, int, int]] = (),
         before: Sequence[tuple[Any, ...]] = (),
         after: Sequence[tuple[Any, ...]] = (),
@@ -319,7 +319,7 @@ class DeviceCommunicator:
         messages: Sequence[tuple[bool, int, int, int, int]],
         *,
         stream: int,
-        beside: bool = False,
+        on_stream: bool = False,
         before: Sequence[tuple[Any, ...]] = (),
         after: Sequence[tuple[Any, ...]] = (),
     ) -> DeviceMark | None: ...

@@ -1,4 +1,4 @@
-"""Every ``PYCOLL_*`` environment variable, in one table, parsed once into a frozen ``Config``."""
+"""The table of all ``PYCOLL_*`` environment variables, and their values as a frozen ``Config``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pycoll.errors import InvalidArgumentError
 
 PREFIX = "PYCOLL_"
 TRANSPORTS = ("shm", "verbs", "tcp")
-#: What is used unless somebody says otherwise; also what ``pycoll tune`` measures.
+#: The transports without a setting; ``pycoll tune`` measures these too.
 DEFAULT_TRANSPORTS = ("shm", "tcp")
 ISAS = ("reference", "portable", "avx2", "avx512", "avx512fp16")
 STORES = ("rank0", "launcher")
-#: How bytes cross the memory of devices; see docs/gpu.md.
+#: The protocols by which bytes cross the memory of devices; see docs/gpu.md.
 DEVICE_PROTOCOLS = ("auto", "pattern", "ll", "ll128", "simple")
 TCP_SOCKETS_MAX = 8
 VERBS_RAILS_MAX = 4
 SECRET_LENGTH_MIN = 16
-#: Of one world.
+#: The most ranks of one world.
 RANKS_MAX = 4096
 
 
@@ -101,9 +101,10 @@ def _ordered(names: Sequence[Any]) -> tuple[str, ...]:
 
 
 def transports_from(given: Any) -> tuple[str, ...]:
-    """Of an argument: names in a sequence, or in a text as PYCOLL_TRANSPORTS has it.
+    """Return the transports of an argument, in the order of ``TRANSPORTS``.
 
-    Raises InvalidArgumentError.
+    ``given``: a sequence of names, or a comma list as in PYCOLL_TRANSPORTS. Raises
+    InvalidArgumentError for anything else.
     """
     try:
         if isinstance(given, str):
@@ -127,7 +128,7 @@ def _port_range(text: str) -> tuple[int, int]:
 
 
 class Config(NamedTuple):
-    """The settings of one process. Made by ``Config.read``; ``SETTINGS`` says what is what."""
+    """The settings of one process, made by ``Config.read``; ``SETTINGS`` describes each field."""
 
     rank: int | None = None
     size: int | None = None
@@ -137,7 +138,7 @@ class Config(NamedTuple):
     secret: bytes | None = None
     job_id: str | None = None
     store: str = "rank0"
-    roster: str | None = None
+    elastic: str | None = None
     member: int | None = None
     host_id: str | None = None
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
@@ -155,6 +156,7 @@ class Config(NamedTuple):
     device_protocol: str = "auto"
     device_rdma: bool = True
     shared_arrays: bool = False
+    cpu_balancing: bool = True
 
     def __repr__(self) -> str:
         shown = self._asdict() | {"secret": "(hidden)"}
@@ -165,7 +167,7 @@ class Config(NamedTuple):
         """Parse ``environ`` (``os.environ`` if None).
 
         Raises InvalidArgumentError for a value that cannot be parsed, and for an unknown
-        ``PYCOLL_*`` name, with the nearest known one.
+        ``PYCOLL_*`` name; the text then proposes the nearest known name.
         """
         source = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -209,10 +211,15 @@ SETTINGS: tuple[Setting, ...] = (
         "PYCOLL_STORE",
         "store",
         _one_of(STORES),
-        "who listens at PYCOLL_ADDRESS: rank0, or launcher (set by pycoll run)",
+        "process that listens at PYCOLL_ADDRESS: rank0, or launcher (set by pycoll run)",
     ),
-    Setting("PYCOLL_ROSTER", "roster", _text, "who gives places in an elastic job (pycoll run)"),
-    Setting("PYCOLL_MEMBER", "member", _integer(0), "this process's number in an elastic job"),
+    Setting(
+        "PYCOLL_ROSTER",
+        "elastic",
+        _text,
+        "address of the elastic rendezvous, which assigns ranks (set by pycoll run)",
+    ),
+    Setting("PYCOLL_MEMBER", "member", _integer(0), "number of this worker in an elastic job"),
     Setting(
         "PYCOLL_HOST_ID",
         "host_id",
@@ -223,7 +230,7 @@ SETTINGS: tuple[Setting, ...] = (
         "PYCOLL_TRANSPORTS",
         "transports",
         _transports,
-        "what may be used: comma list of " + ", ".join(TRANSPORTS),
+        "transports that may be used: comma list of " + ", ".join(TRANSPORTS),
     ),
     Setting(
         "PYCOLL_INTERFACES",
@@ -241,7 +248,7 @@ SETTINGS: tuple[Setting, ...] = (
         "PYCOLL_VERBS_RAILS",
         "verbs_rails",
         _integer(1, VERBS_RAILS_MAX),
-        "most ports that verbs uses at once between two ranks; 3 are as 2",
+        "most ports that verbs uses at once between two ranks; 3 counts as 2",
     ),
     Setting(
         "PYCOLL_PORT_RANGE", "port_range", _port_range, 'ports that tcp may listen on: "first-last"'
@@ -272,13 +279,13 @@ SETTINGS: tuple[Setting, ...] = (
         "PYCOLL_TUNING",
         "tuning",
         _text,
-        "file of pycoll tune whose values rank 0 brings, or off; this machine's if unset",
+        "tuning file that rank 0 reads for all ranks, or off; the file of its machine if unset",
     ),
     Setting(
         "PYCOLL_DEVICE_MEMORY_MIB",
         "device_memory_mib",
         _integer(1, 1 << 20),
-        "memory for channels that a communicator may take of this rank's device, in MiB",
+        "memory in MiB that a communicator may use for channels on this rank's device",
     ),
     Setting(
         "PYCOLL_DEVICE_PROTOCOL",
@@ -291,14 +298,21 @@ SETTINGS: tuple[Setting, ...] = (
         "PYCOLL_DEVICE_RDMA",
         "device_rdma",
         _boolean,
-        "0: RDMA cards stay away from device memory, and the host copies; 1: where they can",
+        "1: RDMA devices access device memory where they can; 0: the host copies it",
     ),
     Setting(
         "PYCOLL_SHARED_ARRAYS",
         "shared_arrays",
         _boolean,
-        "1: long NumPy arrays and torch's gradient buckets of this process lie where ranks on this "
-        "host, and RDMA devices, reach them (docs/shared-arrays.md); 0: in ordinary memory",
+        "1: long NumPy arrays and torch's gradient buckets of this process lie in memory that "
+        "ranks on this host and RDMA devices reach (docs/shared-arrays.md); 0: in ordinary memory",
+    ),
+    Setting(
+        "PYCOLL_CPU_BALANCING",
+        "cpu_balancing",
+        _boolean,
+        "1: where ranks outnumber the cores of a host, a rank that waits moves itself to a core "
+        "with fewer ranks (docs/process-wide.md); 0: only the scheduler moves threads",
     ),
 )
 
@@ -313,7 +327,7 @@ def _unknown(name: str) -> str:
 
 
 class Described(NamedTuple):
-    """A variable with its present value, as texts; for ``pycoll info`` and the documents."""
+    """A variable with its value and default, as texts, for ``pycoll info`` and the documents."""
 
     variable: str
     value: str
@@ -322,7 +336,10 @@ class Described(NamedTuple):
 
 
 def describe(config: Config | None = None) -> list[Described]:
-    """All variables with ``config``'s values (the defaults if None); the secret stays hidden."""
+    """Return all variables with the values of ``config``, or the defaults if it is None.
+
+    The secret stays hidden.
+    """
     shown, default = config or Config(), Config()
     return [
         Described(

@@ -1,10 +1,11 @@
-"""The exceptions of pycoll. Each carries its facts as attributes and says them in its text.
+"""The exceptions of pycoll. Each one states its facts in its text and as attributes.
 
-Wrong requests are found before any byte moves and leave the communicator usable; ranks that wait in
-a collective that another one refuses raise InvalidArgumentError too, which names that rank
-(``docs/refusals.md``). What the world
-does (MismatchError out of an engine, PeerLostError, TimeoutError, TransportError) ends it: every
-later call raises the same kind again.
+InvalidArgumentError: the rank finds a wrong argument before it moves any byte, and the communicator
+stays usable. The other ranks of that collective raise InvalidArgumentError too; their error names
+the rank that refused the call (``docs/refusals.md``).
+
+MismatchError from an engine, PeerLostError, TimeoutError of an operation and TransportError end the
+communicator: every later call raises the same kind of error again (``docs/failures.md``).
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from collections.abc import Sequence
 
 
 class PycollError(Exception):
-    """Base of everything that pycoll raises.
+    """Base class of all exceptions of pycoll.
 
-    ``rank``: the rank at fault, or None. ``ranks``: all ranks concerned. ``operation``: what was
-    being done ("init", "all_reduce", ...). ``host``: where ``rank`` runs. ``how``: what was seen
-    of the failure. None (or empty) where it is not known.
+    Each attribute is None, or empty, where its value is not known:
+
+    * ``rank``: the rank at fault;
+    * ``ranks``: all ranks concerned, a tuple;
+    * ``operation``: the name of the operation ("init", "all_reduce", ...);
+    * ``host``: the host on which ``rank`` runs;
+    * ``how``: the observed sign of the failure.
     """
 
     def __init__(
@@ -40,33 +45,51 @@ class PycollError(Exception):
 
 
 class InvalidArgumentError(PycollError, ValueError):
-    """A wrong request, found before any byte moved; ``rank`` is set where another rank found it."""
+    """An argument is wrong; the rank found this before it moved any byte.
+
+    ``rank`` is set where another rank refused the call. The communicator stays usable. It is also a
+    ValueError.
+    """
 
 
 class MismatchError(PycollError):
-    """The ranks disagree about an operation."""
+    """The ranks passed different arguments to one operation, or called different operations.
+
+    The text names the ranks that differ, and the descriptions of both sides. It ends the
+    communicator, except from ``all_gather`` and ``gather``, which compare before they move data.
+    """
 
 
 class ReductionError(PycollError):
-    """A function from ``register_op`` raised on ``rank``. All ranks raise this; the result is lost,
-    the communicator goes on."""
+    """A function from ``register_op`` raised an exception on ``rank``.
+
+    All ranks of the operation raise this error. The result is lost, and the communicator stays
+    usable.
+    """
 
 
 class PeerLostError(PycollError):
-    """Another rank is gone."""
+    """Another rank died, closed its communicator or called ``abort``; ``rank`` names it.
+
+    It ends the communicator.
+    """
 
 
 class TimeoutError(PycollError, builtins.TimeoutError):
-    """A deadline passed; ``ranks`` are those at fault, and empty where no rank stands still.
+    """A deadline passed; ``ranks`` names the ranks at fault, and is empty if no rank stands still.
 
-    At fault is who had not arrived or stands still, at the end of the chain of ranks that wait for
-    each other; docs/failures.md lists the texts, and what they cannot tell.
+    Ranks that wait for each other form chains. A rank at the end of a chain is at fault if it has
+    not arrived in the operation or no longer moves data. ``docs/failures.md`` lists the texts and
+    their limits. It is also the builtin TimeoutError.
     """
 
 
 class ClosedError(PycollError):
-    """The communicator was closed, or belongs to the process that this one was forked from."""
+    """The communicator is closed, or belongs to the process from which this one was forked."""
 
 
 class TransportError(PycollError):
-    """The medium failed: an address cannot be reached or bound, a descriptor cannot be had."""
+    """The medium failed.
+
+    For example, an address cannot be reached or bound, or the system gives no descriptor.
+    """

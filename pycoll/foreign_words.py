@@ -1,7 +1,8 @@
-"""What the neighbours' words are called here: calls, reductions, element types, options.
+"""Names of other libraries and pycoll's names for them: calls, reductions, element types, options.
 
-Errors about an unknown name add the text that a function here returns; "" where it has none.
-The words are those of mpi4py, torch.distributed, Horovod, NCCL and nccl-tests, NumPy and JAX.
+Errors about an unknown name append the text that a function of this module returns; it returns ""
+for an unknown name. The names are those of mpi4py, torch.distributed, Horovod, NCCL and
+nccl-tests, NumPy and JAX.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Container
 from typing import Any
 
-#: pycoll's call, then the neighbours' names of it.
+#: pycoll's call, then the names that other libraries have for it.
 _CALLS = """
 all_reduce|allreduce Allreduce AllReduce all_reduce_coalesced grouped_allreduce psum
 all_reduce(..., async_op=True)|Iallreduce iallreduce allreduce_async
@@ -112,7 +113,7 @@ _OPTIONS = {
     "--nnodes": f"{_HERE}, srun or torchrun",
     "-x": "ranks inherit the environment: set the variable in front of the command",
 }
-#: nccl-tests' options that mean something else, or nothing, to ``pycoll bench``.
+#: Options of nccl-tests that ``pycoll bench`` does not have, or uses with another meaning.
 _BENCH_OPTIONS = {
     "-g": f"a rank has one device, which --device cuda takes; {_RANKS}",
     "--ngpus": f"a rank has one device, which --device cuda takes; {_RANKS}",
@@ -135,15 +136,16 @@ _BENCH_OPTIONS = {
 
 
 def about_call(name: str) -> str:
-    """``": pycoll calls it all_reduce"`` for ``"Allreduce"``."""
+    """Return the hint for a call: ``": pycoll calls it all_reduce"`` for ``"Allreduce"``."""
     here = CALLS.get(name)
     return f": pycoll calls it {here}" if here else ""
 
 
 def about_op(op: Any, known: Container[str]) -> str:
-    """``" (pycoll calls it 'avg')"`` for ``"mean"``, ``np.mean`` and torch's ``ReduceOp.AVG``.
+    """Return the hint for a reduction.
 
-    ``known``: the reductions that there are.
+    It is ``" (pycoll calls it 'avg')"`` for ``"mean"``, ``np.mean`` and torch's ``ReduceOp.AVG``.
+    ``known``: the names of the existing reductions.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", None) or _name_of_mpi(op)
     here = _OPS.get(str(name).rpartition(".")[2].lower())
@@ -151,7 +153,7 @@ def about_op(op: Any, known: Container[str]) -> str:
 
 
 def _name_of_mpi(op: Any) -> str:
-    """mpi4py's operations do not know their names, but their module does."""
+    """Return the name of an mpi4py operation. The operation has no name, but its module has."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and isinstance(op, mpi.Op):
         return next((word for word in _OPS if getattr(mpi, word.upper(), None) == op), "")
@@ -159,13 +161,16 @@ def _name_of_mpi(op: Any) -> str:
 
 
 def about_dtype(word: Any) -> str:
-    """``" (pycoll calls it float64)"`` for ``"double"``."""
+    """Return the hint for an element type: ``" (pycoll calls it float64)"`` for ``"double"``."""
     here = _DTYPES.get(word) if isinstance(word, str) else None
     return f" (pycoll calls it {here})" if here else ""
 
 
 def about_option(command: str, word: str) -> str:
-    """What to write instead of a neighbour's option of ``pycoll run`` or ``pycoll bench``."""
+    """Return the advice for an option of another launcher or benchmark, or "".
+
+    ``command``: "run" or "bench".
+    """
     table = {"bench": _BENCH_OPTIONS, "run": _OPTIONS}.get(command, {})
     name = word.partition("=")[0]
     short = name if name.startswith("--") or name in table else name[:2]
@@ -173,8 +178,11 @@ def about_option(command: str, word: str) -> str:
 
 
 class ForeignCall:
-    """A class attribute under a neighbour's name: asking for it raises an AttributeError that says
-    what pycoll calls it. A ``__getattr__`` would make the interpreter look up every method anew."""
+    """A class attribute under another library's name.
+
+    Access to it raises an AttributeError that tells pycoll's name. A ``__getattr__`` would keep the
+    interpreter from caching the lookup of methods.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -188,7 +196,7 @@ class ForeignCall:
 
 
 def refuse_foreign_calls(owner: type) -> None:
-    """Give ``owner`` a ForeignCall for every neighbour's name that it does not have."""
+    """Give ``owner`` a ForeignCall for each name in ``CALLS`` that it does not have."""
     for name in CALLS:
         if not hasattr(owner, name):
             setattr(owner, name, ForeignCall(name))

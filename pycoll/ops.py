@@ -1,4 +1,4 @@
-"""What ``op=`` may be: the builtin reductions, and those that users register by name."""
+"""The values of ``op=``: the builtin reductions, and those that users register by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pycoll.types import (
 
 
 class Reduction(NamedTuple):
-    """A reduction by name. ``function`` and ``identity`` belong to users' ones only."""
+    """A reduction by name. Only a user's reduction has ``function`` and ``identity``."""
 
     name: str
     code: ReduceOp
@@ -34,18 +34,21 @@ class Reduction(NamedTuple):
     commutative: bool = True
 
     def is_rounded(self, dtype: int) -> bool:
-        """Whether the bits of a result depend on the order of folding."""
+        """Return whether the bits of a result depend on the order of folding."""
         if self.function is not None:
             return True
         return dtype in ROUNDED and self.code in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG)
 
     def wire_bytes(self, dtype: int, nbytes: int) -> int:
-        """How many bytes travel for an array of so many."""
+        """Return the bytes that travel for an array of ``nbytes`` bytes."""
         form = wire_form(dtype, self.code)
         return nbytes if form is None else form.nbytes(dtype, nbytes)
 
     def check_shape(self, shape: tuple[int, ...], axes: int = 1) -> None:
-        """InvalidArgumentError unless arrays of the shape can be reduced; ``axes``: at least."""
+        """Raise InvalidArgumentError unless the op reduces arrays of this shape.
+
+        ``axes``: the least number of axes that an array of pairs must have.
+        """
         if self.code in LOCATION and (len(shape) < axes or shape[-1] != 2):
             raise InvalidArgumentError(
                 f"x has shape {shape}: op {self.name!r} takes pairs of a value and its place along "
@@ -54,7 +57,10 @@ class Reduction(NamedTuple):
             )
 
     def identity_bytes(self, dtype: int) -> bytes:
-        """The element that changes nothing; InvalidArgumentError if the user gave none."""
+        """Return the bytes of the neutral element.
+
+        Raise InvalidArgumentError if the user registered the op without ``identity``.
+        """
         if self.function is None:
             return identity_bytes(dtype, self.code)
         if self.identity is None:
@@ -64,28 +70,28 @@ class Reduction(NamedTuple):
         return np.asarray(self.identity).astype(numpy_dtype(dtype)).tobytes()
 
     def combine(self, target: Any, source: Any) -> None:
-        """Leave what the user's function makes of both in ``target``."""
+        """Combine two arrays with the user's function, and leave the result in ``target``."""
         assert self.function is not None
         result = self.function(target, source)
         if result is None or result is target:
             return
-        found = np.asarray(result)
-        loses = np.iscomplexobj(found) and not np.iscomplexobj(target)
-        if found.shape != target.shape or loses:
+        made = np.asarray(result)
+        loses = np.iscomplexobj(made) and not np.iscomplexobj(target)
+        if made.shape != target.shape or loses:
             raise InvalidArgumentError(
-                f"op {self.name!r} gave {found.dtype} of shape {found.shape} for two arrays of "
-                f"{target.dtype} of shape {target.shape}: expected as many elements, of a dtype "
-                "that becomes this one"
+                f"op {self.name!r} gave {made.dtype} of shape {made.shape} for two arrays of "
+                f"{target.dtype} of shape {target.shape}: expected an array of this shape, of a "
+                "dtype that converts to this one"
             )
-        target[...] = found
+        target[...] = made
 
 
 class UserRun:
-    """A user's reduction in one operation.
+    """A user's reduction in one operation. It fails on all ranks or on none.
 
-    It fails on all ranks or on none: what the function raises is kept, values pass on unchanged
-    from then on, and behind the operation all ranks get each other's ``record``: two bytes that
-    count the rest, and a text, or zeros where nothing was raised. Threads: whichever holds the GIL.
+    If the function raises, this object keeps the exception, and further values of this rank pass on
+    unchanged. After the operation all ranks exchange a ``record``: two bytes with the length of a
+    text, and the text; zeros where nothing was raised. Threads: the thread that holds the GIL.
     """
 
     _BYTES = 256
@@ -94,17 +100,20 @@ class UserRun:
         self._dtype = dtype
         self.record = bytearray(self._BYTES)
         self.records = bytearray(self._BYTES * size)
-        #: The exchange of records that is under way, if it is not over.
+        #: The exchange of records, if it may still run.
         self.exchange: _core.Work | None = None
         self._reduction = reduction
         self._error: BaseException | None = None
 
     def native(self) -> _core.UserOp:
-        """What the engine calls. It refers to this, unseen by the garbage collector."""
+        """Return the object that the engine calls.
+
+        It holds a reference to this one that the garbage collector does not see.
+        """
         return _core.UserOp(self._combine, numpy_dtype(self._dtype))
 
     def judged(self, finish: Callable[[], Any]) -> Callable[[], Any]:
-        """``finish``, unless the function raised on some rank."""
+        """Return a function that calls ``finish``, or raises if the user's function raised."""
 
         def judge() -> Any:
             if self.exchange is not None:
@@ -133,13 +142,13 @@ class UserRun:
         if not ranks:
             return
         if self._error is not None and not isinstance(self._error, Exception):
-            raise self._error  # as KeyboardInterrupt
+            raise self._error  # such as KeyboardInterrupt
         first = ranks[0]
         text = records[first][2 : 2 + lengths[first]].decode(errors="replace")
         others = f" (and on ranks {ranks[1:]})" if len(ranks) > 1 else ""
         raise ReductionError(
             f"op {self._reduction.name!r} raised {text} on rank {first}{others}: the result is "
-            "lost on all ranks, the communicator goes on",
+            "lost on all ranks, the communicator stays usable",
             rank=first,
             ranks=ranks,
         ) from self._error
@@ -155,23 +164,25 @@ def register_op(
     identity: Any = None,
     commutative: bool = True,
 ) -> None:
-    """Make ``op=name`` mean ``function`` from now on; to be done on every rank alike.
+    """Register ``function`` as the reduction ``op=name``. All ranks register the same reductions.
 
-    ``function(a, b)`` combines two NumPy arrays of equal length element by element, and returns the
-    result or changes ``a`` and returns None. It must be associative, and is called for any pieces
-    of the arrays. ``identity`` is what exscan gives to rank 0.
-    With ``commutative=False`` operands are combined in rank order. A name can be registered again;
-    builtin ones cannot.
+    ``name``: a text; it may be registered again, but must not be the name of a builtin reduction.
+    ``function(a, b)``: combines two NumPy arrays of equal length element by element; it returns the
+    result, or changes ``a`` and returns None. It must be associative; pycoll calls it for pieces of
+    any length. ``identity``: the value that exscan gives to rank 0, or None. ``commutative``: False
+    combines the operands in rank order.
 
-    If the function raises, or gives an array of another shape, every rank of the operation raises
-    ReductionError, which names the lowest such rank and what was raised; there the exception is its
-    ``__cause__``. ``out`` holds no result then, and the communicator goes on. For that each
-    operation on several ranks is followed by an all_gather of 256 bytes. An exception that is no
-    Exception, as KeyboardInterrupt, is raised itself on its rank.
-
-    The function runs under the GIL, so it is slower than builtin reductions. Raises
-    InvalidArgumentError for a name that is empty or builtin, and for a function that cannot be
+    Raises InvalidArgumentError for an empty or builtin name, and for a function that cannot be
     called with two arrays.
+
+    If the function raises in an operation, or returns an array of another shape, every rank of that
+    operation raises ReductionError. Its text names the lowest such rank and the exception; on that
+    rank the exception is the ``__cause__``. ``out`` then holds no result, and the communicator
+    stays usable. An exception that is not an Exception, such as KeyboardInterrupt, is raised
+    itself on its rank.
+
+    Cost: the function runs under the GIL, so it is slower than builtin reductions. With several
+    ranks an all_gather of 256 bytes per rank follows each operation.
 
     >>> pycoll.register_op("logaddexp", numpy.logaddexp, identity=-numpy.inf)
     """
@@ -192,13 +203,13 @@ def register_op(
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether a call with two arguments would bind; True where nobody can tell."""
+    """Return whether a call with two arguments would bind; True for an unknown signature."""
     if isinstance(function, np.ufunc):
         return function.nin == 2
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return True  # of a builtin
+        return True  # builtins may have no signature
     try:
         signature.bind(None, None)
     except TypeError:
@@ -207,7 +218,10 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 
 
 def find_reduction(op: Any, dtype: int, operation: str) -> Reduction:
-    """The reduction that ``op`` names. InvalidArgumentError if it is unknown or undefined here."""
+    """Return the reduction that ``op`` names.
+
+    Raise InvalidArgumentError if it is unknown, or not defined for this dtype and operation.
+    """
     word = op.word if isinstance(op, ReduceOp) else op
     reduction = _REDUCTIONS.get(word) if isinstance(word, str) else None
     if reduction is None:

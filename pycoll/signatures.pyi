@@ -1,9 +1,9 @@
-"""The communicator's calls as type checkers see them; no program imports this module.
+"""The types of the communicator's calls, for type checkers; no program imports this module.
 
-A result has the type of ``x``, or of ``out`` where that is given; with ``async_op=True`` it is a
-``Work`` whose ``wait()`` gives that. A subclass of numpy.ndarray is typed as itself, but comes back
-as numpy.ndarray. Inside a ``group()`` every call gives a Work: typed programs pass
-``async_op=True`` there, which changes nothing else. What ``bind`` gives is typed Any.
+A result has the type of ``x``, or of ``out`` if it is passed. With ``async_op=True`` it is a
+``Work`` of that type. A subclass of numpy.ndarray is typed as itself, but the result is a plain
+numpy.ndarray. Inside a ``group()`` every call returns a Work; typed programs pass
+``async_op=True`` there, which has no other effect. ``bind`` returns a BoundCall, mostly of Any.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pycoll.types import ReduceOp
 
 _X = TypeVar("_X")
 _Out = TypeVar("_Out")
-#: Numbers of Python, of which several become a list.
+#: Python's numbers. A result of several numbers is a list.
 _Number = TypeVar("_Number", bool, int, float, complex)
 _Array = np.ndarray[Any, np.dtype[Any]]
 _Op = str | ReduceOp
 
 class Moves(TypedDict, total=False):
-    """What every collective on arrays may be told beside its own arguments."""
+    """The options of all collectives on arrays."""
 
     algorithm: str | None
     stream: Any
 
 class Reduces(Moves, total=False):
-    """The same for collectives that reduce."""
+    """The options of collectives that reduce."""
 
     deterministic: bool | None
 
 class Call(Protocol):
-    """What all calls have in common."""
+    """The attributes of all calls."""
 
     __name__: str
     __qualname__: str
@@ -51,7 +51,7 @@ class Call(Protocol):
     def __signature__(self) -> Any: ...
 
 class ReducesAlike(Call, Protocol):
-    """all_reduce, scan and exscan."""
+    """The type of all_reduce, scan and exscan."""
     @overload
     def __call__(
         self,
@@ -127,7 +127,7 @@ class ReducesAlike(Call, Protocol):
     ) -> BoundCall[Any]: ...
 
 class Reduce(Call, Protocol):
-    """Only the root has a result."""
+    """The type of reduce. Only the root has a result."""
     @overload
     def __call__(
         self,
@@ -195,7 +195,7 @@ class Reduce(Call, Protocol):
     ) -> BoundCall[Any]: ...
 
 class ReduceScatter(Call, Protocol):
-    """Rows of what all ranks pass, combined."""
+    """The type of reduce_scatter."""
     @overload
     def __call__(
         self,
@@ -263,7 +263,7 @@ class ReduceScatter(Call, Protocol):
     ) -> BoundCall[Any]: ...
 
 class Broadcast(Call, Protocol):
-    """The root's array."""
+    """The type of broadcast."""
     @overload
     def __call__(
         self,
@@ -313,7 +313,7 @@ class Broadcast(Call, Protocol):
     ) -> BoundCall[Any]: ...
 
 class AllGather(Call, Protocol):
-    """Numbers become a list."""
+    """The type of all_gather. The result for a number is a list."""
     @overload
     def __call__(
         self,
@@ -415,7 +415,7 @@ class AllGather(Call, Protocol):
     ) -> BoundCall[Any]: ...
 
 class Gather(Call, Protocol):
-    """Only the root has a result."""
+    """The type of gather. Only the root has a result."""
     @overload
     def __call__(
         self,
@@ -537,7 +537,7 @@ class Gather(Call, Protocol):
     ) -> BoundCall[Any]: ...
 
 class Scatter(Call, Protocol):
-    """Without x a NumPy array."""
+    """The type of scatter. Without x the result is a NumPy array."""
     @overload
     def __call__(
         self,
@@ -627,7 +627,7 @@ class Scatter(Call, Protocol):
     ) -> BoundCall[Any]: ...
 
 class AllToAll(Call, Protocol):
-    """Rows to and from all ranks."""
+    """The type of all_to_all."""
     @overload
     def __call__(
         self,
@@ -689,7 +689,7 @@ class AllToAll(Call, Protocol):
     ) -> BoundCall[Any]: ...
 
 class Barrier(Call, Protocol):
-    """Nothing but the order."""
+    """The type of barrier."""
 
     @overload
     def __call__(
@@ -702,13 +702,13 @@ class Barrier(Call, Protocol):
     def bind(self, *, algorithm: str | None = None, async_op: bool = False) -> BoundCall[Any]: ...
 
 class Send(Call, Protocol):
-    """Gives nothing."""
+    """The type of send."""
 
     def __call__(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None: ...
     def bind(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> BoundCall[None]: ...
 
 class Isend(Call, Protocol):
-    """The same, at once."""
+    """The type of isend."""
 
     def __call__(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Work[None]: ...
     def bind(
@@ -716,7 +716,7 @@ class Isend(Call, Protocol):
     ) -> BoundCall[Work[None]]: ...
 
 class Recv(Call, Protocol):
-    """Gives what it was given to receive into."""
+    """The type of recv, which returns its ``out``."""
 
     def __call__(self, out: _Out, source: int, tag: int = 0, *, stream: Any = None) -> _Out: ...
     def bind(
@@ -724,7 +724,7 @@ class Recv(Call, Protocol):
     ) -> BoundCall[_Out]: ...
 
 class Irecv(Call, Protocol):
-    """The same, at once."""
+    """The type of irecv."""
 
     def __call__(
         self, out: _Out, source: int, tag: int = 0, *, stream: Any = None
@@ -734,7 +734,7 @@ class Irecv(Call, Protocol):
     ) -> BoundCall[Work[_Out]]: ...
 
 class IrecvAny(Call, Protocol):
-    """Gives the sender."""
+    """The type of irecv_any. The Work returns the rank of the sender."""
 
     def __call__(self, out: Any, tag: int = 0) -> Work[int]: ...
     def bind(self, out: Any, tag: int = 0) -> BoundCall[Work[int]]: ...

@@ -1,10 +1,13 @@
-"""Element types and reductions, with the numbers that plans and engines know them by.
+"""Element types and reductions, with their numbers in plans and engines.
 
-Mirrors csrc/base/types.h; a test compares both. Collectives are in ``pycoll.collective``.
+Mirrors csrc/base/types.h; a test compares both. Collectives are in ``pycoll.schedule.collectives``.
 """
 
 from __future__ import annotations
 
+import math
+import numbers
+import sys
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -37,12 +40,12 @@ class DType(IntEnum):
 
     @property
     def word(self) -> str:
-        """As users write it: "float32"."""
+        """The name that users write, such as "float32"."""
         return self.name.lower()
 
 
 class ReduceOp(IntEnum):
-    """Reductions. USER stands for one that was registered by name."""
+    """Reductions. USER stands for a reduction from ``register_op``."""
 
     SUM = 0
     PROD = 1
@@ -61,11 +64,11 @@ class ReduceOp(IntEnum):
 
     @property
     def word(self) -> str:
-        """As users write it: "sum"."""
+        """The name that users write, such as "sum"."""
         return self.name.lower()
 
 
-#: Bytes of one element, by DType.
+#: Bytes of one element, indexed by DType.
 ITEM_BYTES = (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1)
 
 INTEGERS = frozenset(range(DType.INT8, DType.UINT64 + 1))
@@ -75,10 +78,10 @@ ROUNDED = frozenset(DType) - INTEGERS - {DType.BOOL}
 
 BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
 LOGICAL = frozenset({ReduceOp.LAND, ReduceOp.LOR, ReduceOp.LXOR})
-#: Of pairs: a value, and where it is.
+#: Reductions of pairs of a value and its place.
 LOCATION = frozenset({ReduceOp.MAXLOC, ReduceOp.MINLOC})
 
-#: Builtin reductions by the word that users write.
+#: Builtin reductions by the name that users write.
 OPS = {op.word: op for op in ReduceOp if op is not ReduceOp.USER}
 
 _EXTENSIONS = {
@@ -89,7 +92,7 @@ _EXTENSIONS = {
 
 
 def is_defined(dtype: int, op: int) -> bool:
-    """Whether the reduction means something for the type; the engines use the same rule."""
+    """Return whether the reduction is defined for the type; the engines use the same rule."""
     if op in BITWISE:
         return dtype in INTEGERS or dtype == DType.BOOL
     if op in LOCATION:
@@ -98,14 +101,17 @@ def is_defined(dtype: int, op: int) -> bool:
 
 
 class WireForm(NamedTuple):
-    """What travels for an array's elements: so many of the array are so many of ``dtype``."""
+    """The elements that travel in place of an array's elements.
+
+    ``array_items`` elements of the array travel as ``wire_items`` elements of ``dtype``.
+    """
 
     dtype: DType
     array_items: int = 1
     wire_items: int = 1
 
     def nbytes(self, dtype: int, nbytes: int) -> int:
-        """Bytes on the way for ``nbytes`` of the array's."""
+        """Return the bytes that travel for ``nbytes`` bytes of an array of type ``dtype``."""
         groups = nbytes // (ITEM_BYTES[dtype] * self.array_items)
         return groups * ITEM_BYTES[self.dtype] * self.wire_items
 
@@ -120,12 +126,12 @@ _MEANS = {
     **dict.fromkeys((DType.FLOAT8_E4M3, DType.FLOAT8_E5M2), _FLOAT_MEAN),
 }
 _TRUTH, _PAIRS = WireForm(DType.BOOL), WireForm(DType.COMPLEX128, 2, 1)
-#: More ranks than this have no averages: the sum of so many 16-bit values fits into 32 bits.
+#: The most ranks for an average: the sum of this many 16-bit values fits into 32 bits.
 MEAN_RANKS_MAX = 1 << 16
 
 
 def wire_form(dtype: int, op: int) -> WireForm | None:
-    """How elements travel (csrc/kernels/wire.h); None: as they are."""
+    """Return the wire form of elements (csrc/kernels/wire.h); None means that they travel as is."""
     if op == ReduceOp.AVG:
         return _MEANS.get(DType(dtype))
     if op in LOGICAL:
@@ -135,7 +141,7 @@ def wire_form(dtype: int, op: int) -> WireForm | None:
 
 @lru_cache(maxsize=len(DType))
 def numpy_dtype(dtype: int) -> np.dtype[Any]:
-    """NumPy's type; InvalidArgumentError where it needs ml_dtypes and that is not installed."""
+    """Return NumPy's type. Raise InvalidArgumentError if it needs ml_dtypes, which is missing."""
     extension = _EXTENSIONS.get(DType(dtype))
     if extension is None:
         return np.dtype(DType(dtype).word)
@@ -149,8 +155,8 @@ def numpy_dtype(dtype: int) -> np.dtype[Any]:
     return target
 
 
-#: One, the highest and the lowest value of the types that NumPy alone does not have; float8_e4m3
-#: has no infinities, so there it is its largest number, 448.
+#: The bytes of 1, of the highest and of the lowest value, for the types that NumPy itself lacks.
+#: float8_e4m3 has no infinities; its extreme values are 448 and -448.
 _EXTENSION_BITS = {
     DType.BFLOAT16: (b"\x80\x3f", b"\x80\x7f", b"\x80\xff"),
     DType.FLOAT8_E4M3: (b"\x38", b"\x7e", b"\xfe"),
@@ -158,7 +164,7 @@ _EXTENSION_BITS = {
 }
 
 
-#: Reductions that zero does not change.
+#: Reductions whose neutral element is zero.
 _ZERO = {
     ReduceOp.SUM,
     ReduceOp.AVG,
@@ -170,7 +176,7 @@ _ZERO = {
 
 
 def identity_bytes(dtype: int, op: int) -> bytes:
-    """The element that changes nothing under ``op``, as it lies in memory."""
+    """Return the bytes of the neutral element of ``op``."""
     if op in _ZERO:
         return bytes(ITEM_BYTES[dtype])
     if dtype in _EXTENSION_BITS:
@@ -192,3 +198,19 @@ def _extreme(dtype: int, highest: bool) -> Any:
         limits = np.iinfo(numpy_dtype(dtype))
         return limits.max if highest else limits.min
     return np.inf if highest else -np.inf
+
+
+def check_timeout(timeout: Any, name: str = "timeout") -> float:
+    """Return ``timeout`` as seconds. Raise InvalidArgumentError unless it is a number above 0."""
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
+        raise InvalidArgumentError(f"{name} is {timeout!r}: expected a number of seconds")
+    try:
+        seconds = float(timeout)
+    except OverflowError:
+        raise InvalidArgumentError(
+            f"{name} is a number beyond all floats: expected at most {sys.float_info.max:.3g} "
+            "seconds, or math.inf for no limit"
+        ) from None
+    if math.isnan(seconds) or seconds <= 0:
+        raise InvalidArgumentError(f"{name} is {timeout!r}: expected more than 0 seconds")
+    return seconds

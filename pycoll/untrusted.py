@@ -1,7 +1,7 @@
-"""Input that another process wrote: files of a bounded size, and JSON with its types.
+"""Readers for input that another process wrote: files of a bounded size, and typed JSON.
 
-Every fault of such input is a ValueError whose text says what is wrong with it, so that each
-reader has one exception to translate. OSError remains what the system refuses.
+Each fault of such input raises ValueError with a text that describes it, so a caller has one
+exception to translate. A refusal by the system stays an OSError.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFSOCK: "a socket",
 }
-#: Whole numbers of JSON beyond this are none of ours; they would not fit a native integer.
+#: A whole number in JSON beyond this is refused; it would not fit a native integer.
 _WHOLE_MAX = 2**63 - 1
 _SHOWN = 80
 
 
 def read_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
-    """The content of a regular file that holds at most ``bytes_max`` bytes.
+    """Return the content of a regular file of at most ``bytes_max`` bytes.
 
-    Never waits for a writer: FIFOs, devices and directories are refused unread. ValueError for
-    those and for longer files, OSError where the system refuses.
+    The call never waits for a writer: it refuses FIFOs, devices and directories unread. Raises
+    ValueError for those and for longer files, and OSError where the system refuses.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -37,7 +37,7 @@ def read_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
             raise ValueError(f"it is {_KINDS.get(kind, 'something else')}, and no regular file")
         data = bytearray()
         while len(data) <= bytes_max:
-            # The size that the system tells is no bound: the file may grow, or be of /proc.
+            # The size from fstat is no bound: the file may grow, or lie in /proc.
             piece = os.read(fd, min(1 << 20, bytes_max + 1 - len(data)))
             if not piece:
                 return bytes(data)
@@ -48,26 +48,27 @@ def read_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
 
 
 def read_json(data: bytes | bytearray | str) -> Any:
-    """What the JSON text stands for."""
+    """Return the value of a JSON text. Raise ValueError for other bytes."""
     try:
         return json.loads(data)
     except RecursionError:
         raise ValueError("its JSON is nested too deep") from None
 
 
-def json_object(told: Any, types: Mapping[str, type]) -> dict[str, Any]:
-    """``told`` if it is a JSON object with just these members, each of its type.
+def json_object(value: Any, types: Mapping[str, type]) -> dict[str, Any]:
+    """Return ``value`` if it is a JSON object with exactly these members, each of its type.
 
     ``int`` takes whole numbers of 64 bits, ``float`` any finite number, and neither takes a bool.
+    Raise ValueError otherwise.
     """
-    if not isinstance(told, dict):
-        raise ValueError(f"{shown(told)} is no JSON object")
-    if told.keys() != types.keys():
-        raise ValueError(f"{shown(list(told))} are its members: expected {', '.join(types)}")
+    if not isinstance(value, dict):
+        raise ValueError(f"{shown(value)} is no JSON object")
+    if value.keys() != types.keys():
+        raise ValueError(f"{shown(list(value))} are its members: expected {', '.join(types)}")
     for name, kind in types.items():
-        if not _fits(told[name], kind):
-            raise ValueError(f"{name} is {shown(told[name])}: expected {kind.__name__}")
-    return told
+        if not _fits(value[name], kind):
+            raise ValueError(f"{name} is {shown(value[name])}: expected {kind.__name__}")
+    return value
 
 
 def _fits(value: Any, kind: type) -> bool:
@@ -81,7 +82,7 @@ def _fits(value: Any, kind: type) -> bool:
 
 
 def shown(value: Any) -> str:
-    """For an error text: one line of bounded length, whatever the value is."""
+    """Return a text of bounded length for any value, for use in error texts."""
     if isinstance(value, int) and abs(value) > _WHOLE_MAX:
         return "a number of more than 64 bits"
     try:

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Sets everything up and runs all tests; what fails first is found soonest. $1 is the environment's
-# bin folder.
+# Sets everything up and runs all tests, in an order that finds failures early. $1 is the
+# environment's bin folder.
 set -euo pipefail
 bin=$1
 mkdir -p build
-# Hundreds of processes import the same modules; the first one leaves their byte code to the others.
+# Hundreds of processes import the same modules; the first one writes byte code for the others.
 unset PYTHONDONTWRITEBYTECODE
 bash tests/packages.sh "$bin/python"
 
-# On time that nobody else wants: pip unpacks on one core, and ranks wait for each other.
-# Sessions of their own, so that nothing of them outlives a failure.
+# These builds use idle processor time only: pip unpacks on one core, and ranks often wait for each
+# other. Each build has its own session, so that the trap can end all its processes after a failure.
 setsid chrt --idle 0 bash tests/cpp/build.sh >build/cpp.log 2>&1 &
 sanitized=$!
 trap 'kill -- "-$sanitized" "-${installed:-$sanitized}" 2>/dev/null || true' EXIT

@@ -4,14 +4,15 @@
 set -euo pipefail
 bin=$1
 
-"$bin/ruff" check pycoll tests bench examples
-"$bin/ruff" format --check --quiet pycoll tests bench examples
+"$bin/ruff" check pycoll tests bench examples docs/site
+"$bin/ruff" format --check --quiet pycoll tests bench examples docs/site
 "$bin/mypy"
+"$bin/check-jsonschema" --builtin-schema vendor.github-workflows .github/workflows/*.yml
 find csrc bindings tests -name '*.h' -print0 -o -name '*.cpp' -print0 |
   xargs -0 "$bin/clang-format" --dry-run --Werror
 
-# GCC knows warnings that clang does not. What clang-tidy says on stderr ("1234 warnings generated")
-# matters only if it fails.
+# GCC has warnings that clang does not know. The stderr of clang-tidy ("1234 warnings generated") is
+# shown only if it fails.
 tidy() {
   xargs -P "$(nproc)" -n 1 "$bin/clang-tidy" --quiet -p build/python \
     --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-ignored-gch "$@" \
@@ -20,10 +21,10 @@ tidy() {
     exit 1
   }
 }
-# Sources in the batches in which they were compiled, since headers take much of the time; the batch
-# with most in it first, so that no core waits for a straggler. Of the bindings clang's analyzer
-# knows nothing: neither of Python's references nor of pybind11. In a batch clang takes libstdc++'s
-# own use of a deprecated function for ours.
+# Sources are checked in the batches in which they were compiled, since headers take much of the
+# time. The largest batch comes first, so that no core waits for a long one at the end. The bindings
+# are checked without clang's analyzer, which understands neither Python's references nor pybind11.
+# In a batch clang attributes libstdc++'s own use of a deprecated function to the batch.
 batches() {
   local batch
   find "$1" -name 'unity_*.cxx' | while read -r batch; do
@@ -33,8 +34,8 @@ batches() {
 batches build/python/bindings |
   tidy --extra-arg=-Wno-deprecated-declarations \
     '--checks=-bugprone-suspicious-include,-clang-analyzer-*'
-# The analyzer looks at what a batch includes as well, if told so. It follows a function for
-# TIDY_NODES steps; its own bound, 225000, takes four times as long and has found nothing more.
+# The option makes the analyzer check the files that a batch includes, too. It follows a function
+# for TIDY_NODES steps; its default bound of 225000 is slower and has found nothing more.
 analyzer=()
 for word in -analyzer-opt-analyze-headers -analyzer-config "max-nodes=${TIDY_NODES:-40000}"; do
   analyzer+=(--extra-arg=-Xclang "--extra-arg=$word")
@@ -42,9 +43,9 @@ done
 batches build/python/csrc |
   tidy --extra-arg=-Wno-deprecated-declarations "${analyzer[@]}" \
     --checks=-bugprone-suspicious-include
-# What is compiled alone, or not on this machine; and names that a file takes over, of which these
-# checks see no more than the file itself.
-printf '%s\n' csrc/device/cuda.cpp csrc/*/no_*.cpp | tidy "${analyzer[@]}"
-grep -lE '^ *(using [a-z_:]+::[A-Za-z_]+;|namespace [a-z_]+ = )' csrc/*/*.cpp |
+# Sources that are compiled alone, or not on this machine. Then unused using-declarations and
+# aliases: these checks need one file at a time.
+printf '%s\n' csrc/device/kernels/cuda.cpp $(find csrc -name 'no_*.cpp') | tidy "${analyzer[@]}"
+grep -rlE --include='*.cpp' '^ *(using [a-z_:]+::[A-Za-z_]+;|namespace [a-z_]+ = )' csrc |
   tidy '--checks=-*,misc-unused-using-decls,misc-unused-alias-decls'
 echo "lint: clean"

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from pycoll.rows import shares
+from pycoll.arrays.rows import shares
 from pycoll.types import DType, is_defined, numpy_dtype
 
 Array = npt.NDArray[Any]

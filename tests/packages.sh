@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the system packages that the tests need, where we are root and apt is there; else says
-# which are missing.
+# Installs the system packages that the tests need, as root and with apt; else lists the missing
+# ones and fails.
 set -euo pipefail
 python=$1
 
@@ -12,7 +12,7 @@ needs cmake cmake
 needs g++ g++
 needs ip iproute2
 [ -e /usr/include/infiniband/verbs.h ] || missing+=(libibverbs-dev)
-# The sanitizers' and libFuzzer's runtimes come apart from clang itself.
+# The runtimes of the sanitizers and of libFuzzer are packaged separately from clang.
 echo 'int main(){}' | clang++ -x c++ -fsanitize=address - -o /dev/null 2>/dev/null ||
   missing+=(libclang-rt-dev)
 "$python" -c 'import os, sys, sysconfig

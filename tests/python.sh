@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the tests in Python, several files at once: in one process they take many times as long,
-# since each leaves its imports and pools to those behind it. $1 is the environment's bin folder,
-# what follows the tests to run: all if nothing does.
+# Runs the Python tests, several files at once. In one process they are much slower, since imports
+# and pools of earlier tests stay. $1 is the environment's bin folder; further arguments are the
+# tests to run, all by default.
 #
-# A file stays with one worker: tests of a file share worlds of ranks. Many wait for what ranks do
-# late or never, so there are half as many workers again as cores. See conftest.py for the order.
+# One worker runs all tests of a file, since they share worlds of ranks. Many tests wait for ranks
+# that are late or never come, so there are 3 workers for every 2 cores. See conftest.py for the
+# order.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1

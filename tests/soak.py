@@ -25,7 +25,7 @@ import oracle
 import pycoll
 from pycoll import _core
 from pycoll.algorithms import TABLE
-from pycoll.collective import Collective
+from pycoll.schedule.collectives import Collective
 
 Array = Any
 Comm = pycoll.Communicator

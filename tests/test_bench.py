@@ -18,20 +18,20 @@ from click.testing import CliRunner
 from harness import world_in_threads
 
 import pycoll
-from pycoll.bench import inputs, report, sweep
-from pycoll.bench.case import Case
-from pycoll.bench.command import Follower, Wishes
-from pycoll.bench.metrics import Measurement, bus_factor, percentile
-from pycoll.bench.sweep import SweepOptions
-from pycoll.cli import COLLECTIVES, main
-from pycoll.collective import REDUCING, Collective
-from pycoll.topology import Topology, single_host
+from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.schedule.topology import Topology, single_host
+from pycoll.tools.bench import inputs, measuring, report
+from pycoll.tools.bench.case import Case
+from pycoll.tools.bench.command import Follower, Wishes
+from pycoll.tools.bench.measuring import BenchOptions
+from pycoll.tools.bench.metrics import Measurement, bus_factor, percentile
+from pycoll.tools.cli import COLLECTIVES, main
 
 REDUCED = [name for name in COLLECTIVES if Collective[name.upper()] in REDUCING]
 MOVING = [name for name in COLLECTIVES if name not in REDUCED]
 
 
-def count_wrong(options: SweepOptions, nbytes: int, size: int = 3) -> list[int]:
+def count_wrong(options: BenchOptions, nbytes: int, size: int = 3) -> list[int]:
     def rank(comm: pycoll.Communicator) -> int:
         return Case(comm, options, nbytes).count_wrong(None)
 
@@ -46,7 +46,7 @@ def test_every_result_is_checked_and_right(collective: str, dtype: str) -> None:
         ops.remove("avg")
     for op in ops:
         for in_place in (True, False):
-            options = SweepOptions(collective, dtype=dtype, op=op, root=1, in_place=in_place)
+            options = BenchOptions(collective, dtype=dtype, op=op, root=1, in_place=in_place)
             assert count_wrong(options, 1000) == [0, 0, 0], (op, in_place)
             assert count_wrong(options, 1) == [0, 0, 0], (op, in_place)
 
@@ -60,7 +60,7 @@ def test_one_wrong_element_is_found(collective: str, monkeypatch: pytest.MonkeyP
         self._out[len(self._out) // 2] += 1
 
     monkeypatch.setattr(Case, "run", run_and_spoil)
-    found = count_wrong(SweepOptions(collective, op="sum"), 600)
+    found = count_wrong(BenchOptions(collective, op="sum"), 600)
     assert found == ([1, 0, 0] if collective in ("reduce", "gather") else [1, 1, 1])
 
 
@@ -69,7 +69,7 @@ def test_an_operation_that_does_nothing_is_found(
     collective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rank(comm: pycoll.Communicator) -> int:
-        case = Case(comm, SweepOptions(collective, root=1), 6000)
+        case = Case(comm, BenchOptions(collective, root=1), 6000)
         right = case.count_wrong(None)
         assert right == 0
         case._method = lambda *args, **words: None
@@ -87,7 +87,7 @@ def test_an_operation_that_does_nothing_is_found(
 
 def test_who_is_done_waits_until_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def rank(comm: pycoll.Communicator) -> tuple[float, float]:
-        case = Case(comm, SweepOptions("all_reduce"), 64)
+        case = Case(comm, BenchOptions("all_reduce"), 64)
         pause = 0.5 if comm.rank == 0 else 0.0
         monkeypatch.setattr(case, "run", lambda algorithm: time.sleep(pause))
         begin = time.perf_counter()
@@ -119,7 +119,7 @@ def test_what_comes_first_does_not_say_how_long_samples_are(quick_s: float) -> N
     def rank(comm: pycoll.Communicator) -> float:
         # Plans are made, pages and caches filled.
         case: Any = Warming(2, 1e-3 + 10 * quick_s, quick_s)
-        return sweep._single_s(comm, case, None)
+        return measuring._single_s(comm, case, None)
 
     assert world_in_threads(1).run(rank) == [pytest.approx(quick_s)]
 
@@ -127,8 +127,8 @@ def test_what_comes_first_does_not_say_how_long_samples_are(quick_s: float) -> N
 def test_the_operation_behind_a_fill_does_not_count() -> None:
     def rank(comm: pycoll.Communicator) -> list[int]:
         case: Any = Warming(0, 0.0, 1e-5)
-        options = SweepOptions(samples=3, budget_s=60.0)
-        times, batches = sweep._in_turns(comm, case, [None], options)
+        options = BenchOptions(samples=3, budget_s=60.0)
+        times, batches = measuring._in_rotation(comm, case, [None], options)
         assert times == [[1e-5] * 3] and batches == [50]
         return case.batches[-6:]
 
@@ -165,12 +165,12 @@ def measurement(**words: Any) -> Measurement:
 
 
 def test_tables_fit_100_columns() -> None:
-    names = (n for c in COLLECTIVES for n in SweepOptions(c, algorithms=["all"]).names(one_host(8)))
+    names = (n for c in COLLECTIVES for n in BenchOptions(c, algorithms=["all"]).names(one_host(8)))
     longest = max(names, key=len)
     huge = {"bytes": 1 << 30, "count": 1 << 30, "median_s": 12.0, "p99_s": 12.5, "wrong": 1 << 28}
     for dtype in oracle.DTYPES:
         line = measurement(dtype=dtype, algorithm=longest, **huge)
-        rows = [report.row(line, True), *report.header(line, SweepOptions(), True)]
+        rows = [report.row(line, True), *report.header(line, BenchOptions(), True)]
         assert all(len(row) <= 100 for row in rows), rows
         assert len(report.row(line, True).split()) == 11
 
@@ -180,7 +180,7 @@ def one_host(size: int) -> Topology:
 
 
 def test_all_algorithms_are_those_that_run() -> None:
-    options = SweepOptions("all_reduce", algorithms=["all"])
+    options = BenchOptions("all_reduce", algorithms=["all"])
     assert "hierarchical" not in options.names(one_host(4))
     assert "hierarchical" in options.names(Topology.even(4, 2))
     assert {"ring", "tree", "one_shot"} <= set(options.names(one_host(4)))
@@ -189,7 +189,7 @@ def test_all_algorithms_are_those_that_run() -> None:
 def test_wrong_results_are_told_by_the_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    follower = Follower(SweepOptions(), [], 2)
+    follower = Follower(BenchOptions(), [], 2)
     follower.take(measurement())
     assert follower.finish(Wishes(json_path=tmp_path / "right.json")) == 0
     follower.take(measurement(wrong=3))
@@ -231,7 +231,7 @@ def test_a_sweep_from_the_command_line(words: tuple[str, ...], tmp_path: Path) -
     asked = [name for flag, name in itertools.pairwise(words) if flag == "--algorithm"]
     used = {one["algorithm"] for one in results}
     if asked == ["all"]:
-        assert used == set(SweepOptions("all_reduce", algorithms=["all"]).names(one_host(3)))
+        assert used == set(BenchOptions("all_reduce", algorithms=["all"]).names(one_host(3)))
     elif asked:
         assert used == set(asked)
     assert {one["transport"] for one in results} == {"tcp" if "tcp" in words else "shm"}

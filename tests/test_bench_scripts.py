@@ -114,7 +114,7 @@ def test_training_is_compared_by_all_policies(page: Path, tmp_path: Path) -> Non
     assert "### small transformer, 0 MB; 2 ranks on one host" in section
     beside = section.count("\n| Horovod |")
     assert beside == (ROOT / ".peers/horovod/bin/horovodrun").exists()
-    assert beside == section.count("what Horovod does not hide / what tensor by tensor does not ")
+    assert beside == section.count("Horovod's time not hidden / that of tensor by tensor ")
     assert section.count("\n| ") == len(POLICIES) + 8 + beside
     assert "training.svg" in section and "not hidden" in picture.read_text()
     assert kept(page)

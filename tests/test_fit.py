@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from pycoll.algorithms import lookup
-from pycoll.bench.fit import Observation, fit
-from pycoll.bench.tune import Case, distinct_algorithms
-from pycoll.bench.tune import observations as weighed
-from pycoll.collective import Collective
-from pycoll.model import LINKS, SEGMENT_BYTES, Link, Terms
-from pycoll.profiles import profile
-from pycoll.topology import single_host
+from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Terms
+from pycoll.cost.profiles import profile
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.topology import single_host
+from pycoll.tools.tune.fit import Observation, fit
+from pycoll.tools.tune.machine_links import Case, distinct_algorithms
+from pycoll.tools.tune.machine_links import observations as weighed
 
 KNOWN = Link(
     alpha=0.7e-6,

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pycoll.cli import main
-from pycoll.collective import Collective
+from pycoll.cost.forecast import RANKS_MAX, Asked, forecast, tables, thinned, with_links
+from pycoll.cost.model import DEFAULT, Parameters
+from pycoll.cost.selection import candidates, choose, predict, seconds_text
 from pycoll.errors import InvalidArgumentError
-from pycoll.forecast import RANKS_MAX, Asked, forecast, tables, thinned, with_links
-from pycoll.model import DEFAULT, Parameters
-from pycoll.select import candidates, choose, predict, seconds_text
-from pycoll.topology import Topology
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.topology import Topology
+from pycoll.tools.cli import main
 
 #: As the documents have it.
 WORLD = ("--hosts", "128", "--local-size", "8", "--alpha", "2us", "--beta", "50GB/s")
@@ -144,8 +144,8 @@ def test_times_and_rates_have_units(words: tuple[str, ...], across: str) -> None
         (("--local-beta", "1e-9s/B"), 2, "'1e-9s/B' is not a rate"),
         (("--local-size", "0"), 2, "x>=1"),
         (("--hosts", "2", "--local-size", "4", "--size", "6"), 1, "--size is 6, but 2 hosts of 4"),
-        (("--hosts", "4096", "--local-size", "8"), 1, "32768 ranks; a forecast is of 2 to 16384"),
-        (("--local-size", "1"), 1, "1 ranks; a forecast is of 2 to 16384"),
+        (("--hosts", "4096", "--local-size", "8"), 1, "32768 ranks; a forecast needs 2 to 16384"),
+        (("--local-size", "1"), 1, "1 ranks; a forecast needs 2 to 16384"),
         (("--size", "7", "--hosts", "2", "--plot", "o.svg"), 1, "give --local-size"),
         (("--local-size", "4", "--plot", "o.bmp"), 1, "must end in one of .png, .pdf, .svg"),
         (("--local-size", "4", "--plot", "/nowhere/o.png"), 1, "is no file that can be written"),

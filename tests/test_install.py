@@ -116,7 +116,7 @@ def test_it_works_without_what_is_optional(run: Run, tmp_path: Path) -> None:
     code = f"import sys; sys.modules.update(dict.fromkeys({missing})); " + (
         "import numpy as np, pycoll; comm = pycoll.init(); x = np.arange(3.0); "
         "assert (comm.all_reduce(x) == x).all() and comm.all_gather(x).shape == (3,); "
-        "from pycoll.information import print_information; print_information()"
+        "from pycoll.tools.info import print_information; print_information()"
     )
     assert "PYCOLL_TIMEOUT_S" in run("-c", code, cwd=tmp_path)
 

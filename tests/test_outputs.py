@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pycoll.cli import main
 from pycoll.errors import InvalidArgumentError
-from pycoll.outputs import check_output
+from pycoll.tools.cli import main
+from pycoll.tools.outputs import check_output
 
 
 def test_a_file_that_is_there_keeps_its_content(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_commands_look_first(
     def begin(*_: object) -> int:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("pycoll.bench.command.launch_sweep", begin)
-    monkeypatch.setattr("pycoll.bench.tune.Tuner", begin)
-    monkeypatch.setattr("pycoll.timelines.merged", begin)
+    monkeypatch.setattr("pycoll.tools.bench.command.launch_bench", begin)
+    monkeypatch.setattr("pycoll.tools.tune.machine_links.Tuner", begin)
+    monkeypatch.setattr("pycoll.tools.timelines.merged", begin)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.png").mkdir()
     done = CliRunner().invoke(main, [*words, str(tmp_path / "x.png")])

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pycoll.cli import main
 from pycoll.errors import InvalidArgumentError
-from pycoll.overlaps import chosen, lines_of, seen
-from pycoll.timelines import CLOCK, STEP, merged, read, siblings
+from pycoll.gradients.step_record import CLOCK, STEP
+from pycoll.tools.cli import main
+from pycoll.tools.overlaps import chosen, lines_of, seen
+from pycoll.tools.timelines import merged, read, siblings
 
 
 def event(rank: int, ts: float, name: str, ph: str = "B", **more: Any) -> dict[str, Any]:

@@ -16,18 +16,19 @@ from harness import ProcessWorld
 from test_fit import KNOWN
 
 import pycoll
-from pycoll import explanation, tuning
-from pycoll.bench import tune as bench_tune
-from pycoll.bench.fit import _CACHE_BYTES
-from pycoll.bench.tune import place_to_store
 from pycoll.bootstrap import join_threads
-from pycoll.cli import main
-from pycoll.communicator import Communicator
+from pycoll.comm.communicator import Communicator
 from pycoll.config import Config
+from pycoll.cost import tuning_file
+from pycoll.cost.model import LINKS, Parameters
+from pycoll.cost.tuning_file import BUILT_IN, Medium, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
-from pycoll.information import facts
-from pycoll.model import LINKS, Parameters
-from pycoll.tuning import BUILT_IN, Medium, Tuning
+from pycoll.tools import explain
+from pycoll.tools.cli import main
+from pycoll.tools.info import facts
+from pycoll.tools.tune import machine_links as bench_tune
+from pycoll.tools.tune.fit import _CACHE_BYTES
+from pycoll.tools.tune.machine_links import place_to_store
 
 # The file
 
@@ -35,7 +36,7 @@ MINE = Tuning({"shm": Medium(KNOWN, 16384), "tcp": Medium(LINKS["tcp"])}, "test"
 
 
 def stored(path: Path, values: Tuning = MINE, **changes: Any) -> Path:
-    tuning.store(values, path, "2026-01-01")
+    tuning_file.store(values, path, "2026-01-01")
     told = json.loads(path.read_text()) | changes
     path.write_text(json.dumps(told))
     return path
@@ -43,24 +44,24 @@ def stored(path: Path, values: Tuning = MINE, **changes: Any) -> Path:
 
 def changed_medium(**values: Any) -> dict[str, Any]:
     """The media of a file whose shm is changed; None takes an entry away."""
-    media = tuning._media_as_json(MINE)
+    media = tuning_file._media_as_json(MINE)
     shm = media["shm"] | values
     return {**media, "shm": {name: value for name, value in shm.items() if value is not None}}
 
 
 def test_a_file_gives_back_what_was_stored(tmp_path: Path) -> None:
-    found = tuning.load(stored(tmp_path / "deep" / "tuning.json"))
+    found = tuning_file.load(stored(tmp_path / "deep" / "tuning.json"))
     assert found.media == MINE.media
     assert "2026-01-01" in found.origin
-    assert tuning.from_text(found.to_text()) == found
+    assert tuning_file.from_text(found.to_text()) == found
     assert BUILT_IN.to_text() == ""
-    assert tuning.from_text("") is BUILT_IN
+    assert tuning_file.from_text("") is BUILT_IN
 
 
 def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None:
     for size in _CACHE_BYTES:
         path = stored(tmp_path / "tuning.json", media=changed_medium(cache_bytes=size))
-        assert tuning.find(Config(tuning=str(path))).media["shm"].link.cache_bytes == size
+        assert tuning_file.find(Config(tuning=str(path))).media["shm"].link.cache_bytes == size
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_file_that_is_not_right_is_refused_with_the_reason(
 ) -> None:
     path = stored(tmp_path / "tuning.json", **changes)
     with pytest.raises(InvalidArgumentError, match=re.escape(why)) as caught:
-        tuning.find(Config(tuning=str(path)))
+        tuning_file.find(Config(tuning=str(path)))
     assert str(path) in str(caught.value)
 
 
@@ -97,30 +98,30 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tuning.json"
     path.write_bytes(content)
     with pytest.raises(InvalidArgumentError, match=r"cannot be used: .*run pycoll tune"):
-        tuning.find(Config(tuning=str(path)))
+        tuning_file.find(Config(tuning=str(path)))
     with pytest.raises(InvalidArgumentError, match="No such file"):
-        tuning.find(Config(tuning=str(tmp_path / "other.json")))
+        tuning_file.find(Config(tuning=str(tmp_path / "other.json")))
 
 
 def test_the_machines_own_file_is_found_and_a_broken_one_only_warned_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tuning.find(Config()) is BUILT_IN
-    path = tuning.default_path()
-    assert path == tmp_path / "pycoll" / f"{tuning.fingerprint()}.json"
+    assert tuning_file.find(Config()) is BUILT_IN
+    path = tuning_file.default_path()
+    assert path == tmp_path / "pycoll" / f"{tuning_file.fingerprint()}.json"
     stored(path)
-    assert tuning.find(Config()).media == MINE.media
-    assert tuning.find(Config(tuning="off")) is BUILT_IN
+    assert tuning_file.find(Config()).media == MINE.media
+    assert tuning_file.find(Config(tuning="off")) is BUILT_IN
     path.write_text("{")
     with pytest.warns(UserWarning, match=r"cannot be used.*built-in values are used"):
-        assert tuning.find(Config()) is BUILT_IN
+        assert tuning_file.find(Config()) is BUILT_IN
 
 
 def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     monkeypatch.setenv("HOME", "/somewhere")
-    path = tuning.default_path()
+    path = tuning_file.default_path()
     assert path is not None
     assert path.parent == Path("/somewhere/.cache/pycoll")
 
@@ -136,7 +137,7 @@ def test_storing_that_fails_leaves_the_old_file_alone(
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        tuning.store(BUILT_IN, path, "later")
+        tuning_file.store(BUILT_IN, path, "later")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -153,13 +154,13 @@ def other(path: Path) -> Path:
 def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
     first, second = stored(tmp_path / "a.json"), other(tmp_path / "b.json")
     configs = [Config(tuning=name) for name in (str(first), str(second), "off", "/no/file")]
-    joined_all = join_threads(4, configs, bring=tuning.text_of)
+    joined_all = join_threads(4, configs, bring=tuning_file.text_of)
     comms = [
         Communicator(joined, config, "test")
         for joined, config in zip(joined_all, configs, strict=True)
     ]
     try:
-        known = Parameters(inside=KNOWN).crowded(joined_all[0].crowding)
+        known = Parameters(inside=KNOWN).oversubscribed(joined_all[0].oversubscription)
         for comm in comms:
             parameters = comm._plans.parameters
             assert parameters.inside == known.inside
@@ -191,13 +192,13 @@ def test_processes_with_different_files_choose_alike(tmp_path: Path) -> None:
 def test_a_file_of_rank_0_that_is_of_no_use_stops_all_ranks(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.json", schema=9)
     with pytest.raises(PycollError, match="its schema is 9, expected 1"):
-        join_threads(3, [Config(tuning=str(path)), Config(), Config()], bring=tuning.text_of)
+        join_threads(3, [Config(tuning=str(path)), Config(), Config()], bring=tuning_file.text_of)
 
 
 def test_what_rank_0_tells_is_checked() -> None:
     for text in ("{", "[]", '{"media": {}, "origin": ""}', '{"origin": ""}'):
-        with pytest.raises(InvalidArgumentError, match="rank 0 told a tuning"):
-            tuning.from_text(text)
+        with pytest.raises(InvalidArgumentError, match="rank 0 sent a tuning"):
+            tuning_file.from_text(text)
 
 
 def test_segments_follow_the_medium_that_is_used() -> None:
@@ -243,13 +244,13 @@ def test_tune_stores_what_explain_then_uses(
     assert "values: built in" in before.output
     done = CliRunner().invoke(main, ["tune", "--quick", "--transport", "shm"])
     assert done.exit_code == 0, done.output
-    path = tuning.default_path()
+    path = tuning_file.default_path()
     assert path is not None
     assert f"stored in {path}" in done.output
     assert re.search(r"shm +.*[\d.]+ \w+ latency, .* per segment of \d+ KiB", done.output)
     for collective in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
         assert re.search(rf"{collective}: half of \d+ predictions .* within \d+%", done.output)
-    assert tuning.load(path).media["tcp"] == BUILT_IN.media["tcp"]
+    assert tuning_file.load(path).media["tcp"] == BUILT_IN.media["tcp"]
     arguments = ["explain", "all_reduce", "--size", "2", "--bytes", "64K", "--measured"]
     after = CliRunner().invoke(main, arguments)
     assert after.exit_code == 0, after.output
@@ -262,7 +263,7 @@ def test_tune_stores_what_explain_then_uses(
 def test_predictions_to_be_measured_know_of_cores_that_ranks_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(explanation, "core_count", lambda: 2)
+    monkeypatch.setattr(explain, "core_count", lambda: 2)
     told: list[Parameters] = []
 
     def measure(*words: object) -> Iterator[str]:
@@ -275,7 +276,7 @@ def test_predictions_to_be_measured_know_of_cores_that_ranks_share(
     assert elsewhere.exit_code == here.exit_code == 0, here.output
     assert "per core" not in elsewhere.output
     assert "values: built in, 4 ranks per core" in here.output
-    assert told == [Parameters().crowded(4)]
+    assert told == [Parameters().oversubscribed(4)]
     alone = CliRunner().invoke(main, ["explain", "--size", "2", "--measured"])
     assert "per core" not in alone.output and told[1] == Parameters()
 

@@ -1,12 +1,12 @@
-// A check that stays on in release builds: a bug of ours aborts with the values that betray it.
-// Never for what a user or the world can cause; that is a Status.
+// A check that stays on in release builds. A violated invariant of pycoll itself aborts the process
+// and prints the values involved. Errors that a user or the environment can cause are a Status
+// instead.
 #pragma once
 
 #include <cstdio>
 #include <cstdlib>
 
-// PYCOLL_ASSERT(condition, "format", values...): the text says what was expected and what was
-// found.
+// PYCOLL_ASSERT(condition, "format", values...): the text states the expected and the actual value.
 #define PYCOLL_ASSERT(condition, ...)                                                   \
   do {                                                                                  \
     if (__builtin_expect(!(condition), 0)) {                                            \

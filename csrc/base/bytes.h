@@ -1,4 +1,4 @@
-// Arithmetic between counts, bytes and parts; every such step in the project goes through here.
+// Arithmetic with element counts, bytes and parts. All layers convert between them here only.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +20,16 @@ constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Part `index` of `count` elements cut in `parts`: sizes differ by at most one, low parts are
-// larger. Requires: parts > 0, index < parts. pycoll/schedule.py and the Python API use the same
-// rule.
+// Part `index` of `count` elements that are cut into `parts`. Sizes differ by at most one, and
+// parts of low index are larger. Requires: parts > 0, index < parts. schedule/language.py and the
+// Python API use the same rule.
 constexpr Range partition(std::uint64_t count, std::uint64_t parts, std::uint64_t index) {
   const std::uint64_t base = count / parts;
   const std::uint64_t extra = count % parts;
   return {index * base + (index < extra ? index : extra), base + (index < extra ? 1 : 0)};
 }
 
-// False, and *product untouched, when the product does not fit.
+// Returns false and leaves *product unchanged if the product overflows.
 [[nodiscard]] inline bool checked_mul(std::uint64_t a, std::uint64_t b, std::uint64_t* product) {
   std::uint64_t result = 0;
   if (__builtin_mul_overflow(a, b, &result)) return false;
@@ -37,7 +37,7 @@ constexpr Range partition(std::uint64_t count, std::uint64_t parts, std::uint64_
   return true;
 }
 
-// FNV-1a over bytes, continued from `hash`: agreement checks, never security.
+// FNV-1a over bytes, continued from `hash`. For comparisons between ranks, not for security.
 inline constexpr std::uint64_t kHashSeed = 0xcbf29ce484222325ULL;
 inline std::uint64_t hash_bytes(const void* data, std::size_t bytes,
                                 std::uint64_t hash = kHashSeed) {

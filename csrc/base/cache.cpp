@@ -6,8 +6,8 @@
 namespace pycoll {
 namespace {
 
-// Of the first core; 0: unknown. sysconf() would add up what the parts of a processor have, on some
-// processors eightfold.
+// Bytes of cache `index` of the first core; 0 if unknown. sysconf() is not used, because on some
+// processors it returns the sum over all parts of the processor.
 std::size_t cache_bytes(int index) {
   std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size");
   std::size_t kibibytes = 0;

@@ -1,14 +1,15 @@
-// What the processor keeps near.
+// Sizes of the processor's caches.
 #pragma once
 
 #include <cstddef>
 
 namespace pycoll {
 
-// Any thread. Bytes of the second level of cache that the first core has; a usual size where the
-// system does not tell.
+// Bytes of the second-level cache of the first core, or a typical size if the system does not
+// report it. Any thread.
 std::size_t core_cache_bytes();
-// Of the last level, which cores share; 0 where there is none, or the system does not tell.
+// Bytes of the third-level cache, which cores share; 0 if there is none or the system does not
+// report it. Any thread.
 std::size_t shared_cache_bytes();
 
 }  // namespace pycoll

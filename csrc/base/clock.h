@@ -1,4 +1,4 @@
-// Time as the engines see it. The clock is injected so that the simulator can own it.
+// The clock of the engines. It is injected, so that the simulator can control time.
 #pragma once
 
 #include <chrono>
@@ -10,16 +10,16 @@ namespace pycoll {
 using Nanoseconds = std::int64_t;
 inline constexpr Nanoseconds kForever = std::numeric_limits<Nanoseconds>::max();
 
-// `duration` after `start`; kForever if that is beyond it. Requires: start >= 0.
+// start + duration, or kForever if the sum exceeds it. Requires: start >= 0.
 constexpr Nanoseconds later(Nanoseconds start, Nanoseconds duration) {
   return duration > kForever - start ? kForever : start + duration;
 }
 
-// Threads: now() may be called from any thread.
+// Threads: any thread may call now().
 class Clock {
  public:
   virtual ~Clock() = default;
-  // Monotonic; only differences mean anything.
+  // Monotonic time in nanoseconds. The origin is arbitrary, so only differences have a meaning.
   virtual Nanoseconds now() = 0;
 };
 

@@ -11,9 +11,10 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 
-// Has the lines come, to be written. (What compilers have for that only reads where they must not
-// expect more than every x86 has; processors without the instruction do nothing.)
-void claim(const std::byte* memory, std::size_t bytes) {
+// Prefetches the lines for writing. On x86, __builtin_prefetch emits a prefetch for reading unless
+// the compiler may assume more than the baseline instruction set. Processors without prefetchw
+// execute it as a no-op.
+void prefetch_for_write(const std::byte* memory, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += kLine) {
 #if defined(__x86_64__)
     __asm__ volatile("prefetchw %0" ::"m"(memory[at]));
@@ -24,7 +25,7 @@ void claim(const std::byte* memory, std::size_t bytes) {
 }
 
 #if defined(__x86_64__)
-// Whole lines, to where a line begins.
+// Copies whole cache lines with non-temporal stores. Requires: `to` is aligned to a line.
 using StreamLines = void(std::byte* to, const std::byte* from, std::size_t lines);
 
 void stream_by_16(std::byte* to, const std::byte* from, std::size_t lines) {
@@ -35,7 +36,7 @@ void stream_by_16(std::byte* to, const std::byte* from, std::size_t lines) {
   }
 }
 
-// 64 KiB in 1.8 us, where 16 bytes at a time take 4.3 (Zen 4).
+// Preferred where available: wider stores copy faster than stores of 16 bytes.
 __attribute__((target("avx"))) void stream_by_32(std::byte* to, const std::byte* from,
                                                  std::size_t lines) {
   for (; lines != 0; --lines, to += kLine, from += kLine) {
@@ -70,9 +71,9 @@ void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 void claim_and_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::size_t kPiece = 1024, kAhead = 2 * kPiece;
-  claim(to, std::min(bytes, kAhead));
+  prefetch_for_write(to, std::min(bytes, kAhead));
   for (; bytes > kPiece; to += kPiece, from += kPiece, bytes -= kPiece) {
-    if (bytes > kAhead) claim(to + kAhead, std::min(bytes - kAhead, kPiece));
+    if (bytes > kAhead) prefetch_for_write(to + kAhead, std::min(bytes - kAhead, kPiece));
     copy_bytes(to, from, kPiece);
   }
   copy_bytes(to, from, bytes);
@@ -85,7 +86,7 @@ void copy_downwards(std::byte* to, const std::byte* from, std::size_t bytes) {
     std::byte block[kBlock];
     std::memcpy(block, from + bytes, kBlock);
     std::memcpy(to + bytes, block, kBlock);
-    __asm__ volatile("" ::: "memory");  // keeps the loop from becoming one memcpy again
+    __asm__ volatile("" ::: "memory");  // stops the compiler from merging the loop into memcpy
   }
   std::memcpy(to, from, bytes);
 }

@@ -1,19 +1,19 @@
-// What the calling thread runs on, and what it may.
+// The cores on which the calling thread runs and may run.
 #pragma once
 
 #include <vector>
 
 namespace pycoll {
 
-// How many cores the calling thread may run on; at least 1.
+// Number of cores on which the calling thread may run; at least 1.
 int usable_cores();
-// Their numbers, ascending; none if the system does not say.
+// The numbers of these cores, ascending; empty if the system does not report them.
 std::vector<int> usable_core_numbers();
-// The core that the calling thread ran on a moment ago; -1 if the system does not say.
+// The core on which the calling thread last ran; -1 if the system does not report it.
 int current_core();
-// Takes the calling thread to `core`, from where the scheduler may take it anywhere it might
-// before: what the thread may run on is afterwards what it was, but for changes by others in
-// between (some tens of microseconds). Does nothing if the thread may not run there.
+// Moves the calling thread to `core`, then restores its affinity mask, so that the scheduler may
+// move it again at any time. Changes that others make to the mask during the call are lost. Does
+// nothing if the thread may not run on `core`.
 void move_to_core(int core);
 
 }  // namespace pycoll

@@ -12,41 +12,43 @@
 namespace pycoll {
 namespace {
 
-// Which file a number stood for: the owner may have closed it since, and somebody else have it.
-struct Known {
+// Identity of the file behind a registered descriptor. The owner may have closed the descriptor
+// since, and the number may belong to another file now.
+struct FileId {
   dev_t device = 0;
   ino_t inode = 0;
 };
 
 struct Registry {
-  std::mutex mutex;  // held by the thread that forks, in parent and child, until fork() is over
-  std::map<int, Known> signs;
+  std::mutex mutex;  // a thread that forks holds it in parent and child until fork() returns
+  std::map<int, FileId> signs;
 };
 
-// Never destroyed: a fork may come after everything.
+// Never destroyed, because a process may fork after static destructors have run.
 Registry& registry() {
   static auto* made = new Registry;
   return *made;
 }
 
-bool identify(int fd, Known* known) {
+bool identify(int fd, FileId* file) {
   struct stat facts = {};
   if (::fstat(fd, &facts) != 0) return false;
-  *known = {facts.st_dev, facts.st_ino};
+  *file = {facts.st_dev, facts.st_ino};
   return true;
 }
 
-// In the child, where it makes system calls only.
-void cut_off() {
+// Replaces every registered descriptor by an unconnected socket. Runs in the child of a fork, so it
+// makes system calls only.
+void replace_signs() {
   int dead = -1;
-  for (const auto& [fd, known] : registry().signs) {
-    Known now;
-    if (!identify(fd, &now) || now.device != known.device || now.inode != known.inode) continue;
+  for (const auto& [fd, file] : registry().signs) {
+    FileId now;
+    if (!identify(fd, &now) || now.device != file.device || now.inode != file.inode) continue;
     if (dead >= 0) {
       (void)::dup3(dead, fd, O_CLOEXEC);
       continue;
     }
-    // Closed first: so there is room for one descriptor, whatever the limit.
+    // The number is closed first, so that the limit on descriptors leaves one for socket().
     ::close(fd);
     dead = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (dead < 0 || dead == fd) continue;
@@ -61,7 +63,7 @@ void before_fork() { registry().mutex.lock(); }
 void after_fork_in_parent() { registry().mutex.unlock(); }
 
 void after_fork_in_child() {
-  cut_off();
+  replace_signs();
   registry().mutex.unlock();
 }
 
@@ -70,10 +72,10 @@ void after_fork_in_child() {
 void end_with_process(int fd) {
   static const int handlers [[maybe_unused]] =
       pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-  Known known;
-  if (!identify(fd, &known)) return;
+  FileId file;
+  if (!identify(fd, &file)) return;
   const std::lock_guard lock(registry().mutex);
-  registry().signs[fd] = known;
+  registry().signs[fd] = file;
 }
 
 }  // namespace pycoll

@@ -1,5 +1,5 @@
-// SplitMix64: integers only, so a seed means the same on every machine. For tests and the
-// simulator.
+// SplitMix64 for tests and the simulator. It computes with integers only, so a seed gives the same
+// numbers on every machine.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ class Prng {
     return z ^ (z >> 31);
   }
 
-  // Uniform enough for tests in [0, bound). Requires: bound > 0.
+  // A number in [0, bound), uniform enough for tests. Requires: bound > 0.
   std::uint64_t below(std::uint64_t bound) { return next() % bound; }
 
-  // True in `numerator` of `denominator` cases.
+  // True with probability numerator / denominator.
   bool chance(std::uint64_t numerator, std::uint64_t denominator) {
     return below(denominator) < numerator;
   }

@@ -1,7 +1,7 @@
-// How anything below the bindings reports failure. A Status is a value: success is a null pointer,
-// so the good path costs one comparison. The function that recognises a fault writes the message;
-// callers only pass it on. Safe to copy and to read from several threads; not to assign from
-// several.
+// The result type of every function below the bindings that can fail. A Status is a value, and
+// success is a null pointer, so that the check for success costs one comparison. The function that
+// detects a fault writes the message; its callers only pass it on. Several threads may copy and
+// read one Status, but not assign to it.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,24 @@
 
 namespace pycoll {
 
-// The values cross process borders inside notices; never renumber.
+// The values are sent to other processes in notices; never renumber them.
 enum class Code : std::uint32_t {
   kOk = 0,
-  kInvalidArgument = 1,  // a wrong request; nothing was touched
+  kInvalidArgument = 1,  // the request is wrong and had no effect
   kMismatch = 2,         // ranks disagree about an operation
-  kPeerLost = 3,         // a peer died or left in the middle of an operation
+  kPeerLost = 3,         // a peer ended or left during an operation
   kTimeout = 4,          // a deadline passed
   kClosed = 5,           // the communicator was closed
-  kTransport = 6,        // the medium failed for a reason that is not a peer's death
-  kInterrupted = 7,      // the caller asked to stop waiting (Ctrl-C)
+  kTransport = 6,        // the medium failed, but no peer ended
+  kInterrupted = 7,      // the caller stopped the wait (Ctrl-C)
 };
 
 class [[nodiscard]] Status {
  public:
   Status() = default;
 
-  // `ranks` are the ranks at fault, in ascending order; empty when no rank is. `how`: what was seen
-  // of a peer's end, which the message tells, too.
+  // `ranks` are the ranks at fault in ascending order, or empty. `how` is the observation that
+  // showed the end of a peer; the message contains it too.
   static Status error(Code code, std::string message, std::vector<int> ranks = {},
                       std::string how = {}) {
     Status status;
@@ -40,9 +40,9 @@ class [[nodiscard]] Status {
 
   bool ok() const { return facts_ == nullptr; }
   Code code() const { return facts_ ? facts_->code : Code::kOk; }
-  // Empty when ok. A sentence for users: argument, value, bound, rank, what to do.
+  // A sentence for users: argument, value, bound, rank, what to do. Empty if ok().
   const std::string& message() const { return facts_ ? facts_->message : empty_text(); }
-  // Empty where nothing is known.
+  // The observation that showed the end of a peer; empty if there is none.
   const std::string& how() const { return facts_ ? facts_->how : empty_text(); }
   const std::vector<int>& ranks() const { return facts_ ? facts_->ranks : empty_ranks(); }
 
@@ -63,5 +63,10 @@ class [[nodiscard]] Status {
   }
   std::shared_ptr<const Facts> facts_;
 };
+
+// Makes the error for a request that the caller must correct.
+inline Status invalid_argument(std::string message) {
+  return Status::error(Code::kInvalidArgument, std::move(message));
+}
 
 }  // namespace pycoll

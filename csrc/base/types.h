@@ -1,5 +1,5 @@
-// The vocabulary that plans, kernels, transports and bindings share. Plain enums with fixed values:
-// they are stored in plans, sent in headers and mirrored by pycoll/types.py (a test compares them).
+// Types that plans, kernels, transports and bindings share. The enums have fixed values: plans
+// store them, headers carry them, and pycoll/types.py repeats them (a test compares both).
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ enum class Collective : std::uint8_t {
 };
 inline constexpr int kCollectiveCount = 11;
 
-// kFloat8E4M3 is the "fn" variant (no infinities, one NaN pattern), kFloat8E5M2 follows IEEE rules.
+// kFloat8E4M3 is the "fn" variant (no infinities, one NaN pattern). kFloat8E5M2 follows IEEE rules.
 enum class DType : std::uint8_t {
   kBool = 0,
   kInt8 = 1,
@@ -45,7 +45,7 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kDTypeCount = 17;
 
-// kUser stands for an operation that the user registered by name; its kernel comes with the call.
+// kUser is an operation that the user registered by name. The call brings its kernel.
 enum class ReduceOp : std::uint8_t {
   kSum = 0,
   kProd = 1,
@@ -67,8 +67,8 @@ inline constexpr int kReduceOpCount = 14;
 // Bytes of one element. Requires: a valid dtype.
 std::size_t item_bytes(DType dtype);
 
-// Lower-case names as the Python API spells them ("float32", "all_reduce", "sum").
-// An invalid value gives "unknown".
+// Lower-case names as in the Python API ("float32", "all_reduce", "sum"); "unknown" for an invalid
+// value.
 std::string_view name_of(DType dtype);
 std::string_view name_of(Collective collective);
 std::string_view name_of(ReduceOp op);

@@ -1,4 +1,4 @@
-// Owns one file descriptor; closes it exactly once. Movable, not copyable. -1 means none.
+// Owns one file descriptor and closes it exactly once. Movable, not copyable. -1 means none.
 #pragma once
 
 #include <unistd.h>

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "executor/bound_plan.h"
 #include "kernels/reduce.h"
 #include "kernels/wire.h"
 #include "plan/layout.h"
-#include "runtime/bound_plan.h"
 
 namespace pycoll::device {
 namespace {
@@ -18,7 +18,7 @@ Status invalid(std::string message) {
   return Status::error(Code::kInvalidArgument, "device: " + std::move(message));
 }
 
-Status check(const runtime::CollectiveRequest& request, const Shape& shape, const Manner& manner) {
+Status check(const executor::CollectiveRequest& request, const Shape& shape, const Manner& manner) {
   Status status = device::check(shape);
   if (!status.ok()) return status;
   const plan::Header& header = request.plan->header();
@@ -51,13 +51,13 @@ std::uint64_t distance(const std::byte* address, const std::byte* base) {
   return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(base);
 }
 
-std::vector<Place> places_of(const runtime::BoundPlan& bound,
-                             const runtime::CollectiveRequest& request, std::uint32_t shares) {
+std::vector<Place> places_of(const executor::BoundPlan& bound,
+                             const executor::CollectiveRequest& request, std::uint32_t shares) {
   const std::size_t item = item_bytes(request.descriptor.dtype);
   const std::uint64_t agreement = hash_bytes(&request.descriptor, sizeof(request.descriptor));
   std::vector<Place> places;
   places.reserve(bound.rows().size() * shares);
-  for (const runtime::BoundRow& row : bound.rows()) {
+  for (const executor::BoundRow& row : bound.rows()) {
     for (std::uint32_t share = 0; share < shares; ++share) {
       const Range part = share_of(row.length, item, shares, share);
       const auto offset = [&](const std::byte* address, std::uint8_t buffer) -> std::uint64_t {
@@ -68,22 +68,23 @@ std::vector<Place> places_of(const runtime::BoundPlan& bound,
         return 0;
       };
       places.push_back({offset(row.source, row.row->source), offset(row.target, row.row->target),
-                        part.length, agreement, row.landing + part.offset * item});
+                        part.length, agreement, row.receiver_bytes + part.offset * item});
     }
   }
   return places;
 }
 
-// Whether the rows of the only lane may run between two meetings, and how; empty if not.
+// The chains of the only lane if its rows may run between two block barriers; empty otherwise.
 //
-// A joined lane waits at the beginning of a tile for all the room that it needs in it, and gives
-// back what it received at the tile's end. Channels are used kUsesMax times per tile at most, so
-// that this room is there as soon as peers have ended the tile kDepth / kUsesMax before, whatever
-// they wait for in this one: who is behind all others never waits for room, and what it waits for
-// besides, it waits for in the order of the proved plan.
+// A joined lane waits at the beginning of a tile for all free slots that it needs in it, and
+// releases the received slots at the tile's end. A channel has at most kUsesMax uses per tile. So
+// the slots are free as soon as the peers have ended the tile kDepth / kUsesMax before, whatever
+// they wait for in this one. The rank furthest behind never waits for slots, and its other waits
+// follow the order of the proved plan.
 //
-// No row needs what another thread has done in a row before: byte i of a chunk is always the same
-// thread's. What tells by its header alone, data of Simple and tokens, needs the meetings.
+// No row needs the result of another thread in an earlier row: the same thread handles byte i of a
+// chunk in all rows. Data of Simple and tokens are announced by headers alone, so they need
+// barriers.
 std::vector<Chain> joins(const plan::Plan& plan, const Manner& manner) {
   const std::size_t rows = plan.rows.size();
   if (manner.protocol == Protocol::kSimple || manner.ordered || plan.header->lane_count != 1 ||
@@ -108,16 +109,17 @@ std::vector<Chain> joins(const plan::Plan& plan, const Manner& manner) {
   return chains;
 }
 
-// What may land, as the kernels find it.
-void set_landings(const plan::Image& image, Binding* made) {
-  const plan::Landings& found = image.landings();
+// Copies the plan's direct-write data in the layout that kernels read.
+void set_direct_writes(const plan::Image& image, Binding* made) {
+  const plan::DirectWrites& found = image.direct_writes();
   const plan::Plan& plan = image.plan();
   made->uses = found.uses;
-  made->landings.resize(plan.channels.size());
-  for (std::size_t i = 0; i < found.offered.size(); ++i) made->landings[i].uses = found.offered[i];
+  made->direct_writes.resize(plan.channels.size());
+  for (std::size_t i = 0; i < found.offered.size(); ++i)
+    made->direct_writes[i].uses = found.offered[i];
   for (const plan::Row& row : plan.rows) {
-    for (int i = 0; i < row.recv_count; ++i) made->landings[row.recv[i]].lane = row.lane;
-    for (int i = 0; i < row.send_count; ++i) made->landings[row.send[i]].lane = row.lane;
+    for (int i = 0; i < row.recv_count; ++i) made->direct_writes[row.recv[i]].lane = row.lane;
+    for (int i = 0; i < row.send_count; ++i) made->direct_writes[row.send[i]].lane = row.lane;
   }
 }
 
@@ -140,15 +142,15 @@ Range share_of(std::uint64_t length, std::size_t item, std::uint32_t shares, std
   return {begin, std::min(begin + part.length * granule, length) - begin};
 }
 
-Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const Manner& manner,
+Status bind(const executor::CollectiveRequest& request, const Shape& shape, const Manner& manner,
             Binding* binding) {
   Status status = check(request, shape, manner);
   if (!status.ok()) return status;
   const std::size_t item = item_bytes(request.descriptor.dtype);
-  // In segments of one element, so that its number of tiles is the length of the longest chunk.
-  runtime::CollectiveRequest measured = request;
+  // Segments of one element make the number of tiles the length of the longest chunk.
+  executor::CollectiveRequest measured = request;
   measured.segment_bytes = static_cast<std::uint32_t>(item);
-  runtime::BoundPlan bound;
+  executor::BoundPlan bound;
   status = bound.bind(measured);
   if (!status.ok()) return status;
 
@@ -163,8 +165,8 @@ Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const
                                       static_cast<plan::Direction>(channel.direction), share));
     }
   }
-  if (manner.lands && manner.protocol == Protocol::kSimple && request.parts.empty()) {
-    set_landings(*request.plan, &made);
+  if (manner.direct_writes && manner.protocol == Protocol::kSimple && request.parts.empty()) {
+    set_direct_writes(*request.plan, &made);
   }
   set_lanes(plan, &program);
   program.rank = plan.header->rank;
@@ -187,12 +189,12 @@ Status bind(const runtime::CollectiveRequest& request, const Shape& shape, const
   return Status();
 }
 
-ListCall list_call(const runtime::CollectiveRequest& request) {
+ListCall list_call(const executor::CollectiveRequest& request) {
   ListCall call;
   call.count = static_cast<std::uint32_t>(request.parts.size());
   call.reserved = 0;
   for (std::size_t i = 0; i < request.parts.size(); ++i) {
-    const runtime::Part& part = request.parts[i];
+    const executor::Part& part = request.parts[i];
     call.parts[i] = {part.input, part.output, part.end};
   }
   return call;

@@ -1,4 +1,4 @@
-// Launching; what looks after launched operations is in communicator_watch.cpp.
+// Launching; the thread that watches launched operations is in communicator_watch.cpp.
 #include "device/communicator.h"
 
 #include <algorithm>
@@ -8,18 +8,10 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "engine/diagnosis/verdict.h"
 #include "plan/plan.h"
-#include "runtime/verdict.h"
 
 namespace pycoll::device {
-namespace {
-
-Status refused(std::string message) {
-  return Status::error(Code::kInvalidArgument, std::move(message));
-}
-
-}  // namespace
-
 Mark::~Mark() {
   if (event_ == nullptr) return;
   const Gpu::Current current(*gpu_);
@@ -37,7 +29,7 @@ Status Communicator::open(Options options, const Exchange& exchange,
   return status;
 }
 
-// What fails here alone is told to the others by the next exchange, or by the last one.
+// The next exchange, or the last one, reports a failure of this rank to the other ranks.
 Status Communicator::start(const Exchange& exchange) {
   const auto& gpu = options_.gpu;
   const Gpu::Current current(*gpu);
@@ -59,7 +51,7 @@ Status Communicator::start(const Exchange& exchange) {
     status = driver_check(gpu->driver().stream_create(&own_stream_, kStreamNonBlocking),
                           "make a stream");
   }
-  if (status.ok() && channels_->carrier() != nullptr) status = channels_->carrier()->start();
+  if (status.ok() && channels_->host_proxy() != nullptr) status = channels_->host_proxy()->start();
   if (status.ok()) {
     try {
       watcher_ = std::thread([this] { run_watch(); });
@@ -101,7 +93,7 @@ Status Communicator::make_mark(std::shared_ptr<Mark>* mark) const {
   return status;
 }
 
-// A kernel that waits for another rank's must not stand before it in one queue.
+// A kernel that waits for another rank's kernel must not stand before that one in one queue.
 Status Communicator::use_stream(StreamHandle stream) {
   if (launched_ && stream == last_stream_) return Status();
   Status status = check_context(*options_.gpu, stream);
@@ -115,7 +107,7 @@ Status Communicator::use_stream(StreamHandle stream) {
   return own_streams_->enter(stream);
 }
 
-// The operation comes behind the one before it, in whatever stream that was.
+// Orders the operation behind the previous one, whatever stream that ran in.
 Status Communicator::follow(StreamHandle stream, std::uint64_t capture) {
   const Driver& driver = options_.gpu->driver();
   if (capture != 0) {
@@ -130,7 +122,7 @@ Status Communicator::follow(StreamHandle stream, std::uint64_t capture) {
 
 Status Communicator::record(StreamHandle stream, std::uint64_t capture) {
   std::shared_ptr<Mark>& mark = capture != 0 ? last_captured_ : last_;
-  // A Mark that somebody holds stays where it is.
+  // A Mark that a caller holds must keep its position, so a new one is recorded.
   if (mark == nullptr || mark.use_count() > 1 || mark->capture_ != capture) {
     Status status = make_mark(&mark);
     if (!status.ok()) return status;
@@ -143,8 +135,8 @@ Status Communicator::record(StreamHandle stream, std::uint64_t capture) {
 
 Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capture,
                          const Copies& copies) {
-  const runtime::CollectiveRequest& request = *job.request;
-  Prepared* prepared = nullptr;
+  const executor::CollectiveRequest& request = *job.request;
+  CompiledCall* prepared = nullptr;
   const auto behind = [this] {
     return [this, last = last_] {
       bool is_past = true;
@@ -158,7 +150,7 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   if (!status.ok()) return status;
   prepared->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
-  if (request.parts.empty() && prepared->program.landings != nullptr) {
+  if (request.parts.empty() && prepared->program.direct_writes != nullptr) {
     call.registered = registered(request.output.data, request.output.bytes);
     call.output_bytes = request.output.bytes;
   }
@@ -166,38 +158,38 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   if (!request.parts.empty()) list = list_call(request);
   void* arrays = request.parts.empty() ? static_cast<void*>(&call) : &list;
   void* parameters[] = {&prepared->program, arrays};
-  // Ranks that share a device wait for each other, so their grids must run beside each other; there
-  // is room for all of them, see Channels::blocks().
+  // Ranks that share a device wait for each other, so their grids must run at the same time.
+  // Channels::blocks() limits every rank's blocks so that all grids fit.
   const bool together = together_ != nullptr && together_->held();
   const auto kind = together ? Gpu::Launch::kTogether : Gpu::Launch::kPlain;
   status = driver_check(options_.gpu->launch(kind, prepared->kernel, prepared->blocks,
                                              prepared->threads, stream, parameters),
                         "launch " + programs_->name(prepared->program.label));
-  // Ranks compare how many operations of all ranks they have called.
+  // Ranks compare how many collectives they have called.
   if (status.ok() && job.messages == nullptr) options_.host.count(capture != 0);
   if (status.ok()) status = launch_copies(*options_.gpu, copies.after, stream);
   return status.ok() ? record(stream, capture) : status;
 }
 
-Status Communicator::launch(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+Status Communicator::launch(const executor::CollectiveRequest& request, std::uint32_t lanes,
                             StreamHandle stream, const Copies& copies) {
   return launch_job({&request, lanes}, stream, copies);
 }
 
-Status Communicator::launch_beside(const runtime::CollectiveRequest& request, std::uint32_t lanes,
-                                   StreamHandle stream, std::shared_ptr<Mark>* done,
-                                   const Copies& copies) {
-  return launch_job_beside({&request, lanes}, stream, done, copies);
+Status Communicator::launch_on_stream(const executor::CollectiveRequest& request,
+                                      std::uint32_t lanes, StreamHandle stream,
+                                      std::shared_ptr<Mark>* done, const Copies& copies) {
+  return launch_job_on_stream({&request, lanes}, stream, done, copies);
 }
 
 Status Communicator::launch_messages(const Messages& messages, StreamHandle stream,
                                      std::shared_ptr<Mark>* done, const Copies& copies) {
   const Membership& mine = options_.membership;
-  runtime::CollectiveRequest request;
+  executor::CollectiveRequest request;
   Status status = to_request(messages, mine.size, mine.rank, &request);
   if (!status.ok()) return status;
   const Job job{&request, 1, &messages};
-  return done != nullptr ? launch_job_beside(job, stream, done, copies)
+  return done != nullptr ? launch_job_on_stream(job, stream, done, copies)
                          : launch_job(job, stream, copies);
 }
 
@@ -212,8 +204,8 @@ Status Communicator::launch_job(const Job& job, StreamHandle stream, const Copie
   return status.ok() ? run(job, stream, capture, copies) : status;
 }
 
-Status Communicator::launch_job_beside(const Job& job, StreamHandle stream,
-                                       std::shared_ptr<Mark>* done, const Copies& copies) {
+Status Communicator::launch_job_on_stream(const Job& job, StreamHandle stream,
+                                          std::shared_ptr<Mark>* done, const Copies& copies) {
   if (failed_.load(std::memory_order_acquire)) return failure();
   const std::lock_guard<std::mutex> lock(launching_);
   const Driver& driver = options_.gpu->driver();
@@ -241,7 +233,7 @@ Status Communicator::mark(StreamHandle stream, std::shared_ptr<Mark>* mark) {
   Status status = current.status();
   if (status.ok()) status = capture_of(*options_.gpu, stream, &capture);
   if (status.ok() && capture != 0) {
-    status = refused(
+    status = invalid_argument(
         "the stream is being captured, and another stream cannot wait for it: in a capture, pass "
         "arrays of the captured stream, and no other stream=");
   }
@@ -263,7 +255,8 @@ Status Communicator::join(const Mark& mark, StreamHandle stream) {
   if (status.ok()) status = capture_of(*options_.gpu, stream, &capture);
   if (!status.ok()) return status;
   if (capture != mark.capture_) {
-    return refused(capture != 0 ? "an operation that began before the capture cannot be waited for "
+    return invalid_argument(capture != 0
+                                ? "an operation that began before the capture cannot be waited for "
                                   "in it: wait before the capture begins"
                                 : "the operation is part of a graph, and its stream is no longer "
                                   "captured: wait() belongs into the capture");
@@ -274,18 +267,18 @@ Status Communicator::join(const Mark& mark, StreamHandle stream) {
 Status Communicator::passed(const Mark& mark, bool* passed) {
   *passed = true;
   if (mark.capture_ != 0) {
-    return refused(
+    return invalid_argument(
         "the operation is part of a graph, so the host cannot wait for it: synchronize "
         "the stream that the graph is launched on");
   }
   const Gpu::Current current(*options_.gpu);
-  // Somebody may be capturing, and the driver takes questions for part of it.
+  // If another thread captures, the driver would treat the query as part of the capture.
   const Gpu::Uncaptured uncaptured(*options_.gpu);
   const int error = options_.gpu->driver().event_query(mark.event_);
   *passed = error != kErrorNotReady;
   if (!*passed) return Status();
   if (failed_.load(std::memory_order_acquire)) return failure();
-  // Kernels that were told to stop have ended, and why will be known in a moment.
+  // Kernels that were told to stop have ended; the watching thread sets the failure soon.
   *passed = std::atomic_ref(words_.control->stop).load(std::memory_order_acquire) == 0;
   return driver_check(error, "run an operation");
 }
@@ -295,9 +288,9 @@ Status Communicator::check_memory(const void* address, const std::string& name) 
   Status status = locate(options_.gpu->driver(), address, name, &ordinal);
   if (!status.ok()) return status;
   if (ordinal == options_.gpu->ordinal()) return Status();
-  return refused(name + " is on device " + std::to_string(ordinal) +
-                 ", but this rank uses device " + std::to_string(options_.gpu->ordinal()) +
-                 ": a communicator stays with the device of its first device array");
+  return invalid_argument(name + " is on device " + std::to_string(ordinal) +
+                          ", but this rank uses device " + std::to_string(options_.gpu->ordinal()) +
+                          ": a communicator stays with the device of its first device array");
 }
 
 void Communicator::set_timeout(Nanoseconds timeout) { timeout_.store(timeout); }

@@ -1,4 +1,4 @@
-// The thread that looks after launched operations, and the end of a communicator.
+// The thread that watches launched operations, and the end of a communicator.
 #include <chrono>
 #include <utility>
 
@@ -9,13 +9,13 @@ namespace {
 
 constexpr std::chrono::milliseconds kRarely{50};
 constexpr std::chrono::milliseconds kOften{5};
-// How long a block runs before the host looks whether its peers still live, and before a peer that
-// left in order counts as lost: what it had sent is there by then.
+// After kPatience in a block the watcher asks the host whether peers still live. After
+// kLastPatience a peer that left in order counts as lost: its segments have arrived by then.
 constexpr Nanoseconds kPatience = 100'000'000;
 constexpr Nanoseconds kLastPatience = 1'000'000'000;
-// How long kernels may take to see that they should stop.
+// Time in which kernels must see the stop word.
 constexpr Nanoseconds kStopsWithin = 2'000'000'000;
-// How long close() waits for operations that others may still come to.
+// Time that close() gives to operations that other ranks may still join.
 constexpr Nanoseconds kLeavesWithin = 5'000'000'000;
 
 }  // namespace
@@ -43,22 +43,22 @@ void Communicator::run_watch() {
 void Communicator::look_at_host() {
   const bool patient = watch_->running() < kLastPatience;
   Status status = options_.host.look(watch_->operation(), patient);
-  // Of a peer that died the host says how; a way may also break by itself.
-  if (status.ok() && !patient && channels_->carrier() != nullptr) {
-    status = channels_->carrier()->lost(watch_->operation());
+  // The host knows how a peer died; a wire may also break while both its ends live.
+  if (status.ok() && !patient && channels_->host_proxy() != nullptr) {
+    status = channels_->host_proxy()->lost(watch_->operation());
   }
   if (!status.ok()) watch_->give_up(std::move(status));
 }
 
-// Kernels tell what they waited for on their way out. They end before the failure is known, so that
-// whoever knows may use the memory.
+// Kernels record the ranks that they waited for before they end. They end before the failure is
+// published, so a caller that sees the failure may reuse the memory.
 void Communicator::conclude() {
   const Nanoseconds after = watch_->timeout();
   const std::string operation = watch_->operation();
   (void)await_kernels();
   Status status = watch_->outcome();
-  const Status told = options_.host.fail(status, operation, static_cast<double>(after) * 1e-9);
-  if (!told.ok()) status = told;
+  const Status known = options_.host.fail(status, operation, static_cast<double>(after) * 1e-9);
+  if (!known.ok()) status = known;
   const std::lock_guard<std::mutex> lock(watching_);
   failure_ = std::move(status);
   failed_.store(true, std::memory_order_release);
@@ -79,7 +79,7 @@ Status Communicator::failure() const {
   return failure_;
 }
 
-// Requires: launching_ is held, or nobody launches any more.
+// Requires: launching_ is held, or no thread launches any more.
 Status Communicator::await_quiet(Nanoseconds patience) {
   if (last_ == nullptr) return Status();
   const Nanoseconds begin = options_.clock->now();
@@ -106,9 +106,9 @@ void Communicator::close() {
       (void)await_quiet(kStopsWithin);
     }
   }
-  // The last segments may still be in the host's hands.
-  if (channels_->carrier() != nullptr) {
-    channels_->carrier()->close(failed_.load(std::memory_order_acquire) ? 0 : kLeavesWithin);
+  // The host proxy may still hold the last segments.
+  if (channels_->host_proxy() != nullptr) {
+    channels_->host_proxy()->close(failed_.load(std::memory_order_acquire) ? 0 : kLeavesWithin);
   }
   {
     const std::lock_guard<std::mutex> lock(watching_);
@@ -130,7 +130,7 @@ Status Communicator::enter_arrays(const Exchange& exchange,
       exchange, arrays, [this](std::uint32_t number) { return is_quiet_since(number); }, entered);
 }
 
-// Kernels look at the table when they begin, so those that run now may know the number.
+// Kernels read the table when they begin, so running kernels may know the number.
 Status Communicator::lapse(std::uint32_t number) {
   const std::lock_guard<std::mutex> lock(launching_);
   const Gpu::Current current(*options_.gpu);
@@ -149,7 +149,7 @@ Status Communicator::lapse(std::uint32_t number) {
 bool Communicator::is_quiet_since(std::uint32_t number) {
   const std::lock_guard<std::mutex> lock(launching_);
   const Lapsed& one = lapsed_[number];
-  // Where others failed too, somebody's kernels may run that have not heard of it.
+  // After a failure elsewhere, kernels of a peer may run that do not know of the lapse.
   const Code code = failure().code();
   if (code != Code::kOk && code != Code::kClosed) return false;
   bool is_past = true;

@@ -8,13 +8,13 @@
 namespace pycoll::device {
 namespace {
 
-// What both ends of a message must agree on; hashed, so without padding.
+// The terms that both ends of a message must share; hashed, so without padding.
 struct Terms {
   std::uint64_t bytes;
   std::uint32_t tag;
   std::uint32_t from;
   std::uint32_t to;
-  std::uint32_t kind;  // so that it is no collective's
+  std::uint32_t kind;  // differs from the terms of every collective
 };
 
 std::uint64_t agreement_of(const Message& message, std::uint32_t rank) {
@@ -66,16 +66,16 @@ std::uint32_t message_shares(const Shape& shape, std::uint32_t blocks) {
 }
 
 Status to_request(const Messages& messages, std::uint32_t size, std::uint32_t rank,
-                  runtime::CollectiveRequest* request) {
+                  executor::CollectiveRequest* request) {
   const plan::Plan& plan = messages.plan->plan();
   if (plan.header->size != size || plan.header->rank != rank || plan.header->parts != 1) {
     return wrong_plan("is not this rank's");
   }
   for (const plan::Row& row : plan.rows) {
     if (row.chunk != plan::kToken && find(messages, row, size, rank) != nullptr) continue;
-    return wrong_plan("has a row that is none of them");
+    return wrong_plan("has a row that belongs to no message");
   }
-  runtime::CollectiveRequest made;
+  executor::CollectiveRequest made;
   made.plan = messages.plan;
   made.counts.assign(std::size_t{size} * size, 0);
   made.descriptor.collective = Collective::kAllToAll;
@@ -98,14 +98,14 @@ Status to_request(const Messages& messages, std::uint32_t size, std::uint32_t ra
   return Status();
 }
 
-Status bind(const Messages& messages, const runtime::CollectiveRequest& request, const Shape& shape,
-            std::uint32_t shares_max, Binding* binding) {
+Status bind(const Messages& messages, const executor::CollectiveRequest& request,
+            const Shape& shape, std::uint32_t shares_max, Binding* binding) {
   Manner manner;
   for (const Message& one : messages.all) {
     manner.shares = std::max(manner.shares, shares_of(one, shares_max));
   }
-  // As if all that is sent lay one behind the other, and all that is received.
-  runtime::CollectiveRequest joined = request;
+  // As if all sent messages were one array, and all received ones another.
+  executor::CollectiveRequest joined = request;
   joined.parts.clear();
   Binding made;
   Status status = device::bind(joined, shape, manner, &made);
@@ -117,7 +117,7 @@ Status bind(const Messages& messages, const runtime::CollectiveRequest& request,
     const std::uint32_t shares = shares_of(message, shares_max);
     Place* places = &made.places[row * manner.shares];
     const Place whole = places[0];
-    // Received ones lie behind the sent ones in a list.
+    // In a list the received messages lie behind the sent ones.
     const std::uint64_t skip = request.parts.empty() ? 0 : request.input.bytes;
     const bool has_target = plan.rows[row].target != 0;
     for (std::uint32_t share = 0; share < manner.shares; ++share) {

@@ -12,30 +12,30 @@
 namespace pycoll::device {
 namespace {
 
-// Below, fences would cost more than what Pattern does in their place: a look at every word that
-// is sent, and a store into the receiver's own memory for every 16 bytes that come. No device has
-// told where that turns. LL's bound would be half of this, for as much on the wire. LL128 is never
-// chosen, since no driver tells where lines arrive whole.
+// Up to this size Pattern replaces the fences of Simple. It costs a comparison of every word that
+// is sent, and a store to the receiver's own memory for every 16 bytes that arrive. The bound has
+// not been tuned on a device. With LL it would be half of this, for as many bytes on the wire.
+// LL128 is never chosen, since no driver tells where lines arrive whole.
 constexpr std::uint64_t kPatternBytesMax = 128 * 1024;
 
-std::uint64_t bytes_of(const runtime::CollectiveRequest& request) {
+std::uint64_t bytes_of(const executor::CollectiveRequest& request) {
   std::uint64_t count = 0;
   for (const std::uint64_t one : request.counts) count += one;
   return count * item_bytes(request.descriptor.dtype);
 }
 
-// All that a program depends on.
-std::string key_of(const runtime::CollectiveRequest& request) {
+// Everything that a program depends on.
+std::string key_of(const executor::CollectiveRequest& request) {
   const auto plan = reinterpret_cast<std::uintptr_t>(request.plan.get());
   std::string key(reinterpret_cast<const char*>(&plan), sizeof(plan));
   key.append(reinterpret_cast<const char*>(&request.descriptor), sizeof(request.descriptor));
   key.append(reinterpret_cast<const char*>(request.counts.data()),
              request.counts.size() * sizeof(request.counts[0]));
-  key.push_back(request.parts.empty() ? 'o' : 'l');  // another kernel
+  key.push_back(request.parts.empty() ? 'o' : 'l');  // lists run another kernel
   return key;
 }
 
-// Enough for one unit each of the longest segment, in whole warps.
+// Enough threads for one unit each of the longest segment, in whole warps.
 std::uint32_t threads_for(const Binding& binding) {
   const Program& program = binding.program;
   const std::uint64_t segment = std::min<std::uint64_t>(binding.longest, program.segment_length);
@@ -87,9 +87,10 @@ std::uint32_t Programs::enter_name(const Job& job) {
   return label;
 }
 
-Status Programs::find(const Job& job, const Destination& where, Prepared** found) {
+Status Programs::find(const Job& job, const Destination& where, CompiledCall** found) {
   std::string key = job.messages != nullptr ? key_of(*job.messages) : key_of(*job.request);
-  if (registry_.is_used()) key.push_back('r');  // programs before that know of no table
+  // Programs bound before the first registration know no table.
+  if (registry_.is_used()) key.push_back('r');
   const auto known = known_.find(key);
   Status status;
   if (known != known_.end()) {
@@ -97,19 +98,19 @@ Status Programs::find(const Job& job, const Destination& where, Prepared** found
   } else {
     drop_past();
     if (known_.size() >= max_) forget_uncaptured(where.behind());
-    Prepared made;
+    CompiledCall made;
     status = prepare(job, &made);
     if (!status.ok()) return status;
     *found = &(known_[key] = made);
   }
-  // A graph may be launched anywhere, where nothing would wait for a copy.
+  // A graph may be launched in any stream, where nothing would wait for the copy.
   return where.captured ? upload_.finish() : upload_.before(where.stream);
 }
 
 void Programs::forget_uncaptured(const Past& past) {
   Retired retired{past, {}};
   std::erase_if(known_, [&](const auto& one) {
-    const Prepared& prepared = one.second;
+    const CompiledCall& prepared = one.second;
     if (prepared.captured) return false;
     retired.pieces.emplace_back(prepared.memory, prepared.bytes);
     return true;
@@ -126,10 +127,10 @@ void Programs::drop_past() {
   }
 }
 
-Status Programs::choose(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+Status Programs::choose(const executor::CollectiveRequest& request, std::uint32_t lanes,
                         Manner* manner) const {
-  const std::uint32_t room = channels_.blocks() / lanes;
-  if (room == 0) {
+  const std::uint32_t space = channels_.blocks() / lanes;
+  if (space == 0) {
     return Status::error(
         Code::kInvalidArgument,
         "this algorithm needs " + std::to_string(lanes) + " blocks that run at once, but " +
@@ -139,16 +140,16 @@ Status Programs::choose(const runtime::CollectiveRequest& request, std::uint32_t
   const std::uint64_t bytes = bytes_of(request);
   manner->protocol =
       channels_.only().value_or(bytes <= kPatternBytesMax ? Protocol::kPattern : Protocol::kSimple);
-  if (channels_.some_carried()) manner->protocol = Protocol::kSimple;
+  if (channels_.some_proxied()) manner->protocol = Protocol::kSimple;
   const std::uint64_t per_share =
       manner->protocol == Protocol::kSimple
           ? kBytesPerShare
           : channels_.shape().segment_bytes[static_cast<std::size_t>(manner->protocol)];
   const std::uint64_t wanted = std::max<std::uint64_t>(1, div_ceil(bytes, per_share));
   manner->shares = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(wanted, std::min(room, channels_.shape().shares)));
+      std::min<std::uint64_t>(wanted, std::min(space, channels_.shape().shares)));
   manner->ordered = lanes > 1;
-  manner->lands = registry_.is_used();
+  manner->direct_writes = registry_.is_used();
   return Status();
 }
 
@@ -162,8 +163,8 @@ Status Programs::bind(const Job& job, Manner* manner, Binding* binding) const {
   return status.ok() ? device::bind(*job.request, shape, *manner, binding) : status;
 }
 
-Status Programs::prepare(const Job& job, Prepared* made) {
-  const runtime::CollectiveRequest& request = *job.request;
+Status Programs::prepare(const Job& job, CompiledCall* made) {
+  const executor::CollectiveRequest& request = *job.request;
   Manner manner;
   Binding binding;
   Status status = bind(job, &manner, &binding);
@@ -189,7 +190,7 @@ Status Programs::need_scratch(std::uint64_t bytes) {
   return status;
 }
 
-Status Programs::place(const Job& job, const Binding& binding, Prepared* made) {
+Status Programs::place(const Job& job, const Binding& binding, CompiledCall* made) {
   const auto rows = std::as_bytes(job.request->plan->plan().rows);
   const auto places = std::as_bytes(std::span(binding.places));
   std::vector<Address> ports;
@@ -197,10 +198,10 @@ Status Programs::place(const Job& job, const Binding& binding, Prepared* made) {
   for (const std::uint32_t port : binding.ports) ports.push_back(channels_.port(port));
   const auto table = std::as_bytes(std::span(ports));
   const auto chains = std::as_bytes(std::span(binding.chains));
-  const auto landings = std::as_bytes(std::span(binding.landings));
+  const auto direct_writes = std::as_bytes(std::span(binding.direct_writes));
   const auto uses = std::as_bytes(std::span(binding.uses));
   std::vector<std::byte> all;
-  for (const auto part : {rows, places, table, chains, landings, uses}) {
+  for (const auto part : {rows, places, table, chains, direct_writes, uses}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   made->bytes = all.size();
@@ -218,20 +219,20 @@ Status Programs::place(const Job& job, const Binding& binding, Prepared* made) {
   program.places = reinterpret_cast<const Place*>(behind(places.size()));
   program.ports = reinterpret_cast<Port* const*>(behind(table.size()));
   program.chains = chains.empty() ? nullptr : reinterpret_cast<const Chain*>(behind(chains.size()));
-  if (!landings.empty()) {
-    // Chains are of LL, landings of Simple, so that these are aligned.
-    program.landings = reinterpret_cast<const Landing*>(behind(landings.size()));
+  if (!direct_writes.empty()) {
+    // Chains belong to joined lanes, direct writes to Simple: never both, so these are aligned.
+    program.direct_writes = reinterpret_cast<const DirectWrite*>(behind(direct_writes.size()));
     program.uses = reinterpret_cast<const std::uint8_t*>(behind(uses.size()));
     program.registered = registry_.table();
   }
   program.scratch = scratch_.empty() ? nullptr : scratch_.back().pointer<std::byte>();
-  // Words are laid out for kernels as for the host.
+  // The words have the same layout for kernels and for the host.
   const auto* begin = reinterpret_cast<const std::byte*>(words_.control);
   const auto shared = [&](const void* word) {
     return at(words_at_ + static_cast<std::size_t>(static_cast<const std::byte*>(word) - begin));
   };
   program.control = reinterpret_cast<Control*>(shared(words_.control));
-  program.awaited = reinterpret_cast<std::uint32_t*>(shared(words_.awaited.data()));
+  program.waits = reinterpret_cast<std::uint32_t*>(shared(words_.waits.data()));
   program.beats = reinterpret_cast<std::uint32_t*>(shared(words_.beats.data()));
   program.runs = runs_.pointer<std::uint32_t>();
   program.label = enter_name(job);

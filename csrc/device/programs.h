@@ -1,4 +1,4 @@
-// Programs in device memory: what was bound once is launched again and again.
+// Programs in device memory: a program is bound once and launched many times.
 #pragma once
 
 #include <cstddef>
@@ -14,50 +14,51 @@
 
 #include "base/status.h"
 #include "device/binding.h"
-#include "device/channels.h"
-#include "device/gpu.h"
+#include "device/channels/channels.h"
+#include "device/channels/registry.h"
+#include "device/channels/reserve.h"
+#include "device/driver/gpu.h"
 #include "device/messages.h"
-#include "device/registry.h"
-#include "device/reserve.h"
 #include "device/watch.h"
 
 namespace pycoll::device {
 
-// A program with all that a launch needs besides the arrays.
-struct Prepared {
+// A program with everything that a launch needs except the arrays.
+struct CompiledCall {
   Program program{};
   FunctionHandle kernel = nullptr;
   std::uint32_t blocks = 1;
   std::uint32_t threads = kWarp;
   bool captured = false;                    // a graph refers to its memory for ever
-  std::shared_ptr<const plan::Image> plan;  // so that no other plan gets its address
+  std::shared_ptr<const plan::Image> plan;  // held so that no other plan gets its address
   Address memory = 0;                       // of rows, places and the table of ports
   std::size_t bytes = 0;
 };
 
-// What is launched: a collective, or messages. `lanes` is the most that any rank's plan of the
-// collective has.
+// A job is one launch: a collective, or messages. `lanes` is the largest number of lanes that any
+// rank's plan of the collective has.
 struct Job {
-  const runtime::CollectiveRequest* request = nullptr;
+  const executor::CollectiveRequest* request = nullptr;
   std::uint32_t lanes = 1;
-  const Messages* messages = nullptr;  // of which `request` was made
+  const Messages* messages = nullptr;  // the messages that `request` was made of
 };
 
-// One thread at a time; name() apart, which any thread may call. Requires everywhere: the GPU's
+// One thread at a time, except name(), which any thread may call. Requires everywhere: the GPU's
 // context is current.
 class Programs {
  public:
-  // Whether the device is past all that had been launched when this was made.
+  // Whether the device has passed all work that had been launched when this function was made.
   using Past = std::function<bool()>;
-  // Where a program is to be launched. `behind` is asked when others must make room.
+  // The stream in which a program will be launched. find() calls `behind` when it must evict
+  // programs.
   struct Destination {
     StreamHandle stream = nullptr;
     bool captured = false;
     std::function<Past()> behind;
   };
 
-  // `words` are the host's; `words_at` is where kernels find them. Keeps up to `max` programs, and
-  // those of graphs.
+  // `words` is the host's view of the shared words, `words_at` the kernels'. Keeps up to `max`
+  // programs, and those of graphs.
   Programs(std::shared_ptr<const Gpu> gpu, const Channels& channels, const Registry& registry,
            Upload& upload, const Words& words, Address words_at, std::size_t max);
   ~Programs();
@@ -65,20 +66,21 @@ class Programs {
   Programs& operator=(const Programs&) = delete;
   Status start();
 
-  // The program of a job, whose memory does not count; what comes in the stream from now on finds
-  // it on the device. The host waits for nothing, but for a copy if the stream is captured.
-  Status find(const Job& job, const Destination& where, Prepared** found);
-  // What the program of that label does, in words.
+  // The program of a job; the addresses of its arrays are no part of it. Work put in the stream
+  // from now on finds the program on the device. The host waits only if the stream is captured, for
+  // a copy.
+  Status find(const Job& job, const Destination& where, CompiledCall** found);
+  // The text of the program's operation, for errors.
   std::string name(std::uint32_t label) const;
-  // Nobody may ever use the memory again.
+  // Never reuses the memory: kernels may still run.
   void abandon();
 
  private:
-  Status prepare(const Job& job, Prepared* made);
+  Status prepare(const Job& job, CompiledCall* made);
   Status bind(const Job& job, Manner* manner, Binding* binding) const;
-  Status choose(const runtime::CollectiveRequest& request, std::uint32_t lanes,
+  Status choose(const executor::CollectiveRequest& request, std::uint32_t lanes,
                 Manner* manner) const;
-  Status place(const Job& job, const Binding& binding, Prepared* made);
+  Status place(const Job& job, const Binding& binding, CompiledCall* made);
   Status need_scratch(std::uint64_t bytes);
   std::uint32_t enter_name(const Job& job);
   void forget_uncaptured(const Past& past);
@@ -94,8 +96,8 @@ class Programs {
   std::vector<Reserved> scratch_;  // the last one is the largest; graphs may refer to the others
   Reserved runs_;
   const std::size_t max_;
-  std::unordered_map<std::string, Prepared> known_;
-  // Memory of programs that made room, until none of them runs.
+  std::unordered_map<std::string, CompiledCall> known_;
+  // Memory of evicted programs, kept until none of them runs.
   struct Retired {
     Past past;
     std::vector<std::pair<Address, std::size_t>> pieces;

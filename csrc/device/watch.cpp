@@ -11,7 +11,7 @@ namespace {
 static_assert(kStopMismatch == static_cast<std::uint32_t>(Code::kMismatch));
 static_assert(static_cast<std::uint32_t>(Code::kOk) == 0, "memory begins as zeros");
 
-// Kernels write there too.
+// Kernels write the words concurrently.
 std::atomic_ref<std::uint32_t> shared(std::uint32_t& word) {
   return std::atomic_ref<std::uint32_t>(word);
 }
@@ -63,10 +63,10 @@ void Watch::give_up(Status reason) {
   tell(reason_.code());
 }
 
-std::vector<int> Watch::awaited_ranks() const {
+std::vector<int> Watch::waited_ranks() const {
   std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < words_.awaited.size(); ++rank) {
-    if (shared(words_.awaited[rank]).load(std::memory_order_relaxed) != 0) {
+  for (std::size_t rank = 0; rank < words_.waits.size(); ++rank) {
+    if (shared(words_.waits[rank]).load(std::memory_order_relaxed) != 0) {
       ranks.push_back(static_cast<int>(rank));
     }
   }
@@ -86,7 +86,7 @@ Status Watch::outcome() {
                             {rank});
     return reason_;
   }
-  std::vector<int> ranks = awaited_ranks();
+  std::vector<int> ranks = waited_ranks();
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(timeout_) / 1e9);
   std::string message = operation() + ": not done after " + seconds + " s";

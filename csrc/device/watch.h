@@ -1,5 +1,5 @@
-// The host's eye on kernels that wait for other ranks: it ends their waits when the deadline has
-// passed or the caller knows that they wait in vain, and says afterwards what happened.
+// Watches kernels that wait for other ranks from the host. It ends their waits when the deadline
+// has passed or the caller knows that they wait in vain, and reports the failure afterwards.
 #pragma once
 
 #include <atomic>
@@ -11,44 +11,44 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "device/program.h"
+#include "device/kernels/program.h"
 
 namespace pycoll::device {
 
-// What kernels and host share, in memory that both reach.
+// Words that kernels and host share, in memory that both reach.
 struct Words {
   Control* control = nullptr;
-  std::span<std::uint32_t> awaited;  // one per rank
-  std::span<std::uint32_t> beats;    // one per block
+  std::span<std::uint32_t> waits;  // one per rank
+  std::span<std::uint32_t> beats;  // one per block
 };
 
-// Over one rank's words, which outlive the watch. One thread at a time, apart from give_up();
-// kernels may run meanwhile.
+// Watches one rank's words, which outlive the watch. One thread at a time, except give_up();
+// kernels may run at the same time.
 class Watch {
  public:
-  // What the program of that label does: "all_reduce of 8 float32, op sum".
+  // The operation of a program's label: "all_reduce of 8 float32, op sum".
   using Names = std::function<std::string(std::uint32_t label)>;
 
   Watch(const Words& words, Clock& clock, Names names);
 
-  // A block may run this long, counted from the first look that finds it running: the deadline of
-  // what the host launched and of what graphs replay.
+  // A block may run this long, counted from the first look that finds it running. The deadline
+  // holds for launched operations and for replayed graphs.
   void set_timeout(Nanoseconds timeout) { timeout_ = timeout; }
 
-  // Looks once; cheap. True if the kernels have been told to stop, by whomever.
+  // Looks once; cheap. True if the kernels have been told to stop, by any cause.
   bool look();
-  // How long the block that runs longest has been running, as of the last look; zero if none runs.
+  // How long the longest-running block has been running, as of the last look; zero if none runs.
   Nanoseconds running() const { return running_; }
 
-  // Tells the kernels to stop: a peer was lost or has given up, as `reason` says. The first reason
-  // stays.
+  // Tells the kernels to stop since a peer was lost or has given up, as `reason` says. The first
+  // reason stays.
   void give_up(Status reason);
 
-  // Once the kernels have ended: ok, what give_up() was told, kMismatch naming the rank whose
-  // segment belonged to another operation, or kTimeout naming the ranks that were waited for.
-  // What comes after a failure fails alike: counters of ports no longer agree.
+  // Call once the kernels have ended. Returns ok, the reason of give_up(), kMismatch naming the
+  // rank whose segment belonged to another operation, or kTimeout naming the ranks that were waited
+  // for. Later operations fail with the same status, since the counters of ports no longer agree.
   Status outcome();
-  // What ran last, in words.
+  // The text of the operation that began last.
   std::string operation() const;
   Nanoseconds timeout() const { return timeout_; }
 
@@ -60,7 +60,7 @@ class Watch {
 
   std::uint32_t stop() const;
   void tell(Code code) const;
-  std::vector<int> awaited_ranks() const;
+  std::vector<int> waited_ranks() const;
 
   Words words_;
   Clock& clock_;

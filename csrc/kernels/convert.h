@@ -1,8 +1,8 @@
-// Small float types to float32 and back, one value at a time: exact decoding, encoding to nearest
-// with ties to even. Subnormals are kept, NaN becomes the canonical quiet NaN (see reduce.h),
-// overflow gives infinity or, in a type without one, NaN. Written to be obviously right; the vector
-// kernels, which are compiled for other instruction sets, have their own versions and are tested
-// against these.
+// Converts small float types to float32 and back, one value at a time. Decoding is exact; encoding
+// rounds to nearest with ties to even. Subnormals are kept, NaN becomes the canonical quiet NaN
+// (see reduce.h), and overflow gives infinity or, in a type without infinity, NaN. This code
+// favours clarity over speed. The vector kernels are compiled for other instruction sets, have
+// their own conversions and are tested against these.
 #pragma once
 
 #include <bit>
@@ -12,8 +12,8 @@
 
 namespace pycoll::kernels {
 
-// A sign bit, `exponent_bits`, then `mantissa_bits`. Without infinity (the "fn" variants) the top
-// exponent holds ordinary values but for the all-ones pattern, which is NaN.
+// A type of one sign bit, `exponent_bits` and `mantissa_bits`. Without infinity (the "fn" variants)
+// the top exponent holds ordinary values, except for the all-ones pattern, which is NaN.
 template <typename StorageType, int exponent_bits, int mantissa_bits, bool has_infinity>
 struct SmallFloat {
   using Storage = StorageType;
@@ -53,7 +53,8 @@ struct SmallFloat {
   }
 
  private:
-  // The magnitude nearest to a finite float32 given by its bits; more than kLargest on overflow.
+  // The magnitude nearest to a finite float32 that is given by its bits; above kLargest on
+  // overflow.
   static std::uint32_t round(std::uint32_t bits) {
     // value = significand * 2^(exponent - 23)
     const bool subnormal = bits >> 23 == 0;
@@ -62,12 +63,12 @@ struct SmallFloat {
     const int lowest = 1 - kBias;
     const int target = exponent > lowest ? exponent : lowest;
     const int shift = (target - mantissa_bits) - (exponent - 23);
-    if (shift > 24) return 0;  // below half of the smallest subnormal
+    if (shift > 24) return 0;  // less than half of the smallest subnormal
     const std::uint32_t half = 1u << (shift - 1);
     const std::uint32_t rest = significand & (2 * half - 1);
     const std::uint32_t whole = significand >> shift;
     const std::uint32_t up = rest > half || (rest == half && (whole & 1u) != 0) ? 1u : 0u;
-    // A carry out of the mantissa lands in the exponent, where it belongs.
+    // A carry out of the mantissa increments the exponent, which is the correct result.
     return (static_cast<std::uint32_t>(target + kBias - 1) << mantissa_bits) + whole + up;
   }
 };

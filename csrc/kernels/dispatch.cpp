@@ -63,7 +63,7 @@ bool available(Isa isa) {
       return has_avx2;
     }
     case Isa::kAvx512: {
-      // Asked once: a virtual machine's monitor answers cpuid, which takes microseconds.
+      // Cached, because cpuid is slow in a virtual machine: the hypervisor emulates it.
       static const bool has_avx512 = processor_has_avx512();
       return has_avx512;
     }

@@ -1,25 +1,25 @@
-// Kernels combine bytes. One signature for every dtype, operation and instruction set; the scalar
-// reference is the oracle, and every implementation gives its bits exactly.
+// Kernels combine arrays. All dtypes, operations and instruction sets share one signature. The
+// scalar reference is the oracle: every implementation returns exactly its bits.
 //
-// Meaning of combine(target, sources, source_count, count): element by element,
+// combine(target, sources, source_count, count) computes for each element i
 //   target[i] = (...((sources[0][i] op sources[1][i]) op sources[2][i]) ...)
-// a left fold in the order given. Every binary step of a half or 8-bit float type is computed in
-// float32 and rounded to the type (nearest, ties to even; subnormals kept), so the bits of a result
-// do not depend on how a fold is cut into calls. float8_e4m3 overflow gives NaN; float8_e5m2,
-// bfloat16 and float16 overflow give infinity. Complex products are (ac - bd, ad + bc), each
-// operation rounded. Integers wrap; bool: sum and max are "or", prod and min are "and", bitwise as
-// named. min and max: a NaN operand gives NaN; -0 < +0. kAvg combines as kSum; the division is
-// scale(), or part of its wire form. Logical and location reductions combine in wire form only
-// (wire.h).
+// which is a left fold in the given order. Every binary step of a 16-bit or 8-bit float type is
+// computed in float32 and rounded to the type (nearest, ties to even; subnormals kept). Therefore
+// the bits of a result do not depend on how a fold is split into calls. Overflow gives NaN for
+// float8_e4m3, and infinity for float8_e5m2, bfloat16 and float16. Complex products are (ac - bd,
+// ad + bc), and each operation rounds. Integers wrap. For bool, sum and max are "or", prod and min
+// are "and", and bitwise operations are as named. min and max: a NaN operand gives NaN; -0 < +0.
+// kAvg combines as kSum; scale() or the wire form divides. Logical and location reductions combine
+// in wire form only (wire.h).
 //
-// A NaN in any result of combine or scale (in either part of a complex one) is stored as the
-// positive quiet NaN of the type without payload: 0x7fc00000, 0x7ff8000000000000, 0x7e00, 0x7fc0,
-// 0x7f (e4m3), 0x7e (e5m2). Processors disagree about sign and payload, and compilers may swap
-// operands, so bits could not be promised otherwise; it costs one comparison and one blend per
+// combine and scale store every NaN (in either part of a complex number) as the positive quiet NaN
+// of the type without payload: 0x7fc00000, 0x7ff8000000000000, 0x7e00, 0x7fc0, 0x7f (e4m3), 0x7e
+// (e5m2). Processors differ in the sign and payload of a NaN, and compilers may swap operands, so
+// the bits would not be reproducible otherwise. The cost is one comparison and one blend per
 // vector.
 //
-// Kernels neither set nor read the rounding mode and the flush-to-zero flags: they mean what this
-// page says under the defaults of the C++ environment.
+// Kernels neither read nor change the rounding mode and the flush-to-zero flags. The results
+// described here assume the defaults of the C++ environment.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,8 @@ namespace pycoll::kernels {
 
 inline constexpr int kSourcesMax = 4;
 
-// Requires: 2 <= source_count <= kSourcesMax. `target` may equal any source exactly, and must not
-// overlap one otherwise. No alignment is required. `context` is nullptr but for user operations.
+// Requires: 2 <= source_count <= kSourcesMax. `target` may equal a source exactly, but must not
+// overlap one otherwise. No alignment is required. `context` is nullptr except for user operations.
 using CombineFunction = void (*)(void* target, const void* const* sources, int source_count,
                                  std::size_t count, void* context);
 
@@ -44,8 +44,8 @@ struct Combine {
   explicit operator bool() const { return function != nullptr; }
 };
 
-// Divides each element by `divisor` in place, by one correctly rounded division.
-// Requires: 1 <= divisor <= 2^24, so that it is exact in float32.
+// Divides each element by `divisor` in place, with one correctly rounded division. Requires: 1 <=
+// divisor <= 2^24, so that it is exact in float32.
 using ScaleFunction = void (*)(void* data, std::size_t count, std::uint32_t divisor);
 
 enum class Isa : std::uint8_t {
@@ -56,25 +56,28 @@ enum class Isa : std::uint8_t {
   kAvx512Fp16 = 4,
 };
 
-// Whether this processor and this build can run it; kReference and kPortable always can.
+// Whether this processor and this build support the instruction set. kReference and kPortable are
+// always available.
 bool available(Isa isa);
-// The fastest available, or what the environment variable PYCOLL_ISA names (reference, portable,
-// avx2, avx512, avx512fp16). A name that is unknown or not available here is reported on stderr and
-// ignored. Fixed at first call; any thread.
+// The fastest available instruction set, or the one that the environment variable PYCOLL_ISA names
+// (reference, portable, avx2, avx512, avx512fp16). An unknown or unavailable name is reported on
+// stderr and ignored. The first call fixes the result. Any thread.
 Isa best_isa();
 std::string_view name_of(Isa isa);
 
-// Whether the operation means something for the dtype: bitwise on integers and bool only; min and
-// max not on complex, maxloc and minloc on neither complex nor bool; logical ones and kUser always.
+// Whether the operation is defined for the dtype. Bitwise operations need integers or bool. min and
+// max exclude complex; maxloc and minloc exclude complex and bool. All other operations accept
+// every dtype.
 bool defined(DType dtype, ReduceOp op);
 
-// The kernel for elements as they are; empty when not defined(), for kUser, and for what combines
-// in wire form only. Requires: available(isa).
+// The kernel for elements in their own dtype. Empty if the pair is not defined(), for kUser, and
+// for operations that combine in wire form only. Requires: available(isa).
 Combine combine_for(DType dtype, ReduceOp op, Isa isa);
 inline Combine combine_for(DType dtype, ReduceOp op) { return combine_for(dtype, op, best_isa()); }
 
-// nullptr unless the dtype is float32, float64 or complex: averages of small floats and integers
-// have a wire form, and of bool nothing is divided. Requires: a valid dtype, available(isa).
+// The division for kAvg; nullptr unless the dtype is float32, float64 or complex. Averages of small
+// floats and integers have a wire form, and bool is never divided. Requires: a valid dtype,
+// available(isa).
 ScaleFunction scale_for(DType dtype, Isa isa);
 inline ScaleFunction scale_for(DType dtype) { return scale_for(dtype, best_isa()); }
 

@@ -1,4 +1,4 @@
-// The oracle: one element at a time, nothing clever. Compiled without contraction of a*b+c.
+// The oracle: scalar code, one element at a time. Compiled without contraction of a*b+c.
 #include <cmath>
 #include <complex>
 #include <cstring>
@@ -12,7 +12,8 @@
 namespace pycoll::kernels {
 namespace {
 
-// A type as kernels see it: Storage in memory, Value to compute with.
+// Each format has the types Storage, as an element lies in memory, and Value, in which it is
+// computed.
 template <typename T>
 struct Integer {
   using Storage = T;
@@ -73,7 +74,7 @@ struct Prod {
   }
 };
 
-// Whether a comes before b where -0 < +0. Requires: neither is NaN.
+// Whether a < b in the order with -0 < +0. Requires: neither is NaN.
 template <typename T>
 bool less(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {

@@ -1,10 +1,14 @@
-// From the run-time pair (dtype, operation) to one instance of a family of kernels. A family is a
-// type with members  template <DType, ReduceOp> static void combine(...)  and, each a template
-// <DType>,  static void scale(...), enter_mean(...), leave_mean(...). The table asks only for pairs
-// that mean something, and never for kAvg, kUser and what has a wire form.
+// Maps the run-time pair (dtype, operation) to one instance of a family of kernels. A family is a
+// type with these static member templates:
 //
-// Included by files that are compiled for different instruction sets: whatever a linker could share
-// between them must depend on a family of an anonymous namespace.
+//   template <DType, ReduceOp> void combine(...)
+//   template <DType> void scale(...), enter_mean(...), leave_mean(...)
+//
+// The table uses them only for pairs that are defined, and never for kAvg, kUser and operations
+// with a wire form.
+//
+// Files that are compiled for different instruction sets include this header. Every instance that a
+// linker could share between them must depend on a family in an anonymous namespace.
 #pragma once
 
 #include "kernels/backend.h"

@@ -1,5 +1,5 @@
-// Wire forms of integers, truth values and pairs: one element at a time, the same for every
-// instruction set. Those of small floats are kernels of the backends.
+// Wire forms of integers, truth values and pairs: scalar code, shared by all instruction sets. The
+// backends have kernels for the wire forms of small floats.
 #include "kernels/wire.h"
 
 #include <bit>
@@ -29,7 +29,7 @@ void store(void* memory, std::size_t index, T value) {
   std::memcpy(static_cast<char*>(memory) + index * sizeof(T), &value, sizeof(T));
 }
 
-// ---- Means of integers
+// ---- Averages of integers
 
 template <typename T, typename Wire>
 struct IntegerMean {
@@ -45,8 +45,8 @@ struct IntegerMean {
   }
 };
 
-// The quotients' sum has no greater magnitude than a 64-bit value, the remainders' sum is below
-// ranks^2; neither overflows, in any order.
+// The sum of the quotients is at most as large as a 64-bit value, and the sum of the remainders is
+// below ranks^2. Neither overflows, in any order.
 template <typename T>
 struct LongMean {
   static void enter(void* made, const void* array, std::size_t groups, std::uint32_t ranks) {
@@ -63,7 +63,7 @@ struct LongMean {
       const T rests = load<T>(found, 2 * i + 1);
       T whole = static_cast<T>(load<T>(found, 2 * i) + rests / by);
       if constexpr (std::is_signed_v<T>) {
-        // The mean is whole + rest / ranks: towards zero if both have one sign.
+        // The average is whole + rest / ranks. It rounds towards zero once both have the same sign.
         const T rest = rests % by;
         if (whole > 0 && rest < 0) --whole;
         if (whole < 0 && rest > 0) ++whole;
@@ -73,7 +73,7 @@ struct LongMean {
   }
 };
 
-// ---- Values of every type
+// ---- Formats of all dtypes
 
 template <typename T>
 struct Plain {
@@ -140,7 +140,7 @@ struct Truth {
   }
 };
 
-// ---- Pairs of a value and its place
+// ---- Pairs of a value and its location
 
 using Key = std::int64_t;
 
@@ -149,8 +149,8 @@ struct Pair {
   Key place;
 };
 
-// The number of an element among all of its type, from low to high. Zeros of both signs have one.
-// A NaN is the highest of maxloc and the lowest of minloc, so that it always wins.
+// Maps each element to an integer key of the same order. Zeros of both signs have the same key. NaN
+// has the highest key for maxloc and the lowest for minloc, so that it always wins.
 template <DType dtype, bool wants_max>
 struct Order {
   using Value = typename ValueOf<dtype>::Type;
@@ -166,7 +166,7 @@ struct Order {
     } else {
       const double value = decode(stored);
       if (std::isnan(value)) return kNan;
-      return value == 0 ? 0 : turn(std::bit_cast<Key>(value));
+      return value == 0 ? 0 : flip_negative(std::bit_cast<Key>(value));
     }
   }
 
@@ -176,13 +176,14 @@ struct Order {
       return static_cast<Storage>(static_cast<std::uint64_t>(key) ^ (std::uint64_t{1} << 63));
     } else {
       if (key == kNan) return encode(std::numeric_limits<double>::quiet_NaN());
-      return encode(std::bit_cast<double>(turn(key)));
+      return encode(std::bit_cast<double>(flip_negative(key)));
     }
   }
 
  private:
-  // Negative numbers are stored as sign and magnitude; this is its own inverse.
-  static Key turn(Key bits) { return bits < 0 ? bits ^ kHighest : bits; }
+  // Negative numbers are stored as sign and magnitude. Flipping their magnitude bits gives integers
+  // of the same order. The function is its own inverse.
+  static Key flip_negative(Key bits) { return bits < 0 ? bits ^ kHighest : bits; }
 
   static double decode(Storage stored) {
     if constexpr (std::is_floating_point_v<Storage>) {
@@ -191,7 +192,7 @@ struct Order {
       return FormatOf<dtype>::decode(stored);
     }
   }
-  // Exact: the number was of this type.
+  // Exact, because the key came from a value of this type.
   static Storage encode(double value) {
     if constexpr (std::is_floating_point_v<Storage>) {
       return static_cast<Storage>(value);
@@ -227,7 +228,7 @@ struct Pairs {
   }
 };
 
-// A choice by a total order of pairs: the value first, then the lower place.
+// Selects by a total order of pairs: the value first, then the lower location.
 template <bool wants_max>
 void choose(void* target, const void* const* sources, int source_count, std::size_t count,
             void* /*context*/) {
@@ -242,7 +243,7 @@ void choose(void* target, const void* const* sources, int source_count, std::siz
   }
 }
 
-// ---- From run-time values to functions
+// ---- Selection by dtype and operation
 
 template <typename Functions>
 constexpr WireForm form_of(DType travels, Combine combine, std::uint8_t array_items = 1,

@@ -14,7 +14,7 @@ Status Image::load(std::span<const std::byte> bytes, std::shared_ptr<const Image
   const auto* start = reinterpret_cast<const std::byte*>(made->words_.data());
   Status status = validate({start, bytes.size()}, &made->plan_);
   if (!status.ok()) return status;
-  made->landings_ = landings_of(made->plan_);
+  made->direct_writes_ = direct_writes_of(made->plan_);
   made->leads_ = leads_of(made->plan_);
   *image = std::move(made);
   return status;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "plan/landings.h"
+#include "plan/direct_writes.h"
 #include "plan/leads.h"
 #include "plan/plan.h"
 
@@ -15,22 +15,22 @@ namespace pycoll::plan {
 
 class Image {
  public:
-  // Copies and validates `bytes`; on failure *image stays as it was and the status names the first
-  // violation (kInvalidArgument).
+  // Copies and validates `bytes`. On failure *image is unchanged and the status (kInvalidArgument)
+  // names the first violation.
   static Status load(std::span<const std::byte> bytes, std::shared_ptr<const Image>* image);
 
   const Plan& plan() const { return plan_; }
   const Header& header() const { return *plan_.header; }
-  const Landings& landings() const { return landings_; }
-  // By lane: how many of its rows lead it.
+  const DirectWrites& direct_writes() const { return direct_writes_; }
+  // Number of leading rows by lane; see leads.h.
   const std::vector<std::uint32_t>& leads() const { return leads_; }
 
  private:
   Image() = default;
 
-  std::vector<std::uint64_t> words_;  // the bytes, aligned for every field
+  std::vector<std::uint64_t> words_;  // the plan's bytes, aligned for every field
   Plan plan_{};
-  Landings landings_;
+  DirectWrites direct_writes_;
   std::vector<std::uint32_t> leads_;
 };
 

@@ -11,10 +11,9 @@ bool only_sends_input(const Row& row) {
          static_cast<Buffer>(row.target) == Buffer::kNone;
 }
 
-bool shares_channel(const Row& one, const Row& other) {
-  return std::any_of(one.send, one.send + one.send_count, [&](std::uint16_t channel) {
-    return std::find(other.send, other.send + other.send_count, channel) !=
-           other.send + other.send_count;
+bool shares_channel(const Row& a, const Row& b) {
+  return std::any_of(a.send, a.send + a.send_count, [&](std::uint16_t channel) {
+    return std::find(b.send, b.send + b.send_count, channel) != b.send + b.send_count;
   });
 }
 

@@ -1,5 +1,5 @@
-// The rows with which lanes begin and that may run ahead of the others ("Leads" in FORMAT.md).
-// Pure, any thread.
+// The leading rows of each lane, which an engine may run ahead of the other rows ("Leads" in
+// FORMAT.md). Pure, any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace pycoll::plan {
 
-// By lane: how many rows lead it; none where all of its rows would.
-// Requires: a validated plan.
+// Number of leading rows by lane; 0 if no row follows them, or if a later row uses one of their
+// channels. Requires: a validated plan.
 std::vector<std::uint32_t> leads_of(const Plan& plan);
 
 }  // namespace pycoll::plan

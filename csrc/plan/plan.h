@@ -1,6 +1,6 @@
-// A plan is one rank's share of a schedule as a table of fixed-width rows; FORMAT.md is its law.
-// These structs are the bytes themselves (little-endian, no padding), so a plan is read in place.
-// Nothing here knows addresses, counts or transports.
+// A plan is one rank's share of a schedule as a table of fixed-width rows; FORMAT.md specifies it.
+// These structs have the layout of the plan bytes (little-endian, no padding), so a plan is read in
+// place. Nothing here knows addresses, element counts or transports.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,13 @@ inline constexpr std::uint16_t kVersion = 1;
 
 inline constexpr int kRecvMax = 8;
 inline constexpr int kSendMax = 8;
-// Uses of one channel in a tile of which a receiver can tell that they may land; see landings.h.
+// Uses of one channel in a tile that a direct write can address; see direct_writes.h.
 inline constexpr std::uint8_t kOfferedUses = 64;
-// Of one row: the carry, the local operand and received segments together.
+// Operands of one row: the carry, the local operand and the received segments together.
 inline constexpr int kOperandsMax = 9;
 inline constexpr std::uint32_t kLanesMax = 7;
-// A row with this chunk moves no bytes: it only waits and tells (barriers, acknowledgements).
+// A row with this chunk is a token: it moves no bytes and only synchronizes (barriers,
+// acknowledgements).
 inline constexpr std::uint32_t kToken = 0xffffffff;
 
 struct Header {
@@ -31,11 +32,11 @@ struct Header {
   std::uint8_t collective;  // pycoll::Collective
   std::uint8_t lane_count;
   std::uint32_t size;             // ranks of the communicator
-  std::uint32_t rank;             // whose rows these are
-  std::uint32_t root;             // 0 where the collective has none
-  std::uint32_t block_count;      // user-level pieces; see FORMAT.md, "Chunks"
+  std::uint32_t rank;             // the rank that runs these rows
+  std::uint32_t root;             // 0 if the collective has no root
+  std::uint32_t block_count;      // see FORMAT.md, "Chunks"
   std::uint32_t parts;            // chunks per block
-  std::uint32_t temporary_count;  // chunks behind the data chunks, living in scratch only
+  std::uint32_t temporary_count;  // chunks numbered after the data chunks, in scratch only
   std::uint32_t scratch_slots;    // segments of scratch memory that the rows use
   std::uint32_t channel_count;
   std::uint32_t row_count;
@@ -56,20 +57,21 @@ static_assert(sizeof(Channel) == 8 && std::has_unique_object_representations_v<C
 
 enum class Buffer : std::uint8_t { kNone = 0, kInput = 1, kOutput = 2, kScratch = 3 };
 
-inline constexpr std::uint8_t kFlagFinal = 1;  // the combined value has every contribution
-inline constexpr std::uint8_t kFlagFlush = 2;  // writes what an earlier row may have handed over
-inline constexpr std::uint8_t kFlagLend = 4;   // receivers may read what it sends where it lies
-inline constexpr std::uint8_t kFlagLand = 8;   // its sender may write the target by itself
+inline constexpr std::uint8_t kFlagFinal = 1;     // the combined value has every contribution
+inline constexpr std::uint8_t kFlagFlush = 2;     // overwrites memory that was handed over
+inline constexpr std::uint8_t kFlagZeroCopy = 4;  // receivers may read what the row sends in place
+inline constexpr std::uint8_t kFlagDirectWrite =
+    8;  // the sender may write the row's target directly
 inline constexpr std::uint8_t kFlagsAll = 15;
 
 struct Row {
-  std::uint32_t chunk;  // whose segment size counts, or kToken
+  std::uint32_t chunk;  // data chunk that sets the segment's bytes, or kToken
   std::uint8_t lane;
   std::uint8_t recv_count;
   std::uint8_t send_count;
   std::uint8_t flags;
   std::uint8_t source;           // Buffer of the local operand, kNone if there is none
-  std::uint8_t source_position;  // its place in the fold, 0..recv_count
+  std::uint8_t source_position;  // position of the local operand in the fold, 0..recv_count
   std::uint8_t target;           // Buffer of the local result: kNone, kOutput or kScratch
   std::uint8_t carry;            // scratch slot of the first operand + 1, 0 if there is none
   std::uint32_t source_slot;     // chunk in input/output, slot in scratch

@@ -72,8 +72,8 @@ std::string line(const Plan& plan, const Row& row) {
   std::string flags;
   if ((row.flags & kFlagFinal) != 0) append(&flags, "final", ", ");
   if ((row.flags & kFlagFlush) != 0) append(&flags, "flush", ", ");
-  if ((row.flags & kFlagLend) != 0) append(&flags, "lend", ", ");
-  if ((row.flags & kFlagLand) != 0) append(&flags, "land", ", ");
+  if ((row.flags & kFlagZeroCopy) != 0) append(&flags, "zero_copy", ", ");
+  if ((row.flags & kFlagDirectWrite) != 0) append(&flags, "direct_write", ", ");
   if (!flags.empty()) text += " (" + flags + ")";
   return text + "\n";
 }

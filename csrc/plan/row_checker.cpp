@@ -63,20 +63,20 @@ Status RowChecker::check_scalars(const Row& row) const {
   return Status();
 }
 
-// Whether what a row sends lies in memory that no other tile uses: with receive channels in its
-// target, otherwise in its source.
+// Whether the row sends from memory that no other tile uses. A row with receive channels sends from
+// its target, other rows send from their source.
 bool RowChecker::has_lasting_memory(const Row& row) {
   const auto buffer = static_cast<Buffer>(row.recv_count != 0 ? row.target : row.source);
   return buffer == Buffer::kInput || buffer == Buffer::kOutput;
 }
 
-// Whether the output holds in the end just what has arrived in one segment.
+// Whether the row only copies one received segment to the output.
 bool RowChecker::copies_to_output(const Row& row) {
   return row.recv_count == 1 && operand_count(row) == 1 &&
          static_cast<Buffer>(row.target) == Buffer::kOutput;
 }
 
-// Which combinations of operands, results and flags make sense at all.
+// Checks the combinations of operands, results and flags.
 Status RowChecker::check_meaning(const Row& row) const {
   const bool token = row.chunk == kToken;
   const bool reducing = reduces(static_cast<Collective>(header_.collective));
@@ -105,13 +105,14 @@ Status RowChecker::check_meaning(const Row& row) const {
     return violation(place(), "flags", row.flags,
                      "without final (1), this row of " + name + " combines nothing");
   }
-  if ((row.flags & kFlagLend) != 0 && (row.send_count == 0 || !has_lasting_memory(row))) {
+  if ((row.flags & kFlagZeroCopy) != 0 && (row.send_count == 0 || !has_lasting_memory(row))) {
     return violation(place(), "flags", row.flags,
-                     "without lend (4), this row sends no input or output as it lies there");
+                     "without zero_copy (4), this row sends no input or output in place");
   }
-  if ((row.flags & kFlagLand) != 0 && !copies_to_output(row)) {
-    return violation(place(), "flags", row.flags,
-                     "without land (8), this row does more than copy a segment to the output");
+  if ((row.flags & kFlagDirectWrite) != 0 && !copies_to_output(row)) {
+    return violation(
+        place(), "flags", row.flags,
+        "without direct_write (8), this row does more than copy a segment to the output");
   }
   return Status();
 }

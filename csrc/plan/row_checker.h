@@ -1,4 +1,4 @@
-// The rules of FORMAT.md about rows.
+// Checks the rules of FORMAT.md about rows.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace pycoll::plan {
 
-// Walks the rows of one plan in order and remembers what earlier rows decided: which lane a channel
-// belongs to and which lane wrote a scratch slot last. One thread.
+// Checks the rows of one plan in order. It records the lane that uses each channel and the lane
+// that last wrote each scratch slot. One thread.
 class RowChecker {
  public:
   // Requires: header and channels have been checked; both outlive the checker.
@@ -25,7 +25,8 @@ class RowChecker {
         channel_lane_(channels.size(), kUnused),
         slot_lane_(header.scratch_slots, kUnused) {}
 
-  // kInvalidArgument naming the first field that breaks a rule. `index` counts up from 0.
+  // Fails with kInvalidArgument that names the first field that breaks a rule. The caller passes
+  // `index` 0, 1, 2, ...
   Status check(const Row& row, std::size_t index);
 
  private:
@@ -50,7 +51,7 @@ class RowChecker {
   std::vector<std::uint8_t> channel_lane_;
   std::vector<std::uint8_t> slot_lane_;
   std::size_t index_ = 0;
-  std::uint8_t lane_ = 0;  // of the row before
+  std::uint8_t lane_ = 0;  // lane of the previous row
 };
 
 }  // namespace pycoll::plan

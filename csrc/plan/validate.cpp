@@ -22,7 +22,7 @@ std::uint32_t checksum_of(std::span<const std::byte> bytes) {
   return crc32(bytes.subspan(sizeof(Header)), head);
 }
 
-// Everything that must hold before the tables may be looked at.
+// Checks everything that the table accesses depend on: alignment, lengths, counts, checksum.
 Status check_frame(std::span<const std::byte> bytes) {
   if (reinterpret_cast<std::uintptr_t>(bytes.data()) % alignof(Header) != 0) {
     return violation("bytes", "address modulo 4",

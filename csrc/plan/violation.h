@@ -1,4 +1,4 @@
-// The words of a refused plan: place, field, value, bound, and what to do.
+// Error texts for a refused plan: place, field, value, bound, and what to do.
 #pragma once
 
 #include <cstdint>

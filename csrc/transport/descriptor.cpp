@@ -16,7 +16,8 @@ bool has_op(Collective collective) {
          collective == Collective::kExscan;
 }
 
-// Where ranks may bring different counts, zero stands for "not compared" and would mislead.
+// Ranks may bring different counts to these collectives. A count of zero then means "not compared",
+// so to_text() omits it.
 bool counts_may_differ(Collective collective) {
   return collective == Collective::kReduceScatter || collective == Collective::kAllGather ||
          collective == Collective::kGather || collective == Collective::kScatter ||

@@ -1,7 +1,8 @@
-"""The algorithms: one table from collective and name to what builds a schedule.
+"""The algorithms: one table that maps a collective and a name to the builder of a schedule.
 
-Every builder is a pure function of the size (a root, a topology); it knows no bytes, no device and
-no transport. `lookup` finds one by the name that users type.
+Every builder is a pure function of the size and, where it needs them, a root and a topology. A
+builder uses no message sizes, devices or transports. `lookup` finds an algorithm by the name that
+users type.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from functools import lru_cache
 from pycoll.algorithms import hierarchical
 from pycoll.algorithms.algorithm import Algorithm
 from pycoll.algorithms.table import ENTRIES
-from pycoll.collective import Collective
 from pycoll.errors import InvalidArgumentError
+from pycoll.schedule.collectives import Collective
 
 __all__ = ["HIERARCHIES", "TABLE", "Algorithm", "lookup"]
 
-#: What there is but hierarchies.
+#: All algorithms except the hierarchical ones.
 FLAT: dict[Collective, dict[str, Algorithm]] = {
     kind: {one.name: one for one in ENTRIES if one.collective is kind} for kind in Collective
 }
 
-#: What "hierarchical" means: the algorithms inside hosts and across them.
+#: The meaning of the name "hierarchical": the algorithm inside hosts and the one across hosts.
 HIERARCHIES: dict[Collective, tuple[str, str]] = {
     Collective.ALL_REDUCE: ("direct", "ring"),
     Collective.REDUCE: ("direct", "binomial"),
@@ -43,9 +44,9 @@ for _collective, (_inner, _outer) in HIERARCHIES.items():
 
 @lru_cache(maxsize=256)
 def lookup(collective: Collective, name: str) -> Algorithm:
-    """The algorithm with this name, also "hierarchical:INNER+OUTER".
+    """The algorithm with this name; the form "hierarchical:INNER+OUTER" is accepted too.
 
-    Raises InvalidArgumentError listing the names that there are for the collective.
+    Raises InvalidArgumentError that lists the names known for the collective.
     """
     if found := TABLE[collective].get(name):
         return found

@@ -1,19 +1,22 @@
-"""What an entry of the table of algorithms says."""
+"""The entry type of the table of algorithms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pycoll.collective import ROOTED, Collective
-from pycoll.costs import Cost
+from pycoll.algorithms.formulas import Cost
 from pycoll.errors import InvalidArgumentError
-from pycoll.schedule import Schedule
-from pycoll.topology import Topology
+from pycoll.schedule.collectives import ROOTED, Collective
+from pycoll.schedule.language import Schedule
+from pycoll.schedule.topology import Topology
 
 
 class Levels(NamedTuple):
-    """Costs inside hosts and across them; ``sharing`` groups go across over one host's link."""
+    """Costs inside hosts and across hosts.
+
+    ``sharing`` is the number of groups that send across hosts over the link of one host.
+    """
 
     inside: Cost
     across: Cost
@@ -24,12 +27,16 @@ class Algorithm(NamedTuple):
     """One algorithm for one collective.
 
     ``builder`` takes (size, only=), and root= or topology= where they matter. ``formula`` gives the
-    cost; a test counts it against the schedules. ``rank_ordered``: every result is exactly the left
-    fold ((x0 op x1) op x2) ..., whatever the size and root. ``keeps_order``: operands stand in rank
-    order, however bracketed, if the root is 0, so that the operation need not commute.
-    ``levels``: the cost inside hosts and across them, of algorithms that tell hosts apart.
-    ``lends``: peers on a host read what is sent, or part of it, where it lies in reachable memory,
-    even if the result comes to lie there too; a test compares plans.
+    cost; a test compares it with the schedules. ``summary`` is one line for users; ``source`` names
+    the paper.
+
+    ``rank_ordered``: every result is exactly the left fold ((x0 op x1) op x2) ..., for every size
+    and root. ``keeps_order``: if the root is 0, operands are combined in rank order with any
+    bracketing, so the operation need not commute. ``levels``: the cost inside hosts and across
+    hosts, for algorithms that need a topology.
+
+    ``exposes``: peers on a host read at least part of the sent data in place from reachable memory,
+    even if the result is written to the same memory. A test compares the flag with the plans.
     """
 
     collective: Collective
@@ -41,11 +48,11 @@ class Algorithm(NamedTuple):
     rank_ordered: bool = False
     keeps_order: bool = False
     levels: Callable[[Topology], Levels] | None = None
-    lends: bool = True
+    exposes: bool = True
 
     @property
     def needs_topology(self) -> bool:
-        """Whether it tells hosts apart."""
+        """Whether the builder needs a topology."""
         return self.levels is not None
 
     def build(
@@ -56,10 +63,10 @@ class Algorithm(NamedTuple):
         only: int | None = None,
         topology: Topology | None = None,
     ) -> Schedule:
-        """The schedule, or with ``only`` that rank's transfers, made without listing the others'.
+        """Builds the schedule, or only the transfers of rank ``only`` without listing all others.
 
-        Raises InvalidArgumentError for a size, root or rank out of range, or a topology that is
-        missing or of another size.
+        Raises InvalidArgumentError if the size, root or rank is out of range, or if the topology is
+        missing or has another size.
         """
         if size < 1:
             raise InvalidArgumentError(f"size is {size}; it must be at least 1")
@@ -74,7 +81,7 @@ class Algorithm(NamedTuple):
         return self.builder(size, **options)
 
     def cost(self, size: int, topology: Topology | None = None) -> Cost:
-        """What it costs; rooted collectives with root 0."""
+        """The cost for ``size`` ranks; for rooted collectives, the cost with root 0."""
         if self.needs_topology:
             return self.formula(size, topology=self._fitting(size, topology))
         return self.formula(size)

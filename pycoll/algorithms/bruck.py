@@ -1,9 +1,11 @@
-"""Bruck's algorithms: log2 steps for any size, each talking to one peer at a power of two.
+"""Bruck's algorithms: L = ceil(log2 p) steps for any size p, with one peer per step.
 
-Blocks keep their names here, so the rotations of the textbook's buffers vanish.
-Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
-multiport message-passing systems", IEEE TPDS 8 (1997). The barrier is the dissemination barrier of
-Hensgen, Finkel and Manber (1988).
+In step k every rank exchanges with peers at distance 2^k. Blocks keep their numbers here, so the
+buffer rotations of the textbook are not needed.
+
+Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications
+in multiport message-passing systems", IEEE TPDS 8 (1997). The barrier is the dissemination barrier
+of Hensgen, Finkel and Manber, IJPP 17 (1988). In the costs below n is the message in bytes.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pycoll.algorithms.pattern import finish, log2_ceil, shifted
-from pycoll.collective import Collective
-from pycoll.schedule import TOKEN, Schedule, Transfer
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import TOKEN, Schedule, Transfer
 
 
 def all_gather(size: int, *, only: int | None = None) -> Schedule:
-    """L steps, n(p-1)/p bytes: in step k rank r sends the blocks r .. r+2^k-1 to r-2^k."""
+    """Bruck's all_gather (Bruck et al. 1997): in step k rank r sends blocks r .. r+2^k-1 to r-2^k.
+
+    Cost: L steps, n(p-1)/p bytes per rank.
+    """
 
     def doubling() -> Iterator[Transfer]:
         for step in range(log2_ceil(size)):
@@ -29,9 +34,10 @@ def all_gather(size: int, *, only: int | None = None) -> Schedule:
 
 
 def all_to_all(size: int, *, only: int | None = None) -> Schedule:
-    """L steps, about nL/2 bytes: a block bound d ranks ahead hops 2^k for each bit k of d.
+    """Bruck's all_to_all (Bruck et al. 1997).
 
-    Before step k it has come d mod 2^k ranks far.
+    A block for the rank d ranks ahead moves 2^k ranks for each set bit k of d. Before step k it has
+    moved d mod 2^k ranks. Cost: L steps, about nL/2 bytes per rank.
     """
 
     def hopping() -> Iterator[Transfer]:
@@ -48,7 +54,10 @@ def all_to_all(size: int, *, only: int | None = None) -> Schedule:
 
 
 def barrier(size: int, *, only: int | None = None) -> Schedule:
-    """Dissemination: in step k rank r tells r+2^k; L steps."""
+    """Dissemination barrier (Hensgen, Finkel and Manber 1988): in step k rank r signals r+2^k.
+
+    Cost: L steps, L tokens per rank, no data.
+    """
     tokens = (
         Transfer(step, TOKEN, source, destination)
         for step in range(log2_ceil(size))

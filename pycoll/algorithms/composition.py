@@ -1,4 +1,8 @@
-"""Algorithms as phases of a larger one: on groups of ranks, with their chunks spread."""
+"""Composition: algorithms as phases of a larger algorithm, each on a group of ranks.
+
+A phase renumbers the ranks of an algorithm to the members of its group. It maps each block of the
+algorithm to a list of chunks of the whole.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from pycoll.algorithms.algorithm import Algorithm, Levels
-from pycoll.collective import REDUCING
-from pycoll.costs import Cost
-from pycoll.schedule import TOKEN, Schedule, Transfer
-from pycoll.topology import Topology
+from pycoll.algorithms.formulas import Cost
+from pycoll.schedule.collectives import REDUCING
+from pycoll.schedule.language import TOKEN, Schedule, Transfer
+from pycoll.schedule.topology import Topology
 
 
 class Group(NamedTuple):
@@ -22,7 +26,10 @@ class Group(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One algorithm on groups side by side; ``across`` hosts or inside them."""
+    """One algorithm that several groups run at the same time.
+
+    ``across`` is True if the groups span hosts and False if each group lies inside a host.
+    """
 
     algorithm: Algorithm
     groups: Sequence[Group]
@@ -31,13 +38,13 @@ class Phase(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Steps of the longest group."""
+        """The steps of the slowest group."""
         sizes = {len(group.members) for group in self.groups}
         return max(self.algorithm.cost(size, self.topology).steps for size in sizes)
 
 
 class Composition(NamedTuple):
-    """The phases of a collective, and the chunks that its blocks have."""
+    """The phases of a collective, and the number of chunks per block."""
 
     parts: int
     phases: Sequence[Phase]
@@ -50,9 +57,9 @@ def embed(
     start: int,
     partial: bool,
 ) -> Iterator[Transfer]:
-    """The schedule as a phase of a larger one: other ranks, other chunks, later.
+    """The transfers of a schedule as a phase of a larger one, with other ranks, chunks and steps.
 
-    ``partial``: a later phase combines what this one comes to.
+    ``partial`` marks copies of values that a later phase combines further.
     """
     parts = schedule.parts
     chunks = [
@@ -71,7 +78,7 @@ def embed(
 
 
 def run(phases: Sequence[Phase], only: int | None) -> Iterator[Transfer]:
-    """The transfers of all phases, one behind the other."""
+    """The transfers of all phases; a phase starts after the last step of the previous phase."""
     start = 0
     last = max((i for i, phase in enumerate(phases) if combines(phase)), default=-1)
     for number, phase in enumerate(phases):
@@ -89,15 +96,15 @@ def run(phases: Sequence[Phase], only: int | None) -> Iterator[Transfer]:
 
 
 def combines(phase: Phase) -> bool:
-    """Whether what the phase comes to depends on what it combines."""
+    """Whether the phase's algorithm reduces."""
     return phase.algorithm.collective in REDUCING
 
 
 def levels(composition: Composition, size: int) -> Levels:
-    """Cost inside hosts and across them.
+    """The cost inside hosts and the cost across hosts.
 
-    An upper bound: exact where every rank does its worst in every phase, as in all_reduce,
-    reduce_scatter and all_gather on even hosts.
+    The costs are upper bounds. They are exact if every rank has the maximum in every phase, as in
+    all_reduce, reduce_scatter and all_gather on hosts of equal size.
     """
     message = message_chunks(composition)
     costs = []
@@ -117,9 +124,10 @@ Load = tuple[Fraction, Fraction, Fraction, Fraction]
 
 
 class Loads:
-    """What each rank sends, receives, handles and reduces at most, in units of a message of chunks.
+    """Upper bounds of what each rank sends, receives, handles and reduces.
 
-    Of thousands of ranks most have done the same, so sums are made once for all that have.
+    The unit is a message of ``message`` chunks. Ranks with equal loads share one entry, so
+    thousands of ranks need few additions.
     """
 
     def __init__(self, message: int, size: int) -> None:
@@ -127,11 +135,11 @@ class Loads:
         nothing = Fraction(0)
         self._sums: list[Load] = [(nothing, nothing, nothing, nothing)]
         self._numbers: dict[Load, int] = {self._sums[0]: 0}
-        #: Of each rank, where its sum stands in ``_sums``.
+        #: The index into ``_sums`` of every rank.
         self._places = [0] * size
 
     def add(self, phase: Phase) -> None:
-        """What the phase's groups do."""
+        """Adds the work of all groups of the phase."""
         behind: dict[tuple[int, ...], dict[int, int]] = {}
         for group in phase.groups:
             tokens = not group.blocks or TOKEN in group.blocks[0]
@@ -151,7 +159,7 @@ class Loads:
         return share * cost.sent, share * cost.received, share * cost.handled, share * reduced
 
     def _number(self, place: int, more: Load) -> int:
-        """Where the sum of these stands."""
+        """The index into ``_sums`` of the sum of entry ``place`` and ``more``."""
         sent, received, handled, reduced = self._sums[place]
         load = (sent + more[0], received + more[1], handled + more[2], reduced + more[3])
         if load not in self._numbers:
@@ -160,7 +168,7 @@ class Loads:
         return self._numbers[load]
 
     def most(self) -> Load:
-        """The most that any rank sends, receives, handles and reduces."""
+        """The maxima over all ranks of the bytes sent, received, handled and reduced."""
         found = [self._sums[place] for place in set(self._places)]
         return (
             max(load[0] for load in found),
@@ -171,15 +179,15 @@ class Loads:
 
 
 def message_chunks(composition: Composition) -> int:
-    """Chunks of the whole message."""
+    """The number of chunks of the whole message."""
     groups = [group for phase in composition.phases for group in phase.groups]
-    # Groups alike share their blocks, and there may be thousands.
+    # Equal groups share one list of blocks, and there may be thousands of groups.
     every = {id(group.blocks): group.blocks for group in groups}.values()
     return len({chunk for blocks in every for block in blocks for chunk in block})
 
 
 def total(levels: Levels) -> Cost:
-    """Both together."""
+    """The sum of the cost inside hosts and the cost across hosts."""
     inside, across, _ = levels
     return Cost(
         inside.steps + across.steps,

@@ -1,13 +1,20 @@
-"""Hierarchies: the fast links inside hosts do most of the work, the slow ones carry each byte once.
+"""Hierarchical algorithms: links inside hosts move most data, links across move each byte once.
 
     all_reduce over 2 hosts of 2:     inside        across         inside
                                       scatter       per shard      gather
       host A: ranks 0 1               0:s0 1:s1     0-2: s0        0<->1
       host B: ranks 2 3               2:s0 3:s1     1-3: s1        2<->3
 
-Every phase is an ordinary algorithm on a group of ranks, its chunks spread over chunks of the
-whole. With several levels the phase across hosts is a hierarchy again (Cho et al., "BlueConnect",
-MLSys 2019). Hosts may be uneven: shard s belongs to place s mod g of a host of g ranks.
+Every phase is an ordinary algorithm on a group of ranks, whose chunks map to chunks of the whole.
+With several levels the phase across hosts is a hierarchy itself. Hosts may have different numbers
+of ranks: on a host of g ranks the rank with local rank s mod g owns shard s.
+
+The cost in steps is the sum over the phases. Across hosts a rank sends its shard only: n/g bytes
+for an all_reduce on hosts of g ranks, times the factor of the outer algorithm. `Algorithm.levels`
+gives both parts.
+
+Source: Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous network
+hierarchy", MLSys 2019.
 """
 
 from __future__ import annotations
@@ -19,20 +26,20 @@ from typing import NamedTuple
 
 from pycoll.algorithms.algorithm import Algorithm, Levels
 from pycoll.algorithms.composition import Composition, Group, Phase, levels, run, total
+from pycoll.algorithms.formulas import Cost
 from pycoll.algorithms.pattern import finish
-from pycoll.collective import Collective
-from pycoll.costs import Cost
-from pycoll.schedule import TOKEN, Schedule
-from pycoll.topology import Topology
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import TOKEN, Schedule
+from pycoll.schedule.topology import Topology
 
 Table = Mapping[Collective, Mapping[str, Algorithm]]
 
-#: The all_gather that undoes a reduce_scatter, where it goes by another name.
+#: Maps a reduce_scatter to the all_gather that inverts it, where the names differ.
 BACK = {"halving_doubling": "recursive_doubling"}
 
 
 class Parts(NamedTuple):
-    """Where the algorithms of the phases come from."""
+    """The sources of the phases: the table, the names of both algorithms, and the topology."""
 
     table: Table
     inner: str
@@ -45,7 +52,7 @@ class Parts(NamedTuple):
         return names[self.inner if self.inner in names else BACK[self.inner]]
 
     def across(self, collective: Collective, groups: Sequence[Group]) -> Phase:
-        """The phase across hosts: a hierarchy again if there are levels above."""
+        """The phase across hosts; it is a hierarchy itself if there are levels above hosts."""
         above = self.topology.above()
         if above is None:
             return Phase(self.table[collective][self.outer], groups, True)
@@ -54,17 +61,17 @@ class Parts(NamedTuple):
 
 
 def shard_count(topology: Topology) -> int:
-    """One shard per rank of the largest host."""
+    """The number of shards: one per rank of the largest host."""
     return max(len(members) for members in topology.hosts)
 
 
 def owners(topology: Topology, shard: int) -> tuple[int, ...]:
-    """Who has the shard on each host."""
+    """The rank of each host that owns the shard."""
     return tuple(members[shard % len(members)] for members in topology.hosts)
 
 
 def all_reduce(use: Parts, root: int) -> Composition:
-    """Reduce_scatter inside, all_reduce across per shard, all_gather inside."""
+    """Reduce_scatter inside hosts, all_reduce across hosts per shard, all_gather inside hosts."""
     topology = use.topology
     shards = shard_count(topology)
     across = use.across(Collective.ALL_REDUCE, ())
@@ -90,7 +97,7 @@ def all_reduce(use: Parts, root: int) -> Composition:
 
 
 def all_reduce_by_leaders(use: Parts, root: int) -> Composition:
-    """Reduce to a leader per host, all_reduce among leaders, broadcast: for short messages."""
+    """Reduce to one leader per host, all_reduce among leaders, broadcast; for short messages."""
     hosts = use.topology.hosts
     up, down = use.inside(Collective.REDUCE), use.inside(Collective.BROADCAST)
     parts = parts_of(use.across(Collective.ALL_REDUCE, ()), len(hosts))
@@ -106,9 +113,10 @@ def all_reduce_by_leaders(use: Parts, root: int) -> Composition:
 
 
 def spread_blocks(topology: Topology) -> tuple[list[Group], list[Group]]:
-    """Groups inside and across for collectives with a block per rank.
+    """Groups inside hosts and across hosts for collectives with one block per rank.
 
-    A block belongs to the place of its rank on every host, modulo the host's ranks.
+    On every host of g ranks, the block of a rank belongs to the rank whose local rank is the
+    block's local rank modulo g.
     """
     hosts = topology.hosts
 
@@ -128,7 +136,7 @@ def spread_blocks(topology: Topology) -> tuple[list[Group], list[Group]]:
 
 
 def reduce_scatter(use: Parts, root: int) -> Composition:
-    """Inside hosts, each place folds the blocks of its place; then across."""
+    """Reduce_scatter inside hosts, on the blocks of each local rank, then across hosts."""
     inside, across = spread_blocks(use.topology)
     phases = [
         Phase(use.inside(Collective.REDUCE_SCATTER), inside),
@@ -138,7 +146,7 @@ def reduce_scatter(use: Parts, root: int) -> Composition:
 
 
 def all_gather(use: Parts, root: int) -> Composition:
-    """Across hosts, each place collects the blocks of its place; then inside."""
+    """All_gather across hosts, on the blocks of each local rank, then inside hosts."""
     inside, across = spread_blocks(use.topology)
     phases = [
         use.across(Collective.ALL_GATHER, across),
@@ -148,7 +156,10 @@ def all_gather(use: Parts, root: int) -> Composition:
 
 
 def rooted(use: Parts, root: int, collective: Collective) -> tuple[int, Phase, Phase]:
-    """(parts, phase across leaders, phase inside) of a broadcast or reduce; the root leads."""
+    """(parts, phase across leaders, phase inside hosts) of a broadcast or reduce.
+
+    The root is the leader of its host.
+    """
     topology = use.topology
     home = topology.host_of(root)
     leaders = [members[0] for members in topology.hosts]
@@ -167,19 +178,22 @@ def rooted(use: Parts, root: int, collective: Collective) -> tuple[int, Phase, P
 
 
 def broadcast(use: Parts, root: int) -> Composition:
-    """To one leader per host, then inside."""
+    """Broadcast from the root to one leader per host, then inside hosts."""
     parts, across, inside = rooted(use, root, Collective.BROADCAST)
     return Composition(parts, [across, inside])
 
 
 def reduce(use: Parts, root: int) -> Composition:
-    """Inside to one leader per host, then across."""
+    """Reduce inside hosts to one leader per host, then across hosts."""
     parts, across, inside = rooted(use, root, Collective.REDUCE)
     return Composition(parts, [inside, across])
 
 
 def by_host(use: Parts, root: int, collective: Collective) -> tuple[Phase, Phase]:
-    """(phase across leaders, phase inside) of a gather or scatter; leaders handle their hosts'."""
+    """(phase across leaders, phase inside hosts) of a gather or scatter.
+
+    A leader handles all blocks of its host.
+    """
     _, across, inside = rooted(use, root, collective)
     hosts = use.topology.hosts
     groups = [
@@ -192,19 +206,19 @@ def by_host(use: Parts, root: int, collective: Collective) -> tuple[Phase, Phase
 
 
 def gather(use: Parts, root: int) -> Composition:
-    """Inside to one leader per host, then all of a host's blocks across."""
+    """Gather inside hosts to one leader per host, then all blocks of a host across."""
     across, inside = by_host(use, root, Collective.GATHER)
     return Composition(1, [inside, across])
 
 
 def scatter(use: Parts, root: int) -> Composition:
-    """A host's blocks to its leader, then inside."""
+    """Scatter the blocks of each host to its leader, then inside the host."""
     across, inside = by_host(use, root, Collective.SCATTER)
     return Composition(1, [across, inside])
 
 
 def barrier(use: Parts, root: int) -> Composition:
-    """Tokens to one leader per host, a barrier among leaders, tokens back."""
+    """Tokens to one leader per host, a barrier among the leaders, tokens back."""
     hosts = use.topology.hosts
     inside = [Group(members, [(TOKEN,)]) for members in hosts]
     phases = [
@@ -216,7 +230,7 @@ def barrier(use: Parts, root: int) -> Composition:
 
 
 def parts_of(phase: Phase, size: int) -> int:
-    """The parts of the phase's algorithm for this many ranks."""
+    """The number of parts per block of the phase's algorithm for ``size`` ranks."""
     return phase.algorithm.build(size, only=0, topology=phase.topology).parts
 
 
@@ -233,10 +247,11 @@ COMPOSERS: dict[Collective, Callable[[Parts, int], Composition]] = {
 
 
 def compose(table: Table, collective: Collective, inner: str, outer: str) -> Algorithm:
-    """The hierarchy with these algorithms; raises KeyError where the table lacks one.
+    """The hierarchy of the algorithm ``inner`` inside hosts and ``outer`` across hosts.
 
-    An all_reduce works on shards if ``inner`` is known for reduce_scatter and all_gather, and
-    through leaders if it is known for reduce and broadcast only.
+    Raises KeyError with the name if the table lacks one. An all_reduce works on shards if the table
+    has ``inner`` for reduce_scatter. Otherwise it uses leaders and needs ``inner`` for reduce and
+    broadcast.
     """
     if collective not in COMPOSERS:
         raise KeyError(collective.name.lower())

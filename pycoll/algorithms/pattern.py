@@ -1,8 +1,8 @@
-"""Who talks to whom: the patterns that algorithms are drawn with, whole or for one rank.
+"""Communication patterns: lists of (source, destination) pairs, for all ranks or for one rank.
 
-Every function takes ``only``: None for all ranks, or the one rank whose pairs are wanted. Either
-way the pairs come in the same relative order, so a rank's part of a schedule does not depend on
-how it was built.
+Every function takes ``only``: None for all ranks, or the one rank whose pairs are returned. The
+relative order of the pairs is the same in both cases. The part of a schedule that belongs to one
+rank therefore does not depend on how it was built.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from pycoll.collective import Collective
-from pycoll.schedule import Schedule, Transfer
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import Schedule, Transfer
 
 Pair = tuple[int, int]
 
@@ -26,19 +26,19 @@ def finish(
     temporaries: Iterable[int] = (),
     only: int | None = None,
 ) -> Schedule:
-    """The schedule of these transfers: sorted by step, order within a step kept."""
+    """The schedule of these transfers: sorted by step, with the order within a step kept."""
     kept = [t for t in transfers if only is None or only in (t.source, t.destination)]
     kept.sort(key=attrgetter("step"))
     return Schedule(collective, size, parts, tuple(kept), root, tuple(temporaries), only)
 
 
 def log2_ceil(size: int) -> int:
-    """Rounds of doubling until ``size`` is covered."""
+    """The rounds of doubling that cover ``size`` ranks: ceil(log2 size)."""
     return (size - 1).bit_length()
 
 
 def shifted(size: int, distance: int, only: int | None) -> list[Pair]:
-    """(r, r + distance) around the circle, for every r."""
+    """(r, r + distance mod size) for every rank r."""
     distance %= size
     if distance == 0:
         return []
@@ -47,15 +47,16 @@ def shifted(size: int, distance: int, only: int | None) -> list[Pair]:
 
 
 def onward(size: int, distance: int, only: int | None) -> list[Pair]:
-    """(r, r + distance) along the line: nobody past the last rank."""
+    """(r, r + distance) for every rank r whose destination exists; there is no wrap-around."""
     sources = range(size) if only is None else (only - distance, only)
     return [(s, s + distance) for s in sources if s >= 0 and s + distance < size]
 
 
 def all_pairs(size: int, only: int | None) -> Iterator[Pair]:
-    """Every ordered pair; a source starts with its right neighbour, so nobody is overrun.
+    """Every ordered pair of different ranks.
 
-    The sources that one destination hears from come in ascending order: its fold has rank order.
+    A source starts with its right neighbour, so that no destination receives from all ranks at
+    once. The sources of one destination come in ascending order, so its fold has rank order.
     """
     for source in range(size):
         if only is None or source == only:
@@ -66,22 +67,23 @@ def all_pairs(size: int, only: int | None) -> Iterator[Pair]:
 
 
 def from_all(size: int, root: int, only: int | None) -> list[Pair]:
-    """(r, root) for every other rank, ascending."""
+    """(r, root) for every other rank r, ascending."""
     sources: Iterable[int] = range(size) if only is None or only == root else (only,)
     return [(source, root) for source in sources if source != root]
 
 
 def to_all(size: int, root: int, only: int | None) -> list[Pair]:
-    """(root, r) for every other rank, beginning behind the root."""
+    """(root, r) for every other rank r, starting with root + 1."""
     reached = [(root + distance) % size for distance in range(1, size)]
     return [(root, r) for r in reached if only in (None, root, r)]
 
 
 def binomial_edges(size: int, root: int, only: int | None) -> Iterator[tuple[int, int, int]]:
-    """(level, child, parent) of the binomial tree over places behind the root.
+    """(level, child, parent) of the binomial tree over ranks numbered from the root.
 
-    The place v = (rank - root) mod size hangs below v without its lowest set bit, 2^level; below it
-    hang the places v+1 .. v+2^level-1. Children are reached through their parent's rank.
+    The place of a rank is v = (rank - root) mod size. The parent of place v is v without its lowest
+    set bit, 2^level; the subtree below v holds the places v+1 .. v+2^level-1. Edges are ordered by
+    the place of the child.
     """
     if only is None:
         places: Iterable[int] = range(1, size)

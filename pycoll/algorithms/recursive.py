@@ -2,14 +2,16 @@
 
     distance 1:  0-1 2-3 4-5 6-7      distance 2:  0-2 1-3 ...      distance 4:  0-4 1-5 ...
 
-The partners work on 2^k *cores*. Of another size p = 2^k + r, the first 2r ranks form r pairs: the
-even one is a core, the odd one hands its part over before (fold) and gets the result after
-(unfold). Pairs are neighbours and distances grow, so every combined value covers consecutive ranks
-in rank order; both partners fold the lower ranks' value in front and so get equal bits.
+The exchange runs on 2^k *cores*. In a size p = 2^k + r, the first 2r ranks form r pairs. The even
+rank of a pair is a core. The odd rank sends its part to the even rank before the exchange (fold)
+and receives the result afterwards (unfold). Pairs are neighbours and distances grow, so every
+combined value covers consecutive ranks in rank order. Both partners put the value of the lower
+ranks first and so get equal bits.
 
-Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005); Ruefenacht, Bull and Booth, "Generalisation of
-recursive doubling for allreduce", Parallel Computing 69 (2017) (radix 4); Hillis and Steele, CACM
-29 (1986) (scan).
+Sources: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005); Ruefenacht, Bull and Booth,
+"Generalisation of recursive doubling for allreduce", Parallel Computing 69 (2017) (radix 4); Hillis
+and Steele, CACM 29 (1986) (scan). In the costs below n is the message in bytes and L = ceil(log2
+p).
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ from itertools import chain
 from typing import NamedTuple
 
 from pycoll.algorithms.pattern import Pair, finish, log2_ceil, onward
-from pycoll.collective import Collective
-from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import REDUCE, TOKEN, Schedule, Transfer
 
 
 class Cores(NamedTuple):
-    """The 2^k ranks that do the work, ``working``, and the ``folded`` ranks that stand by."""
+    """The 2^k ranks that take part in the exchange (``working``), and the ``folded`` others."""
 
     size: int
     only: int | None
 
     @property
     def rounds(self) -> int:
-        """k."""
+        """k, the rounds of a doubling exchange."""
         return self.size.bit_length() - 1
 
     @property
@@ -41,31 +43,31 @@ class Cores(NamedTuple):
 
     @property
     def folded(self) -> int:
-        """r, the pairs."""
+        """r, the number of pairs."""
         return self.size - self.working
 
     @property
     def fold_steps(self) -> int:
-        """1 if there are pairs."""
+        """The steps of the fold: 1 if there are pairs, else 0."""
         return min(self.folded, 1)
 
     def rank(self, core: int) -> int:
-        """The rank that is this core."""
+        """The rank of core number ``core``."""
         return core + min(core, self.folded)
 
     def blocks(self, core: int) -> range:
-        """The ranks that this core stands for."""
+        """The ranks that this core represents: itself, and the odd rank of its pair."""
         return range(self.rank(core), self.rank(core + 1))
 
     def pairs(self) -> list[Pair]:
-        """(even, odd) of every pair."""
+        """(even rank, odd rank) of every pair."""
         if self.only is None:
             return [(2 * i, 2 * i + 1) for i in range(self.folded)]
         even = self.only & ~1
         return [(even, even + 1)] if even < 2 * self.folded else []
 
     def partners(self, *distances: int) -> Iterator[Pair]:
-        """(core, core ^ distance) for every core; a core's sources come in ascending order."""
+        """(core, core ^ distance) for every core; the sources of a core come in ascending order."""
         cores: list[int] = list(range(self.working))
         if self.only is not None:
             own = self.only - min(self.folded, (self.only + 1) // 2)
@@ -78,27 +80,30 @@ class Cores(NamedTuple):
 
 
 def exchanging(cores: Cores, distances: tuple[int, ...], step: int) -> Iterator[Transfer]:
-    """Partners swap all they have combined so far."""
+    """Partners exchange the values that they have combined so far."""
     for i, j in cores.partners(*distances):
         yield Transfer(step, 0, cores.rank(i), cores.rank(j), REDUCE, before=i < j)
 
 
 def folding(cores: Cores, chunks: int = 1) -> Iterator[Transfer]:
-    """Step 0 of other sizes than 2^k: the odd rank's value joins its even neighbour's."""
+    """Step 0 of a size other than 2^k: the odd rank sends its value to its even neighbour."""
     for even, odd in cores.pairs():
         for chunk in range(chunks):
             yield Transfer(0, chunk, odd, even, REDUCE, before=False)
 
 
 def unfolding(cores: Cores, step: int, chunks: int = 1) -> Iterator[Transfer]:
-    """The odd rank gets the result."""
+    """The even rank of every pair sends the result to the odd rank."""
     for even, odd in cores.pairs():
         for chunk in range(chunks):
             yield Transfer(step, chunk, even, odd)
 
 
 def all_reduce(size: int, *, only: int | None = None) -> Schedule:
-    """k steps and kn bytes, with a fold 2 steps and n bytes more; each rank folds everything."""
+    """Recursive doubling all_reduce (Thakur et al. 2005); every rank folds all values.
+
+    Cost: k steps, kn bytes per rank; a fold adds 2 steps and n bytes.
+    """
     cores = Cores(size, only)
     first = cores.fold_steps
     doubling = (exchanging(cores, (1 << k,), first + k) for k in range(cores.rounds))
@@ -107,9 +112,11 @@ def all_reduce(size: int, *, only: int | None = None) -> Schedule:
 
 
 def multiplying(size: int, *, only: int | None = None) -> Schedule:
-    """All_reduce with radix 4: half the steps of doubling, three messages in each.
+    """All_reduce with radix 4 (Ruefenacht, Bull and Booth 2017).
 
-    One row takes in all three, so a step costs one row; if k is odd, the last step doubles.
+    One row receives the messages of all three partners, so a step costs one row. If k is odd, the
+    last step has one partner. Cost: ceil(k/2) steps, 3n bytes per rank in each (n in the last if k
+    is odd); a fold adds 2 steps and n bytes.
     """
     cores = Cores(size, only)
     steps = [
@@ -123,12 +130,16 @@ def multiplying(size: int, *, only: int | None = None) -> Schedule:
 
 
 def scan(size: int, *, only: int | None = None) -> Schedule:
-    """L steps, rank 0 sends Ln bytes: in step k rank r adds what rank r-2^k has come to."""
+    """Recursive doubling scan (Hillis and Steele 1986).
+
+    In step k rank r adds the partial sum of rank r-2^k. Cost: L steps, at most Ln bytes sent per
+    rank (rank 0).
+    """
     return finish(Collective.SCAN, size, summing(size, only), only=only)
 
 
 def summing(size: int, only: int | None, start: int = 0, first: int = 0) -> Iterator[Transfer]:
-    """A scan over the ranks from ``first`` on."""
+    """The transfers of a scan over the ranks ``first`` and above."""
     for k in range(log2_ceil(size - first) if size > first else 0):
         for source, destination in onward(size, 1 << k, only):
             if source >= first:
@@ -136,14 +147,20 @@ def summing(size: int, only: int | None, start: int = 0, first: int = 0) -> Iter
 
 
 def exscan(size: int, *, only: int | None = None) -> Schedule:
-    """Every value moves one rank up, then a scan from rank 1: one step and n bytes more."""
+    """Every value moves to the next rank, then ranks 1.. scan (Hillis and Steele 1986).
+
+    Cost: one step and n bytes more than a scan of p-1 ranks.
+    """
     moved = (Transfer(0, 0, source, destination) for source, destination in onward(size, 1, only))
     both = chain(moved, summing(size, only, start=1, first=1))
     return finish(Collective.EXSCAN, size, both, only=only)
 
 
 def barrier(size: int, *, only: int | None = None) -> Schedule:
-    """k steps, with a fold 2 more."""
+    """Recursive doubling barrier (Thakur et al. 2005).
+
+    Cost: k steps, k tokens per rank, no data; a fold adds 2 steps and one token.
+    """
     cores = Cores(size, only)
     first = cores.fold_steps
 

@@ -1,18 +1,21 @@
-"""The double binary tree: half of the data up and down each of two trees.
+"""The double binary tree: each of two trees moves half of the data up and down.
 
-    tree 1 over 0..7 (rank 0 on top)          tree 2: mirrored, or shifted by one if size is odd
+    tree 1 over 0..7 (rank 0 is the root)     tree 2: mirrored, or shifted by one if size is odd
 
-         0                                    A rank that has children in one tree is a leaf of the
-         |                                    other, so nobody moves more than the whole message;
-         4                                    both trees are log2 deep.
+         0                                    A rank with children in one tree is a leaf of the
+         |                                    other tree, so no rank moves more than the whole
+         4                                    message; both trees are log2 deep.
        /   \
       2     6
-     / \\   / \
+     / \\   / \\
     1   3 5   7
 
-Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-Parallel Computing 35 (2009). Each tree's way up and down has its own lane, so tiles flow through
-all of them at once.
+Each tree uses one lane for its way up and another for its way down, so tiles move through all of
+them at the same time.
+
+Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+scan", Parallel Computing 35 (2009). In the costs below p is the number of ranks, L = ceil(log2 p),
+L' = ceil(log2(p-1)), and n is the message in bytes.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pycoll.algorithms.pattern import finish, log2_ceil
-from pycoll.collective import Collective
-from pycoll.schedule import REDUCE, Schedule, Transfer
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import REDUCE, Schedule, Transfer
 
 
 class Edge(NamedTuple):
-    """``child`` hangs below ``parent``; ``level`` counts from the leaves (0) up."""
+    """An edge from ``child`` to ``parent``.
+
+    ``level`` counts upwards from the leaves, which have level 0.
+    """
 
     level: int
     child: int
@@ -34,19 +40,19 @@ class Edge(NamedTuple):
 
 
 def lowest(node: int) -> int:
-    """The lowest set bit."""
+    """The lowest set bit of ``node``."""
     return node & -node
 
 
 def parent_of(size: int, node: int) -> int:
-    """In tree 1. Requires: node > 0."""
+    """The parent of ``node`` in tree 1. Requires: node > 0."""
     low = lowest(node)
     up = (node ^ low) | (low << 1)
     return up if up < size else node ^ low
 
 
 def children_of(size: int, node: int) -> list[int]:
-    """In tree 1, ascending."""
+    """The children of ``node`` in tree 1, ascending."""
     if node == 0:
         return [1 << (log2_ceil(size) - 1)] if size > 1 else []
     half = lowest(node) >> 1
@@ -59,22 +65,22 @@ def children_of(size: int, node: int) -> list[int]:
 
 
 def flip(size: int, node: int) -> int:
-    """Tree 2 is tree 1 with its nodes renamed so; ``unflip`` renames back."""
+    """The node of tree 2 for a node of tree 1; ``unflip`` is the inverse."""
     return size - 1 - node if size % 2 == 0 else (node + 1) % size
 
 
 def unflip(size: int, node: int) -> int:
-    """The node of tree 1 that ``flip`` renames to ``node``."""
+    """The node of tree 1 for a node of tree 2; the inverse of ``flip``."""
     return size - 1 - node if size % 2 == 0 else (node - 1) % size
 
 
 def top_of(tree: int, size: int) -> int:
-    """The node without a parent."""
+    """The root node of the tree, which has no parent."""
     return flip(size, 0) if tree else 0
 
 
 def edges(tree: int, size: int, only: int | None) -> Iterator[Edge]:
-    """All edges of a tree, or those at one node, in the order of the children in tree 1."""
+    """All edges of a tree, or those of one node, in the order of the children in tree 1."""
     if only is None:
         children = list(range(1, size))
     else:
@@ -87,7 +93,10 @@ def edges(tree: int, size: int, only: int | None) -> Iterator[Edge]:
 
 
 def all_reduce(size: int, *, only: int | None = None) -> Schedule:
-    """2L steps, 2n bytes. Part t goes up tree t on lane 2t and down on lane 2t+1."""
+    """Double-tree all_reduce (Sanders, Speck and Träff 2009).
+
+    Part t moves up tree t on lane 2t and down on lane 2t+1. Cost: 2L steps, 2n bytes sent per rank.
+    """
     last = 2 * log2_ceil(size) - 1
 
     def up_and_down() -> Iterator[Transfer]:
@@ -102,7 +111,7 @@ def all_reduce(size: int, *, only: int | None = None) -> Schedule:
 
 
 def rooted_edges(size: int, root: int, only: int | None) -> Iterator[tuple[int, Edge]]:
-    """(part, edge) of two trees over everybody but the root, which stands above both tops."""
+    """(part, edge) of two trees over all ranks but the root, which is the parent of both tops."""
     others = size - 1
     if others == 0:
         return
@@ -119,7 +128,11 @@ def rooted_edges(size: int, root: int, only: int | None) -> Iterator[tuple[int, 
 
 
 def broadcast(size: int, *, root: int = 0, only: int | None = None) -> Schedule:
-    """1+L steps, n bytes: the root sends part t to the top of tree t over the others."""
+    """Double-tree broadcast (Sanders, Speck and Träff 2009).
+
+    The root sends part t to the top of tree t over the other ranks. Cost: 1+L' steps, n bytes sent
+    and n received per rank.
+    """
     last = log2_ceil(max(size - 1, 1))
     down = (
         Transfer(last - level, part, parent, child, lane=part)
@@ -129,7 +142,10 @@ def broadcast(size: int, *, root: int = 0, only: int | None = None) -> Schedule:
 
 
 def reduce(size: int, *, root: int = 0, only: int | None = None) -> Schedule:
-    """1+L steps, n bytes: broadcast's way back."""
+    """Double-tree reduce (Sanders, Speck and Träff 2009): the edges of broadcast in reverse.
+
+    Cost: 1+L' steps, n bytes sent and n received per rank.
+    """
     up = (
         Transfer(level, part, child, parent, REDUCE, before=child < parent, lane=part)
         for part, (level, child, parent) in rooted_edges(size, root, only)

@@ -1,13 +1,14 @@
-"""Joining a world: find the other ranks, prove who one is, connect every pair.
+"""Joining a world: discover the other ranks, authenticate them, connect every pair.
 
-``join`` (a process), ``join_threads`` (ranks in one process), ``join_part`` (a split inside hosts,
-see ``can_share``) and ``join_group`` (any other split) are what the rest of pycoll uses;
-``sit_out`` is for ranks that take no part in the latter.
+The rest of pycoll calls one of five functions. ``join`` joins one process, ``join_threads`` joins
+ranks that are threads of one process, ``join_part`` makes sub-communicators inside hosts where
+``can_share`` allows it, and ``join_group`` makes any other sub-communicator. A rank that joins no
+group during ``join_group`` calls ``sit_out``.
 """
 
 from pycoll.bootstrap.connect import sit_out
-from pycoll.bootstrap.parts import Parent, can_share
-from pycoll.bootstrap.world import Joined, join, join_group, join_part, join_threads
+from pycoll.bootstrap.joining import Joined, join, join_group, join_part, join_threads
+from pycoll.bootstrap.subcommunicators import Parent, can_share
 
 __all__ = [
     "Joined",

@@ -1,11 +1,12 @@
-"""From an exchange to transports: every pair of ranks gets one medium, connected and proven.
+"""From an exchange to transports: every pair of ranks gets one connected, authenticated medium.
 
-First all tell who they are; then the processes of each host share memory (hub.py). Where that joins
-all pairs, one round remains: whether it went well. Otherwise three: where we listen; who could
-reach whom; whether all is connected. Every rank takes part in every round whatever happened to it
-before, so a failure is told to all and nobody is left waiting.
+In the first round every rank sends its identity. Then the processes of each host share memory
+(``local_rendezvous``). If shared memory joins all pairs, one round remains, in which every rank
+sends whether it succeeded. Otherwise three rounds remain: the addresses where ranks listen, the
+peers that each rank could not reach, and whether every rank is connected. A rank takes part in
+every round even after it has failed, so all ranks learn of a failure and none waits for it.
 
-In each pair that sockets join, the higher rank connects and the lower one accepts.
+In each pair that sockets join, the higher rank connects and the lower rank accepts.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import Exchange
-from pycoll.bootstrap.identity import (
+from pycoll.bootstrap.discovery.identity import (
     Identity,
     choose_all,
     falls_back,
@@ -30,55 +30,61 @@ from pycoll.bootstrap.identity import (
     session_key,
     transport_inside,
 )
-from pycoll.bootstrap.limits import check_together, free_descriptors
-from pycoll.bootstrap.neighbours import Ends, Neighbours
-from pycoll.bootstrap.reach import unreachable
-from pycoll.bootstrap.told import facts_of, identities_of
+from pycoll.bootstrap.discovery.limits import check_together, free_descriptors
+from pycoll.bootstrap.rendezvous.checked_rounds import facts_of, identities_of
+from pycoll.bootstrap.rendezvous.exchange import Exchange
+from pycoll.bootstrap.shared_memory import Ends, Neighbours
+from pycoll.bootstrap.unreachable import unreachable
 from pycoll.config import Config
 
 if TYPE_CHECKING:
+    from pycoll.bootstrap.discovery.rails import Port
     from pycoll.bootstrap.links import Links
-    from pycoll.bootstrap.rails import Port
 
-#: How many rounds ``connect`` takes at most, and ``sit_out`` always; one is for the verdict.
+#: ``connect`` takes at most this many rounds, ``sit_out`` exactly as many; the last carries the
+#: verdict.
 ROUNDS = 4
-#: Of the time that is left, linking may use this much; the rest is for telling how it went.
+#: Connecting may use this share of the time left; the rest is for the round with the verdict.
 _LINK_SHARE = 0.8
 
 
 class Transport(Protocol):
-    """What a factory makes: an end of one medium.
+    """One rank's end of one medium, made by a factory.
 
-    shm also has segment_fd(), doorbell_fd() and lifeline_fd().
+    The shm transport also has segment_fd(), doorbell_fd() and lifeline_fd().
     """
 
     def attach(self, peer: int, *args: Any) -> None:
-        """Take over a peer's descriptors."""
+        """Take ownership of a peer's descriptors."""
 
 
-#: Makes the text that rank 0 tells all others when they join; raises PycollError.
+#: Makes the text that rank 0 sends to all ranks when they join (its tuning); raises PycollError.
 Bring = Callable[[Config], str]
-#: Makes this rank's end of one medium: (rank, size) -> transport; for verbs also the ports.
+#: Makes this rank's end of one medium: (rank, size) -> transport; for verbs (rank, size, ports).
 Factory = Callable[..., Any]
 
 
 class Connected(NamedTuple):
-    """``transports`` in order of preference; ``names[r]`` is "host:pid" of rank r; ``hosts[r]`` its
-    host's number, counted from 0 in order of ranks; ``inside`` the medium of one host's ranks;
-    ``crowding`` the ranks per core of the most crowded host; ``tuning`` what rank 0 brought for
-    all; ``identities`` what all told of themselves."""
+    """The result of connecting one rank to all others.
+
+    ``transports`` are in order of preference. ``names[r]`` is "host:pid" of rank r. ``hosts[r]`` is
+    the number of its host, counted from 0 in order of ranks. ``inside`` is the medium between ranks
+    of one host. ``oversubscription`` is the ranks per core of the host with the most ranks per
+    core, at least 1. ``tuning`` is the text that rank 0 sent. ``identities`` are those of all
+    ranks.
+    """
 
     transports: list[Any]
     names: list[str]
     hosts: list[int]
     inside: str
-    crowding: float
+    oversubscription: float
     tuning: str
     identities: Sequence[Identity]
 
 
 def native_factories() -> dict[str, Factory]:
-    """The transports of the native module."""
+    """Return the transports of the native module, by name."""
     core = importlib.import_module("pycoll._core")
     return {"shm": core.ShmTransport, "verbs": core.VerbsTransport, "tcp": core.TcpTransport}
 
@@ -94,34 +100,35 @@ def connect(
 ) -> Connected:
     """Connect this rank to all others that ``exchange`` reaches.
 
-    ``bring`` is called on rank 0; what it gives, all ranks get, and what it raises stops them all.
+    Rank 0 calls ``bring``: its result becomes ``tuning`` on all ranks, and its error makes all
+    ranks fail. The caller closes ``exchange``. Afterwards no socket listens and no thread of this
+    function is left, also on failure.
 
-    Does not close ``exchange``. Afterwards nothing listens any more and no thread is left, also on
-    failure. Raises TransportError naming every pair that could not be connected and why (on all
-    ranks), InvalidArgumentError where the ranks' settings leave no transport, and what the exchange
-    raises.
+    Raises, on all ranks, TransportError that names every pair that could not be connected and the
+    reason. Raises InvalidArgumentError if the ranks' settings leave a pair without a transport, and
+    every error of the exchange.
     """
     limit = deadline or Deadline(config.init_timeout_s)
-    brought, failure = _brought(exchange.rank, config, bring)
+    brought, failure = _call_bring(exchange.rank, config, bring)
     ports, without = _verbs_ports(config)
     makers = native_factories() if factories is None and exchange.size > 1 else factories or {}
     with contextlib.ExitStack() as cleanup:
         ends = _ends(exchange, config, makers, failure)
         cleanup.callback(ends.close)
         free = free_descriptors()
-        mine = Identity.mine(config, brought, ports, without, ends.door_name, free)
+        mine = Identity.mine(config, brought, ports, without, ends.local_address_name, free)
         identities = _identities(exchange, mine)
-        joint = _Joint(exchange, identities, config, communicator_id, makers)
-        cleanup.callback(joint.close)
-        joint.failure = failure
-        outcomes = joint.run(ends, limit.within(_LINK_SHARE * limit.remaining()))
-        judge(outcomes, joint.failure)
-        transports = joint.transports
+        rounds = _Rounds(exchange, identities, config, communicator_id, makers)
+        cleanup.callback(rounds.close)
+        rounds.failure = failure
+        outcomes = rounds.run(ends, limit.within(_LINK_SHARE * limit.remaining()))
+        judge(outcomes, rounds.failure)
+        transports = rounds.transports
     return describe(transports, identities, identities[0].tuning)
 
 
 def describe(transports: list[Any], identities: Sequence[Identity], tuning: str) -> Connected:
-    """What follows from the identities of ranks that are connected."""
+    """Make the ``Connected`` of ranks with these identities, which are connected already."""
     return Connected(
         transports,
         [identity.name for identity in identities],
@@ -133,8 +140,8 @@ def describe(transports: list[Any], identities: Sequence[Identity], tuning: str)
     )
 
 
-class _Joint:
-    """The rounds behind the first. ``failure`` is why this rank fails, once it does."""
+class _Rounds:
+    """The rounds after the first. ``failure`` is the error of this rank once it has failed."""
 
     def __init__(
         self,
@@ -156,7 +163,7 @@ class _Joint:
         self._failed: dict[int, dict[str, Any]] = {}
 
     def run(self, ends: Ends, deadline: Deadline) -> list[dict[str, Any]]:
-        """What every rank tells in the end."""
+        """Return the facts that every rank sent in the last round."""
         try:
             neighbours = self._meet(ends, deadline)
             if not (self._exchange.brief and is_plain(self._identities)):
@@ -165,14 +172,14 @@ class _Joint:
                 self.transports = [neighbours.shm]
             outcomes = self._gather({})
         except errors.PycollError as error:
-            # An alarm has ended the meeting for all; our own reason says more.
+            # An alarm has ended the exchange for all ranks. This rank's own error says more.
             raise self.failure or error from None
         if any("error" in outcome for outcome in outcomes):
             self.transports = []
         return outcomes
 
     def close(self) -> None:
-        """Nothing listens, and no thread is left; the transports are whoever took them."""
+        """Close all listeners and end the thread; transports that were handed over stay open."""
         if self._links is not None:
             self._links.close()
         self.transports = []
@@ -189,7 +196,7 @@ class _Joint:
         return neighbours
 
     def _link(self, neighbours: Neighbours, deadline: Deadline) -> None:
-        """The rounds for threads of one process, and for pairs that sockets join."""
+        """Run the rounds for threads of one process and for pairs that sockets join."""
         endpoint: dict[str, Any] = {}
         try:
             if self.failure is None:
@@ -198,7 +205,7 @@ class _Joint:
             self.failure = as_error(error)
         endpoints = self._gather(endpoint)
         if self._exchange.rank == 0:
-            _tell_of_fallbacks(self._identities, endpoints)
+            _warn_of_fallbacks(self._identities, endpoints)
         if any("error" in other for other in endpoints):
             self._gather({})
             return
@@ -246,22 +253,23 @@ class _Joint:
             self._alarm(error)
 
     def _alarm(self, error: errors.PycollError | OSError) -> None:
-        """Tell the others at once, who may be waiting for this rank."""
+        """Record the error and alarm the other ranks at once: they may be waiting for this one."""
         failure = self.failure = as_error(error)
         self._exchange.alarm(_with_rank(self._exchange.rank, str(failure)))
 
     def _gather(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        told = {"error": str(self.failure)} if self.failure is not None else facts
-        every = facts_of(self._exchange.all_gather(json.dumps(told).encode()))
-        # A rank that has failed in one round stays failed, whatever it tells later.
+        sent = {"error": str(self.failure)} if self.failure is not None else facts
+        every = facts_of(self._exchange.all_gather(json.dumps(sent).encode()))
+        # A rank that has failed in one round stays failed, whatever it sends later.
         failed = {rank: one for rank, one in enumerate(every) if "error" in one}
         self._failed = {**failed, **self._failed}
         return [self._failed.get(rank, one) for rank, one in enumerate(every)]
 
 
 def _identities(exchange: Exchange, mine: Identity) -> list[Identity]:
-    """The first round. Where a rank tells nonsense, or may open too few files, all raise; where
-    other groups of a parent take part in the rounds, after the last one."""
+    """Run the first round. All ranks raise if one identity is unreadable or one rank may open too
+    few files. If other groups of a parent take part in the rounds, they raise after the last round.
+    """
     blobs = exchange.all_gather(mine.to_bytes())
     try:
         identities = identities_of(blobs)
@@ -279,22 +287,23 @@ def _ends(
     makers: Mapping[str, Factory],
     failure: errors.PycollError | None,
 ) -> Ends:
-    """A rank that has failed already has no door, so that no neighbour waits for it there."""
+    """Make this rank's memory and local address. A rank that has failed already gets neither, so
+    no neighbour waits for it at its address."""
     make = makers.get("shm")
     if failure is not None or exchange.size == 1 or make is None or "shm" not in config.transports:
         return Ends(None)
     return Ends(lambda: make(exchange.rank, exchange.size))
 
 
-def _unreached(told: Sequence[Mapping[str, Any]]) -> list[dict[int, str]]:
-    rows = (outcome.get("unreached", {}) for outcome in told)
+def _unreached(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[int, str]]:
+    rows = (outcome.get("unreached", {}) for outcome in outcomes)
     return [{int(peer): str(why) for peer, why in row.items()} for row in rows]
 
 
-def _brought(
+def _call_bring(
     rank: int, config: Config, bring: Bring | None
 ) -> tuple[str, errors.PycollError | None]:
-    """What this rank has to tell, and why it must not join, if so."""
+    """Return the text of ``bring`` on rank 0, and the error that keeps this rank from joining."""
     if rank != 0 or bring is None:
         return "", None
     try:
@@ -304,13 +313,13 @@ def _brought(
 
 
 def _verbs_ports(config: Config) -> tuple[tuple[Port, ...], str]:
-    """The RDMA ports of this rank, or why it has none."""
+    """Return the RDMA ports of this rank, or the reason why it has none."""
     if "verbs" not in config.transports:
         return (), ""
     missing = str(importlib.import_module("pycoll._core").verbs_missing())
     if missing:
         return (), f"verbs: {missing}"
-    from pycoll.bootstrap.verbs import choose_ports
+    from pycoll.bootstrap.discovery.verbs import choose_ports
 
     try:
         return choose_ports(config, config.local_rank or 0), ""
@@ -318,12 +327,12 @@ def _verbs_ports(config: Config) -> tuple[tuple[Port, ...], str]:
         return (), str(error)
 
 
-def _tell_of_fallbacks(
+def _warn_of_fallbacks(
     identities: Sequence[Identity], endpoints: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Warn, in one line for all ranks, where pairs use tcp because one end could not use verbs."""
+    """Warn once for all ranks if a pair uses tcp because one end could not use verbs."""
     if any("error" in endpoint for endpoint in endpoints):
-        return  # that is what will be told
+        return  # the error will be raised instead
     without = {
         rank: str(identity.without or endpoint.get("without", ""))
         for rank, (identity, endpoint) in enumerate(zip(identities, endpoints, strict=True))
@@ -342,7 +351,7 @@ def _tell_of_fallbacks(
 
 
 def sit_out(all_gather: Callable[[bytes], Sequence[bytes]], rounds: int = ROUNDS) -> None:
-    """For a parent's rank that joins no group while others split: its share of the rounds."""
+    """Take part in the rounds as a rank of the parent that joins no group."""
     for _ in range(rounds):
         all_gather(b"")
 
@@ -352,7 +361,7 @@ def _with_rank(rank: int, text: str) -> str:
 
 
 def as_error(error: errors.PycollError | OSError) -> errors.PycollError:
-    """What the system refuses, as an error of pycoll's."""
+    """Convert an error of the system into TransportError; errors of pycoll stay as they are."""
     if isinstance(error, errors.PycollError):
         return error
     advice = " (raise the limit, ulimit -n)" if error.errno in (23, 24) else ""
@@ -360,16 +369,16 @@ def as_error(error: errors.PycollError | OSError) -> errors.PycollError:
 
 
 def judge(outcomes: Sequence[Mapping[str, Any]], own: errors.PycollError | None) -> None:
-    """Raise if any rank failed: the rank's own error, or one that tells of the others'."""
+    """Raise if any rank failed: this rank's own error, else TransportError with the others'."""
     if own is not None:
         raise own
     failed = [r for r, outcome in enumerate(outcomes) if "error" in outcome]
     if not failed:
         return
-    told = "; ".join(_with_rank(r, outcomes[r]["error"]) for r in failed[:4])
+    text = "; ".join(_with_rank(r, outcomes[r]["error"]) for r in failed[:4])
     more = f"; and {len(failed) - 4} ranks more" if len(failed) > 4 else ""
     raise errors.TransportError(
-        f"{told}{more}",
+        f"{text}{more}",
         rank=failed[0] if len(failed) == 1 else None,
         ranks=failed,
         operation="init",

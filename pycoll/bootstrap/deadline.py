@@ -1,4 +1,4 @@
-"""One point in time by which something must have happened."""
+"""A point in time at which a wait ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Deadline:
-    """A point on the monotonic clock, ``seconds`` after it was made."""
+    """A point on the monotonic clock, ``seconds`` after the deadline was made."""
 
     __slots__ = ("at", "seconds")
 
@@ -15,13 +15,13 @@ class Deadline:
         self.at = time.monotonic() + seconds
 
     def remaining(self) -> float:
-        """Seconds left; never negative."""
+        """Return the seconds left, never a negative number."""
         return max(0.0, self.at - time.monotonic())
 
     def passed(self) -> bool:
-        """Whether it is over."""
+        """Return whether the deadline has passed."""
         return time.monotonic() >= self.at
 
     def within(self, seconds: float) -> Deadline:
-        """The earlier of this deadline and ``seconds`` from now."""
+        """Return the earlier of this deadline and ``seconds`` from now."""
         return Deadline(min(seconds, self.remaining()))

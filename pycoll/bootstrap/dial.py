@@ -1,4 +1,4 @@
-"""Reaching a peer: which of its addresses to try in which order, and trying them."""
+"""Connects to a peer: orders its addresses, and tries them until a handshake succeeds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery.network import Interface, tcp_socket
 from pycoll.bootstrap.handshake import STRANGER_S, HandshakeError
-from pycoll.bootstrap.network import Interface, tcp_socket
 
-#: An address that has not answered for so long gets company from the next one.
+#: After this time without an answer from one address, the next one is tried in parallel.
 _STAGGER_S = 0.25
 _PAUSE_S = 0.05
 _SO_BINDTODEVICE = 25
-#: A way that none has answered on for so long is as good as none, as long as there is another try.
+#: ``probe`` waits this long for the first answer; a route without an answer counts as closed.
 _PROBE_S = 0.25
-#: After the first answer the others have this long, and so many times what the first one took.
+#: After the first answer, further routes have ``_GRACE_S`` plus ``_GRACE_FACTOR`` times the time
+#: that the first answer took.
 _GRACE_S, _GRACE_FACTOR = 0.02, 4
 
 
 class Candidate(NamedTuple):
-    """Where a rank listens: one address, the network it is in, the port; the interface's name and
-    Mbit/s (0: not known)."""
+    """An address where a rank listens: the address, its network, the port; the interface's name
+    (``device``) and its ``speed`` in Mbit/s, 0 if unknown."""
 
     address: str
     network: str
@@ -40,8 +41,11 @@ class Candidate(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A pair of addresses: one of a peer's, and one of this rank's that is in the same network;
-    None leaves the choice to the kernel. ``pinned`` to that interface where several are in it."""
+    """A pair of addresses: a peer's ``target`` and this rank's ``source`` in the same network.
+
+    With ``source`` None the kernel chooses. ``pinned`` binds the socket to the source's interface,
+    which is needed where several interfaces of this rank are in the network.
+    """
 
     target: Candidate
     source: Interface | None = None
@@ -54,16 +58,17 @@ class Route(NamedTuple):
 
 
 class UnreachableError(Exception):
-    """No way leads there; the text lists what was tried, each with its reason."""
+    """No route reaches the peer. The text lists every route that was tried, with its reason."""
 
 
 def order_candidates(
     mine: Sequence[Interface], theirs: Sequence[Candidate], same_machine: bool
 ) -> list[Candidate]:
-    """The useful ones of a peer's addresses, most promising first.
+    """Return the usable addresses of a peer, the most promising first.
 
-    On one machine loopback comes first. Between machines loopback is meaningless, and so is an
-    address that both ends have (a container bridge); those in a network of ours come first.
+    On one machine loopback addresses come first. Between machines loopback is left out, and so is
+    an address that both ends have (a container bridge). Addresses in a network of this rank come
+    first.
     """
     loopback = [c for c in theirs if ipaddress.ip_address(c.address).is_loopback]
     others = [c for c in theirs if c not in loopback]
@@ -76,8 +81,8 @@ def order_candidates(
 
 
 def routes_to(candidates: Sequence[Candidate], mine: Sequence[Interface]) -> list[Route]:
-    """Every usable pair of addresses: from each interface of ours that is in the address's network,
-    or from wherever the kernel likes if none is."""
+    """Return every usable pair of addresses. The source is each interface of this rank that is in
+    the target's network; if there is none, the kernel chooses the source."""
     routes = []
     for candidate in candidates:
         near = [i for i in mine if i.network == candidate.network and not i.loopback]
@@ -88,9 +93,10 @@ def routes_to(candidates: Sequence[Candidate], mine: Sequence[Interface]) -> lis
 
 
 def rails_of(answered: Sequence[Route]) -> list[Route]:
-    """Those that add up: each over interfaces of its own at both ends, as fast as the fastest.
+    """Return the routes whose bandwidths add up: each has its own interface at both ends, and all
+    are as fast as the fastest route.
 
-    Sockets share the bytes evenly, so a slower one would hold up the others.
+    The sockets of a pair carry equal shares of the bytes, so a slower one would delay the others.
     """
     rails: list[Route] = []
     fastest = max((_speed(route) for route in answered), default=0)
@@ -105,15 +111,15 @@ def rails_of(answered: Sequence[Route]) -> list[Route]:
 
 
 def _speed(route: Route) -> int:
-    """Of the slower end; 0 if neither is known."""
+    """Return the speed of the slower end in Mbit/s; 0 if neither is known."""
     known = [route.target.speed, 0 if route.source is None else route.source.speed]
     return min((speed for speed in known if speed), default=0)
 
 
 def probe(routes: Sequence[Route]) -> list[Route]:
-    """Those on which somebody answers, in the same order; all are tried at once.
+    """Return the routes on which a server accepts, in the same order. All are tried in parallel.
 
-    Who answers is not known, so nothing follows but that the way is open.
+    The probe does not authenticate the server: it shows only that the route is open.
     """
     connecting: dict[int, tuple[socket.socket, Route]] = {}
     answered: list[Route] = []
@@ -125,7 +131,7 @@ def probe(routes: Sequence[Route]) -> list[Route]:
             if sock is not None:
                 connecting[sock.fileno()] = (sock, route)
         while connecting and time.monotonic() < until:
-            for fd in _settled(connecting, until - time.monotonic()):
+            for fd in _ready(connecting, until - time.monotonic()):
                 sock, route = connecting.pop(fd)
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
                     answered.append(route)
@@ -143,10 +149,10 @@ def dial(
     talk: Callable[[socket.socket, Deadline], None],
     deadline: Deadline,
 ) -> tuple[socket.socket, Route]:
-    """The first connection on which ``talk`` (the handshake) succeeds, and where it leads.
+    """Return the first connection on which ``talk`` (the handshake) succeeds, and its route.
 
-    Connects are started one after the other, a quarter second apart, without giving up the
-    earlier ones, so that a dead network costs little. Raises UnreachableError.
+    ``dial`` starts the connects one after the other, a quarter second apart, and keeps the earlier
+    ones pending, so a dead network costs little time. Raises UnreachableError.
     """
     reasons: dict[Route, str] = {}
     while True:
@@ -175,7 +181,7 @@ def _try_all(
                 sock = _start(route, reasons)
                 if sock is not None:
                     connecting[sock.fileno()] = (sock, route)
-            for fd in _settled(connecting, _STAGGER_S if waiting else deadline.remaining()):
+            for fd in _ready(connecting, _STAGGER_S if waiting else deadline.remaining()):
                 sock, route = connecting.pop(fd)
                 failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if failure:
@@ -187,7 +193,8 @@ def _try_all(
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     talk(sock, deadline.within(STRANGER_S))
                 except (OSError, EOFError) as error:
-                    # Hung up or silent: perhaps drowned by strangers, so ask again.
+                    # The server closed the connection or is silent. It may have dropped this
+                    # connection because too many strangers waited, so a retry can succeed.
                     reasons[route] = str(error) or type(error).__name__
                     worth_retrying = True
                     sock.close()
@@ -225,7 +232,7 @@ def _start(route: Route, reasons: dict[Route, str]) -> socket.socket | None:
     return sock
 
 
-def _settled(connecting: dict[int, Any], timeout_s: float) -> list[int]:
+def _ready(connecting: dict[int, Any], timeout_s: float) -> list[int]:
     if not connecting:
         return []
     poller = select.poll()

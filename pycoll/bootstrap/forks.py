@@ -1,7 +1,8 @@
-"""Sockets that tell peers by their end that this process has ended, and that no child must hold.
+"""Sockets whose end tells peers that this process has ended; a forked child must not hold them.
 
-Those of transports are native and look after themselves (base/life_signs.h); these are of Python:
-what ranks meet over while they join, and an elastic rank's connection to the launcher.
+Native code closes the sockets of transports in forked children (base/life_signs.h). This module
+does the same for sockets that Python owns: those over which ranks join, and the connection of an
+elastic rank to the launcher.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _held: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def end_with_process(sock: socket.socket) -> socket.socket:
-    """``sock`` itself, which is closed in children that os.fork() makes from now on."""
+    """Return ``sock``, which children made by os.fork() from now on close at once."""
     _held.add(sock)
     return sock
 

@@ -1,12 +1,12 @@
 """Mutual proof of a shared key on a fresh connection: three fixed-size messages.
 
-    server -> client   challenge   who speaks, server's nonce
-    client -> server   answer      who asks whom for what, client's nonce, proof
-    server -> client   verdict     admitted or why not, proof
+    server -> client   challenge   protocol, purpose, server's nonce
+    client -> server   answer      purpose, rank, peer, number, client's nonce, scope, proof
+    server -> client   verdict     admitted or the reason of a refusal, proof
 
-Both proofs are HMAC-SHA256 over both nonces and everything that was claimed, under different
-labels: a recorded answer fails against a fresh nonce, a reflected one against its label. WIRE.md
-has the layout byte by byte. Nothing here touches a socket except ``ask``.
+Both proofs are HMAC-SHA256 over both nonces and the whole claim, under different labels. A recorded
+answer fails against a fresh nonce, and a reflected one fails against its label. WIRE.md has the
+layout byte by byte. Only ``receive_exactly`` and ``ask`` use a socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAGIC = b"PYCOLLHS"
 VERSION = 1
 NONCE_BYTES = 32
 MAC_BYTES = 32
-#: Longest time that a stranger may take from connecting to its proof.
+#: Seconds that a stranger may take from connecting to its proof.
 STRANGER_S = 5.0
 
 _CHALLENGE = struct.Struct("<8sHH4x32s")
@@ -40,7 +40,7 @@ _SERVER = b"pycoll handshake server\0"
 
 
 class Purpose(IntEnum):
-    """What a connection is for; a proof for one purpose is worthless for another."""
+    """The purpose of a connection. A proof for one purpose is invalid for another."""
 
     STORE = 1
     SHM = 2
@@ -66,7 +66,7 @@ _REASONS = {
 
 
 class HandshakeError(Exception):
-    """The other end is not who it should be. ``verdict`` is its decision if it gave one."""
+    """The handshake failed. ``verdict`` is the server's decision if it sent one."""
 
     def __init__(self, text: str, verdict: Verdict | None = None) -> None:
         super().__init__(text)
@@ -74,7 +74,7 @@ class HandshakeError(Exception):
 
 
 def scope_of(job_id: str, communicator_id: str) -> bytes:
-    """32 bytes that stand for one communicator of one job."""
+    """Return 32 bytes that identify one communicator of one job."""
     digest = hashlib.sha256(b"pycoll scope\0")
     for text in (job_id, communicator_id):
         data = text.encode()
@@ -83,7 +83,7 @@ def scope_of(job_id: str, communicator_id: str) -> bytes:
 
 
 class Claim(NamedTuple):
-    """What a client says: ``rank`` wants connection ``number`` to ``peer`` (-1: the store)."""
+    """A client's request: ``rank`` asks for connection ``number`` to ``peer`` (-1: the store)."""
 
     purpose: Purpose
     rank: int
@@ -96,7 +96,7 @@ def _proof(key: bytes, label: bytes, parts: tuple[bytes, ...]) -> bytes:
 
 
 class Gate:
-    """The server's side for one connection; bytes in, bytes out."""
+    """The server's side of the handshake for one connection, without I/O."""
 
     def __init__(self, key: bytes, scope: bytes, purpose: Purpose, nonce: bytes = b"") -> None:
         self._key = key
@@ -105,11 +105,11 @@ class Gate:
         self._nonce = nonce or os.urandom(NONCE_BYTES)
 
     def challenge(self) -> bytes:
-        """The first message."""
+        """Return the first message."""
         return _CHALLENGE.pack(MAGIC, VERSION, self._purpose, self._nonce)
 
     def check(self, answer: bytes) -> tuple[Claim | None, Verdict]:
-        """The proven claim, or None and the reason.
+        """Return the proven claim and ADMITTED, or None and the reason.
 
         Requires: len(answer) == ANSWER_BYTES.
         """
@@ -125,7 +125,7 @@ class Gate:
         return Claim(self._purpose, rank, peer, index), Verdict.ADMITTED
 
     def verdict(self, answer: bytes, verdict: Verdict) -> bytes:
-        """The closing message; without a proof for a client that gave none."""
+        """Return the last message; it holds no proof for a client that gave none."""
         proof = bytes(MAC_BYTES)
         if verdict not in (Verdict.BAD_PROOF, Verdict.OTHER_JOB):
             code = struct.pack("<H", verdict)
@@ -134,7 +134,7 @@ class Gate:
 
 
 class Visitor:
-    """The client's side; bytes in, bytes out."""
+    """The client's side of the handshake for one connection, without I/O."""
 
     def __init__(self, key: bytes, scope: bytes, claim: Claim) -> None:
         self._key = key
@@ -144,10 +144,11 @@ class Visitor:
         self._answer = b""
 
     def answer(self, challenge: bytes) -> bytes:
-        """Raises HandshakeError if ``challenge`` is not one of ours."""
+        """Return the answer. Raises HandshakeError if ``challenge`` is no challenge of pycoll's
+        for this purpose."""
         magic, version, purpose, nonce = _CHALLENGE.unpack(challenge)
         if magic != MAGIC:
-            raise HandshakeError("something that is not pycoll answers there")
+            raise HandshakeError("the server at this address is not pycoll")
         if version != VERSION:
             raise HandshakeError(
                 f"it speaks version {version} of the handshake, this process {VERSION}: "
@@ -171,7 +172,7 @@ class Visitor:
         return self._answer
 
     def conclude(self, message: bytes) -> None:
-        """Raises HandshakeError unless the server admits us and proves the key itself."""
+        """Raise HandshakeError unless the server admits this client and proves the key itself."""
         magic, version, code, proof = _VERDICT.unpack(message)
         if magic != MAGIC or version != VERSION:
             raise HandshakeError("its verdict is malformed")
@@ -190,7 +191,7 @@ class Visitor:
 
 
 def receive_exactly(sock: socket.socket, count: int, deadline: Deadline) -> bytes:
-    """``count`` bytes, or EOFError, or the builtin TimeoutError at the deadline."""
+    """Read ``count`` bytes. Raises EOFError, or the builtin TimeoutError at the deadline."""
     data = bytearray()
     while len(data) < count:
         left = deadline.remaining()
@@ -205,10 +206,11 @@ def receive_exactly(sock: socket.socket, count: int, deadline: Deadline) -> byte
 
 
 def ask(sock: socket.socket, key: bytes, scope: bytes, claim: Claim, deadline: Deadline) -> None:
-    """Be admitted on a connected socket.
+    """Run the client's side on a connected socket; returns when the server has admitted it.
 
-    Raises HandshakeError for a refusal, EOFError if the server hangs up without a word (it had too
-    many strangers: try again), OSError for a broken connection, TimeoutError at the deadline.
+    Raises HandshakeError for a refusal, EOFError if the server closes the connection without a
+    verdict (it had too many strangers: try again), OSError for a broken connection, and
+    TimeoutError at the deadline.
     """
     visitor = Visitor(key, scope, claim)
     answer = visitor.answer(receive_exactly(sock, CHALLENGE_BYTES, deadline))

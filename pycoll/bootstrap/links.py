@@ -1,6 +1,6 @@
-"""One rank's sockets to other hosts while they are made: listeners, admitted and dialled ones.
+"""One rank's sockets to other hosts while the ranks connect: listening, accepted, dialled ones.
 
-Every descriptor in here is closed by ``close`` unless a transport has taken it over.
+``Links.close`` closes every descriptor that no transport has taken over.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycoll import errors
+from pycoll.bootstrap.admission import Admission, Loop, describe_origin
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.dial import (
     Candidate,
@@ -25,17 +26,17 @@ from pycoll.bootstrap.dial import (
     rails_of,
     routes_to,
 )
-from pycoll.bootstrap.doorkeeper import Doorkeeper, Loop, describe_origin
-from pycoll.bootstrap.frames import list_ranks
+from pycoll.bootstrap.discovery.identity import Identity, socket_count
+from pycoll.bootstrap.discovery.network import Interface, interfaces, listen_in_range
+from pycoll.bootstrap.discovery.verbs import Pairs
 from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, ask, scope_of
-from pycoll.bootstrap.identity import Identity, socket_count
-from pycoll.bootstrap.network import Interface, interfaces, listen_in_range
-from pycoll.bootstrap.verbs import Pairs
+from pycoll.bootstrap.rendezvous.frames import list_ranks
 from pycoll.config import Config
 
-#: How often a rank that waits for peers asks whether another one has failed.
+#: Seconds between two checks of a waiting rank whether another rank has failed.
 _CHECK_S = 0.1
-#: After so many peers that a network was silent for, while another one answered, it is not probed.
+#: A network is no longer probed after this many peers that did not answer on it while they
+#: answered on another network.
 _SILENT_MAX = 2
 
 
@@ -60,7 +61,8 @@ class Links:
         self._mine = identities[rank]
         self._tcp_peers = sorted(p for p, kind in kinds.items() if kind == "tcp")
         self._verbs_peers = sorted(p for p, kind in kinds.items() if kind == "verbs")
-        #: Peers to which tcp sockets lead; for verbs one, whose end tells the end of the peer.
+        #: Peers to which this rank has sockets. A verbs peer has one, whose end tells that the
+        #: peer's process has ended.
         self._socket_peers = sorted(self._tcp_peers + self._verbs_peers)
         size = len(identities)
         self._tcp = factories["tcp"](rank, size) if self._tcp_peers else None
@@ -72,13 +74,14 @@ class Links:
         #: (peer, index) -> socket.
         self._sockets: dict[tuple[int, int], socket.socket] = {}
         self._own_interfaces: list[Interface] = []
-        #: Peers that did not answer, by way; far below zero once one has.
+        #: By network: peers that did not answer there; far below zero once a peer has answered.
         self._silence: Counter[tuple[str, str]] = Counter()
         self._loop: Loop | None = None
-        self._doorkeeper: Doorkeeper | None = None
+        self._admission: Admission | None = None
 
     def listen(self) -> dict[str, Any]:
-        """Open what the higher peers need to reach this rank; returns where, for the exchange."""
+        """Open the listeners and queue pairs that peers need to reach this rank. Returns their
+        addresses, for the exchange."""
         endpoint: dict[str, Any] = {}
         if self._pairs is not None:
             endpoint |= self._pairs.prepare()
@@ -86,16 +89,16 @@ class Links:
         if not any(peer > self._rank for peer in self._socket_peers):
             return endpoint
         self._loop = Loop(f"pycoll-accept-{self._rank}")
-        self._doorkeeper = Doorkeeper(
+        self._admission = Admission(
             self._loop.selector, self._key, self._scope, self._decide, self._admit
         )
-        self._loop.every.append(self._doorkeeper.expire)
-        endpoint["tcp"] = self._listen_tcp(self._doorkeeper)
+        self._loop.every.append(self._admission.expire)
+        endpoint["tcp"] = self._listen_tcp(self._admission)
         self._loop.start()
         return endpoint
 
     def _fall_back(self, endpoints: Sequence[Mapping[str, Any]]) -> None:
-        """Peers with which this rank has no queue pair after all become peers of tcp."""
+        """Move the verbs peers with which this rank has no queue pair to the tcp peers."""
         if self._pairs is None:
             return
         left = self._pairs.agree(endpoints)
@@ -104,7 +107,7 @@ class Links:
         if self._tcp_peers and self._tcp is None:
             self._tcp = self._factories["tcp"](self._rank, len(self._identities))
 
-    def _listen_tcp(self, doorkeeper: Doorkeeper) -> list[Candidate]:
+    def _listen_tcp(self, admission: Admission) -> list[Candidate]:
         peers = [p for p in self._socket_peers if p > self._rank]
         local = all(self._identities[p].machine == self._mine.machine for p in peers)
         loopback = [i for i in self._own_interfaces if i.loopback]
@@ -115,7 +118,7 @@ class Links:
             chosen = loopback[:1]
         else:
             listener = listen_in_range(None, ports)
-            doorkeeper.listen(listener, Purpose.TCP)
+            admission.listen(listener, Purpose.TCP)
             port = listener.getsockname()[1]
             families = (4, 6) if listener.family == socket.AF_INET6 else (4,)
             return [
@@ -126,7 +129,7 @@ class Links:
         candidates = []
         for interface in chosen:
             listener = listen_in_range(interface.address, ports)
-            doorkeeper.listen(listener, Purpose.TCP)
+            admission.listen(listener, Purpose.TCP)
             port = listener.getsockname()[1]
             candidates.append(_candidate(interface, port))
         return candidates
@@ -137,31 +140,31 @@ class Links:
         deadline: Deadline,
         check: Callable[[], None],
     ) -> dict[int, str]:
-        """Dial the lower peers; returns why for those that cannot be reached.
+        """Dial the lower peers. Returns the reason for each peer that cannot be reached.
 
-        ``check`` raises when going on has become pointless.
+        ``check`` raises when another rank has failed, so that dialling is pointless.
         """
         self._fall_back(endpoints)
         unreached: dict[int, str] = {}
         for peer in self._socket_peers:
             if peer > self._rank:
                 break
-            # A peer that does not answer leaves time for the others.
+            # Half of the time left: a peer that does not answer leaves time for the others.
             limit = deadline.within(deadline.remaining() / 2)
             try:
                 self._dial_tcp(peer, endpoints[peer]["tcp"], limit)
             except UnreachableError as error:
-                # Perhaps the peer listens no more because joining has failed elsewhere: then that
-                # is the news. The word of it may be a moment behind.
+                # The peer may have closed its listener because another rank failed. Then `check`
+                # raises that failure, which may arrive a moment later.
                 time.sleep(_CHECK_S)
                 check()
                 unreached[peer] = f"over tcp: {error}"
         return unreached
 
     def finish(self, deadline: Deadline, check: Callable[[], None]) -> list[Any]:
-        """Wait for the higher peers, hand everything to the transports.
+        """Wait for the higher peers and hand all sockets to the transports, which it returns.
 
-        ``check`` is called while waiting.
+        Calls ``check`` while it waits.
         """
         self._await_higher(deadline, check)
         for peer in self._tcp_peers:
@@ -174,16 +177,16 @@ class Links:
         return [transport for transport in made if transport is not None]
 
     def close(self) -> None:
-        """End the thread, close the listeners and every socket that no transport took over."""
-        if self._loop is not None and self._doorkeeper is not None:
+        """End the thread; close the listeners and every socket that no transport took over."""
+        if self._loop is not None and self._admission is not None:
             self._loop.end()
             self._loop.join()
-            self._doorkeeper.close()
+            self._admission.close()
             self._loop.close()
         for sock in self._sockets.values():
             sock.close()
         self._sockets.clear()
-        # An exception may keep this object for a while; the transports are whoever took them.
+        # A traceback may keep this object alive, and it must not keep the transports alive.
         self._pairs = self._tcp = None
 
     def _count(self, peer: int) -> int:
@@ -193,15 +196,15 @@ class Links:
         ours = claim.peer == self._rank and claim.purpose is Purpose.TCP
         if not ours or claim.rank <= self._rank or claim.rank not in self._socket_peers:
             return Verdict.UNWANTED
-        # A peer may know before this rank that the two fall back from verbs, so that it counts as
-        # one of tcp.
+        # A peer may learn before this rank that the two fall back from verbs to tcp, so a verbs
+        # peer may open as many sockets as a tcp peer.
         most = socket_count(self._mine, self._identities[claim.rank])
         return Verdict.ADMITTED if claim.number < most else Verdict.UNWANTED
 
     def _admit(self, claim: Claim, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._arrived:
-            # A peer that proves itself anew has given up its earlier connection.
+            # A peer that authenticates again has given up its earlier connection.
             earlier = self._sockets.pop((claim.rank, claim.number), None)
             self._sockets[claim.rank, claim.number] = sock
             self._arrived.notify_all()
@@ -225,8 +228,8 @@ class Links:
         rails = [] if same_machine else rails_of(self._open(routes))
         for index in range(self._count(peer)):
             claim = Claim(Purpose.TCP, self._rank, peer, index)
-            # The sockets of a pair take its rails in turns; a rail on which somebody else answers
-            # falls back on the others.
+            # The sockets of a pair are spread over its rails round-robin. Where another server
+            # answers on a rail, the socket falls back to the other routes.
             first = rails[index % len(rails)] if rails else routes[0]
             tried = [first, *(route for route in routes if route != first)]
             sock, route = dial(tried, self._talk(claim), deadline)
@@ -238,8 +241,8 @@ class Links:
                 rails.remove(first)
 
     def _open(self, routes: Sequence[Route]) -> list[Route]:
-        """The routes on which somebody answers, or the only one that is worth trying."""
-        # To wait for a network that was silent for one peer after the other would add up.
+        """Return the routes on which a server accepts, or the only route that is worth trying."""
+        # Waiting for a silent network once per peer would add up, so it is soon left out.
         hopeful = [route for route in routes if self._silence[_network_of(route)] < _SILENT_MAX]
         if len(hopeful) < 2:
             return hopeful
@@ -263,7 +266,7 @@ class Links:
                 )
                 missing = sorted({peer for peer, _ in needed - self._sockets.keys()})
         if missing:
-            turned_away = self._doorkeeper.refusals if self._doorkeeper is not None else []
+            turned_away = self._admission.refusals if self._admission is not None else []
             also = "; turned away: " + "; ".join(turned_away) if turned_away else ""
             raise errors.TransportError(
                 f"rank {self._rank} ({self._mine.name}) waited {deadline.seconds:.3g} s in vain "

@@ -1,4 +1,4 @@
-"""What programs call by number: collectives of a communicator, prepared while they are traced."""
+"""The collectives that compiled programs call by number, prepared while JAX traces them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import weakref
 from typing import Any, NamedTuple
 
 from pycoll import _core
-from pycoll.collective import Collective
-from pycoll.communicator import Communicator
+from pycoll.arrays.rows import Shape, elements, with_rows
+from pycoll.comm.communicator import Communicator
 from pycoll.errors import InvalidArgumentError
-from pycoll.rows import Shape, elements, with_rows
+from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType
 
 DTYPES = {"float8_e4m3fn": DType.FLOAT8_E4M3, **{one.word: one for one in DType}}
 _ROWED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
-#: The numbers of each communicator's collectives, by what they do.
+#: The numbers of each communicator's collectives. The key describes the collective.
 _numbers: weakref.WeakKeyDictionary[Communicator, dict[Any, int]] = weakref.WeakKeyDictionary()
 
 
 class How(NamedTuple):
-    """A collective without its array. ``rows``: every rank's of the joined or cut array."""
+    """A collective without its array. ``rows``: rows of each rank, for _ROWED ones."""
 
     collective: Collective
     comm: Communicator
@@ -31,7 +31,7 @@ class How(NamedTuple):
     deterministic: bool | None = None
 
     def shape(self, given: Shape) -> Shape:
-        """Of the result for an array of this shape."""
+        """Return the shape of the result for an array of this shape."""
         if self.collective is Collective.ALL_GATHER:
             return with_rows(given, sum(self.rows))
         if self.collective is Collective.REDUCE_SCATTER:
@@ -40,8 +40,11 @@ class How(NamedTuple):
 
 
 def chosen(comm: Communicator | None) -> Communicator:
-    """The communicator, or the world. InvalidArgumentError where a peer is a thread of this
-    process, whose collectives would wait for ours."""
+    """Return the communicator, or the world for None.
+
+    Raise InvalidArgumentError where a peer is a thread of this process, since its collectives would
+    deadlock with those of this rank.
+    """
     if comm is None:
         import pycoll
 
@@ -55,10 +58,10 @@ def chosen(comm: Communicator | None) -> Communicator:
 
 
 def number_of(how: How, shape: Shape, dtype: Any) -> int:
-    """By which XLA calls it on arrays of this shape. Collective only when it runs.
+    """Return the number by which XLA calls this collective on arrays of this shape.
 
-    Raises InvalidArgumentError for a type that pycoll does not have, an unknown op, and one that
-    means nothing for the type.
+    No other rank takes part before the program runs. Raises InvalidArgumentError for a type that
+    pycoll does not have, an unknown op, and an op that is not defined for the type.
     """
     kind = DTYPES.get(str(dtype))
     if kind is None:

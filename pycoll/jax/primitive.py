@@ -1,7 +1,7 @@
-"""The primitive: how JAX traces, orders, batches and lowers a collective.
+"""The JAX primitive of a collective: its tracing, order, batching and lowering.
 
-This is the one file that knows JAX's inside. Ordered effects have no public name yet; they are
-what io_callback(ordered=True) and debug.print(ordered=True) are made of.
+Only this file uses private parts of JAX. Ordered effects have no public name yet;
+io_callback(ordered=True) and debug.print(ordered=True) use them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from pycoll import _core
-from pycoll.collective import Collective
 from pycoll.jax.bound import How, number_of
+from pycoll.schedule.collectives import Collective
 
 try:
     from jax._src import core, effects
@@ -24,16 +24,16 @@ try:
     _TOKEN = core.abstract_token
 except (ImportError, AttributeError) as error:
     raise ImportError(
-        f"pycoll.jax needs jax.ffi and ordered effects, which jax {jax.__version__} has not where "
-        f"they are expected ({error}); it was made with jax 0.5 to 0.10"
+        f"pycoll.jax needs jax.ffi and ordered effects, but jax {jax.__version__} lacks them or "
+        f"has them elsewhere ({error}): install jax 0.5 to 0.10"
     ) from error
 
-#: The name by which compiled programs find the handler.
+#: The name under which compiled programs find the native handler.
 TARGET = "pycoll_collective"
 
 
 class _Order(effects.Effect):
-    """A collective has run."""
+    """The ordered effect of a collective."""
 
     def __str__(self) -> str:
         return "pycoll"
@@ -54,7 +54,7 @@ _collective = Primitive("pycoll")
 
 
 def collective(how: How, x: Any) -> Any:
-    """Its result; a program of its own where nothing is traced."""
+    """Return the result of the collective. Outside of tracing it runs as a separate program."""
     return _collective.bind(x, how=how)
 
 
@@ -63,7 +63,7 @@ _collective.def_impl(lambda x, how: _compiled(how, x))
 
 
 def _evaluate(x: Any, how: How) -> tuple[Any, set[Any]]:
-    # Here, since what is wrong is to be told where it was written.
+    # Binds the collective now, so that a wrong argument raises at the call that passed it.
     number_of(how, x.shape, x.dtype)
     return core.ShapedArray(how.shape(x.shape), x.dtype), {_ORDER}
 
@@ -85,7 +85,7 @@ mlir.register_lowering(_collective, _lower, platform="cpu")
 
 
 def _batch(arguments: Any, dims: Any, *, how: How) -> tuple[Any, int]:
-    """All of a batch at once: rows stay the first axis."""
+    """Run the whole batch as one collective; the rows stay the first axis."""
     (x,), (dim,) = arguments, dims
     place = 1 if how.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) else dim
     return collective(how, jax.numpy.moveaxis(x, dim, place)), place

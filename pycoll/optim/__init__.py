@@ -1,35 +1,43 @@
-"""Gradients reduced beside the backward pass, in messages that a policy makes.
+"""Reduce gradients over all ranks while the backward pass runs, in messages cut by a policy.
 
-    gradients in the order     agenda: messages in the order     spans of memory, each
-    of the backward pass  -->  in which all ranks send them  --> handed to the progress
-    sizes, times, rates        (policies, choose; pure)          thread when it is whole
-                                                                 (layout, scheduler)
+    gradients in the order     communication plan: messages      spans of memory, each
+    of the backward pass  -->  in the order in which all   -->   handed to the progress
+    sizes, times, rates        ranks send them                   thread when complete
+                               (policies, chooser; pure)         (layout, scheduler)
 
-A step's gradients come one after the other. To send each by itself pays a start for every one of
-them; to send all as one wastes the time of the backward pass. ``agenda`` has the words,
-``policies`` the known ways in between by name, ``simulate`` says how long a step takes with any of
-them, ``choose`` takes the best, ``measure`` finds what messages cost, and ``scheduler`` runs it.
+The backward pass produces the gradients of a step one after the other. Sending each gradient alone
+pays the start cost once per gradient. Sending all gradients as one message wastes the time of the
+backward pass. The modules of ``pycoll.gradients`` cover the ways in between:
 
-An agenda is a function of values that are alike on all ranks, so ranks never ask each other what to
-send next: a message goes when its gradients are there and all messages in front of it have gone.
+    communication_plan   the data types
+    policies             the known methods by name
+    simulate             predicts the time of a step for a communication plan
+    chooser              picks the plan with the shortest predicted step
+    measure              measures the cost of messages on a communicator
+    scheduler            executes the plan
+
+A communication plan is a function of values that are equal on all ranks, so ranks never ask each
+other what to send next. A message is sent when its gradients are ready and all messages in front
+of it have been sent.
 
 All policies give the same bits. Every sum is folded in rank order (``deterministic=True`` of the
-collectives, whose algorithms are those that fold so), which depends neither on where a value lies
-in a message nor on which algorithm of those runs; reduce_scatter folds alike. On one host that
-costs nothing where the fastest algorithms fold so anyway; between hosts it excludes those that
-combine inside hosts first, and ``deterministic=False`` has those back.
+collectives restricts them to the algorithms that fold this way; reduce_scatter folds alike). The
+result depends neither on the position of a value in a message nor on the algorithm among these. On
+one host the restriction costs nothing where the fastest algorithms fold in rank order anyway.
+Between hosts it excludes algorithms that combine inside each host first;
+``deterministic=False`` allows those again.
 
-``Scheduler`` serves arrays of any framework; ``pycoll.torch``'s DistributedOptimizer takes its
-policies by name. ``average_gradients`` takes whole structures of arrays. ``Bucket`` is for those
-who want the flat memory itself.
+``Scheduler`` serves arrays of any framework; DistributedOptimizer of ``pycoll.torch`` takes the
+policies by name. ``average_gradients`` takes whole structures of arrays. ``Bucket`` gives direct
+access to the flat memory.
 """
 
 from __future__ import annotations
 
-from pycoll.optim.average import average_gradients
-from pycoll.optim.bucket import Bucket
-from pycoll.optim.layout import Entry
-from pycoll.optim.policies import POLICIES, Policy
-from pycoll.optim.scheduler import Scheduler
+from pycoll.gradients.average import average_gradients
+from pycoll.gradients.buckets import Bucket
+from pycoll.gradients.layout import Entry
+from pycoll.gradients.policies import POLICIES, Policy
+from pycoll.gradients.scheduler import Scheduler
 
 __all__ = ["POLICIES", "Bucket", "Entry", "Policy", "Scheduler", "average_gradients"]

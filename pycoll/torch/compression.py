@@ -1,4 +1,4 @@
-"""Making gradients smaller while they travel."""
+"""Compression of gradients for the transfer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 
 
 class Compressor(Protocol):
-    """A way to travel. ``compress`` gives the smaller tensor and what decompress needs to know."""
+    """A compression of tensors for the transfer, with Horovod's two methods."""
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to be sent, and a note for decompress."""
+        """Return the tensor to send, and the context that decompress needs."""
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The received tensor in the type that it had before."""
+        """Return the received tensor in its dtype from before ``compress``."""
 
 
 class _Plain:
-    """As it is."""
+    """No compression."""
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return tensor, None
@@ -28,7 +28,7 @@ class _Plain:
 
 
 class _Cast:
-    """Floating-point tensors travel in a shorter type; all others as they are."""
+    """Sends floating-point tensors in a shorter dtype and all other tensors as they are."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -43,7 +43,11 @@ class _Cast:
 
 
 class Compression:
-    """The ways there are: ``none``, ``fp16`` and ``bf16``."""
+    """The available compressors: ``none``, ``fp16`` and ``bf16``.
+
+    ``fp16`` and ``bf16`` send wider floating-point tensors as float16 or bfloat16. The reduction
+    then rounds to that dtype.
+    """
 
     none: Compressor = _Plain()
     fp16: Compressor = _Cast(torch.float16)

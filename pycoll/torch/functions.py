@@ -1,9 +1,12 @@
-"""The names of ``horovod.torch.functions``: state and objects from one rank to all."""
+"""The names of ``horovod.torch.functions``: send states and objects between ranks."""
 
 from __future__ import annotations
 
-from pycoll.torch.objects import allgather_object, broadcast_object
-from pycoll.torch.state import broadcast_optimizer_state, broadcast_parameters
+from pycoll.torch.horovod.object_calls import allgather_object, broadcast_object
+from pycoll.torch.optimizers.initial_state import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 
 __all__ = [
     "allgather_object",

@@ -1,8 +1,9 @@
-"""The names of ``horovod.torch.mpi_ops``: the operations, and who takes part. There is no MPI."""
+"""The names of ``horovod.torch.mpi_ops``: operations and the world of ranks, without MPI."""
 
 from __future__ import annotations
 
-from pycoll.torch.builds import (
+from pycoll.torch.compression import Compression
+from pycoll.torch.horovod.builds import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -14,46 +15,9 @@ from pycoll.torch.builds import (
     nccl_built,
     rocm_built,
 )
-from pycoll.torch.compression import Compression
-from pycoll.torch.errors import HorovodInternalError
-from pycoll.torch.handles import poll, synchronize
-from pycoll.torch.moving import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    join,
-)
-from pycoll.torch.ops import Adasum, Average, Max, Min, Product, Sum
-from pycoll.torch.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from pycoll.torch.reducing import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
-from pycoll.torch.sparse import sparse_allreduce_async
-from pycoll.torch.world import (
+from pycoll.torch.horovod.handles import poll, synchronize
+from pycoll.torch.horovod.horovod_errors import HorovodInternalError
+from pycoll.torch.horovod.horovod_world import (
     cross_rank,
     cross_size,
     init,
@@ -67,6 +31,42 @@ from pycoll.torch.world import (
     start_timeline,
     stop_timeline,
 )
+from pycoll.torch.horovod.moving_calls import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    join,
+)
+from pycoll.torch.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from pycoll.torch.horovod.reducing_calls import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from pycoll.torch.horovod.scaled_ops import Adasum, Average, Max, Min, Product, Sum
+from pycoll.torch.optimizers.sparse_gradients import sparse_allreduce_async
 
 __all__ = [
     "Adasum",

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: gradients are reduced while the backward pass still runs."""
+"""DistributedOptimizer: reduces gradients while the backward pass runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from typing import Any
 
 import torch
 
-from pycoll.optim.policies import Policy, policy_of
-from pycoll.torch import variables, world
+from pycoll.gradients.policies import Policy, policy_of
 from pycoll.torch.compression import Compression, Compressor
-from pycoll.torch.gradients import Gradients, Parameters, Settings
-from pycoll.torch.ops import Adasum, Average, checked
-from pycoll.torch.overlap import Overlap
-from pycoll.torch.process_sets import ProcessSet, global_process_set
-from pycoll.torch.scheduled import ScheduledGradients
-from pycoll.torch.wrapped import AdasumWrapped, OverlappedWrapped, Wrapped, default_names
+from pycoll.torch.horovod import horovod_world, variables
+from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
+from pycoll.torch.horovod.scaled_ops import Adasum, Average, checked
+from pycoll.torch.memory.deferred_step import Overlap
+from pycoll.torch.optimizers.gradients import Gradients, Parameters, Settings
+from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
+from pycoll.torch.optimizers.wrapped_optimizers import (
+    AdasumWrapped,
+    OverlappedWrapped,
+    Wrapped,
+    default_names,
+)
 
 
 def DistributedOptimizer(  # noqa: N802  # the name that programs use
@@ -38,30 +43,64 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     policy: Any = None,
     model: torch.nn.Module | None = None,
 ) -> Any:
-    """An optimizer of the same class name that steps by the gradients of all ranks.
+    """Wrap an optimizer so that it steps by the gradients of all ranks.
 
-    It shares parameter groups and state with ``optimizer``, which is not to be used any more. Each
-    gradient is reduced by ``op`` as soon as the backward pass has it; ``step()`` waits for all.
-    Also has ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step(n)``.
-    Parameters that come to need gradients later belong to it by its own ``add_param_group``; step()
-    raises ValueError for one that no rank reduces. To be saved as ``state_dict()``.
+    The backward pass starts the reduction of each gradient by ``op`` as soon as the gradient is
+    ready. ``step()`` waits for all reductions before it steps.
 
-    ``named_parameters``: usually ``model.named_parameters()``; names say which gradients of the
-    ranks belong together, so without them parameters must come in the same order on all ranks.
-    ``gradient_predivide_factor``: with Average, gradients are divided by it before they are added,
-    and by size / it afterwards. ``groups``: a number of groups, or lists of parameters, that are
-    reduced together. ``sparse_as_dense``: sparse gradients travel as dense ones. ``policy``: how
-    gradients become messages, by a name or a ``pycoll.optim.Policy``; ``explain()`` then says what
-    is sent, and why. Without one each gradient or group travels when all ranks have it. ``model``:
-    with a policy, the module whose parameters these are: then step() does not wait, and each
-    parameter steps when the next forward pass, or anybody else, reads it; see overlap.py. Once
-    torch.compile compiles code of the process, all step at once, which a warning and ``explain()``
-    tell.
+    Arguments:
+        ``optimizer``: the optimizer to wrap; do not use it afterwards.
+        ``named_parameters``: usually ``model.named_parameters()``. Names decide which gradients of
+            the ranks are reduced together. Without them, parameters must have the same order on
+            all ranks.
+        ``compression``: a compressor of ``Compression``, applied to each gradient for the transfer.
+        ``backward_passes_per_step``: the number of backward passes that add to a gradient before
+            it is reduced.
+        ``op``: Average, Sum, Adasum, Min, Max or Product. With Adasum, each rank steps by its own
+            gradients, and ``step()`` combines the changes of the parameters.
+        ``gradient_predivide_factor``: f; with Average, gradients are divided by f before the sum
+            and by size / f after it.
+        ``num_groups``: the deprecated name of ``groups``.
+        ``groups``: a number of groups, or lists of parameters; the gradients of a group are reduced
+            together.
+        ``sparse_as_dense``: whether to reduce sparse gradients as dense ones.
+        ``process_set``: the ranks that take part.
+        ``policy``: how gradients become messages, a name or a ``pycoll.optim.Policy``. Without a
+            policy, each gradient or group is reduced when all ranks have it.
+        ``model``: with a policy, the module that owns the parameters. ``step()`` then does not
+            wait. Each parameter steps when the next forward pass, or any other code, reads it; see
+            memory/deferred_step.py. Once torch.compile compiles code in the process, ``step()``
+            steps all parameters at once; a warning and ``explain()`` say so.
 
-    Raises ValueError for doubly named or unnamed parameters, wrong groups, fewer than one backward
-    pass, a predivide factor where op is not Average, an unknown policy, one together with groups or
-    Adasum, and a model without a policy, without some of the parameters, that is compiled, or whose
-    optimizer is not one of torch's that treat parameters one by one.
+    Result: an optimizer with the class name of ``optimizer`` that shares its parameter groups and
+    state. It also has ``synchronize()``, ``skip_synchronize()``, ``explain()`` and
+    ``set_backward_passes_per_step(n)``. Use its own ``add_param_group`` for parameters that need
+    gradients later: ``step()`` raises ValueError for a gradient that no rank reduces. Save its
+    ``state_dict()``; the optimizer itself cannot be pickled.
+
+    Errors: ValueError for these arguments:
+        * parameters without a name or with equal names, and invalid groups;
+        * fewer than one backward pass, and a predivide factor without Average;
+        * an unknown policy, and a policy with groups, Adasum or parameters on a device;
+        * Adasum with a process set other than the global one;
+        * with ``model``: no policy, or a model that is not a torch.nn.Module, lacks parameters or
+          is compiled;
+        * with ``model``: an optimizer that is not one of torch, or that does not treat every
+          parameter by itself (L-BFGS).
+    A backward pass raises AssertionError if a gradient is computed more than
+    ``backward_passes_per_step`` times before ``step()``.
+
+    Cost: one all-reduce per gradient, group or message in every step. With a policy, each gradient
+    is copied once, into the memory of a ``pycoll.optim.Scheduler``.
+
+    Source: the interface is that of Horovod; the policies are described in docs/scheduling.md.
+
+    Example::
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        loss.backward()
+        optimizer.step()
     """
     reduction = checked(op)
     if gradient_predivide_factor != 1.0 and reduction != Average:
@@ -87,7 +126,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     settings = Settings(
         compression, reduction, gradient_predivide_factor, sparse_as_dense, process_set
     )
-    by_adasum = reduction == Adasum and world.size() > 1
+    by_adasum = reduction == Adasum and horovod_world.size() > 1
     if by_adasum and process_set.process_set_id != 0:
         raise ValueError(f"op is Adasum and process_set is {process_set}: it needs all ranks")
     buckets = _buckets(optimizer, groups)
@@ -110,7 +149,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
 
 
 def _policy(given: Any) -> Policy:
-    """One by its name has buckets of HOROVOD_FUSION_THRESHOLD."""
+    """The policy; a policy given by name gets its bucket size from HOROVOD_FUSION_THRESHOLD."""
     found = policy_of(given)
     most = variables.read().fusion_bytes
     return replace(found, bucket_bytes=most) if isinstance(given, str) and most else found
@@ -123,9 +162,9 @@ def _gradients(
     policy: Policy | None,
     overlaps: bool,
 ) -> Any:
-    """What reduces them; None where there is no other rank."""
+    """The object that reduces the gradients; None where this rank has no peers."""
     elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-    if not settings.process_set.included() or not (world.size() > 1 or elastic):
+    if not settings.process_set.included() or not (horovod_world.size() > 1 or elastic):
         return None
     if policy is None:
         return Gradients(names, buckets, settings)
@@ -138,9 +177,9 @@ def _check_model(
     policy: Policy | None,
     model: Any,
 ) -> None:
-    """ValueError unless steps can wait for this model's forward pass."""
+    """Raise ValueError unless steps can be deferred to the forward pass of this model."""
     if policy is None:
-        raise ValueError("model is given and policy is not: only with a policy can steps wait")
+        raise ValueError("model is given and policy is not: deferred steps need a policy")
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"model is {model!r}: expected a torch.nn.Module")
     compiled = next((name for name, one in model.named_modules() if _is_compiled(one)), None)
@@ -149,8 +188,7 @@ def _check_model(
             f"has {compiled!r}, which is compiled" if compiled else f"is a {type(model).__name__}"
         )
         raise ValueError(
-            f"model {what}: within compiled modules steps cannot be done one by one; leave out "
-            "model="
+            f"model {what}: parameters of compiled modules cannot step one by one; leave out model="
         )
     owned = set(model.parameters())
     lacks = [name for parameter, name in names.items() if parameter not in owned]
@@ -173,11 +211,12 @@ def _is_compiled(module: torch.nn.Module) -> bool:
 
 
 def _wrapped(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
-    """The optimizer itself under another class, sharing all it has."""
+    """A new object of a class derived from the optimizer's; it shares all attributes."""
     base = type(optimizer)
     made: Any = type(base.__name__, (mixin, base), {"__module__": base.__module__})
     wrapped = made.__new__(made)
-    # A scheduler may have put a step of its own onto the instance; that one steps alone.
+    # A learning-rate scheduler may have set ``step`` on the instance. That function would step the
+    # bare optimizer, without a reduction.
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}
     vars(wrapped).update(own)
     return wrapped
@@ -190,7 +229,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def _named(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> tuple[dict[torch.Tensor, str], dict[torch.Tensor, str]]:
-    """Names of all parameters of the optimizer, in the order of its groups; and all given ones."""
+    """The names of the optimizer's parameters, in group order, and all names that were given."""
     parameters = _parameters_of(optimizer)
     if named_parameters is None:
         groups = enumerate(group["params"] for group in optimizer.param_groups)
@@ -202,7 +241,7 @@ def _named(
     pairs = list(named_parameters)
     if any(not isinstance(one, tuple) or len(one) != 2 for one in pairs):
         raise ValueError(
-            "named_parameters has an entry that is no (name, parameter) pair: pass "
+            "named_parameters has an entry that is not a (name, parameter) pair: pass "
             "model.named_parameters()"
         )
     seen = [name for name, _ in pairs]
@@ -220,7 +259,7 @@ def _named(
 
 
 def _buckets(optimizer: torch.optim.Optimizer, groups: Any) -> list[Parameters]:
-    """Which parameters are reduced together."""
+    """The buckets: tuples of parameters that are reduced together."""
     parameters = [p for p in _parameters_of(optimizer) if p.requires_grad]
     if groups is None:
         return [(p,) for p in parameters]

@@ -5,7 +5,7 @@
 #define NPY_TARGET_VERSION NPY_1_23_API_VERSION
 #include <numpy/arrayobject.h>
 
-#include "bindings/numpy_abi.h"
+#include "bindings/arrays/numpy_abi.h"
 
 namespace ours = pycoll::bindings::numpy;
 

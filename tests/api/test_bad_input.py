@@ -273,9 +273,9 @@ def test_register_op_refuses(args: Any, text: str) -> None:
     [
         (((-1,),), "shape is"),
         ((1.5,), "shape is"),
-        ((2**62,), f"shape is {2**62}: the system has no room for {2**64} bytes"),
-        ((2**50,), f"shape is {2**50}: the system has no room for {2**52} bytes"),
-        ((2**44,), f"shape is {2**44}: the system has no room for {2**46} bytes"),
+        ((2**62,), f"shape is {2**62}: the system has no memory for {2**64} bytes"),
+        ((2**50,), f"shape is {2**50}: the system has no memory for {2**52} bytes"),
+        ((2**44,), f"shape is {2**44}: the system has no memory for {2**46} bytes"),
         ((3, "flaot32"), "dtype is 'flaot32'"),
         ((3, object), "dtype is <class 'object'>, which is no element type"),
         ((3, "S"), "dtype is 'S'"),

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll import InvalidArgumentError, _core
-from pycoll.collective import Collective
+from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType, ReduceOp, identity_bytes, is_defined, numpy_dtype
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.algorithms import TABLE
-from pycoll.collective import Collective
-from pycoll.rows import shares
+from pycoll.arrays.rows import shares
+from pycoll.schedule.collectives import Collective
 
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**32 - 1)

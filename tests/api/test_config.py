@@ -18,7 +18,7 @@ GOOD = [
     ("PYCOLL_SECRET", SECRET, "secret", SECRET.encode()),
     ("PYCOLL_JOB_ID", "night", "job_id", "night"),
     ("PYCOLL_STORE", "launcher", "store", "launcher"),
-    ("PYCOLL_ROSTER", "night-roster", "roster", "night-roster"),
+    ("PYCOLL_ROSTER", "night-roster", "elastic", "night-roster"),
     ("PYCOLL_MEMBER", "5", "member", 5),
     ("PYCOLL_HOST_ID", "rack 7", "host_id", "rack 7"),
     ("PYCOLL_TRANSPORTS", "tcp", "transports", ("tcp",)),
@@ -39,6 +39,7 @@ GOOD = [
     ("PYCOLL_DEVICE_PROTOCOL", "pattern", "device_protocol", "pattern"),
     ("PYCOLL_DEVICE_RDMA", "0", "device_rdma", False),
     ("PYCOLL_SHARED_ARRAYS", "1", "shared_arrays", True),
+    ("PYCOLL_CPU_BALANCING", "0", "cpu_balancing", False),
 ]
 
 BAD = [

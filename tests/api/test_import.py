@@ -6,8 +6,10 @@ from harness import python
 
 #: Modules of ours behind ``pycoll.all_reduce``; joining, plans, proofs and tools come later.
 OURS = """
-    _core api arrays collective communicator core device_view dynamo errors foreign_words messages
-    moving objects ops pickled reducing rows types work
+    _core arrays arrays.device_view arrays.host_arrays arrays.p2p_message arrays.registry
+    arrays.rows comm comm.communicator comm.data_movement comm.dynamo comm.objects comm.operations
+    comm.pickled comm.point_to_point comm.reductions comm.work comm.world errors
+    foreign_words ops schedule schedule.collectives types
 """
 #: Slow modules of the standard library, and packages, that nobody needs before joining a world.
 LATER = """

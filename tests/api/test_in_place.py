@@ -15,7 +15,7 @@ from harness import fresh_world, world_in_threads
 import pycoll
 from pycoll import ClosedError, InvalidArgumentError, Work
 from pycoll.algorithms import TABLE
-from pycoll.collective import Collective
+from pycoll.schedule.collectives import Collective
 
 Comm = pycoll.Communicator
 

@@ -69,7 +69,7 @@ class _NoComm:
 
 
 def test_a_communicator_of_mpi_that_is_none() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"comm is of no use .*invalid communicator"):
+    with pytest.raises(InvalidArgumentError, match=r"comm cannot be used .*invalid communicator"):
         pycoll.init(comm=_NoComm())
 
 

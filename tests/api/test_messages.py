@@ -139,7 +139,7 @@ def test_a_mistaken_tag_is_told_to_both_sides(transports: str) -> None:
             assert isinstance(error, pycoll.TimeoutError) and error.ranks == (0,), error
             text = (
                 r"rank 1's recv from rank 0 with tag 6 did not finish within 0.2 s: rank 0 \(.*\) "
-                "sent nothing with this tag; what it sent with tag 5 lies unreceived"
+                "sent nothing with this tag; its messages with tag 5 were not received"
             )
             assert re.fullmatch(text, str(error)), error
     finally:

@@ -1,8 +1,8 @@
-"""Negated views of torch: told from other tensors by a look, and never summed as their memory."""
+"""Negated views of torch are recognised in every call, and never summed as their memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +10,7 @@ import torch
 from harness import world_in_threads
 
 import pycoll
-from pycoll import InvalidArgumentError, _core
-from pycoll.torch_arrays import negation_examples
+from pycoll import InvalidArgumentError
 
 Comm = pycoll.Communicator
 
@@ -35,18 +34,8 @@ NEGATED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=["seen", "asked"])
-def seen(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether native code sees the mark of such views, or has to ask each tensor."""
-    pycoll.local_world(1)[0].all_reduce(torch.ones(2))  # has learnt it
-    if not request.param:
-        assert not _core.learn_negation([], [torch.ones(2)])
-    yield request.param
-    assert _core.learn_negation(*negation_examples(torch))
-
-
 @pytest.mark.parametrize("name", NEGATED)
-def test_values_are_those_that_the_user_sees(name: str, seen: bool) -> None:
+def test_values_are_those_that_the_user_sees(name: str) -> None:
     def rank(comm: Comm) -> None:
         for _ in range(2):  # the second time native code knows such calls
             plain = torch.ones(6, dtype=NEGATED[name]().dtype)
@@ -64,7 +53,7 @@ def test_values_are_those_that_the_user_sees(name: str, seen: bool) -> None:
 
 
 @pytest.mark.parametrize("name", NEGATED)
-def test_none_is_written_to(name: str, seen: bool) -> None:
+def test_none_is_written_to(name: str) -> None:
     def rank(comm: Comm) -> None:
         for _ in range(2):
             x = NEGATED[name]()
@@ -80,19 +69,3 @@ def test_none_is_written_to(name: str, seen: bool) -> None:
             assert torch.equal(x, before)
 
     world_in_threads(2).run(rank)
-
-
-def test_what_tells_is_a_single_bit_that_all_negated_examples_have_and_no_other() -> None:
-    plain, negated = negation_examples(torch)
-    assert all(one.is_neg() for one in negated)
-    assert not any(one.is_neg() for one in plain)
-    try:
-        assert not _core.learn_negation(plain, [*negated, plain[0]])
-        assert not _core.learn_negation(plain, plain)
-        assert not _core.learn_negation(negated, plain)  # it is no mark that is missing
-        assert not _core.learn_negation(plain[:1], [negated[-1]])  # much else differs
-        assert not _core.learn_negation([1], negated)
-        assert not _core.learn_negation([object()], [object()])
-        assert not _core.learn_negation([], [])
-    finally:
-        assert _core.learn_negation(plain, negated)

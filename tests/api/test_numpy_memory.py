@@ -21,7 +21,8 @@ import pytest
 from harness import ROOT, python, world_in_processes
 
 import pycoll
-from pycoll import _core, model
+from pycoll import _core
+from pycoll.cost import model
 
 Comm = pycoll.Communicator
 SHARED = {"PYCOLL_SHARED_ARRAYS": "1"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
-from pycoll.pickled import BUFFER_BYTES_MIN, dump, lengths_of, load
+from pycoll.comm.pickled import BUFFER_BYTES_MIN, dump, lengths_of, load
 
 Comm = pycoll.Communicator
 
@@ -132,7 +132,7 @@ def test_a_receiver_hears_of_an_object_that_cannot_be_pickled() -> None:
             return
         with pytest.raises(InvalidArgumentError, match=r"^rank 0 has refused its arguments: obj"):
             comm.recv_object(0)
-        with pytest.raises(MismatchError, match=r"32 bytes that are no object.*received by recv"):
+        with pytest.raises(MismatchError, match=r"32 bytes that are not an object.*with recv"):
             comm.recv_object(0)
         assert comm.recv_object(0) == "fine"
 

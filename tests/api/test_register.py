@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pycoll
+from pycoll.arrays.registered import Registered
 from pycoll.errors import InvalidArgumentError
-from pycoll.registered import Registered
 
 
 class Device:
@@ -80,7 +80,7 @@ def test_what_may_move_or_cannot_be_written_is_refused_and_then_nothing_is_kept(
     device, x = Device(), np.zeros(1000)
     fixed = np.zeros(10)
     fixed.flags.writeable = False
-    with pytest.raises(InvalidArgumentError, match=r"arrays\[1\] is a list: expected memory whose"):
+    with pytest.raises(InvalidArgumentError, match=r"arrays\[1\] is a list: expected an object"):
         registered(device, x, [1.0])
     with pytest.raises(InvalidArgumentError, match=r"arrays\[1\] is read-only: pages that may not"):
         registered(device, x, fixed)

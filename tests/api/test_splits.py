@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import pycoll
 from pycoll import ClosedError, InvalidArgumentError, PeerLostError, TransportError
-from pycoll.bootstrap import parts
+from pycoll.bootstrap import subcommunicators
 
 Comm = pycoll.Communicator
 
@@ -78,7 +78,7 @@ def descriptors() -> int:
 
 def parts_of_parts(comm: Comm, steps: int) -> dict[str, Any]:
     """In a process: parts at both depths, used beside each other, and what they leave behind."""
-    parts._UNDER_WAY_MAX = 3 * comm.size * steps  # so many peers at a time
+    subcommunicators._UNDER_WAY_MAX = 3 * comm.size * steps  # so many peers at a time
     half = comm.split(comm.rank % 2, -comm.rank)
     assert half is not None
     sums, left = [], []
@@ -140,14 +140,14 @@ def test_a_rank_that_dies_while_splitting_is_named() -> None:
 def test_a_failure_is_told_to_its_part_and_leaves_the_others_alone(
     broken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = parts._Part.open
+    real = subcommunicators._Part.open
 
     def opened(self: Any, make: Any) -> None:
         if self._parent.rank == broken and self._parent.split == 1:
             raise OSError(24, "Too many open files")
         real(self, make)
 
-    monkeypatch.setattr(parts._Part, "open", opened)
+    monkeypatch.setattr(subcommunicators._Part, "open", opened)
     world = fresh_world(5)
 
     def rank(comm: Comm) -> Any:
@@ -173,15 +173,15 @@ def test_a_failure_is_told_to_its_part_and_leaves_the_others_alone(
 
 def fails_on_the_way(comm: Comm) -> Any:
     """A rank fails behind the first step, when descriptors are in the inboxes of others."""
-    parts._UNDER_WAY_MAX = 3 * comm.size
-    real = parts._Part.leave
+    subcommunicators._UNDER_WAY_MAX = 3 * comm.size
+    real = subcommunicators._Part.leave
 
     def leave(self: Any, offsets: range) -> None:
         if self._parent.rank == 1 and offsets.start == 2 and self._parent.split == 1:
             raise OSError(24, "Too many open files")
         real(self, offsets)
 
-    parts._Part.leave = leave  # type: ignore[method-assign]  # in this process alone
+    subcommunicators._Part.leave = leave  # type: ignore[method-assign]  # in this process alone
     before = descriptors()
     try:
         comm.split(0)

@@ -289,9 +289,9 @@ except KeyboardInterrupt:
 
 
 def test_the_package_offers_what_it_lists() -> None:
-    import pycoll.api
+    import pycoll.comm.world
 
-    assert pycoll.__all__ == pycoll.api.__all__
+    assert pycoll.__all__ == pycoll.comm.world.__all__
     for name in pycoll.__all__:
         assert getattr(pycoll, name).__doc__, name
     assert set(pycoll.__all__) < set(dir(pycoll))

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "check.h"
-#include "transport/shm_arena.h"
+#include "shared_memory/shm_arena.h"
 
 namespace pycoll::testing {
 

@@ -1,5 +1,5 @@
 // Plans joined with memory: what is refused, in which words, and where every row then points.
-#include "runtime/bound_plan.h"
+#include "executor/bound_plan.h"
 
 #include <cstring>
 #include <limits>
@@ -10,8 +10,8 @@
 
 using namespace pycoll;
 using namespace pycoll::testing;
-using runtime::BoundPlan;
-using runtime::CollectiveRequest;
+using executor::BoundPlan;
+using executor::CollectiveRequest;
 
 namespace {
 
@@ -125,7 +125,7 @@ TEST(rows_point_into_their_buffers) {
     const Status status = bound.bind(request);
     CHECK(status.ok(), "%s", status.message().c_str());
     CHECK(bound.rows().size() == plan->plan().rows.size(), "%zu rows", bound.rows().size());
-    for (const runtime::BoundRow& row : bound.rows()) {
+    for (const executor::BoundRow& row : bound.rows()) {
       const Range chunk = partition(count, 3, row.row->chunk);
       CHECK(row.length == chunk.length, "chunk %u", row.row->chunk);
       if (row.row->source != 0) {

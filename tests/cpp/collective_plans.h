@@ -9,10 +9,10 @@
 
 #include "base/prng.h"
 #include "check.h"
+#include "executor/request.h"
 #include "kernels/reduce.h"
 #include "plan/image.h"
 #include "plan_builder.h"
-#include "runtime/request.h"
 
 namespace pycoll::testing {
 
@@ -74,12 +74,12 @@ inline PlanImage ring_plan_with(std::uint8_t gathering, int size, int rank) {
 inline PlanImage ring_plan(int size, int rank) {
   return ring_plan_with(plan::kFlagFlush, size, rank);
 }
-inline PlanImage landing_ring_plan(int size, int rank) {
-  return ring_plan_with(plan::kFlagFlush | plan::kFlagLand, size, rank);
+inline PlanImage direct_write_ring_plan(int size, int rank) {
+  return ring_plan_with(plan::kFlagFlush | plan::kFlagDirectWrite, size, rank);
 }
 
 // A broadcast along the chain 0, 1, 2, of memory that is lent if `lend`.
-inline PlanImage chain_plan(int rank, bool lend = false) {
+inline PlanImage chain_plan(int rank, bool expose = false) {
   const auto self = static_cast<std::uint32_t>(rank);
   PlanBuilder builder(Collective::kBroadcast, 3, self);
   std::vector<std::uint16_t> from, to;
@@ -90,7 +90,7 @@ inline PlanImage chain_plan(int rank, bool lend = false) {
   if (rank > 0) row.recv[row.recv_count++] = from[0];
   if (rank < 2) row.send[row.send_count++] = to[0];
   put(row, plan::Buffer::kOutput, 0);
-  if (lend && rank < 2) row.flags = plan::kFlagLend;
+  if (expose && rank < 2) row.flags = plan::kFlagZeroCopy;
   return load(builder);
 }
 
@@ -116,9 +116,9 @@ inline std::vector<Element> sum_of(int size, int round, std::size_t count) {
 }
 
 // `output` may be `input` itself.
-inline runtime::CollectiveRequest all_reduce(PlanImage plan, const std::vector<Element>& input,
-                                             std::vector<Element>& output) {
-  runtime::CollectiveRequest request;
+inline executor::CollectiveRequest all_reduce(PlanImage plan, const std::vector<Element>& input,
+                                              std::vector<Element>& output) {
+  executor::CollectiveRequest request;
   request.input = {reinterpret_cast<const std::byte*>(input.data()), input.size() * 8};
   request.output = {reinterpret_cast<std::byte*>(output.data()), output.size() * 8};
   request.counts = {input.size()};
@@ -132,15 +132,15 @@ inline runtime::CollectiveRequest all_reduce(PlanImage plan, const std::vector<E
   return request;
 }
 
-inline runtime::MessageRequest message(runtime::MessageRequest::Kind kind, int peer,
-                                       std::uint32_t tag, std::vector<Element>& data) {
+inline executor::MessageRequest message(executor::MessageRequest::Kind kind, int peer,
+                                        std::uint32_t tag, std::vector<Element>& data) {
   return {kind, peer, tag, {reinterpret_cast<std::byte*>(data.data()), data.size() * 8}};
 }
-inline runtime::MessageRequest send_to(int peer, std::uint32_t tag, std::vector<Element>& data) {
-  return message(runtime::MessageRequest::Kind::kSend, peer, tag, data);
+inline executor::MessageRequest send_to(int peer, std::uint32_t tag, std::vector<Element>& data) {
+  return message(executor::MessageRequest::Kind::kSend, peer, tag, data);
 }
-inline runtime::MessageRequest recv_from(int peer, std::uint32_t tag, std::vector<Element>& data) {
-  return message(runtime::MessageRequest::Kind::kRecv, peer, tag, data);
+inline executor::MessageRequest recv_from(int peer, std::uint32_t tag, std::vector<Element>& data) {
+  return message(executor::MessageRequest::Kind::kRecv, peer, tag, data);
 }
 
 }  // namespace pycoll::testing

@@ -8,9 +8,9 @@
 
 using namespace pycoll;
 using namespace pycoll::testing;
-using runtime::Call;
-using runtime::Communicator;
-using runtime::Operation;
+using engine::Call;
+using engine::Communicator;
+using engine::Operation;
 
 namespace {
 

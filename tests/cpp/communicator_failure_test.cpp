@@ -8,12 +8,12 @@
 #include <set>
 
 #include "communicator_world.h"
+#include "engine/communicator.h"
 #include "process_entries.h"
-#include "runtime/communicator.h"
 
 using namespace pycoll;
 using namespace pycoll::testing;
-using runtime::Communicator;
+using engine::Communicator;
 
 namespace {
 
@@ -51,7 +51,7 @@ class Waiting {
 
   Communicator& rank_;
   std::vector<std::vector<Element>> data_;
-  std::shared_ptr<runtime::Operation> started_;
+  std::shared_ptr<engine::Operation> started_;
   std::mutex mutex_;
   std::vector<Status> statuses_;
   std::vector<std::thread> threads_;
@@ -90,7 +90,7 @@ TEST(close_ends_a_whole_queue) {
   for (const Fabric fabric : kFabrics) {
     CommunicatorWorld world(2, fabric);
     std::vector<std::vector<Element>> data(10, std::vector<Element>(1000));
-    std::vector<std::shared_ptr<runtime::Operation>> queue;
+    std::vector<std::shared_ptr<engine::Operation>> queue;
     for (auto& one : data) {
       queue.push_back(world.at(0).start(all_reduce(ring_plan(2, 0), one, one), kPatience));
     }
@@ -291,7 +291,7 @@ TEST(nothing_is_left_behind) {
   for (const Fabric fabric : kFabrics) {
     CommunicatorWorld world(3, fabric);
     std::vector<std::vector<Element>> data(3, std::vector<Element>(9));
-    std::vector<std::shared_ptr<runtime::Operation>> started;
+    std::vector<std::shared_ptr<engine::Operation>> started;
     for (int rank = 0; rank < 3; ++rank) {
       auto& mine = data[static_cast<std::size_t>(rank)];
       started.push_back(
@@ -309,7 +309,7 @@ TEST(nothing_is_left_behind) {
 namespace {
 
 // What a forked child sees; its exit code is the number of the first thing that was wrong.
-int child_of(CommunicatorWorld& world, const runtime::Operation& running) {
+int child_of(CommunicatorWorld& world, const engine::Operation& running) {
   std::vector<Element> data(3);
   Communicator& mine = world.at(0);
   if (mine.run(send_to(1, 1, data), kPatience, nullptr).code() != Code::kClosed) return 1;
@@ -329,8 +329,8 @@ int child_of(CommunicatorWorld& world, const runtime::Operation& running) {
 TEST(a_forked_child_is_refused_and_the_parent_goes_on) {
   for (const Fabric fabric : kFabrics) {
     CommunicatorWorld world(2, fabric);
-    std::vector<Element> awaited(3), sent = input_of(1, 5, 3);
-    const auto running = world.at(0).start(recv_from(1, 7, awaited), kPatience);
+    std::vector<Element> waits(3), sent = input_of(1, 5, 3);
+    const auto running = world.at(0).start(recv_from(1, 7, waits), kPatience);
     std::atomic<bool> over{false};
     std::thread busy([&] {
       while (!over) (void)world.at(0).drive(*running, 100'000, nullptr);
@@ -349,7 +349,7 @@ TEST(a_forked_child_is_refused_and_the_parent_goes_on) {
     CHECK(!running->done(), "a child ended the parent's operation");
     expect_ok(world.at(1).run(send_to(0, 7, sent), kPatience, nullptr), "send");
     expect_ok(world.at(0).drive(*running, kForever, nullptr), "recv");
-    CHECK(awaited == sent, "what arrived differs");
+    CHECK(waits == sent, "what arrived differs");
   }
 }
 

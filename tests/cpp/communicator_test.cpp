@@ -1,5 +1,5 @@
 // Communicators as users have them: real threads over shared memory and TCP streams.
-#include "runtime/communicator.h"
+#include "engine/communicator.h"
 
 #include <atomic>
 #include <chrono>
@@ -9,8 +9,8 @@
 
 using namespace pycoll;
 using namespace pycoll::testing;
-using runtime::Communicator;
-using runtime::Operation;
+using engine::Communicator;
+using engine::Operation;
 
 namespace {
 
@@ -188,7 +188,7 @@ TEST(a_busy_driver_lets_other_threads_in) {
   std::thread busy([&] {
     running = true;
     // Two million tiles of one element each.
-    runtime::CollectiveRequest request = all_reduce(plan, data, result);
+    executor::CollectiveRequest request = all_reduce(plan, data, result);
     request.segment_bytes = 8;
     expect_ok(world.at(0).run(std::move(request), kPatience, nullptr), "all_reduce");
     over = true;
@@ -237,7 +237,7 @@ TEST(what_cannot_be_is_refused_and_leaves_no_trace) {
 }
 
 TEST(a_communicator_needs_a_transport_to_every_peer) {
-  runtime::EngineOptions options;
+  engine::EngineOptions options;
   options.size = 2;
   options.clock = std::make_shared<SteadyClock>();
   options.transports.push_back(make_shm(0, 2));

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "collective_plans.h"
-#include "runtime/communicator.h"
+#include "engine/communicator.h"
 #include "shm_fixture.h"
 #include "socket_pairs.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 namespace pycoll::testing {
 
@@ -57,10 +57,10 @@ class CommunicatorWorld {
   }
 
   int size() const { return static_cast<int>(ranks_.size()); }
-  runtime::Communicator& at(int rank) { return *at(ranks_, rank); }
+  engine::Communicator& at(int rank) { return *at(ranks_, rank); }
   // Destroys the communicator of `rank`, which closes it.
   void drop(int rank) { at(ranks_, rank).reset(); }
-  runtime::Communicator::Handle take(int rank) { return std::move(at(ranks_, rank)); }
+  engine::Communicator::Handle take(int rank) { return std::move(at(ranks_, rank)); }
 
   // Peers see what the kernel shows them of a killed process. The rank must do nothing any more.
   void kill(int rank) {
@@ -81,19 +81,19 @@ class CommunicatorWorld {
   }
 
   void add(int rank, int size, std::shared_ptr<transport::Transport> transport) {
-    runtime::EngineOptions options;
+    engine::EngineOptions options;
     options.rank = rank;
     options.size = size;
     options.transports.push_back(std::move(transport));
     options.clock = std::make_shared<SteadyClock>();
-    runtime::Communicator::Handle made;
-    const Status status = runtime::Communicator::create(std::move(options), &made);
+    engine::Communicator::Handle made;
+    const Status status = engine::Communicator::create(std::move(options), &made);
     CHECK(status.ok(), "%s", status.message().c_str());
     ranks_.push_back(std::move(made));
   }
 
   std::vector<std::vector<UniqueFd>> sockets_;  // copies of each rank's ends
-  std::vector<runtime::Communicator::Handle> ranks_;
+  std::vector<engine::Communicator::Handle> ranks_;
 };
 
 // Runs body(rank) on a thread of its own for each of `ranks`; returns when all have.

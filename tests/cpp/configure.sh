@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Configures one of the two instrumented builds of the C++ tests, build/asan or build/tsan; the fuzz
-# targets lie in the first.
+# Configures one of the two instrumented builds of the C++ tests, build/asan or build/tsan.
+# build/asan also has the fuzz targets.
 set -euo pipefail
 case $1 in
   build/asan) options=(-DPYCOLL_SANITIZE=address,undefined -DPYCOLL_FUZZ=ON) ;;
-  # Kernels have no threads; that they read what others write is seen with one kind of them.
+  # Kernels have no threads. One instruction set is enough to see races on the data that they read.
   build/tsan) options=(-DPYCOLL_SANITIZE=thread -DPYCOLL_VECTORS=OFF) ;;
   *) echo "usage: $0 build/asan|build/tsan" >&2 && exit 2 ;;
 esac

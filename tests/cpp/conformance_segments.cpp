@@ -37,12 +37,12 @@ void reserved_room_stays_until_commit(const Medium& medium) {
   for (std::uint64_t index = 0; index < 12; ++index) {
     const std::size_t bytes = index % 2 == 0 ? 16 : 5000;
     const std::uint64_t key = key_of(world.seed(), 0, 1, 3, index);
-    std::byte* room = nullptr;
-    world.settle("room", [&] { return (room = send.reserve(bytes)) != nullptr; });
-    fill(room, bytes, key);
+    std::byte* slot_buffer = nullptr;
+    world.settle("room", [&] { return (slot_buffer = send.reserve(bytes)) != nullptr; });
+    fill(slot_buffer, bytes, key);
     world.steps(3);
-    CHECK(send.reserve(bytes) == room, "asked twice, got another place");
-    CHECK(holds(room, bytes, key), "reserved room of %zu bytes changed", bytes);
+    CHECK(send.reserve(bytes) == slot_buffer, "asked twice, got another place");
+    CHECK(holds(slot_buffer, bytes, key), "reserved room of %zu bytes changed", bytes);
     CHECK(world.recv(1, 0, 3).peek() == nullptr, "a segment arrived before its commit");
     send.commit(header_for(key, index, bytes));
     world.settle("a segment", [&] { return try_receive(world.recv(1, 0, 3), key, index, bytes); });

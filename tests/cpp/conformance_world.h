@@ -69,11 +69,11 @@ inline std::uint64_t key_of(std::uint64_t seed, int from, int to, std::uint32_t 
       .next();
 }
 
-inline void fill(std::byte* room, std::size_t bytes, std::uint64_t key) {
+inline void fill(std::byte* slot_buffer, std::size_t bytes, std::uint64_t key) {
   Prng prng(key);
   for (std::size_t at = 0; at < bytes; at += sizeof(std::uint64_t)) {
     const std::uint64_t word = prng.next();
-    std::memcpy(room + at, &word, std::min(sizeof(word), bytes - at));
+    std::memcpy(slot_buffer + at, &word, std::min(sizeof(word), bytes - at));
   }
 }
 
@@ -101,11 +101,11 @@ inline std::size_t random_bytes(Prng& prng) {
 // Reserves, fills and commits segment `index`; false while the channel is full.
 inline bool try_send(SendChannel& channel, std::uint64_t key, std::uint64_t index,
                      std::size_t bytes) {
-  std::byte* room = channel.reserve(bytes);
-  if (room == nullptr) return false;
-  CHECK(reinterpret_cast<std::uintptr_t>(room) % (bytes > 96 ? 64 : 16) == 0,
-        "room for %zu bytes at %p", bytes, static_cast<void*>(room));
-  fill(room, bytes, key);
+  std::byte* slot_buffer = channel.reserve(bytes);
+  if (slot_buffer == nullptr) return false;
+  CHECK(reinterpret_cast<std::uintptr_t>(slot_buffer) % (bytes > 96 ? 64 : 16) == 0,
+        "room for %zu bytes at %p", bytes, static_cast<void*>(slot_buffer));
+  fill(slot_buffer, bytes, key);
   channel.commit(header_for(key, index, bytes));
   return true;
 }

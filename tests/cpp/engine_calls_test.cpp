@@ -1,17 +1,17 @@
 // Engines on a virtual network and a virtual clock: calls that are under way beside each other.
 #include <memory>
 
+#include "engine/call.h"
 #include "engine_ranks.h"
-#include "runtime/call.h"
 
 using namespace pycoll;
 using namespace pycoll::testing;
-using runtime::Call;
+using engine::Call;
 
 namespace {
 
 // A call in place; `data` must outlive it.
-std::shared_ptr<Operation> start(Engine& engine, runtime::CollectiveRequest request,
+std::shared_ptr<Operation> start(Engine& engine, executor::CollectiveRequest request,
                                  std::vector<Element>& data, Nanoseconds timeout) {
   auto operation = std::make_shared<Operation>();
   auto* memory = reinterpret_cast<std::byte*>(data.data());
@@ -26,7 +26,7 @@ TEST(calls_run_along_if_their_memory_allows_it) {
   for (const bool same : {false, true}) {
     Ranks ranks(2);
     std::vector<Element> one = input_of(0, 0, 10), two = input_of(0, 1, 10);
-    const auto call = std::make_shared<runtime::Call>(all_reduce(direct_plan(2, 0), one, one));
+    const auto call = std::make_shared<engine::Call>(all_reduce(direct_plan(2, 0), one, one));
     std::vector<std::shared_ptr<Operation>> operations;
     for (std::vector<Element>* data : {&one, same ? &one : &two}) {
       operations.push_back(std::make_shared<Operation>());
@@ -37,11 +37,11 @@ TEST(calls_run_along_if_their_memory_allows_it) {
     (void)ranks.at(1).poll();
     auto& channel = ranks.link(1, 0).recv_channel(0);
     const transport::Segment* first = channel.peek();
-    CHECK(first != nullptr && runtime::call_of(first->header.sequence) == 1, "nothing was sent");
+    CHECK(first != nullptr && engine::call_of(first->header.sequence) == 1, "nothing was sent");
     channel.release();
     const transport::Segment* second = channel.peek();
     CHECK((second == nullptr) == same, "same memory: %d", same ? 1 : 0);
-    CHECK(same || runtime::call_of(second->header.sequence) == 2, "sent out of order");
+    CHECK(same || engine::call_of(second->header.sequence) == 2, "sent out of order");
     ranks.run_until(3 * kSecond);
     for (const auto& operation : operations) {
       expect(*operation, Code::kTimeout,
@@ -84,7 +84,7 @@ TEST(what_was_started_runs_as_far_as_it_can) {
 TEST(who_only_starts_calls_looks_at_what_has_come_when_no_more_may_run) {
   Ranks ranks(2);
   std::vector<std::vector<Element>> data;
-  for (std::size_t i = 0; i < 2 * runtime::Call::kRunsMax; ++i) {
+  for (std::size_t i = 0; i < 2 * engine::Call::kRunsMax; ++i) {
     data.push_back(input_of(0, static_cast<int>(i), 10));
   }
   std::vector<std::shared_ptr<Operation>> operations;
@@ -94,10 +94,10 @@ TEST(who_only_starts_calls_looks_at_what_has_come_when_no_more_may_run) {
     operations.push_back(start(ranks.at(rank), std::move(request), memory, kSecond));
     return ranks.at(rank).step_started();
   };
-  for (std::size_t number = 0; number < runtime::Call::kRunsMax; ++number) {
+  for (std::size_t number = 0; number < engine::Call::kRunsMax; ++number) {
     (void)started(1, number);
   }
-  for (std::size_t number = 0; number + 1 < runtime::Call::kRunsMax; ++number) {
+  for (std::size_t number = 0; number + 1 < engine::Call::kRunsMax; ++number) {
     CHECK(started(0, number) == (number == 0), "call %zu", number);
   }
   // What each has sent is with the other.
@@ -105,7 +105,7 @@ TEST(who_only_starts_calls_looks_at_what_has_come_when_no_more_may_run) {
   ranks.wait_until(kSecond / 10);
   for (const int rank : {1, 0}) (void)ranks.at(rank).poll();
   CHECK(!ranks.at(0).step_started(), "looks though more may run");
-  CHECK(started(0, runtime::Call::kRunsMax - 1), "does not look though no more may run");
+  CHECK(started(0, engine::Call::kRunsMax - 1), "does not look though no more may run");
   ranks.run_until(kSecond / 2);
   for (const auto& operation : operations) CHECK(operation->done(), "one has not ended");
 }

@@ -2,39 +2,39 @@
 // instead.
 #include <cstring>
 
+#include "engine/engine.h"
 #include "engine_ranks.h"
-#include "runtime/engine.h"
 
 using namespace pycoll;
 using namespace pycoll::testing;
-using runtime::kAnyPeer;
-using runtime::MessageRequest;
+using executor::kAnyPeer;
+using executor::MessageRequest;
 
 // The rank that sent hears what it sent instead, whatever it does meanwhile.
 TEST(a_mistaken_tag_is_told) {
   for (const bool from_any : {false, true}) {
     Ranks ranks(3);
-    std::vector<Element> sent = input_of(0, 0, 2), room(2);
+    std::vector<Element> sent = input_of(0, 0, 2), slot_buffer(2);
     for (const std::uint32_t tag : {7u, 5u, 7u}) {
       (void)ranks.at(2).start(send_to(0, tag, sent), kSecond);
     }
     ranks.run_until(100 * kMillisecond);
     Sums sums(ranks);
     const auto sum = sums.start(2, 10, 60 * kSecond);
-    MessageRequest request = recv_from(from_any ? kAnyPeer : 2, 6, room);
+    MessageRequest request = recv_from(from_any ? kAnyPeer : 2, 6, slot_buffer);
     const auto recv = ranks.at(0).start(request, kSecond);
     ranks.run_until(2 * kSecond);
     for (const auto& operation : {recv, sum}) {
       if (from_any) {
         expect(*operation, Code::kTimeout,
                "rank 0's recv from any rank with tag 6 did not finish within 1 s: ranks 1 and 2 "
-               "sent nothing with this tag; what they sent with tags 5 and 7 lies unreceived",
+               "sent nothing with this tag; their messages with tags 5 and 7 were not received",
                {1, 2});
       } else {
         expect(
             *operation, Code::kTimeout,
             "rank 0's recv from rank 2 with tag 6 did not finish within 1 s: rank 2 sent nothing "
-            "with this tag; what it sent with tags 5 and 7 lies unreceived",
+            "with this tag; its messages with tags 5 and 7 were not received",
             {2});
       }
     }
@@ -43,14 +43,14 @@ TEST(a_mistaken_tag_is_told) {
 
 TEST(a_message_that_comes_in_part_is_told) {
   Ranks ranks(3);
-  std::vector<Element> room(2);
+  std::vector<Element> slot_buffer(2);
   for (const int source : {1, kAnyPeer}) {
     auto& channel = ranks.link(1, 0).send_channel(transport::kMessageChannel);
     if (source == 1) {
       std::memset(channel.reserve(8), 1, 8);
       channel.commit({1, 16, 8, 3});  // 8 bytes of a message of 16
     }
-    const auto recv = ranks.at(0).start(recv_from(source, 3, room), kSecond);
+    const auto recv = ranks.at(0).start(recv_from(source, 3, slot_buffer), kSecond);
     ranks.run_until(2 * kSecond);
     expect(*recv, Code::kTimeout,
            source == 1 ? "rank 0's recv from rank 1 with tag 3 did not finish within 1 s: rank 1 "

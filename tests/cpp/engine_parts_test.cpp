@@ -26,8 +26,8 @@ struct Pieces {
     }
   }
 
-  std::vector<runtime::Part> parts() {
-    std::vector<runtime::Part> made;
+  std::vector<executor::Part> parts() {
+    std::vector<executor::Part> made;
     std::uint64_t end = 0;
     for (std::size_t piece = 0; piece < inputs.size(); ++piece) {
       auto* input = reinterpret_cast<std::byte*>(inputs[piece].data());
@@ -64,7 +64,7 @@ void reduce(int size, PlanImage (*plan)(int, int)) {
   std::vector<std::shared_ptr<Operation>> operations;
   for (int rank = 0; rank < size; ++rank) {
     auto& own = data[static_cast<std::size_t>(rank)];
-    runtime::CollectiveRequest request = all_reduce(plan(size, rank), own, own);
+    executor::CollectiveRequest request = all_reduce(plan(size, rank), own, own);
     if (rank == 1) {
       request.parts = pieces.parts();
       request.input.data = request.parts.front().input;

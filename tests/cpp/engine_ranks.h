@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "collective_plans.h"
-#include "runtime/engine.h"
-#include "transport/sim.h"
+#include "engine/engine.h"
+#include "transport/sim/sim.h"
 
 namespace pycoll::testing {
 
-using runtime::Engine;
-using runtime::Operation;
+using engine::Engine;
+using engine::Operation;
 
 inline constexpr Nanoseconds kMillisecond = 1'000'000;
 inline constexpr Nanoseconds kSecond = 1000 * kMillisecond;
@@ -24,7 +24,7 @@ class Ranks {
  public:
   explicit Ranks(int size) : network_(options(size)) {
     for (int rank = 0; rank < size; ++rank) {
-      runtime::EngineOptions made;
+      engine::EngineOptions made;
       made.rank = rank;
       made.size = size;
       made.clock = network_.clock();
@@ -106,7 +106,7 @@ struct Sums {
 
   std::shared_ptr<Operation> start(
       int rank, std::size_t count, Nanoseconds timeout,
-      const std::function<void(runtime::CollectiveRequest&)>& change = nullptr) {
+      const std::function<void(executor::CollectiveRequest&)>& change = nullptr) {
     const int size = ranks.at(rank).size();
     data.push_back(std::make_unique<std::vector<Element>>(input_of(rank, 0, count)));
     auto request = all_reduce(ring_plan(size, rank), *data.back(), *data.back());

@@ -2,12 +2,12 @@
 #include <cstring>
 
 #include "base/prng.h"
+#include "engine/numbers.h"
 #include "engine_ranks.h"
-#include "runtime/numbers.h"
 
 using namespace pycoll;
 using namespace pycoll::testing;
-using runtime::NumberSet;
+using engine::NumberSet;
 using transport::Numbers;
 
 namespace {
@@ -100,7 +100,7 @@ TEST(who_comes_late_hears_of_it) {
   const auto first = sums.start(0, 10, kSecond), second = sums.start(0, 10, kSecond);
   ranks.run_until(1500 * kMillisecond);
   expect(*first, Code::kInvalidArgument,
-         told(1, 1, "the last of several such, operation 2: op is 7"), {1});
+         told(1, 1, "the last of several refusals, operation 2: op is 7"), {1});
   expect(*second, Code::kInvalidArgument, told(1, 2, "op is 7"), {1});
   (void)sums.start(1, 10, 60 * kSecond);
   (void)sums.start(0, 10, 60 * kSecond);

@@ -1,6 +1,6 @@
 // Engines on a virtual network and a virtual clock: clocks of queued operations, what ranks say of
 // each other, and peers that write nonsense.
-#include "runtime/engine.h"
+#include "engine/engine.h"
 
 #include <cstring>
 
@@ -36,10 +36,10 @@ TEST(the_clock_of_a_queued_operation_starts_at_its_turn) {
 TEST(no_deadline_is_no_deadline) {
   Ranks ranks(2);
   Sums sums(ranks);
-  std::vector<Element> room(1);
+  std::vector<Element> slot_buffer(1);
   ranks.run_until(kSecond);
   const auto sum = sums.start(0, 10, kForever);
-  const auto recv = ranks.at(0).start(recv_from(1, 0, room), kForever);
+  const auto recv = ranks.at(0).start(recv_from(1, 0, slot_buffer), kForever);
   ranks.run_until(30 * kSecond);
   CHECK(!sum->done() && !recv->done(), "ended without a deadline: %s",
         sum->status().message().c_str());
@@ -50,10 +50,10 @@ TEST(no_deadline_is_no_deadline) {
 TEST(everybody_tells_of_one_timeout_alike) {
   Ranks ranks(4);
   Sums sums(ranks);
-  std::vector<Element> room(1);
+  std::vector<Element> slot_buffer(1);
   const auto sum = sums.start(0, 10, kSecond);
   const auto other = sums.start(1, 10, 60 * kSecond);
-  const auto recv = ranks.at(2).start(recv_from(3, 0, room), 60 * kSecond);
+  const auto recv = ranks.at(2).start(recv_from(3, 0, slot_buffer), 60 * kSecond);
   ranks.run_until(2 * kSecond);
   const auto late = sums.start(3, 10, 60 * kSecond);
   ranks.run_until(3 * kSecond);
@@ -68,8 +68,8 @@ TEST(everybody_tells_of_one_timeout_alike) {
 TEST(a_message_that_does_not_come_is_told_alike) {
   Ranks ranks(3);
   Sums sums(ranks);
-  std::vector<Element> room(1);
-  const auto recv = ranks.at(0).start(recv_from(2, 5, room), kSecond);
+  std::vector<Element> slot_buffer(1);
+  const auto recv = ranks.at(0).start(recv_from(2, 5, slot_buffer), kSecond);
   const auto sum = sums.start(1, 10, 60 * kSecond);
   ranks.run_until(2 * kSecond);
   for (const auto& operation : {recv, sum}) {
@@ -92,7 +92,7 @@ TEST(a_rank_that_sent_something_is_not_missing) {
   // Rank 0 plays its first segment by hand and falls silent.
   const auto request = all_reduce(ring_plan(3, 0), *sums.data[0], *sums.data[0]);
   const transport::SegmentHeader header{
-      runtime::next_call(0), hash_bytes(&request.descriptor, sizeof(request.descriptor)), 8000, 0};
+      engine::next_call(0), hash_bytes(&request.descriptor, sizeof(request.descriptor)), 8000, 0};
   auto& channel = ranks.link(0, 1).send_channel(0);
   CHECK(channel.hand_over(header, request.input.data), "no room");
   ranks.run_until(2 * kSecond);
@@ -108,7 +108,7 @@ TEST(arrays_of_other_lengths_are_told_alike) {
   std::vector<std::shared_ptr<Operation>> operations;
   for (int rank = 0; rank < 3; ++rank) {
     operations.push_back(sums.start(rank, rank == 2 ? 11 : 12, 60 * kSecond,
-                                    [](runtime::CollectiveRequest& request) {
+                                    [](executor::CollectiveRequest& request) {
                                       request.descriptor.count = 12;  // as where counts may differ
                                     }));
   }
@@ -125,8 +125,8 @@ TEST(arrays_of_other_lengths_are_told_alike) {
 TEST(a_dispute_is_judged_by_what_was_told) {
   Ranks ranks(4);  // the last one is elsewhere, so the others wait for its word
   Sums sums(ranks);
-  std::vector<Element> room(1);
-  const auto recv = ranks.at(0).start(recv_from(1, 0, room), 60 * kSecond);
+  std::vector<Element> slot_buffer(1);
+  const auto recv = ranks.at(0).start(recv_from(1, 0, slot_buffer), 60 * kSecond);
   const auto first = sums.start(1, 10, 60 * kSecond), second = sums.start(2, 20, 60 * kSecond);
   ranks.run_until(20 * kMillisecond);
   CHECK(!recv->done(), "rank 0 waits for the word of rank 3");
@@ -148,14 +148,14 @@ TEST(a_refused_request_leaves_no_trace) {
   (void)sums.start(1, 10, kSecond);
   ranks.run_until(10 * kMillisecond);
   const auto refused =
-      sums.start(0, 77, kSecond, [](runtime::CollectiveRequest& request) { request.counts = {}; });
+      sums.start(0, 77, kSecond, [](executor::CollectiveRequest& request) { request.counts = {}; });
   expect(*refused, Code::kInvalidArgument, "counts has 0 entries, the plan has 1 blocks", {0});
-  std::vector<Element> room(1);
-  (void)ranks.at(0).start(recv_from(1, 0, room), kSecond);
+  std::vector<Element> slot_buffer(1);
+  (void)ranks.at(0).start(recv_from(1, 0, slot_buffer), kSecond);
   ranks.run_until(2 * kSecond);
   const Notice notice = ranks.link(1, 0).newest();
   CHECK(notice.failure == static_cast<std::uint32_t>(Code::kTimeout), "failure %u", notice.failure);
-  CHECK(runtime::call_of(notice.sequence) == 1 && notice.descriptor.count == 10, "it tells of %s",
+  CHECK(engine::call_of(notice.sequence) == 1 && notice.descriptor.count == 10, "it tells of %s",
         to_text(notice.descriptor).c_str());
 }
 
@@ -167,7 +167,7 @@ TEST(a_wrong_request_in_a_queue_ends_alone) {
   std::vector<std::shared_ptr<Operation>> wrong;
   for (int rank = 0; rank < 2; ++rank) {
     good.push_back(sums.start(rank, 10, kSecond));
-    wrong.push_back(sums.start(rank, 10, kSecond, [&](runtime::CollectiveRequest& request) {
+    wrong.push_back(sums.start(rank, 10, kSecond, [&](executor::CollectiveRequest& request) {
       if (rank == 0) request.counts = {9};
     }));
     good.push_back(sums.start(rank, 20, kSecond));
@@ -185,8 +185,8 @@ TEST(a_wrong_request_in_a_queue_ends_alone) {
 
 TEST(a_malformed_message_ends_the_communicator) {
   Ranks ranks(3);
-  std::vector<Element> room(2), never(1);
-  const auto recv = ranks.at(0).start(recv_from(1, 3, room), kSecond);
+  std::vector<Element> slot_buffer(2), never(1);
+  const auto recv = ranks.at(0).start(recv_from(1, 3, slot_buffer), kSecond);
   const auto other = ranks.at(2).start(recv_from(0, 0, never), kSecond);
   auto& channel = ranks.link(1, 0).send_channel(transport::kMessageChannel);
   std::memset(channel.reserve(64), 1, 64);
@@ -204,8 +204,8 @@ TEST(a_malformed_message_ends_the_communicator) {
 TEST(a_notice_may_blame_only_ranks_that_exist) {
   for (const int culprit : {-1, -7, 3, 1 << 30}) {
     Ranks ranks(3);
-    std::vector<Element> room(1);
-    const auto recv = ranks.at(0).start(recv_from(2, 0, room), kSecond);
+    std::vector<Element> slot_buffer(1);
+    const auto recv = ranks.at(0).start(recv_from(2, 0, slot_buffer), kSecond);
     Notice notice;
     notice.failure = static_cast<std::uint32_t>(Code::kPeerLost);
     notice.culprit = culprit;
@@ -224,14 +224,14 @@ TEST(notices_of_any_content_end_in_some_status) {
     Sums sums(ranks);
     const auto sum = sums.start(0, 10, kSecond);
     Notice notice;
-    notice.sequence = random.below(3) << runtime::kPartBits;
+    notice.sequence = random.below(3) << engine::kPartBits;
     notice.failure = static_cast<std::uint32_t>(random.below(12));
     notice.culprit = static_cast<std::int32_t>(random.below(8)) - 3;
     notice.inquiry = static_cast<std::uint32_t>(random.below(5));
-    notice.awaited_count = static_cast<std::uint32_t>(random.below(40));
-    for (std::uint32_t& one : notice.awaited) one = static_cast<std::uint32_t>(random.below(9));
+    notice.wait_count = static_cast<std::uint32_t>(random.below(40));
+    for (std::uint32_t& one : notice.waits) one = static_cast<std::uint32_t>(random.below(9));
     for (transport::Numbers& one : notice.refusals.ranges) {
-      one = {random.below(3) << runtime::kPartBits, random.below(3) << runtime::kPartBits};
+      one = {random.below(3) << engine::kPartBits, random.below(3) << engine::kPartBits};
     }
     for (char& letter : notice.refusals.why) letter = static_cast<char>(random.next());
     notice.shape.axes = static_cast<std::uint32_t>(random.next());
@@ -253,7 +253,7 @@ TEST(notices_of_any_content_end_in_some_status) {
 // A rank that has left in good order is missed only by those who need it.
 TEST(a_rank_that_left_is_not_missed_by_others) {
   Ranks ranks(3);
-  std::vector<Element> sent = input_of(0, 0, 30'000), got(30'000), room(1);
+  std::vector<Element> sent = input_of(0, 0, 30'000), got(30'000), slot_buffer(1);
   ranks.at(2).close();
   const auto recv = ranks.at(1).start(recv_from(0, 0, got), kSecond);
   ranks.run_until(500 * kMillisecond);
@@ -262,7 +262,7 @@ TEST(a_rank_that_left_is_not_missed_by_others) {
   CHECK(send->done() && send->status().ok() && recv->done() && recv->status().ok(), "%s",
         recv->status().message().c_str());
   CHECK(got == sent, "what arrived differs");
-  const auto missed = ranks.at(1).start(recv_from(2, 0, room), kSecond);
+  const auto missed = ranks.at(1).start(recv_from(2, 0, slot_buffer), kSecond);
   ranks.run_until(kSecond);
   expect(
       *missed, Code::kPeerLost,
@@ -318,15 +318,15 @@ TEST(closing_ends_a_queue_and_nothing_moves_afterwards) {
 // Messages to oneself, received before they are sent: each is forgotten when it has ended.
 TEST(messages_to_oneself_leave_nothing_behind) {
   Ranks ranks(2);
-  std::vector<Element> data = input_of(0, 0, 3), room(3);
+  std::vector<Element> data = input_of(0, 0, 3), slot_buffer(3);
   for (int round = 0; round < 100; ++round) {
-    const auto recv = ranks.at(0).start(recv_from(0, 1, room), kSecond);
+    const auto recv = ranks.at(0).start(recv_from(0, 1, slot_buffer), kSecond);
     const auto send = ranks.at(0).start(send_to(0, 1, data), kSecond);
     CHECK(send->done() && recv->done() && recv->status().ok(), "round %d", round);
     CHECK(!ranks.at(0).active(), "round %d: something is open", round);
   }
-  CHECK(room == data, "what arrived differs");
-  const auto alone = ranks.at(0).start(recv_from(0, 2, room), kSecond);
+  CHECK(slot_buffer == data, "what arrived differs");
+  const auto alone = ranks.at(0).start(recv_from(0, 2, slot_buffer), kSecond);
   ranks.run_until(2 * kSecond);
   expect(*alone, Code::kTimeout,
          "rank 0's recv from rank 0 with tag 2 did not finish within 1 s: rank 0 sent nothing with "

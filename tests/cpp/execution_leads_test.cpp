@@ -11,18 +11,18 @@ namespace {
 
 constexpr std::size_t kElementsPerTile = 10;
 
-runtime::CollectiveRequest direct_sum(int size, int rank, const std::vector<Element>& input,
-                                      std::vector<Element>& output) {
+executor::CollectiveRequest direct_sum(int size, int rank, const std::vector<Element>& input,
+                                       std::vector<Element>& output) {
   auto request = all_reduce(direct_plan(size, rank), input, output);
   request.segment_bytes = kElementsPerTile * sizeof(Element);
   return request;
 }
 
 // How many more segments the channel takes.
-std::uint32_t room_in(transport::SendChannel& channel) {
-  std::uint32_t room = 0;
-  for (; channel.reserve(8) != nullptr; ++room) channel.commit({99, 0, 8, 0});
-  return room;
+std::uint32_t slot_buffer_in(transport::SendChannel& channel) {
+  std::uint32_t slot_buffer = 0;
+  for (; channel.reserve(8) != nullptr; ++slot_buffer) channel.commit({99, 0, 8, 0});
+  return slot_buffer;
 }
 
 // Rank 0 of two: sends chunk 0 of `source`, which it may also copy, then receives. `back`: the
@@ -66,7 +66,8 @@ TEST(leads_run_ahead_while_there_is_room) {
     std::vector<Element> data = input_of(0, 0, tiles * kElementsPerTile);
     const auto sum = ranks.at(0).start(direct_sum(2, 0, data, data), kSecond);
     ranks.run_until(kMillisecond);
-    const std::uint32_t sent = transport::kChannelDepth - room_in(ranks.link(0, 1).send_channel(0));
+    const std::uint32_t sent =
+        transport::kChannelDepth - slot_buffer_in(ranks.link(0, 1).send_channel(0));
     CHECK(sent == std::min<std::size_t>(tiles, transport::kChannelDepth), "%u of %zu tiles", sent,
           tiles);
   }

@@ -6,12 +6,12 @@
 
 #include "arena_block.h"
 #include "collective_plans.h"
-#include "landing_world.h"
+#include "direct_write_world.h"
 
 using namespace pycoll;
 using namespace pycoll::testing;
-using runtime::Execution;
-using runtime::Progress;
+using executor::Execution;
+using executor::Progress;
 
 namespace {
 
@@ -48,12 +48,12 @@ PlanImage pair_plan(int rank, const Manner& manner) {
       plan::Row& row = builder.row(chunk, {}, {to}, lane);
       take(row, plan::Buffer::kInput, chunk);
       if (!manner.gathers()) put(row, plan::Buffer::kOutput, chunk);
-      row.flags = plan::kFlagLend;
+      row.flags = plan::kFlagZeroCopy;
     } else {
       const std::uint16_t from = builder.recv(0, number);
       plan::Row& row = builder.row(chunk, {from}, {}, lane);
       put(row, plan::Buffer::kOutput, chunk);
-      row.flags = plan::kFlagFlush | plan::kFlagLand;
+      row.flags = plan::kFlagFlush | plan::kFlagDirectWrite;
     }
   }
   return load(builder);
@@ -77,7 +77,7 @@ class Transfer {
   void begin(int rank) {
     std::byte* input = sender_.data();
     std::byte* output = rank == 1 ? result() : manner_.apart ? sender_result_.data() : input;
-    runtime::CollectiveRequest request = all_reduce(pair_plan(rank, manner_), values_, ordinary_);
+    executor::CollectiveRequest request = all_reduce(pair_plan(rank, manner_), values_, ordinary_);
     request.input = {rank == 0 ? input : nullptr, rank == 0 ? sender_.bytes() : 0};
     request.output = {output, rank == 0 && manner_.gathers() ? 0 : sender_.bytes()};
     request.descriptor.collective = manner_.collective;
@@ -150,18 +150,19 @@ TEST(every_other_segment_is_placed) {
 TEST(who_has_something_else_to_copy_or_shares_a_core_leaves_all_to_the_receiver) {
   Pair world;
   CHECK(placed_by(world, 4 * kSegmentCount, {.apart = true}) == 0, "copies for both");
-  Pair crowded;
-  crowded.share_cores();
-  CHECK(placed_by(crowded, 4 * kSegmentCount, {}) == 0, "divides what one core does");
+  Pair oversubscribed;
+  oversubscribed.share_cores();
+  CHECK(placed_by(oversubscribed, 4 * kSegmentCount, {}) == 0, "divides what one core does");
 }
 
 TEST(who_gathers_has_long_blocks_of_others_placed) {
   const Manner gather{.collective = Collective::kGather};
   for (int segments = 1; segments <= 5; ++segments) {
     const std::size_t count = kSegmentCount * static_cast<std::size_t>(segments) - 7;
-    Pair world, crowded;
-    crowded.share_cores();
-    const int all = placed_by(world, count, gather), half = placed_by(crowded, count, gather);
+    Pair world, oversubscribed;
+    oversubscribed.share_cores();
+    const int all = placed_by(world, count, gather),
+              half = placed_by(oversubscribed, count, gather);
     CHECK(all == (segments == 1 ? 0 : segments), "%d of %d segments", all, segments);
     CHECK(half == segments / 2, "%d of %d segments where cores are shared", half, segments);
   }

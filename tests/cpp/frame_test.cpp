@@ -1,5 +1,5 @@
 // The bytes of WIRE.md: golden headers, and every kind of garbage a header can be.
-#include "transport/frame.h"
+#include "transport/tcp/frame.h"
 
 #include <cstring>
 #include <string>

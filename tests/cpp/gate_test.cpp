@@ -1,5 +1,5 @@
 // A gate is a mutex, and who gives way comes behind who waits.
-#include "runtime/gate.h"
+#include "engine/waiting/gate.h"
 
 #include <atomic>
 #include <thread>
@@ -7,7 +7,7 @@
 
 #include "check.h"
 
-using pycoll::runtime::Gate;
+using pycoll::engine::Gate;
 
 TEST(one_thread_at_a_time) {
   Gate gate;

@@ -1,5 +1,5 @@
 // Matching and moving of tagged messages between two mailboxes, over a channel in memory.
-#include "runtime/mailbox.h"
+#include "engine/mailbox.h"
 
 #include <cstring>
 
@@ -7,7 +7,7 @@
 #include "check.h"
 
 using namespace pycoll;
-using namespace pycoll::runtime;
+using namespace pycoll::engine;
 using transport::Segment;
 using transport::SegmentHeader;
 
@@ -20,11 +20,11 @@ class Pipe final : public transport::SendChannel, public transport::RecvChannel 
 
   std::byte* reserve(std::size_t bytes) override {
     if (segments_.size() == depth_) return nullptr;
-    room_.resize(bytes + 1);
-    return room_.data();
+    slot_buffer_.resize(bytes + 1);
+    return slot_buffer_.data();
   }
   void commit(const SegmentHeader& header) override {
-    segments_.push_back({header, {room_.begin(), room_.begin() + header.bytes}});
+    segments_.push_back({header, {slot_buffer_.begin(), slot_buffer_.begin() + header.bytes}});
   }
   bool drained() override { return is_drained; }
   const Segment* peek() override {
@@ -44,7 +44,7 @@ class Pipe final : public transport::SendChannel, public transport::RecvChannel 
     std::vector<std::byte> bytes;
   };
   std::size_t depth_;
-  std::vector<std::byte> room_;
+  std::vector<std::byte> slot_buffer_;
   std::deque<Held> segments_;
   Segment head_;
 };
@@ -237,12 +237,12 @@ TEST(a_send_ends_only_when_its_memory_is_free) {
 
 TEST(another_length_is_a_mismatch_and_touches_nothing) {
   for (const std::size_t size : kSizes) {
-    for (const std::size_t room : {std::size_t{0}, std::size_t{7}, size + 1}) {
+    for (const std::size_t slot_buffer : {std::size_t{0}, std::size_t{7}, size + 1}) {
       for (const bool early : {true, false}) {
-        if (room == size) continue;
+        if (slot_buffer == size) continue;
         Mailbox a(1), b(7);
         Pipe pipe;
-        Bytes data = pattern(size, 1), got(room), next = pattern(4, 9), got_next(4);
+        Bytes data = pattern(size, 1), got(slot_buffer), next = pattern(4, 9), got_next(4);
         std::shared_ptr<Operation> received;
         if (early) received = recv(b, 3, got);
         const auto sent = send(a, 3, data);
@@ -253,11 +253,11 @@ TEST(another_length_is_a_mismatch_and_touches_nothing) {
         CHECK(received->done(), "recv has not ended");
         const std::string text = "recv from rank 7 with tag 3: the message has " +
                                  std::to_string(size) + " bytes, the array has " +
-                                 std::to_string(room) + " bytes";
+                                 std::to_string(slot_buffer) + " bytes";
         CHECK(received->status().code() == Code::kMismatch, "no mismatch");
         CHECK(received->status().message() == text, "%s", received->status().message().c_str());
         CHECK(received->status().ranks() == std::vector<int>{7}, "names another rank");
-        CHECK(got == Bytes(room), "the array was written to");
+        CHECK(got == Bytes(slot_buffer), "the array was written to");
         expect_done(recv(b, 3, got_next), "the next message");
         CHECK(got_next == next, "the next message differs");
       }
@@ -286,8 +286,9 @@ TEST(messages_to_oneself) {
 TEST(a_failure_ends_everything_once) {
   Mailbox a(1), b(0);
   Pipe pipe(1);
-  Bytes data = pattern(200'000, 1), got(200'000), other(1), done_data = pattern(1, 2), done_room(1);
-  const auto done = recv(b, 9, done_room);
+  Bytes data = pattern(200'000, 1), got(200'000), other(1), done_data = pattern(1, 2),
+        done_slot_buffer(1);
+  const auto done = recv(b, 9, done_slot_buffer);
   (void)send(a, 9, done_data);
   move_all(a, b, pipe);
   const auto sent = send(a, 3, data), arriving = recv(b, 3, got), unmatched = recv(b, 4, other);

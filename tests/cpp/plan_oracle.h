@@ -141,8 +141,9 @@ class PlanOracle {
     last_lane_ = lane;
     if (recvs > 8 || sends > 8) return harm("more than eight channels", index);
     if (flags > 15 || source > 3 || target > 3 || target == 1) return harm("an enum", index);
-    const std::uint64_t lent = recvs != 0 ? target : source;
-    if ((flags & 4) != 0 && (sends == 0 || lent == 0 || lent == 3)) harm("lends nothing", index);
+    const std::uint64_t exposed = recvs != 0 ? target : source;
+    if ((flags & 4) != 0 && (sends == 0 || exposed == 0 || exposed == 3))
+      harm("lends nothing", index);
     if (u8(at + 9) > (source == 0 ? 0 : recvs)) harm("source_position", index);
     if (chunk == kToken && (source != 0 || target != 0)) harm("token with data", index);
     if (chunk == kToken && flags != 0) harm("token with flags", index);

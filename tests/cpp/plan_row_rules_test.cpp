@@ -6,9 +6,9 @@ namespace pycoll {
 namespace {
 
 using plan::Buffer;
+using plan::kFlagDirectWrite;
 using plan::kFlagFinal;
-using plan::kFlagLand;
-using plan::kFlagLend;
+using plan::kFlagZeroCopy;
 using plan::kToken;
 using testing::Builder;
 using testing::check_rules;
@@ -67,16 +67,15 @@ TEST(row_meaning_rules) {
            DAMAGE(plan.row(kToken, {}, {}, 1))},
           {"row 3: flags is 1, must be without final (1), this row of all_reduce combines nothing",
            DAMAGE(plan.rows[3].flags = kFlagFinal)},
-          {"row 0: flags is 5, must be without lend (4), this row sends no input or output as it "
-           "lies there",
-           DAMAGE(plan.rows[0].flags |= kFlagLend)},
-          {"row 3: flags is 4, must be without lend (4), this row sends no input or output as it "
-           "lies there",
-           DAMAGE(plan.rows[3].flags = kFlagLend)},
-          {"row 0: flags is 9, must be without land (8), this row does more than copy a segment "
-           "to "
-           "the output",
-           DAMAGE(plan.rows[0].flags |= kFlagLand)},
+          {"row 0: flags is 5, must be without zero_copy (4), this row sends no input or output in "
+           "place",
+           DAMAGE(plan.rows[0].flags |= kFlagZeroCopy)},
+          {"row 3: flags is 4, must be without zero_copy (4), this row sends no input or output in "
+           "place",
+           DAMAGE(plan.rows[3].flags = kFlagZeroCopy)},
+          {"row 0: flags is 9, must be without direct_write (8), this row does more than copy a "
+           "segment to the output",
+           DAMAGE(plan.rows[0].flags |= kFlagDirectWrite)},
       },
       sample);
   const auto broadcast = [] {

@@ -14,9 +14,9 @@
 
 #include "check.h"
 #include "socket_pairs.h"
-#include "transport/frame.h"
-#include "transport/tcp.h"
-#include "transport/tcp_socket.h"
+#include "transport/tcp/frame.h"
+#include "transport/tcp/tcp.h"
+#include "transport/tcp/tcp_socket.h"
 
 namespace pycoll::testing {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "arena_block.h"
-#include "transport/shm_arena.h"
+#include "shared_memory/shm_arena.h"
 
 using namespace pycoll;
 using pycoll::testing::Block;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.h"
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 #include "transport_conformance.h"
 
 namespace pycoll::testing {

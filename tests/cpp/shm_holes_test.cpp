@@ -1,5 +1,5 @@
 // Holes give what fits best, never the same twice, and grow together again.
-#include "transport/shm_holes.h"
+#include "shared_memory/shm_holes.h"
 
 #include <algorithm>
 #include <random>

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 #include "transport_conformance.h"
 
 namespace pycoll::conformance {

@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "sim_ranks.h"
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 
 namespace pycoll::testing {
 namespace {
@@ -148,9 +148,9 @@ TEST(ends_may_outlive_the_network) {
 TEST(swarms_differ_and_faults_are_valid) {
   constexpr int kSeeds = 400;
   constexpr Nanoseconds kHorizon = 1'000'000;
-  bool SimOptions::* const features[] = {&SimOptions::slow_link,     &SimOptions::reorder,
-                                         &SimOptions::partial,       &SimOptions::jitter_rooms,
-                                         &SimOptions::delay_notices, &SimOptions::hide_until_poll};
+  bool SimOptions::* const features[] = {
+      &SimOptions::slow_link,           &SimOptions::reorder,       &SimOptions::partial,
+      &SimOptions::jitter_slot_buffers, &SimOptions::delay_notices, &SimOptions::hide_until_poll};
   int on[std::size(features)] = {};
   int cuts = 0, deaths = 0, early = 0;
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {

@@ -6,7 +6,7 @@
 
 #include "base/prng.h"
 #include "check.h"
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 
 namespace pycoll::testing {
 
@@ -66,9 +66,9 @@ inline void fill(std::byte* data, std::size_t bytes, std::uint64_t key) {
 }
 
 inline bool send_one(SendChannel& channel, std::uint64_t sequence, std::size_t bytes) {
-  std::byte* room = channel.reserve(bytes);
-  if (room == nullptr) return false;
-  fill(room, bytes, sequence);
+  std::byte* slot_buffer = channel.reserve(bytes);
+  if (slot_buffer == nullptr) return false;
+  fill(slot_buffer, bytes, sequence);
   channel.commit(header_of(sequence, bytes));
   return true;
 }

@@ -1,7 +1,7 @@
 // What the simulated network promises beyond the contract of every transport: exact replay, virtual
 // time, and each awkward feature where and only where it is asked for.
 
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 
 #include <algorithm>
 #include <cstring>
@@ -206,11 +206,11 @@ TEST(pieces_are_drawn_when_asked_for) {
 
 TEST(memory_that_is_no_longer_yours_is_overwritten) {
   Ranks ranks(plain(2));
-  std::byte* room = ranks.send(0, 1).reserve(100);
-  fill(room, 100, 1);
-  std::vector<std::byte> copy(room, room + 100);
+  std::byte* slot_buffer = ranks.send(0, 1).reserve(100);
+  fill(slot_buffer, 100, 1);
+  std::vector<std::byte> copy(slot_buffer, slot_buffer + 100);
   ranks.send(0, 1).commit(header_of(1, 100));
-  CHECK(!std::equal(copy.begin(), copy.end(), room), "committed room still reads as before");
+  CHECK(!std::equal(copy.begin(), copy.end(), slot_buffer), "committed room still reads as before");
   ranks.settle();
   const std::byte* data = ranks.recv(0, 1).peek()->data;
   CHECK(std::equal(copy.begin(), copy.end(), data), "arrived changed");

@@ -6,8 +6,8 @@
 
 #include "base/prng.h"
 #include "check.h"
-#include "transport/shm_places.h"
-#include "transport/shm_stores.h"
+#include "transport/shm/shm_stores.h"
+#include "transport/shm/shm_write_windows.h"
 
 using namespace pycoll;
 using transport::shm::Places;
@@ -104,7 +104,7 @@ TEST(copies_that_mislead_the_processor_copy_the_same) {
       std::fill(memory.begin(), memory.end(), kUntouched);
       std::byte* from = memory.data() + 5;
       std::byte* to = from + 3 * kPage + apart;
-      CHECK(misleads(to, from) == (apart > 0 && apart < 64), "%zu bytes apart", apart);
+      CHECK(aliases_4k(to, from) == (apart > 0 && apart < 64), "%zu bytes apart", apart);
       std::copy_n(source.begin(), bytes, from);
       copy_bytes(to, from, bytes);
       CHECK(std::equal(to, to + bytes, source.begin()), "%zu bytes, %zu apart", bytes, apart);
@@ -115,16 +115,17 @@ TEST(copies_that_mislead_the_processor_copy_the_same) {
 
 TEST(claim_and_copy_copies_any_length_from_and_to_any_place) {
   const auto source = noise(6000, 13);
-  std::vector<std::byte> room(source.size() + 200);
+  std::vector<std::byte> slot_buffer(source.size() + 200);
   for (const std::size_t bytes : {0, 1, 63, 64, 1000, 1024, 1025, 2048, 3000, 3072, 3073, 5900}) {
     for (const std::size_t to : {0, 1, 40, 64}) {
       for (const std::size_t from : {0, 3, 64}) {
-        std::fill(room.begin(), room.end(), kUntouched);
-        claim_and_copy(room.data() + to, source.data() + from, bytes);
-        for (std::size_t at = 0; at < room.size(); ++at) {
+        std::fill(slot_buffer.begin(), slot_buffer.end(), kUntouched);
+        claim_and_copy(slot_buffer.data() + to, source.data() + from, bytes);
+        for (std::size_t at = 0; at < slot_buffer.size(); ++at) {
           const bool inside = at >= to && at < to + bytes;
           const std::byte expected = inside ? source[from + at - to] : kUntouched;
-          CHECK(room[at] == expected, "byte %zu of %zu, from +%zu to +%zu", at, bytes, from, to);
+          CHECK(slot_buffer[at] == expected, "byte %zu of %zu, from +%zu to +%zu", at, bytes, from,
+                to);
         }
       }
     }
@@ -136,14 +137,15 @@ TEST(stream_copy_copies_any_length_from_and_to_any_place) {
   for (std::size_t to = 0; to < 65; ++to) {
     for (const std::size_t from : {0, 1, 8, 63}) {
       for (std::size_t bytes = 0; bytes < 260; bytes += to % 2 == 0 ? 1 : 17) {
-        alignas(64) std::byte room[512];
-        std::fill(std::begin(room), std::end(room), kUntouched);
-        stream_copy(room + to, source.data() + from, bytes);
+        alignas(64) std::byte slot_buffer[512];
+        std::fill(std::begin(slot_buffer), std::end(slot_buffer), kUntouched);
+        stream_copy(slot_buffer + to, source.data() + from, bytes);
         stream_fence();
-        for (std::size_t at = 0; at < sizeof(room); ++at) {
+        for (std::size_t at = 0; at < sizeof(slot_buffer); ++at) {
           const bool inside = at >= to && at < to + bytes;
           const std::byte expected = inside ? source[from + at - to] : kUntouched;
-          CHECK(room[at] == expected, "byte %zu of %zu, from +%zu to +%zu", at, bytes, from, to);
+          CHECK(slot_buffer[at] == expected, "byte %zu of %zu, from +%zu to +%zu", at, bytes, from,
+                to);
         }
       }
     }
@@ -152,21 +154,21 @@ TEST(stream_copy_copies_any_length_from_and_to_any_place) {
 
 TEST(both_kinds_of_stores_fill_the_same) {
   const auto source = noise(kSegmentBytes, 8);
-  const auto fill = [&](bool streaming, std::size_t all, std::vector<std::byte>& room) {
+  const auto fill = [&](bool streaming, std::size_t all, std::vector<std::byte>& slot_buffer) {
     Stores stores({.streaming = streaming});
-    const bool streamed = stores.fill(all, room.data(), source.data(), room.size());
+    const bool streamed = stores.fill(all, slot_buffer.data(), source.data(), slot_buffer.size());
     stream_fence();
-    CHECK(std::equal(room.begin(), room.end(), source.begin()), "other bytes");
+    CHECK(std::equal(slot_buffer.begin(), slot_buffer.end(), source.begin()), "other bytes");
     return streamed;
   };
   for (const std::size_t bytes : {kSegmentBytes, kBytes}) {
-    std::vector<std::byte> room(bytes);
-    CHECK(fill(true, kSegmentBytes, room), "%zu bytes were not streamed", bytes);
-    CHECK(!fill(false, kSegmentBytes, room), "%zu bytes were streamed", bytes);
+    std::vector<std::byte> slot_buffer(bytes);
+    CHECK(fill(true, kSegmentBytes, slot_buffer), "%zu bytes were not streamed", bytes);
+    CHECK(!fill(false, kSegmentBytes, slot_buffer), "%zu bytes were streamed", bytes);
   }
   constexpr std::size_t kShortBytes = 1024;
-  std::vector<std::byte> room(kShortBytes);
-  CHECK(!fill(true, kShortBytes, room), "a short segment was streamed");
+  std::vector<std::byte> slot_buffer(kShortBytes);
+  CHECK(!fill(true, kShortBytes, slot_buffer), "a short segment was streamed");
   CHECK(!Stores({.streaming = true}).wants_fill(kShortBytes), "a short segment is made elsewhere");
 }
 
@@ -197,7 +199,7 @@ TEST(where_streaming_is_slow_too_ordinary_stores_may_take_as_long) {
 
 TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that_is_slow) {
   const auto source = noise(kBytes, 9);
-  std::vector<std::byte> room(kBytes);
+  std::vector<std::byte> slot_buffer(kBytes);
   Stores stores({});
   teach(stores, 400);
   const auto tried = [&](int segments) {
@@ -205,7 +207,7 @@ TEST(now_and_then_segments_are_filled_by_ordinary_stores_and_more_seldom_if_that
     for (int segment = 0; segment < segments; ++segment) {
       CHECK(stores.wants_fill(kSegmentBytes), "segment %d", segment);
       // Pieces that are too short to be timed.
-      count += !stores.fill(kSegmentBytes, room.data(), source.data(), 1024);
+      count += !stores.fill(kSegmentBytes, slot_buffer.data(), source.data(), 1024);
       stores.finish(kSegmentBytes);
     }
     return count;
@@ -220,10 +222,10 @@ TEST(short_segments_alone_are_timed_too) {
   constexpr std::size_t kShort = 2048;
   Stopwatch clock;
   const auto source = noise(kShort, 12);
-  std::vector<std::byte> room(kShort);
+  std::vector<std::byte> slot_buffer(kShort);
   Stores stores({.streaming = std::nullopt, .reader_core = nullptr, .clock = &clock});
   for (int segment = 0; segment < 1024; ++segment) {
-    stores.fill(kShort, room.data(), source.data(), kShort);
+    stores.fill(kShort, slot_buffer.data(), source.data(), kShort);
     stores.finish(kShort);
   }
   stores.finish(kShort);  // behind a trial
@@ -276,12 +278,12 @@ TEST(only_fills_across_cores_are_timed) {
   const OnOneCore pinned;
   Stopwatch clock;
   const auto source = noise(kBytes, 10);
-  std::vector<std::byte> room(kBytes);
+  std::vector<std::byte> slot_buffer(kBytes);
   for (const bool near : {true, false}) {
     std::uint64_t reader_core = static_cast<std::uint64_t>(sched_getcpu()) + (near ? 1 : 2);
     Stores stores({.streaming = std::nullopt, .reader_core = &reader_core, .clock = &clock});
     for (int segment = 0; segment < 1024; ++segment) {
-      stores.fill(kBytes, room.data(), source.data(), kBytes);
+      stores.fill(kBytes, slot_buffer.data(), source.data(), kBytes);
       stores.finish(kBytes);
     }
     reader_core = static_cast<std::uint64_t>(sched_getcpu()) + 2;

@@ -7,7 +7,7 @@
 #include "base/prng.h"
 #include "check.h"
 #include "socket_pairs.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 namespace pycoll::transport {
 namespace {

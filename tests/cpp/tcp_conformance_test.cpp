@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "socket_pairs.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 #include "transport_conformance.h"
 
 namespace pycoll::conformance {

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "raw_peer.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 namespace pycoll::transport {
 namespace {

@@ -1,6 +1,6 @@
 // What is particular to TCP and therefore not in the conformance suite: which frames are sent and
 // when, streams that arrive in pieces, full sockets, sockets' options, silence.
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -58,8 +58,8 @@ struct Pair {
 TEST(a_commit_leaves_at_once_as_one_frame) {
   RawPeer peer;
   SendChannel& channel = peer.link().send_channel(6);
-  std::byte* room = channel.reserve(300);
-  std::memset(room, 7, 300);
+  std::byte* slot_buffer = channel.reserve(300);
+  std::memset(slot_buffer, 7, 300);
   channel.commit({11, 22, 300, 33});
   const auto frames = peer.received();
   CHECK(frames.size() == 1, "%zu frames", frames.size());

@@ -7,7 +7,7 @@
 
 #include "base/prng.h"
 #include "conformance_world.h"
-#include "transport/verbs_layout.h"
+#include "transport/verbs/verbs_layout.h"
 #include "verbs_fixture.h"
 
 namespace pycoll::testing {
@@ -71,13 +71,14 @@ class Runs {
 
   void send(int from, std::uint32_t channel) {
     SendChannel& through = link(from).send_channel(channel);
-    std::byte* room = through.reserve(header_.bytes);
-    for (const Nanoseconds start = now(); room == nullptr; room = through.reserve(header_.bytes)) {
+    std::byte* slot_buffer = through.reserve(header_.bytes);
+    for (const Nanoseconds start = now(); slot_buffer == nullptr;
+         slot_buffer = through.reserve(header_.bytes)) {
       CHECK(now() - start < conformance::kPatience, "seed %llu: no room", seed());
       take();
     }
     const std::uint64_t key = prng_.next();
-    conformance::fill(room, header_.bytes, key);
+    conformance::fill(slot_buffer, header_.bytes, key);
     through.commit(header_);
     expected(1 - from, channel).push_back({header_, key});
     if (prng_.chance(1, 3)) take();

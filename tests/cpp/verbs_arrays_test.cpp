@@ -15,7 +15,7 @@
 namespace pycoll::testing {
 namespace {
 
-using runtime::Communicator;
+using engine::Communicator;
 
 // Communicators of `size` ranks over the fake provider; those end before it does.
 class VerbsWorld {
@@ -23,7 +23,7 @@ class VerbsWorld {
   VerbsWorld(int size, const FakeOptions& options, int rails = 1)
       : fake(options), transports_(fake_ranks(size, rails)) {
     for (int rank = 0; rank < size; ++rank) {
-      runtime::EngineOptions made;
+      engine::EngineOptions made;
       made.rank = rank;
       made.size = size;
       // Owned by transports_.
@@ -63,9 +63,9 @@ class Array : public Block {
 };
 
 // The plan's collective from one array to another, or in place.
-runtime::CollectiveRequest request_in(PlanImage plan, Array& input, Array& output) {
+executor::CollectiveRequest request_in(PlanImage plan, Array& input, Array& output) {
   std::vector<Element> shape(input.bytes() / sizeof(Element));
-  runtime::CollectiveRequest request = all_reduce(std::move(plan), shape, shape);
+  executor::CollectiveRequest request = all_reduce(std::move(plan), shape, shape);
   request.input.data = input.data();
   request.output.data = output.data();
   return request;
@@ -111,7 +111,7 @@ TEST(an_operation_lasts_until_its_arrays_are_read) {
   Array inputs[] = {Array(input_of(0, 0, kCount)), Array(input_of(1, 0, kCount))};
   Array outputs[] = {Array(input_of(0, 1, kCount)), Array(input_of(1, 1, kCount))};
   world.fake.hold_completions(0, true);
-  std::vector<std::shared_ptr<runtime::Operation>> operations;
+  std::vector<std::shared_ptr<engine::Operation>> operations;
   for (int rank = 0; rank < 2; ++rank) {
     operations.push_back(world.at(rank).start(
         request_in(direct_plan(2, rank), inputs[rank], outputs[rank]), kPatience));
@@ -154,7 +154,7 @@ TEST(a_whole_broadcast_leaves_from_arrays) {
   std::atomic<std::uint64_t> straight{0};
   on_threads(ranks_below(3), [&](int rank) {
     Array array(input_of(rank, 0, kCount));
-    runtime::CollectiveRequest request = request_in(chain_plan(rank, true), array, array);
+    executor::CollectiveRequest request = request_in(chain_plan(rank, true), array, array);
     request.descriptor.collective = Collective::kBroadcast;
     if (rank != 0) request.input = {};
     expect_ok(world.at(rank).run(std::move(request), kPatience, nullptr), "broadcast");
@@ -173,8 +173,8 @@ TEST(messages_leave_from_the_array) {
   on_threads(ranks_below(2), [&](int rank) {
     Array array(input_of(0, 1, kCount));
     if (rank == 1) std::memset(array.data(), 0, array.bytes());
-    using Kind = runtime::MessageRequest::Kind;
-    const runtime::MessageRequest request{
+    using Kind = executor::MessageRequest::Kind;
+    const executor::MessageRequest request{
         rank == 0 ? Kind::kSend : Kind::kRecv, 1 - rank, 4, {array.data(), array.bytes()}};
     expect_ok(world.at(rank).run(request, kPatience, nullptr), "message");
     CHECK(array.holds(input_of(0, 1, kCount)), "rank %d: another message", rank);

@@ -54,7 +54,7 @@ const char* get_device_name(ibv_device* device) { return device->name; }
 
 int post_send(ibv_qp* handle, ibv_send_wr* requests, ibv_send_wr** refused);
 int post_recv(ibv_qp* handle, ibv_recv_wr* requests, ibv_recv_wr** refused);
-int poll_cq(ibv_cq* handle, int room, ibv_wc* into);
+int poll_cq(ibv_cq* handle, int slot_buffer, ibv_wc* into);
 int req_notify_cq(ibv_cq* handle, int solicited_only);
 
 ibv_context* open_device(ibv_device* device) {
@@ -170,7 +170,7 @@ void ack_cq_events(ibv_cq* handle, unsigned int count) {
 }
 
 // Requests that do not tell leave the queue with the next one that does.
-void make_room(const ibv_wc& told) {
+void make_space(const ibv_wc& told) {
   const auto found = net().pairs.find(told.qp_num);
   if (found == net().pairs.end() || (told.opcode & IBV_WC_RECV) != 0) return;
   std::deque<bool>& under_way = found->second->under_way;
@@ -179,15 +179,15 @@ void make_room(const ibv_wc& told) {
   }
 }
 
-int poll_cq(ibv_cq* handle, int room, ibv_wc* into) {
+int poll_cq(ibv_cq* handle, int slot_buffer, ibv_wc* into) {
   const auto held = net().lock();
   for (int i = 0; i < 3 && net().step(); ++i) {
   }
   auto& waiting = inside<FakeCompletions>(handle)->waiting;
   int count = 0;
-  while (count < room && !waiting.empty()) {
+  while (count < slot_buffer && !waiting.empty()) {
     into[count++] = waiting.front();
-    make_room(waiting.front());
+    make_space(waiting.front());
     waiting.pop_front();
   }
   return count;

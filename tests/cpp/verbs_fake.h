@@ -16,8 +16,8 @@
 #include <memory>
 #include <string>
 
-#include "transport/verbs.h"
-#include "transport/verbs_api.h"
+#include "transport/verbs/library/verbs_api.h"
+#include "transport/verbs/verbs.h"
 
 namespace pycoll::testing {
 

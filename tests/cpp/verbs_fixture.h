@@ -12,8 +12,8 @@
 
 #include "check.h"
 #include "socket_pairs.h"
-#include "transport/verbs.h"
-#include "transport/verbs_layout.h"
+#include "transport/verbs/verbs.h"
+#include "transport/verbs/verbs_layout.h"
 #include "transport_conformance.h"
 #include "verbs_fake.h"
 

@@ -7,7 +7,7 @@
 
 #include "arena_block.h"
 #include "conformance_world.h"
-#include "transport/verbs_layout.h"
+#include "transport/verbs/verbs_layout.h"
 #include "verbs_fixture.h"
 
 namespace pycoll::testing {

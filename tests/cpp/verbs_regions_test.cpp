@@ -15,7 +15,7 @@
 
 #include "base/unique_fd.h"
 #include "conformance_world.h"
-#include "transport/verbs_layout.h"
+#include "transport/verbs/verbs_layout.h"
 #include "verbs_fixture.h"
 
 namespace pycoll::testing {
@@ -161,9 +161,9 @@ bool pass(World& world, std::uint64_t number, std::size_t bytes, unsigned way) {
     passage.from = DeviceBytes::name(slot);
     return world.send().pass(header, passage);
   }
-  std::byte* room = world.send().reserve(bytes);
-  if (room == nullptr) return false;
-  conformance::fill(room, bytes, number);
+  std::byte* slot_buffer = world.send().reserve(bytes);
+  if (slot_buffer == nullptr) return false;
+  conformance::fill(slot_buffer, bytes, number);
   if (way != 0) return world.send().pass(header, passage);
   world.send().commit(header);
   return true;

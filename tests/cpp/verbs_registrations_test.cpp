@@ -178,12 +178,12 @@ TEST(what_is_combined_into_an_array_is_lent) {
   Pair pair;
   Block array(kPiece);
   std::vector<std::byte> ordinary(kSegmentBytesMax);
-  CHECK(!pair.send().lendable(ordinary.data(), ordinary.size(), false), "ordinary memory");
-  CHECK(!pair.send().lendable(array.data(), 16 * kKiB - 1, false), "less than is worthwhile");
-  CHECK(pair.send().lendable(array.data(), kSegmentBytesMax, true), "not lendable");
+  CHECK(!pair.send().is_exposable(ordinary.data(), ordinary.size(), false), "ordinary memory");
+  CHECK(!pair.send().is_exposable(array.data(), 16 * kKiB - 1, false), "less than is worthwhile");
+  CHECK(pair.send().is_exposable(array.data(), kSegmentBytesMax, true), "not lendable");
   CHECK(pair.send().reserve(kSegmentBytesMax) != nullptr, "no room");
   fill(array.data(), kSegmentBytesMax, 9);
-  CHECK(pair.send().lend(header_for(kKey, 0, kSegmentBytesMax), array.data()),
+  CHECK(pair.send().expose(header_for(kKey, 0, kSegmentBytesMax), array.data()),
         "reserved, but full");
   pair.receive(9, kSegmentBytesMax);
   pair.drain();
@@ -219,7 +219,8 @@ TEST(a_failing_operation_gets_its_memory_back) {
   for (std::size_t i = 0; i < 4; ++i) pair.receive(i, kSegmentBytesMax);
   CHECK(pair.at(0).link(1)->state() == LinkState::kOpen, "the link is lost");
   Block later(kPiece);
-  CHECK(!pair.send().lendable(later.data(), kSegmentBytesMax, false), "lent after all was let go");
+  CHECK(!pair.send().is_exposable(later.data(), kSegmentBytesMax, false),
+        "lent after all was let go");
 }
 
 TEST(a_failing_operation_does_not_wait_for_who_is_silent) {

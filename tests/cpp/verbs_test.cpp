@@ -89,7 +89,7 @@ TEST(a_peer_that_stops_answering_is_lost_with_the_reason) {
   await_end(ranks);
   CHECK(ranks.at(0).link(1)->state() == LinkState::kLost, "taken for a close");
   check_reason(ranks, {"rank 1 does not answer over fake0 port 1", "retry counter exceeded",
-                       "the device told of: port error"});
+                       "the device reported: port error"});
   const Nanoseconds start = now();
   ranks.at(0).close();
   CHECK(now() - start < VerbsTransport::kCloseLasts, "close waits for one that is lost");
@@ -104,7 +104,7 @@ TEST(what_the_device_tells_last_is_in_the_reason) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   fake.tell_port_error(0);  // the completion comes with the next poll, which sees that first
   await_end(ranks);
-  check_reason(ranks, {"the device told of: port error"});
+  check_reason(ranks, {"the device reported: port error"});
 }
 
 TEST(a_device_that_gives_up_is_given_time_to_say_why) {
@@ -121,7 +121,7 @@ TEST(a_device_that_gives_up_is_given_time_to_say_why) {
   fake.tell_port_error(0);
   await_end(ranks);
   check_reason(ranks, {"the queue pair to rank 1", "on fake0 port 1 failed",
-                       "the device told of: port error"});
+                       "the device reported: port error"});
 }
 
 TEST(a_device_that_gives_up_and_never_says_why_is_waited_for_in_bounded_time) {
@@ -134,7 +134,7 @@ TEST(a_device_that_gives_up_and_never_says_why_is_waited_for_in_bounded_time) {
   CHECK(now() - start >= VerbsTransport::kReasonGrace, "no time was given");
   check_reason(ranks, {"on fake0 port 1 failed (local"});
   const std::string reason = ranks.at(0).link(1)->reason();
-  CHECK(reason.find("told of") == std::string::npos, "nothing was told: %s", reason.c_str());
+  CHECK(reason.find("reported") == std::string::npos, "nothing was told: %s", reason.c_str());
 }
 
 // Asleep, a rank is woken by what the device says.
@@ -153,7 +153,7 @@ TEST(a_sleeper_hears_why_its_device_gave_up) {
     }
     ranks.at(0).disarm();
   }
-  check_reason(ranks, {"told of: port error"});
+  check_reason(ranks, {"reported: port error"});
 }
 
 TEST(a_port_in_trouble_that_says_nothing_more_is_given_up) {
@@ -172,7 +172,8 @@ TEST(a_port_in_trouble_that_says_nothing_more_is_given_up) {
   CHECK(try_send(channel, 1, 1, 5000), "no room");
   await_end(ranks, VerbsTransport::kSilenceLasts + kSoon);
   CHECK(now() - start >= VerbsTransport::kSilenceLasts, "given up early");
-  check_reason(ranks, {"rank 1 does not answer over fake0 port 1; the device told of: port error"});
+  check_reason(ranks,
+               {"rank 1 does not answer over fake0 port 1; the device reported: port error"});
 }
 
 TEST(close_ends_though_nobody_answers) {

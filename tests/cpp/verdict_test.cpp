@@ -1,15 +1,15 @@
 // The exact words of every verdict, and how a timeout travels from rank to rank.
-#include "runtime/verdict.h"
+#include "engine/diagnosis/verdict.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "base/prng.h"
 #include "check.h"
-#include "runtime/numbers.h"
+#include "engine/numbers.h"
 
 using namespace pycoll;
-using namespace pycoll::runtime;
+using namespace pycoll::engine;
 using transport::Descriptor;
 
 namespace {
@@ -33,9 +33,9 @@ void expect(const Status& status, Code code, const std::string& text,
 
 void expect_mismatch(std::vector<Standing> standings, const std::string& text,
                      const std::vector<int>& ranks) {
-  for (Standing& one : standings) one.sequence <<= runtime::kPartBits;
+  for (Standing& one : standings) one.sequence <<= engine::kPartBits;
   for (int turn = 0; turn < 4; ++turn) {
-    expect(mismatch_verdict(std::uint64_t{5} << runtime::kPartBits, standings), Code::kMismatch,
+    expect(mismatch_verdict(std::uint64_t{5} << engine::kPartBits, standings), Code::kMismatch,
            text, ranks);
     std::reverse(standings.begin(), standings.end());
     if (turn == 1) std::rotate(standings.begin(), standings.begin() + 1, standings.end());
@@ -116,7 +116,7 @@ TEST(a_mismatch_that_no_description_shows) {
       "float32, op sum): compare their counts and splits",
       {});
   expect(
-      mismatch_verdict(std::uint64_t{5} << runtime::kPartBits, {}), Code::kMismatch,
+      mismatch_verdict(std::uint64_t{5} << engine::kPartBits, {}), Code::kMismatch,
       "ranks disagree about the lengths of their arrays in operation 5: compare their counts and "
       "splits",
       {});
@@ -125,12 +125,12 @@ TEST(a_mismatch_that_no_description_shows) {
 namespace {
 
 Overdue overdue(double seconds, std::vector<int> absent, std::vector<int> still = {},
-                std::string beside = "", std::optional<LateMessage> message = {}) {
+                std::string on_stream = "", std::optional<LateMessage> message = {}) {
   Overdue made;
   made.seconds = seconds;
   made.absent = std::move(absent);
   made.still = std::move(still);
-  made.beside = std::move(beside);
+  made.on_stream = std::move(on_stream);
   made.message = std::move(message);
   return made;
 }
@@ -152,7 +152,7 @@ TEST(timeouts) {
       timeout_verdict("X", overdue(2, {0}, {}, "", LateMessage{Kind::kRecv, 1, 0, 6, {5}}), names),
       Code::kTimeout,
       "rank 1's recv from rank 0 with tag 6 did not finish within 2 s: rank 0 (a:1) sent nothing "
-      "with this tag; what it sent with tag 5 lies unreceived",
+      "with this tag; its messages with tag 5 were not received",
       {0});
   expect(
       timeout_verdict("X", overdue(2, {1}, {}, "", LateMessage{Kind::kSend, 0, 1, 6, {}}), names),
@@ -165,7 +165,7 @@ TEST(timeouts) {
          "rank 0's recv from rank 1 with tag 6 did not finish within 2 s: rank 2 did not arrive",
          {2});
   expect(timeout_verdict("X", overdue(1, {}), {}), Code::kTimeout,
-         "X did not finish within 1 s: what was sent did not leave in time", {});
+         "X did not finish within 1 s: the sent data did not leave in time", {});
   Overdue mixed = overdue(1, {3}, {1});
   mixed.unheard = {0, 2};
   mixed.cut = true;
@@ -186,28 +186,28 @@ TEST(timeouts) {
   Overdue slow = overdue(1, {});
   slow.slow = {1};
   expect(timeout_verdict("X", slow, names), Code::kTimeout,
-         "X did not finish within 1 s: rank 1 (b:2) is slow: it answers, and waits for nobody",
+         "X did not finish within 1 s: rank 1 (b:2) is slow: it answers, and waits for no rank",
          {1});
 }
 
 namespace {
 
-using Awaited = Account::Awaited;
+using Wait = Account::Wait;
 
 Account silent(int rank, std::uint64_t sequence = 0) {
   return {rank, Inquiry::kNone, sequence, 0, 0, {}, false};
 }
 
-Account waiting(int rank, std::uint64_t sequence, std::vector<Awaited> awaited,
+Account waiting(int rank, std::uint64_t sequence, std::vector<Wait> waits,
                 Inquiry inquiry = Inquiry::kAnswer, double still = 9) {
-  return {rank, inquiry, sequence, sequence - 1, still, std::move(awaited), false};
+  return {rank, inquiry, sequence, sequence - 1, still, std::move(waits), false};
 }
 
 // Of rank 0, whose deadline of 10 s has passed.
-std::string guilty_of(std::vector<Account> accounts, std::vector<Awaited> awaited,
+std::string guilty_of(std::vector<Account> accounts, std::vector<Wait> waits,
                       std::optional<LateMessage> message = {}) {
   const std::uint64_t sequence = message ? 0 : 7;
-  accounts.insert(accounts.begin(), waiting(0, sequence, std::move(awaited), Inquiry::kDue));
+  accounts.insert(accounts.begin(), waiting(0, sequence, std::move(waits), Inquiry::kDue));
   Overdue found = overdue(10, {}, {}, "", std::move(message));
   find_guilty(0, accounts, &found);
   found.message.reset();
@@ -269,18 +269,18 @@ TEST(accounts_travel_in_notices) {
   notice.completed = 6;
   write_account(told, &notice);
   Account heard = account_of(1, 6, notice);
-  CHECK(heard.inquiry == told.inquiry && heard.still == 1.5 && heard.awaited.size() == 2 &&
-            heard.awaited[0].rank == 0 && heard.awaited[0].sent && heard.awaited[1].rank == 5 &&
-            !heard.awaited[1].sent && !heard.cut,
-        "%zu awaited", heard.awaited.size());
-  CHECK(account_of(1, 5, notice).awaited.size() == 1, "rank 5 of 5");
-  for (int peer = 6; peer < 60; ++peer) told.awaited.push_back({peer, false});
+  CHECK(heard.inquiry == told.inquiry && heard.still == 1.5 && heard.waits.size() == 2 &&
+            heard.waits[0].rank == 0 && heard.waits[0].sent && heard.waits[1].rank == 5 &&
+            !heard.waits[1].sent && !heard.cut,
+        "%zu awaited", heard.waits.size());
+  CHECK(account_of(1, 5, notice).waits.size() == 1, "rank 5 of 5");
+  for (int peer = 6; peer < 60; ++peer) told.waits.push_back({peer, false});
   write_account(told, &notice);
   heard = account_of(1, 60, notice);
-  CHECK(heard.cut && heard.awaited.size() == std::size(notice.awaited), "%zu awaited",
-        heard.awaited.size());
+  CHECK(heard.cut && heard.waits.size() == std::size(notice.waits), "%zu awaited",
+        heard.waits.size());
   notice.inquiry = 99;
-  notice.awaited_count = ~0U;
+  notice.wait_count = ~0U;
   CHECK(account_of(1, 60, notice).inquiry == Inquiry::kNone, "an unknown inquiry");
 }
 
@@ -310,7 +310,7 @@ TEST(a_timeout_arrives_as_it_was_told) {
     CHECK(heard.seconds == told.seconds && heard.absent == told.absent &&
               heard.still == told.still && heard.slow == told.slow &&
               heard.unheard == told.unheard && heard.innocent == told.innocent &&
-              heard.cut == told.cut && heard.beside == told.beside &&
+              heard.cut == told.cut && heard.on_stream == told.on_stream &&
               heard.message.has_value() == told.message.has_value(),
           "%s", detail.c_str());
     if (!told.message) continue;
@@ -369,9 +369,9 @@ RUN_TESTS()
 
 TEST(ranks_on_hosts_and_devices_call_in_different_orders) {
   Apart apart;
-  apart.sequence = std::uint64_t{5} << runtime::kPartBits;
+  apart.sequence = std::uint64_t{5} << engine::kPartBits;
   apart.descriptor = all_reduce(4);
-  apart.beside = "device all_reduce of 4 float32, op sum";
+  apart.on_stream = "device all_reduce of 4 float32, op sum";
   blame({2}, {1, 0}, &apart);
   const std::string detail = to_detail(apart);
   CHECK(detail == "apart: h2;device all_reduce of 4 float32, op sum", "%s", detail.c_str());
@@ -397,7 +397,7 @@ TEST(ranks_on_hosts_and_devices_call_in_different_orders) {
 
 TEST(what_many_ranks_or_a_bad_peer_say_of_devices_fits) {
   Apart apart;
-  apart.beside = std::string(200, 'x');
+  apart.on_stream = std::string(200, 'x');
   std::vector<int> many;
   for (int rank = 1; rank < 300; ++rank) many.push_back(rank);
   std::vector<int> more(300, 0);
@@ -409,9 +409,9 @@ TEST(what_many_ranks_or_a_bad_peer_say_of_devices_fits) {
   for (const char* text : {"apart: ", "apart: h", "apart: x;", "apart: h99999999999999999999;"}) {
     CHECK(apart_from(text, 4).odd.empty(), "%s", text);
   }
-  CHECK(besides_from(besides_detail(7)) == 7, "%s", besides_detail(7).c_str());
+  CHECK(streams_from(stream_detail(7)) == 7, "%s", stream_detail(7).c_str());
   for (const char* text : {"", "besides ", "besides -1", "5"}) {
-    CHECK(besides_from(text) == kUncounted, "%s", text);
+    CHECK(streams_from(text) == kUncounted, "%s", text);
   }
-  CHECK(besides_detail(kUncounted).empty(), "nothing is said");
+  CHECK(stream_detail(kUncounted).empty(), "nothing is said");
 }

@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-#: kThreadsMax of csrc/device/program.h, and the registers of a multiprocessor since sm_30.
+#: kThreadsMax of csrc/device/kernels/program.h, and the registers of a multiprocessor since sm_30.
 THREADS, REGISTERS = 512, 65536
 KERNELS = {
     f"pycoll_{protocol}_{kind}"

@@ -12,7 +12,7 @@
 
 #include "base/assert.h"
 #include "cuda_fake_cards.h"
-#include "device/packing.h"
+#include "device/kernels/packing.h"
 #include "emulated_kernels.h"
 
 namespace pycoll::testing::fake {
@@ -173,16 +173,16 @@ void Machine::begin_graph(Stream& stream, Op& op) {
   const std::shared_ptr<const Graph> graph = op.graph;
   std::vector<std::shared_ptr<Point>> points;
   for (const Node& node : graph->nodes) {
-    const auto beside = std::make_shared<Stream>();
-    beside->device = stream.device;
-    beside->blocking = false;
+    const auto on_stream = std::make_shared<Stream>();
+    on_stream->device = stream.device;
+    on_stream->blocking = false;
     Op copy = node.op;
     copy.after.clear();
     for (const std::size_t before : node.after) copy.after.push_back(points[before]);
     copy.point = std::make_shared<Point>();
     points.push_back(copy.point);
-    (void)enqueue(*beside, std::move(copy));
-    streams_.push_back(beside);
+    (void)enqueue(*on_stream, std::move(copy));
+    streams_.push_back(on_stream);
   }
   // This entry goes on as one that waits for all of them.
   op.graph = nullptr;

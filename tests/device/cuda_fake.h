@@ -31,8 +31,8 @@
 #include <vector>
 
 #include "base/prng.h"
-#include "device/kernels.h"
-#include "device/program.h"
+#include "device/kernels/kernels.h"
+#include "device/kernels/program.h"
 #include "emulator.h"
 
 namespace pycoll::testing::fake {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda_fake.h"
-#include "device/driver.h"
+#include "device/driver/driver.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 // The first lines of every function: a fault that was asked for, and the lock.

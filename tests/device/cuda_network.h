@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda_ranks.h"
-#include "transport/verbs.h"
+#include "transport/verbs/verbs.h"
 #include "verbs_fake.h"
 
 namespace pycoll::testing {

@@ -19,7 +19,7 @@
 #include "device_world.h"
 #include "shm_fixture.h"
 #include "socket_pairs.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 namespace pycoll::testing {
 
@@ -290,7 +290,7 @@ class CudaCase {
     }
   }
 
-  runtime::CollectiveRequest request(std::uint32_t rank) {
+  executor::CollectiveRequest request(std::uint32_t rank) {
     auto made = make_request(one_, rank, buffers_[rank]);
     made.output.data = outputs_[rank]->data();
     made.input.data = in_place_[rank] ? outputs_[rank]->data() : inputs_[rank]->data();

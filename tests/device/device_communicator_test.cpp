@@ -136,8 +136,8 @@ TEST(an_operation_beside_its_stream_is_joined) {
     CudaCase one(ranks, cuda_scenario("all_reduce/ring", 2, 500, round));
     std::vector<std::shared_ptr<device::Mark>> done(2);
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      Status status = ranks[rank].communicator->launch_beside(one.request(rank), 1,
-                                                              ranks[rank].stream, &done[rank]);
+      Status status = ranks[rank].communicator->launch_on_stream(one.request(rank), 1,
+                                                                 ranks[rank].stream, &done[rank]);
       if (status.ok()) status = ranks[rank].communicator->join(*done[rank], ranks[rank].stream);
       CHECK(status.ok(), "%s", status.message().c_str());
     }
@@ -269,7 +269,7 @@ TEST(what_failed_never_counts_as_done) {
   CudaCase one(ranks, cuda_scenario("all_reduce/ring", 2, 50));
   device::Communicator& mine = *ranks[0].communicator;
   std::shared_ptr<device::Mark> mark;
-  Status status = mine.launch_beside(one.request(0), one.lanes(), ranks[0].stream, &mark);
+  Status status = mine.launch_on_stream(one.request(0), one.lanes(), ranks[0].stream, &mark);
   CHECK(status.ok(), "%s", status.message().c_str());
   for (bool is_past = false; !is_past;) {
     status = mine.passed(*mark, &is_past);
@@ -299,8 +299,8 @@ TEST(streams_that_cannot_be_used_are_refused) {
   found = text(0, nullptr);
   CHECK(found ==
             "ranks 0 and 1 are threads on one device, and this call's stream is the default "
-            "one, which runs nothing beside other streams: give each thread a stream of its "
-            "own",
+            "one, which never runs at the same time as other streams: give each thread a stream "
+            "of its own",
         "%s", found.c_str());
   const auto other = testing::open_gpu(1);
   device::StreamHandle foreign = nullptr;

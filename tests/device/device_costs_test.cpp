@@ -1,7 +1,7 @@
 // What operations cost that no time tells here: meetings of blocks, fences, lines stored for peers.
 // docs/gpu.md quotes these figures.
 
-#include "device/kernels.h"
+#include "device/kernels/kernels.h"
 #include "device_world.h"
 
 namespace pycoll {

@@ -167,8 +167,8 @@ TEST(cards_that_do_not_tell_the_truth_are_not_used) {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       const std::vector<std::string>& lines = ranks[rank].communicator->warnings();
       CHECK(lines.size() == 1 &&
-                lines[0].find("what network cards bring is not what was sent: most likely an IOMMU "
-                              "or ACS redirects them") != std::string::npos,
+                lines[0].find("network cards deliver other bytes than were sent: most likely an "
+                              "IOMMU or ACS redirects them") != std::string::npos,
             "rank %zu: %s", rank, lines.empty() ? "nothing" : lines[0].c_str());
     }
     for (const char* schedule : {"all_reduce/ring", "all_to_all/direct"}) {

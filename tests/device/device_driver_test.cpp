@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "check.h"
-#include "device/driver.h"
-#include "device/kernels.h"
+#include "device/driver/driver.h"
+#include "device/kernels/kernels.h"
 
 namespace pycoll {
 namespace {

@@ -1,8 +1,8 @@
 // That the emulated device is unkind enough for Pattern (protocols.h): runs go wrong without the
 // order of memory that it asks for, and without each of the things it does.
 
-#include "device/executor.h"
-#include "device/reductions.h"
+#include "device/kernels/executor.h"
+#include "device/kernels/reductions.h"
 #include "device_faults.h"
 
 namespace pycoll {

@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "check.h"
-#include "device/kernels.h"
-#include "device/reductions.h"
-#include "device/wire.h"
+#include "device/kernels/kernels.h"
+#include "device/kernels/reductions.h"
+#include "device/kernels/wire.h"
 #include "kernels/convert.h"
 #include "kernels/reduce.h"
 #include "kernels/wire.h"

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "cuda_ranks.h"
-#include "device/shared_memory.h"
+#include "device/channels/shared_memory.h"
 
 namespace pycoll {
 namespace {

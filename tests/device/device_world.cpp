@@ -5,9 +5,9 @@
 #include <deque>
 
 #include "emulated_kernels.h"
+#include "engine/simulation.h"
 #include "kernels_cases.h"
 #include "plan/layout.h"
-#include "runtime/simulation.h"
 
 namespace pycoll::testing {
 namespace {
@@ -101,13 +101,14 @@ std::vector<Buffers> make_buffers(const Scenario& one) {
   return all;
 }
 
-runtime::CollectiveRequest make_request(const Scenario& one, std::uint32_t rank, Buffers& buffers) {
+executor::CollectiveRequest make_request(const Scenario& one, std::uint32_t rank,
+                                         Buffers& buffers) {
   const bool reduces = plan::reduces(one.schedule->collective());
   // In place the result's memory is the input, where this rank has both.
   const bool in_place = one.in_place && runs_in_place(one.schedule->collective()) &&
                         buffers.input.bytes() == buffers.output.bytes();
   DeviceMemory& input = in_place ? buffers.output : buffers.input;
-  runtime::CollectiveRequest request;
+  executor::CollectiveRequest request;
   request.plan = one.schedule->plans[rank];
   request.input = {input.data(), input.bytes()};
   request.output = {buffers.output.data(), buffers.output.bytes()};
@@ -132,7 +133,7 @@ std::vector<Buffers> run_on_host(const Scenario& one) {
   std::vector<Buffers> all = make_buffers(one);
   transport::SimOptions options;
   options.size = static_cast<int>(one.schedule->size);
-  runtime::Simulation simulation(options);
+  engine::Simulation simulation(options);
   std::vector<std::size_t> operations;
   for (std::uint32_t rank = 0; rank < one.schedule->size; ++rank) {
     operations.push_back(
@@ -209,7 +210,7 @@ device::Words DeviceWorld::words(std::uint32_t rank) {
 }
 
 // The request's memory as several arrays, each aligned as it comes.
-void DeviceWorld::cut(Rank& rank, const Scenario& one, runtime::CollectiveRequest& request) {
+void DeviceWorld::cut(Rank& rank, const Scenario& one, executor::CollectiveRequest& request) {
   const std::size_t item = item_bytes(one.dtype);
   const std::uint64_t count = request.input.bytes / item;
   rank.ends.clear();
@@ -264,7 +265,7 @@ void DeviceWorld::enter(std::uint32_t number, const Scenario& one, Buffers& buff
 // What a host does before a launch.
 void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& buffers) {
   Rank& rank = ranks_[number];
-  runtime::CollectiveRequest request = make_request(one, number, buffers);
+  executor::CollectiveRequest request = make_request(one, number, buffers);
   cut(rank, one, request);
   const device::Manner manner{one.protocol, one.shares,
                               !forgets_order_ && is_ordered(*one.schedule), one.registered != 0};
@@ -278,13 +279,14 @@ void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& bu
   program.places = rank.binding.places.data();
   program.chains = rank.binding.chains.empty() ? nullptr : rank.binding.chains.data();
   program.ports = rank.table.data();
-  program.landings = rank.binding.landings.empty() ? nullptr : rank.binding.landings.data();
+  program.direct_writes =
+      rank.binding.direct_writes.empty() ? nullptr : rank.binding.direct_writes.data();
   program.uses = rank.binding.uses.data();
   program.registered = rank.registered.data();
   program.scratch = rank.scratch.data();
   const device::Words shared = words(number);
   program.control = shared.control;
-  program.awaited = shared.awaited.data();
+  program.waits = shared.waits.data();
   program.beats = shared.beats.data();
   program.runs = reinterpret_cast<std::uint32_t*>(rank.runs.data());
   rank.call = {request.input.data, request.output.data};

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "device/arena.h"
 #include "device/binding.h"
-#include "device/executor.h"
+#include "device/channels/arena.h"
+#include "device/kernels/executor.h"
 #include "device/watch.h"
 #include "device_plans.h"
 #include "emulator.h"
-#include "runtime/request.h"
+#include "executor/request.h"
 
 namespace pycoll::testing {
 
@@ -68,7 +68,7 @@ struct Buffers {
 
 // Random elements in inputs, something else in outputs; alike for alike cases.
 std::vector<Buffers> make_buffers(const Scenario& one);
-runtime::CollectiveRequest make_request(const Scenario& one, std::uint32_t rank, Buffers& buffers);
+executor::CollectiveRequest make_request(const Scenario& one, std::uint32_t rank, Buffers& buffers);
 // What the host's engines make of the case, on a simulated network.
 std::vector<Buffers> run_on_host(const Scenario& one);
 
@@ -116,7 +116,7 @@ class DeviceWorld {
 
   void prepare(std::uint32_t rank, const Scenario& one, Buffers& buffers);
   void enter(std::uint32_t rank, const Scenario& one, Buffers& buffers);
-  static void cut(Rank& rank, const Scenario& one, runtime::CollectiveRequest& request);
+  static void cut(Rank& rank, const Scenario& one, executor::CollectiveRequest& request);
   static void join(Rank& rank, const Scenario& one, Buffers& buffers);
 
   device::Shape shape_;

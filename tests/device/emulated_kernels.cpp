@@ -1,7 +1,7 @@
 #include "emulated_kernels.h"
 
 #include "base/assert.h"
-#include "device/reductions.h"
+#include "device/kernels/reductions.h"
 
 namespace pycoll::testing {
 namespace {

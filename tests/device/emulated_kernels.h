@@ -1,8 +1,8 @@
 // The kernels of the module, as functions that an emulated thread runs.
 #pragma once
 
-#include "device/executor.h"
-#include "device/kernels.h"
+#include "device/kernels/executor.h"
+#include "device/kernels/kernels.h"
 
 namespace pycoll::testing {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/assert.h"
-#include "device/protocols.h"
+#include "device/kernels/protocols.h"
 
 namespace pycoll::testing {
 namespace {

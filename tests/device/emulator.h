@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "base/prng.h"
-#include "device/memory_emulated.h"
+#include "device/kernels/memory_emulated.h"
 #include "fibers.h"
 #include "granules.h"
 

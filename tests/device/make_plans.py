@@ -15,9 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pycoll.algorithms import TABLE
-from pycoll.collective import ROOTED
-from pycoll.lower import acknowledged, lower_all
-from pycoll.topology import Topology
+from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.schedule.collectives import ROOTED
+from pycoll.schedule.topology import Topology
 
 SIZES = range(2, 9)
 

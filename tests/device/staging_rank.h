@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "cuda_ranks.h"
-#include "device/staging.h"
+#include "device/host_proxy/staging.h"
 
 namespace pycoll::testing {
 
 using device::Staging;
-using runtime::MessageRequest;
+using executor::MessageRequest;
 using Messages = std::vector<std::shared_ptr<Staging::Message>>;
 
 inline std::atomic<int> allocations{0};
@@ -70,7 +70,7 @@ class StagedHost {
               const std::lock_guard<std::mutex> lock(mutex_);
               requests_.push_back(request);
               timeouts_.push_back(timeout);
-              operations_.push_back(std::make_shared<runtime::Operation>());
+              operations_.push_back(std::make_shared<engine::Operation>());
               return operations_.back();
             },
             [this] {
@@ -118,7 +118,7 @@ class StagedHost {
   mutable std::mutex mutex_;
   std::vector<MessageRequest> requests_;
   std::vector<Nanoseconds> timeouts_;
-  std::vector<std::shared_ptr<runtime::Operation>> operations_;
+  std::vector<std::shared_ptr<engine::Operation>> operations_;
   Status failure_;
   std::string told_;
 };

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/assert.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 namespace {
 

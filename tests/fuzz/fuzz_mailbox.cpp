@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "base/assert.h"
-#include "runtime/mailbox.h"
+#include "engine/mailbox.h"
 
 namespace {
 
 using namespace pycoll;
-using namespace pycoll::runtime;
+using namespace pycoll::engine;
 
 constexpr std::uint8_t kPost = 1;
 constexpr std::uint8_t kSequence = 2;

@@ -19,7 +19,7 @@ SCATTER, ALL_TO_ALL, SCAN, EXSCAN, BARRIER = range(6, 11)
 TOKEN = 0xFFFFFFFF
 NONE, INPUT, OUTPUT, SCRATCH = range(4)
 RECV, SEND = range(2)
-FINAL, FLUSH, LEND, LAND = 1, 2, 4, 8
+FINAL, FLUSH, ZERO_COPY, DIRECT_WRITE = 1, 2, 4, 8
 
 
 @dataclass
@@ -149,9 +149,9 @@ def rooted(collective: int, rank: int) -> Plan:
     plan = Plan(collective, 3, rank, root=1, blocks=blocks)
     at_root = rank == 1
     if collective == BROADCAST and at_root:
-        plan.row(0, send=(0, 2), source=(INPUT, 0), target=(OUTPUT, 0), flags=LEND)
+        plan.row(0, send=(0, 2), source=(INPUT, 0), target=(OUTPUT, 0), flags=ZERO_COPY)
     elif collective == BROADCAST:
-        plan.row(0, (1,), target=(OUTPUT, 0), flags=LAND)
+        plan.row(0, (1,), target=(OUTPUT, 0), flags=DIRECT_WRITE)
     elif collective == REDUCE and at_root:
         plan.row(0, (0, 2), source=(INPUT, 0), target=(OUTPUT, 0), position=1, flags=FINAL | FLUSH)
     elif collective == REDUCE:
@@ -183,8 +183,8 @@ def ring_reduce_scatter() -> Plan:
 def ring_all_gather() -> Plan:
     plan = Plan(ALL_GATHER, 3, 2, blocks=3)
     plan.row(2, send=(0,), source=(INPUT, 2), target=(OUTPUT, 2))
-    plan.row(1, (1,), (0,), target=(OUTPUT, 1), flags=LEND | LAND)
-    plan.row(0, (1,), target=(OUTPUT, 0), flags=LAND)
+    plan.row(1, (1,), (0,), target=(OUTPUT, 1), flags=ZERO_COPY | DIRECT_WRITE)
+    plan.row(0, (1,), target=(OUTPUT, 0), flags=DIRECT_WRITE)
     return plan
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for FUZZ_SECONDS (default 10) on its corpus; the canary must be caught.
+# Runs every fuzz target for FUZZ_SECONDS (default 10) on its corpus. The canary is a target with a
+# planted fault, which the fuzzer must find.
 set -euo pipefail
 seconds=${FUZZ_SECONDS:-10}
 log=build/fuzz.log
@@ -7,13 +8,13 @@ bash "$(dirname "$0")/../cpp/configure.sh" build/asan
 mkdir -p build/fuzz
 cmake --build build/asan --target fuzz >"$log" || { cat "$log" && exit 1; }
 
-# One target for its time; the canary until it is caught.
+# Runs one target for its time, the canary until the fuzzer has found its fault.
 fuzz() {
   local name
   name=$(basename "$1")
   if [ "$name" = fuzz_canary ]; then
     if "$1" -max_total_time=20 -artifact_prefix=build/fuzz/ >/dev/null 2>&1; then
-      echo "fuzz_canary was not caught: failures would go unseen" >&2
+      echo "fuzz_canary was not caught: other failures would not be found either" >&2
       return 1
     fi
     echo "fuzz_canary: caught, as it must be"
@@ -23,7 +24,7 @@ fuzz() {
   mkdir -p "$corpus"
   if ! "$1" -max_total_time="$seconds" -timeout=10 -artifact_prefix=build/fuzz/ "$corpus" \
     "tests/fuzz/corpus/${name#fuzz_}" >"build/fuzz/$name.log" 2>&1; then
-    grep -A 20 "^$name: " "build/fuzz/$name.log" >&2 || true # the reason stands before the stack
+    grep -A 20 "^$name: " "build/fuzz/$name.log" >&2 || true # the reason precedes the stack
     tail -n 40 "build/fuzz/$name.log" >&2
     return 1
   fi

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.bench import cuda
-from pycoll.bench.cuda import Stream
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.cuda import Stream
 
 _local = threading.local()
 

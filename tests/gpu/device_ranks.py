@@ -14,7 +14,7 @@ from harness import ThreadWorld
 
 import pycoll
 from pycoll import InvalidArgumentError, PycollError
-from pycoll.bench.cuda import Stream, array, driver
+from pycoll.tools.bench.cuda import Stream, array, driver
 
 
 def on_stream(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.bench import cuda
-from pycoll.bench.cuda import array
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.cuda import array
 
 
 class _Tensor(ctypes.Structure):
@@ -31,17 +31,17 @@ class _Tensor(ctypes.Structure):
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 #: Tensors that are lent to somebody, by address.
-_lent: dict[int, Any] = {}
+_exposed: dict[int, Any] = {}
 
 
 @_DELETER
 def _give_back(address: int) -> None:
-    del _lent[address]
+    del _exposed[address]
 
 
-def lent() -> int:
+def exposed() -> int:
     """How many tensors have not come back."""
-    return len(_lent)
+    return len(_exposed)
 
 
 class _Namespace:
@@ -85,7 +85,7 @@ class Exported:
         tensor.byte_offset = self.skip * dtype.itemsize
         tensor.deleter = ctypes.cast(_give_back, ctypes.c_void_p).value
         address = ctypes.addressof(tensor)
-        _lent[address] = (tensor, shape, self.memory)
+        _exposed[address] = (tensor, shape, self.memory)
         make = ctypes.pythonapi.PyCapsule_New
         make.restype = ctypes.py_object
         make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 import pycoll
-from pycoll.bench.cuda import Array, Stream, array
+from pycoll.tools.bench.cuda import Array, Stream, array
 
 #: Of an operation; a rank that never comes is told of after so long.
 TIMEOUT_S = 10.0
-#: What stands for nothing in slots of the protocol Pattern (csrc/device/protocols.h).
+#: What stands for nothing in slots of the protocol Pattern (csrc/device/kernels/protocols.h).
 NOTHING = 0xFFD37FE5FFA97FB7
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from dlpack_arrays import Exported
 
-from pycoll.bench import cuda
-from pycoll.bench.cuda import Stream
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.cuda import Stream
 
 #: For events from outside, by the stream of the rank's computations.
 _externals: dict[int, Stream] = {}

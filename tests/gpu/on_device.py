@@ -16,8 +16,8 @@ from harness import ThreadWorld, fresh_world
 from oracle import DTYPES, inputs, ops_for
 
 import pycoll
-from pycoll.bench import cuda
-from pycoll.bench.cuda import Stream, array
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.cuda import Stream, array
 
 SIZE = 3
 
@@ -321,7 +321,7 @@ def test_streams_that_cannot_be_used(world: ThreadWorld) -> None:
         x = array(np.ones(4))
         comm.all_reduce(x, out=x)
         assert text_of(lambda: comm.all_reduce(np.ones(4), stream=Stream())) == (
-            "stream is for device arrays, but x is in host memory: leave it away"
+            "stream is for device arrays, but x is in host memory: omit it"
         )
         assert "expected a stream of torch" in text_of(lambda: comm.all_reduce(x, stream="main"))
         assert "give each thread a stream of its own" in text_of(

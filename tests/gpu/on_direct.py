@@ -23,8 +23,8 @@ from on_hosts import (
 from on_hosts import test_long_messages as long_messages
 
 from pycoll import _core
-from pycoll.bootstrap import verbs
-from pycoll.bootstrap.rails import Port
+from pycoll.bootstrap.discovery import verbs
+from pycoll.bootstrap.discovery.rails import Port
 
 __all__ = [
     "test_a_rank_that_does_not_come_is_named",

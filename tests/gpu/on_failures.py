@@ -16,7 +16,7 @@ from harness import ProcessWorld, ThreadWorld, fresh_world, world_in_processes
 import pycoll
 from pycoll import MismatchError, _core
 from pycoll import TimeoutError as LateError
-from pycoll.bench.cuda import Stream, array
+from pycoll.tools.bench.cuda import Stream, array
 
 
 @pytest.fixture

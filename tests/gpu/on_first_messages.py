@@ -14,7 +14,7 @@ from on_layouts import Strided
 
 import pycoll
 from pycoll import MismatchError
-from pycoll.bench.cuda import Stream, array, current
+from pycoll.tools.bench.cuda import Stream, array, current
 
 SIZE = 3
 

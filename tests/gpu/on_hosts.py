@@ -17,7 +17,7 @@ from device_ranks import failure_of, leave_or_lose, on_stream
 from harness import ProcessWorld, ThreadWorld
 
 import pycoll
-from pycoll.bench.cuda import Stream, array, current, driver
+from pycoll.tools.bench.cuda import Stream, array, current, driver
 
 SIZE = 4
 HOSTS = (0, 0, 1, 1)

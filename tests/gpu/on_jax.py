@@ -11,7 +11,7 @@ from harness import ThreadWorld, fresh_world
 from jax_stand_in import ArrayImpl, Device
 
 import pycoll
-from pycoll.bench.cuda import Stream, array
+from pycoll.tools.bench.cuda import Stream, array
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_what_cannot_be(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         x = ArrayImpl(np.ones(2))
         assert text_of(lambda: comm.all_reduce(x, out=x)) == (
-            "out is a JAX array, which is immutable: leave out away, the result is new"
+            "out is a JAX array, which is immutable: omit out, the result is a new array"
         )
         both = ArrayImpl(np.ones(2), (Device(0), Device(1)))
         assert text_of(lambda: comm.all_reduce(both)) == (

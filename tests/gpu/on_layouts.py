@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from array_stand_ins import CuPyArray, NumbaArray, cupy_on, installed
 from device_ranks import Gate, ranks_of, text_of
-from dlpack_arrays import Exported, lent
+from dlpack_arrays import Exported, exposed
 from harness import ThreadWorld, fresh_world
 
 import pycoll
-from pycoll.bench import cuda
-from pycoll.bench.cuda import Stream, array
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.cuda import Stream, array
 
 SIZE = 3
 
@@ -158,10 +158,10 @@ def test_dlpack_alone(world: ThreadWorld) -> None:
         )
         assert "the default one" in text_of(lambda: comm.all_reduce(x))
 
-    before = lent()
+    before = exposed()
     ranks_of(world, run)
     world.run(lambda comm: comm.barrier())
-    assert lent() <= before + 4 * SIZE  # what the last operations of each rank still hold
+    assert exposed() <= before + 4 * SIZE  # what the last operations of each rank still hold
 
 
 def test_messages_of_elements_that_do_not_lie_together(world: ThreadWorld) -> None:

@@ -14,8 +14,8 @@ from harness import ThreadWorld, fresh_world
 import pycoll
 from pycoll import MismatchError, PeerLostError
 from pycoll import TimeoutError as LateError
-from pycoll.bench import cuda
-from pycoll.bench.cuda import Stream, array
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.cuda import Stream, array
 
 SIZE = 3
 
@@ -201,10 +201,10 @@ def test_exchanges_are_captured_and_replayed(world: ThreadWorld) -> None:
 def test_arguments_that_are_wrong(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         assert text_of(lambda: comm.send(np.ones(2), 0, stream=Stream())) == (
-            "stream is for device arrays, but x is in host memory: leave it away"
+            "stream is for device arrays, but x is in host memory: omit it"
         )
         assert text_of(lambda: comm.recv(np.ones(2), 0, stream=Stream())) == (
-            "stream is for device arrays, but out is in host memory: leave it away"
+            "stream is for device arrays, but out is in host memory: omit it"
         )
         assert text_of(lambda: comm.send(array(np.ones(2)), SIZE)) == (
             f"dest is {SIZE}: expected a rank from 0 to {SIZE - 1}"

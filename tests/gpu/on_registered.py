@@ -14,8 +14,8 @@ from device_ranks import failure_of, on_stream, ranks_of, text_of
 from harness import ThreadWorld, fresh_world, world_in_processes
 
 import pycoll
-from pycoll.bench import cuda
-from pycoll.bench.cuda import Stream, array
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.cuda import Stream, array
 
 SIZE = 3
 #: Elements of float32 for which operations run in Simple; two shares, some segments each, and parts

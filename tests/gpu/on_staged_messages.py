@@ -21,8 +21,8 @@ from harness import ProcessWorld, ThreadWorld, fresh_world
 
 import pycoll
 from pycoll import TimeoutError as LateError
-from pycoll import device_staging
-from pycoll.bench.cuda import Array, Stream, array, current
+from pycoll.device import host_staging
+from pycoll.tools.bench.cuda import Array, Stream, array, current
 
 
 @pytest.fixture
@@ -88,19 +88,19 @@ def test_a_recv_returns_before_its_message_exists(world: ThreadWorld) -> None:
 
     def run(comm: pycoll.Communicator) -> None:
         other = Stream()
-        out, beside = array(np.zeros(70)), array(np.zeros(70))
+        out, on_stream = array(np.zeros(70)), array(np.zeros(70))
         mine().synchronize()
         if comm.rank == 1:
             comm.recv(out, 0)
             with other:
-                work = comm.irecv(beside, 0, 1)
+                work = comm.irecv(on_stream, 0, 1)
                 check(array(np.full(3, 5.0)), 5.0)  # other goes on
             assert not work.done()
             comm.barrier()
             check(out, 4.0)
-            assert work.wait() is beside
-            check(beside, 6.0)
-            assert work.synchronize(30) is beside
+            assert work.wait() is on_stream
+            check(on_stream, 6.0)
+            assert work.synchronize(30) is on_stream
         else:
             comm.barrier()
             comm.send(array(np.full(70, 4.0)), 1)
@@ -249,7 +249,7 @@ def test_closing_with_messages_under_way(
     world: ThreadWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They fail, and streams go on; of what a stream is still to copy the memory is left alone."""
-    monkeypatch.setattr(device_staging, "_LEAVES_WITHIN_S", 0.1)
+    monkeypatch.setattr(host_staging, "_LEAVES_WITHIN_S", 0.1)
     gate = Gate()
     has_closed = threading.Event()
 

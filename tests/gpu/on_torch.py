@@ -17,13 +17,14 @@ from harness import ThreadWorld, fresh_world
 from torch_stand_in import CudaTensor, StreamStandIn, on_device, read, stood_in
 
 import pycoll
-from pycoll.bench.cuda import Stream, array
 from pycoll.optim import average_gradients
-from pycoll.torch.coordinator import Coordinator
-from pycoll.torch.distributed import PycollProcessGroup
-from pycoll.torch.distributed.work import Launched
-from pycoll.torch.ops import Average, Sum
-from pycoll.torch.tasks import (
+from pycoll.tools.bench.cuda import Stream, array
+from pycoll.torch.c10d import PycollProcessGroup
+from pycoll.torch.c10d.group_work import Launched
+from pycoll.torch.horovod.controller import Coordinator
+from pycoll.torch.horovod.horovod_world import waited
+from pycoll.torch.horovod.scaled_ops import Average, Sum
+from pycoll.torch.horovod.tasks import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -31,9 +32,8 @@ from pycoll.torch.tasks import (
     ReduceScatter,
     reduction_of,
 )
-from pycoll.torch.timeline import Timeline
-from pycoll.torch.variables import Variables
-from pycoll.torch.world import waited
+from pycoll.torch.horovod.timeline import Timeline
+from pycoll.torch.horovod.variables import Variables
 
 SIZE = 3
 
@@ -116,30 +116,30 @@ def test_moving(world: ThreadWorld) -> None:
     def run(group: PycollProcessGroup) -> None:
         rank = group.rank()
 
-        def room(*shape: int) -> CudaTensor:
+        def space(*shape: int) -> CudaTensor:
             return on_device(torch.zeros(shape).double())
 
         x = on_device(values(rank, 5))
         done(group.broadcast([x], options(dist.BroadcastOptions, rootRank=2, rootTensor=0)))
         assert torch.equal(read(x), values(2, 5))
-        outs = [room(r + 1, 2) for r in range(SIZE)]
+        outs = [space(r + 1, 2) for r in range(SIZE)]
         done(group.allgather([outs], [on_device(values(rank, rank + 1, 2))]))
         assert all(torch.equal(read(one), values(r, r + 1, 2)) for r, one in enumerate(outs))
-        out = room(SIZE, 4)
+        out = space(SIZE, 4)
         done(group.all_gather_single(out, on_device(values(rank, 4))))
         assert torch.equal(read(out), every(4))
-        outs = [room(2, 2).t() for _ in range(SIZE)] if rank == 0 else []
+        outs = [space(2, 2).t() for _ in range(SIZE)] if rank == 0 else []
         mine = on_device(values(rank, 2, 2))
         done(group.gather([outs], [mine], options(dist.GatherOptions, rootRank=0)))
         assert all(torch.equal(read(one), values(r, 2, 2)) for r, one in enumerate(outs))
         given = [[on_device(values(r, 3)) for r in range(SIZE)]] if rank == 0 else [[]]
-        out = room(3)
+        out = space(3)
         done(group.scatter([out], given, options(dist.ScatterOptions, rootRank=0)))
         assert torch.equal(read(out), values(rank, 3))
-        outs = [room(r + 1) for r in range(SIZE)]
+        outs = [space(r + 1) for r in range(SIZE)]
         done(group.alltoall(outs, [on_device(values(rank, rank + 1)) for _ in range(SIZE)]))
         assert all(torch.equal(read(one), values(r, r + 1)) for r, one in enumerate(outs))
-        out = room((rank + 1) * SIZE)
+        out = space((rank + 1) * SIZE)
         splits = [r + 1 for r in range(SIZE)]
         source = on_device(values(rank, sum(splits)))
         done(group.all_to_all_single(out, source, [rank + 1] * SIZE, splits))

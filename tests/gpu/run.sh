@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, and its figures, in less than ten minutes and without a network: what
-# fails or hangs ends at its own time limit, and nothing keeps the rest from running. A table of all
-# steps and the figures come last. $1 is the Python whose packages are used (numpy, pytest,
-# pybind11 and so on; CuPy, torch, Numba and JAX where it has them).
+# Runs all tests and benchmarks that need a GPU, within a time limit and without a network. Every
+# step has its own time limit, and the other steps run also after one fails or hangs. A table of all
+# steps and the figures come last. $1 is the Python whose packages are used (numpy, pytest, pybind11
+# and so on; CuPy, torch, Numba and JAX if it has them).
 #
-# LOGS is where outputs go in full (build/gpu/logs), GPU_CHECK_S how long all may take (540).
-# EXTENSION names a file _core that was compiled with the kernels for this Python elsewhere; then
-# nothing is compiled here.
+# LOGS is the folder for the whole outputs (default build/gpu/logs). GPU_CHECK_S is the limit of all
+# steps in seconds (default 540). EXTENSION names a file _core that was compiled elsewhere, with the
+# kernels and for this Python; then nothing is compiled here.
 set -uo pipefail
 python=${1:-python3}
 logs=${LOGS:-build/gpu/logs}
@@ -15,7 +15,8 @@ summary=()
 failed=0
 mkdir -p "$logs"
 
-# step NAME SECONDS COMMAND...: its output goes to a file, and its end to the screen if it fails.
+# step NAME SECONDS COMMAND...: runs the command with its output in a file; if it fails, shows the
+# last lines.
 step() {
   local name=$1 most=$2 begin=$SECONDS left=$((limit - SECONDS)) status=0
   shift 2
@@ -40,7 +41,7 @@ step() {
   return 1
 }
 
-# What needs which package is asked for here, since nothing can be fetched.
+# Checks that all needed packages and tools are installed, since the script downloads nothing.
 needs() {
   "$python" - <<'EOF'
 import importlib.util as util, os, shutil, sys, sysconfig
@@ -63,7 +64,7 @@ sys.exit(bool(missing or tools))
 EOF
 }
 
-# The extension lies beside the package's sources, where this Python finds it and nobody else.
+# Puts the extension next to the package's sources, where only this run's Python finds it.
 build() {
   if [ -n "${EXTENSION:-}" ]; then
     trap 'rm -f "pycoll/$(basename "$EXTENSION")"' EXIT
@@ -95,12 +96,12 @@ end() {
 
 device="no device found yet"
 needs || exit 1
-# Ranks that are threads of one process wait for each other: no stream may stand in the queue of
-# another one, and no kernel may be loaded while others run.
+# Ranks that are threads of one process wait for each other. So no two streams may share a hardware
+# queue, and no kernel may be loaded while others run.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
 # JAX would take most of the memory for itself.
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
-# What waits for a rank that never comes says so soon.
+# Operations that wait for a rank that never comes fail soon.
 export TEST_TIMEOUT_S=10 PYTHONPATH=$PWD:tests:tests/gpu PYTHONDONTWRITEBYTECODE=1
 build || end
 device=$("$python" -c 'from pycoll import _core; print(_core.device_summary())' 2>&1 | tail -n 1)
@@ -113,7 +114,7 @@ fi
 
 step first 60 "$python" tests/gpu/first.py
 tests on_device 60 30 tests/gpu/on_device.py
-# Before what may take long when it fails: there must be time for figures.
+# The benchmarks run before tests that may take long when they fail, so that there is time for them.
 step bench 120 "$python" -u bench/gpu.py --json "$logs/bench.json"
 step processes 40 "$python" -u -m pycoll bench all_reduce --device cuda -n 2 -b 8 -e 4M -f 64 \
   --samples 11
@@ -124,7 +125,7 @@ done
 for library in cupy torch numba jax; do
   tests "$library" 45 40 tests/gpu/on_frameworks.py -k "test_$library"
 done
-# Last: under it ranks may be too slow for their deadlines, or unable to run beside each other.
+# Last, since under it ranks may be too slow for their deadlines, or unable to run concurrently.
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
     step "$tool" 50 compute-sanitizer --tool "$tool" --error-exitcode 1 --target-processes all \

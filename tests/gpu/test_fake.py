@@ -87,7 +87,7 @@ def test_device_memory_on_a_network(environ: dict[str, str]) -> None:
 WARNED = """
 import warnings
 import numpy as np, pycoll
-from pycoll.bench.cuda import Stream, array
+from pycoll.tools.bench.cuda import Stream, array
 from concurrent.futures import ThreadPoolExecutor
 def run(comm):
     with Stream(comm.rank):
@@ -114,8 +114,8 @@ def test_devices_out_of_reach(environ: dict[str, str]) -> None:
 
 OLD = """
 import numpy as np, pycoll
-from pycoll.bench.cuda import Stream, array
-from pycoll.information import facts
+from pycoll.tools.bench.cuda import Stream, array
+from pycoll.tools.info import facts
 print(dict(facts())["device cuda"])
 (comm,) = pycoll.local_world(1)
 with Stream():

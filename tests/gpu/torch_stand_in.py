@@ -18,7 +18,7 @@ import torch
 from jax_stand_in import Event
 from torch.utils._pytree import tree_map
 
-from pycoll.bench import cuda
+from pycoll.tools.bench import cuda
 
 DEVICE = torch.device("cuda", 0)
 #: What a torch with CUDA says of such a tensor.
@@ -99,8 +99,8 @@ def on_device(values: torch.Tensor) -> CudaTensor:
     """The values in new memory of the device, put there in the current stream."""
     memory = cuda.Array((values.numel(),), _BYTES[values.dtype])
     memory.put(values.contiguous().view(-1).numpy())
-    room = (ctypes.c_byte * memory.nbytes).from_address(memory.address)
-    plain = torch.frombuffer(room, dtype=values.dtype).view(values.shape)
+    space = (ctypes.c_byte * memory.nbytes).from_address(memory.address)
+    plain = torch.frombuffer(space, dtype=values.dtype).view(values.shape)
     return CudaTensor.over(plain, memory)
 
 

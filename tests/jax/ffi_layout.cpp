@@ -1,7 +1,7 @@
 // Our picture of XLA's structures, against XLA's own header: compiled only, by test_jit.py.
 #include <xla/ffi/api/c_api.h>
 
-#include "bindings/xla_ffi.h"
+#include "bindings/xla/xla_ffi.h"
 
 namespace xla = pycoll::bindings::xla;
 

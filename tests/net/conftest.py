@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from joining import footprint
 
-from pycoll.bootstrap import identity
 from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery import identity
 
 
 @pytest.fixture

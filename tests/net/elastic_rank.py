@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import pycoll
-from pycoll.bootstrap import roster
+from pycoll.bootstrap.rendezvous import elastic_worker
 
 FOLDER = Path(sys.argv[1])
 
@@ -35,7 +35,9 @@ def done(comm: pycoll.Communicator) -> bool:
         number, _, word = (FOLDER / "do").read_text().partition(" ")
         if word == f"kill {comm.rank}" and comm.size == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
-        mine = np.array([1, int(roster.changed()), int(word == "end" and comm.size == int(number))])
+        mine = np.array(
+            [1, int(elastic_worker.changed()), int(word == "end" and comm.size == int(number))]
+        )
         total, changed, end = comm.all_reduce(mine).tolist()
         assert total == comm.size
         if end:

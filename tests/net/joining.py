@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import MemoryExchange
-from pycoll.bootstrap.world import Joined, join
+from pycoll.bootstrap.joining import Joined, join
+from pycoll.bootstrap.rendezvous.exchange import MemoryExchange
 from pycoll.config import Config
 
 T = TypeVar("T")

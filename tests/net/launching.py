@@ -21,7 +21,7 @@ RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
 RUN = """
 import json, sys
 sys.path.insert(0, {root!r})
-from pycoll.launch import LaunchOptions, launch
+from pycoll.launch.launcher import LaunchOptions, launch
 options = json.loads(sys.argv[1])
 sys.exit(launch(LaunchOptions(**options)))
 """

@@ -24,11 +24,11 @@ from joining import (
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import MemoryExchange
-from pycoll.bootstrap.network import listen_tcp
-from pycoll.bootstrap.store import join_store, join_unix
-from pycoll.bootstrap.store_server import StoreServer
-from pycoll.bootstrap.world import join
+from pycoll.bootstrap.discovery.network import listen_tcp
+from pycoll.bootstrap.joining import join
+from pycoll.bootstrap.rendezvous.exchange import MemoryExchange
+from pycoll.bootstrap.rendezvous.store import join_store, join_unix
+from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.config import Config
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -315,7 +315,7 @@ def test_two_ranks_0_at_a_unix_socket_are_named() -> None:
 
 
 def test_another_user_s_process_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pycoll.bootstrap.store as store_module
+    import pycoll.bootstrap.rendezvous.store as store_module
 
     job, real = f"test user {os.getpid()}", store_module.peer_of
     monkeypatch.setattr(store_module, "peer_of", lambda sock: (real(sock)[0], os.geteuid() + 1))

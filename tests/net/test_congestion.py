@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from pycoll.bootstrap.network import listen_tcp, tcp_socket
+from pycoll.bootstrap.discovery.network import listen_tcp, tcp_socket
 
 CONGESTION = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
 

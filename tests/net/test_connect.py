@@ -30,11 +30,11 @@ from pycoll.bootstrap import connect as connect_module
 from pycoll.bootstrap import links
 from pycoll.bootstrap.connect import ROUNDS, connect, sit_out
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import MemoryExchange, ParentExchange
+from pycoll.bootstrap.discovery.network import interfaces
 from pycoll.bootstrap.handshake import Purpose
-from pycoll.bootstrap.network import interfaces
-from pycoll.bootstrap.reach import unreachable
-from pycoll.bootstrap.world import Joined, join_group, join_threads
+from pycoll.bootstrap.joining import Joined, join_group, join_threads
+from pycoll.bootstrap.rendezvous.exchange import MemoryExchange, ParentExchange
+from pycoll.bootstrap.unreachable import unreachable
 from pycoll.config import Config
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -65,8 +65,8 @@ def test_all_ranks_know_how_crowded_the_fullest_host_is(monkeypatch: pytest.Monk
     configs = [Config(host_id=f"host {h}", init_timeout_s=30) for h in hosts]
     with World() as world:
         results = all_well(connect_all(configs, world))
-        assert [result.crowding for result in results] == [2.5] * 6
-        assert [j.crowding for j in join_threads(1, Config(), world.factories)] == [1.0]
+        assert [result.oversubscription for result in results] == [2.5] * 6
+        assert [j.oversubscription for j in join_threads(1, Config(), world.factories)] == [1.0]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 9])
@@ -229,7 +229,7 @@ def test_an_unreachable_peer_is_named_with_address_and_reason(
         assert re.match(r"rank [12] \(.*\) cannot reach rank 0 \(", str(result))
         assert f"127.0.0.1:{port} (Connection refused)" in str(result)
         assert str(result).endswith(
-            "who reaches whom (+ yes, - no):\n   0 1 2\n 0   - -\n 1 -   +\n 2 - +"
+            "reachable pairs of ranks (+ yes, - no):\n   0 1 2\n 0   - -\n 1 -   +\n 2 - +"
         )
         assert result.rank == 0
 
@@ -279,7 +279,7 @@ def test_strangers_at_the_data_ports_do_not_disturb(
                 sock.connect(address)
                 sock.sendall(own.randbytes(own.choice([1, 119, 120, 300])))
 
-    real = links.Doorkeeper.listen
+    real = links.Admission.listen
 
     def listen(self: Any, listener: socket.socket, purpose: Purpose) -> None:
         real(self, listener, purpose)
@@ -287,7 +287,7 @@ def test_strangers_at_the_data_ports_do_not_disturb(
         attacked.append(threading.Thread(target=attack, args=arguments, daemon=True))
         attacked[-1].start()
 
-    monkeypatch.setattr(links.Doorkeeper, "listen", listen)
+    monkeypatch.setattr(links.Admission, "listen", listen)
     try:
         with World() as world:
             all_well(connect_all([Config(transports=transports, init_timeout_s=30)] * 4, world))

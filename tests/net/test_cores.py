@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycoll.bootstrap.cores import CpuQuota, core_numbers, core_text, cpu_quota
-from pycoll.bootstrap.identity import Identity, cores_beside, ranks_per_core
+from pycoll.bootstrap.discovery.cores import CpuQuota, core_numbers, core_text, cpu_quota
+from pycoll.bootstrap.discovery.identity import Identity, cores_shared_by, ranks_per_core
 from pycoll.config import Config
 
 CORES = st.sets(st.integers(0, 300), min_size=1)
@@ -45,7 +45,7 @@ def world(*cores_of_ranks: str, hosts: str = "") -> list[Identity]:
 def test_ranks_that_are_bound_to_cores_of_their_own_do_not_share_them() -> None:
     bound = world("0", "1", "2", "3")
     assert ranks_per_core(bound) == 1
-    assert cores_beside(bound, 2) == 4
+    assert cores_shared_by(bound, 2) == 4
     assert ranks_per_core(world("0-1", "0-1")) == 1
     assert ranks_per_core(world("0", "0", "0")) == 3
     assert ranks_per_core(world(*["0-1"] * 8)) == 4
@@ -54,7 +54,7 @@ def test_ranks_that_are_bound_to_cores_of_their_own_do_not_share_them() -> None:
 def test_hosts_have_cores_of_their_own() -> None:
     ranks = world("0-3", "0", "0-3", "0", "0", hosts="abaab")
     assert ranks_per_core(ranks) == 2
-    assert [cores_beside(ranks, rank) for rank in range(5)] == [4, 1, 4, 4, 1]
+    assert [cores_shared_by(ranks, rank) for rank in range(5)] == [4, 1, 4, 4, 1]
 
 
 def test_an_identity_with_other_cores_is_refused() -> None:
@@ -116,12 +116,12 @@ def test_a_quota_allows_fewer_cores_than_there_are() -> None:
     one, other = CpuQuota("one", 1.5), CpuQuota("other", 0.5)
     together = ranks(one, one, one, one)
     assert ranks_per_core(together) == 4 / 1.5
-    assert cores_beside(together, 0) == 1
+    assert cores_shared_by(together, 0) == 1
     assert ranks_per_core(ranks(one, one, other, other)) == 2
-    assert cores_beside(ranks(one, one, other, other), 3) == 2
+    assert cores_shared_by(ranks(one, one, other, other), 3) == 2
     # A rank without a quota may use every core.
     assert ranks_per_core(ranks(one, one, one, None)) == 1
-    assert cores_beside(ranks(one, one, one, None), 0) == 8
+    assert cores_shared_by(ranks(one, one, one, None), 0) == 8
     (first, *_) = together
     assert Identity.from_bytes(first.to_bytes()) == first
     with pytest.raises(ValueError):
@@ -154,7 +154,7 @@ def test_a_real_quota_is_seen_by_ranks(control_group: Path) -> None:
     code = (
         "import os, sys\n"
         "open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
-        "from pycoll.bootstrap.cores import core_count, cpu_quota\n"
+        "from pycoll.bootstrap.discovery.cores import core_count, cpu_quota\n"
         "print(cpu_quota().cores, core_count())\n"
     )
     words = [sys.executable, "-c", code, str(control_group)]

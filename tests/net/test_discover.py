@@ -8,7 +8,6 @@ import pytest
 from joining import SECRET, free_port
 
 from pycoll import errors
-from pycoll.bootstrap import discover as discover_module
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.dial import (
     Candidate,
@@ -20,10 +19,21 @@ from pycoll.bootstrap.dial import (
     rails_of,
     routes_to,
 )
-from pycoll.bootstrap.discover import Placement, discover, inside_job
-from pycoll.bootstrap.host import machine_identity, process_token
-from pycoll.bootstrap.identity import Identity, choose_transport, session_key, socket_count
-from pycoll.bootstrap.network import Interface, listen_at, listen_tcp, parse_address
+from pycoll.bootstrap.discovery import discover as discover_module
+from pycoll.bootstrap.discovery.discover import Placement, discover, inside_job
+from pycoll.bootstrap.discovery.host import machine_identity, process_token
+from pycoll.bootstrap.discovery.identity import (
+    Identity,
+    choose_transport,
+    session_key,
+    socket_count,
+)
+from pycoll.bootstrap.discovery.network import (
+    Interface,
+    listen_at,
+    listen_tcp,
+    parse_address,
+)
 from pycoll.config import Config
 
 OPEN_MPI = {

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from launching import HERE, ROOT
 
-from pycoll.bootstrap.network import abstract_name
-from pycoll.elastic_launch import ElasticOptions
+from pycoll.bootstrap.discovery.network import abstract_name
 from pycoll.errors import InvalidArgumentError
-from pycoll.host_slots import slots_of
-from pycoll.launch import LaunchOptions, launch
+from pycoll.launch.elastic_jobs import ElasticOptions
+from pycoll.launch.host_slots import slots_of
+from pycoll.launch.launcher import LaunchOptions, launch
 
 RANK = (HERE / "elastic_rank").with_suffix(".py")
 START = (
-    "import sys; from pycoll.cli import main; main()",
+    "import sys; from pycoll.tools.cli import main; main()",
     "run",
 )
 

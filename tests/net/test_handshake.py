@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from pycoll.bootstrap import doorkeeper as doorkeeper_module
+from pycoll.bootstrap import admission as admission_module
+from pycoll.bootstrap.admission import STRANGERS_MAX, Admission, Loop
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.doorkeeper import STRANGERS_MAX, Doorkeeper, Loop
+from pycoll.bootstrap.discovery.network import listen_tcp
 from pycoll.bootstrap.handshake import (
     ANSWER_BYTES,
     CHALLENGE_BYTES,
@@ -31,7 +32,6 @@ from pycoll.bootstrap.handshake import (
     receive_exactly,
     scope_of,
 )
-from pycoll.bootstrap.network import listen_tcp
 
 KEY = b"k" * 32
 SCOPE = scope_of("job", "world")
@@ -144,14 +144,14 @@ def test_other_services_and_versions_are_told_apart() -> None:
         Visitor(KEY, SCOPE, CLAIM).answer(bytes(newer))
 
 
-class Door:
+class LocalAddress:
     """A doorkeeper in a thread, which notes whom it admitted."""
 
     def __init__(self) -> None:
         self.admitted: list[Claim] = []
         self.sockets: list[socket.socket] = []
         self.loop = Loop("test-door")
-        self.keeper = Doorkeeper(
+        self.keeper = Admission(
             self.loop.selector, KEY, SCOPE, lambda claim: Verdict.ADMITTED, self.admit
         )
         listener = listen_tcp("127.0.0.1")
@@ -196,23 +196,23 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    made = Door()
+def local_address() -> Iterator[LocalAddress]:
+    made = LocalAddress()
     yield made
     made.close()
 
 
-def test_silent_strangers_do_not_hold_up_a_peer(door: Door) -> None:
-    strangers = [door.visit() for _ in range(2 * STRANGERS_MAX)]
-    assert door.enter() < 2
-    assert door.entered(1) == [CLAIM]
+def test_silent_strangers_do_not_hold_up_a_peer(local_address: LocalAddress) -> None:
+    strangers = [local_address.visit() for _ in range(2 * STRANGERS_MAX)]
+    assert local_address.enter() < 2
+    assert local_address.entered(1) == [CLAIM]
     for sock in strangers:
         sock.close()
 
 
-def test_more_strangers_than_places_evict_the_oldest(door: Door) -> None:
-    oldest = door.visit()
-    others = [door.visit() for _ in range(STRANGERS_MAX + 4)]
+def test_more_strangers_than_places_evict_the_oldest(local_address: LocalAddress) -> None:
+    oldest = local_address.visit()
+    others = [local_address.visit() for _ in range(STRANGERS_MAX + 4)]
     assert receive_exactly(oldest, CHALLENGE_BYTES, Deadline(5))
     with pytest.raises((EOFError, ConnectionError)):
         receive_exactly(oldest, 1, Deadline(5))
@@ -221,7 +221,7 @@ def test_more_strangers_than_places_evict_the_oldest(door: Door) -> None:
 
 
 def test_a_lack_of_descriptors_is_remembered_for_the_error(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    local_address: LocalAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")] * 3
 
@@ -231,16 +231,18 @@ def test_a_lack_of_descriptors_is_remembered_for_the_error(
         return real(self)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
-    assert door.enter() < 5
-    assert door.entered(1) == [CLAIM]
-    assert door.keeper.refusals == ["somebody, for want of descriptors here (ulimit -n)"]
+    assert local_address.enter() < 5
+    assert local_address.entered(1) == [CLAIM]
+    assert local_address.keeper.refusals == [
+        "a connection, for lack of file descriptors (ulimit -n)"
+    ]
 
 
 def test_a_stranger_is_dropped_when_its_time_is_over(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    local_address: LocalAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorkeeper_module, "STRANGER_S", 0.3)
-    with door.visit() as sock:
+    monkeypatch.setattr(admission_module, "STRANGER_S", 0.3)
+    with local_address.visit() as sock:
         receive_exactly(sock, CHALLENGE_BYTES, Deadline(5))
         started = time.monotonic()
         # A byte now and then buys no time.
@@ -251,12 +253,12 @@ def test_a_stranger_is_dropped_when_its_time_is_over(
                 break
             time.sleep(0.05)
         assert time.monotonic() - started < 2
-    assert any("no proof in time" in text for text in door.keeper.refusals)
-    assert door.admitted == []
+    assert any("no proof in time" in text for text in local_address.keeper.refusals)
+    assert local_address.admitted == []
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_garbage_is_refused_and_disturbs_nobody(door: Door, seed: int) -> None:
+def test_garbage_is_refused_and_disturbs_nobody(local_address: LocalAddress, seed: int) -> None:
     print("seed", seed)
     prng = random.Random(seed)
     stop = threading.Event()
@@ -265,7 +267,7 @@ def test_garbage_is_refused_and_disturbs_nobody(door: Door, seed: int) -> None:
         own = random.Random(seed * 100 + number)
         while not stop.is_set():
             try:
-                with door.visit() as sock:
+                with local_address.visit() as sock:
                     sock.sendall(own.randbytes(own.choice([0, 1, 47, 119, 120, 121, 5000])))
                     if own.random() < 0.5:
                         sock.setsockopt(
@@ -280,37 +282,37 @@ def test_garbage_is_refused_and_disturbs_nobody(door: Door, seed: int) -> None:
     claims = [Claim(Purpose.TCP, rank, 0, prng.randrange(4)) for rank in range(1, 6)]
     try:
         for claim in claims:
-            assert door.enter(claim) < 5
+            assert local_address.enter(claim) < 5
     finally:
         stop.set()
         for thread in attackers:
             thread.join()
-    assert door.entered(len(claims)) == claims
+    assert local_address.entered(len(claims)) == claims
 
 
-def test_recorded_and_truncated_handshakes_are_refused(door: Door) -> None:
-    with door.visit() as sock:
+def test_recorded_and_truncated_handshakes_are_refused(local_address: LocalAddress) -> None:
+    with local_address.visit() as sock:
         challenge = receive_exactly(sock, CHALLENGE_BYTES, Deadline(5))
         recorded = Visitor(KEY, SCOPE, CLAIM).answer(challenge)
         sock.sendall(recorded[:60])
     for answer in (recorded, recorded[:-32] + os.urandom(32)):
-        with door.visit() as sock:
+        with local_address.visit() as sock:
             receive_exactly(sock, CHALLENGE_BYTES, Deadline(5))
             sock.sendall(answer)
             verdict = receive_exactly(sock, VERDICT_BYTES, Deadline(5))
             assert verdict[10] == Verdict.BAD_PROOF
             assert verdict[-32:] == bytes(32)
-    assert door.enter() < 5
-    assert door.entered(1) == [CLAIM]
+    assert local_address.enter() < 5
+    assert local_address.entered(1) == [CLAIM]
 
 
-def test_bytes_behind_the_answer_are_left_for_the_next_owner(door: Door) -> None:
+def test_bytes_behind_the_answer_are_left_for_the_next_owner(local_address: LocalAddress) -> None:
     visitor = Visitor(KEY, SCOPE, CLAIM)
-    with door.visit() as sock:
+    with local_address.visit() as sock:
         answer = visitor.answer(receive_exactly(sock, CHALLENGE_BYTES, Deadline(5)))
         sock.sendall(answer + b"first words")
         visitor.conclude(receive_exactly(sock, VERDICT_BYTES, Deadline(5)))
         deadline = Deadline(5)
-        while not door.sockets and not deadline.passed():
+        while not local_address.sockets and not deadline.passed():
             time.sleep(0.01)
-        assert receive_exactly(door.sockets[0], 11, deadline) == b"first words"
+        assert receive_exactly(local_address.sockets[0], 11, deadline) == b"first words"

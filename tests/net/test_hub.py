@@ -13,9 +13,9 @@ import pytest
 from joining import World, all_well, connect_all
 
 from pycoll import errors
-from pycoll.bootstrap import hub
-from pycoll.bootstrap.exchange import MemoryExchange
-from pycoll.bootstrap.neighbours import Neighbours
+from pycoll.bootstrap import local_rendezvous
+from pycoll.bootstrap.rendezvous.exchange import MemoryExchange
+from pycoll.bootstrap.shared_memory import Neighbours
 from pycoll.config import Config
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left", "as_processes")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left", "as_processes")
 def test_descriptors_of_many_ranks_come_in_several_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hub, "_RANKS_PER_MESSAGE", 2)
+    monkeypatch.setattr(local_rendezvous, "_RANKS_PER_MESSAGE", 2)
     with World() as world:
         all_well(connect_all([Config(init_timeout_s=30)] * 6, world))
         world.check()
@@ -54,7 +54,7 @@ def test_too_many_descriptors_on_their_way_are_waited_for(monkeypatch: pytest.Mo
     refused: list[int] = []
 
     def send_fds(sock: socket.socket, buffers: Any, fds: Any, *rest: Any) -> int:
-        if len(fds) > hub.DESCRIPTORS and len(refused) < 5:
+        if len(fds) > local_rendezvous.DESCRIPTORS and len(refused) < 5:
             refused.append(len(fds))
             raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
         return real(sock, buffers, fds, *rest)
@@ -86,7 +86,7 @@ def test_a_hub_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
     def shut(self: Any, *arguments: Any) -> None:
         if self._rank == 0:
-            self._ends.door.close()
+            self._ends.local_address.close()
         else:
             time.sleep(0.2)  # until the door is shut
             meet(self, *arguments)

@@ -33,8 +33,8 @@ from launching import (
 )
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.launch import LaunchOptions, launch
-from pycoll.rank_process import resolve_command
+from pycoll.launch.launcher import LaunchOptions, launch
+from pycoll.launch.rank_process import resolve_command
 
 SAY_AND_SLEEP = python("import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
 

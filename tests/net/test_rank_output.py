@@ -9,7 +9,7 @@ import signal
 import pytest
 from launching import RANK, python, run, start
 
-from pycoll.rank_output import LINE_BYTES_MAX, RankLines
+from pycoll.launch.rank_output import LINE_BYTES_MAX, RankLines
 
 
 def test_prefixed_lines_are_whole_and_in_each_rank_s_order() -> None:

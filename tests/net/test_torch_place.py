@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import ROOT, python, run
 
-from pycoll.bootstrap.torch_place import Meeting, unset_in
+from pycoll.bootstrap.discovery.torch_variables import Meeting, unset_in
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SHOW = f"import os; print(*(os.environ.get(one, '-') for one in {NAMES!r}), flush=True)"

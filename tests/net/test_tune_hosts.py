@@ -17,18 +17,23 @@ import pytest
 from click.testing import CliRunner
 from harness import ROOT
 
-from pycoll import local_world, tuning
-from pycoll.bench.fit import Observation, fit
-from pycoll.bench.tune import COLLECTIVES, Case, distinct_algorithms
-from pycoll.bench.tune_hosts import HostsOptions, _agreed, phases_of, with_whole_link
-from pycoll.bootstrap.identity import Identity, transport_across, transport_inside
-from pycoll.bootstrap.rails import Port
-from pycoll.cli import main
+from pycoll import local_world
+from pycoll.bootstrap.discovery.identity import (
+    Identity,
+    transport_across,
+    transport_inside,
+)
+from pycoll.bootstrap.discovery.rails import Port
 from pycoll.config import Config
+from pycoll.cost import tuning_file
+from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Terms, spilled
+from pycoll.cost.tuning_file import BUILT_IN, Medium, Network, Tuning
 from pycoll.errors import InvalidArgumentError
-from pycoll.model import LINKS, SEGMENT_BYTES, Link, Terms, spilled
-from pycoll.topology import topology_of
-from pycoll.tuning import BUILT_IN, Medium, Network, Tuning
+from pycoll.schedule.topology import topology_of
+from pycoll.tools.cli import main
+from pycoll.tools.tune.fit import Observation, fit
+from pycoll.tools.tune.host_links import HostsOptions, _agreed, phases_of, with_whole_link
+from pycoll.tools.tune.machine_links import COLLECTIVES, Case, distinct_algorithms
 
 sys.path.insert(0, str(ROOT / "bench"))
 from host_jobs import places_of
@@ -47,13 +52,13 @@ def network(*hosts: str, transport: str = "tcp", made: str = "2026-01-01") -> Ne
 
 def test_phases_tell_one_rank_from_all_of_a_host() -> None:
     alone, together, inside = phases_of(topology_of("aabb"))
-    assert alone.colors == (0, None, 0, None) and alone.beside == 1
-    assert together.colors == (0, 1, 0, 1) and together.beside == 2
-    assert inside.colors == (0, 0, 1, 1) and inside.beside == 0
+    assert alone.colors == (0, None, 0, None) and alone.concurrent == 1
+    assert together.colors == (0, 1, 0, 1) and together.concurrent == 2
+    assert inside.colors == (0, 0, 1, 1) and inside.concurrent == 0
     # Uneven: as many side by side as every host has.
     assert phases_of(topology_of("aaabb"))[1].colors == (0, 1, None, 0, 1)
     assert len(phases_of(topology_of("abc"))) == 1
-    assert [one.beside for one in phases_of(topology_of("aabb"), crowding=2)] == [1, 2]
+    assert [one.concurrent for one in phases_of(topology_of("aabb"), oversubscription=2)] == [1, 2]
 
 
 def test_sizes_end_with_the_longest_and_side_by_side_are_long_only() -> None:
@@ -65,7 +70,7 @@ def test_sizes_end_with_the_longest_and_side_by_side_are_long_only() -> None:
 
 def observed(
     known: Link,
-    beside: int,
+    concurrent: int,
     segments: tuple[int, ...],
     sizes: Sequence[int] = tuple(32 * 8**power for power in range(8)),
 ) -> list[Observation]:
@@ -75,7 +80,7 @@ def observed(
         for name in distinct_algorithms(word, 4):
             for nbytes in sizes:
                 for segment_bytes in segments:
-                    case = Case(word, name, 4, nbytes, segment_bytes, beside)
+                    case = Case(word, name, 4, nbytes, segment_bytes, concurrent)
                     one = case.observed(0.0)
                     found.append(replace(one, seconds=known.seconds(one.terms, nbytes)))
     return found
@@ -111,14 +116,14 @@ def rate(link: Link, nbytes: int) -> float:
     return max(in_bursts, link.sustained)
 
 
-@pytest.mark.parametrize("beside", [1, 2])
-def test_what_is_carried_in_the_long_run_is_told_apart_from_bursts(beside: int) -> None:
+@pytest.mark.parametrize("concurrent", [1, 2])
+def test_what_is_carried_in_the_long_run_is_told_apart_from_bursts(concurrent: int) -> None:
     """A cable of 1 Gb/s whose bucket passes on bursts at 2 GB/s."""
     known = Link(
         alpha=15e-6, beta=1 / 2e9, gamma=1 / 20e9, overhead=1e-6, cache_bytes=1, sustained=8e-9
     )
     segments = (SEGMENT_BYTES, SEGMENT_BYTES // 4)
-    found = fit(observed(known, beside, segments), LINKS["tcp"])
+    found = fit(observed(known, concurrent, segments), LINKS["tcp"])
     assert found.link.sustained == pytest.approx(8e-9, rel=0.01)
     assert found.link.alpha == pytest.approx(15e-6, rel=0.1)
     assert max(map(abs, found.errors)) < 0.1
@@ -179,14 +184,14 @@ def test_networks_are_stored_told_and_read_back(tmp_path: Path) -> None:
     verbs = network("a", "b", transport="verbs")._replace(inside=None)
     values = Tuning(networks=(verbs, network("a", "b")))
     path = tmp_path / "tuning.json"
-    tuning.store(values, path, "2026-01-01")
-    found = tuning.load(path)
+    tuning_file.store(values, path, "2026-01-01")
+    found = tuning_file.load(path)
     assert found.networks == values.networks
-    assert tuning.from_text(found.to_text()) == found
+    assert tuning_file.from_text(found.to_text()) == found
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    told = tuning.network_as_json(network("a", "b")) | changes
+    told = tuning_file.network_as_json(network("a", "b")) | changes
     return {name: value for name, value in told.items() if value != "away"}
 
 
@@ -205,10 +210,10 @@ def changed(**changes: Any) -> dict[str, Any]:
 )
 def test_a_network_that_is_not_right_is_refused(tmp_path: Path, networks: Any, why: str) -> None:
     path = tmp_path / "tuning.json"
-    tuning.store(BUILT_IN, path, "2026-01-01")
+    tuning_file.store(BUILT_IN, path, "2026-01-01")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"networks": networks}))
     with pytest.raises(InvalidArgumentError, match=re.escape(why)):
-        tuning.find(Config(tuning=str(path)))
+        tuning_file.find(Config(tuning=str(path)))
 
 
 def test_hosts_talk_over_verbs_only_if_all_ranks_are_on_one_network() -> None:
@@ -326,8 +331,8 @@ def test_all_ranks_get_the_table_that_they_measured(hosts: Hosts, tmp_path: Path
     assert "measuring links between 2 hosts with 4 ranks" in first
     assert "stored on every host" in first and "tcp between host0, host1" in first
     assert re.search(r"^  tcp +.*[\d.]+ \w+ latency", first, re.M), first
-    name = f"{tuning.fingerprint()}.json"
-    files = [tuning.load(tmp_path / f"host{n}" / "pycoll" / name) for n in (0, 1)]
+    name = f"{tuning_file.fingerprint()}.json"
+    files = [tuning_file.load(tmp_path / f"host{n}" / "pycoll" / name) for n in (0, 1)]
     (found,) = files[0].networks
     assert files[1].networks == (found,)
     assert found.hosts == ("host0", "host1") and found.transport == "tcp"

@@ -16,10 +16,10 @@ from pycoll import errors
 from pycoll.bootstrap import connect as connecting
 from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import MemoryExchange
-from pycoll.bootstrap.identity import Identity, choose_transport
-from pycoll.bootstrap.rails import Port, match
-from pycoll.bootstrap.verbs import choose_ports, ports
+from pycoll.bootstrap.discovery.identity import Identity, choose_transport
+from pycoll.bootstrap.discovery.rails import Port, match
+from pycoll.bootstrap.discovery.verbs import choose_ports, ports
+from pycoll.bootstrap.rendezvous.exchange import MemoryExchange
 from pycoll.config import Config
 
 LINK_LOCAL = "fe80:0000:0000:0000:5054:00ff:fe12:3456"

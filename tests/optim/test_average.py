@@ -12,9 +12,9 @@ from harness import fresh_world, world_in_threads
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
+from pycoll.gradients.average import _schedulers
+from pycoll.gradients.scheduler import TIMED_STEPS
 from pycoll.optim import POLICIES, Policy, average_gradients
-from pycoll.optim.average import _schedulers
-from pycoll.optim.scheduler import TIMED_STEPS
 
 SMALL = {"bucket_bytes": 9000, "partition_bytes": 4096, "credit_bytes": 8192, "merge_bytes": 600}
 

@@ -16,18 +16,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.optim import policies
-from pycoll.optim.agenda import Agenda, Gradient, Message, Piece, Rate, Rates, check
-from pycoll.optim.choose import MERGING, OVERTAKING, decide
-from pycoll.optim.policies import (
+from pycoll.gradients import policies
+from pycoll.gradients.chooser import MERGING, OVERTAKING, decide
+from pycoll.gradients.communication_plan import (
+    CommunicationPlan,
+    Gradient,
+    Message,
+    Piece,
+    Rate,
+    Rates,
+    check,
+)
+from pycoll.gradients.policies import (
     GRAIN,
     POLICIES,
     Policy,
-    agenda_of,
     by_priority,
+    comm_plan_of,
     policy_of,
 )
-from pycoll.optim.simulate import simulate
+from pycoll.gradients.simulate import simulate
 
 RATE = Rate(1.0, 0.01)
 HALF = Rate(0.5, 0.005)
@@ -64,13 +72,13 @@ def merges(count: int) -> list[list[range]]:
     ]
 
 
-def merged(groups: list[range], gradients: list[Gradient]) -> Agenda:
+def merged(groups: list[range], gradients: list[Gradient]) -> CommunicationPlan:
     messages = []
     for group in groups:
         for kind in dict.fromkeys(gradients[n].kind for n in group):
             numbers = [n for n in group if gradients[n].kind == kind]
             messages.append(Message(tuple(Piece(n, 0, gradients[n].nbytes) for n in numbers)))
-    return Agenda("some", tuple(messages))
+    return CommunicationPlan("some", tuple(messages))
 
 
 def end_of_groups(groups: list[range], gradients: list[Gradient], rates: Rates) -> float:
@@ -91,16 +99,16 @@ def end_of_groups(groups: list[range], gradients: list[Gradient], rates: Rates) 
 def test_each_byte_travels_once(policy: Policy, kinds: tuple[str, ...]) -> None:
     for seed in range(20):
         gradients = gradients_of(seed, seed, kinds)
-        agenda = agenda_of(policy, gradients, RATES)
-        check(agenda, gradients)
-        assert agenda == agenda_of(policy, gradients, RATES)
+        comm_plan = comm_plan_of(policy, gradients, RATES)
+        check(comm_plan, gradients)
+        assert comm_plan == comm_plan_of(policy, gradients, RATES)
 
 
 def test_a_broken_agenda_is_found() -> None:
     gradients = [Gradient(100, 0.0), Gradient(100, 1.0), Gradient(8, 2.0, "int32")]
     a, b, c = Piece(0, 0, 100), Piece(1, 0, 100), Piece(2, 0, 8)
     good = (Message((a, b)), Message((c,)))
-    check(Agenda("good", good), gradients)
+    check(CommunicationPlan("good", good), gradients)
     for bad in (
         good[:1],
         (*good, Message((a,))),
@@ -111,9 +119,9 @@ def test_a_broken_agenda_is_found() -> None:
         (Message((a, Piece(1, 64, 100))), Message((Piece(1, 0, 64),)), good[1]),
     ):
         with pytest.raises(AssertionError):
-            check(Agenda("bad", bad), gradients)
+            check(CommunicationPlan("bad", bad), gradients)
     with pytest.raises(AssertionError):
-        check(Agenda("bad", good, (0, 0)), gradients)
+        check(CommunicationPlan("bad", good, (0, 0)), gradients)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 9), st.booleans())
@@ -122,7 +130,7 @@ def test_mg_wfbp_is_the_best_of_all_merges(seed: int, count: int, mixed: bool) -
     dice = random.Random(seed)
     rate = Rate(dice.choice((0.0, 0.1, 1, 5)), 10 ** dice.uniform(-5, 0))
     rates = RATES._replace(all_reduce=rate, host_s=dice.choice((0.0, 0.01, 0.3, 2.0)))
-    found = simulate(agenda_of(Policy("mg_wfbp"), gradients, rates), gradients, rates)
+    found = simulate(comm_plan_of(Policy("mg_wfbp"), gradients, rates), gradients, rates)
     least = min(end_of_groups(groups, gradients, rates) for groups in merges(count))
     assert found.step_s <= least * (1 + 1e-12)
     if not mixed:
@@ -163,7 +171,7 @@ def test_thousands_of_gradients_are_merged_in_no_time() -> None:
     for host_s in (0.0, 20e-6):
         rates = Rates(Rate(50e-6, 2e-10), HALF, HALF, host_s)
         begin = time.process_time()
-        check(agenda_of(Policy("mg_wfbp"), gradients, rates), gradients)
+        check(comm_plan_of(Policy("mg_wfbp"), gradients, rates), gradients)
         assert time.process_time() - begin < 10
 
 
@@ -173,8 +181,8 @@ def test_what_merging_is_for() -> None:
 
     def sizes(alpha: float, beta: float, gradients: list[Gradient]) -> list[int]:
         rates = RATES._replace(all_reduce=Rate(alpha, beta))
-        agenda = agenda_of(Policy("mg_wfbp"), gradients, rates)
-        return [len(message.pieces) for message in agenda.messages]
+        comm_plan = comm_plan_of(Policy("mg_wfbp"), gradients, rates)
+        return [len(message.pieces) for message in comm_plan.messages]
 
     assert sizes(100.0, 1e-6, even) == [6]
     assert sizes(0.0, 0.005, even) == [1] * 6
@@ -183,17 +191,17 @@ def test_what_merging_is_for() -> None:
 
 def test_fixed_fills_buckets() -> None:
     gradients = [Gradient(n, 0.0) for n in (30, 30, 30, 500, 10, 90, 1)]
-    agenda = agenda_of(Policy("fixed", bucket_bytes=100), gradients, RATES)
-    assert [message.nbytes for message in agenda.messages] == [90, 500, 100, 1]
+    comm_plan = comm_plan_of(Policy("fixed", bucket_bytes=100), gradients, RATES)
+    assert [message.nbytes for message in comm_plan.messages] == [90, 500, 100, 1]
 
 
 def test_parts_are_cut_at_grains_and_no_longer_than_asked() -> None:
     gradients = [Gradient(1000, 0.0), Gradient(40, 0.0), Gradient(300, 0.0)]
     policy = Policy("bytescheduler", partition_bytes=200, merge_bytes=5000)
-    agenda = agenda_of(policy, gradients, RATES)
-    check(agenda, gradients)
-    assert max(message.nbytes for message in agenda.messages) <= 200
-    starts = [piece.start for message in agenda.messages for piece in message.pieces]
+    comm_plan = comm_plan_of(policy, gradients, RATES)
+    check(comm_plan, gradients)
+    assert max(message.nbytes for message in comm_plan.messages) <= 200
+    starts = [piece.start for message in comm_plan.messages for piece in message.pieces]
     assert all(start % GRAIN == 0 for start in starts)
 
 
@@ -221,7 +229,7 @@ def test_what_is_committed_on_credit_is_not_overtaken() -> None:
 def test_auto_merges_where_each_start_costs_and_the_step_waits_for_all() -> None:
     gradients = [Gradient(100, n * 0.01) for n in range(30)]
     decision = decide(Policy(), gradients, RATES)
-    assert decision.agenda.policy == "mg_wfbp"
+    assert decision.comm_plan.policy == "mg_wfbp"
     assert decision.why.startswith("auto takes mg_wfbp: ")
     assert "wfbp" in decision.why and "bsp" in decision.why and "not hidden" in decision.why
 
@@ -233,12 +241,12 @@ def test_auto_sends_one_message_where_each_holds_up_the_thread_more_than_it_hide
     cheap = Rates(Rate(5e-6, 1e-10), Rate(3e-6, 5e-11), Rate(3e-6, 5e-11))
     free = decide(Policy(), gradients, cheap)
     dear = decide(Policy(), gradients, cheap._replace(host_s=20e-6))
-    assert len(free.agenda.messages) == 10
-    assert len(dear.agenda.messages) == 1
+    assert len(free.comm_plan.messages) == 10
+    assert len(dear.comm_plan.messages) == 1
     assert "each message takes 0 ns from the thread that computes" in free.why
     assert "each message takes 20 us from the thread that computes" in dear.why
     held_up = cheap._replace(host_s=20e-6)
-    each, one = (simulate(made.agenda, gradients, held_up) for made in (free, dear))
+    each, one = (simulate(made.comm_plan, gradients, held_up) for made in (free, dear))
     assert each.exposed_s > 200e-6 > one.exposed_s
 
 
@@ -247,7 +255,7 @@ def test_auto_hides_nothing_where_computing_stands_still_meanwhile() -> None:
     rates = Rates(Rate(50e-6, 1e-9), Rate(25e-6, 5e-10), Rate(25e-6, 5e-10), 5e-6)
     beside = decide(Policy(), gradients, rates)
     shared = decide(Policy(), gradients, rates._replace(slowed=1.0))
-    assert len(beside.agenda.messages) > 1 == len(shared.agenda.messages)
+    assert len(beside.comm_plan.messages) > 1 == len(shared.comm_plan.messages)
     assert "100% of computing is lost" in shared.why and "is lost" not in beside.why
 
 
@@ -255,8 +263,8 @@ def test_auto_cuts_where_a_long_message_would_hold_up_the_next_forward_pass() ->
     long, fast = 400 << 20, Rates(Rate(1e-4, 1e-9), Rate(5e-5, 5e-10), Rate(5e-5, 5e-10))
     gradients = [Gradient(long, 0.01), Gradient(1000, 0.02)]
     decision = decide(Policy(), gradients, fast, [0.01, 0.6])
-    assert decision.agenda.policy in ("bytescheduler", "dear")
-    assert decide(Policy(), gradients, fast).agenda.policy == "mg_wfbp"
+    assert decision.comm_plan.policy in ("bytescheduler", "dear")
+    assert decide(Policy(), gradients, fast).comm_plan.policy == "mg_wfbp"
 
 
 def test_auto_waits_for_all_at_once_where_single_waits_take_longer_than_they_hide() -> None:
@@ -267,11 +275,11 @@ def test_auto_waits_for_all_at_once_where_single_waits_take_longer_than_they_hid
     short = decide(Policy(), gradients, rates._replace(await_s=1e-6), forward_s)
     long = decide(Policy(), gradients, rates._replace(await_s=1e-3), forward_s)
     assert free.singly and short.singly and not long.singly
-    assert free.agenda == short.agenda and "at once" not in free.why
+    assert free.comm_plan == short.comm_plan and "at once" not in free.why
     assert "a gradient by itself takes 1 us from the next forward pass" in short.why
     assert ", all at once: the least communication" in long.why.splitlines()[0]
     waiting = decide(Policy(), gradients, rates)
-    assert long.agenda == waiting.agenda and waiting.singly
+    assert long.comm_plan == waiting.comm_plan and waiting.singly
 
 
 def test_a_draw_goes_to_waiting_for_all_at_once() -> None:
@@ -291,11 +299,11 @@ def test_auto_is_never_behind_a_candidate(seed: int, count: int, overlaps: bool)
     gradients = gradients_of(seed, count)
     forward_s = [0.5] * count if overlaps else None
     best = simulate(
-        decide(Policy(), gradients, RATES, forward_s).agenda, gradients, RATES, forward_s
+        decide(Policy(), gradients, RATES, forward_s).comm_plan, gradients, RATES, forward_s
     )
     for policy in (*MERGING, *(OVERTAKING if overlaps else ())):
-        agenda = agenda_of(policy, gradients, RATES)
-        assert best.step_s <= simulate(agenda, gradients, RATES, forward_s).step_s + 1e-12
+        comm_plan = comm_plan_of(policy, gradients, RATES)
+        assert best.step_s <= simulate(comm_plan, gradients, RATES, forward_s).step_s + 1e-12
 
 
 # Wrong requests
@@ -314,4 +322,4 @@ def test_wrong_policies_are_refused() -> None:
         with pytest.raises(InvalidArgumentError, match=text):
             make()
     with pytest.raises(InvalidArgumentError, match="gradient 1 is ready before"):
-        agenda_of(Policy("wfbp"), [Gradient(1, 2.0), Gradient(1, 1.0)], RATES)
+        comm_plan_of(Policy("wfbp"), [Gradient(1, 2.0), Gradient(1, 1.0)], RATES)

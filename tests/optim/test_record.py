@@ -11,8 +11,8 @@ from test_scheduler import ENTRIES, SMALL, STEPS, order_of, train
 
 import pycoll
 from pycoll import _core
+from pycoll.gradients.step_record import Step
 from pycoll.optim import Policy, Scheduler
-from pycoll.optim.record import Step
 
 
 class Kept:
@@ -51,12 +51,12 @@ def test_steps_are_told_to_an_observer(size: int) -> None:
                 free_s = one.ends_s
             assert size == 1 or free_s > step.travels[0].starts_s
             assert all(begin <= end for begin, end in step.waits)
-        last, agenda = kept.steps[-1], scheduler.agenda
-        assert last.policy == agenda.policy
+        last, comm_plan = kept.steps[-1], scheduler.comm_plan
+        assert last.policy == comm_plan.policy
         sent = [one.nbytes for one in last.travels if one.what != "all_gather"]
-        assert sent == [message.nbytes for message in agenda.messages]
+        assert sent == [message.nbytes for message in comm_plan.messages]
         halves = [one.message for one in last.travels if one.what == "all_gather"]
-        assert halves == list(agenda.gathers or ())
+        assert halves == list(comm_plan.gathers or ())
 
     _core.record_ends(True)
     try:

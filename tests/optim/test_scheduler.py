@@ -17,9 +17,9 @@ from harness import fresh_world, world_in_threads
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
+from pycoll.gradients.measure import LENGTHS, _seconds, fitted, measure
+from pycoll.gradients.scheduler import TIMED_STEPS
 from pycoll.optim import POLICIES, Bucket, Entry, Policy, Scheduler
-from pycoll.optim.measure import LENGTHS, _seconds, fitted, measure
-from pycoll.optim.scheduler import TIMED_STEPS
 
 ENTRIES = [
     Entry("head.weight", (300, 7)),
@@ -118,13 +118,13 @@ def test_messages_are_those_of_the_policy_and_alike_on_all_ranks() -> None:
     def run(comm: pycoll.Communicator, policy: Policy) -> Any:
         scheduler = Scheduler(comm, ENTRIES, policy=policy)
         train(comm, scheduler, False)
-        return scheduler.agenda, scheduler.explain()
+        return scheduler.comm_plan, scheduler.explain()
 
     lengths = {}
     for policy in EVERY:
-        agenda, why = world_in_threads(2).run(lambda comm, p=policy: run(comm, p))[0]
-        lengths[policy.name] = len(agenda.messages)
-        assert (policy.name in ("auto", agenda.policy)) and str(policy.name) in why
+        comm_plan, why = world_in_threads(2).run(lambda comm, p=policy: run(comm, p))[0]
+        lengths[policy.name] = len(comm_plan.messages)
+        assert (policy.name in ("auto", comm_plan.policy)) and str(policy.name) in why
     kinds = len({entry.kind for entry in ENTRIES})
     assert lengths["bsp"] == kinds and lengths["wfbp"] == len(ENTRIES)
     assert kinds <= lengths["mg_wfbp"] <= lengths["wfbp"] < lengths["bytescheduler"]

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from pycoll.optim.agenda import Agenda, Gradient, Rate, Rates
-from pycoll.optim.policies import GRAIN, POLICIES, Policy, agenda_of
-from pycoll.optim.simulate import simulate
+from pycoll.gradients.communication_plan import CommunicationPlan, Gradient, Rate, Rates
+from pycoll.gradients.policies import GRAIN, POLICIES, Policy, comm_plan_of
+from pycoll.gradients.simulate import simulate
 
 HALF = Rate(0.5, 0.005)
 RATES = Rates(Rate(1.0, 0.01), HALF, HALF)
@@ -48,13 +48,13 @@ class Thread:
 
 
 def by_a_slow_clock(
-    agenda: Agenda, gradients: list[Gradient], forward_s: list[float], rates: Rates
+    comm_plan: CommunicationPlan, gradients: list[Gradient], forward_s: list[float], rates: Rates
 ) -> float:
     """The same events in whole seconds, one after the other."""
     backward = int(max(one.ready_s for one in gradients))
-    rate = rates.all_reduce if agenda.gathers is None else rates.reduce_scatter
-    queue = [(n, int(m.ready_s(gradients)), rate) for n, m in enumerate(agenda.messages)]
-    queue += [(n, backward, rates.all_gather) for n in agenda.gathers or ()]
+    rate = rates.all_reduce if comm_plan.gathers is None else rates.reduce_scatter
+    queue = [(n, int(m.ready_s(gradients)), rate) for n, m in enumerate(comm_plan.messages)]
+    queue += [(n, backward, rates.all_gather) for n in comm_plan.gathers or ()]
     last_entry = {number: place for place, (number, _, _) in enumerate(queue)}
     assert rates.slowed in (0.0, 1.0), "what is computed in a second is all or nothing"
     thread = Thread(backward, [ready for _, ready, _ in queue], rates.host_s)
@@ -64,11 +64,11 @@ def by_a_slow_clock(
     for second in range(100_000):
         thread.look()
         if place < thread.handed and left == 0:
-            left = queue[place][2].seconds(agenda.messages[queue[place][0]].nbytes)
+            left = queue[place][2].seconds(comm_plan.messages[queue[place][0]].nbytes)
         if thread.is_free and layer_left < 0:
             needs = [
                 n
-                for n, message in enumerate(agenda.messages)
+                for n, message in enumerate(comm_plan.messages)
                 if any(piece.gradient == layer for piece in message.pieces)
             ]
             if all(n in reduced for n in needs):
@@ -109,22 +109,24 @@ def test_the_simulation_is_that_of_a_slow_clock(
         forward_s = [float(dice.randrange(1, 9)) for _ in range(count)]
         few = 3 * GRAIN
         policy = Policy(name, bucket_bytes=5 * few, partition_bytes=few, credit_bytes=few)
-        agenda = agenda_of(policy, gradients, rates)
-        found = simulate(agenda, gradients, rates, forward_s)
-        assert found.step_s == by_a_slow_clock(agenda, gradients, forward_s, rates)
+        comm_plan = comm_plan_of(policy, gradients, rates)
+        found = simulate(comm_plan, gradients, rates, forward_s)
+        assert found.step_s == by_a_slow_clock(comm_plan, gradients, forward_s, rates)
         if slowed:
             continue
-        waiting = simulate(agenda, gradients, rates)
-        operations = len(agenda.messages) + len(agenda.gathers or ())
+        waiting = simulate(comm_plan, gradients, rates)
+        operations = len(comm_plan.messages) + len(comm_plan.gathers or ())
         assert waiting.step_s == max(*waiting.done_s, moments[-1] + operations * host_s)
 
 
 def test_computing_beside_a_message_takes_longer_where_both_share_cores() -> None:
     """A message of 8 s from the second 2 on, beside 6 s of what is left of a backward pass."""
-    agenda = agenda_of(Policy("wfbp"), gradients := [Gradient(8, 2.0), Gradient(0, 8.0)], RATES)
+    comm_plan = comm_plan_of(
+        Policy("wfbp"), gradients := [Gradient(8, 2.0), Gradient(0, 8.0)], RATES
+    )
     rates = Rates(Rate(0.0, 1.0), HALF, HALF)
     exposed = [
-        simulate(agenda, gradients, rates._replace(slowed=slowed)).exposed_s
+        simulate(comm_plan, gradients, rates._replace(slowed=slowed)).exposed_s
         for slowed in (0.0, 0.25, 0.5, 1.0)
     ]
     # It ends 2 s behind the backward pass, or with it; or the pass ends 2 s, or all of 6 s, later.
@@ -136,7 +138,7 @@ def test_priorities_shorten_the_step_where_the_forward_pass_overlaps() -> None:
     forward_s = [10.0, 500.0]
     step = {
         name: simulate(
-            agenda_of(Policy(name, partition_bytes=6400, credit_bytes=6400), gradients, RATES),
+            comm_plan_of(Policy(name, partition_bytes=6400, credit_bytes=6400), gradients, RATES),
             gradients,
             RATES,
             forward_s,

@@ -21,11 +21,21 @@ from simulate import (
     sources,
 )
 
-from pycoll.lower import lower_all
-from pycoll.plan_format import FINAL, FLUSH, LAND, LEND, Channel, Plan, pack, unpack
-from pycoll.plan_text import plan_text, schedule_text
-from pycoll.schedule import TOKEN, Schedule, ScheduleError, Transfer
-from pycoll.verify import fold_order, verify_plans, verify_schedule
+from pycoll.plan.lowering import lower_all
+from pycoll.plan.plan_format import (
+    DIRECT_WRITE,
+    FINAL,
+    FLUSH,
+    ZERO_COPY,
+    Channel,
+    Plan,
+    pack,
+    unpack,
+)
+from pycoll.plan.plan_text import plan_text, schedule_text
+from pycoll.plan.verifier import verify_plans
+from pycoll.schedule.language import TOKEN, Schedule, ScheduleError, Transfer
+from pycoll.schedule.proof import fold_order, verify_schedule
 
 SEED = 20_240_229
 SCHEDULE_EACH = 3
@@ -235,8 +245,8 @@ PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
     "drop receive": lambda rng, plan, i: change_row(i, plan, recv=plan.rows[i].recv[1:]),
     "flush": flip(FLUSH),
     "final": flip(FINAL),
-    "lend": flip(LEND),
-    "land": flip(LAND),
+    "lend": flip(ZERO_COPY),
+    "land": flip(DIRECT_WRITE),
     "channel": change_channel,
     "redirect": redirect_channel,
     "new lane": new_lane,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pycoll.collective import Collective
-from pycoll.lower import lower
-from pycoll.plan_format import Row, unpack
-from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
+from pycoll.plan.lowering import lower
+from pycoll.plan.plan_format import Row, unpack
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import REDUCE, TOKEN, Schedule, Transfer
 
 
 def make(

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import lru_cache, reduce
 from itertools import groupby
 
-from pycoll.collective import Collective
-from pycoll.plan_format import unpack
-from pycoll.schedule import TOKEN, Schedule
+from pycoll.plan.plan_format import unpack
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import TOKEN, Schedule
 
 PRIME = (1 << 61) - 1
 FINAL_FACTOR = 1_000_003
@@ -99,15 +99,15 @@ def run_schedule(schedule: Schedule, op: Operation) -> list[dict[int, int]]:
                 held[rank][chunk] = contribution(rank, chunk)
     for _, group in groupby(schedule.transfers, key=lambda t: t.step):
         before = [dict(chunks) for chunks in held]
-        landing: dict[tuple[int, int], list[tuple[bool, bool, int]]] = {}
+        written: dict[tuple[int, int], list[tuple[bool, bool, int]]] = {}
         for t in group:
             if t.chunk == TOKEN:
                 continue
             if t.chunk not in before[t.source]:
                 raise WrongRunError(f"rank {t.source} reads chunk {t.chunk}")
             value = before[t.source][t.chunk]
-            landing.setdefault((t.destination, t.target), []).append((t.reduce, t.before, value))
-        for (rank, chunk), values in landing.items():
+            written.setdefault((t.destination, t.target), []).append((t.reduce, t.before, value))
+        for (rank, chunk), values in written.items():
             if not values[0][0]:
                 held[rank][chunk] = values[-1][2]
                 continue
@@ -250,9 +250,9 @@ class World:
                 value = self.op(value, operand)
             if row.flags & 1:
                 value = value * self.factor % PRIME
-        lent = bool(row.flags & 4)
+        exposed = bool(row.flags & 4)
         late = self.lazy and memory is not None and not row.recv and row.source != 3
-        if lent and row.recv:
+        if exposed and row.recv:
             memory, key = self.place(rank, row.target, row.target_slot, tile)
             late = self.lazy
         if row.target and not (arrived and arrived[0][6]):
@@ -260,7 +260,7 @@ class World:
         for end, queue in zip(row.send, send, strict=True):
             landed = self.land(rank, end, row.chunk, tile, value)
             source = (memory, key) if late else None
-            queue.append([row.chunk, value, source, lane[4], rank, lent, landed])
+            queue.append([row.chunk, value, source, lane[4], rank, exposed, landed])
 
     def arrival(self, rank: int, row, tile: int, segment: list) -> int:
         if not segment[6]:

@@ -10,13 +10,14 @@ import pytest
 from processor import quickest_s
 
 from pycoll.algorithms import HIERARCHIES, TABLE, Algorithm, lookup, tree
-from pycoll.collective import REDUCING, ROOTED, Collective
-from pycoll.costs import Cost
+from pycoll.algorithms.formulas import Cost
 from pycoll.errors import InvalidArgumentError
-from pycoll.lower import acknowledged, lower, lower_all
-from pycoll.schedule import FAN_MAX, Schedule
-from pycoll.topology import Topology, single_host, topology_of
-from pycoll.verify import fold_order, hears_all, verify_plans, verify_schedule
+from pycoll.plan.lowering import acknowledged, lower, lower_all
+from pycoll.plan.verifier import verify_plans
+from pycoll.schedule.collectives import REDUCING, ROOTED, Collective
+from pycoll.schedule.language import FAN_MAX, Schedule
+from pycoll.schedule.proof import fold_order, hears_all, verify_schedule
+from pycoll.schedule.topology import Topology, single_host, topology_of
 
 SIZES = range(1, 34)
 EVERY_ROOT = 9
@@ -161,13 +162,13 @@ def in_rank_order(schedule: Schedule) -> bool:
     """Whether operands always stand in ascending rank order, by running it on tuples of ranks."""
     places = schedule.data_chunks + len(schedule.temporaries)
     held = {(rank, place): (rank,) for rank in range(schedule.size) for place in range(places)}
-    step, landing = -1, {}
+    step, folds = -1, {}
     for t in schedule.transfers:
         if t.step != step:
-            step, snapshot, landing = t.step, dict(held), {}
+            step, snapshot, folds = t.step, dict(held), {}
         value = snapshot[t.source, t.chunk]
         place = (t.destination, t.target)
-        front, own, behind = landing.setdefault(place, ([], snapshot[place], []))
+        front, own, behind = folds.setdefault(place, ([], snapshot[place], []))
         if not t.reduce:
             held[place] = value
             continue

@@ -7,12 +7,13 @@ import time
 import pytest
 
 from pycoll.algorithms import TABLE, lookup
-from pycoll.collective import Collective
-from pycoll.forecast import with_links
-from pycoll.model import DEFAULT, Link, Parameters, Terms
-from pycoll.profiles import profile_of_costs, profile_of_schedule
-from pycoll.select import choose, predict
-from pycoll.topology import Topology, topology_of
+from pycoll.cost.forecast import with_links
+from pycoll.cost.loads import profile_of_schedule
+from pycoll.cost.model import DEFAULT, Link, Parameters, Terms
+from pycoll.cost.profiles import profile_of_costs
+from pycoll.cost.selection import choose, predict
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.topology import Topology, topology_of
 
 ALL_REDUCE = Collective.ALL_REDUCE
 KIB, MIB = 1 << 10, 1 << 20

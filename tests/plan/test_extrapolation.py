@@ -8,13 +8,14 @@ from functools import lru_cache
 import pytest
 
 from pycoll.algorithms import Algorithm, lookup
-from pycoll.collective import Collective
-from pycoll.extrapolation import extrapolated
-from pycoll.forecast import with_links
-from pycoll.model import DEFAULT, Profile
-from pycoll.profiles import SCHEDULE_SIZE_MAX, profile, profile_of_schedule
-from pycoll.select import candidates, choose, predict
-from pycoll.topology import Topology
+from pycoll.cost.extrapolation import extrapolated
+from pycoll.cost.forecast import with_links
+from pycoll.cost.loads import SCHEDULE_SIZE_MAX, profile_of_schedule
+from pycoll.cost.model import DEFAULT, Profile
+from pycoll.cost.profiles import profile
+from pycoll.cost.selection import candidates, choose, predict
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.topology import Topology
 
 KIB, MIB = 1 << 10, 1 << 20
 MESSAGES = (KIB, 64 * KIB, MIB, 64 * MIB, 1024 * MIB)
@@ -49,7 +50,7 @@ def tolerance(name: str) -> float:
 @lru_cache(maxsize=512)
 def weighed(one: Algorithm, topology: Topology) -> Profile:
     found = profile_of_schedule(one.build(topology.size, topology=topology), topology)
-    return found._replace(lends=one.lends)
+    return found._replace(exposes=one.exposes)
 
 
 def ratios(kind: Collective, found: Profile, other: Profile) -> list[float]:
@@ -68,7 +69,7 @@ def test_what_32_ranks_tell_of_64_the_schedules_confirm(kind: Collective) -> Non
     for local in LOCAL_SIZES:
         topology = Topology.even(64, 64 // local)
         for name, one in entries(kind, topology):
-            found = extrapolated(one, topology, weighed_max=32)._replace(lends=one.lends)
+            found = extrapolated(one, topology, weighed_max=32)._replace(exposes=one.exposes)
             check(kind, name, found, weighed(one, topology), tolerance(name))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from samples import direct_reduce, make, one_shot, rows_of, tree
 
-from pycoll.collective import Collective
-from pycoll.lower import lower, lower_all
-from pycoll.plan_format import FINAL, LEND, Buffer, unpack
-from pycoll.schedule import REDUCE, Transfer
-from pycoll.verify import verify_plans
+from pycoll.plan.lowering import lower, lower_all
+from pycoll.plan.plan_format import FINAL, ZERO_COPY, Buffer, unpack
+from pycoll.plan.verifier import verify_plans
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import REDUCE, Transfer
 
 
 def test_children_of_one_step_arrive_in_one_row() -> None:
@@ -18,7 +18,7 @@ def test_children_of_one_step_arrive_in_one_row() -> None:
     assert (len(row.recv), len(row.send), row.flags, row.target) == (
         2,
         2,
-        FINAL | LEND,
+        FINAL | ZERO_COPY,
         Buffer.OUTPUT,
     )
     assert plan.lane_count == 1, "lanes that exchange values are one"

@@ -26,12 +26,22 @@ from samples import (
 from simulate import PRIME, World, in_order, plans_are_right, run_schedule, sources
 
 from pycoll.algorithms.binomial import gather
-from pycoll.collective import Collective
-from pycoll.lower import acknowledged, lower, lower_all
-from pycoll.plan_format import FINAL, FLUSH, LEND, TOKEN_ROW, Buffer, Plan, pack, unpack
-from pycoll.plan_text import plan_text, schedule_text
-from pycoll.schedule import REDUCE, TOKEN, Schedule, ScheduleError, Transfer
-from pycoll.verify import hears_all, verify_plans
+from pycoll.plan.lowering import acknowledged, lower, lower_all
+from pycoll.plan.plan_format import (
+    FINAL,
+    FLUSH,
+    TOKEN_ROW,
+    ZERO_COPY,
+    Buffer,
+    Plan,
+    pack,
+    unpack,
+)
+from pycoll.plan.plan_text import plan_text, schedule_text
+from pycoll.plan.verifier import verify_plans
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import REDUCE, TOKEN, Schedule, ScheduleError, Transfer
+from pycoll.schedule.proof import hears_all
 
 SAMPLES = [pair for size in (1, 2, 3, 4, 5, 8, 13) for pair in all_samples(size)]
 each_sample = pytest.mark.parametrize("name, schedule", SAMPLES, ids=[name for name, _ in SAMPLES])
@@ -136,7 +146,9 @@ def test_receive_reduce_send_is_one_row_and_sums_on_the_way_stay_nowhere() -> No
     for row in rows[1:4]:
         assert (row.source, row.target, len(row.recv), len(row.send)) == (Buffer.INPUT, 0, 1, 1)
     assert (
-        rows[4].flags == FINAL | LEND and rows[4].target == Buffer.OUTPUT and len(rows[4].send) == 1
+        rows[4].flags == FINAL | ZERO_COPY
+        and rows[4].target == Buffer.OUTPUT
+        and len(rows[4].send) == 1
     )
     for row in rows[5:]:
         assert (row.source, row.target, len(row.recv)) == (Buffer.NONE, Buffer.OUTPUT, 1)
@@ -357,9 +369,9 @@ def test_text_shows_routes_and_rows() -> None:
     assert plan_text(lower(ring(2), 1)).splitlines() == [
         "all_reduce of 2 ranks, rank 1: 3 rows, 0 scratch slots",
         "lane 0",
-        "  chunk 1: input 1 -> rank 0 lend",
-        "  chunk 0: rank 0 + input 0 -> output 0, rank 0 final lend",
-        "  chunk 1: rank 0 -> output 1 flush land",
+        "  chunk 1: input 1 -> rank 0 zero-copy",
+        "  chunk 0: rank 0 + input 0 -> output 0, rank 0 final zero-copy",
+        "  chunk 1: rank 0 -> output 1 flush direct-write",
     ]
 
 

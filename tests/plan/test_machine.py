@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from samples import binomial, chain, doubling, make, ring
 
-from pycoll.collective import Collective
-from pycoll.lower import acknowledged, lower_all
-from pycoll.machine import _Machine
-from pycoll.plan_format import (
+from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.plan_format import (
+    DIRECT_WRITE,
     FINAL,
     FLUSH,
-    LAND,
-    LEND,
+    ZERO_COPY,
     Buffer,
     Channel,
     Row,
@@ -20,8 +18,9 @@ from pycoll.plan_format import (
     pack,
     unpack,
 )
-from pycoll.schedule import ScheduleError, Transfer
-from pycoll.verify import verify_plans
+from pycoll.plan.verifier import PlanVerifier, verify_plans
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.language import ScheduleError, Transfer
 
 
 def edit(plans: list[bytes], rank: int, index: int, **fields: object) -> list[bytes]:
@@ -52,7 +51,7 @@ def test_left_over_segments_are_found() -> None:
     plans = lower_all(binomial(2, 0))
     plan = unpack(plans[1])
     plans[1] = pack(plan._replace(rows=()))
-    assert refused(plans).startswith("deadlock: rank 0 lane 0 row 0 tile 2 waits for room")
+    assert refused(plans).startswith("deadlock: rank 0 lane 0 row 0 tile 2 waits for a free slot")
     assert "1 segments from rank 0 to rank 1 on channel 0 are never received" in refused(
         plans, tiles=1
     )
@@ -74,10 +73,12 @@ def test_a_missing_flush_is_a_race_only_where_memory_is_shared() -> None:
 def test_memory_is_lent_only_until_somebody_who_has_read_it_sends_what_replaces_it() -> None:
     """In a ring what returns was made of what left; in an exchange both write at once."""
     first, second, *_ = unpack(lower_all(ring(3))[0]).rows
-    assert first.flags == LEND and not second.flags & LEND  # a sum that passes through no memory
+    assert (
+        first.flags == ZERO_COPY and not second.flags & ZERO_COPY
+    )  # a sum that passes through no memory
     exchange = lower_all(doubling(2))
-    assert not unpack(exchange[0]).rows[0].flags & LEND
-    assert refused(edit(exchange, 0, 0, flags=LEND)) == (
+    assert not unpack(exchange[0]).rows[0].flags & ZERO_COPY
+    assert refused(edit(exchange, 0, 0, flags=ZERO_COPY)) == (
         "rank 0, lane 0, row 1 (chunk 0), tile 0: "
         "writes output 0 while it is being sent by rank 0 lane 0"
     )
@@ -87,38 +88,40 @@ def test_results_are_lent_where_they_stay() -> None:
     plans = lower_all(chain(3))
     rows = unpack(plans[1]).rows
     passing = [row for row in rows if row.recv and row.send]
-    assert [bool(row.flags & LEND) for row in passing] == [False, True]
+    assert [bool(row.flags & ZERO_COPY) for row in passing] == [False, True]
     assert [row.target for row in passing] == [Buffer.NONE, Buffer.OUTPUT]
     up = rows.index(passing[0])
-    assert "lends no memory of its own" in refused(edit(plans, 1, up, flags=LEND))
+    assert "is flagged zero-copy but sends no input or output in place" in refused(
+        edit(plans, 1, up, flags=ZERO_COPY)
+    )
 
 
 def test_results_land_where_all_who_read_there_have_told_their_sender() -> None:
     """In a ring what comes was made of what lay there; two who exchange read as they write."""
     plans = lower_all(ring(3))
     rows = unpack(plans[0]).rows
-    landing = [bool(row.flags & LAND) for row in rows]
-    assert landing == [len(row.recv) == 1 and row.operands == 1 for row in rows]
-    assert sum(landing) == 2
+    direct_write = [bool(row.flags & DIRECT_WRITE) for row in rows]
+    assert direct_write == [len(row.recv) == 1 and row.operands == 1 for row in rows]
+    assert sum(direct_write) == 2
     combines = next(i for i, row in enumerate(rows) if row.operands == 2)
-    assert "does more than to copy what arrives" in refused(
-        edit(plans, 0, combines, flags=rows[combines].flags | LAND)
+    assert "is flagged direct-write but does more than copy one segment" in refused(
+        edit(plans, 0, combines, flags=rows[combines].flags | DIRECT_WRITE)
     )
     # A rank that looks at its contribution once more, when the sum may be on its way already.
     plans = lower_all(chain(2, back_lane=0))
     plan = unpack(plans[0])
     tells, hears = plan.rows
-    assert hears.flags & LAND
+    assert hears.flags & DIRECT_WRITE
     looks = tells._replace(send=(), flags=0, target=Buffer.SCRATCH)
-    for flags in (hears.flags, hears.flags & ~LAND):
+    for flags in (hears.flags, hears.flags & ~DIRECT_WRITE):
         rows = (tells, looks, hears._replace(flags=flags))
         plans[0] = pack(plan._replace(scratch_slots=1, rows=rows))
-        if not flags & LAND:
+        if not flags & DIRECT_WRITE:
             verify_plans(plans)
             continue
         assert refused(plans) == (
-            "rank 0, lane 0, row 2 (chunk 0), tile 0: lets its sender write output 0, who need not "
-            "know that rank 0 lane 0 has used it"
+            "rank 0, lane 0, row 2 (chunk 0), tile 0: lets its sender write output 0, "
+            "although rank 0 lane 0 may not have used it yet"
         )
 
 
@@ -132,15 +135,15 @@ def test_nothing_lands_where_somebody_may_still_read_what_was_sent() -> None:
     channels = (*two.channels, Channel(0, 5, False))
     plans[1] = pack(two._replace(scratch_slots=1, channels=channels, rows=(combines, late)))
     channels = (*one.channels, Channel(1, 5, True))
-    for flags in (FLUSH, FLUSH | LAND):
+    for flags in (FLUSH, FLUSH | DIRECT_WRITE):
         rows = (twice, hears._replace(flags=flags))
         plans[0] = pack(one._replace(channels=channels, rows=rows))
-        if not flags & LAND:
+        if not flags & DIRECT_WRITE:
             verify_plans(plans)
             continue
         assert refused(plans) == (
-            "rank 0, lane 0, row 1 (chunk 0), tile 0: lets its sender write output 0, who need not "
-            "know what rank 0 lane 0 sends to be read"
+            "rank 0, lane 0, row 1 (chunk 0), tile 0: lets its sender write output 0, "
+            "although the segment that rank 0 lane 0 sends from it may not be read yet"
         )
 
 
@@ -163,7 +166,7 @@ def test_what_leads_a_lane_sends_the_input_and_nothing_else() -> None:
 
 def test_a_lead_knows_nothing_of_what_is_behind_it() -> None:
     """Its peer hears in the next tile of what the lead has run, not of what the lane has."""
-    machine = _Machine([unpack(plan) for plan in lower_all(doubling(2))], 2, 3, None)
+    machine = PlanVerifier([unpack(plan) for plan in lower_all(doubling(2))], 2, 3, None)
     machine.run(everyone_heard=False)
     lead, rest = machine.processes[:2]
     assert rest.led and not lead.led
@@ -175,8 +178,8 @@ def test_a_lane_whose_lead_cannot_go_on_is_told_with_it() -> None:
     rows = unpack(plans[1]).rows
     plans[1] = pack(unpack(plans[1])._replace(rows=(rows[0],)))
     assert refused(plans) == (
-        "deadlock: rank 0 lane 0 row 0 tile 2 waits for room towards rank 1; "
-        "rank 0 lane 0 row 1 tile 2 waits for its turn"
+        "deadlock: rank 0 lane 0 row 0 tile 2 waits for a free slot towards rank 1; "
+        "rank 0 lane 0 row 1 tile 2 waits for the leading rows"
     )
 
 

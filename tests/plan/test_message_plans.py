@@ -8,11 +8,11 @@ from collections import deque
 import pytest
 
 from pycoll.algorithms import TABLE
-from pycoll.collective import ROOTED
-from pycoll.lower import lower_all
-from pycoll.message_plans import message_plan
-from pycoll.plan_format import DEPTH, Buffer, Plan, unpack
-from pycoll.topology import Topology
+from pycoll.device.message_plans import message_plan
+from pycoll.plan.lowering import lower_all
+from pycoll.plan.plan_format import DEPTH, Buffer, Plan, unpack
+from pycoll.schedule.collectives import ROOTED
+from pycoll.schedule.topology import Topology
 
 NUMBER = 4
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from pycoll import model, profiles
 from pycoll.algorithms import TABLE, lookup
-from pycoll.collective import Collective
-from pycoll.lower import lower
-from pycoll.model import DEFAULT, Link, Parameters, Terms
-from pycoll.plan_format import LEND, unpack
-from pycoll.profiles import profile_of_costs, profile_of_schedule
-from pycoll.select import choose, predict
-from pycoll.topology import single_host
-from pycoll.turns import Turns, turns_of
+from pycoll.cost import model, profiles
+from pycoll.cost.loads import profile_of_schedule
+from pycoll.cost.model import DEFAULT, Link, Parameters, Terms
+from pycoll.cost.oversubscription import Turns, turns_of
+from pycoll.cost.profiles import profile_of_costs
+from pycoll.cost.selection import choose, predict
+from pycoll.plan.lowering import lower
+from pycoll.plan.plan_format import ZERO_COPY, unpack
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.topology import single_host
 
 ALL_REDUCE = Collective.ALL_REDUCE
 
@@ -112,13 +113,13 @@ def test_where_steps_are_free_only_bytes_count() -> None:
 
 
 @pytest.mark.parametrize("kind", Collective, ids=word)
-def test_what_is_said_to_be_lent_plans_lend(kind: Collective) -> None:
+def test_exposes_flag_matches_the_plans(kind: Collective) -> None:
     for algorithm in TABLE[kind].values():
         if algorithm.needs_topology or kind is Collective.BARRIER:
             continue
         plans = (unpack(lower(algorithm.build(4), rank)) for rank in range(4))
-        lent = any(row.flags & LEND for plan in plans for row in plan.rows)
-        assert lent == algorithm.lends, algorithm.name
+        exposed = any(row.flags & ZERO_COPY for plan in plans for row in plan.rows)
+        assert exposed == algorithm.exposes, algorithm.name
 
 
 def test_what_peers_read_in_place_moves_at_another_rate() -> None:
@@ -158,27 +159,27 @@ def test_formula_and_schedule_predict_alike_on_one_host(kind: Collective) -> Non
 
 
 def test_ranks_that_share_cores_prefer_fewer_steps() -> None:
-    alone, crowded = Parameters(), Parameters().crowded(4)
-    assert Parameters().crowded(1) == Parameters().crowded(0.5) == alone
-    assert crowded.inside.alpha > 4 * alone.inside.alpha and crowded.across == alone.across
-    assert crowded.inside.call > 16 * alone.inside.call
-    assert crowded.inside.cache_bytes == alone.inside.cache_bytes // 4
-    assert "4 ranks per core" in crowded.origin
-    pairs = Parameters().crowded(2)
+    alone, busy = Parameters(), Parameters().oversubscribed(4)
+    assert Parameters().oversubscribed(1) == Parameters().oversubscribed(0.5) == alone
+    assert busy.inside.alpha > 4 * alone.inside.alpha and busy.across == alone.across
+    assert busy.inside.call > 16 * alone.inside.call
+    assert busy.inside.cache_bytes == alone.inside.cache_bytes // 4
+    assert "4 ranks per core" in busy.origin
+    pairs = Parameters().oversubscribed(2)
     for nbytes in (8, 256, 1024):
         assert choose(ALL_REDUCE, single_host(4), nbytes, parameters=pairs).name == "one_shot"
-    assert choose(ALL_REDUCE, single_host(8), 1 << 20, parameters=crowded).name == "direct"
+    assert choose(ALL_REDUCE, single_host(8), 1 << 20, parameters=busy).name == "direct"
 
 
 def test_ranks_that_share_cores_leave_the_work_to_one_where_that_is_less_in_all() -> None:
-    alone, crowded = Parameters(), Parameters().crowded(4)
+    alone, busy = Parameters(), Parameters().oversubscribed(4)
     topology = single_host(8)
     for nbytes in (8, 4096, 16384):
-        assert choose(ALL_REDUCE, topology, nbytes, parameters=crowded).name == "star", nbytes
+        assert choose(ALL_REDUCE, topology, nbytes, parameters=busy).name == "star", nbytes
     for nbytes in (4096, 1 << 18, 1 << 24):
-        assert (
-            choose(Collective.BROADCAST, topology, nbytes, parameters=crowded).name == "direct"
-        ), nbytes
+        assert choose(Collective.BROADCAST, topology, nbytes, parameters=busy).name == "direct", (
+            nbytes
+        )
         assert choose(ALL_REDUCE, topology, nbytes, parameters=alone).name != "star", nbytes
     assert choose(Collective.BROADCAST, topology, 1 << 24, parameters=alone).name != "direct"
 

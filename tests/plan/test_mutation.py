@@ -11,10 +11,9 @@ from mutants import SEED, judge_plans, judge_schedules, plan_mutants
 from samples import all_samples
 from simulate import plans_are_right
 
-from pycoll.lower import acknowledged
-from pycoll.machine import _Machine
-from pycoll.schedule import ScheduleError
-from pycoll.verify import verify_plans
+from pycoll.plan.lowering import acknowledged
+from pycoll.plan.verifier import PlanVerifier, verify_plans
+from pycoll.schedule.language import ScheduleError
 
 SAMPLES = [pair for size in (2, 3, 4, 5) for pair in all_samples(size)]
 
@@ -60,7 +59,7 @@ def test_without_a_part_of_the_proof_mutants_slip_through(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The canary: a hole in the proof does fail these tests."""
-    monkeypatch.setattr(_Machine, part, lambda *arguments: None)
+    monkeypatch.setattr(PlanVerifier, part, lambda *arguments: None)
     with pytest.raises(pytest.fail.Exception, match="runs go wrong"):
         for name, schedule in SAMPLES:
             judge_plans(name, acknowledged(schedule))

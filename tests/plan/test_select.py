@@ -9,11 +9,9 @@ from itertools import count
 import pytest
 from processor import quickest_s
 
-from pycoll import profiles
 from pycoll.algorithms import TABLE, Algorithm, lookup
-from pycoll.collective import REDUCING, Collective
-from pycoll.errors import InvalidArgumentError
-from pycoll.select import (
+from pycoll.cost import loads, profiles
+from pycoll.cost.selection import (
     DRAW,
     Measured,
     bytes_text,
@@ -23,7 +21,9 @@ from pycoll.select import (
     predict,
     seconds_text,
 )
-from pycoll.topology import Topology, single_host, topology_of
+from pycoll.errors import InvalidArgumentError
+from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.schedule.topology import Topology, single_host, topology_of
 
 ALL_REDUCE = Collective.ALL_REDUCE
 MESSAGES = (0, 8, 1024, 65_536, 1 << 20, 1 << 28)
@@ -83,7 +83,7 @@ def cold_choices(kind: Collective, topology: Topology) -> Callable[[], None]:
 
 @pytest.mark.parametrize("kind", Collective, ids=word)
 def test_a_cold_choice_on_one_host_takes_less_than_2_ms_up_to_16_ranks(kind: Collective) -> None:
-    profiles.streams.cache_clear()
+    loads.streams.cache_clear()
     for size in (2, 3, 8, 13, 16):
         assert quickest_s(cold_choices(kind, single_host(size)), 2e-3) < 2e-3, size
 
@@ -186,7 +186,7 @@ def test_the_explanation_of_an_algorithm_that_was_asked_for_names_the_choice_too
     best = choose(ALL_REDUCE, topology, 4096).name
     text = explain_text(ALL_REDUCE, topology, 4096, algorithm="ring")
     assert "algorithm  ring: " in text
-    assert f"asked for; {best} would be chosen" in text
+    assert f"requested; {best} would be chosen" in text
     assert "sends 7 KiB (1.75 n)" in text
     with pytest.raises(InvalidArgumentError, match="'ringg' does not exist"):
         explain_text(ALL_REDUCE, topology, 4096, algorithm="ringg")

@@ -10,11 +10,12 @@ from mutants import judge_plans, judge_schedules
 from simulate import plans_are_right
 
 from pycoll.algorithms import TABLE, Algorithm
-from pycoll.collective import ROOTED
-from pycoll.lower import acknowledged, lower, lower_all
-from pycoll.schedule import Schedule
-from pycoll.topology import Topology
-from pycoll.verify import hears_all, verify_plans, verify_schedule
+from pycoll.plan.lowering import acknowledged, lower, lower_all
+from pycoll.plan.verifier import verify_plans
+from pycoll.schedule.collectives import ROOTED
+from pycoll.schedule.language import Schedule
+from pycoll.schedule.proof import hears_all, verify_schedule
+from pycoll.schedule.topology import Topology
 
 ENTRIES = [algorithm for entries in TABLE.values() for algorithm in entries.values()]
 each_algorithm = pytest.mark.parametrize(

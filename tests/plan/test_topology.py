@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pycoll.topology import Topology, single_host, topology_of
+from pycoll.schedule.topology import Topology, single_host, topology_of
 
 
 def test_hosts_are_numbered_by_first_appearance_and_ranks_within_them_ascend() -> None:

@@ -6,10 +6,10 @@ import pytest
 from samples import all_samples, chain, direct_reduce, doubling, make, one_shot, ring, tree
 from simulate import schedule_is_right
 
-from pycoll.collective import Collective
-from pycoll.schedule import REDUCE, TOKEN, Schedule, Transfer
-from pycoll.values import ranks_text
-from pycoll.verify import ScheduleError, fold_order, hears_all, verify_schedule
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.contributions import ranks_text
+from pycoll.schedule.language import REDUCE, TOKEN, Schedule, Transfer
+from pycoll.schedule.proof import ScheduleError, fold_order, hears_all, verify_schedule
 
 SAMPLES = [pair for size in (1, 2, 3, 4, 5, 8, 13) for pair in all_samples(size)]
 
@@ -105,7 +105,7 @@ def test_shape_of_the_schedule_is_checked() -> None:
     assert "root 2" in refused(direct_reduce(2, 0)._replace(root=2))
     assert "has no root" in refused(chain(3)._replace(root=1))
     late_first = with_transfers(chain(2), Transfer(1, 0, 0, 1, REDUCE), Transfer(0, 0, 1, 0))
-    assert "step 0 is listed behind step 1" in refused(late_first)
+    assert "step 0 is listed after step 1" in refused(late_first)
 
 
 def test_a_step_reads_what_was_there_before_it() -> None:

@@ -219,7 +219,7 @@ def link_down() -> str:
     # Who sends hears no answer, or the device of rank 1 refuses to send and says why. Who notices
     # first ends, and for the other one that may be the first that it sees.
     texts = told[0]["text"] + told[1]["text"]
-    silent, down = "does not answer over rxe", r"on rxe1 port 1 failed \(.*told of: port error"
+    silent, down = "does not answer over rxe", r"on rxe1 port 1 failed \(.*reported: port error"
     require(silent in texts or re.search(down, texts) is not None, f"no reason: {told}")
     return f"told after {seconds:.1f} s: {told[0]['text']}"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests verbs on real devices of the kernel's Soft-RoCE, in a virtual machine (guest.py). Installs
-# QEMU where we are root and apt is there; kernel and tools are fetched into build/rdma.
+# Tests verbs on devices of the kernel's Soft-RoCE, in a virtual machine (guest.py). Installs QEMU,
+# as root and with apt; kernel and tools are downloaded into build/rdma.
 set -euo pipefail
 bin=$1
 shift

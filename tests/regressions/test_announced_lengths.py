@@ -10,7 +10,7 @@ import struct
 import pytest
 from harness import ROOT
 
-from pycoll.bootstrap.frames import unpack_blobs
+from pycoll.bootstrap.rendezvous.frames import unpack_blobs
 
 FUZZ = ROOT / "tests" / "fuzz"
 
@@ -28,7 +28,7 @@ def test_the_corpus_is_what_its_generator_writes(name: str, function: str) -> No
 
 
 def test_seeds_have_the_version_that_the_transport_speaks() -> None:
-    header = (ROOT / "csrc" / "transport" / "frame.h").read_text()
+    header = (ROOT / "csrc" / "transport" / "tcp" / "frame.h").read_text()
     version = re.search(r"kFrameVersion = (\d+);", header)
     assert version is not None
     for name, stream in generated("frame", "streams").items():

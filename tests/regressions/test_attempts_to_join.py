@@ -22,11 +22,11 @@ from joining import SECRET, FolderStore, run_all
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import Exchange, MpiExchange
-from pycoll.bootstrap.network import listen_tcp
-from pycoll.bootstrap.store import join_store
-from pycoll.bootstrap.store_server import StoreServer
-from pycoll.bootstrap.torch_store import TorchStoreExchange
+from pycoll.bootstrap.discovery.network import listen_tcp
+from pycoll.bootstrap.rendezvous.exchange import Exchange, MpiExchange
+from pycoll.bootstrap.rendezvous.store import join_store
+from pycoll.bootstrap.rendezvous.store_server import StoreServer
+from pycoll.bootstrap.rendezvous.torch_store import TorchStoreExchange
 
 #: An attempt, by rank and seconds; the place is what it takes from its environment.
 Attempt = Callable[[int, float], list[bytes]]
@@ -125,7 +125,7 @@ _RANK = """
 import sys, time
 from joining import FolderStore
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.torch_store import TorchStoreExchange
+from pycoll.bootstrap.rendezvous.torch_store import TorchStoreExchange
 rank, rounds = int(sys.argv[2]), int(sys.argv[3])
 exchange = TorchStoreExchange(FolderStore(sys.argv[1]), rank, 3, Deadline(60))
 for _ in range(rounds):

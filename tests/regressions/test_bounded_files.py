@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pycoll import InvalidArgumentError, overlaps, timelines, tuning
+from pycoll import InvalidArgumentError
+from pycoll.cost import tuning_file
+from pycoll.gradients import step_record
+from pycoll.tools import overlaps, timelines
 from pycoll.untrusted import read_file
 
 DEEP = "[" * 100_000
@@ -40,7 +43,7 @@ def odd_files(folder: Path) -> dict[str, Path]:
 def test_tuning_files_are_regular_and_short(tmp_path: Path) -> None:
     for told, path in odd_files(tmp_path).items():
         with pytest.raises(InvalidArgumentError, match=f"tuning file .*{told}"):
-            tuning.load(path)
+            tuning_file.load(path)
 
 
 def test_timelines_are_regular_and_of_bounded_size(
@@ -83,10 +86,10 @@ EVENTS = [
     {"pid": 1e999, "ts": 0},
     {"pid": 0, "ts": float("nan")},
     {"pid": 0, "ts": 10**400},
-    {"pid": True, "ts": True, "name": timelines.CLOCK},
+    {"pid": True, "ts": True, "name": step_record.CLOCK},
     {"pid": -1, "ts": 0},
-    {"pid": 0, "ts": 0, "name": timelines.CLOCK},
-    {"pid": 0, "ts": 0, "name": timelines.CLOCK, "args": {"host": 1, "unix_us": "x"}},
+    {"pid": 0, "ts": 0, "name": step_record.CLOCK},
+    {"pid": 0, "ts": 0, "name": step_record.CLOCK, "args": {"host": 1, "unix_us": "x"}},
 ]
 
 
@@ -100,6 +103,6 @@ def test_numbers_of_timelines_are_checked(tmp_path: Path, place: int) -> None:
 
 @pytest.mark.parametrize("args", [{"is": "backward", "step": 1e999}, {"is": []}, "is", {"is": 0}])
 def test_steps_of_timelines_are_checked(args: object) -> None:
-    event = {"pid": 0, "ts": 0, "cat": timelines.STEP, "args": args}
+    event = {"pid": 0, "ts": 0, "cat": step_record.STEP, "args": args}
     with pytest.raises(InvalidArgumentError, match="broken event"):
         overlaps.seen([event])

@@ -19,11 +19,11 @@ from joining import SECRET, World, run_all
 from pycoll import errors
 from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.exchange import MemoryExchange
-from pycoll.bootstrap.frames import GATHER_HEAD, HEAD, Kind, frame
-from pycoll.bootstrap.network import listen_tcp, resolve
-from pycoll.bootstrap.store import Place, StoreExchange, join_store
-from pycoll.bootstrap.store_server import StoreServer
+from pycoll.bootstrap.discovery.network import listen_tcp, resolve
+from pycoll.bootstrap.rendezvous.exchange import MemoryExchange
+from pycoll.bootstrap.rendezvous.frames import GATHER_HEAD, HEAD, Kind, frame
+from pycoll.bootstrap.rendezvous.store import Place, StoreExchange, join_store
+from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.config import Config
 
 DEEP = b"[" * 3000
@@ -122,14 +122,14 @@ def test_a_greeting_that_cannot_be_read_is_told_to_all(what: str) -> None:
     for error in told_to_honest(frame(Kind.HELLO, GREETINGS[what])):
         assert isinstance(error, errors.TransportError), error
         assert list(error.ranks) == [2]
-        assert "rank 2 sent what the store of the launcher cannot read" in str(error)
+        assert "rank 2 sent unreadable data to the store of the launcher" in str(error)
 
 
 @pytest.mark.parametrize("what", FOLLOWS)
 def test_a_frame_out_of_place_is_told_to_all_with_its_sender(what: str) -> None:
     for error in told_to_honest(FOLLOWS[what]):
         assert isinstance(error, errors.TransportError), error
-        assert "rank 2 (evil:1) sent what the store of the launcher cannot read" in str(error)
+        assert "rank 2 (evil:1) sent unreadable data to the store of the launcher" in str(error)
 
 
 def test_no_random_bytes_end_the_store() -> None:
@@ -157,7 +157,7 @@ def test_no_random_bytes_end_the_store() -> None:
 
 @pytest.mark.parametrize("blob", [DEEP, b"{}", b"1e999", b'{"size": 1e999}', b"\xff"])
 def test_an_identity_that_cannot_be_read_is_named_by_all_ranks(blob: bytes) -> None:
-    assert_named(0, blob, "rank 1 told what cannot be read: ")
+    assert_named(0, blob, "rank 1 sent unreadable data: ")
 
 
 ENDPOINTS = [
@@ -174,7 +174,7 @@ ENDPOINTS = [
 
 @pytest.mark.parametrize("blob", ENDPOINTS)
 def test_an_endpoint_that_cannot_be_read_is_named_by_all_ranks(blob: bytes) -> None:
-    assert_named(1, blob, "rank 1 failed to join: told what cannot be read: ")
+    assert_named(1, blob, "rank 1 failed to join: sent unreadable data: ")
 
 
 def assert_named(number: int, blob: bytes, told: str) -> None:
@@ -208,7 +208,7 @@ def test_a_store_that_answers_nonsense_is_named() -> None:
     try:
         key = SECRET.encode()
         exchange = join_store(f"127.0.0.1:{port}", key, "j", 0, 1, Deadline(20), launcher=True)
-        with pytest.raises(errors.TransportError, match="sent rank 0 what it cannot read: its JSO"):
+        with pytest.raises(errors.TransportError, match="sent rank 0 unreadable data: its JSO"):
             exchange.all_gather(b"")
         exchange.abandon()
     finally:

@@ -68,7 +68,7 @@ def test_the_next_call_raises(call: str, unraisable: list[tuple[str, str]]) -> N
         world.run(rank)
         assert len(unraisable) == 1, unraisable
         assert "MismatchError" in unraisable[0][0]
-        assert unraisable[0][1] == "a Work of recv that nobody waited for"
+        assert unraisable[0][1] == "a Work of recv that was dropped before wait()"
     finally:
         world.close()
 

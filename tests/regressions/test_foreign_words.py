@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import pycoll
 from pycoll import InvalidArgumentError
-from pycoll.cli import main
 from pycoll.foreign_words import CALLS
+from pycoll.tools.cli import main
 
 
 @pytest.fixture

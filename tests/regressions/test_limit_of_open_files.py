@@ -15,8 +15,8 @@ import pytest
 from harness import ROOT
 
 from pycoll import TransportError
-from pycoll.bootstrap import limits
-from pycoll.bootstrap.identity import Identity
+from pycoll.bootstrap.discovery import limits
+from pycoll.bootstrap.discovery.identity import Identity
 from pycoll.config import Config
 
 #: Every rank tries again with a higher limit until all have joined; joining may take 100 s.
@@ -116,8 +116,8 @@ def imports_on_error_paths(text: str) -> list[str]:
 #: What these import is needed, and imported, before anything is refused.
 _BEFORE = {
     "pycoll/__init__.py": ["__getattr__"],
-    "pycoll/api.py": ["local_world"],
-    "pycoll/cli.py": ["tune"],
+    "pycoll/comm/world.py": ["local_world"],
+    "pycoll/tools/cli.py": ["tune"],
 }
 
 

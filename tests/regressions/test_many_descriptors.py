@@ -11,7 +11,7 @@ from harness import world_in_processes
 import pycoll
 
 
-def crowded(comm: pycoll.Communicator) -> int:
+def oversubscribed(comm: pycoll.Communicator) -> int:
     """Joins once more, with descriptors above those that select() takes."""
     pycoll.finalize()  # now: the numbers that it frees must be among those taken
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -25,4 +25,4 @@ def crowded(comm: pycoll.Communicator) -> int:
 
 
 def test_joining_with_more_than_1024_descriptors() -> None:
-    assert world_in_processes(4, crowded, transports="shm,tcp") == [402, 404, 402, 404]
+    assert world_in_processes(4, oversubscribed, transports="shm,tcp") == [402, 404, 402, 404]

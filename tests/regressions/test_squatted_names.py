@@ -17,9 +17,9 @@ import pytest
 from joining import SECRET, all_well, run_all
 
 from pycoll import errors
-from pycoll.bootstrap import store
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.store import join_unix
+from pycoll.bootstrap.rendezvous import store
+from pycoll.bootstrap.rendezvous.store import join_unix
 
 #: Another user than root's; a process can only become one if it is root's.
 STRANGER = 65534

@@ -10,9 +10,9 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.algorithms import TABLE
-from pycoll.collective import ROOTED, Collective
-from pycoll.lower import acknowledged, lower
-from pycoll.topology import Topology
+from pycoll.plan.lowering import acknowledged, lower
+from pycoll.schedule.collectives import ROOTED, Collective
+from pycoll.schedule.topology import Topology
 
 FLOAT32, INT32 = 11, 3
 SUM = 0

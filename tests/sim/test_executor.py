@@ -13,7 +13,6 @@ import pytest
 from cases import Case, random_case
 
 from pycoll import _core
-from pycoll.collective import Collective
 from pycoll.errors import (
     ClosedError,
     MismatchError,
@@ -21,6 +20,7 @@ from pycoll.errors import (
     PycollError,
     TimeoutError,
 )
+from pycoll.schedule.collectives import Collective
 
 BASE = int(os.environ.get("TEST_SEED", "0"))
 HORIZON_S = 60.0

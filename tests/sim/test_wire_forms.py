@@ -15,9 +15,9 @@ from cases import Case
 
 from pycoll import _core
 from pycoll.algorithms import TABLE
-from pycoll.collective import Collective
-from pycoll.rows import shares
-from pycoll.topology import Topology
+from pycoll.arrays.rows import shares
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.topology import Topology
 from pycoll.types import DType, ReduceOp, wire_form
 
 MEANS = [one for one in DType if wire_form(one, ReduceOp.AVG)]

@@ -86,14 +86,14 @@ def check_other_backends_beside() -> None:
     assert isinstance(beside._get_backend(one.device), dist.ProcessGroupGloo)
     assert beside is group.backend_for("meta") and beside.size() == dist.get_world_size()
     asked = mock.Mock()
-    with mock.patch.dict(group._beside, meta=asked):
+    with mock.patch.dict(group._other_backends, meta=asked):
         dist.all_reduce(one, group=group)
         dist.all_gather_single(torch.empty(2 * beside.size(), device="meta"), one, group=group)
     assert [call[0] for call in asked.method_calls] == ["allreduce", "all_gather_single"]
     assert asked.method_calls[0].args[0][0] is one
     strange = dist.new_group(backend="cpu:pycoll,meta:mpi")
     text = raised(ValueError, dist.all_reduce, one, group=strange)
-    assert "'mpi' for tensors on meta cannot be used beside 'pycoll'" in text
+    assert "'mpi' for tensors on meta cannot be used together with 'pycoll'" in text
     dist.barrier()
     for made in (group, strange):
         dist.destroy_process_group(made)

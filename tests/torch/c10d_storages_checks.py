@@ -11,7 +11,7 @@ from shared_storages import can_share, is_shared
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pycoll.torch.storages import SharedStorages
+from pycoll.torch.memory.storages import SharedStorages
 
 WIDTH = 192
 #: After these a bucket has been reduced twice since the last one was made.
@@ -107,7 +107,7 @@ def check_storages_that_are_gone_are_forgotten() -> None:
 
         @staticmethod
         def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
-            storages.settle_gradient(torch.zeros(1 << 14))
+            storages.move_gradient(torch.zeros(1 << 14))
             return grad
 
     for _ in range(200):

@@ -12,7 +12,7 @@ import torch
 from torch_ranks import raised
 
 import pycoll.torch as hvd
-from pycoll.torch import tasks
+from pycoll.torch.horovod import tasks
 
 #: As the ranks' default device it has every tensor that forgets to say where it belongs fail.
 NOWHERE = "meta"

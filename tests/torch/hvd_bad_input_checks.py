@@ -16,7 +16,7 @@ from torch_ranks import TIMEOUT_S, raised
 
 import pycoll
 import pycoll.torch as hvd
-from pycoll.torch import world
+from pycoll.torch.horovod import horovod_world
 
 WAYS: list[dict[str, Any]] = [{}, {"policy": "bsp"}, {"policy": "dear"}]
 
@@ -36,7 +36,7 @@ def check_names() -> None:
         for given, text in (
             ([*named, named[1]], "named_parameters has names twice: 0.bias"),
             (named[1:], "named_parameters lacks 1 of the optimizer's 4 parameters"),
-            ([name for name, _ in named], "no (name, parameter) pair"),
+            ([name for name, _ in named], "not a (name, parameter) pair"),
         ):
             told = raised(ValueError, hvd.DistributedOptimizer, sgd(net), given, **words)
             assert text in told, told
@@ -116,7 +116,7 @@ def check_ranks_with_different_parameters() -> None:
         assert "the gradients of ranks 0 and 1 differ: " in told and "2.weight" in told, told
     # Without a policy tensors go one by one, so only time tells; the others are not disturbed.
     net = nn.Sequential(*layers())
-    comm = world.needed().everybody.comm
+    comm = horovod_world.needed().everybody.comm
     comm.timeout_s = 1.0 if hvd.rank() == 1 else 3 * TIMEOUT_S
     optimizer = made(net)
     net(torch.ones(1, 2)).sum().backward()
@@ -220,13 +220,13 @@ def check_compiled_modules_are_refused() -> None:
     text = raised(
         ValueError, hvd.DistributedOptimizer, sgd(script), None, policy="bsp", model=script
     )
-    assert "model is a RecursiveScriptModule: within compiled modules" in text, text
+    assert "model is a RecursiveScriptModule: parameters of compiled modules" in text, text
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     words = {"policy": "fixed", "model": net}
     net[1].compile(backend="eager")
     plain = torch.optim.SGD(net.parameters())
     text = raised(ValueError, hvd.DistributedOptimizer, plain, **words)
-    assert "model has '1', which is compiled: within compiled modules" in text, text
+    assert "model has '1', which is compiled: parameters of compiled modules" in text, text
     compiled: Any = torch.compile(net, backend="eager")
     assert "leave out model=" in raised(
         ValueError, hvd.DistributedOptimizer, sgd(net), None, policy="bsp", model=compiled

@@ -187,13 +187,13 @@ def check_parameters_that_cannot_come_later() -> None:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net[0].parameters()), named, **words)
         group = {"params": list(net[2].parameters())}
         text = raised(ValueError, optimizer.add_param_group, group)
-        assert "add_param_group beside policy" in text and "leave the policy out" in text, text
+        assert "add_param_group with policy" in text and "leave the policy out" in text, text
         assert len(optimizer.param_groups) == 1
     given = [*named, ("allreduce.noname.1.0", net[2].bias)]
     plain = torch.optim.SGD([*net[0].parameters(), net[2].bias])
     optimizer = hvd.DistributedOptimizer(plain, given)
     text = raised(ValueError, optimizer.add_param_group, {"params": [other[0].weight]})
-    assert "the group has 'allreduce.noname.1.0', which another parameter is called" in text, text
+    assert "the group has the name 'allreduce.noname.1.0', which another" in text, text
     assert len(optimizer.param_groups) == 1
 
 
@@ -277,7 +277,7 @@ def check_wrong_arguments() -> None:
 
     assert "names twice: 0.weight" in text(named_parameters=[*named, named[0]])
     assert "lacks 3 of the optimizer's 4" in text(named_parameters=named[:1])
-    assert "no (name, parameter) pair" in text(named_parameters=list(net.parameters()))
+    assert "not a (name, parameter) pair" in text(named_parameters=list(net.parameters()))
     assert "groups is 0" in text(groups=0)
     assert "groups is -1" in text(groups=-1)
     assert "no list of parameters" in text(groups=[["a"]])

@@ -20,9 +20,9 @@ from torch import nn
 from torch_ranks import raised
 
 import pycoll.torch as hvd
+from pycoll.gradients.scheduler import TIMED_STEPS, Scheduler
 from pycoll.optim import Policy
-from pycoll.optim.scheduler import TIMED_STEPS, Scheduler
-from pycoll.torch.awaited import Awaited
+from pycoll.torch.memory.deferred_parameter import DeferredParameter
 
 STEPS = TIMED_STEPS + 3
 WORDS: list[dict[str, Any]] = [
@@ -273,12 +273,14 @@ def check_the_forward_pass_begins_before_all_gradients_are_there() -> None:
         optimizer.zero_grad()
         net(torch.ones(1, 4).double()).sum().backward()
         optimizer.step()
-        assert all(type(one) is Awaited for one in net.parameters())
+        assert all(type(one) is DeferredParameter for one in net.parameters())
         assert all(isinstance(one, nn.Parameter) for one in net.parameters())
-        assert net[0].weight.shape == (3, 4) and type(net[0].weight) is Awaited
+        assert net[0].weight.shape == (3, 4) and type(net[0].weight) is DeferredParameter
         seen: list[bool] = []
         handle = net[1].register_forward_hook(
-            lambda *_, seen=seen: seen.extend(type(one) is Awaited for one in net.parameters())
+            lambda *_, seen=seen: seen.extend(
+                type(one) is DeferredParameter for one in net.parameters()
+            )
         )
         net(torch.ones(1, 4).double())
         handle.remove()
@@ -299,7 +301,7 @@ def check_auto_steps_at_once_where_waiting_singly_takes_too_long() -> None:
         real(self, 1.0)
 
     def between(net: Any, optimizer: Any, step: int) -> None:
-        awaited = [type(one) is Awaited for one in net.parameters()]
+        awaited = [type(one) is DeferredParameter for one in net.parameters()]
         assert (all(awaited), any(awaited)) == ((False, False) if step >= 2 else (True, True))
         if step == STEPS - 1:
             told = optimizer.explain()

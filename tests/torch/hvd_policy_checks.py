@@ -18,9 +18,9 @@ from torch import nn
 from torch_ranks import raised
 
 import pycoll.torch as hvd
-from pycoll import overlaps, timelines
+from pycoll.gradients.scheduler import TIMED_STEPS
 from pycoll.optim import POLICIES, Policy
-from pycoll.optim.scheduler import TIMED_STEPS
+from pycoll.tools import overlaps, timelines
 
 STEPS = TIMED_STEPS + 3
 #: So small that there are several messages, and cuts within gradients.
@@ -195,7 +195,7 @@ def check_wrong_requests_are_told() -> None:
     assert "computed more than" in raised(AssertionError, loss_of(net, 0, 0).backward)
     assert "while gradients are being" in raised(AssertionError, optimizer.zero_grad)
     optimizer.synchronize()
-    assert "whose steps need all ranks" in raised(ValueError, hvd.join)
+    assert "its steps need all ranks" in raised(ValueError, hvd.join)
 
 
 def check_sparse_gradients_travel_as_dense_ones() -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness import Counting, fresh_world, world_in_threads
 
 import pycoll
-from pycoll.torch.agreement import KNOWN_MAX, Agreement, Round
+from pycoll.torch.horovod.negotiation import KNOWN_MAX, Agreement, Round
 
 Comm = pycoll.Communicator
 PLAIN = json.dumps({"shape": [3], "joinable": True})
@@ -23,7 +23,7 @@ def agreement_of(comm: Comm) -> Agreement:
 
 
 def keys(found: Round) -> list[str]:
-    return [one.key for one in found.settled]
+    return [one.key for one in found.ready]
 
 
 def test_a_name_is_settled_when_the_last_rank_has_it() -> None:
@@ -60,10 +60,10 @@ def test_any_orders_settle_alike(size: int) -> None:
             while missing:
                 for _ in range(min(len(wanted), mine.randrange(30))):
                     agreement.add(*wanted.pop())
-                settled = agreement.round().settled
-                assert all(not one.problem for one in settled), settled
-                found.append([one.key for one in settled])
-                missing -= len(settled)
+                ready = agreement.round().ready
+                assert all(not one.problem for one in ready), ready
+                found.append([one.key for one in ready])
+                missing -= len(ready)
         assert not agreement.waits
         return found
 
@@ -94,7 +94,7 @@ def test_other_terms_are_a_problem_told_alike() -> None:
         for odd in (False, True, True, False):
             agreement.add("x", OTHER if odd and comm.rank == 2 else PLAIN, False)
             while agreement.waits:
-                texts += [one.problem for one in agreement.round().settled]
+                texts += [one.problem for one in agreement.round().ready]
             agreement.round()
         return texts
 
@@ -116,7 +116,7 @@ def test_who_is_waited_for_too_long_is_named(known: bool) -> None:
         found: list[str] = []
         while not found:
             comm.barrier()
-            found = [one.problem for one in agreement.round().settled]
+            found = [one.problem for one in agreement.round().ready]
         assert not agreement.waits
         return found
 

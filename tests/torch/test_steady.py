@@ -18,12 +18,12 @@ from torch_ranks import raised
 
 import pycoll
 from pycoll.torch import Sum
-from pycoll.torch.agreement import Agreement
-from pycoll.torch.coordinator import HELP_S, Coordinator
-from pycoll.torch.errors import HorovodInternalError
-from pycoll.torch.tasks import AllReduce, Barrier, reduction_of
-from pycoll.torch.timeline import Timeline
-from pycoll.torch.variables import Variables
+from pycoll.torch.horovod.controller import HELP_S, Coordinator
+from pycoll.torch.horovod.horovod_errors import HorovodInternalError
+from pycoll.torch.horovod.negotiation import Agreement
+from pycoll.torch.horovod.tasks import AllReduce, Barrier, reduction_of
+from pycoll.torch.horovod.timeline import Timeline
+from pycoll.torch.horovod.variables import Variables
 
 Comm = pycoll.Communicator
 PLAIN = json.dumps({"shape": [3], "joinable": True})
@@ -42,7 +42,7 @@ def test_a_step_of_known_names_is_one_exchange_whatever_the_order() -> None:
             mine.shuffle(names)
             for name in names:
                 agreement.add(name, PLAIN, False)
-            assert sorted(one.key for one in agreement.round().settled) == sorted(names)
+            assert sorted(one.key for one in agreement.round().ready) == sorted(names)
             assert not agreement.waits
         calls: list[str] = counting.calls
         return calls
@@ -70,14 +70,14 @@ def test_sets_that_change_settle_when_the_last_rank_has_a_name(size: int) -> Non
                 have[r].update(wanted)
                 for name in wanted if r == comm.rank else ():
                     agreement.add(name, PLAIN, name == "t7")
-            settled = agreement.round().settled
+            ready = agreement.round().ready
             expected = set.intersection(*have)
-            assert {one.key for one in settled} == expected and len(settled) == len(expected)
-            assert not any(one.problem for one in settled)
+            assert {one.key for one in ready} == expected and len(ready) == len(expected)
+            assert not any(one.problem for one in ready)
             for one in have:
                 one.difference_update(expected)
             assert agreement.waits == bool(have[comm.rank])
-            count += len(settled)
+            count += len(ready)
         return count
 
     assert len(set(world_in_threads(size).run(rank))) == 1
@@ -95,7 +95,7 @@ def test_other_terms_after_steady_steps_are_a_problem_of_that_name_alone() -> No
                 agreement.add(name, other if odd else PLAIN, False)
             problems = []
             while agreement.waits:
-                problems += [one.problem for one in agreement.round().settled if one.problem]
+                problems += [one.problem for one in agreement.round().ready if one.problem]
             found.append(problems)
         return found
 
@@ -116,9 +116,9 @@ def test_a_rank_that_joins_after_steady_steps_gives_zeros_to_all_names() -> None
                 agreement.add(name, PLAIN, False)
             count = 0
             while count < len(names):
-                settled = agreement.round().settled
-                assert not any(one.problem for one in settled)
-                count += len(settled)
+                ready = agreement.round().ready
+                assert not any(one.problem for one in ready)
+                count += len(ready)
             counts.append(count)
         if comm.rank != 1:
             agreement.join()
@@ -140,7 +140,7 @@ def test_a_round_that_others_stay_away_from_is_ended_later() -> None:
         agreement.add("x", PLAIN, False)
         if comm.rank != 0:
             assert gone_on.wait(60)
-            return [one.key for one in agreement.round().settled]
+            return [one.key for one in agreement.round().ready]
         agreement.begin()
         for _ in range(2):
             assert agreement.end(0.02) is None
@@ -148,7 +148,7 @@ def test_a_round_that_others_stay_away_from_is_ended_later() -> None:
         gone_on.set()
         found = agreement.end(None)
         assert found is not None and not agreement.under_way
-        return [one.key for one in found.settled]
+        return [one.key for one in found.ready]
 
     assert world_in_threads(2).run(rank) == [["x"]] * 2
 

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch_processes import run_ranks
 
 from pycoll import errors
-from pycoll.bootstrap import host, torch_store
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.torch_store import TorchStoreExchange
+from pycoll.bootstrap.discovery import host
+from pycoll.bootstrap.rendezvous import torch_store
+from pycoll.bootstrap.rendezvous.torch_store import TorchStoreExchange
 
 PATIENCE = datetime.timedelta(seconds=20)
 
@@ -82,7 +83,8 @@ def test_two_processes_with_one_rank_are_told_on_both_sides(
 
 def test_who_has_ended_may_be_succeeded() -> None:
     code = (
-        "from pycoll.bootstrap import host\nprint(host.process_identity(), flush=True)\ninput()\n"
+        "from pycoll.bootstrap.discovery import host\n"
+        "print(host.process_identity(), flush=True)\ninput()\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:

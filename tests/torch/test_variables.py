@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from pycoll import timelines
-from pycoll.torch import variables
-from pycoll.torch.variables import Variables
+from pycoll.tools import timelines
+from pycoll.torch.horovod import variables
+from pycoll.torch.horovod.variables import Variables
 
 PYCOLL_RUN = (sys.executable, "-m", "pycoll", "run", "-n", "2", "--prefix")
 
 PROGRAM = """
 import time, torch
 import pycoll.torch as hvd
-from pycoll.torch import world
+from pycoll.torch.horovod import horovod_world as world
 
 hvd.init()
 with_groups = [torch.ones(4) for _ in range(5)]
@@ -42,7 +42,8 @@ for number in range(100):
 hvd.synchronize(early if early is not None else hvd.allreduce_async(torch.ones(3), name="late"))
 coordinator = world.needed().coordinator(0, hvd.global_process_set)
 known = len(coordinator._agreement._known)
-print(f"rank {hvd.rank()} of {hvd.size()}: {coordinator._wishes.fusion_bytes} {known}", flush=True)
+fused = coordinator._settings.fusion_bytes
+print(f"rank {hvd.rank()} of {hvd.size()}: {fused} {known}", flush=True)
 net = torch.nn.Linear(2, 2)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), policy="fixed")
 net(torch.ones(1, 2)).sum().backward()
@@ -117,7 +118,7 @@ def test_variables_without_meaning_are_told_with_what_to_do_instead() -> None:
     ]
     assert 'policy="auto"' in found["HOROVOD_AUTOTUNE_LOG"]
     assert "PYCOLL_INTERFACES" in found["HOROVOD_GLOO_IFACE"]
-    assert found["HOROVOD_SPEED"] == "pycoll knows nothing like it"
+    assert found["HOROVOD_SPEED"] == "pycoll has no such setting"
 
 
 def test_advice_is_for_variables_that_have_no_meaning() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pycoll.torch.distributed.watcher import Watcher
+from pycoll.torch.c10d.watcher import Watcher
 
 PATIENCE_S = 20
 

@@ -21,8 +21,8 @@ from torch_processes import run_ranks
 
 import pycoll
 import pycoll.torch as hvd
-from pycoll.optim import scheduler
-from pycoll.optim.agenda import Rates
+from pycoll.gradients import scheduler
+from pycoll.gradients.communication_plan import Rates
 
 #: Of the operations in checks.
 TIMEOUT_S = 20.0

@@ -6,7 +6,7 @@
 namespace pycoll::kernels {
 namespace {
 
-struct Avx2 : Machine<Avx2, 32> {
+struct Avx2 : VectorUnit<Avx2, 32> {
   static constexpr bool kConvertsHalf = true;
   static constexpr bool kBlends = true;
 
@@ -53,7 +53,8 @@ struct Avx2 : Machine<Avx2, 32> {
     return _mm256_movemask_pd(_mm256_cmp_pd((__m256d)a, (__m256d)b, _CMP_UNORD_Q)) != 0;
   }
 
-  // The top bit of what is subtracted to no less than zero: above one half, or at it and odd.
+  // A saturating subtraction keeps the top bit of `up` only for a fraction above one half, or at
+  // one half with `whole` odd.
   PYCOLL_LANES Bytes rounded(Bytes whole, Bytes fraction) {
     const __m256i up = _mm256_subs_epu8((__m256i)fraction, (__m256i)(~whole & 1));
     return whole - (Bytes)((Full<std::int8_t>)up < 0);

@@ -1,5 +1,5 @@
 // Vectors of 64 bytes. Compiled with -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c. The
-// bfloat16 instructions of later processors stay unused: they flush subnormals.
+// bfloat16 instructions of later processors are not used, because they flush subnormals.
 #include <immintrin.h>
 
 #include "kernels/cpu/family.h"
@@ -7,7 +7,7 @@
 namespace pycoll::kernels {
 namespace {
 
-struct Avx512 : Machine<Avx512, 64> {
+struct Avx512 : VectorUnit<Avx512, 64> {
   static constexpr bool kConvertsHalf = true;
   static constexpr bool kBlends = true;
 
@@ -51,7 +51,8 @@ struct Avx512 : Machine<Avx512, 64> {
     return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_UNORD_Q) != 0;
   }
 
-  // Above one half, or at it and odd. Compilers make a vector of the comparison, and use that.
+  // True above one half, or at one half with `whole` odd. The mask addition is explicit, because
+  // compilers would first turn the comparison into a vector.
   PYCOLL_LANES Bytes rounded(Bytes whole, Bytes fraction) {
     const auto decides = (__m512i)(fraction | (whole & 1));
     const __mmask64 up = _mm512_cmpgt_epu8_mask(decides, (__m512i)(Bytes{} + 0x80));
@@ -78,7 +79,8 @@ struct Avx512 : Machine<Avx512, 64> {
   }
 
  private:
-  // Masked forms with a full mask: GCC 12 warns of an uninitialised variable inside the plain ones.
+  // Masked forms with a full mask, because GCC 12 warns of an uninitialised variable inside the
+  // plain forms.
   PYCOLL_LANES Float widen(__m256i half) { return (Float)_mm512_maskz_cvtph_ps(0xffff, half); }
 
   PYCOLL_LANES __m256i narrow(Float value) {

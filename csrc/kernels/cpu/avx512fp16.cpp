@@ -1,10 +1,11 @@
-// Sums of float16, and of 8-bit floats by additions of float16; all else is as with avx512.
-// Compiled with -mavx512fp16 as well, where the compiler knows that.
+// Sums of float16, and of 8-bit floats by additions of float16. All other kernels are those of
+// avx512. Compiled with -mavx512fp16 in addition, if the compiler has it.
 //
 // Two numbers of float8_e5m2 or float8_e4m3 are added in float16, which rounds, and the sum is
-// rounded to their type: that gives the bits of one rounding (the tests try all pairs). Subnormals
-// of float16 take no longer than other numbers here. Of 64 bytes the odd ones and the even ones are
-// added in lanes of 16 bits: of arrays in the caches 23 and 15 GB/s, where lanes of float32 give 8.
+// rounded to their type. This gives the same bits as one rounding (the tests try all pairs).
+// Subnormals of float16 are not slower than other numbers here. The odd and the even bytes of 64
+// bytes are added separately in lanes of 16 bits, which handles twice as many elements per
+// instruction as lanes of float32.
 #include "kernels/backend.h"
 
 #ifdef __AVX512FP16__
@@ -25,12 +26,12 @@ inline Vector sum_of_halves(Vector a, Vector b) {
   return _mm512_castph_si512(_mm512_add_ph(_mm512_castsi512_ph(a), _mm512_castsi512_ph(b)));
 }
 
-// The upper bytes of `even` and of `odd`, in turns.
+// The upper bytes of the words of `even` and of `odd`, interleaved.
 inline Vector upper_bytes(Vector even, Vector odd) {
   return _mm512_mask_blend_epi8(kOdd, _mm512_srli_epi16(even, 8), odd);
 }
 
-// Of arrays in the caches 46 GB/s, where lanes of float32 give 26.
+// Lanes of 16 bits handle twice as many elements per instruction as lanes of float32.
 struct Float16 {
   static constexpr std::size_t kItemBytes = 2;
 
@@ -58,16 +59,17 @@ struct E5M2 {
   }
 
  private:
-  // Carries into the upper byte where the nearest number, or the even one of two, lies above.
+  // Adds a carry to the upper byte if the nearest number, or the even one of two, lies above.
   static Vector rounded(Vector halves) {
     const Vector last = _mm512_and_si512(_mm512_srli_epi16(halves, 8), all_words(1));
     return _mm512_add_epi16(halves, _mm512_add_epi16(all_words(0x7f), last));
   }
 };
 
-// float8_e4m3 has the exponent bias 7 and float16 has 15: the bits one place further down mean 2^-8
-// of the number, for subnormals too. So of a sum in float16 the magnitude is bits 14 to 7, and what
-// lies below decides how it is rounded. Overflow, of which bit 14 is one kind, gives NaN.
+// float8_e4m3 has the exponent bias 7 and float16 has 15. The bits of a float8_e4m3, moved one
+// place down from the upper byte, are a float16 that is 2^-8 times the number, for subnormals too.
+// In a sum in float16, bits 14 to 7 are therefore the magnitude, and the bits below decide the
+// rounding. Overflow, which includes a set bit 14, gives NaN.
 struct E4M3 {
   static constexpr std::size_t kItemBytes = 1;
 
@@ -78,7 +80,8 @@ struct E4M3 {
         _mm512_mask_blend_epi8(kOdd, _mm512_srli_epi16(even, 7), _mm512_slli_epi16(odd, 1));
     const Vector fraction =
         _mm512_mask_blend_epi8(kOdd, _mm512_slli_epi16(even, 1), _mm512_slli_epi16(odd, 9));
-    // More than half of the last place, or just half if that is odd. The lowest bit is free.
+    // More than half of the last place, or exactly half if that place is odd. The lowest bit is
+    // free.
     const Vector decides = _mm512_or_si512(fraction, _mm512_and_si512(below, all_bytes(1)));
     const __mmask64 up = _mm512_cmpgt_epu8_mask(decides, all_bytes(0x80));
     const Vector sum = _mm512_mask_add_epi8(below, up, below, all_bytes(1));
@@ -94,13 +97,13 @@ struct E4M3 {
  private:
   static constexpr int kNan = 0x7f, kSign = 0x80;
 
-  // Of the upper bytes.
+  // Converts the upper byte of each word to a float16.
   static Vector half(Vector words) {
     return _mm512_and_si512(_mm512_srai_epi16(words, 1), all_words(0xbf80));
   }
 };
 
-// All sources from the left; `fixed`: so many, or 0.
+// Adds all sources from left to right. `fixed` is the number of sources, or 0 if it is not known.
 template <typename Type, int fixed>
 void add_each(char* target, const char* const* sources, int source_count, std::size_t bytes) {
   const int all = fixed != 0 ? fixed : source_count;

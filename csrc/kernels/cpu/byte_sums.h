@@ -1,26 +1,26 @@
 // Sums of 8-bit floats.
 //
-// A byte moved to the sign, the low exponent bits and the first mantissa bits of a float32 is its
-// number times a fixed power of two, subnormals included: they become subnormals of float32. So
-// decoding is a shift and a mask, and the bits of the float32 sum are those of the result: the
-// magnitude of the type, then a fraction of its last place to round by.
+// A byte that is moved to the sign, the low exponent bits and the first mantissa bits of a float32
+// is the number times a fixed power of two. This holds for subnormals too, which become subnormals
+// of float32. Decoding is therefore a shift and a mask. The bits of the float32 sum are the
+// magnitude of the result, followed by the fraction of its last place that decides the rounding.
 //
-// Eight bits of that fraction are enough. Let q be the last place of the result. Where the last
-// place of the smaller operand is q/256 or more, the sum is a multiple of q/256. Otherwise that
-// operand, of at most four bits, is below q/32; the larger one, so near to the sum, is a multiple
-// of q; the fraction is within 1/32 of 0 or 1 and does not ask for bits further down, which float32
-// itself may have rounded. (The tests try all pairs.)
+// Eight bits of that fraction are enough. Let q be the last place of the result. If the last place
+// of the smaller operand is at least q/256, the sum is a multiple of q/256. Otherwise that operand,
+// which has at most four bits, is below q/32. The larger operand, so near to the sum, is a multiple
+// of q. The fraction is then within 1/32 of 0 or 1, and its lower bits, which float32 itself may
+// have rounded, do not matter. (The tests try all pairs.)
 //
-// Infinities, NaN and overflow do not fit into this picture. They are noticed, never missed, and
-// the vectors around them are computed by the format that knows them. Prod stays there altogether:
-// some processors take a hundred cycles to multiply by a subnormal, none to add one.
+// Infinities, NaN and overflow are exceptions. The loop always detects them and computes the
+// vectors around them with the exact format. Prod always uses the exact format, because some
+// processors multiply subnormals slowly; their additions have no such penalty.
 #pragma once
 
 #include "kernels/cpu/fold.h"
 
 namespace pycoll::kernels {
 
-// `special`: the first magnitude that is no number. `Exact`: the format for everything else.
+// `special` is the first magnitude that is not a number. `Exact` is the format for all exceptions.
 template <typename M, int mantissa_bits, int special, typename Exact, int fixed>
 struct ByteSum {
   [[gnu::noinline]] static void run(char* target, const void* const* sources, int source_count,
@@ -46,13 +46,14 @@ struct ByteSum {
   using SignedBytes = typename M::template Full<std::int8_t>;
 
   static constexpr std::size_t kBytes = sizeof(Bytes);
-  // What is computed exactly where one vector asks for it: such vectors come in crowds, and a call
-  // and the vain attempt cost as much as two.
+  // Bytes that are computed exactly after an exception. Exceptions often come in groups, and a call
+  // after a failed attempt costs as much as two vectors.
   static constexpr std::size_t kPiece = 16 * kBytes;
-  // From the place of a magnitude in a byte to its place in the upper byte of a float32's half.
+  // The distance from a magnitude's place in a byte to its place in the upper half of a float32.
   static constexpr int kShift = 1 + mantissa_bits;
 
-  // Whole vectors from `at` on, up to the first that is not ordinary: where it stopped.
+  // Adds whole vectors from `at` on and stops before the first exception. Returns the stop
+  // position.
   PYCOLL_LANES std::size_t ordinary(char* target, const char* const* from, int count,
                                     std::size_t at, std::size_t bytes) {
     for (; at + kBytes <= bytes; at += kBytes) {
@@ -79,7 +80,7 @@ struct ByteSum {
 
   PYCOLL_LANES Bytes greater(Bytes a, Bytes b) { return a > b ? a : b; }
 
-  // Wrong unless all magnitudes, that of the sum included, are ordinary.
+  // The result is valid only if all magnitudes, that of the sum included, are ordinary.
   PYCOLL_LANES Number add(Number a, Number b) {
     const Halves a_even = spread((Halves)a.bits << 8);
     const Halves b_even = spread((Halves)b.bits << 8);
@@ -93,13 +94,14 @@ struct ByteSum {
     return {magnitude | sign(a, b), magnitude};
   }
 
-  // That of the larger operand; what cancels is +0.
+  // The sign of the larger operand; operands that cancel give +0.
   PYCOLL_LANES Bytes sign(Number a, Number b) {
     const Bytes larger = (SignedBytes)a.magnitude < (SignedBytes)b.magnitude ? b.bits : a.bits;
     return ((a.bits ^ b.bits) == 0x80 ? Bytes{} : larger) & 0x80;
   }
 
-  // The upper half of a float32 from the upper byte of a half; what lies below is ignored.
+  // Makes the upper half of a float32 from the upper byte of a 16-bit half; the lower byte is
+  // ignored.
   PYCOLL_LANES Halves spread(Halves upper) {
     constexpr int number = 0x8000 | 0x7f << (8 - kShift);
     return (Halves)((Signed)upper >> kShift) & number;
@@ -108,8 +110,8 @@ struct ByteSum {
   PYCOLL_LANES Float low(Halves numbers) { return (Float)((Words)numbers << 16); }
   PYCOLL_LANES Float high(Halves numbers) { return (Float)((Words)numbers & 0xffff0000u); }
 
-  // Sums for the lower and the upper halves of words: the magnitude in the upper byte, the fraction
-  // in the lower one.
+  // Packs two vectors of sums into the lower and the upper halves of words. The magnitude is in the
+  // upper byte of a half, the fraction in the lower byte.
   PYCOLL_LANES Halves sums(Float low, Float high) {
     constexpr int shift = 15 - mantissa_bits;
     return (Halves)M::lower_upper_halves((Words)low >> shift, (Words)high << (16 - shift));

@@ -1,4 +1,4 @@
-// All kernels of one machine, ready for table.h.
+// All kernels of one vector unit, in the form that table.h needs.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace pycoll::kernels {
 
-// base/types.h answers this with a call; here it is a constant.
+// As item_bytes() of base/types.h, but a constant expression.
 constexpr std::size_t kItemBytes[kDTypeCount] = {1, 1, 2, 4, 8, 1,  2, 4, 8,
                                                  2, 2, 4, 8, 8, 16, 1, 1};
 
@@ -99,7 +99,7 @@ struct Family {
     }
   }
 
-  // `by_half`: whether 8-bit floats may go by way of float16.
+  // `by_half`: whether 8-bit floats may be computed through float16.
   template <DType dtype, bool by_half>
   static constexpr auto real_format_of() {
     if constexpr (dtype == DType::kFloat32 || dtype == DType::kComplex64) {
@@ -126,7 +126,7 @@ struct Family {
     } else if constexpr (dtype == DType::kBFloat16) {
       return OrderedFormat<M, std::int16_t, 0x7f80, 0x7fc0, smaller>{};
     } else if constexpr (dtype == DType::kFloat8E4M3) {
-      return OrderedFormat<M, std::int8_t, 0x7e, 0x7f, smaller>{};  // its largest number
+      return OrderedFormat<M, std::int8_t, 0x7e, 0x7f, smaller>{};  // its largest finite magnitude
     } else {
       return OrderedFormat<M, std::int8_t, 0x7c, 0x7e, smaller>{};
     }

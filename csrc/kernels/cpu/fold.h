@@ -1,4 +1,5 @@
-// The loops: one pass over all sources, a few vectors at a time, the rest through the same steps.
+// The loops of the kernels. Each makes one pass over all sources, several vectors at a time, and
+// handles the rest of less than a vector with the same steps.
 #pragma once
 
 #include "kernels/cpu/formats.h"
@@ -7,15 +8,15 @@
 
 namespace pycoll::kernels {
 
-// combine() of reduce.h; sizes in bytes. `fixed`: the number of sources, or zero for any number,
-// which is as fast where memory or the steps themselves are the limit, and half the code.
+// combine() of reduce.h; sizes in bytes. `fixed` is the number of sources, or 0 for any number. The
+// general loop is as fast where memory or arithmetic is the bottleneck, and saves code.
 template <typename M, typename Format, typename Step, int fixed>
 struct Fold {
   using Narrow = typename Format::Narrow;
   using Wide = typename Format::Wide;
   static constexpr std::size_t kBytes = sizeof(Narrow);
 
-  // Not inlined: several types share one instance.
+  // Not inlined, because several dtypes share one instance.
   [[gnu::noinline]] static void run(char* target, const void* const* sources, int source_count,
                                     std::size_t bytes) {
     const int count = fixed != 0 ? fixed : source_count;
@@ -30,14 +31,14 @@ struct Fold {
   }
 
  private:
-  // All loads of a block come before its stores: the target may be one of the sources.
+  // A block loads everything before it stores, because the target may be one of the sources.
   template <int vectors>
   PYCOLL_LANES void block(char* target, const char* const* from, int count, std::size_t at) {
     Wide sum[vectors];
     for (int v = 0; v < vectors; ++v) sum[v] = get(from[0] + at + v * kBytes);
     for (int k = 1; k < count - 1; ++k) {
       for (int v = 0; v < vectors; ++v) {
-        sum[v] = settled(Step::apply(sum[v], get(from[k] + at + v * kBytes)));
+        sum[v] = rounded(Step::apply(sum[v], get(from[k] + at + v * kBytes)));
       }
     }
     for (int v = 0; v < vectors; ++v) {
@@ -56,7 +57,7 @@ struct Fold {
                          std::size_t bytes) {
     Wide sum = Format::decode(M::template load_tail<Narrow>(from[0] + at, bytes));
     for (int k = 1; k < count; ++k) {
-      if (k > 1) sum = settled(sum);
+      if (k > 1) sum = rounded(sum);
       sum = Step::apply(sum, Format::decode(M::template load_tail<Narrow>(from[k] + at, bytes)));
     }
     M::store_tail(target + at, Format::encode(sum), bytes);
@@ -72,14 +73,14 @@ struct Fold {
     M::store(to, Format::encode(sum));
   }
 
-  // Between steps; the last result is rounded by encode().
-  PYCOLL_LANES Wide settled(Wide sum) {
-    if constexpr (Step::kRounds) return Format::settle(sum);
+  // Rounds between two steps; encode() rounds the last result.
+  PYCOLL_LANES Wide rounded(Wide sum) {
+    if constexpr (Step::kRounds) return Format::round_wide(sum);
     return sum;
   }
 };
 
-// scale() of reduce.h for float types; size in bytes.
+// scale() of reduce.h for float types; sizes in bytes.
 template <typename M, typename Format>
 struct Quotient {
   using Narrow = typename Format::Narrow;
@@ -99,8 +100,9 @@ struct Quotient {
   }
 };
 
-// The wire form of averages of small floats: float32 and back. One element to a word, as if the
-// rest of the word were zeros, so that results come in order; `Storage` is the element.
+// The wire form of averages of small floats: to float32 and back. Each element occupies one word,
+// as if the rest of the word were zero, so that results come in order. `Storage` is the element's
+// type in memory.
 template <typename M, typename Format, typename Storage>
 struct Mean {
   using Float = typename M::Float;

@@ -1,11 +1,11 @@
-// How a type lies in memory (Narrow) and in which vector it is computed (Wide).
-//   decode(Narrow) -> Wide   exact
-//   encode(Wide) -> Narrow   rounds to the type, NaN becomes the canonical one
-//   settle(Wide) -> Wide     rounds to the type and stays wide; NaN stays NaN
-//   load(from), store(to, Wide)  decode and encode from and to memory, where that is faster
-//   any_nan(values)      of the vectors of a block, where asking costs less than encode; if there
-//                        is none, they are stored as they are
-// kUnroll: vectors per turn of a loop, fewer where the steps themselves are long.
+// A format is a type's layout in memory (Narrow) and the vector in which it is computed (Wide).
+//   decode(Narrow) -> Wide       exact
+//   encode(Wide) -> Narrow       rounds to the type; NaN becomes the canonical NaN
+//   round_wide(Wide) -> Wide     rounds to the type and stays wide; NaN stays NaN
+//   load(from), store(to, Wide)  optional: decode and encode from and to memory, where faster
+//   any_nan(values)              optional: whether a vector of a block has a NaN; if none has,
+//                                the block is stored without encode
+// kUnroll is the number of vectors per iteration of a loop; it is lower where the steps are long.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
@@ -19,7 +19,7 @@ struct IntegerFormat {
   static constexpr int kUnroll = 4;
 
   PYCOLL_LANES Wide decode(Narrow value) { return value; }
-  PYCOLL_LANES Wide settle(Wide value) { return value; }
+  PYCOLL_LANES Wide round_wide(Wide value) { return value; }
   PYCOLL_LANES Narrow encode(Wide value) { return value; }
 };
 
@@ -31,13 +31,13 @@ struct RealFormat {
   static constexpr int kUnroll = 4;
 
   PYCOLL_LANES Wide decode(Narrow value) { return value; }
-  PYCOLL_LANES Wide settle(Wide value) { return value; }
+  PYCOLL_LANES Wide round_wide(Wide value) { return value; }
   PYCOLL_LANES Narrow encode(Wide value) {
     using Words = typename M::template Full<Word>;
     return value == value ? value : (Wide)(Words{} + nan);
   }
 
-  // One question for two vectors, where lanes have it: NaN is rare.
+  // One comparison checks two vectors, where the vector unit supports it, because NaN is rare.
   template <int vectors>
     requires requires(Wide value) { M::any_unordered(value, value); }
   PYCOLL_LANES bool any_nan(const Wide (&values)[vectors]) {
@@ -53,7 +53,7 @@ using Float32Format = RealFormat<M, float, std::int32_t, 0x7fc00000>;
 template <typename M>
 using Float64Format = RealFormat<M, double, std::int64_t, 0x7ff8000000000000>;
 
-// Small floats to be ordered: integers that compare as the numbers do, with -0 below +0. A NaN
+// Small floats for min and max: integers that compare as the numbers do, with -0 below +0. NaN
 // becomes the integer that wins every comparison.
 template <typename M, typename T, T infinity, T nan, bool smaller>
 struct OrderedFormat {
@@ -65,17 +65,20 @@ struct OrderedFormat {
   static constexpr T kWinner = smaller ? static_cast<T>(~kMagnitude) : kMagnitude;
 
   PYCOLL_LANES Wide decode(Narrow value) {
-    return (value & kMagnitude) > infinity ? Wide{} + kWinner : turn(value);
+    return (value & kMagnitude) > infinity ? Wide{} + kWinner : flip_negative(value);
   }
 
-  PYCOLL_LANES Narrow encode(Wide value) { return value == kWinner ? Narrow{} + nan : turn(value); }
+  PYCOLL_LANES Narrow encode(Wide value) {
+    return value == kWinner ? Narrow{} + nan : flip_negative(value);
+  }
 
  private:
-  // Negative numbers are stored as sign and magnitude; this is its own inverse.
-  PYCOLL_LANES Narrow turn(Narrow value) { return value < 0 ? value ^ kMagnitude : value; }
+  // Negative numbers are stored as sign and magnitude. Flipping their magnitude bits gives integers
+  // of the same order. The function is its own inverse.
+  PYCOLL_LANES Narrow flip_negative(Narrow value) { return value < 0 ? value ^ kMagnitude : value; }
 };
 
-// Two to a word: made float32 by shifting, without moving anything to another word.
+// Two bfloat16 per word. Shifting makes them float32 without moving anything to another word.
 template <typename M>
 struct BFloat16Format {
   using Narrow = typename M::Words;
@@ -89,8 +92,8 @@ struct BFloat16Format {
     return {{(Float)(value << 16), (Float)(value & 0xffff0000u)}};
   }
 
-  // A NaN made of bfloat16 operands has zeros in its low half, so that rounding cannot carry.
-  PYCOLL_LANES Wide settle(Wide value) {
+  // A NaN computed from bfloat16 operands has zeros in its low half, so rounding cannot carry.
+  PYCOLL_LANES Wide round_wide(Wide value) {
     return {{(Float)(round((Words)value.part[0]) & 0xffff0000u),
              (Float)(round((Words)value.part[1]) & 0xffff0000u)}};
   }
@@ -99,7 +102,7 @@ struct BFloat16Format {
     return nearest({{canonical(value.part[0]), canonical(value.part[1])}});
   }
 
-  // One question for all: NaN is rare.
+  // One comparison checks all parts, because NaN is rare.
   PYCOLL_LANES void store(char* to, Wide value) {
     if (M::any_unordered(value.part[0], value.part[1])) [[unlikely]] {
       M::store(to, encode(value));
@@ -120,7 +123,7 @@ struct BFloat16Format {
     return (Narrow)M::rounded(whole, fraction);
   }
 
-  // The upper half is the result.
+  // The upper half of each word is the result.
   PYCOLL_LANES Words round(Words value) { return value + 0x7fffu + (value >> 16 & 1u); }
 
   PYCOLL_LANES Float canonical(Float value) {
@@ -128,9 +131,9 @@ struct BFloat16Format {
   }
 };
 
-// Any smaller float type by integer arithmetic, two or four to a word. Nothing here meets a float32
-// subnormal but in adding it to a normal number, which rounds it away: a thread that flushes
-// subnormals gets the same bits.
+// Any smaller float type by integer arithmetic, two or four per word. The code uses a float32
+// subnormal only when it adds it to a normal number, which rounds it away. Therefore a thread that
+// flushes subnormals gets the same bits.
 template <typename M, int exponent_bits, int mantissa_bits, bool has_infinity>
 struct SmallFormat {
   static constexpr int kWidth = 1 + exponent_bits + mantissa_bits;
@@ -152,7 +155,7 @@ struct SmallFormat {
     return wide;
   }
 
-  PYCOLL_LANES Wide settle(Wide value) { return decode(encode(value)); }
+  PYCOLL_LANES Wide round_wide(Wide value) { return decode(encode(value)); }
 
   PYCOLL_LANES Narrow encode(Wide value) {
     Narrow words = (Words)encode_one(value.part[0]);
@@ -166,15 +169,16 @@ struct SmallFormat {
   static constexpr int kTopExponent = kMagnitude >> mantissa_bits << mantissa_bits;
   static constexpr int kOverflow = has_infinity ? kTopExponent : kMagnitude;
   static constexpr int kNan = has_infinity ? kTopExponent | 1 << (mantissa_bits - 1) : kMagnitude;
-  // From the place of the number in its type to its place in float32.
+  // The distance from the number's place in its type to its place in float32.
   static constexpr int kShift = 23 - mantissa_bits;
   static constexpr int kRebias = 127 - ((1 << (exponent_bits - 1)) - 1);
-  // float32 bits of the smallest normal number, and of the number whose last place is the smallest
-  // subnormal: adding it to a smaller one rounds to a multiple of that.
+  // The float32 bits of two numbers: the smallest normal number of the type, and the number whose
+  // last place is the smallest subnormal of the type. Adding the latter to a smaller number rounds
+  // it to a multiple of that subnormal.
   static constexpr std::int32_t kSmallestNormal = (kRebias + 1) << 23;
   static constexpr std::int32_t kRounder = (kRebias + 1 + kShift) << 23;
 
-  // A number in the top bits of each word; what lies below is ignored.
+  // Decodes a number in the top bits of each word; the bits below are ignored.
   PYCOLL_LANES Float decode_top(Bits word) {
     const Bits magnitude = (word >> (8 - exponent_bits)) & (kMagnitude << kShift);
     const Bits normal = magnitude + (kRebias << 23);
@@ -185,7 +189,7 @@ struct SmallFormat {
     return (Float)(number | (word & kSign));
   }
 
-  // The number in the low bits, zeros above.
+  // Returns the number in the low bits of each word, with zeros above.
   PYCOLL_LANES Bits encode_one(Float value) {
     const Bits magnitude = (Bits)value & 0x7fffffff;
     const Bits sign = (Bits)((Words)((Bits)value & kSign) >> (32 - kWidth));

@@ -1,11 +1,11 @@
-// float16 and 8-bit floats on machines that convert float16.
+// Formats of float16 and 8-bit floats for vector units that convert float16 in hardware.
 #pragma once
 
 #include "kernels/cpu/formats.h"
 
 namespace pycoll::kernels {
 
-// From one half of a vector to a whole one and back.
+// float16: half a vector of float16 becomes a whole vector of float32, and back.
 template <typename M>
 struct NativeHalfFormat {
   using Narrow = typename M::Words;
@@ -16,7 +16,7 @@ struct NativeHalfFormat {
   PYCOLL_LANES Wide decode(Narrow value) {
     return {{M::low_half_to_float(value), M::high_half_to_float(value)}};
   }
-  PYCOLL_LANES Wide settle(Wide value) {
+  PYCOLL_LANES Wide round_wide(Wide value) {
     return {{M::round_to_half(value.part[0]), M::round_to_half(value.part[1])}};
   }
   PYCOLL_LANES Narrow encode(Wide value) {
@@ -25,7 +25,7 @@ struct NativeHalfFormat {
     return (Narrow)((halves & 0x7fff) > 0x7c00 ? Halves{} + 0x7e00 : halves);
   }
 
-  // Half a vector of float16, in order.
+  // Converts half a vector of float16, in order.
   template <typename Items>
   PYCOLL_LANES typename M::Float widen(Items items) {
     return M::load_half_to_float(reinterpret_cast<const char*>(&items));
@@ -46,7 +46,7 @@ struct NativeHalfFormat {
   PYCOLL_LANES Wide load(const char* from) {
     return {{M::load_half_to_float(from), M::load_half_to_float(from + sizeof(Narrow) / 2)}};
   }
-  // One question for all: NaN is rare.
+  // One comparison checks all parts, because NaN is rare.
   PYCOLL_LANES void store(char* to, Wide value) {
     if (M::any_unordered(value.part[0], value.part[1])) [[unlikely]] {
       M::store(to, encode(value));
@@ -57,9 +57,10 @@ struct NativeHalfFormat {
   }
 };
 
-// 8-bit floats by way of float16, in 16-bit lanes: the odd bytes and the even ones. Rounding twice,
-// to float16 and then to the type, gives the same bits for the sum or the product of two 8-bit
-// numbers (the tests try all pairs), but not for any float32: quotients take SmallFormat.
+// 8-bit floats through float16, in 16-bit lanes: the odd and the even bytes separately. Rounding
+// twice, to float16 and then to the type, gives the same bits for the sum or the product of two
+// 8-bit numbers (the tests try all pairs), but not for every float32. Quotients therefore use
+// SmallFormat.
 template <typename M, typename Bytes>
 struct NativeByteFormat {
   using Narrow = typename M::Words;
@@ -75,7 +76,7 @@ struct NativeByteFormat {
              M::low_half_to_float(odd_halves), M::high_half_to_float(odd_halves)}};
   }
 
-  PYCOLL_LANES Wide settle(Wide value) { return decode(encode(value)); }
+  PYCOLL_LANES Wide round_wide(Wide value) { return decode(encode(value)); }
 
   PYCOLL_LANES Narrow encode(Wide value) {
     const Halves even = (Halves)M::floats_to_half(value.part[0], value.part[1]);
@@ -84,7 +85,7 @@ struct NativeByteFormat {
   }
 };
 
-// float8_e5m2 is the upper byte of a float16.
+// A float8_e5m2 is the upper byte of a float16.
 template <typename M>
 struct E5M2Bytes {
   using Halves = typename M::template Full<std::uint16_t>;
@@ -99,8 +100,8 @@ struct E5M2Bytes {
   }
 };
 
-// float8_e4m3 has the exponent bias 7 and float16 has 15: the bits in place mean 2^-8 of the
-// number, for subnormals too.
+// float8_e4m3 has the exponent bias 7 and float16 has 15. The bits of a float8_e4m3, moved to the
+// place of the exponent and mantissa of a float16, are 2^-8 times the number, for subnormals too.
 template <typename M>
 struct E4M3Bytes {
   using Halves = typename M::template Full<std::uint16_t>;

@@ -1,10 +1,10 @@
-// Vectors of a fixed number of bytes, written once for every instruction set with the vector types
-// that GCC and Clang share: arithmetic, comparison and a ? b : c work lane by lane.
+// Vectors of a fixed number of bytes, written once for all instruction sets. They use the vector
+// types that GCC and Clang share: arithmetic, comparison and a ? b : c work lane by lane.
 //
-// Everything here hangs on a Machine, a type of an anonymous namespace in the file of one
-// instruction set (see portable.cpp). That keeps every instance local to its file: a linker that
-// merged equal inline functions could otherwise give AVX-512 code to a processor without it. For
-// the same reason these files use no template of the standard library.
+// Every template here depends on a vector unit: a type in the anonymous namespace of one
+// instruction set's file (see portable.cpp). This keeps every instance local to its file. Otherwise
+// a linker that merges equal inline functions could give AVX-512 code to a processor without it.
+// For the same reason these files use no function templates of the standard library.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +22,11 @@ struct VectorOf {
 template <typename T, int bytes>
 using Vector = typename VectorOf<T, bytes>::Type;
 
-// What a machine can do, in portable form; a machine derives from it and replaces what it has
-// instructions for. `Self` only makes the instance local.
+// The operations of a vector unit in portable form. The vector unit of an instruction set derives
+// from this type and replaces the operations for which it has instructions. `Self` only makes the
+// instance local to its file.
 template <typename Self, int vector_bytes>
-struct Machine {
+struct VectorUnit {
   template <typename T>
   using Full = Vector<T, vector_bytes>;
   using Bits = Full<std::int32_t>;
@@ -34,30 +35,30 @@ struct Machine {
   using Bytes = Full<std::uint8_t>;
   using Float = Full<float>;
 
-  // Whether it has low_half_to_float, high_half_to_float (from the 16-bit floats in one half of a
-  // vector), load_half_to_float, floats_to_half (two vectors to one), store_float_to_half and
-  // round_to_half (there and back), all rounding to nearest even and keeping subnormals.
+  // Whether the vector unit has low_half_to_float and high_half_to_float (from the float16 in one
+  // half of a vector), load_half_to_float, floats_to_half (two vectors to one), store_float_to_half
+  // and round_to_half (to float16 and back). All round to nearest even and keep subnormals.
   static constexpr bool kConvertsHalf = false;
 
   // Whether lower_upper_halves is one instruction.
   static constexpr bool kBlends = false;
 
-  // The lower half of each word of one, the upper half of each word of the other.
+  // Takes the lower half of each word of `lower` and the upper half of each word of `upper`.
   PYCOLL_LANES Words lower_upper_halves(Words lower, Words upper) {
     return (lower & 0xffffu) | (upper & 0xffff0000u);
   }
 
-  // The lower byte of each half of one, the upper byte of each half of the other.
+  // Takes the lower byte of each half of `even` and the upper byte of each half of `odd`.
   PYCOLL_LANES Halves even_odd_bytes(Halves even, Halves odd) {
     return (even & 0xff) | (odd & 0xff00);
   }
 
-  // Whether either has a NaN.
+  // Whether either vector has a NaN.
   PYCOLL_LANES bool any_unordered(Float a, Float b) {
     return Self::any_top_bit((Bytes) ~((a == a) & (b == b)));
   }
 
-  // To nearest even: `fraction` is in units of 2^-8 (bytes) or 2^-16 (halves).
+  // Rounds to nearest even. `fraction` is in units of 2^-8 (bytes) or 2^-16 (halves).
   template <typename V>
   PYCOLL_LANES V rounded(V whole, V fraction) {
     constexpr int half = 1 << (8 * sizeof(whole[0]) - 1);
@@ -85,7 +86,7 @@ struct Machine {
     __builtin_memcpy(to, &value, sizeof(V));
   }
 
-  // The first `bytes` bytes of a vector, the rest zero. Requires: bytes < sizeof(V).
+  // Loads the first `bytes` bytes of a vector; the rest is zero. Requires: bytes < sizeof(V).
   template <typename V>
   PYCOLL_LANES V load_tail(const char* from, std::size_t bytes) {
     V value = {};
@@ -99,12 +100,13 @@ struct Machine {
   }
 
  private:
-  // Not inlined: twenty branches in each of two hundred loops were half of what is compiled.
+  // Not inlined, because the branches would be repeated in every loop and dominate the code size.
   [[gnu::noinline]] static void copy_few(char* to, const char* from, std::size_t bytes) {
     copy_tail<vector_bytes / 2>(to, from, bytes);
   }
 
-  // Halving pieces of fixed size: no call of memcpy for the few bytes of a small message.
+  // Copies pieces of halving, fixed sizes. This avoids a call of memcpy for the few bytes of a
+  // small message.
   template <std::size_t piece>
   PYCOLL_LANES void copy_tail(char* to, const char* from, std::size_t bytes) {
     if (bytes & piece) {
@@ -116,8 +118,8 @@ struct Machine {
   }
 };
 
-// Several vectors that are computed as one: the numbers of one vector of small ones, made wide and
-// multiplied by 2^exponent, which must be exact.
+// Several vectors that are computed as one: the numbers of one vector of small floats, widened to
+// float32 and multiplied by 2^exponent. That multiplication must be exact.
 template <typename M, int count, int exponent = 0>
 struct Parts {
   typename M::Float part[count];

@@ -1,4 +1,4 @@
-// The same symbols as x86.cpp, avx2.cpp, avx512.cpp and avx512fp16.cpp, for other processors.
+// Defines the symbols of x86.cpp, avx2.cpp, avx512.cpp and avx512fp16.cpp for other processors.
 #include "kernels/backend.h"
 
 namespace pycoll::kernels {

@@ -1,10 +1,10 @@
-// Vectors of 16 bytes: SSE2, NEON, VSX, or whatever the compiler makes of them.
+// Vectors of 16 bytes, which the compiler maps to SSE2, NEON, VSX or scalar code.
 #include "kernels/cpu/family.h"
 
 namespace pycoll::kernels {
 namespace {
 
-struct Portable : Machine<Portable, 16> {};
+struct Portable : VectorUnit<Portable, 16> {};
 
 }  // namespace
 

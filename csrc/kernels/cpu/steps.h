@@ -1,4 +1,4 @@
-// The binary steps on vectors of computation.
+// The binary steps of the reductions, on vectors in the format of computation.
 #pragma once
 
 #include <type_traits>
@@ -8,8 +8,8 @@
 
 namespace pycoll::kernels {
 
-// Sum and Prod require unsigned lanes of integers, so that they wrap; Min and Max take both.
-// kRounds: whether a result may need rounding to a type narrower than the lane.
+// Sum and Prod require unsigned integer lanes, so that they wrap; Min and Max accept signed and
+// unsigned lanes. kRounds: whether a result may need rounding to a type narrower than the lane.
 template <typename M>
 struct Steps {
   struct Sum {
@@ -41,14 +41,14 @@ struct Steps {
     }
 
    private:
-    // Each pair becomes its elements `first` and `second`.
+    // Replaces each pair by its elements `first` and `second`.
     template <int first, int second, typename V, int... lane>
     PYCOLL_LANES V pairs(V value, std::integer_sequence<int, lane...> /*lanes*/) {
       return __builtin_shufflevector(value, value,
                                      (lane % 2 == 0 ? lane + first : lane - 1 + second)...);
     }
 
-    // Even lanes of one, odd lanes of the other.
+    // Takes the even lanes of `even` and the odd lanes of `odd`.
     template <typename V, int... lane>
     PYCOLL_LANES V pairs_of(V even, V odd, std::integer_sequence<int, lane...> /*lanes*/) {
       constexpr int total = sizeof...(lane);
@@ -69,7 +69,8 @@ struct Steps {
     }
 
    private:
-    // Both orders agree but for zeros, where the operand given second wins, and NaN.
+    // The two selections differ only for NaN and for zeros of opposite signs, where each returns
+    // its last operand. Merging them by "or" (min) or "and" (max) gives -0 or +0.
     template <typename V>
     PYCOLL_LANES V real(V a, V b) {
       using Words = decltype(a < b);

@@ -1,4 +1,4 @@
-// Compiled for any x86: this decides whether code for newer processors may run.
+// Decides whether code for newer processors may run. Compiled for the baseline x86-64.
 #include <cpuid.h>
 
 #include "kernels/backend.h"
@@ -6,7 +6,7 @@
 namespace pycoll::kernels {
 namespace {
 
-// Not every compiler knows these two by name.
+// Read by cpuid, because not every compiler knows these two features by name.
 bool has_f16c() {
   unsigned a = 0;
   unsigned b = 0;
@@ -26,7 +26,7 @@ bool has_fp16() {
 
 }  // namespace
 
-// __builtin_cpu_supports also asks whether the operating system saves the wide registers.
+// __builtin_cpu_supports also checks that the operating system saves the wide registers.
 bool processor_has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
 
 bool processor_has_avx512() {

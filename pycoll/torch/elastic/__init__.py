@@ -1,14 +1,14 @@
-"""Beginning anew after a failure, from what was committed last: Horovod's elastic interface.
+"""The elastic interface of Horovod: after a failure, training resumes from the last commit.
 
     @hvd.elastic.run
     def train(state): ...
     train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 
-Who has died is started again by ``pycoll run --restarts N``: the survivors go back to their last
-commit and join anew, the new process meets them there, and all go on from what the rank with the
-most commits has. Started by ``pycoll run --min-np N`` the survivors go on without it as long as
-they are that many, and where slots come back, ``commit`` ends the world so that the next one has
-more ranks. Otherwise joining fails with the names of the missing.
+``pycoll run --restarts N`` restarts a rank that has died. The survivors restore their last commit
+and join a new world together with the new process. All ranks then continue from the state of the
+rank with the most commits. Under ``pycoll run --min-np N`` the survivors continue without the lost
+rank as long as N of them are left. Where slots return, ``commit`` ends the world so that the next
+one has more ranks. Otherwise joining fails with an error that names the missing ranks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,43 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from pycoll.bootstrap import roster
-from pycoll.torch import world
+from pycoll.bootstrap.rendezvous import elastic_worker
 from pycoll.torch.elastic.sampler import ElasticSampler
 from pycoll.torch.elastic.state import ObjectState, State, TorchState
-from pycoll.torch.errors import HorovodInternalError, HostsUpdatedInterrupt
-from pycoll.torch.world import init, shutdown
+from pycoll.torch.horovod import horovod_world
+from pycoll.torch.horovod.horovod_errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+)
+from pycoll.torch.horovod.horovod_world import init, shutdown
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "init", "run", "shutdown"]
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function(state, ...)``, called again from the last commit where it fails.
+    """Decorate ``function(state, ...)`` so that a failure calls it again, from the last commit.
 
     After HorovodInternalError the state is restored; after HostsUpdatedInterrupt it is kept. Then
-    all ranks leave, join, and sync. The error is raised instead if nothing was committed since the
-    one before and the ranks are the same processes, as it would come again for ever.
+    all ranks leave the world, join a new one, reset the state and synchronize it.
+
+    Arguments: ``function``, whose first argument is a ``State``.
+
+    Result: a function with the same arguments and result.
+
+    Errors: HorovodInternalError, if the state had no commit since the error before and the ranks
+    are the same processes, since the error would repeat forever. Other errors of ``function``, and
+    those of ``init``, pass through.
+
+    Cost: a synchronization of the state before each call.
+
+    Example::
+
+        @hvd.elastic.run
+        def train(state):
+            while state.epoch < 10:
+                ...
+                state.epoch += 1
+                state.commit()
     """
 
     @functools.wraps(function)
@@ -40,22 +61,22 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
         commits_then = -1
         while True:
             failure = None
-            processes = roster.pids()
+            processes = elastic_worker.pids()
             try:
                 state.sync()
                 return function(state, *args, **words)
             except HorovodInternalError as error:
                 if state.commits == commits_then:
                     failure = error
-                    if not roster.inside():
+                    if not elastic_worker.inside():
                         raise
                 commits_then = state.commits
                 state.restore()
             except HostsUpdatedInterrupt:
                 pass
-            world.shutdown()
-            world.init()
-            if failure is not None and roster.pids() == processes:
+            horovod_world.shutdown()
+            horovod_world.init()
+            if failure is not None and elastic_worker.pids() == processes:
                 raise failure
             state.on_reset()
 

@@ -1,4 +1,4 @@
-"""A data set's samples, shared among however many ranks there are."""
+"""ElasticSampler: shares the samples of a data set among a changing number of ranks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import Any
 
 import torch
 
-from pycoll.torch import world
+from pycoll.torch.horovod import horovod_world
 
 
 class ElasticSampler(torch.utils.data.Sampler):
-    """This rank's share of a data set, less what all ranks have had in this epoch.
+    """Iterates over this rank's share of the samples that no rank has processed in this epoch.
 
-    ``record_batch`` after each batch, ``set_epoch`` at the end of each epoch. A sampler in a
-    TorchState goes on after a failure where the last commit was. The shares are equally long: the
-    first samples come twice where the number of ranks does not divide.
+    Call ``record_batch`` after each batch and ``set_epoch`` at the end of each epoch. A sampler in
+    a TorchState continues after a failure from the last commit. The shares of all ranks are equally
+    long: where the number of ranks does not divide the samples, the first samples occur twice.
 
-    ``remaining_indices`` are what was left for all ``num_replicas`` ranks at the last ``reset``, in
-    their order; of them ``num_samples`` come here, ``total_size`` to all ranks together.
+    Arguments: ``dataset``, any object with a length; ``shuffle``, whether each epoch has a random
+    order; ``seed``, the seed of that order, equal on all ranks.
+
+    Attributes: ``remaining_indices``, the samples that were left for all ``num_replicas`` ranks at
+    the last ``reset``, in their order; ``num_samples``, the samples of this rank among these;
+    ``total_size``, the samples of all ranks together.
+
+    Errors: ValueError before ``hvd.init()``.
     """
 
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
@@ -31,26 +37,26 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch with all samples, in an order of its own."""
+        """Begin an epoch with all samples; ``shuffle`` gives each epoch an order of its own."""
         self.epoch, self.processed_num = epoch, 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has had a batch of this size."""
+        """Note that every rank has processed a batch of this size; ``batch_idx`` is ignored."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
-        """How far it has come."""
+        """The epoch and the number of samples that all ranks have processed in it."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on from there."""
+        """Continue from a ``state_dict``."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Share what is left among the ranks that there are now."""
-        self.num_replicas, self.rank = world.size(), world.rank()
+        """Share the remaining samples among the ranks of the current world."""
+        self.num_replicas, self.rank = horovod_world.size(), horovod_world.rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)

@@ -1,8 +1,8 @@
-"""What training goes on from: values by name, each kept by a handler of its kind.
+"""Elastic states: named values from which training resumes, each kept by a handler of its type.
 
-A state is saved in memory, restored from there, and made alike on all ranks by ``sync``, from the
-rank with the most commits. ``TorchState`` is what most programs use, ``ObjectState`` has values
-that can be pickled, and ``State`` is for classes that keep what they have by themselves.
+A state is saved in memory and restored from there. ``sync`` copies the state of the rank with the
+most commits to all ranks. Most programs use ``TorchState``. ``ObjectState`` holds values that can
+be pickled. ``State`` is the base for classes with other storage.
 """
 
 from __future__ import annotations
@@ -13,37 +13,40 @@ from typing import Any
 
 import torch
 
-from pycoll.bootstrap import roster
-from pycoll.torch import world
-from pycoll.torch.awaited import give_up
+from pycoll.bootstrap.rendezvous import elastic_worker
 from pycoll.torch.elastic.sampler import ElasticSampler
-from pycoll.torch.errors import HostsUpdatedInterrupt
-from pycoll.torch.objects import allgather_object, broadcast_object
-from pycoll.torch.ops import Max
-from pycoll.torch.reducing import allreduce
-from pycoll.torch.state import broadcast_optimizer_state, broadcast_parameters
+from pycoll.torch.horovod import horovod_world
+from pycoll.torch.horovod.horovod_errors import HostsUpdatedInterrupt
+from pycoll.torch.horovod.object_calls import allgather_object, broadcast_object
+from pycoll.torch.horovod.reducing_calls import allreduce
+from pycoll.torch.horovod.scaled_ops import Max
+from pycoll.torch.memory.deferred_parameter import give_up
+from pycoll.torch.optimizers.initial_state import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 
 
 class _Kept:
-    """What can be remembered; classes on top of it say how."""
+    """Base of states and handlers; subclasses implement save, restore and sync."""
 
     def save(self) -> None:
-        """Remember all as it is, in memory."""
+        """Save the current values in memory."""
         raise TypeError(f"{type(self).__name__} has no save()")
 
     def restore(self) -> None:
-        """Make all what it was when it was remembered last."""
+        """Restore the values that were saved last."""
         raise TypeError(f"{type(self).__name__} has no restore()")
 
     def sync(self) -> None:
-        """Make all alike on all ranks, and remember it."""
+        """Make the values equal on all ranks, and save them. Collective."""
         raise TypeError(f"{type(self).__name__} has no sync()")
 
 
 class StateHandler(_Kept):
-    """One value of a state. ``root`` is the rank that has what all are to have, before ``sync``.
+    """Keeps one value of a state. ``root``: the rank whose value ``sync`` copies to all ranks.
 
-    Classes of one's own are used for values of their type by ``set_handler_registry``.
+    ``set_handler_registry`` assigns handler classes to types of values.
     """
 
     def __init__(self, value: Any) -> None:
@@ -51,13 +54,13 @@ class StateHandler(_Kept):
         self.root = 0
 
     def set_value(self, value: Any) -> None:
-        """Another value takes the place of this one, and is remembered."""
+        """Replace the value, and save the new one."""
         self.value = value
         self.save()
 
 
 class ObjectHandler(StateHandler):
-    """Anything that can be copied and pickled; what replaces it is remembered by save() only."""
+    """Keeps a value that can be copied and pickled. Only save() saves a replaced value."""
 
     def __init__(self, value: Any, bcast_object: Callable[..., Any] = broadcast_object) -> None:
         super().__init__(value)
@@ -65,79 +68,82 @@ class ObjectHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        """A copy."""
+        """Save a deep copy."""
         self._saved = copy.deepcopy(self.value)
 
     def restore(self) -> None:
-        """A copy of the copy."""
+        """Restore a deep copy of the saved value."""
         self.value = copy.deepcopy(self._saved)
 
     def sync(self) -> None:
-        """The root's object; functions that know rank 0 only serve where that is the root."""
+        """Take the object of the root.
+
+        A ``bcast_object`` without an argument ``root_rank`` works where rank 0 is the root.
+        """
         words = {"root_rank": self.root} if self.root else {}
         self.value = self._bcast_object(self.value, **words)
         self.save()
 
     def set_value(self, value: Any) -> None:
-        """Until save() the one before is remembered: such values are the program's counters."""
+        """Replace the value without saving it: such values are counters of the program."""
         self.value = value
 
 
 class StatefulHandler(StateHandler):
-    """What has state_dict and load_state_dict, as schedulers have."""
+    """Keeps a value with state_dict and load_state_dict, such as a learning-rate scheduler."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.save()
 
     def save(self) -> None:
-        """A copy of its state_dict."""
+        """Save a deep copy of its state_dict."""
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Loads what was saved."""
+        """Load the saved state_dict."""
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Loads the root's state_dict."""
+        """Load the state_dict of the root."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root))
         self.save()
 
 
 class SamplerStateHandler(StatefulHandler):
-    """How far a sampler has come; it shares the rest anew."""
+    """Keeps the progress of a sampler, which shares the remaining samples when it is loaded."""
 
 
 class ModelStateHandler(StatefulHandler):
-    """Parameters and buffers."""
+    """Keeps parameters and buffers of a model."""
 
     def restore(self) -> None:
-        """Loads what was saved."""
-        # Steps to come may wait for ranks that are gone, and their result would be replaced.
+        """Load the saved state_dict, and drop deferred steps."""
+        # Deferred steps may wait for lost ranks, and restore() would replace their result.
         give_up(self.value.parameters())
         super().restore()
 
     def sync(self) -> None:
-        """The root's values, in place."""
+        """Take the values of the root, in place."""
         broadcast_parameters(self.value.state_dict(), self.root)
         self.save()
 
 
 class OptimizerStateHandler(StatefulHandler):
-    """Moments and learning rates."""
+    """Keeps the state and options of an optimizer."""
 
     def restore(self) -> None:
-        """Loads what was saved."""
+        """Load the saved state_dict, and drop deferred steps."""
         give_up(p for group in self.value.param_groups for p in group["params"])
         super().restore()
 
     def sync(self) -> None:
-        """The root's state."""
+        """Take the state of the root."""
         broadcast_optimizer_state(self.value, self.root)
         self.save()
 
 
-#: By the types of values; the first that fits.
+#: Pairs of a type and a handler class; the first type that matches a value decides.
 Registry = list[tuple[type, Callable[[Any], StateHandler]]]
 _registry: Registry = [
     (torch.nn.Module, ModelStateHandler),
@@ -147,20 +153,24 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """The handlers of types that states know."""
+    """The (type, handler class) pairs that TorchState uses."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """States that are made from now on use these; other values are kept as objects."""
+    """Replace the pairs for states made from now on. Values of other types are kept as objects."""
     _registry[:] = registry
 
 
 class State(_Kept):
-    """What ``run`` needs of a state; classes on top of it say how to save, restore and sync.
+    """The base class of elastic states; subclasses implement save, restore and sync.
 
-    ``bcast_object`` and ``get_rank`` are ``broadcast_object`` and ``rank`` of pycoll.torch, or
-    functions like them. Every rank calls all methods but ``save`` and ``restore``.
+    Arguments: ``bcast_object`` and ``get_rank``, which are ``broadcast_object`` and ``rank`` of
+    pycoll.torch or functions like them.
+
+    Attributes: ``commits``, the number of commits.
+
+    All ranks must call every method except ``save`` and ``restore``.
     """
 
     commits: int
@@ -170,38 +180,49 @@ class State(_Kept):
         vars(self).update(_bcast_object=bcast_object, _rank=get_rank, _callbacks=[], commits=0)
 
     def reset(self) -> None:
-        """Called after ranks have joined anew, before ``sync``."""
+        """Adapt to a new world; called after the ranks have joined it, before ``sync``."""
 
     def commit(self) -> None:
-        """save(), and check_host_updates()."""
+        """Save the state, count the commit, and check for host updates.
+
+        Raises HostsUpdatedInterrupt; see ``check_host_updates``.
+        """
         self.save()
         self.commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """HostsUpdatedInterrupt, on all ranks at once, if there is another number of slots.
+        """Raise HostsUpdatedInterrupt, on all ranks at once, if the number of slots has changed.
 
-        Exchanges a number, and that only in a job whose number of ranks may change.
+        Cost: an all-reduce of one number in an elastic job, nothing in other jobs.
         """
-        if not roster.inside():
+        if not elastic_worker.inside():
             return
-        mine = torch.tensor([int(roster.changed())], device="cpu")
+        mine = torch.tensor([int(elastic_worker.changed())], device="cpu")
         if allreduce(mine, name="elastic.check_host_updates", op=Max).item():
             raise HostsUpdatedInterrupt("the number of slots has changed: all ranks join anew")
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Functions to be called after ranks have joined anew."""
+        """Add functions to call after the ranks have joined a new world."""
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called after ranks have joined anew: reset(), then the callbacks."""
+        """Call reset(), then the callbacks; ``run`` calls this after joining a new world."""
         self.reset()
         for callback in self._callbacks:
             callback()
 
 
 class ObjectState(State):
-    """Values by name, which are attributes: ``state.epoch += 1``."""
+    """An elastic state of named values, which are attributes: ``state.epoch += 1``.
+
+    Arguments: ``bcast_object`` and ``get_rank`` as of ``State``; ``values``, which can be copied
+    and pickled.
+
+    Errors: AttributeError for a name that is neither an attribute nor a value.
+
+    Cost: a copy of each value in memory.
+    """
 
     def __init__(
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **values: Any
@@ -228,20 +249,21 @@ class ObjectState(State):
             self._handlers[name] = self._handler_of(value)
 
     def save(self) -> None:
-        """Remember all as it is, in memory."""
+        """Save the current values in memory."""
         for one in self._handlers.values():
             one.save()
 
     def restore(self) -> None:
-        """Make all what it was at the last save, commit or sync."""
+        """Restore the values of the last save, commit or sync."""
         for one in self._handlers.values():
             one.restore()
 
     def sync(self) -> None:
-        """Make all what the rank with the most commits has, and remember it.
+        """Copy the values of the rank with the most commits to all ranks, and save them.
 
-        That is rank 0 unless it is new: of ranks with as many commits the lowest one. Values other
-        than models and optimizers travel pickled: unpickling runs code that the sender chooses.
+        Among ranks with equally many commits the lowest one is the source. Collective. Values other
+        than models and optimizers are pickled: unpickling runs code that the sender chooses (see
+        SECURITY.md).
         """
         commits = allgather_object(self.commits)
         self.commits = max(commits)
@@ -251,12 +273,26 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
-    """What training needs to go on: a model, an optimizer, and other values by name."""
+    """The elastic state of a training program: a model, an optimizer, and other named values.
+
+    Arguments: ``model`` and ``optimizer``, each optional; ``values``, of types in the handler
+    registry, with state_dict and load_state_dict, or that can be copied and pickled.
+
+    Errors: AttributeError for a name that is neither an attribute nor a value.
+
+    Cost: a copy of each value in memory.
+
+    Example::
+
+        state = hvd.elastic.TorchState(model, optimizer, epoch=0)
+        state.epoch += 1
+        state.commit()
+    """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
         named = {"model": model, "optimizer": optimizer, **values}
         given = {name: value for name, value in named.items() if value is not None}
-        super().__init__(broadcast_object, world.rank, **given)
+        super().__init__(broadcast_object, horovod_world.rank, **given)
 
     def _handler_of(self, value: Any) -> StateHandler:
         for kind, handler in _registry:
@@ -267,7 +303,7 @@ class TorchState(ObjectState):
         return super()._handler_of(value)
 
     def reset(self) -> None:
-        """Samplers share anew."""
+        """Make samplers share the remaining samples among the ranks of the new world."""
         for one in self._handlers.values():
             if isinstance(one.value, ElasticSampler):
                 one.value.reset()

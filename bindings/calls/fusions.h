@@ -1,0 +1,151 @@
+// Groups: all_reduces with equal keys share one fused message; all other operations run in order.
+// Requires everywhere: the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "bindings/calls/collectives.h"
+
+namespace pycoll::bindings {
+
+// Longest array that shares a message. A fused message is copied into slots; a longer array is sent
+// from its own memory instead, which is faster.
+inline constexpr std::uint64_t kMemberBytesMax = std::uint64_t{1} << 18;
+// Longest message of several arrays.
+inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 24;
+
+// The hash of the lengths and shapes of a message's arrays, a part of the key that ranks compare. A
+// rank that cut the message elsewhere would put sums into wrong places. If only one array has
+// elements, the value is the key of its shape, as in a call of its own.
+class ArraysKey {
+ public:
+  // `shape`: transport::shape_key() of the array.
+  void add(std::uint64_t bytes, std::uint64_t shape) {
+    if (arrays_ == 0) alone_ = shape;
+    if (bytes == 0) return;
+    key_ = (key_ ^ bytes ^ shape) * 0x9e3779b97f4a7c15u;
+    key_ ^= key_ >> 29;
+    ++arrays_;
+  }
+  std::uint64_t value() const { return arrays_ > 1 ? key_ : alone_; }
+
+ private:
+  std::uint64_t key_ = 0;
+  std::uint64_t alone_ = 0;
+  std::size_t arrays_ = 0;
+};
+
+// One all_reduce that waits for the end of the group.
+struct Member {
+  // A reference that the fusion owns: the Work of make_open_work(), which keeps input and result.
+  // If the Work was dropped, the array; or nullptr if other objects keep the array.
+  PyObject* held = nullptr;
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
+  std::uint64_t bytes = 0;
+  bool has_work = false;
+};
+
+struct Fusion {
+  CallKey choice;  // without bytes
+  pybind11::object algorithm;
+  std::uint64_t bytes = 0;
+  std::optional<DType> plain;  // the key is CallKey::plain() of this dtype, and the fusion is open
+  ArraysKey arrays;
+  std::vector<Member> members;
+  // Parts of an earlier message whose outputs did not overlap any other part.
+  std::vector<executor::Part> apart;
+
+  // Writes the member in place: a copy would stall on the data just written.
+  void add(PyObject* held, const std::byte* source, std::byte* target, std::uint64_t nbytes,
+           std::uint64_t shape_key, bool has_work) {
+    Member& member = members.emplace_back();
+    member.held = held;
+    member.source = source;
+    member.target = target;
+    member.bytes = nbytes;
+    member.has_work = has_work;
+    bytes += nbytes;
+    arrays.add(nbytes, shape_key);
+  }
+};
+
+// The calls inside one group, in order. The order, keys and bytes of the members decide which of
+// them share a message, so the result is the same on all ranks.
+class Fusions {
+ public:
+  Fusions() = default;
+  Fusions(const Fusions&) = delete;
+  Fusions& operator=(const Fusions&) = delete;
+  ~Fusions() { clear(); }
+
+  // Adds a member with the fields of Member; takes the reference unless it throws. Returns the
+  // number of its fusion.
+  std::size_t add(const CallKey& choice, PyObject* held, const std::byte* source, std::byte* target,
+                  std::uint64_t bytes, std::uint64_t shape_key, bool has_work) {
+    const std::size_t number = place(choice, bytes);
+    all_[number].add(held, source, target, bytes, shape_key, has_work);
+    return number;
+  }
+  // Adds all_reduce(x, out=x) of an array with this memory. Returns a Work for the
+  // caller; throws without memory.
+  [[nodiscard]] PyObject* add_in_place(PyObject* x, const ContiguousView& flat);
+  Fusion& at(std::size_t number) { return all_.at(number); }
+  std::size_t size() const { return used_; }
+  // Adds another operation, which Python runs after everything that came before.
+  void add_other(pybind11::object other);
+  bool has_others() const { return !others_.empty(); }
+  // Numbers of fusions and the other operations, in order.
+  pybind11::list entries() const;
+  // Whether every member has a result.
+  [[nodiscard]] bool have_run() const;
+  // Gives the error to the members whose fusion did not run.
+  void abandon(PyObject* error);
+  // Removes everything but keeps the capacity.
+  void clear();
+
+ private:
+  struct Other {
+    std::size_t behind;  // number of fusions in front of it
+    pybind11::object object;
+  };
+
+  // Number of the fusion to which a member of `bytes` bytes is added; a new one has space for it.
+  std::size_t place(const CallKey& choice, std::uint64_t bytes);
+  Fusion& place_plain(DType dtype, std::uint64_t bytes);
+
+  std::vector<Fusion> all_;  // the first used_ are in use; the rest is spare capacity
+  std::size_t used_ = 0;
+  std::size_t newest_ = 0;         // the last result of place()
+  std::vector<std::size_t> open_;  // numbers of the fusions that further members may join
+  std::vector<Other> others_;
+};
+
+// all_reduce(x, out=x) inside a group; `flat` is what flatten() gave, and x is writable. Returns a
+// Work, nullptr with an error set, or nullopt: declined.
+[[nodiscard]] std::optional<PyObject*> defer_in_place(CallsObject* self, PyObject* x,
+                                                      const ContiguousView& flat);
+
+// An all_reduce inside a group: a Work, or nullopt: declined.
+[[nodiscard]] std::optional<PyObject*> defer_natively(CallsObject* self, ParsedCall& parsed);
+
+// Runs an all_reduce of a list or tuple of arrays that native code can read, to its end. Returns a
+// new list, or `out`; nullopt: declined.
+bool is_list(PyObject* x);
+[[nodiscard]] std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments);
+
+// Runs one fusion, which it prepares if necessary, and fills its Works. Throws on failure.
+void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number);
+
+// The fusions of a _core.Group. Throws TypeError for any other object.
+Fusions& fusions_of(const pybind11::object& group);
+
+void bind_fusions(pybind11::module_& module);
+void bind_lists(pybind11::module_& module);
+void bind_groups(pybind11::module_& module);
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,213 @@
+#include "bindings/calls/method.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+#include <string>
+
+#include "bindings/calls/fusions.h"
+#include "bindings/core/bind.h"
+#include "bindings/core/gil.h"
+#include "bindings/core/raw.h"
+#include "bindings/core/work.h"
+
+namespace pycoll::bindings {
+namespace {
+
+PyTypeObject* method_type = nullptr;
+
+MethodObject* cast_method(PyObject* object) { return reinterpret_cast<MethodObject*>(object); }
+
+PyObject* call_method(PyObject* object, PyObject* const* arguments, std::size_t count,
+                      PyObject* names) {
+  const MethodObject& method = *cast_method(object);
+  const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
+  if (method.collective && given > 0) {
+    CallsObject* self = as_calls(arguments[0]);
+    const InPlace here = read_in_place(method, arguments + 1, given - 1, names);
+    if (self != nullptr && here.x != nullptr) {
+      const std::optional<PyObject*> result = reduce_in_place(self, here.x, here.async);
+      if (result) return *result;
+    }
+    Arguments sorted;
+    if (self != nullptr && sort_arguments(method, arguments + 1, given - 1, names, &sorted)) {
+      const std::optional<PyObject*> result = call_natively(self, *method.collective, sorted);
+      if (result) return *result;
+    }
+  }
+  return call_python(method.function, arguments, count, names);
+}
+
+PyObject* get(PyObject* object, PyObject* self, PyObject* /*type*/) {
+  if (self == nullptr) return Py_NewRef(object);
+  return bind_method(cast_method(object), self);
+}
+
+int traverse_method(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(cast_method(object)->function);
+  Py_VISIT(cast_method(object)->wrapped);
+  return 0;
+}
+
+int clear_method(PyObject* object) {
+  Py_CLEAR(cast_method(object)->function);
+  Py_CLEAR(cast_method(object)->wrapped);
+  return 0;
+}
+
+void dealloc_method(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  (void)clear_method(object);
+  for (std::size_t one = 0; one < cast_method(object)->name_count; ++one) {
+    Py_DECREF(cast_method(object)->names[one]);
+  }
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+// __name__, __doc__, __module__, __qualname__ and others.
+PyObject* get_attribute_method(PyObject* object, PyObject* name) {
+  PyObject* own = PyObject_GenericGetAttr(object, name);
+  if (own != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
+  PyErr_Clear();
+  return PyObject_GetAttr(cast_method(object)->wrapped, name);
+}
+
+PyObject* get_documentation_method(PyObject* object, void* /*unused*/) {
+  return PyObject_GetAttrString(cast_method(object)->wrapped, "__doc__");
+}
+
+// FunctionType, so that isinstance() sees a function with the attributes of the definition.
+// TorchDynamo binds functions to their object, but treats other descriptors in C as plain values.
+PyObject* get_class_of_definition(PyObject* object, void* /*unused*/) {
+  return PyObject_Type(cast_method(object)->wrapped);
+}
+
+PyObject* get_module_method(PyObject* object, void* /*unused*/) {
+  return PyObject_GetAttrString(cast_method(object)->wrapped, "__module__");
+}
+
+PyObject* represent_method(PyObject* object) {
+  return guarded([&] {
+    const std::string name =
+        py::str(py::handle(cast_method(object)->wrapped).attr("__qualname__")).cast<std::string>();
+    return py::str("<method '" + name + "' of pycoll communicators>").release().ptr();
+  });
+}
+
+// Reads the parameters of the definition. Disables the native call if one of them is unknown.
+void read_parameters(MethodObject& method, const py::handle& wrapped) {
+  const py::object code = wrapped.attr("__code__");
+  const auto all = code.attr("co_varnames").cast<py::tuple>();
+  const auto positional = code.attr("co_argcount").cast<std::size_t>();
+  const std::size_t count = positional + code.attr("co_kwonlyargcount").cast<std::size_t>();
+  if (count - 1 > MethodObject::kNamesMax) return method.collective.reset();
+  for (std::size_t one = 1; one < count; ++one) {
+    const auto parameter = find_parameter(all[one].cast<std::string>());
+    if (!parameter) return method.collective.reset();
+    PyObject* name = py::str(all[one]).release().ptr();
+    PyUnicode_InternInPlace(&name);
+    method.names[method.name_count] = name;
+    method.parameters[method.name_count++] = *parameter;
+    if (method.collective != Collective::kAllReduce) continue;
+    if (*parameter == Parameter::kOut) method.out_name = name;
+    if (*parameter == Parameter::kAsync) method.async_name = name;
+  }
+  method.positional_count = positional - 1;
+}
+
+std::optional<Collective> find_collective(const std::string& name) {
+  for (int one = 0; one < kCollectiveCount; ++one) {
+    const auto collective = static_cast<Collective>(one);
+    if (name_of(collective) == name) return collective;
+  }
+  return std::nullopt;
+}
+
+py::object make_method(const py::function& function, const py::function& wrapped) {
+  PyObject* object = method_type->tp_alloc(method_type, 0);
+  if (object == nullptr) throw py::error_already_set();
+  auto made = py::reinterpret_steal<py::object>(object);
+  MethodObject& method = *cast_method(object);
+  method.vectorcall = &call_method;
+  method.function = function.inc_ref().ptr();
+  method.wrapped = wrapped.inc_ref().ptr();
+  new (&method.collective)
+      std::optional<Collective>(find_collective(wrapped.attr("__name__").cast<std::string>()));
+  if (method.collective) read_parameters(method, wrapped);
+  return made;
+}
+
+PyMemberDef method_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(MethodObject, vectorcall), READONLY, nullptr},
+    {"__wrapped__", T_OBJECT, offsetof(MethodObject, wrapped), READONLY, nullptr},
+    {"definition", T_OBJECT, offsetof(MethodObject, function), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyGetSetDef method_properties[] = {
+    {"__doc__", &get_documentation_method, nullptr, nullptr, nullptr},
+    {"__module__", &get_module_method, nullptr, nullptr, nullptr},
+    {"__class__", &get_class_of_definition, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+}  // namespace
+
+MethodObject* as_method(PyObject* object) {
+  return Py_IS_TYPE(object, method_type) ? cast_method(object) : nullptr;
+}
+
+bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std::size_t count,
+                    PyObject* names, Arguments* sorted) {
+  sorted->fill(nullptr);
+  if (count > method.positional_count) return false;
+  for (std::size_t one = 0; one < count; ++one) {
+    (*sorted)[static_cast<std::size_t>(method.parameters[one])] = arguments[one];
+  }
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t one = 0; one < named; ++one) {
+    // Names in program text are interned; calls with other names go to the definition.
+    PyObject* name = PyTuple_GET_ITEM(names, one);
+    PyObject* const* first = method.names.data();
+    PyObject* const* last = first + method.name_count;
+    PyObject* const* found = std::find(first, last, name);
+    if (found == last) return false;
+    PyObject*& place = (*sorted)[static_cast<std::size_t>(
+        method.parameters[static_cast<std::size_t>(found - first)])];
+    if (place != nullptr) return false;
+    place = arguments[count + static_cast<std::size_t>(one)];
+  }
+  return true;
+}
+
+void bind_methods(py::module_& module) {
+  PyType_Slot slots[] = {
+      {Py_tp_dealloc, slot(&dealloc_method)}, {Py_tp_traverse, slot(&traverse_method)},
+      {Py_tp_clear, slot(&clear_method)},     {Py_tp_call, slot(&PyVectorcall_Call)},
+      {Py_tp_descr_get, slot(&get)},          {Py_tp_getattro, slot(&get_attribute_method)},
+      {Py_tp_repr, slot(&represent_method)},  {Py_tp_members, method_members},
+      {Py_tp_getset, method_properties},      {0, nullptr}};
+  PyType_Spec spec = {"pycoll._core.Method", sizeof(MethodObject), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                          Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_IMMUTABLETYPE |
+                          kNotMadeByCalling,
+                      slots};
+  method_type = add_type(module, "Method", spec);
+  module.def("method", &make_method, py::arg("function"), py::arg("wrapped"),
+             "A method that tries the native call first, and calls `function` if that declines. It "
+             "looks like `wrapped`.");
+}
+
+void bind_native_calls(py::module_& module) {
+  bind_work(module);
+  bind_flat(module);
+  bind_calls(module);
+  bind_fusions(module);
+  bind_lists(module);
+  bind_groups(module);
+  bind_methods(module);
+  bind_bound_methods(module);
+}
+
+}  // namespace pycoll::bindings

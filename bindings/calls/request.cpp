@@ -1,0 +1,54 @@
+#include "bindings/calls/request.h"
+
+#include <string>
+#include <utility>
+
+namespace pycoll::bindings {
+namespace {
+
+void check_code(const char* name, int value, int count) {
+  if (value >= 0 && value < count) return;
+  throw pybind11::value_error(std::string(name) + " is " + std::to_string(value) +
+                              ": expected a number from 0 to " + std::to_string(count - 1));
+}
+
+}  // namespace
+
+executor::CollectiveRequest make_request(const PlanHandle& plan, const BufferView* input,
+                                         BufferView* output, Terms terms,
+                                         const std::shared_ptr<UserOp>& user_op) {
+  executor::CollectiveRequest request;
+  request.plan = plan.image;
+  check_code("dtype", terms.dtype, kDTypeCount);
+  check_code("op", terms.op, kReduceOpCount);
+  const auto dtype = static_cast<DType>(terms.dtype);
+  // Uses the arrays' own types, so that a wrong type shows as a wrong number of bytes.
+  if (input != nullptr) request.input = {input->data, input->count * item_bytes(input->dtype)};
+  if (output != nullptr) request.output = {output->data, output->count * item_bytes(output->dtype)};
+  request.counts = std::move(terms.counts);
+  request.segment_bytes = terms.segment_bytes;
+  const plan::Header& header = plan.image->header();
+  request.descriptor.count = terms.count;
+  request.descriptor.plan_key = terms.plan_key;
+  request.descriptor.root = header.root;
+  request.descriptor.collective = static_cast<Collective>(header.collective);
+  request.descriptor.dtype = dtype;
+  request.descriptor.op = static_cast<ReduceOp>(terms.op);
+  if (terms.shape) {
+    request.shape =
+        transport::Shape::of(static_cast<int>(terms.shape->size()), terms.shape->data());
+  }
+  if (user_op != nullptr) {
+    request.combine = user_op->combine();
+    request.reduction_failed = user_op->failed();
+  } else {
+    const ReduceOp op = request.descriptor.op;
+    // With one rank the average is the array itself.
+    if (op != ReduceOp::kAvg || header.size > 1) request.form = kernels::wire_form(dtype, op);
+    request.combine = kernels::combine_for(dtype, op);
+    if (op == ReduceOp::kAvg && !request.form) request.scale = kernels::scale_for(dtype);
+  }
+  return request;
+}
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,162 @@
+// Transports. Python (pycoll/bootstrap) creates and connects them, and owns admission. Here
+// descriptors pass into native ownership.
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/arrays/buffer.h"
+#include "bindings/core/bind.h"
+#include "bindings/core/gil.h"
+#include "transport/shm/shm.h"
+#include "transport/tcp/tcp.h"
+#include "transport/verbs/verbs.h"
+
+namespace pycoll::bindings {
+namespace {
+
+struct ShmHandle : TransportHandle {
+  transport::ShmTransport* shm = nullptr;
+};
+
+struct TcpHandle : TransportHandle {
+  transport::TcpTransport* tcp = nullptr;
+};
+
+ShmHandle make_shm(int rank, int size) {
+  std::unique_ptr<transport::ShmTransport> made;
+  raise_if_failed(transport::ShmTransport::create(rank, size, &made), "init");
+  ShmHandle handle;
+  handle.shm = made.get();
+  handle.transport = std::move(made);
+  return handle;
+}
+
+void attach_shm(ShmHandle& handle, int peer, int segment, int doorbell, int liveness, int pid) {
+  raise_if_failed(
+      handle.shm->attach(peer, UniqueFd(segment), UniqueFd(doorbell), UniqueFd(liveness), pid),
+      "init");
+}
+
+TcpHandle make_tcp(int rank, int size) {
+  auto made = std::make_unique<transport::TcpTransport>(rank, size);
+  TcpHandle handle;
+  handle.tcp = made.get();
+  handle.transport = std::move(made);
+  return handle;
+}
+
+void attach_tcp(TcpHandle& handle, int peer, const std::vector<int>& sockets, std::string address) {
+  std::vector<UniqueFd> owned;
+  owned.reserve(sockets.size());
+  for (const int socket : sockets) owned.emplace_back(socket);
+  raise_if_failed(handle.tcp->attach(peer, std::move(owned), std::move(address)), "init");
+}
+
+struct VerbsHandle : TransportHandle {
+  transport::VerbsTransport* verbs = nullptr;
+};
+
+using PortWords = std::tuple<std::string, int, int>;  // device, port, index of the GID
+
+VerbsHandle make_verbs(int rank, int size, const std::vector<PortWords>& ports) {
+  std::vector<transport::VerbsPort> wanted;
+  wanted.reserve(ports.size());
+  for (const auto& [device, port, gid_index] : ports) wanted.push_back({device, port, gid_index});
+  std::unique_ptr<transport::VerbsTransport> made;
+  raise_if_failed(transport::VerbsTransport::create(rank, size, wanted, &made), "init");
+  VerbsHandle handle;
+  handle.verbs = made.get();
+  handle.transport = std::move(made);
+  return handle;
+}
+
+py::bytes prepare_verbs(VerbsHandle& handle, int peer, const std::vector<int>& rails) {
+  std::string address;
+  raise_if_failed(handle.verbs->prepare(peer, rails, &address), "init");
+  return address;
+}
+
+void attach_verbs(VerbsHandle& handle, int peer, const py::bytes& address, int liveness,
+                  std::string name) {
+  UniqueFd owned(liveness);
+  raise_if_failed(
+      handle.verbs->attach(peer, std::string(address), std::move(owned), std::move(name)), "init");
+}
+
+py::tuple registered_by_verbs(const VerbsHandle& handle) {
+  const transport::verbs::RegistrationFacts facts = handle.verbs->registered();
+  return py::make_tuple(facts.pinned_bytes, facts.refusal);
+}
+
+// Keeps the whole extent of the view registered, gaps included.
+bool keep_by_verbs(VerbsHandle& handle, const BufferView& view) {
+  auto* low = const_cast<std::byte*>(view.low);  // memory that the caller may write
+  if (!view.writable || view.extent == 0) return false;
+  return handle.verbs->keep(low, view.extent);
+}
+
+}  // namespace
+
+void bind_transports(py::module_& module) {
+  py::class_<TransportHandle>(module, "Transport", "One rank's end of one medium.")
+      .def_property_readonly("name", [](const TransportHandle& handle) {
+        return std::string(handle.transport->name());
+      });
+  py::class_<ShmHandle, TransportHandle>(module, "ShmTransport", "Shared memory of one host.")
+      .def(py::init(&make_shm), py::arg("rank"), py::arg("size"))
+      .def(
+          "segment_fd", [](const ShmHandle& handle) { return handle.shm->segment_fd(); },
+          "This rank's memory, to be passed to peers; stays owned here.")
+      .def(
+          "doorbell_fd", [](const ShmHandle& handle) { return handle.shm->doorbell_fd(); },
+          "This rank's doorbell, to be passed to peers; stays owned here.")
+      .def(
+          "lifeline_fd", [](const ShmHandle& handle) { return handle.shm->lifeline_fd(); },
+          "The socket that closes when this rank ends, to be passed to peers; stays owned here.")
+      .def(
+          "inbox_fd", [](const ShmHandle& handle) { return handle.shm->inbox_fd(); },
+          "The socket on which holders of this rank's lifeline send it descriptors; stays owned "
+          "here.")
+      .def(
+          "liveness_fd",
+          [](const ShmHandle& handle, int peer) { return handle.shm->liveness_fd(peer); },
+          py::arg("peer"), "The peer's lifeline, or -1; stays owned here.")
+      .def("attach", &attach_shm, py::arg("peer"), py::arg("segment_fd"), py::arg("doorbell_fd"),
+           py::arg("liveness_fd"), py::arg("pid"),
+           "Join a peer's memory. Takes ownership of the three descriptors.");
+  py::class_<TcpHandle, TransportHandle>(module, "TcpTransport", "Stream sockets between hosts.")
+      .def(py::init(&make_tcp), py::arg("rank"), py::arg("size"))
+      .def("attach", &attach_tcp, py::arg("peer"), py::arg("socket_fds"), py::arg("address"),
+           "Use connected, authenticated sockets to a peer. Takes ownership of them.");
+  py::class_<VerbsHandle, TransportHandle>(module, "VerbsTransport", "RDMA between hosts.")
+      .def(py::init(&make_verbs), py::arg("rank"), py::arg("size"), py::arg("ports"))
+      .def(
+          "prepare", &prepare_verbs, py::arg("peer"), py::arg("rails"),
+          "Allocate memory and queue pairs for a peer, one over each of the ports `rails`. Returns "
+          "the bytes for the peer's attach().")
+      .def(
+          "forget", [](VerbsHandle& handle, int peer) { handle.verbs->forget(peer); },
+          py::arg("peer"), "Free the resources of prepare() for a peer that is not attached.")
+      .def("attach", &attach_verbs, py::arg("peer"), py::arg("address"), py::arg("liveness_fd"),
+           py::arg("name"),
+           "Connect to a prepared peer. Takes ownership of the socket, which closes when the peer "
+           "ends.")
+      .def("registered", &registered_by_verbs,
+           "Number of registered bytes of users' memory, and why more were refused; empty if none "
+           "were.")
+      .def("keep", &keep_by_verbs, py::arg("view"), py::call_guard<ReleasedGil>(),
+           "Register memory that the caller leaves in place; False if that is not possible.")
+      .def(
+          "lapse",
+          [](VerbsHandle& handle, const BufferView& view) {
+            handle.verbs->lapse(view.low, view.extent);
+          },
+          py::arg("view"), "Undo one keep().");
+  module.def("verbs_missing", &transport::verbs_missing,
+             "Why this process cannot use verbs; empty if it can.");
+}
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,84 @@
+// Functions and types that the bindings of devices share.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings/core/bind.h"
+#include "bindings/core/gil.h"
+#include "device/driver/driver.h"
+#include "device/driver/streams.h"
+
+namespace pycoll::bindings {
+
+namespace py = pybind11;
+
+inline device::StreamHandle stream_of(std::uintptr_t handle) {
+  return std::bit_cast<device::StreamHandle>(handle);
+}
+
+// Returns the initialized driver; throws InvalidArgumentError about the argument
+// `name` if there is none.
+const device::Driver& need_driver(const std::string& name);
+
+// Converts tuples to copies: ("pack" or "unpack", packed, item bytes, strided, lengths, strides),
+// where packed and strided are addresses; or ("fill", packed, item bytes, count, value).
+device::Copies copies_of(const std::vector<py::tuple>& before, const std::vector<py::tuple>& after);
+
+// A native object with threads and a device, which belongs to the process that created it. A forked
+// child has neither thread nor device, and never destroys the object. All with the GIL.
+template <typename Native>
+class OfProcess {
+ public:
+  OfProcess() = default;
+  ~OfProcess() {
+    try {
+      discard();
+    } catch (const std::exception&) {
+      [[maybe_unused]] auto* left_behind = native_.release();
+    }
+  }
+  OfProcess(const OfProcess&) = delete;
+  OfProcess& operator=(const OfProcess&) = delete;
+
+  // Whether this process is a forked child.
+  bool is_of_parent() const { return ::getpid() != pid_; }
+  // Throws ClosedError in a forked child. Requires: made() holds an object.
+  Native& get() const {
+    if (is_of_parent()) {
+      raise_if_failed(Status::error(Code::kClosed,
+                                    "this communicator belongs to the parent process; a forked "
+                                    "child cannot use its devices: start it with spawn"),
+                      "");
+    }
+    return *native_;
+  }
+  // For the function that creates the object.
+  std::unique_ptr<Native>* made() { return &native_; }
+
+ private:
+  // Waits for operations in progress, possibly for ranks that are threads and need the GIL.
+  void discard() {
+    if (is_of_parent()) {
+      [[maybe_unused]] auto* parents = native_.release();
+      return;
+    }
+    const ReleasedGil release;
+    native_.reset();
+  }
+
+  std::unique_ptr<Native> native_;
+  const pid_t pid_ = ::getpid();
+};
+
+// DeviceStaging.
+void bind_staging(py::module_& module);
+
+}  // namespace pycoll::bindings

@@ -1,0 +1,266 @@
+// Begins messages and joins streams to them; staging_thread.cpp moves them between the hosts.
+#include "device/host_proxy/staging.h"
+
+#include <algorithm>
+#include <atomic>
+#include <system_error>
+#include <utility>
+
+#include "device/host_proxy/staging_message.h"
+
+namespace pycoll::device {
+namespace {
+
+constexpr Nanoseconds kMessagesLeaveWithin = 5'000'000'000;
+
+}  // namespace
+
+Staging::Message::~Message() {
+  if (is_of_parent()) return;
+  const Gpu::Current current(*gpu);
+  for (EventHandle event : {ready, copied}) {
+    if (event != nullptr) (void)gpu->driver().event_destroy(event);
+  }
+}
+
+std::string Staging::Message::text() const {
+  return std::string("device ") + (terms.sends ? "send" : "recv") + " of " +
+         std::to_string(terms.bytes) + " bytes " + (terms.sends ? "to" : "from") + " rank " +
+         std::to_string(terms.peer) + ", tag " + std::to_string(terms.tag);
+}
+
+Staging::Staging(Options options)
+    : options_(std::move(options)),
+      own_streams_(*options_.gpu, options_.group, options_.rank),
+      pieces_(options_.gpu, Reserved::Kind::kHost, "messages") {}
+
+Status Staging::open(Options options, std::unique_ptr<Staging>* staging) {
+  std::unique_ptr<Staging> made(new Staging(std::move(options)));
+  const Gpu& gpu = *made->options_.gpu;
+  const Gpu::Current current(gpu);
+  const Gpu::Uncaptured uncaptured(gpu);
+  Status status = current.status();
+  if (status.ok()) {
+    status = check(gpu.driver(), gpu.driver().stream_create(&made->own_stream_, kStreamNonBlocking),
+                   "make a stream for messages");
+  }
+  if (status.ok()) *staging = std::move(made);
+  return status;
+}
+
+Staging::~Staging() {
+  leave(kMessagesLeaveWithin);
+  close();
+  if (leaks_) pieces_.abandon();
+  if (own_stream_ == nullptr) return;
+  const Gpu::Current current(*options_.gpu);
+  (void)options_.gpu->driver().stream_destroy(own_stream_);
+}
+
+Status Staging::check_stream(StreamHandle stream) {
+  const Gpu::Current current(*options_.gpu);
+  Status status = current.status();
+  if (status.ok()) status = check_uncaptured(*options_.gpu, stream);
+  return status.ok() ? own_streams_.enter(stream) : status;
+}
+
+Status Staging::follow(StreamHandle stream, StreamHandle other) {
+  const Driver& driver = options_.gpu->driver();
+  const Gpu::Current current(*options_.gpu);
+  Status status = current.status();
+  if (status.ok()) status = check_uncaptured(*options_.gpu, other);
+  EventHandle event = nullptr;
+  if (status.ok()) {
+    status = driver_check(driver.event_create(&event, kEventDisableTiming), "make an event");
+  }
+  if (!status.ok()) return status;
+  status = driver_check(driver.event_record(event, other), "record an event");
+  if (status.ok()) status = driver_check(driver.stream_wait(stream, event, 0), "order streams");
+  (void)driver.event_destroy(event);
+  return status;
+}
+
+// Requires: the GPU's context is current.
+Status Staging::take_memory(Message& message) {
+  const Driver& driver = options_.gpu->driver();
+  Status status =
+      driver_check(driver.event_create(&message.ready, kEventDisableTiming), "make an event");
+  if (status.ok() && !message.terms.sends) {
+    status =
+        driver_check(driver.event_create(&message.copied, kEventDisableTiming), "make an event");
+  }
+  if (!status.ok()) return status;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!message.terms.sends) {
+    status = pieces_.take(sizeof(std::uint32_t), &message.word);
+    if (!status.ok()) return status;
+    message.shared_word().store(0, std::memory_order_relaxed);
+  }
+  return message.terms.bytes != 0 ? pieces_.take(message.terms.bytes, &message.memory) : status;
+}
+
+void Staging::give_back(Message& message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (message.word.address != 0) pieces_.give_back(message.word, sizeof(std::uint32_t));
+  if (message.memory.address != 0) pieces_.give_back(message.memory, message.terms.bytes);
+  message.word = message.memory = {};
+}
+
+// Puts the message at the end of its stream.
+Status Staging::enqueue(Message& message) {
+  const Gpu& gpu = *options_.gpu;
+  const Terms& terms = message.terms;
+  Status status;
+  if (terms.sends) status = launch_copies(gpu, terms.copies.before, terms.stream);
+  if (status.ok() && terms.sends && terms.bytes != 0) {
+    status = driver_check(
+        gpu.driver().copy_to_host(message.memory.host, terms.address, terms.bytes, terms.stream),
+        "copy a message to the host");
+  }
+  if (!status.ok()) return status;
+  return driver_check(gpu.driver().event_record(message.ready, terms.stream), "record an event");
+}
+
+Status Staging::begin(const std::vector<Terms>& all,
+                      std::vector<std::shared_ptr<Message>>* messages) {
+  Status status = failed_ ? failure() : options_.host.failure();
+  if (status.ok() && ending_) {
+    status = Status::error(Code::kClosed, "the communicator is closed");
+  }
+  if (!status.ok()) return status;
+  const Gpu::Current current(*options_.gpu);
+  status = current.status();
+  for (const Terms& one : all) {
+    if (status.ok()) status = check_stream(one.stream);
+  }
+  if (status.ok()) status = start_thread();
+  std::vector<std::shared_ptr<Message>> made;
+  for (const Terms& one : all) {
+    if (!status.ok()) break;
+    made.push_back(std::make_shared<Message>(options_.gpu, one));
+    status = take_memory(*made.back());
+  }
+  if (!status.ok()) {
+    for (const auto& one : made) give_back(*one);
+    return status;
+  }
+  // Sends come first: a wait for a received message of the group must not stand in front of a send
+  // in the same stream.
+  std::vector<std::shared_ptr<Message>> ordered = made;
+  std::stable_partition(ordered.begin(), ordered.end(),
+                        [](const auto& one) { return one->terms.sends; });
+  for (const auto& one : ordered) {
+    status = enqueue(*one);
+    if (!status.ok()) {
+      leak();  // the stream may hold a copy to the message's memory
+      return status;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    entering_.push_back(one);
+    wake_.notify_one();
+  }
+  *messages = std::move(made);
+  return status;
+}
+
+// Requires: message.joining is held.
+Status Staging::copy_in(Message& message, StreamHandle stream) {
+  const Gpu& gpu = *options_.gpu;
+  const Terms& terms = message.terms;
+  Status status;
+  if (terms.bytes != 0) {
+    status = driver_check(
+        gpu.driver().copy_to_device(terms.address, message.memory.host, terms.bytes, stream),
+        "copy a message to the device");
+  }
+  if (status.ok()) status = launch_copies(gpu, terms.copies.after, stream);
+  if (status.ok()) {
+    status = driver_check(gpu.driver().event_record(message.copied, stream), "record an event");
+  }
+  message.copying = status.ok();
+  return status;
+}
+
+Status Staging::join(Message& message, StreamHandle stream) {
+  const Gpu& gpu = *options_.gpu;
+  const Driver& driver = gpu.driver();
+  const Gpu::Current current(gpu);
+  std::uint64_t capture = 0;
+  Status status = current.status();
+  if (status.ok()) status = check_context(gpu, stream);
+  if (status.ok()) status = capture_of(gpu, stream, &capture);
+  if (status.ok() && capture != 0) {
+    status = Status::error(
+        Code::kInvalidArgument,
+        "an operation that began before the capture cannot be waited for in it: wait before the "
+        "capture begins");
+  }
+  if (status.ok()) status = own_streams_.enter(stream);
+  if (!status.ok()) return status;
+  if (message.outcome.done() && !message.outcome.status().ok()) return message.outcome.status();
+  const std::lock_guard<std::mutex> joining(message.joining);
+  if (message.terms.sends || message.copying) {
+    EventHandle event = message.terms.sends ? message.ready : message.copied;
+    return driver_check(driver.stream_wait(stream, event, 0), "join streams");
+  }
+  // The memory is returned without a copy, so the message has failed.
+  if (message.over) return message.outcome.status();
+  status = driver_check(driver.stream_wait(stream, message.ready, 0), "join streams");
+  if (status.ok()) {
+    status = driver_check(driver.stream_wait_value(stream, message.word.address, 1, 0),
+                          "let a stream wait for a message of the host (a collective on device "
+                          "arrays, called first on all ranks, avoids it)");
+  }
+  return status.ok() ? copy_in(message, stream) : status;
+}
+
+Status Staging::passed(const Message& message, bool* passed) {
+  *passed = message.outcome.done();
+  return *passed ? message.outcome.status() : Status();
+}
+
+bool Staging::is_over(const Message& message) { return message.over; }
+
+Status Staging::failure() const {
+  if (!failed_) return Status();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+Status Staging::start_thread() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (thread_.joinable()) return Status();
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return Status::error(Code::kTransport,
+                         std::string("cannot start the thread that stages messages of device "
+                                     "arrays (") +
+                             error.what() + "): raise the limit of processes (ulimit -u)");
+  }
+  return Status();
+}
+
+void Staging::leave(Nanoseconds patience) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  quiet_.wait_for(lock, std::chrono::nanoseconds(patience),
+                  [this] { return failed_ || (resting_ && entering_.empty()); });
+}
+
+void Staging::leak() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  leaks_ = true;
+}
+
+void Staging::close() {
+  const std::lock_guard<std::mutex> closing(closing_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+    wake_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+  own_streams_.forget();
+}
+
+}  // namespace pycoll::device

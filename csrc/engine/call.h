@@ -1,0 +1,51 @@
+// A collective that runs many times. It is bound to its plan and channels once, so that each run
+// only changes the addresses of its memory.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "executor/execution.h"
+#include "executor/request.h"
+
+namespace pycoll::engine {
+
+using executor::CollectiveRequest;
+using executor::Execution;
+
+// Owned by shared pointers: the engine keeps a running call alive after its caller has dropped it.
+// The request is constant. The other state belongs to one engine, the first that entered the call.
+class Call {
+ public:
+  // Of the memory in `request` only the lengths count.
+  explicit Call(CollectiveRequest request) : request_(std::move(request)) {}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  const CollectiveRequest& request() const { return request_; }
+
+  // Calls are for operations whose input and output have at most this many bytes. Such an operation
+  // ends so soon after its peers have arrived that releasing a lock would cost more. Longer
+  // operations gain nothing from being bound; start them as requests.
+  static constexpr std::uint64_t kShortBytes = 64 * 1024;
+  // The number of calls that may be in progress at once:
+  // what a channel holds before its receiver reads.
+  static constexpr std::size_t kRunsMax = transport::kChannelDepth;
+
+ private:
+  friend class Engine;
+
+  // One run of the call, bound on first use.
+  struct Run {
+    Execution execution;
+    bool bound = false;
+    bool busy = false;
+  };
+
+  const CollectiveRequest request_;
+  std::array<Run, kRunsMax> runs_;
+};
+
+}  // namespace pycoll::engine

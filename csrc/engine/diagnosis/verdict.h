@@ -1,0 +1,152 @@
+// Verdicts: pure functions from the notices of all ranks to one Status, for an operation that
+// cannot finish. All ranks that see the same notices reach the same verdict in the same words.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/transport.h"
+
+namespace pycoll::engine {
+
+// The operation that one rank is in, as far as known. `sequence` 0: unknown.
+struct Standing {
+  int rank = 0;
+  std::uint64_t sequence = 0;
+  transport::Descriptor descriptor;
+  transport::Shape shape{};
+};
+
+// Verdict for ranks that disagree about operation `sequence`. The description that most ranks share
+// is taken as intended (at a tie the one of the lowest rank); the other ranks are at fault. If all
+// descriptions of `sequence` agree, standings of other sequences count: the ranks are at different
+// operations. If these agree too, the lengths of arrays must differ, and no rank is named.
+Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings);
+
+// A message that did not arrive, or was not received.
+struct LateMessage {
+  enum class Kind : std::uint8_t { kSend, kRecv, kRecvFromAny } kind = Kind::kRecv;
+  int waiter = 0;  // the rank whose send or recv it is
+  int peer = 0;    // its other side; for a recv from any rank the lowest other rank
+  std::uint32_t tag = 0;
+  // For a recv: tags of messages that have arrived from its source and are unclaimed, ascending.
+  std::vector<std::uint32_t> unreceived;
+};
+
+// A deadline that has passed. All lists are ascending.
+struct Overdue {
+  double seconds = 0;
+  // At fault.
+  std::vector<int> absent;  // did not arrive; for a message: sent nothing, or did not take it
+  std::vector<int> still;   // are in the operation, but sent nothing more
+  std::vector<int> slow;    // answer, and wait for no rank
+  // Not known to be at fault: they neither answered nor sent
+  // anything, and no rank that answers waits for them.
+  std::vector<int> unheard;
+  // The reason, if no rank is at fault.
+  enum class Innocent : std::uint8_t {
+    kNotAsked,
+    kMoving,  // the operation moved until its deadline
+    kCircle,  // all ranks answer, and wait for each other
+  } innocent = Innocent::kNotAsked;
+  bool cut = false;  // some rank waits for more ranks than its notice names
+  // Empty for a collective of the engine; timeout_verdict() gets its name as an argument.
+  std::string on_stream;               // the operation on the device stream
+  std::optional<LateMessage> message;  // instead of an operation
+};
+
+// Why a rank tells which ranks it waits for: Notice::inquiry.
+enum class Inquiry : std::uint32_t {
+  kNone,
+  kDue,     // its own deadline has passed: all other ranks must answer
+  kAnswer,  // another rank's deadline has passed
+  kLate,    // another rank's deadline passed before this rank waited in its operation
+};
+
+// The state that a rank last told in its notice.
+struct Account {
+  struct Wait {
+    int rank = 0;
+    bool sent = false;  // a segment of the operation has come from it
+  };
+  int rank = 0;
+  Inquiry inquiry = Inquiry::kNone;  // kNone: it does not answer
+  std::uint64_t sequence = 0;        // of the newest operation it has entered
+  std::uint64_t completed = 0;
+  double still = 0;  // seconds for which its operation has not moved
+  // The ranks it waits for in the operation; without an operation, in messages.
+  std::vector<Wait> waits;
+  bool cut = false;  // it waits for more ranks
+};
+Account account_of(int rank, int size, const transport::Notice& notice);
+// Writes as much of `account` into a notice as fits; rank and sequence are not included.
+void write_account(const Account& account, transport::Notice* notice);
+
+// How long the rank whose deadline has passed waits for the answers of the others.
+Nanoseconds grace_of(double seconds);
+
+// Completes `overdue`, of rank `due`, with the ranks to name: those that do not answer, at the ends
+// of all chains of waiting that begin at ranks in the operation. accounts[r] is of rank r.
+void find_guilty(int due, const std::vector<Account>& accounts, Overdue* overdue);
+
+// The text that a rank tells its peers, so that all ranks report the same. It fits in
+// Notice::detail; a list of very many ranks or tags is cut.
+std::string to_detail(const Overdue& overdue);
+// The inverse of to_detail(). Accepts any text from a peer; ranks outside [0, size) are dropped.
+Overdue overdue_from(const std::string& detail, int size);
+
+// `collective` is the operation, unless `overdue` names another one.
+Status timeout_verdict(const std::string& collective, const Overdue& overdue,
+                       const std::vector<std::string>& names);
+
+// Ranks have called a collective and an operation on the device stream in different orders: some
+// wait in the one on host arrays, others in the one on device arrays.
+struct Apart {
+  std::vector<int> odd;      // ranks at fault, ascending
+  bool odd_on_host = false;  // the ranks at fault are in the host's collective
+  std::uint64_t sequence = 0;
+  transport::Descriptor descriptor;  // of the host's collective
+  std::string on_stream;             // "device all_reduce of 4 float32, op sum"
+};
+
+// Puts the smaller group at fault; at a tie the group without the
+// lowest rank. Requires: both groups have ranks.
+void blame(std::vector<int> on_host, std::vector<int> on_devices, Apart* apart);
+
+// The text that a rank tells its peers; sequence and descriptor travel in
+// the notice. A list of very many ranks is cut.
+std::string to_detail(const Apart& apart);
+bool is_apart(const std::string& detail);
+// As overdue_from().
+Apart apart_from(const std::string& detail, int size);
+Status order_verdict(const Apart& apart, const std::vector<std::string>& names);
+
+// The text in which a rank tells how many operations on the device stream it has called.
+inline constexpr std::uint64_t kUncounted = ~std::uint64_t{0};
+std::string stream_detail(std::uint64_t count);
+// kUncounted if the text tells no count.
+std::uint64_t streams_from(const std::string& detail);
+
+// `rank` takes no part in operation `sequence` because it
+// has refused its arguments; `why` is the reason.
+Status refusal_verdict(int rank, std::uint64_t sequence, const std::string& why,
+                       const std::vector<std::string>& names);
+
+// `rank` died or closed while `operation` was in progress; `how` is also a fact of the Status.
+Status peer_lost_verdict(int rank, const std::string& how, const std::string& operation,
+                         const std::vector<std::string>& names);
+
+// "operation 7 (all_reduce of 4 float32, op sum)"
+std::string name_operation(std::uint64_t sequence, const transport::Descriptor& descriptor);
+// "recv from rank 3 with tag 5", "send to rank 3 with tag 5", "recv from any rank with tag 5"
+std::string name_message(LateMessage::Kind kind, int peer, std::uint32_t tag);
+// "rank 3 (host:4711)"
+std::string name_rank(int rank, const std::vector<std::string>& names);
+// "ranks 1, 2 and 5"; "rank 1"
+std::string name_ranks(const std::vector<int>& ranks);
+
+}  // namespace pycoll::engine

@@ -1,0 +1,294 @@
+// The slow path of the engine: what a waiting rank learns about its peers, and its conclusions.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "base/assert.h"
+#include "engine/diagnosis/notices.h"
+#include "engine/engine.h"
+
+namespace pycoll::engine {
+namespace {
+
+using transport::Link;
+using transport::LinkState;
+using transport::Notice;
+
+// A rank that has waited this long tells its peers which operation it is in. Long compared
+// with any step of a healthy operation, short compared with the two seconds in which
+// survivors must know of a death.
+constexpr Nanoseconds kAnnounceAfter = 5'000'000;
+
+// How long a rank that found a disagreement waits for the descriptions of the
+// others before it judges.
+constexpr Nanoseconds kDisputeLasts = 1'000'000'000;
+
+// The operation that ranks disagree about, from a notice with kMismatch; the sender may be in
+// another operation. Never 0.
+std::uint64_t disputed_in(const Notice& notice) {
+  return std::max<std::uint64_t>(1, std::strtoull(detail_of(notice).c_str(), nullptr, 10));
+}
+
+}  // namespace
+
+std::string Engine::current_text(int peer) const {
+  if (!on_stream_.empty()) return on_stream_;
+  if (!running_.empty()) return name_operation(sequence_, descriptor_);
+  std::string text;
+  for (const Deadline& deadline : message_deadlines_) {
+    const auto operation = deadline.operation.lock();
+    if (operation == nullptr || operation->done()) continue;
+    if (deadline.peer == peer || text.empty()) {
+      text = name_message(deadline.kind, deadline.peer, deadline.tag);
+    }
+    if (deadline.peer == peer) break;
+  }
+  if (text.empty() && !probes_.empty()) return "a probe";
+  return text.empty() ? "send/recv" : text;
+}
+
+// Shape of the array of operation sequence_, if that operation runs.
+transport::Shape Engine::shape_now() const {
+  for (std::size_t index = 0; index < running_.size(); ++index) {
+    const Execution& one = *running_[index].execution;
+    if (one.sequence() == sequence_) return one.request().shape;
+  }
+  return {};
+}
+
+void Engine::post(Code failure, int culprit, const std::string& detail) {
+  Notice notice;
+  if (failure == Code::kOk) write_account(account_, &notice);
+  notice.completed = completed_;
+  notice.sequence = sequence_;
+  notice.descriptor = descriptor_;
+  notice.failure = static_cast<std::uint32_t>(failure);
+  notice.culprit = culprit;
+  std::snprintf(notice.detail, sizeof(notice.detail), "%s", detail.c_str());
+  notice.shape = shape_now();
+  notice.refusals = refusals_;
+  for (Link* link : links_) {
+    if (link != nullptr) link->post(notice);
+  }
+}
+
+void Engine::announce() {
+  announced_ = true;
+  tell();
+}
+
+// Posts the state of this rank and, if a deadline has passed, its findings.
+void Engine::tell() {
+  post(Code::kOk, -1,
+       inquires() ? to_detail(overdue_)
+                  : stream_detail(on_streams_.load(std::memory_order_relaxed)));
+}
+
+// Fails every open operation and all later ones. The notice makes the peers do the same.
+void Engine::give_up(const Status& status, int culprit, const std::string& detail) {
+  const Code told = status.code() == Code::kInterrupted ? Code::kPeerLost : status.code();
+  post(told, culprit, detail);
+  failure_ = Status::error(status.code(), "the communicator has failed: " + status.message(),
+                           status.ranks(), status.how());
+  end_all(status);
+}
+
+void Engine::interrupt(const std::string& why) {
+  if (!failure_.ok()) return;
+  give_up(Status::error(Code::kInterrupted, "interrupted during " + current_text(kAnyPeer)), rank(),
+          why);
+}
+
+bool Engine::owes_reason() const {
+  return !failure_.ok() && !closed_ &&
+         std::any_of(options_.transports.begin(), options_.transports.end(),
+                     [](const auto& medium) { return medium->has_unsent(); });
+}
+
+bool Engine::watch() {
+  if (owes_reason()) return poll();
+  if (!failure_.ok() || !active()) return false;
+  bool moved = poll();
+  moved |= step();
+  if (!failure_.ok() || !active()) return true;
+  const Nanoseconds now = options_.clock->now();
+  if (!running_.empty()) {
+    Pending& current = running_.front().pending;
+    if (began_ == 0) {
+      began_ = now;
+      current.deadline = later(now, current.timeout);
+    }
+    const std::uint64_t progress = running_.front().execution->progress();
+    if (began_ == now || progress != progress_) moved_at_ = now;
+    progress_ = progress;
+    if (!announced_ && now - began_ >= kAnnounceAfter) announce();
+  }
+  if (look_at_notices()) return true;
+  look_at_overtaking(now);
+  if (disputed_ != 0) {
+    resolve_disagreement(now);
+    return moved;
+  }
+  if (look_at_links(moved)) return true;
+  inquires() ? resolve_inquiry(now) : look_at_deadlines(now);
+  return moved || !failure_.ok();
+}
+
+// The reasons of peers come before this rank's own observations. A rank that closes because another
+// one died posts that first, so the dead rank is named.
+bool Engine::look_at_notices() {
+  if (look_at_refusals()) return true;
+  for (int peer = 0; peer < size(); ++peer) {
+    Link* link = links_[static_cast<std::size_t>(peer)];
+    if (link == nullptr) continue;
+    const Notice notice = link->newest();
+    switch (failure_of(notice)) {
+      case Code::kOk:
+        if (!running_.empty() && disputed_ == 0 && announced_ && notice.sequence == sequence_ &&
+            !(notice.descriptor == descriptor_)) {
+          disagree(sequence_);
+        }
+        if (notice.inquiry != 0 && disputed_ == 0 && !inquires()) answer();
+        break;
+      case Code::kClosed:
+        break;
+      case Code::kMismatch:
+        if (hear_from_stream(peer, notice)) return true;
+        if (disputed_ == 0) disagree(disputed_in(notice));
+        break;
+      case Code::kTimeout:
+        hear_timeout(notice);
+        return true;
+      case Code::kInvalidArgument:
+        hear_refusal(peer, notice);
+        return true;
+      default:
+        hear_loss(peer, notice);
+        return true;
+    }
+  }
+  return false;
+}
+
+// Whether a peer has failed, or is about to fail, without having ended this operation. warned_
+// keeps the news, because the failure may be of an operation that begins here only later.
+bool Engine::is_given_up(std::uint64_t sequence) {
+  bool news = warned_;
+  for (const auto& medium : options_.transports) news |= medium->has_new_notices();
+  if (!news) return false;
+  for (Link* link : links_) {
+    if (link == nullptr) continue;
+    const Notice notice = link->newest();
+    const Code failure = failure_of(notice);
+    const bool goes_on = failure == Code::kOk && notice.inquiry == 0;
+    if (goes_on || failure == Code::kClosed) continue;
+    warned_ = true;
+    if (notice.completed < sequence) return true;
+  }
+  return false;
+}
+
+// Fails with the verdict of the rank whose deadline has passed.
+void Engine::hear_timeout(const Notice& notice) {
+  const Overdue overdue = overdue_from(detail_of(notice), size());
+  sequence_ = notice.sequence;  // so that this rank's notice tells peers the same
+  descriptor_ = notice.descriptor;
+  give_up(
+      timeout_verdict(name_operation(notice.sequence, notice.descriptor), overdue, options_.names),
+      notice.culprit, detail_of(notice));
+}
+
+void Engine::hear_loss(int peer, const Notice& notice) {
+  const bool known = notice.culprit >= 0 && notice.culprit < size();
+  const int culprit = known ? notice.culprit : peer;
+  give_up(peer_lost_verdict(culprit, detail_of(notice), current_text(culprit), options_.names),
+          culprit, detail_of(notice));
+}
+
+bool Engine::awaits(int peer) const {
+  bool waits = false;
+  if (!running_.empty()) {
+    running_.front().execution->visit_waits([&](int other) { waits |= other == peer; });
+  }
+  // A receive from any peer can be fulfilled as long as one peer is left.
+  const bool are_all_gone = std::none_of(links_.begin(), links_.end(), [](Link* link) {
+    return link != nullptr && link->state() == LinkState::kOpen;
+  });
+  for (const Deadline& deadline : message_deadlines_) {
+    waits |= deadline.peer == peer || (deadline.peer == kAnyPeer && are_all_gone);
+  }
+  for (const OpenProbe& probe : probes_) {
+    waits |= probe.request.peer == peer || (probe.request.peer == kAnyPeer && are_all_gone);
+  }
+  return waits;
+}
+
+// The poll that found a link closed has made everything receivable that the peer sent before. If
+// this rank waits for more from that peer, it fails. A dead peer fails the communicator in any
+// case, but first everything moves that can move without it.
+bool Engine::look_at_links(bool moved) {
+  for (int peer = 0; peer < size(); ++peer) {
+    Link* link = links_[static_cast<std::size_t>(peer)];
+    if (link == nullptr) continue;
+    const LinkState state = link->state();
+    if (state == LinkState::kOpen) continue;
+    if ((state == LinkState::kClosed || moved) && !awaits(peer)) continue;
+    const std::string how =
+        state == LinkState::kClosed
+            ? std::string("it closed its communicator before the operation was done")
+            : link->reason();
+    give_up(peer_lost_verdict(peer, how, current_text(peer), options_.names), peer, how);
+    return true;
+  }
+  return false;
+}
+
+// Posts the disagreement and this rank's operation at once; from here on no operation moves.
+void Engine::disagree(std::uint64_t sequence) {
+  // The operation may have begun after the oldest one; then peers must hear of this one.
+  for (std::size_t index = 1; index < running_.size(); ++index) {
+    if (running_[index].pending.sequence != sequence) continue;
+    descriptor_ = running_[index].execution->request().descriptor;
+    sequence_ = sequence;
+  }
+  disputed_ = sequence;
+  dispute_ends_ = later(options_.clock->now(), kDisputeLasts);
+  disputed_standing_ = {rank(), sequence_, descriptor_, shape_now()};
+  announced_ = true;
+  post(Code::kMismatch, -1, std::to_string(sequence));
+}
+
+std::vector<Standing> Engine::standings() {
+  std::vector<Standing> all;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) {
+      all.push_back(disputed_ != 0 ? disputed_standing_
+                                   : Standing{peer, sequence_, descriptor_, shape_now()});
+      continue;
+    }
+    const Notice notice = links_[static_cast<std::size_t>(peer)]->newest();
+    all.push_back({peer, notice.sequence, notice.descriptor, notice.shape});
+  }
+  return all;
+}
+
+// Judges when every peer has told its operation, or when the time for that is over.
+void Engine::resolve_disagreement(Nanoseconds now) {
+  const bool heard_all = std::all_of(links_.begin(), links_.end(), [](Link* link) {
+    if (link == nullptr || link->state() != LinkState::kOpen) return true;
+    return failure_of(link->newest()) == Code::kMismatch;
+  });
+  if (!heard_all && now < dispute_ends_) return;
+  // Several ranks may have found a disagreement at the same time: all judge the earliest operation.
+  std::uint64_t first = disputed_;
+  for (Link* link : links_) {
+    if (link == nullptr) continue;
+    const Notice notice = link->newest();
+    if (failure_of(notice) == Code::kMismatch) first = std::min(first, disputed_in(notice));
+  }
+  const Status verdict = mismatch_verdict(first, standings());
+  give_up(verdict, verdict.ranks().empty() ? -1 : verdict.ranks().front(), "");
+}
+
+}  // namespace pycoll::engine

@@ -1,0 +1,87 @@
+// Lanes, and the order in which their rows run.
+#include "executor/execution.h"
+
+namespace pycoll::executor {
+
+// With more than one tile, the leading rows of a lane become a Lane
+// of their own, so that they can run tiles ahead.
+void Execution::make_lanes() {
+  const auto rows = request_.plan->plan().rows;
+  const std::vector<std::uint32_t>& leads = request_.plan->leads();
+  lanes_.clear();
+  std::uint32_t index = 0;
+  for (std::uint32_t lane = 0; lane < leads.size(); ++lane) {
+    const bool led = leads[lane] != 0 && bound_.tiles() > 1;
+    if (led) {
+      lanes_.push_back({index, index + leads[lane]});
+      index += leads[lane];
+    }
+    const std::uint32_t begin = index;
+    while (index < rows.size() && rows[index].lane == lane) ++index;
+    lanes_.push_back({begin, index, led});
+  }
+}
+
+Progress Execution::advance() {
+  if (wire_.used() && !wire_.enter_some()) return Progress::kMoved;
+  if (exposes_) take_back();
+  overtaken_ = false;
+  // Lanes alternate row by row: a segment that one lane sends is
+  // often what another lane of the peer waits for.
+  const int rows = lanes_.size() == 1 ? kRowsPerAdvance : 1;
+  bool moved = false;
+  bool all_done = false;
+  bool moves = true;
+  for (int run = 0; moves && run < kRowsPerAdvance; run += rows) {
+    moves = false;
+    all_done = true;
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
+      if (lanes_[number].next == lanes_[number].end) continue;
+      const Progress progress = advance_lane(number, rows);
+      if (progress == Progress::kDisagree || progress == Progress::kSpoiled) return progress;
+      moves |= progress != Progress::kBlocked;
+      all_done &= progress == Progress::kDone;
+    }
+    moved |= moves;
+  }
+  // Memory that peers still read belongs to the caller again only when they have read it.
+  if (all_done) {
+    if (!pass_on_rest()) return Progress::kBlocked;
+    if (wire_.used() && !wire_.leave_some()) return Progress::kMoved;
+    return Progress::kDone;
+  }
+  return moved ? Progress::kMoved : Progress::kBlocked;
+}
+
+// Runs at most `rows` rows of one lane, until it blocks or ends.
+// A lane that has run all tiles has next == end.
+Progress Execution::advance_lane(std::size_t number, int rows) {
+  Lane& lane = lanes_[number];
+  for (int run = 0; run < rows; ++run) {
+    const Progress progress = waits_for_lead(number) ? Progress::kBlocked : run_row(lane);
+    if (progress == Progress::kBlocked) return run > 0 ? Progress::kMoved : Progress::kBlocked;
+    if (progress != Progress::kMoved) return progress;
+    lane.handed_over = lane.apart = 0;
+    const std::uint32_t index = lane.next++;
+    if (bound_.tiles() == 1) pass_on_behind(*bound_.rows()[index].row, index);
+    if (lane.next < lane.end) continue;
+    if (++lane.tile == bound_.tiles()) return Progress::kDone;
+    lane.next = lane.begin;
+  }
+  return Progress::kMoved;
+}
+
+std::uint64_t Execution::progress() const {
+  std::uint64_t rows = 0;
+  for (const Lane& lane : lanes_) rows += lane.tile * (lane.end - lane.begin) + lane.next;
+  return rows;
+}
+
+bool Execution::waits_for_lead(std::size_t number) const {
+  const Lane& lane = lanes_[number];
+  if (!lane.led) return false;
+  const Lane& lead = lanes_[number - 1];
+  return lead.next != lead.end && lead.tile <= lane.tile;
+}
+
+}  // namespace pycoll::executor

@@ -1,1 +1,0 @@
-"""The benchmark behind ``pycoll bench``: sweep, check, report."""

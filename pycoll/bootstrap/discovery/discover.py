@@ -1,0 +1,387 @@
+"""Finds the rank, the size and the way to meet from arguments or a launcher's variables.
+
+An inner launcher has precedence over an outer one (torchrun under srun, mpirun inside a Slurm job),
+and explicit arguments have precedence over all launchers.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.rendezvous import elastic_worker
+from pycoll.bootstrap.rendezvous.exchange import Exchange, MpiExchange, SoloExchange
+from pycoll.bootstrap.rendezvous.store import join_store, join_unix
+from pycoll.bootstrap.rendezvous.torch_store import open_torch_store
+from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN, Config
+from pycoll.errors import InvalidArgumentError
+
+#: Processes of Hydra; the pid and start time of one identify a job.
+_HYDRA = ("hydra_pmi_proxy", "mpiexec.gforker", "hydra_persist")
+#: Larger step numbers stand for the batch script, the interactive shell and the like. Slurm sets
+#: SLURM_PROCID and SLURM_NTASKS there too, but no other task of the step runs.
+_SLURM_STEP_MAX = 0xFFFFFFF0 - 1
+
+
+class Placement(NamedTuple):
+    """This process's rank and size, and how it meets the other ranks.
+
+    ``source`` names the origin of both ("pycoll run", "Open MPI", ...). ``way`` is the kind of
+    exchange: solo, store, unix, torch or mpi; empty if the ranks are on several hosts and no
+    address is known. ``secret`` and ``address`` are for store. ``job_id`` keeps jobs apart.
+    ``launcher`` is true if the launcher serves the store. ``comm`` is the communicator of mpi4py.
+    """
+
+    rank: int
+    size: int
+    source: str
+    way: str
+    job_id: str = ""
+    address: str = ""
+    secret: bytes = b""
+    launcher: bool = False
+    comm: Any = None
+
+
+def discover(
+    config: Config,
+    environ: Mapping[str, str] | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    secret: str | bytes | None = None,
+    comm: Any = None,
+) -> Placement:
+    """Return the placement of this process; the arguments are those of ``pycoll.init``.
+
+    Raises InvalidArgumentError for contradicting or incomplete arguments and variables; its text
+    names what to set.
+    """
+    env = os.environ if environ is None else environ
+    if address is not None and not isinstance(address, str):
+        raise InvalidArgumentError(f'address is {address!r}: expected a text, "host:port"')
+    if comm is not None:
+        from_comm = _from_comm(comm, rank, size, address)
+        return from_comm._replace(secret=_with_secret(config, secret).secret or b"")
+    config = _with_secret(config, secret)
+    if rank is not None or size is not None:
+        rank, size = _check_pair("rank", rank, "size", size)
+        # A launcher's store expects the launcher's number of ranks, so it cannot serve a world
+        # with explicit rank and size.
+        where = address or (config.address if config.store == "rank0" else None)
+        return _at_address(config._replace(store="rank0"), rank, size, where, "arguments", address)
+    if environ is None:
+        _refuse_worker(env)
+    if config.elastic is not None:
+        return _invited(config, config.elastic)
+    if config.rank is not None or config.size is not None:
+        rank, size = _check_pair("PYCOLL_RANK", config.rank, "PYCOLL_SIZE", config.size)
+        source = "pycoll run" if config.store == "launcher" else "PYCOLL_RANK"
+        return _at_address(config, rank, size, address or config.address, source, address)
+    placement = _launched(env)
+    if placement is not None:
+        placement = placement._replace(secret=config.secret or b"")
+        if address or config.address:
+            rank, size = placement.rank, placement.size
+            where = address or config.address
+            return _at_address(config, rank, size, where, placement.source, address)
+        if placement.way == "":
+            raise _several_hosts(placement)
+        return placement
+    if address is not None or config.address is not None:
+        raise InvalidArgumentError(
+            f"address={address or config.address!r} is given without rank and size: set them too "
+            "(rank=, size= or PYCOLL_RANK, PYCOLL_SIZE), or start with pycoll run"
+        )
+    return Placement(0, 1, "nothing found", "solo")
+
+
+def _invited(config: Config, name: str) -> Placement:
+    """Ask the elastic rendezvous for a place. The launcher limits the wait."""
+    if config.member is None or config.secret is None:
+        raise InvalidArgumentError(
+            f"PYCOLL_ROSTER={name} is set without PYCOLL_MEMBER and PYCOLL_SECRET: pycoll run sets "
+            "all of them"
+        )
+    place = elastic_worker.take_place(name, config.member)
+    way = "solo" if place.size == 1 else "store"
+    return Placement(
+        *(place.rank, place.size, "pycoll run", way, place.job_id, place.address),
+        secret=config.secret,
+        launcher=True,
+    )
+
+
+#: Variables that give one process its place in a world.
+_PLACES = (
+    *("PYCOLL_RANK", "PYCOLL_MEMBER", "RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"),
+    *("PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
+)
+
+
+def _refuse_worker(env: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError in a worker of multiprocessing that imports the main module of a
+    rank and inherits that rank's variables: it would join as the same rank a second time."""
+    process = sys.modules.get("multiprocessing.process")
+    # multiprocessing sets `_inheriting` while a spawned worker imports the main module.
+    if process is None or not getattr(process.current_process(), "_inheriting", False):
+        return
+    try:
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            outer = file.read().split(b"\0")
+    except OSError:
+        return
+    for name in _PLACES:
+        if name in env and f"{name}={env[name]}".encode() in outer:
+            raise InvalidArgumentError(
+                f"init() runs in a worker process that has {name}={env[name]} from the rank that "
+                "started it: put init() and what follows it behind "
+                'if __name__ == "__main__": so that workers do not run it, or give rank=, size=, '
+                "address= and secret= of a world of workers"
+            )
+
+
+def inside_job(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether a launcher, or PYCOLL_RANK, makes this process one rank of a job."""
+    env = os.environ if environ is None else environ
+    return "PYCOLL_RANK" in env or "PYCOLL_ROSTER" in env or _launched(env) is not None
+
+
+def _launched(env: Mapping[str, str]) -> Placement | None:
+    return _torchrun(env) or _horovodrun(env) or _open_mpi(env) or _hydra(env) or _slurm(env)
+
+
+def open_exchange(placement: Placement, deadline: Deadline) -> Exchange:
+    """Meet the other ranks. Raises the errors of the exchange; see store.py and exchange.py."""
+    exchange = _open(placement, deadline)
+    # A given secret guards the connections also if the exchange itself does not need it.
+    exchange.secret = exchange.secret or placement.secret
+    return exchange
+
+
+def _open(p: Placement, deadline: Deadline) -> Exchange:
+    if p.way == "solo":
+        return SoloExchange()
+    if p.way == "mpi":
+        return MpiExchange(p.comm, deadline)
+    if p.way == "unix":
+        return join_unix(p.job_id, p.rank, p.size, deadline, p.secret)
+    if p.way == "torch":
+        return _join_torch(p, deadline)
+    return join_store(p.address, p.secret, p.job_id, p.rank, p.size, deadline, p.launcher)
+
+
+def _check_pair(
+    rank_name: str, rank: int | None, size_name: str, size: int | None
+) -> tuple[int, int]:
+    if rank is None:
+        raise InvalidArgumentError(f"{size_name}={size} is given without {rank_name}: give both")
+    if size is None:
+        raise InvalidArgumentError(f"{rank_name}={rank} is given without {size_name}: give both")
+    rank, size = _whole(rank_name, rank), _whole(size_name, size)
+    if not 1 <= size <= RANKS_MAX:
+        raise InvalidArgumentError(f"{size_name}={size}: expected 1 to {RANKS_MAX}")
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(
+            f"{rank_name}={rank} is out of range: {size_name}={size} allows 0 to {size - 1}"
+        )
+    return rank, size
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name}={value!r}: expected a whole number") from None
+
+
+def _with_secret(config: Config, secret: str | bytes | None) -> Config:
+    if secret is None:
+        return config
+    if not isinstance(secret, str | bytes):
+        raise InvalidArgumentError(f"secret is a {type(secret).__name__}: expected str or bytes")
+    data = secret.encode() if isinstance(secret, str) else secret
+    if len(data) < SECRET_LENGTH_MIN:
+        raise InvalidArgumentError(
+            f"secret has {len(data)} characters: expected at least {SECRET_LENGTH_MIN}; "
+            "secrets.token_hex(32) makes a good one"
+        )
+    return config._replace(secret=data)
+
+
+def _at_address(
+    config: Config, rank: int, size: int, address: str | None, source: str, explicit: str | None
+) -> Placement:
+    if size == 1:
+        return Placement(rank, size, source, "solo")
+    if not address:
+        raise InvalidArgumentError(
+            f"rank={rank}, size={size} ({source}) without an address: give all ranks the same "
+            'address="host:port" (or PYCOLL_ADDRESS), a free port on the host of rank 0, and the '
+            "same secret"
+        )
+    if config.secret is None:
+        raise InvalidArgumentError(
+            f"address={address!r} is given without a secret: give all ranks the same secret= or "
+            f"PYCOLL_SECRET, at least {SECRET_LENGTH_MIN} characters; secrets.token_hex(32) makes "
+            "a good one"
+        )
+    launcher = config.store == "launcher" and not explicit
+    return Placement(
+        rank, size, source, "store", config.job_id or "", address, config.secret, launcher
+    )
+
+
+def _from_comm(comm: Any, rank: int | None, size: int | None, address: str | None) -> Placement:
+    if rank is not None or size is not None or address is not None:
+        raise InvalidArgumentError("comm= already says rank, size and where: give nothing else")
+    needed = ("Get_rank", "Get_size", "Iallgather", "Iallgatherv")
+    if not all(hasattr(comm, name) for name in needed):
+        raise InvalidArgumentError(
+            f"comm is a {type(comm).__name__}: expected a communicator of mpi4py, MPI.COMM_WORLD"
+        )
+    try:
+        return Placement(comm.Get_rank(), comm.Get_size(), "mpi4py", "mpi", comm=comm)
+    except Exception as error:  # an exception of mpi4py, which is not imported here
+        raise InvalidArgumentError(
+            f"comm cannot be used ({error}): expected a communicator that this process is in, "
+            "like MPI.COMM_WORLD, and not MPI.COMM_NULL"
+        ) from None
+
+
+def _numbers(env: Mapping[str, str], *names: str) -> list[int] | None:
+    """Return the variables as whole numbers, or None unless each is set to one."""
+    values = [env.get(name, "") for name in names]
+    if not all(value.isascii() and value.isdigit() for value in values):
+        return None
+    return [int(value) for value in values]
+
+
+def _checked(placement: Placement) -> Placement:
+    _check_pair(f"rank of {placement.source}", placement.rank, "size", placement.size)
+    return placement
+
+
+def _torchrun(env: Mapping[str, str]) -> Placement | None:
+    numbers = _numbers(env, "RANK", "WORLD_SIZE", "MASTER_PORT")
+    if numbers is None or not env.get("MASTER_ADDR"):
+        return None
+    rank, size, port = numbers
+    run = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    agent_serves = env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    return _checked(
+        Placement(
+            rank,
+            size,
+            "torchrun",
+            "torch",
+            run,
+            f"{env['MASTER_ADDR']}:{port}",
+            launcher=agent_serves,
+        )
+    )
+
+
+def _join_torch(placement: Placement, deadline: Deadline) -> Exchange:
+    prefix = f"pycoll/{placement.job_id}"
+    host, _, port = placement.address.rpartition(":")
+    serve = placement.rank == 0 and not placement.launcher
+    return open_torch_store(
+        host, int(port), prefix, placement.rank, placement.size, serve, deadline
+    )
+
+
+def _horovodrun(env: Mapping[str, str]) -> Placement | None:
+    numbers = _numbers(env, "HOROVOD_RANK", "HOROVOD_SIZE")
+    if numbers is None:
+        return None
+    rank, size = numbers
+    local = _numbers(env, "HOROVOD_LOCAL_SIZE") or [0]
+    # The launcher's own server, which lives as long as the job, identifies the job.
+    job = f"{env.get('HOROVOD_GLOO_RENDEZVOUS_ADDR', '')}:" + env.get(
+        "HOROVOD_GLOO_RENDEZVOUS_PORT", ""
+    )
+    one_host = local[0] == size and job != ":"
+    return _checked(_on_host("horovodrun", rank, size, one_host, f"horovod {job}"))
+
+
+def _open_mpi(env: Mapping[str, str]) -> Placement | None:
+    numbers = _numbers(env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    if numbers is None:
+        return None
+    rank, size = numbers
+    local = _numbers(env, "OMPI_COMM_WORLD_LOCAL_SIZE") or [0]
+    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or ""
+    one_host = local[0] == size and job != ""
+    return _checked(_on_host("Open MPI", rank, size, one_host, f"ompi {job}"))
+
+
+def _hydra(env: Mapping[str, str]) -> Placement | None:
+    numbers = _numbers(env, "PMI_RANK", "PMI_SIZE")
+    if numbers is None:
+        return None
+    rank, size = numbers
+    job = _ancestor(_HYDRA)
+    if job is None:
+        # Another process manager with PMI, such as Slurm's.
+        return _slurm(env) or _checked(Placement(rank, size, "PMI", "solo" if size == 1 else ""))
+    local = _numbers(env, "MPI_LOCALNRANKS")
+    one_host = local is None or local[0] == size
+    return _checked(_on_host("MPICH", rank, size, one_host, f"hydra {job}"))
+
+
+def _slurm(env: Mapping[str, str]) -> Placement | None:
+    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    merged = dict(env)
+    merged.setdefault("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
+    merged.setdefault("SLURM_JOB_ID", env.get("SLURM_JOBID", ""))
+    # In an allocation SLURM_NTASKS may be the number of sbatch; the step's own number is exact.
+    if "SLURM_STEP_NUM_TASKS" in env:
+        merged["SLURM_NTASKS"] = env["SLURM_STEP_NUM_TASKS"]
+    numbers = _numbers(merged, *names)
+    if numbers is None or numbers[3] > _SLURM_STEP_MAX:
+        return None
+    rank, size, job, step = numbers
+    nodes = _numbers(env, "SLURM_STEP_NUM_NODES") or _numbers(env, "SLURM_NNODES") or [1]
+    return _checked(_on_host("srun", rank, size, nodes[0] == 1, f"slurm {job}.{step}"))
+
+
+def _on_host(source: str, rank: int, size: int, one_host: bool, job_id: str) -> Placement:
+    """Make the placement for ranks that meet at a unix socket. ``way`` is "" unless all ranks are
+    known to be on this host: then they need a secret and an address."""
+    way = "solo" if size == 1 else "unix" if one_host else ""
+    return Placement(rank, size, source, way, job_id)
+
+
+def _several_hosts(placement: Placement) -> InvalidArgumentError:
+    mpi = placement.source in ("Open MPI", "MPICH")
+    also = ", or call pycoll.init(comm=MPI.COMM_WORLD) with mpi4py" if mpi else ""
+    return InvalidArgumentError(
+        f"{placement.source} started rank {placement.rank} of {placement.size}, and not all of "
+        'them on this host: set PYCOLL_ADDRESS="host:port" (a free port on the host of rank 0) '
+        "and PYCOLL_SECRET (python -c 'import secrets; print(secrets.token_hex(32))') alike for "
+        f"all ranks{also}"
+    )
+
+
+def _ancestor(names: tuple[str, ...]) -> str | None:
+    """Return "pid@start" of the nearest ancestor with one of these names, or None."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                stat = file.read()
+        except OSError:
+            return None
+        name = stat[stat.index("(") + 1 : stat.rindex(")")]
+        fields = stat[stat.rindex(")") + 2 :].split()
+        # The kernel keeps 15 characters of a name.
+        if any(name == known[:15] for known in names):
+            return f"{pid}@{fields[19]}"
+        pid = int(fields[1])
+    return None

@@ -1,0 +1,112 @@
+"""The environment variables from which torch.distributed learns its rank, as torchrun sets them.
+
+``pycoll run`` sets them too, so that ``init_process_group()`` works under it: rank 0 of torch's
+world serves a store at MASTER_ADDR:MASTER_PORT, a port that the launcher reserves. Under
+``pycoll run`` pycoll itself does not need these variables, since the PYCOLL_* variables say more.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+
+
+class Meeting:
+    """A reserved port of this host, at which torch's store can still listen.
+
+    The reserving socket is bound and does not listen. It sets SO_REUSEADDR, and so does torch, so
+    torch can bind the same port while other processes do not get it.
+    """
+
+    def __init__(self) -> None:
+        self._sock = _bound()
+        self.host, self.port = self._sock.getsockname()[:2]
+
+    def close(self) -> None:
+        """Free the port."""
+        self._sock.close()
+
+
+def _bound() -> socket.socket:
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        sock = None
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, 0))
+            return sock
+        except OSError:
+            if sock is not None:
+                sock.close()
+            if family == socket.AF_INET6:
+                raise
+    raise AssertionError("unreachable")
+
+
+def unset_in(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names that this launcher may set. It sets no variable of ``_MEETING`` that is set
+    already, and none of ``_PLACE`` if one of them is set."""
+    taken = any(name in environ for name in _PLACE)
+    place = () if taken else _PLACE
+    return frozenset((*place, *(name for name in _MEETING if name not in environ)))
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` without the variables that an outer ``pycoll run`` set for its rank."""
+    if environ.get("PYCOLL_STORE") != "launcher" and "PYCOLL_ROSTER" not in environ:
+        return dict(environ)
+    return {name: text for name, text in environ.items() if name not in (*_PLACE, *_MEETING)}
+
+
+def variables(rank: int, size: int, host: str, port: int, names: frozenset[str]) -> dict[str, str]:
+    """Return the values of the variables ``names`` for a rank of a world on one host."""
+    place = (rank, size, rank, size)
+    both = dict(zip((*_PLACE, *_MEETING), map(str, (*place, host, port)), strict=True))
+    return {name: text for name, text in both.items() if name in names}
+
+
+class TorchPlaces:
+    """The variables for the ranks of one launch. Processes with the same number of starts get the
+    same port: a rank that was started again does not meet at a port where an earlier process still
+    listens."""
+
+    def __init__(self, size: int, environ: Mapping[str, str]) -> None:
+        self._size = size
+        self._names = unset_in(environ)
+        self._meetings: list[Meeting] = []
+        self._starts = [0] * size
+
+    def next_of(self, rank: int) -> dict[str, str]:
+        """Return the variables for the next process of this rank."""
+        start = self._starts[rank]
+        self._starts[rank] += 1
+        if start == len(self._meetings):
+            self._meetings.append(Meeting())
+        meeting = self._meetings[start]
+        return variables(rank, self._size, meeting.host, meeting.port, self._names)
+
+    def close(self) -> None:
+        """Free the ports."""
+        for meeting in self._meetings:
+            meeting.close()
+
+
+class _Followed:
+    """The names of the variables that this process sets again for every world of an elastic job."""
+
+    def __init__(self) -> None:
+        self.names: frozenset[str] | None = None
+
+
+_followed = _Followed()
+
+
+def follow(rank: int, size: int, host: str, port: int) -> None:
+    """Set this process's variables for another world of its elastic job."""
+    if _followed.names is None:
+        _followed.names = unset_in(os.environ)
+    os.environ.update(variables(rank, size, host, port, _followed.names))

@@ -1,0 +1,90 @@
+"""Parses and checks the blobs that ranks send in the rounds of joining.
+
+Every rank sees the same blobs, so all ranks come to the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pycoll.bootstrap.discovery.identity import Identity
+from pycoll.errors import TransportError
+from pycoll.untrusted import json_object, read_json, shown
+
+#: The facts of the rounds after the first; a rank sends those that it has.
+_TYPES = {
+    "error": str,
+    "without": str,
+    "tcp": list,
+    "descriptors": list,
+    "verbs": dict,
+    "unreached": dict,
+}
+#: Types of one entry of ``tcp``: address, network, port, device, speed (``dial.Candidate``).
+_LISTENER = (str, str, int, str, int)
+
+
+def identities_of(blobs: Sequence[bytes]) -> list[Identity]:
+    """Parse the identities, by rank. Raises TransportError that names the first rank whose blob is
+    not an identity."""
+    found = []
+    for rank, blob in enumerate(blobs):
+        try:
+            found.append(Identity.from_bytes(blob))
+        except ValueError as error:
+            raise TransportError(
+                f"rank {rank} {_unreadable(error)}", rank=rank, ranks=[rank], operation="init"
+            ) from None
+    return found
+
+
+def facts_of(blobs: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Parse the facts, by rank. A rank whose blob is unreadable counts as failed, with the reason
+    as its "error"."""
+    return [_facts(blob) for blob in blobs]
+
+
+def _facts(blob: bytes) -> dict[str, Any]:
+    try:
+        sent = read_json(blob)
+        known = {name: _TYPES[name] for name in sent if name in _TYPES}
+        facts = json_object(sent, known)
+        for listener in facts.get("tcp", ()):
+            _check_listener(listener)
+        _check_all("descriptors", facts.get("descriptors", (0, 0)), int, 2)
+        for name in ("verbs", "unreached"):
+            _check_all(name, facts.get(name, {}).values(), str)
+            _check_numbers(name, facts.get(name, {}))
+    except (ValueError, TypeError) as error:
+        return {"error": _unreadable(error)}
+    return facts
+
+
+def _unreadable(error: Exception) -> str:
+    return f"sent unreadable data: {error}; install the same pycoll everywhere"
+
+
+def _check_listener(listener: Any) -> None:
+    import ipaddress
+
+    if not isinstance(listener, list) or len(listener) != len(_LISTENER):
+        raise ValueError(f"{shown(listener)} is no listener")
+    names = [str(place) for place in range(len(listener))]
+    json_object(dict(zip(names, listener, strict=True)), dict(zip(names, _LISTENER, strict=True)))
+    ipaddress.ip_address(listener[0])
+    if not 0 < listener[2] < 65536:
+        raise ValueError(f"{shown(listener)} has no port")
+
+
+def _check_all(name: str, sent: Any, kind: type, count: int | None = None) -> None:
+    values = list(sent)
+    fitting = all(isinstance(one, kind) and not isinstance(one, bool) for one in values)
+    if not fitting or count not in (None, len(values)):
+        raise ValueError(f"{name} is {shown(values)}")
+
+
+def _check_numbers(name: str, by_peer: dict[str, Any]) -> None:
+    for peer in by_peer:
+        if not (peer.isascii() and peer.isdigit() and len(peer) < 10):
+            raise ValueError(f"{name} has {shown(peer)} for a rank")

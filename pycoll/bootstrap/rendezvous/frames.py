@@ -1,0 +1,124 @@
+"""Frames between a rank and the store: length, kind, payload. See WIRE.md, "Store".
+
+The code calls a rank that is connected to a store a member.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import IntEnum
+from typing import Any
+
+from pycoll.errors import (
+    InvalidArgumentError,
+    PeerLostError,
+    PycollError,
+    TimeoutError,
+    TransportError,
+)
+from pycoll.untrusted import json_object, read_json
+
+HEAD = struct.Struct("<IB3x")
+#: Head of a GATHER payload: the round, milliseconds left, the rank's whole limit in milliseconds.
+GATHER_HEAD = struct.Struct("<III")
+_LENGTH = struct.Struct("<I")
+#: Longest frame; larger ones are refused. A blob of one rank is a few kilobytes.
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+#: Most bytes of all ranks' blobs of a round together. One RESULT frame holds all of them with their
+#: lengths.
+BLOBS_BYTES_MAX = FRAME_BYTES_MAX // 2
+
+
+class Kind(IntEnum):
+    """The kind of a frame."""
+
+    HELLO = 1  # member -> store: size and name of the member, as JSON
+    GATHER = 2  # member -> store: the member's blob of round n, and how long it waits
+    RESULT = 3  # store -> member: all blobs of round n
+    FAIL = 4  # store -> member: the meeting failed, as JSON; the last frame
+    LEAVE = 5  # member -> store: the member needs nothing more
+    ALARM = 6  # member -> store: the member failed, as text; the store tells all members
+
+
+#: The longest payload that the store accepts, by the kind of a frame from a member.
+PAYLOAD_BYTES_MAX: dict[int, int] = {
+    Kind.HELLO: 4096,
+    Kind.GATHER: FRAME_BYTES_MAX,
+    Kind.LEAVE: 0,
+    Kind.ALARM: 64 * 1024,
+}
+#: Longest name in a HELLO frame, in characters.
+_NAME_LENGTH_MAX = 512
+
+
+_ERRORS: dict[str, type[PycollError]] = {
+    "argument": InvalidArgumentError,
+    "timeout": TimeoutError,
+    "lost": PeerLostError,
+    "transport": TransportError,
+}
+
+
+def frame(kind: Kind, payload: bytes = b"") -> bytes:
+    """Encode one frame."""
+    return HEAD.pack(len(payload), kind) + payload
+
+
+def pack_blobs(blobs: list[bytes]) -> bytes:
+    """Encode blobs, each after its length."""
+    return b"".join(_LENGTH.pack(len(blob)) + blob for blob in blobs)
+
+
+def unpack_blobs(data: bytes, count: int) -> list[bytes]:
+    """Decode the result of ``pack_blobs``. Raises ValueError unless ``data`` holds exactly
+    ``count`` blobs."""
+    blobs, at = [], 0
+    for _ in range(count):
+        if at + _LENGTH.size > len(data):
+            raise ValueError("truncated blobs")
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if at + length > len(data):
+            raise ValueError("truncated blob")
+        blobs.append(data[at : at + length])
+        at += length
+    if at != len(data):
+        raise ValueError("bytes behind the last blob")
+    return blobs
+
+
+def fail_frame(error: str, text: str, ranks: list[int]) -> bytes:
+    """Encode a FAIL frame. ``error`` is "argument", "timeout", "lost" or "transport"."""
+    body: dict[str, Any] = {"error": error, "text": text, "ranks": ranks}
+    return frame(Kind.FAIL, json.dumps(body).encode())
+
+
+def read_hello(payload: bytes) -> tuple[int, str]:
+    """Decode the size and the name of a HELLO frame. Raises ValueError."""
+    hello = json_object(read_json(payload), {"size": int, "name": str})
+    name = hello["name"]
+    if len(name) > _NAME_LENGTH_MAX or not name.isprintable():
+        raise ValueError(f"a name of {len(name)} characters, or with some that cannot be printed")
+    return hello["size"], name
+
+
+def to_error(payload: bytes) -> PycollError:
+    """Make the exception that a FAIL frame describes. Raises ValueError for an invalid payload."""
+    body = json_object(read_json(payload), {"error": str, "text": str, "ranks": list})
+    ranks = body["ranks"]
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+        raise ValueError("its ranks are no whole numbers")
+    kind = _ERRORS.get(body["error"], PycollError)
+    rank = ranks[0] if len(ranks) == 1 else None
+    return kind(body["text"], rank=rank, ranks=ranks, operation="init")
+
+
+def list_ranks(ranks: list[int]) -> str:
+    """Format a list of ranks: "rank 3", "ranks 1, 2 and 5"; at most 16 of them are listed."""
+    shown = [str(rank) for rank in ranks[:16]]
+    if len(ranks) == 1:
+        return "rank " + shown[0]
+    if len(ranks) > len(shown):
+        return f"ranks {', '.join(shown)} and {len(ranks) - len(shown)} more"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,1 @@
+"""The communicator, its operations on host arrays, and the world."""

@@ -1,0 +1,225 @@
+"""Many arrays as one message: the all_reduce of a list or tuple.
+
+Arrays of equal dtype, of up to 256 KiB each, travel end to end in messages of up to 16 MiB. A
+longer array travels alone, straight from its memory. The assignment of arrays to messages depends
+only on their order, dtypes and lengths (bindings/calls/fusions.h), so all ranks compute the same
+one. Native code parses and runs common lists (bindings/calls/lists.cpp); this module runs the
+others.
+
+Arrays on devices are not copied into messages. One kernel launch reduces all arrays of equal dtype,
+of any length, in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.arrays.device_view import DeviceView, Where
+from pycoll.arrays.registry import aligned
+from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
+from pycoll.errors import InvalidArgumentError
+from pycoll.schedule.collectives import Collective
+from pycoll.types import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from pycoll.comm.plans import Prepared
+    from pycoll.comm.work import Work
+
+_T = TypeVar("_T")
+
+#: A view of fused memory needs only the size of an element, so any type of that size serves.
+_BY_ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+class Message(NamedTuple):
+    """Arrays that travel together, and their prepared operation."""
+
+    members: list[Ends]
+    prepared: Prepared
+    wheres: list[Where]
+
+    def start(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
+        """Start the operation. ``wait()`` of the Work unpacks the results and returns ``finish()``.
+
+        On a device an operation without ``async_op`` runs in the stream of the array; with
+        ``async_op`` it runs on a stream of pycoll.
+        """
+        first = self.members[0]
+        dtype = first.source.dtype
+        if isinstance(first.source, DeviceView):
+            return self._launch(communicator, finish, async_op)
+        if len(self.members) == 1:
+            source, target, then = first.source, first.target, finish
+        else:
+            nbytes = sum(one.source.nbytes for one in self.members)
+            source = target = fused_view(aligned(nbytes), dtype)
+            _core.pack([one.source for one in self.members], source)
+
+            def then() -> Any:
+                _core.unpack(target, [one.target for one in self.members])
+                return finish()
+
+        count = source.count
+        work: Work = communicator._start(
+            self.prepared, source, target, dtype, [count], count, True, then, self.wheres[0]
+        )
+        return work
+
+    def _launch(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
+        """Launch the operation on a device. The kernel reads each array in place; no copy."""
+        from pycoll.device.device_operations import OnDevice
+
+        members = [
+            OnDevice(one.source, one.target, where)
+            for one, where in zip(self.members, self.wheres, strict=True)
+        ]
+        lanes = communicator._plans.lanes(self.prepared.plan)
+        devices = communicator._on_devices()
+        made = devices.run_list(self.prepared, members, lanes, async_op, finish)
+        work: Work = made if async_op else _core.open_work()
+        if not async_op:
+            _core.fill_work(work, made)
+        return work
+
+
+def fused_view(memory: Any, dtype: int) -> _core.BufferView:
+    """Return a view of bytes as elements of the type."""
+    return _core.view(memory.view(_BY_ITEM[ITEM_BYTES[dtype]]))
+
+
+class Member(NamedTuple):
+    """One array of a list."""
+
+    x: Any
+    out: Any
+    ends: Ends
+
+    def finisher(self) -> Callable[[], Any]:
+        """Return a function that returns this array's result."""
+        return finisher(self.ends.framework, self.x, self.ends.memory, self.out)
+
+
+def members_of(arrays: Sequence[Any], out: Any) -> list[Member]:
+    """Return the members, with new memory where ``out`` is None. Errors name the array."""
+    members = []
+    for number, (x, one) in enumerate(zip(arrays, _outs_of(arrays, out), strict=True)):
+        try:
+            members.append(Member(x, one, ends_of(x, one)))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"array {number} of x: {error}") from None
+    return members
+
+
+def _outs_of(arrays: Sequence[Any], out: Any) -> Sequence[Any]:
+    if out is None:
+        return [None] * len(arrays)
+    if not isinstance(out, list | tuple):
+        raise InvalidArgumentError(
+            f"out is a {type(out).__name__}, but x is a {type(arrays).__name__}: pass as many "
+            f"arrays as x has, {len(arrays)}"
+        )
+    if len(out) != len(arrays):
+        raise InvalidArgumentError(
+            f"out has {len(out)} arrays, but x has {len(arrays)}: pass as many"
+        )
+    return out
+
+
+def _shared(members: list[Member], lengths: list[tuple[int, int]]) -> list[list[int]]:
+    """Return the arrays of each message, by their numbers.
+
+    On devices all arrays of one dtype share launches, up to the limit of arrays per launch.
+    Messages are in the order of their first arrays.
+    """
+    on_devices = [isinstance(one.ends.source, DeviceView) for one in members]
+    if not any(on_devices):
+        return _core.messages_of(lengths)
+    here = [number for number, there in enumerate(on_devices) if not there]
+    shared = [
+        [here[number] for number in message]
+        for message in _core.messages_of([lengths[number] for number in here])
+    ]
+    by_dtype: dict[int, list[int]] = {}
+    for number, there in enumerate(on_devices):
+        if there:
+            by_dtype.setdefault(lengths[number][0], []).append(number)
+    for numbers in by_dtype.values():
+        shared += launches_of(numbers)
+    return sorted(shared)
+
+
+def launches_of(members: list[_T]) -> list[list[_T]]:
+    """Split ``members`` into groups of at most as many as one launch takes."""
+    most = _core.DEVICE_PARTS_MAX
+    return [members[begin : begin + most] for begin in range(0, len(members), most)]
+
+
+def start_list(
+    communicator: Core,
+    arrays: Sequence[Any],
+    op: Any,
+    out: Any,
+    algorithm: str | None,
+    deterministic: bool | None,
+    stream: Any = None,
+    async_op: bool = True,
+) -> Work:
+    """Start all messages of a list. The Work's result is ``out``, or a list of results."""
+    members = members_of(arrays, out)
+
+    def results() -> Any:
+        made = [member.finisher()() for member in members]
+        return made if out is None else out
+
+    lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
+    messages = []
+    for numbers in _shared(members, lengths):
+        dtype = lengths[numbers[0]][0]
+        nbytes = sum(lengths[number][1] for number in numbers)
+        prepared = communicator._prepare(
+            Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
+        )
+        for number in numbers:
+            prepared.check_shape(members[number].ends.source.shape)
+        prepared = prepared.of_arrays(
+            (lengths[number][1], members[number].ends.source.shape) for number in numbers
+        )
+        mine = [members[number] for number in numbers]
+        wheres = [Where(one.ends.framework, one.x, stream) for one in mine]
+        messages.append(Message([one.ends for one in mine], prepared, wheres))
+    if not messages:
+        work = _core.open_work()
+        _core.fill_work(work, results())
+        return work
+    earlier: list[Work] = []
+
+    def last() -> Any:
+        for work in earlier:
+            work.wait()
+        return results()
+
+    with one_call(communicator, len(messages) > 1):
+        earlier.extend(message.start(communicator, nothing, async_op) for message in messages[:-1])
+        return messages[-1].start(communicator, last, async_op)
+
+
+@contextlib.contextmanager
+def one_call(communicator: Core, several: bool = True) -> Iterator[None]:
+    """Make the collectives that begin inside the block parts of one call.
+
+    A rank that refuses one of them takes no part in the later ones, and the other ranks end those
+    too.
+    """
+    native = communicator._native
+    if several:
+        native.begin_call()
+    try:
+        yield
+    finally:
+        if several:
+            native.end_call()

@@ -1,0 +1,322 @@
+"""Several operations as one: calls inside a ``with comm.group():`` block run at its end.
+
+    inside the block      at its end
+    all_reduce a  ---+--> one message [a | c], if op and dtype are equal and both are short
+    isend b       ---|--> started first, so that sends and receives meet in any order
+    all_reduce c  ---+
+    broadcast d   ------> in the order of the calls
+
+The calls are independent of each other: none may read memory that another one writes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.arrays.device_view import DeviceView, Where
+from pycoll.arrays.registry import empty
+from pycoll.comm.fused_batches import Member, fused_view, members_of
+from pycoll.comm.operations import Ends, ends_of, nothing
+from pycoll.comm.work import Work
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.schedule.collectives import Collective
+
+if TYPE_CHECKING:
+    from pycoll.comm.plans import Prepared
+
+_Finish = Callable[[], Any]
+_MESSAGES = {"send": "isend", "isend": "isend", "recv": "irecv", "irecv": "irecv"}
+
+
+class _UserReduction:
+    """An all_reduce with a user's reduction, which runs at the end of the group."""
+
+    def __init__(self, key: tuple[Any, ...], ends: Ends, work: Work, finish: _Finish) -> None:
+        self.key = key
+        self.ends = ends
+        self.work = work
+        self.finish = finish
+
+
+class _UserFusion(list["_UserReduction"]):
+    """All_reduces with a user's reduction that share a message."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all members."""
+        return sum(one.ends.source.nbytes for one in self)
+
+
+class _OnDevice(NamedTuple):
+    """An all_reduce on a device array."""
+
+    member: Member
+    where: Where
+    work: Work
+
+
+class _Launch(list["_OnDevice"]):
+    """All_reduces on device arrays that share a kernel launch, and their common key."""
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.key = key
+
+
+class _List(NamedTuple):
+    """An all_reduce of a list. Each of its arrays is a separate member of the group."""
+
+    work: Work
+    members: list[Work]
+    out: Any
+
+    def fill(self) -> None:
+        made = [member.wait() for member in self.members]
+        _core.fill_work(self.work, made if self.out is None else self.out)
+
+
+class Group(_core.Group):
+    """The context manager that ``Communicator.group`` returns. An inner group joins the outer one.
+
+    Native code adds common all_reduce calls to the fusions of ``_core.Group``. This class keeps all
+    other calls.
+    """
+
+    #: Calls of send, isend, recv and irecv; None until Python adds the first call.
+    _messages: list[tuple[str, tuple[Any, ...], dict[str, Any], Work]] | None = None
+    _works: list[Work]
+    _open: dict[tuple[Any, ...], _UserFusion]
+    _launches: dict[tuple[Any, ...], _Launch]
+
+    def add(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Work:
+        """Add a call. The Work holds its result after the end of the group."""
+        if name == "irecv_any":
+            raise InvalidArgumentError("irecv_any within a group: there a recv names its source")
+        if self._messages is None:
+            self._messages, self._works, self._open, self._launches = [], [], {}, {}
+            self.add_other(None)  # makes native code call run() at the end
+        words = {word: value for word, value in words.items() if word != "async_op"}
+        if name == "all_reduce":
+            work = self._add_reduction(*args, **words)
+        else:
+            work = _core.open_work()
+            if name in _MESSAGES:
+                self._messages.append((_MESSAGES[name], args, words, work))
+            else:
+                self.add_other((name, args, words, work))
+        self._works.append(work)
+        return work
+
+    def _add_reduction(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        deterministic: bool | None = None,
+        stream: Any = None,
+    ) -> Work:
+        is_list = isinstance(x, list | tuple)
+        members = members_of(x, out) if is_list else [Member(x, out, ends_of(x, out))]
+        on_devices = [isinstance(one.ends.source, DeviceView) for one in members]
+        if any(on_devices) and not all(on_devices):
+            words = {"algorithm": algorithm, "deterministic": deterministic, "stream": stream}
+            work = _core.open_work()
+            self.add_other(("all_reduce", (x, op), {"out": out, **words}, work))
+            return work
+        add: Callable[[Member, Any, str | None, bool | None], Work]
+        if any(on_devices):
+            add = functools.partial(self._add_on_device, stream=stream)
+        else:
+            Where(None, None, stream).need_none()
+            add = self._add_member
+        if not is_list:
+            return add(members[0], op, algorithm, deterministic)
+        for one in members:  # check all arrays before the first one is added
+            self._prepared(one, op, algorithm, deterministic)
+        works = [add(one, op, algorithm, deterministic) for one in members]
+        self._works += works
+        work = _core.open_work()
+        self.add_other(_List(work, works, out))
+        return work
+
+    def _add_member(
+        self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
+    ) -> Work:
+        ends, finish = member.ends, member.finisher()
+        prepared = self._prepared(member, op, algorithm, deterministic)
+        dtype, nbytes = ends.source.dtype, ends.source.nbytes
+        work = _core.open_work(finish, member)
+        word = prepared.reduction.name if prepared.reduction is not None else "sum"
+        name = None if algorithm is None else str(algorithm)
+        strict = None if deterministic is None else bool(deterministic)
+        key = (dtype, word, 0, -1, name, strict, ())
+        if not prepared.by_python:
+            _core.fuse(self, work, key, ends.source, ends.target)
+            return work
+        one = _UserReduction(key, ends, work, finish)
+        fusion = self._open.get(key)
+        if nbytes > _core.FUSED_BYTES_MAX:
+            self.add_other(_UserFusion([one]))
+        elif fusion is not None and fusion.nbytes + nbytes <= _core.MESSAGE_BYTES_MAX:
+            fusion.append(one)
+        else:
+            fusion = self._open[key] = _UserFusion([one])
+            self.add_other(fusion)
+        return work
+
+    def _add_on_device(
+        self,
+        member: Member,
+        op: Any,
+        algorithm: str | None,
+        deterministic: bool | None,
+        stream: Any,
+    ) -> Work:
+        prepared = self._prepared(member, op, algorithm, deterministic)
+        word = prepared.reduction.name if prepared.reduction is not None else "sum"
+        key = (member.ends.source.dtype, word, algorithm, deterministic)
+        launch = self._launches.get(key)
+        if launch is None or len(launch) == _core.DEVICE_PARTS_MAX:
+            launch = self._launches[key] = _Launch(key)
+            self.add_other(launch)
+        work = _core.open_work()
+        launch.append(_OnDevice(member, Where(member.ends.framework, member.x, stream), work))
+        return work
+
+    def _prepared(
+        self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
+    ) -> Prepared:
+        """Prepare the call now, so that it raises for wrong arguments, not the end of the block."""
+        source = member.ends.source
+        prepared: Prepared = self.communicator._prepare(
+            Collective.ALL_REDUCE, source.dtype, op, 0, source.nbytes, algorithm, deterministic
+        )
+        prepared.check_shape(source.shape)
+        return prepared
+
+    def run(self) -> None:
+        """Run all operations at the end of the block, and raise the first error."""
+        communicator = self.communicator
+        calls = communicator._native.calls()
+        try:
+            pending = self._post_messages()
+        except Exception as error:
+            if any(entry is not None for entry in self.entries()):
+                communicator._failed(error, "group", calls)
+            raise
+        for entry in self.entries():
+            if isinstance(entry, int):
+                _core.run_fusion(self, communicator, entry)
+            elif isinstance(entry, _UserFusion):
+                self._run_user_fusion(entry)
+            elif isinstance(entry, _Launch):
+                self._run_launch(entry)
+            elif isinstance(entry, _List):
+                entry.fill()
+            elif entry is not None:
+                name, args, words, work = entry
+                _core.fill_work(work, getattr(communicator, name)(*args, **words))
+        for work, started in pending:
+            _core.fill_work(work, started.wait())
+        if not all(work.done() for work in self._works):
+            raise RuntimeError("a call of the group did not run: a fault of pycoll")
+        self._messages = None
+
+    def _post_messages(self) -> list[tuple[Work, Any]]:
+        """Start the messages on the host, then launch those on devices.
+
+        Return the Work of the group and the started Work of each message on the host. The Works of
+        messages on devices are complete, since the host does not wait for a device.
+        """
+        communicator = self.communicator
+        started, on_device = [], []
+        for name, args, words, work in self._messages or ():
+            sends = name == "isend"
+            try:
+                look = communicator._look_send if sends else communicator._look_recv
+                message = look(*args, **words)
+                if isinstance(message.view, DeviceView):
+                    on_device.append((work, message))
+                else:
+                    started.append((work, communicator._post(message, True)))
+            except PycollError as error:
+                communicator._complete(error, name)
+                raise
+        if on_device:
+            communicator._exchange([message for _, message in on_device], False)
+        for work, message in on_device:
+            _core.fill_work(work, message.result)
+        return started
+
+    def leave(self) -> None:
+        """Leave the group after an exception in the block: nothing runs."""
+        self.abandon(InvalidArgumentError("an exception ended the block of the group; nothing ran"))
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail the Work of each call that has no result yet with ``error``."""
+        self.abandon_fusions(error)
+        for work in self._works if self._messages is not None else ():
+            if not work.done():
+                _core.fail_work(work, error)
+        self._messages = None
+
+    def _run_user_fusion(self, fusion: _UserFusion) -> None:
+        communicator, first = self.communicator, fusion[0]
+        if len(fusion) == 1:
+            source, target = first.ends.source, first.ends.target
+        else:
+            source = target = communicator._fusion_view(fusion.nbytes, first.ends.source.dtype)
+            _core.pack([one.ends.source for one in fusion], source)
+        dtype, op, _, _, algorithm, deterministic, _ = first.key
+        prepared = communicator._prepare(
+            Collective.ALL_REDUCE, dtype, op, 0, source.nbytes, algorithm, deterministic
+        )
+        prepared = prepared.of_arrays(
+            (one.ends.source.nbytes, one.ends.source.shape) for one in fusion
+        )
+        count = source.count
+        communicator._start(prepared, source, target, dtype, [count], count, False, nothing)
+        if len(fusion) > 1:
+            _core.unpack(target, [one.ends.target for one in fusion])
+        for one in fusion:
+            _core.fill_work(one.work, one.finish())
+
+    def _run_launch(self, launch: _Launch) -> None:
+        from pycoll.device.device_operations import OnDevice
+
+        communicator = self.communicator
+        dtype, op, algorithm, deterministic = launch.key
+        nbytes = sum(one.member.ends.source.nbytes for one in launch)
+        prepared = communicator._prepare(
+            Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
+        )
+        prepared = prepared.of_arrays(
+            (one.member.ends.source.nbytes, one.member.ends.source.shape) for one in launch
+        )
+        members = [
+            OnDevice(one.member.ends.source, one.member.ends.target, one.where) for one in launch
+        ]
+        lanes = communicator._plans.lanes(prepared.plan)
+        communicator._on_devices().run_list(prepared, members, lanes, False, nothing)
+        for one in launch:
+            _core.fill_work(one.work, one.member.finisher()())
+
+
+class FusionBuffer:
+    """Memory for fused messages. It grows and stays, because its pages are mapped already."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def view(self, nbytes: int, dtype: int) -> _core.BufferView:
+        """Return the first ``nbytes`` bytes as elements of the type."""
+        if self._memory.nbytes < nbytes:
+            self._memory = empty(1 << (nbytes - 1).bit_length(), np.uint8)
+        return fused_view(self._memory[:nbytes], dtype)

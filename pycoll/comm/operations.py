@@ -1,0 +1,515 @@
+"""The common path of all operations of a communicator: preparation, the engine, errors."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import itertools
+import operator
+import re
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.arrays.device_view import DeviceView, Where
+from pycoll.arrays.host_arrays import Framework, Shape
+from pycoll.arrays.registry import framework_of, input_of, output_view
+from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
+from pycoll.ops import Reduction, UserRun, find_reduction
+from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.types import MEAN_RANKS_MAX, DType, ReduceOp
+
+if TYPE_CHECKING:
+    from array import array
+
+    from pycoll.comm.plans import Plans, Prepared
+    from pycoll.device.device_operations import Devices
+    from pycoll.schedule.topology import Topology
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Self = TypeVar("_Self", bound="Core")
+
+#: Operations begin with internal exchanges. An engine's MismatchError may name such an exchange by
+#: a text of this pattern; the note then tells the user which calls make them.
+_EXCHANGES = r"(all_gather|broadcast) of \d+ int64"
+_EXCHANGE_NOTE = (
+    "all_gather, gather, split, all_to_all with splits and calls for objects begin with an "
+    "all_gather of int64, scatter with a broadcast of one, and the first collective on device "
+    "arrays with an all_gather of one int64"
+)
+
+
+def operation(function: Callable[Concatenate[_Self, _Arguments], Any]) -> Any:
+    """Make a public method from ``function``. Groups defer it, and its errors name the operation.
+
+    The result is a ``_core.Method``; type checkers take its type from ``pycoll.signatures``.
+
+    Native code parses and runs common calls; it uses the same table of prepared calls as
+    ``_prepare``. The function defines the meaning of all calls, and runs those that native code
+    declines.
+    """
+    name = function.__name__
+    # A TypeError about arguments names the public class.
+    function.__qualname__ = f"Communicator.{name}"
+
+    collective = name.upper() in Collective.__members__
+
+    @functools.wraps(function)
+    def call(self: _Self, *args: _Arguments.args, **words: _Arguments.kwargs) -> Any:
+        calls = self._native.calls() if collective else None
+        try:
+            if self._group is not None:
+                check_fit(function, (self, *args), words)
+                return self._group.add(name, args, words)
+            return function(self, *args, **words)
+        except Exception as error:
+            self._failed(error, name, calls)
+            raise
+
+    return _core.method(call, function)
+
+
+def immediate(
+    function: Callable[_Arguments, _Result], collective: bool = False
+) -> Callable[_Arguments, _Result]:
+    """Make a public method that groups refuse, and whose errors name the operation."""
+    name = function.__name__
+    function.__qualname__ = f"Communicator.{name}"
+
+    @functools.wraps(function)
+    def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:
+        self: Any = args[0] if args else None
+        calls = self._native.calls() if collective and self is not None else None
+        try:
+            if getattr(self, "_group", None) is not None:
+                raise InvalidArgumentError(f"{name} inside a group: leave the with block first")
+            return function(*args, **words)
+        except Exception as error:
+            if self is not None:
+                if isinstance(error, PycollError):
+                    error.operation = name  # not the internal exchange that raised it
+                self._failed(error, name, calls, False)
+            raise
+
+    return call
+
+
+def immediate_collective(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Make an immediate method that all ranks call."""
+    return immediate(function, True)
+
+
+class Core(_core.Calls):
+    """State of a communicator and the common path of its operations. See ``Communicator``."""
+
+    #: Makes transports of all ranks in addition to the communicator's own; a collective call.
+    _wires: Callable[[], list[Any]]
+    #: The same text on all ranks of a host.
+    _host: str
+    #: The same text on all ranks of this communicator; differs from that of any other.
+    _identity: str
+    _made_plans: Plans | None = None
+    #: The value of ``_native.calls()`` after the newest internal exchange.
+    _exchanged = -1
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        transports: list[Any],
+        names: list[str],
+        hosts: Sequence[int],
+        timeout_s: float,
+        deterministic: bool,
+        inside: str,
+        oversubscription: float,
+        tuning: str,
+        across: str,
+        cores: int,
+        cpu_balancing: bool,
+    ) -> None:
+        from pycoll.schedule.topology import topology_of
+
+        _finish_imports_at_exit()
+        self.rank = rank
+        self.size = size
+        self._names = names
+        self._topology: Topology = topology_of(hosts)
+        self._native = _core.Communicator(
+            rank, size, transports, timeout_s, names, cores, cpu_balancing
+        )
+        self._chosen_by = (tuning, inside, across, oversubscription)
+        self._deterministic = deterministic
+        #: Limit in bytes for channels in the memory of this rank's device.
+        self._device_memory_max = 128 << 20
+        self._device_protocol = "auto"
+        self._device_rdma = True
+        self._devices: Devices | None = None
+
+    @property
+    def _plans(self) -> Plans:
+        # cached_property would use __dict__, which native calls avoid: bindings/calls/calls.cpp.
+        if self._made_plans is None:
+            self._made_plans = self._make_plans()
+        return self._made_plans
+
+    def _make_plans(self) -> Plans:
+        # Algorithms and proofs are the larger part of the package. They are imported here, so that
+        # neither the import of pycoll nor joining waits for them.
+        from pycoll.comm.plans import Plans
+        from pycoll.cost.tuning_file import from_text
+
+        tuning, inside, across, oversubscription = self._chosen_by
+        several = len(self._topology.hosts) > 1
+        hosts = {name.rpartition(":")[0] for name in self._names}
+        parameters = from_text(tuning).parameters(inside, several, hosts, across)
+        return Plans(self.rank, self._topology, parameters.oversubscribed(oversubscription))
+
+    def _failed(
+        self, error: Exception, name: str, calls: int | None, exchanges: bool = True
+    ) -> None:
+        """Handle ``error``, which operation ``name`` raises.
+
+        ``calls``: the value of ``_native.calls()`` at the beginning of the operation; None where no
+        other rank waits. If the engine has begun nothing since, this rank takes no part in a
+        collective in which the others wait, and the engine tells them the reason. With
+        ``exchanges`` the same holds if the engine has run only internal exchanges since.
+        """
+        now = self._native.calls()
+        if calls is not None and (now == calls or (exchanges and now == self._exchanged)):
+            kind = "" if isinstance(error, PycollError) else f"{type(error).__name__}: "
+            self._native.refuse(f"{kind}{error}")
+        if isinstance(error, PycollError):
+            self._complete(error, name)
+
+    def _complete(self, error: PycollError, name: str) -> None:
+        """Add the operation, the host and the note on internal exchanges to an engine's error."""
+        error.operation = error.operation or name
+        if error.host is None and error.rank is not None and 0 <= error.rank < self.size:
+            error.host = self._names[error.rank].rpartition(":")[0]
+        if isinstance(error, MismatchError) and re.search(_EXCHANGES, str(error)):
+            error.args = (f"{error} ({_EXCHANGE_NOTE})",)
+
+    def _check_rank(self, value: Any, name: str) -> int:
+        try:
+            rank = operator.index(value)
+        except TypeError:
+            raise InvalidArgumentError(f"{name} is {value!r}: expected a rank") from None
+        if not 0 <= rank < self.size:
+            raise InvalidArgumentError(
+                f"{name} is {rank}: expected a rank from 0 to {self.size - 1}"
+            )
+        return rank
+
+    def _prepare(
+        self,
+        collective: Collective,
+        dtype: int,
+        op: Any,
+        root: int,
+        nbytes: int,
+        algorithm: str | None,
+        deterministic: bool | None,
+        shape_key: tuple[int, ...] = (),
+    ) -> Prepared:
+        """Return the part of a call that does not depend on its arrays.
+
+        ``op`` is None where nothing is reduced. ``nbytes`` is rounded up to the next power of two,
+        so similar sizes share an entry. The native table of calls keeps the entries. A call with a
+        user's reduction is prepared each time, since the program may register the name again.
+        """
+        bucket = (nbytes - 1).bit_length() if nbytes > 0 else -1
+        word = op.word if isinstance(op, ReduceOp) else op
+        strict = self._deterministic if deterministic is None else bool(deterministic)
+        own = None if deterministic is None else strict
+        key = (dtype, word, root, bucket, algorithm, own, shape_key)
+        known: Prepared | None = _core.find_prepared(self, collective, key)
+        if known is not None:
+            return known
+        reduction: Reduction | None = None
+        if op is not None or collective in REDUCING:
+            reduction = find_reduction(op, dtype, collective.name.lower())
+            if reduction.code is ReduceOp.AVG and self.size > MEAN_RANKS_MAX:
+                raise InvalidArgumentError(
+                    f"op 'avg' is defined for up to {MEAN_RANKS_MAX} ranks, here are {self.size}: "
+                    "take 'sum' and divide"
+                )
+        message = 0 if bucket < 0 else 1 << bucket
+        found = self._plans.prepare(
+            collective, dtype, reduction, root, message, algorithm, strict, shape_key
+        )
+        if not found.by_python:
+            _core.note(self, collective, key, found)
+        return found
+
+    def _start(
+        self,
+        prepared: Prepared,
+        source: _core.BufferView | None,
+        target: _core.BufferView | None,
+        dtype: int,
+        counts: list[int],
+        count: int,
+        async_op: bool,
+        finish: Callable[[], Any],
+        where: Where | None = None,
+    ) -> Any:
+        """Run the operation and return ``finish()``. With ``async_op`` return a Work of that.
+
+        ``where`` names the stream. It is None for barriers and for internal exchanges on the host.
+        """
+        if where is not None:
+            if isinstance(source, DeviceView) or isinstance(target, DeviceView):
+                lanes = self._plans.lanes(prepared.plan)
+                return self._on_devices().run(
+                    prepared, (source, target), dtype, counts, count, lanes, async_op, finish, where
+                )
+            where.need_none()
+        user = prepared.user
+        run = UserRun(user, dtype, self.size) if user is not None else None
+        then = finish if run is None else run.judged(finish)
+        if run is not None:
+            self._native.begin_call()  # covers the operation and the exchange after it
+        try:
+            work = self._native.run(
+                prepared.plan,
+                source,
+                target,
+                dtype=dtype,
+                op=prepared.op,
+                counts=counts,
+                plan_key=prepared.key,
+                count=count,
+                segment_bytes=prepared.segment_bytes,
+                user_op=run.native() if run is not None else None,
+                asynchronous=async_op,
+                finish=then if async_op else None,
+                shape=prepared.shape,
+            )
+            if run is not None and self.size > 1:
+                self._exchange_records(run, async_op)
+        finally:
+            if run is not None:
+                self._native.end_call()
+        return then() if work is None else work
+
+    def _exchange_records(self, run: UserRun, async_op: bool) -> None:
+        """Exchange, after an operation, whether a user's reduction raised on any rank."""
+        every, mine = _core.view(run.records), _core.view(run.record)
+        counts = [len(run.record)] * self.size
+        key = (salt("reductions"),)
+        prepared = self._prepare(
+            Collective.ALL_GATHER, DType.UINT8, None, 0, every.nbytes, None, None, key
+        )
+        # The engine reads the record when this exchange begins; then the operation has ended.
+        made = self._start(
+            prepared, mine, every, DType.UINT8, counts, every.count, async_op, nothing
+        )
+        if async_op:
+            run.exchange = made
+
+    def _check_place(self, source: Any, target: Any, where: Where) -> None:
+        """Raise the errors about arrays and stream that ``_start`` would raise."""
+        if isinstance(source, DeviceView) or isinstance(target, DeviceView):
+            where.handle()
+            self._on_devices().check(source, target)
+        else:
+            where.need_none()
+
+    def _on_devices(self) -> Devices:
+        if self._devices is None:
+            from pycoll.device.device_operations import Devices
+
+            self._devices = Devices(
+                self._native,
+                self._names,
+                self._host,
+                self._identity,
+                self._device_memory_max,
+                self._device_protocol,
+                self._device_rdma,
+                self._gather_blobs,
+                self._wires,
+            )
+        return self._devices
+
+    def _memory(
+        self,
+        framework: Framework,
+        x: Any,
+        source: _core.BufferView | None,
+        shape: Shape,
+        dtype: int,
+        out: Any,
+        own_place: int | None = None,
+    ) -> tuple[Any, _core.BufferView]:
+        """Return new memory for the result, or None, and the view of the result's memory.
+
+        ``out`` must lie apart from the source. With ``own_place`` one of the two may instead be the
+        part of the other that begins at this byte.
+        """
+        if out is not None:
+            return None, output_view(out, dtype, shape, source, False, own_place)
+        memory = framework.empty(x, shape, dtype)
+        return memory, framework.result(memory)
+
+    def _quickly_chosen(self) -> str | None:
+        """Return the algorithm for exchanges that happen once: on one host "direct", which takes
+        one step. The prediction of all algorithms would take longer than such an exchange."""
+        return "direct" if len(self._topology.hosts) == 1 else None
+
+    def _all_gather_numbers(
+        self, numbers: list[int], purpose: str, algorithm: str | None = None
+    ) -> list[list[int]]:
+        """Return the numbers of all ranks. Each rank passes the same count of numbers.
+
+        ``purpose`` keeps different exchanges apart: the engine compares it on all ranks.
+        """
+        from array import array
+
+        count = len(numbers)
+        every = array("q", bytes(8 * self.size * count))
+        counts = [count] * self.size
+        self._all_gather_own(DType.INT64, array("q", numbers), every, counts, purpose, algorithm)
+        flat = every.tolist()
+        return [flat[first : first + count] for first in range(0, len(flat), count)]
+
+    def _all_gather_own(
+        self,
+        dtype: int,
+        mine: bytes | memoryview | array[int],
+        every: bytearray | memoryview | array[int],
+        counts: list[int],
+        purpose: str,
+        algorithm: str | None,
+    ) -> None:
+        """Run an internal all_gather. It avoids NumPy arrays, whose first view is slow."""
+        target = _core.view(every)
+        prepared = self._prepare(
+            Collective.ALL_GATHER,
+            dtype,
+            None,
+            0,
+            target.nbytes,
+            algorithm,
+            None,
+            (salt(purpose),),
+        )
+        source = _core.view(mine)
+        self._start(prepared, source, target, dtype, counts, target.count, False, nothing)
+        self._exchanged = self._native.calls()
+
+    def _broadcast_numbers(self, numbers: list[int] | None, length: int, root: int) -> list[int]:
+        """Return the root's numbers on all ranks."""
+        from array import array
+
+        line = array("q", bytes(8 * length) if numbers is None else numbers)
+        view = _core.view(line)
+        prepared = self._prepare(
+            Collective.BROADCAST,
+            DType.INT64,
+            None,
+            root,
+            view.nbytes,
+            None,
+            None,
+            (salt("header"),),
+        )
+        source = view if self.rank == root else None
+        self._start(prepared, source, view, DType.INT64, [length], length, False, nothing)
+        self._exchanged = self._native.calls()
+        return line.tolist()
+
+    def _gather_blobs(self, blob: bytes) -> list[bytes]:
+        """Return bytes of any length from every rank; ``split`` exchanges identities this way."""
+        algorithm = self._quickly_chosen()
+        lengths = [n for (n,) in self._all_gather_numbers([len(blob)], "blob", algorithm)]
+        every = bytearray(sum(lengths))
+        self._all_gather_own(DType.UINT8, blob, every, lengths, "blobs", algorithm)
+        ends = itertools.accumulate(lengths)
+        return [bytes(every[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+
+
+def check_fit(function: Callable[..., Any], args: tuple[Any, ...], words: dict[str, Any]) -> None:
+    """Raise TypeError unless the arguments fit; a group calls the function later."""
+    from inspect import signature
+
+    try:
+        signature(function).bind(*args, **words)
+    except TypeError as error:
+        raise TypeError(f"{function.__qualname__}(): {error}") from None
+
+
+@functools.cache
+def _finish_imports_at_exit() -> None:
+    """Register ``_finish_imports`` with atexit, once in a process."""
+    # The first view makes native code import NumPy's interface. No thread may be inside that import
+    # when the interpreter ends.
+    _core.view(np.empty(0))
+    atexit.register(_finish_imports)
+
+
+def _finish_imports() -> None:
+    """Import the modules that collectives import on first use.
+
+    If the interpreter's end stops a daemon thread inside an import, that thread holds the import's
+    lock for ever, and a finaliser that imports the same module deadlocks. All threads still run
+    while atexit's functions run, so this function waits for imports that are under way.
+    """
+    under_way = [name for name in sys.modules if name.startswith("pycoll.")]
+    for name in (
+        "pycoll.comm.fused_batches",
+        "pycoll.comm.plans",
+        "pycoll.cost.tuning_file",
+        *under_way,
+    ):
+        importlib.import_module(name)
+
+
+def nothing() -> None:
+    """Return None: the ``finish`` of operations without a result."""
+    return None
+
+
+def salt(purpose: str) -> int:
+    """Return a number that marks an internal exchange. No dimension of an array is as large.
+
+    Native exchanges compute the same number (bindings/calls/exchange.cpp).
+    """
+    return 1 << 62 | zlib.crc32(purpose.encode())
+
+
+class Ends(NamedTuple):
+    """The memory that an operation reads and writes; ``memory`` becomes the result without out."""
+
+    framework: Framework
+    source: _core.BufferView
+    memory: Any
+    target: _core.BufferView
+
+
+def ends_of(x: Any, out: Any) -> Ends:
+    """Return the ends of an operation whose result has the shape and dtype of ``x``."""
+    if out is x:
+        framework = framework_of(x)
+        both = framework.out(x, "out")
+        if both.contiguous and both.writable:
+            return Ends(framework, both, None, both)
+    framework, source = input_of(x, out)
+    if out is None:
+        memory = framework.empty(x, source.shape, source.dtype)
+        return Ends(framework, source, memory, framework.result(memory))
+    return Ends(framework, source, None, output_view(out, source.dtype, source.shape, source, True))
+
+
+def finisher(framework: Framework, like: Any, memory: Any, out: Any) -> Callable[[], Any]:
+    """Return a function that returns the caller's result: ``out`` itself where it was passed."""
+    if out is not None:
+        return lambda: out
+    return lambda: framework.finish(like, memory)

@@ -1,0 +1,230 @@
+"""The plans of a communicator: the choice of an algorithm, and the plans built so far.
+
+The choice is a function of values that are the same on all ranks, so all ranks choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import NamedTuple
+
+from pycoll import _core
+from pycoll.algorithms import TABLE, Algorithm, lookup
+from pycoll.arrays.rows import Shape
+from pycoll.cost.model import DEFAULT, Parameters
+from pycoll.cost.selection import choose
+from pycoll.errors import InvalidArgumentError
+from pycoll.ops import Reduction
+from pycoll.plan.lowering import acknowledged, lower
+from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.schedule.topology import Topology
+from pycoll.types import LOCATION
+
+
+class Prepared(NamedTuple):
+    """The part of a call that does not depend on its arrays.
+
+    ``user``: the reduction, if it is a user's. ``identity``: for an exscan with a builtin
+    reduction, the bytes of the element that rank 0 gets.
+    """
+
+    plan: _core.Plan
+    key: int
+    op: int
+    segment_bytes: int
+    reduction: Reduction | None
+    user: Reduction | None
+    identity: bytes = b""
+    #: The array's shape, for the text of a MismatchError; None where ranks compare no shape.
+    shape: Shape | None = None
+
+    @property
+    def by_python(self) -> bool:
+        """Whether Python runs such calls: native code runs no user's function and no pairs."""
+        reduction = self.reduction
+        return reduction is not None and (self.user is not None or reduction.code in LOCATION)
+
+    def check_shape(self, shape: tuple[int, ...], axes: int = 1) -> None:
+        """Raise InvalidArgumentError unless the reduction takes arrays of this shape."""
+        if self.reduction is not None:
+            self.reduction.check_shape(shape, axes)
+
+    def of_array(self, shape: Shape) -> Prepared:
+        """Return the same for one array, whose shape must be equal on all ranks."""
+        return self._replace(key=self.key ^ _core.arrays_key([(0, shape)]), shape=shape)
+
+    def of_arrays(self, arrays: Iterable[tuple[int, Shape]]) -> Prepared:
+        """Return the same for a message of several arrays.
+
+        ``arrays``: pairs of bytes and shape, which must be equal on all ranks.
+        """
+        return self._replace(key=self.key ^ _core.arrays_key(list(arrays)))
+
+
+class Plans:
+    """The plans of one rank of one communicator. Threads: any.
+
+    ``parameters`` are equal on all ranks; they determine algorithms and segment lengths.
+    """
+
+    def __init__(self, rank: int, topology: Topology, parameters: Parameters = DEFAULT) -> None:
+        self.rank = rank
+        self.topology = topology
+        self.parameters = parameters
+        self._plans: dict[tuple[Collective, str, int], _core.Plan] = {}
+        self._keys: dict[_core.Plan, tuple[Collective, str, int]] = {}
+        self._lanes: dict[_core.Plan, int] = {}
+
+    def prepare(
+        self,
+        collective: Collective,
+        dtype: int,
+        reduction: Reduction | None,
+        root: int,
+        nbytes: int,
+        algorithm: str | None,
+        deterministic: bool,
+        shape_key: tuple[int, ...],
+    ) -> Prepared:
+        """Return what the engine needs for a call.
+
+        ``nbytes``: the message in bytes. ``shape_key``: further numbers that must be equal on all
+        ranks.
+        """
+        if reduction is not None and nbytes:
+            nbytes = reduction.wire_bytes(dtype, nbytes)
+        name = self.algorithm_name(
+            collective, dtype, reduction, root, nbytes, algorithm, deterministic
+        )
+        plan = self._plan(collective, name, root)
+        user = reduction if reduction is not None and reduction.function is not None else None
+        word = user.name if user is not None else ""
+        segment_bytes = self.parameters.segment_bytes
+        key = _hash(f"{name}/{segment_bytes}/{word}/{shape_key}")
+        code = reduction.code if reduction is not None else 0
+        identity = b""
+        if collective is Collective.EXSCAN and reduction is not None and user is None:
+            identity = reduction.identity_bytes(dtype)
+        return Prepared(plan, key, code, segment_bytes, reduction, user, identity)
+
+    def algorithm_name(
+        self,
+        collective: Collective,
+        dtype: int,
+        reduction: Reduction | None,
+        root: int,
+        nbytes: int,
+        algorithm: str | None,
+        deterministic: bool,
+    ) -> str:
+        """Return the caller's algorithm after a check, or the choice of the cost model."""
+        needs = _Needs.of(dtype, reduction, root, deterministic)
+        if algorithm is None:
+            return self._choose(collective, nbytes, needs)
+        if not isinstance(algorithm, str):
+            raise InvalidArgumentError(f"algorithm is {algorithm!r}: expected a name or None")
+        found = lookup(collective, algorithm)
+        if self.topology.size > 1 and not needs.met_by(found):
+            raise InvalidArgumentError(
+                f"algorithm {algorithm!r} does not {needs.words}; those that do: "
+                f"{', '.join(_names(collective, needs))}"
+            )
+        return algorithm
+
+    def _choose(self, collective: Collective, nbytes: int, needs: _Needs) -> str:
+        names = _names(collective, needs)
+        choice = choose(collective, self.topology, nbytes, among=names, parameters=self.parameters)
+        return choice.name
+
+    def _plan(self, collective: Collective, name: str, root: int) -> _core.Plan:
+        key = (collective, name, root)
+        plan = self._plans.get(key)
+        if plan is None:
+            data = _lowered(collective, name, self.topology, self.rank, root)
+            plan = self._plans[key] = _core.Plan(data)
+            self._keys[plan] = key
+        return plan
+
+    def lanes(self, plan: _core.Plan) -> int:
+        """Return the most lanes that any rank's plan of this schedule has.
+
+        The first call for a plan lowers the plans of all ranks.
+        """
+        lanes = self._lanes.get(plan)
+        if lanes is None:
+            collective, name, root = self._keys[plan]
+            all_ranks = (
+                _core.Plan(_lowered(collective, name, self.topology, rank, root))
+                for rank in range(self.topology.size)
+            )
+            lanes = self._lanes[plan] = max(one.lanes for one in all_ranks)
+        return lanes
+
+
+class _Needs(NamedTuple):
+    """The order of folding that a call needs from an algorithm.
+
+    ``rank_ordered``: one fold in exact rank order. ``keeps_order``: operands stay in rank order.
+    """
+
+    rank_ordered: bool
+    keeps_order: bool
+
+    @classmethod
+    def of(cls, dtype: int, reduction: Reduction | None, root: int, deterministic: bool) -> _Needs:
+        if reduction is None:
+            return cls(False, False)
+        commutes = reduction.commutative
+        strict = (deterministic and reduction.is_rounded(dtype)) or (not commutes and root != 0)
+        return cls(strict, not commutes)
+
+    def met_by(self, algorithm: Algorithm) -> bool:
+        if self.rank_ordered:
+            return algorithm.rank_ordered
+        return algorithm.keeps_order or not self.keeps_order
+
+    @property
+    def words(self) -> str:
+        if self.rank_ordered:
+            return (
+                "fold in exact rank order (for deterministic=True, or an op that does not commute)"
+            )
+        return "keep the operands in rank order, which an op that does not commute needs"
+
+
+def _names(collective: Collective, needs: _Needs) -> list[str]:
+    table = TABLE[collective]
+    if collective not in REDUCING:
+        return list(table)
+    return [name for name, one in table.items() if needs.met_by(one)]
+
+
+def plan_bytes(
+    collective: str,
+    size: int,
+    rank: int,
+    nbytes: int,
+    topology: Topology,
+    algorithm: str | None = None,
+    root: int = 0,
+) -> bytes:
+    """Return the plan that ``rank`` of ``size`` runs for ``nbytes`` bytes, for inspection."""
+    kind = Collective[collective.upper()]
+    name = algorithm if algorithm is not None else choose(kind, topology, nbytes).name
+    if not 0 <= rank < size or topology.size != size:
+        raise InvalidArgumentError(
+            f"rank is {rank} of {size}, and the topology has {topology.size} ranks"
+        )
+    return _lowered(kind, name, topology, rank, root)
+
+
+def _lowered(collective: Collective, name: str, topology: Topology, rank: int, root: int) -> bytes:
+    schedule = lookup(collective, name).build(
+        topology.size, root=root, only=rank, topology=topology
+    )
+    return lower(acknowledged(schedule), rank)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

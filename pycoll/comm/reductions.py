@@ -1,0 +1,327 @@
+"""The collectives that combine values: all_reduce, reduce, reduce_scatter, scan, exscan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pycoll import _core
+from pycoll.arrays.device_view import DeviceView, Where
+from pycoll.arrays.registry import input_of, output_view
+from pycoll.arrays.rows import elements, need_axis, split_rows, with_rows
+from pycoll.comm.operations import Core, Ends, ends_of, finisher, operation, salt
+from pycoll.schedule.collectives import Collective
+
+
+class Reducing(Core):
+    """The reducing collectives; one of the base classes of Communicator.
+
+    The docstring of Communicator lists the arguments and errors that all collectives share. ``op``
+    is a name from ``register_op`` or one of these:
+
+    * sum, prod, min, max: integers wrap. Floats of 16 and 8 bits are combined in float32, and each
+      partial result is rounded to the type. min and max take no complex numbers.
+    * avg: the mean, for up to 65,536 ranks. Integers give the exact mean, rounded towards zero.
+      Floats of 16 and 8 bits are summed in float32, scaled so that no sum overflows, divided once,
+      and rounded to the type at the end; therefore 4 bytes per element travel. float32, float64
+      and complex values are summed in their own type and divided at the end, as numpy.mean does:
+      an infinite sum gives an infinite average. The average of bool is true if any value is true.
+    * band, bor, bxor: bit by bit, for integers and bool.
+    * land, lor, lxor: whether all, any, or an odd number of ranks have a nonzero element. The
+      result is 1 or 0 in the type of x; x may have any type. NaN counts as nonzero.
+    * maxloc, minloc: the last axis of x has length 2 and holds pairs of a value and its place, both
+      of one type: ``numpy.stack([values, places], -1)``. The pair with the greatest or least value
+      wins; of equal values the one with the lowest place. Zeros of both signs are equal, and the
+      result is +0. A NaN wins. x has integers or real floats, and the type must hold the places
+      exactly (float32 does up to 2**24). Neither exscan nor device arrays take these two.
+    """
+
+    @operation
+    def all_reduce(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Combine the arrays ``x`` of all ranks; every rank gets the result with the same bits.
+
+        ``x``: an array with the same shape and dtype on all ranks, or a list or tuple of arrays.
+        ``op``: the reduction (docs/reductions.md). ``out``: None for a new array, an array of the
+        shape and dtype of x, or x itself; for a list, a list of as many arrays. The other arguments
+        are those of all collectives, see Communicator.
+
+        The arrays of a list are independent of each other. Those of equal dtype and up to 256 KiB
+        travel in messages of up to 16 MiB. On a device up to 128 arrays of one dtype are one
+        kernel launch.
+
+        Returns an array with the shape and dtype of x, or ``out``; for a list, a list of results;
+        with ``async_op``, a Work of that. The results are in place after ``wait()``.
+
+        Raises the errors of all collectives, see Communicator.
+
+        Cost: for long messages of n bytes about 2 n bytes sent per rank; for short ones log2(size)
+        steps. Algorithms: direct exchange, star, chain and recursive doubling (Thakur, Rabenseifner
+        and Gropp 2005), ring (Patarasu and Yuan 2009), double binary tree (Sanders, Speck and
+        Träff 2009), halving-doubling (Rabenseifner 2004), recursive multiplying (Ruefenacht, Bull
+        and Booth 2017), and hierarchies of these.
+
+        >>> comm.all_reduce(np.ones(3))  # on 4 ranks
+        array([4., 4., 4.])
+        >>> comm.all_reduce([np.ones(2), 5])  # many at once, here too
+        [array([4., 4.]), 20]
+        """
+        if isinstance(x, list | tuple):
+            from pycoll.comm.fused_batches import start_list
+
+            work = start_list(self, x, op, out, algorithm, deterministic, stream, async_op)
+            return work if async_op else work.wait()
+        ends = ends_of(x, out)
+        return self._reduce_alike(
+            Collective.ALL_REDUCE, x, ends, op, 0, out, algorithm, async_op, deterministic, stream
+        )
+
+    @operation
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Combine the arrays ``x`` of all ranks; only ``root`` gets the result.
+
+        ``x``: an array with the same shape and dtype on all ranks. ``root``: the receiving rank,
+        from 0 to size - 1, the same on all ranks. ``op``: the reduction (docs/reductions.md).
+        ``out``: on the root as in all_reduce; on another rank it is checked but not written. The
+        other arguments are those of all collectives, see Communicator.
+
+        Returns on the root an array with the shape and dtype of x, or ``out``. Returns on another
+        rank its ``out``, or None. With ``async_op`` returns a Work of that.
+
+        Raises the errors of all collectives, see Communicator.
+
+        Cost: for long messages every rank sends its n bytes about once; for short ones log2(size)
+        steps. Algorithms: direct exchange, binomial tree, chain and double binary tree.
+
+        >>> comm.reduce(np.ones(2), root=0)  # on 3 ranks; this is rank 0
+        array([3., 3.])
+        """
+        root = self._check_rank(root, "root")
+        if self.rank == root:
+            ends = ends_of(x, out)
+            return self._reduce_alike(
+                Collective.REDUCE,
+                x,
+                ends,
+                op,
+                root,
+                out,
+                algorithm,
+                async_op,
+                deterministic,
+                stream,
+            )
+        framework, source = input_of(x, out)
+        if out is not None:
+            output_view(out, source.dtype, source.shape, source, True)
+        prepared = self._prepare(
+            Collective.REDUCE, source.dtype, op, root, source.nbytes, algorithm, deterministic
+        )
+        prepared.check_shape(source.shape)
+        prepared = prepared.of_array(source.shape)
+        count = source.count
+        where = Where(framework, x, stream)
+        return self._start(
+            prepared, source, None, source.dtype, [count], count, async_op, lambda: out, where
+        )
+
+    @operation
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: Any = "sum",
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Combine the arrays ``x`` of all ranks; every rank gets its rows of the result.
+
+        ``x``: an array of at least one axis, with the same shape and dtype on all ranks. ``op``:
+        the reduction (docs/reductions.md). ``splits``: one number of rows per rank, the same
+        sequence on all ranks, with the sum ``len(x)``; rank r gets the next ``splits[r]`` rows.
+        With None every rank gets ``len(x) // size`` rows, and the lowest ranks get one more each
+        where size does not divide ``len(x)``. ``out``: memory apart from x. The other arguments
+        are those of all collectives, see Communicator.
+
+        Returns this rank's rows, with the trailing dimensions and dtype of x, or ``out``; with
+        ``async_op``, a Work of that.
+
+        Raises the errors of all collectives, see Communicator.
+
+        Cost: about n bytes sent per rank, where n is the size of x in bytes. Algorithms: ring,
+        direct exchange and halving-doubling; see all_reduce for their sources.
+
+        >>> comm.reduce_scatter(np.arange(4.0))  # on 2 ranks; this is rank 1
+        array([4., 6.])
+        """
+        framework, source = input_of(x, out)
+        need_axis(source.shape, "reduce_scatter")
+        rows = split_rows(splits, source.shape[0], self.size)
+        split_key = () if splits is None else (salt("splits"), *rows)
+        shape = with_rows(source.shape, rows[self.rank])
+        memory, target = self._memory(framework, x, source, shape, source.dtype, out)
+        prepared = self._prepare(
+            Collective.REDUCE_SCATTER,
+            source.dtype,
+            op,
+            0,
+            source.nbytes,
+            algorithm,
+            deterministic,
+            (*split_key, *source.shape[1:]),
+        )
+        prepared.check_shape(source.shape, 2)
+        prepared = prepared.of_array(source.shape)
+        return self._start(
+            prepared,
+            source,
+            target,
+            source.dtype,
+            elements(rows, source.shape),
+            source.count,
+            async_op,
+            finisher(framework, x, memory, out),
+            Where(framework, x, stream),
+        )
+
+    @operation
+    def scan(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Combine the arrays ``x`` of ranks 0 to this one, in rank order.
+
+        ``x``: an array with the same shape and dtype on all ranks. ``op``: the reduction
+        (docs/reductions.md), but not "avg". ``out``: as in all_reduce. The other arguments are
+        those of all collectives, see Communicator.
+
+        Returns an array with the shape and dtype of x, or ``out``; with ``async_op``, a Work of
+        that.
+
+        Raises the errors of all collectives, see Communicator.
+
+        Cost: for short messages log2(size) steps. Source: Hillis and Steele 1986; for long
+        messages a pipelined chain.
+
+        >>> comm.scan(1)  # on rank 2
+        3
+        """
+        ends = ends_of(x, out)
+        return self._reduce_alike(
+            Collective.SCAN, x, ends, op, 0, out, algorithm, async_op, deterministic, stream
+        )
+
+    @operation
+    def exscan(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Combine the arrays ``x`` of the ranks below this one, in rank order.
+
+        ``x``: an array with the same shape and dtype on all ranks. ``op``: the reduction
+        (docs/reductions.md), but not "avg", "maxloc" or "minloc". ``out``: as in all_reduce. The
+        other arguments are those of all collectives, see Communicator.
+
+        Returns an array with the shape and dtype of x, or ``out``; with ``async_op``, a Work of
+        that. Rank 0 gets the neutral element of op: 0 for sum, 1 for prod, the highest value of the
+        type for min, the lowest for max, all bits for band. For an op from ``register_op`` it gets
+        its ``identity``.
+
+        Raises the errors of all collectives, see Communicator.
+
+        Cost and source: as scan.
+
+        >>> comm.exscan(1)  # on rank 2
+        2
+        """
+        ends = ends_of(x, out)
+        return self._reduce_alike(
+            Collective.EXSCAN, x, ends, op, 0, out, algorithm, async_op, deterministic, stream
+        )
+
+    def _reduce_alike(
+        self,
+        collective: Collective,
+        x: Any,
+        ends: Ends,
+        op: Any,
+        root: int,
+        out: Any,
+        algorithm: str | None,
+        async_op: bool,
+        deterministic: bool | None,
+        stream: Any,
+    ) -> Any:
+        """Prepare and run a collective whose result has the shape of x."""
+        framework, source, memory, target = ends
+        dtype, count = source.dtype, source.count
+        prepared = self._prepare(
+            collective, dtype, op, root, source.nbytes, algorithm, deterministic
+        )
+        prepared.check_shape(source.shape)
+        prepared = prepared.of_array(source.shape)
+        finish = finisher(framework, x, memory, out)
+        where = Where(framework, x, stream)
+        if collective is Collective.EXSCAN and prepared.reduction is not None:
+            identity = prepared.reduction.identity_bytes(dtype)
+            if self.rank == 0 and isinstance(target, DeviceView):
+                ends_there = (source, target)
+                lanes = self._plans.lanes(prepared.plan)
+                return self._on_devices().run(
+                    prepared,
+                    ends_there,
+                    dtype,
+                    [count],
+                    count,
+                    lanes,
+                    async_op,
+                    finish,
+                    where,
+                    identity,
+                )
+            if self.rank == 0:
+                given = finish
+
+                def finish() -> Any:
+                    _core.fill(target, identity)
+                    return given()
+
+        return self._start(prepared, source, target, dtype, [count], count, async_op, finish, where)

@@ -1,0 +1,1 @@
+"""The cost model: profiles of algorithms, selection, tuning files and forecasts."""

@@ -1,0 +1,202 @@
+"""Loads: latencies, segments and bytes of each tile, from a formula or from a schedule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pycoll.cost.model import Load, Profile
+from pycoll.schedule.collectives import Collective
+
+if TYPE_CHECKING:
+    from pycoll.algorithms import Algorithm
+    from pycoll.algorithms.formulas import Cost
+    from pycoll.schedule.language import Schedule
+    from pycoll.schedule.topology import Topology
+
+#: Up to this number of ranks, schedules are counted transfer by transfer.
+SCHEDULE_SIZE_MAX = 64
+#: Collectives in which a rank copies its own block from its input to its output.
+_KEEPING = (
+    Collective.ALL_GATHER,
+    Collective.ALL_TO_ALL,
+    Collective.GATHER,
+    Collective.REDUCE_SCATTER,
+    Collective.SCATTER,
+)
+#: A size at which every algorithm exists and has its characteristic waits.
+SMALL_SIZE = 4
+
+
+def kept_by(collective: Collective, size: int) -> float:
+    """The bytes that a rank copies from its own input to its output, in units of n.
+
+    The result of a reduce_scatter counts as half a copy, because the reduction reads it in place.
+    """
+    if collective not in _KEEPING:
+        return 0.0
+    return (0.5 if collective is Collective.REDUCE_SCATTER else 1.0) / size
+
+
+def fetched(collective: Collective, size: int, cost: Cost) -> float:
+    """The bytes that the busiest core copies if peers read sent data in place, in units of n.
+
+    The receiver copies, in addition to its own block. The root of a scatter copies only its own
+    block. Leaves of a gather write their block directly to its place. With two ranks, the root of a
+    broadcast copies half of the message. The result is at least half of what the busiest rank
+    handles, because the memory of one rank serves at most two concurrent readers at full speed.
+    """
+    kept = kept_by(collective, size)
+    sent, received = float(cost.sent), float(cost.received)
+    own = received + kept
+    if collective is Collective.GATHER:
+        own = max(sent, kept)
+    elif collective is Collective.SCATTER:
+        own = max(received, kept)
+    elif collective is Collective.BROADCAST and size == 2:
+        own = received / 2
+    return max(own, float(cost.handled) / 2)
+
+
+def copied(cost: Cost) -> Load:
+    """The work of the busiest rank for a tile inside a host, where its core copies both ways."""
+    return _load(float(cost.handled) / 2, cost)
+
+
+def carried(cost: Cost) -> Load:
+    """The work of the busiest rank for a tile across hosts, where both directions run at once."""
+    return _load(float(max(cost.sent, cost.received)), cost)
+
+
+def _load(moved: float, cost: Cost) -> Load:
+    return Load(0, moved * cost.chunks, moved, float(cost.reduced))
+
+
+def first_of(load: Load, steps: int, chunks: int) -> Load:
+    """The load of the first tile through all steps; in each step at least one chunk moves."""
+    moved = max(load.moved, steps / chunks)
+    stretch = moved / load.moved if load.moved else 1.0
+    return Load(steps, load.segments * stretch, moved, load.combined * stretch)
+
+
+@lru_cache(maxsize=256)
+def streams(algorithm: Algorithm) -> bool:
+    """Whether tiles follow each other without waiting for answers, as along a chain or a tree."""
+    schedule = algorithm.build(SMALL_SIZE)
+    return max(answers_expected(schedule).values(), default=0) == 0
+
+
+def answers_expected(schedule: Schedule) -> dict[tuple[int, int], int]:
+    """Per (rank, lane): the number of steps in which it receives after an earlier send."""
+    sent: dict[tuple[int, int], int] = {}
+    received: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for t in schedule.transfers:
+        sent.setdefault((t.source, t.lane), t.step)
+        received[t.destination, t.lane].add(t.step)
+    return {
+        place: sum(step > sent[place] for step in steps)
+        for place, steps in received.items()
+        if place in sent
+    }
+
+
+def profile_of_schedule(schedule: Schedule, topology: Topology) -> Profile:
+    """The profile counted from the transfers of the schedule.
+
+    Per step it takes the busiest rank inside hosts and the busiest host across hosts.
+    """
+    from pycoll.schedule.language import TOKEN
+
+    size, host = schedule.size, topology.levels[0]
+    chunks = message_chunks(schedule)
+    steps: dict[tuple[int, bool], _Tally] = {}
+    whole = (_Tally(across=False), _Tally(across=True))
+    for t in schedule.transfers:
+        across = host[t.source] != host[t.destination]
+        ends = (host[t.source], host[t.destination]) if across else (t.source, t.destination)
+        for tally in (steps.setdefault((t.step, across), _Tally(across)), whole[across]):
+            tally.add(t.source, t.destination, ends, t.chunk != TOKEN, t.reduce)
+    first = (Load(), Load())
+    crossing = {step for step, across in steps if across}
+    for (step, across), tally in steps.items():
+        load = first[across]
+        load.waits += across or step not in crossing
+        # Inside a host the sender copies a segment and then the receiver copies it.
+        load.segments += max(tally.segments(), 1)
+        load.moved += max(tally.moved(), len(tally.carried) > 0) / chunks
+        load.combined += tally.combined() / chunks
+        load.flow += across * tally.flow() / chunks
+    period = tuple(
+        Load(
+            0,
+            tally.segments(),
+            tally.moved() / chunks,
+            tally.combined() / chunks,
+            across * tally.flow() / chunks,
+        )
+        for across, tally in enumerate(whole)
+    )
+    for load in (first[0], period[0]):
+        load.moved += kept_by(schedule.collective, size)
+    waits = max(answers_expected(schedule).values(), default=0)
+    share = len(crossing) / max(schedule.steps, 1)
+    period[0].waits, period[1].waits = waits * (1 - share), waits * share
+    return Profile(first, (period[0], period[1]), chunks if size > 1 else 1)
+
+
+def message_chunks(schedule: Schedule) -> int:
+    """The number of chunks of the message n (see formulas.py)."""
+    if schedule.collective is Collective.BARRIER:
+        return 1
+    alone = schedule.collective is Collective.ALL_TO_ALL
+    return schedule.data_chunks // (schedule.size if alone else 1)
+
+
+_Ends = dict[tuple[int, bool], int]
+
+
+class _Tally:
+    """Counts of segments per rank or host and direction (True: received)."""
+
+    def __init__(self, across: bool) -> None:
+        self._across = across
+        self.handled: _Ends = defaultdict(int)
+        self.carried: _Ends = defaultdict(int)
+        self.flowed: _Ends = defaultdict(int)
+        self.folded: dict[int, int] = defaultdict(int)
+
+    def add(
+        self, source: int, destination: int, ends: tuple[int, int], data: bool, reduce: bool
+    ) -> None:
+        self.handled[source, False] += 1
+        self.handled[destination, True] += 1
+        if data:
+            self.carried[ends[0], False] += 1
+            self.carried[ends[1], True] += 1
+            self.flowed[source, False] += 1
+            self.flowed[destination, True] += 1
+        if reduce:
+            self.folded[destination] += 1
+
+    def segments(self) -> float:
+        return self._busiest(self.handled)
+
+    def moved(self) -> float:
+        return self._busiest(self.carried)
+
+    def flow(self) -> int:
+        return max(self.flowed.values(), default=0)
+
+    def combined(self) -> int:
+        return max(self.folded.values(), default=0)
+
+    def _busiest(self, counts: _Ends) -> float:
+        """The largest count.
+
+        Across hosts both directions run at the same time; inside a host one core does both.
+        """
+        if self._across:
+            return max(counts.values(), default=0)
+        ends = {end for end, _ in counts}
+        return max((counts[end, False] + counts[end, True] for end in ends), default=0) / 2

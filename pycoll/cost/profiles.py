@@ -1,0 +1,70 @@
+"""The profile of an algorithm on a topology, from which the model predicts its time.
+
+On one host, where all links are equal, the profile comes from the cost formula. On several hosts it
+comes from the transfers of the schedule. For worlds too large to build their schedules, it is
+extrapolated from smaller worlds (extrapolation.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pycoll.cost.extrapolation import extrapolated
+from pycoll.cost.loads import (
+    SCHEDULE_SIZE_MAX,
+    copied,
+    fetched,
+    first_of,
+    kept_by,
+    profile_of_schedule,
+    streams,
+)
+from pycoll.cost.model import Load, Profile
+from pycoll.cost.oversubscription import Turns, turns_of
+from pycoll.schedule.collectives import Collective
+
+if TYPE_CHECKING:
+    from pycoll.algorithms import Algorithm
+    from pycoll.schedule.topology import Topology
+
+
+@lru_cache(maxsize=1024)
+def profile(algorithm: Algorithm, topology: Topology, oversubscribed: bool = False) -> Profile:
+    """The work of the algorithm on this topology, with root 0.
+
+    If ``oversubscribed`` is set, ranks share cores, and the profile includes the balance of the
+    work.
+    """
+    size = topology.size
+    if len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX:
+        found = profile_of_schedule(algorithm.build(size, topology=topology), topology)
+    else:
+        found = profile_of_costs(algorithm, topology)
+    counted = oversubscribed and len(topology.hosts) == 1 and size <= SCHEDULE_SIZE_MAX
+    turns = turns_of(algorithm.build(size, topology=topology)) if counted else Turns()
+    # A copy touches two places; a reduction in place reads and writes one.
+    touches = 1.0 if algorithm.collective is Collective.ALL_REDUCE else 2.0
+    # The root of a scatter first announces the shape in a short operation.
+    announces = algorithm.collective is Collective.SCATTER and len(topology.hosts) == 1 and size > 1
+    return found._replace(
+        exposes=algorithm.exposes, turns=turns, touches=touches, calls=2.0 if announces else 1.0
+    )
+
+
+def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:
+    """The profile from the formula; on several hosts it is extrapolated from smaller schedules."""
+    if len(topology.hosts) > 1:
+        return extrapolated(algorithm, topology)
+    cost = algorithm.cost(topology.size)
+    period = copied(cost)
+    first = first_of(period, cost.steps, cost.chunks)
+    period.waits = 0 if streams(algorithm) else max(cost.steps - 1, 0)
+    for load in (first, period):
+        load.moved += kept_by(algorithm.collective, topology.size)
+    period.fetched = fetched(algorithm.collective, topology.size, cost)
+    first.fetched = max(period.fetched, cost.steps / cost.chunks)
+    if algorithm.collective is Collective.GATHER:
+        # The root reads all blocks in place while they are short.
+        first.fetched = float(cost.received) + kept_by(Collective.GATHER, topology.size)
+    return Profile((first, Load()), (period, Load()), cost.chunks)

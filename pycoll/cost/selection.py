@@ -1,0 +1,319 @@
+"""The choice of an algorithm: a pure function of values agreed at start-up, equal on all ranks.
+
+The model predicts a time for each candidate, and the shortest time wins. Among equal times the
+first algorithm of the table wins. Between hosts the fewest steps win among the times that are close
+to the shortest. Measured rows override the model where they apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from pycoll.algorithms import TABLE, Algorithm, lookup
+from pycoll.cost.loads import SCHEDULE_SIZE_MAX
+from pycoll.cost.model import DEFAULT, Link, Parameters, Profile
+from pycoll.cost.profiles import profile
+from pycoll.errors import InvalidArgumentError
+from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.schedule.topology import Topology
+
+#: Hierarchies that are candidates in addition to the default one.
+HIERARCHIES: dict[Collective, tuple[str, ...]] = {
+    Collective.ALL_REDUCE: (
+        "hierarchical:direct+halving_doubling",
+        "hierarchical:direct+tree",
+        "hierarchical:direct+recursive_multiplying",
+        "hierarchical:direct+direct",
+        "hierarchical:binomial+recursive_multiplying",
+    ),
+    Collective.BROADCAST: ("hierarchical:binomial+tree", "hierarchical:chain+chain"),
+    Collective.REDUCE: ("hierarchical:binomial+tree",),
+    Collective.REDUCE_SCATTER: ("hierarchical:direct+halving_doubling",),
+    Collective.ALL_GATHER: ("hierarchical:direct+bruck",),
+}
+#: Between hosts, predicted times whose ratio differs by less from 1 are a draw.
+DRAW = 0.1
+#: Texts mention the cost of combining a byte if it exceeds this share of the cost of moving it.
+_HIDDEN = 0.1
+
+
+class Measured(NamedTuple):
+    """A row of a tuning table: ``name`` is best for messages of up to ``nbytes_max`` bytes."""
+
+    collective: Collective
+    size: int
+    nbytes_max: int
+    name: str
+
+
+class Choice(NamedTuple):
+    """The chosen algorithm.
+
+    ``alternatives``: the other candidates with their predicted seconds, best first.
+    """
+
+    name: str
+    predicted_s: float
+    reason: str
+    alternatives: tuple[tuple[str, float], ...]
+
+
+@lru_cache(maxsize=256)
+def candidates(
+    collective: Collective,
+    topology: Topology,
+    deterministic: bool = False,
+    commutes: bool = True,
+    among: tuple[str, ...] | None = None,
+) -> tuple[str, ...]:
+    """The names of the algorithms to predict.
+
+    Hierarchies are candidates if there are several hosts. ``deterministic`` or not ``commutes``
+    exclude algorithms without the required fold order. ``among`` restricts the names;
+    "hierarchical" stands for all hierarchies.
+    """
+    several = len(topology.hosts) > 1
+    names = []
+    for name, one in TABLE[collective].items():
+        if among is not None and name not in among:
+            continue
+        if collective in REDUCING and not _keeps(one, deterministic, commutes):
+            continue
+        if not one.needs_topology:
+            names.append(name)
+        elif several:
+            names += [name, *HIERARCHIES.get(collective, ())]
+    return tuple(names)
+
+
+def _keeps(algorithm: Algorithm, deterministic: bool, commutes: bool) -> bool:
+    if deterministic:
+        return algorithm.rank_ordered
+    return commutes or algorithm.keeps_order
+
+
+def choose(
+    collective: Collective,
+    topology: Topology,
+    nbytes: int,
+    *,
+    deterministic: bool = False,
+    commutes: bool = True,
+    among: Iterable[str] | None = None,
+    parameters: Parameters = DEFAULT,
+    measured: Sequence[Measured] = (),
+) -> Choice:
+    """The algorithm for a message of ``nbytes`` (formulas.py defines the message).
+
+    ``deterministic`` requires the exact fold in rank order, ``commutes=False`` operands in rank
+    order. The first row of ``measured`` that fits decides without the model. Raises
+    InvalidArgumentError if nbytes is negative or no algorithm is left.
+    """
+    if nbytes < 0:
+        raise InvalidArgumentError(f"nbytes is {nbytes}; it must not be negative")
+    allowed = None if among is None else tuple(among)
+    names = candidates(collective, topology, deterministic, commutes, allowed)
+    if not names:
+        raise InvalidArgumentError(
+            f"no algorithm for {collective.name.lower()} of {topology.size} ranks is left: "
+            f"deterministic={deterministic}, commutes={commutes}, among={allowed}"
+        )
+    return _choose(collective, topology, nbytes, names, parameters, tuple(measured))
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    collective: Collective,
+    topology: Topology,
+    nbytes: int,
+    names: tuple[str, ...],
+    parameters: Parameters,
+    measured: tuple[Measured, ...],
+) -> Choice:
+    times = [(name, predict(collective, name, topology, nbytes, parameters)) for name in names]
+    times.sort(key=lambda pair: pair[1])
+    for row in measured:
+        fits = (row.collective, row.size) == (collective, topology.size)
+        if fits and nbytes <= row.nbytes_max and row.name in names:
+            best, reason = row.name, f"measured best up to {bytes_text(row.nbytes_max)}"
+            break
+    else:
+        best, reason = _best(collective, topology, times)
+    others = tuple(pair for pair in times if pair[0] != best)
+    return Choice(best, dict(times)[best], reason, others)
+
+
+def _best(
+    collective: Collective, topology: Topology, times: list[tuple[str, float]]
+) -> tuple[str, str]:
+    """The name and the reason; ``times`` are sorted.
+
+    Between hosts fewer steps win a draw: segments arrive in bursts there, and a rank answers only
+    after a whole burst, which the model does not include.
+    """
+    if len(times) == 1:
+        return times[0][0], "the only one"
+    shortest, seconds = times[0]
+    if len(topology.hosts) > 1:
+        close = [name for name, other in times if other <= seconds * (1 + DRAW)]
+        steps = {
+            name: lookup(collective, name).cost(topology.size, topology).steps for name in close
+        }
+        best = min(close, key=steps.__getitem__)
+        if steps[best] < steps[shortest]:
+            return best, f"fewest steps within {DRAW:.0%} of the shortest predicted time"
+    return shortest, f"shortest predicted time of {len(times)}"
+
+
+def predict(
+    collective: Collective,
+    name: str,
+    topology: Topology,
+    nbytes: int,
+    parameters: Parameters = DEFAULT,
+) -> float:
+    """The predicted seconds from the common start to the end of the last rank."""
+    moved = 0 if collective is Collective.BARRIER else nbytes
+    shape = profile(lookup(collective, name), topology, parameters.per_core > 1)
+    return shape.seconds(moved, parameters)
+
+
+def explain_text(
+    collective: Collective,
+    topology: Topology,
+    nbytes: int,
+    *,
+    algorithm: str | None = None,
+    parameters: Parameters = DEFAULT,
+    measured: Sequence[Measured] = (),
+) -> str:
+    """The algorithm that runs, its predicted time and the reasons, in a few lines."""
+    choice = choose(collective, topology, nbytes, parameters=parameters, measured=measured)
+    name = choice.name if algorithm is None else algorithm
+    one = lookup(collective, name)
+    seconds = predict(collective, name, topology, nbytes, parameters)
+    cost = one.cost(topology.size, topology)
+    shape = profile(one, topology)
+    reason = choice.reason if algorithm is None else f"requested; {choice.name} would be chosen"
+    moved = f"sends {_amount(cost.sent, nbytes)}, receives {_amount(cost.received, nbytes)}"
+    if collective in REDUCING:
+        moved += f", combines {_amount(cost.reduced, nbytes)}"
+    lines = [
+        f"{collective.name.lower()} of {bytes_text(nbytes)} over {_world(topology)}",
+        f"  algorithm  {name}: {one.summary} ({one.source})",
+        f"  predicted  {seconds_text(seconds)}{_bandwidth(nbytes, seconds)}",
+        f"  why        {reason}",
+        f"  steps      {cost.steps}",
+        f"  per rank   {moved}" if collective is not Collective.BARRIER else "",
+        _tiles(shape, nbytes, parameters.segment_bytes),
+        *_links(topology, parameters),
+    ]
+    ranked = sorted((*choice.alternatives, (choice.name, choice.predicted_s)), key=lambda p: p[1])
+    others = [(other, s) for other, s in ranked if other != name]
+    for number, (other, other_s) in enumerate(others[:4]):
+        label = "others" if number == 0 else ""
+        ratio = f"{other_s / seconds:.2f}x" if seconds > 0 else ""
+        lines.append(f"  {label:<10} {other}: {seconds_text(other_s)} {ratio}".rstrip())
+    return "\n".join(line for line in lines if line)
+
+
+def registered_text(nbytes: int, refusal: str) -> str:
+    """One line about the memory that an RDMA device reads in place.
+
+    ``nbytes``: registered bytes; ``refusal``: the reason why no more could be registered, or "".
+    """
+    more = f"; more is copied: {refusal}" if refusal else ""
+    return f"  registered {bytes_text(nbytes)} of arrays{more}"
+
+
+def _tiles(shape: Profile, nbytes: int, segment_bytes: int) -> str:
+    tiles, length = shape.tiles(nbytes, segment_bytes), bytes_text(segment_bytes)
+    return f"  tiles      {tiles} of at most {length} in each of {shape.chunks} chunks"
+
+
+def _links(topology: Topology, parameters: Parameters) -> list[str]:
+    several = len(topology.hosts) > 1
+    how = "schedule" if several else "cost formulas"
+    if several and topology.size > SCHEDULE_SIZE_MAX:
+        how = f"schedules of up to {SCHEDULE_SIZE_MAX} ranks, extrapolated by cost formulas"
+    kinds = [("inside hosts", parameters.inside)]
+    if several:
+        kinds.append(("across hosts", parameters.across))
+    return [f"  model      {how}; values: {parameters.origin}"] + [
+        f"  {'links' if number == 0 else '':<10} {word}: {_link_text(link)}"
+        for number, (word, link) in enumerate(kinds)
+    ]
+
+
+def _link_text(link: Link) -> str:
+    return f"{latencies_text(link)}, {rates_text(link)}"
+
+
+def latencies_text(link: Link, segment: str = "segment") -> str:
+    """The text of the costs of a link that do not depend on bytes."""
+    call = f"{seconds_text(link.call)} per call, " if link.call else ""
+    return f"{call}{seconds_text(link.alpha)} latency, {seconds_text(link.overhead)} per {segment}"
+
+
+def rates_text(link: Link) -> str:
+    """The text of the rates at which a link moves and combines bytes."""
+    combining = (
+        f"combines {1e-9 / link.gamma:.3g} GB/s"
+        if link.gamma > _HIDDEN * link.beta
+        else "combines at no extra cost"
+    )
+    others = f"{_far(link)}{_long_run(link)}{_alone(link)}{_in_place(link)}"
+    return f"{1e-9 / link.beta:.3g} GB/s{others}, {combining}"
+
+
+def _far(link: Link) -> str:
+    if link.spill == 0:
+        return ""
+    return f" (above {bytes_text(link.cache_bytes)} down to {1e-9 / (link.beta + link.spill):.3g})"
+
+
+def _long_run(link: Link) -> str:
+    return f" ({1e-9 / link.sustained:.3g} sustained)" if link.sustained else ""
+
+
+def _in_place(link: Link) -> str:
+    return f" ({1e-9 / link.reach:.3g} if read in place)" if link.reach else ""
+
+
+def _alone(link: Link) -> str:
+    return f" ({1e-9 / link.flow:.3g} from one rank)" if link.flow > link.beta else ""
+
+
+def _world(topology: Topology) -> str:
+    hosts = len(topology.hosts)
+    ranks = "rank" if topology.size == 1 else "ranks"
+    return f"{topology.size} {ranks} on {hosts} {'host' if hosts == 1 else 'hosts'}"
+
+
+def _amount(share: Fraction, nbytes: int) -> str:
+    value = float(share)
+    return f"{bytes_text(round(value * nbytes))} ({value:.3g} n)"
+
+
+def _bandwidth(nbytes: int, seconds: float) -> str:
+    return f" (algbw {nbytes / seconds / 1e9:.3g} GB/s)" if nbytes and seconds > 0 else ""
+
+
+def seconds_text(seconds: float) -> str:
+    """The time with three digits and a suitable unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale * 0.9995:  # a value that rounds to 1000 takes the next larger unit
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def bytes_text(nbytes: int) -> str:
+    """The size in its largest binary unit with three digits, or four from 1000 on."""
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            amount = nbytes / scale
+            return f"{amount:.{3 if amount < 1000 else 4}g} {unit}"
+    return f"{nbytes} B"

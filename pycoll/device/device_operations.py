@@ -1,0 +1,411 @@
+"""Operations on device arrays: ordered on streams, without waits of the host.
+
+The first collective lets the devices meet. All ranks exchange the result of each step over the
+host's communicator, so a step fails on all ranks or on none:
+
+1. Every rank opens its device and makes channels there.
+2. Every rank maps the memory of the other ranks and tests it.
+3. Ranks out of each other's reach connect their hosts once more, for the host proxy.
+4. Every rank reports how many messages it has begun by host staging so far
+   (``pycoll.device.host_staging``).
+
+Later operations use the host's communicator no more. A watching thread finds failures; every later
+call raises the failure, and so does ``Work.synchronize``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pycoll import _core
+from pycoll.arrays.device_view import DeviceView, Where
+from pycoll.bootstrap.discovery.host import process_token
+from pycoll.device.device_copies import Conversion, Copies, conversion, order_memory
+from pycoll.device.device_messages import MessagePlans, rounds_of
+from pycoll.device.device_registry import DeviceRegistry
+from pycoll.device.device_work import DeviceWork
+from pycoll.device.host_staging import Staging
+from pycoll.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pycoll.arrays.p2p_message import Message
+    from pycoll.comm.plans import Prepared
+
+
+class OnDevice(NamedTuple):
+    """One array of a list, with its result and its stream."""
+
+    source: Any
+    target: Any
+    where: Where
+
+
+class Launch(NamedTuple):
+    """An operation without its memory.
+
+    ``total`` counts elements of all ranks' arrays, as the descriptor does. ``lanes`` is the
+    largest number of lanes that any rank's plan has.
+    """
+
+    prepared: Prepared
+    dtype: int
+    counts: list[int]
+    total: int
+    lanes: int
+    async_op: bool
+    where: Where
+
+    def run(
+        self,
+        native: _core.DeviceCommunicator,
+        source: tuple[int, int],
+        target: tuple[int, int],
+        copies: Copies,
+        parts: Sequence[tuple[int, int, int]] = (),
+    ) -> _core.DeviceMark | None:
+        """Put the operation at the end of its stream; see ``_core.DeviceCommunicator.run``."""
+        wire, dtype, op, key = copies.wire, self.dtype, self.prepared.op, self.prepared.key
+        items = 1
+        if wire is not None:
+            dtype, op, items = wire.form.dtype, wire.step, wire.form.wire_items
+            key ^= wire.key
+        return native.run(
+            self.prepared.plan,
+            source,
+            target,
+            dtype=dtype,
+            op=op,
+            counts=[items * count for count in self.counts],
+            plan_key=key,
+            count=items * self.total,
+            lanes=self.lanes,
+            stream=self.where.handle(),
+            on_stream=self.async_op,
+            parts=parts,
+            before=copies.before,
+            after=copies.after,
+        )
+
+
+class Devices:
+    """The device side of one communicator; opened by its first collective on device arrays.
+
+    ``host`` is equal for ranks of one host, and different for all others. ``group`` is equal for
+    the ranks of this communicator, and different for all others. ``protocol`` is the protocol of
+    all collectives, or "auto". ``direct`` allows network cards to read and write this rank's device
+    memory. ``wires`` connects the hosts of all ranks for the host proxy alone; all ranks call it,
+    or no rank does.
+    """
+
+    def __init__(
+        self,
+        communicator: _core.Communicator,
+        names: Sequence[str],
+        host: str,
+        group: str,
+        memory_max: int,
+        protocol: str,
+        direct: bool,
+        exchange: Callable[[bytes], list[bytes]],
+        wires: Callable[[], list[Any]],
+    ) -> None:
+        self._communicator = communicator
+        self._names = names
+        self._host = host
+        self._memory_max = memory_max
+        self._protocol = protocol
+        self._direct = direct
+        self._exchange = exchange
+        self._wires = wires
+        self._native: _core.DeviceCommunicator | None = None
+        self._rank = communicator.rank
+        self._staging = Staging(communicator, _number(group))
+        self._message_plans = MessagePlans(len(names), communicator.rank)
+        self._ordinal: int | None = None  # set by the first array that has elements
+        #: Arrays of operations on other streams than their own, each with the operation's end.
+        self._kept: deque[tuple[_core.DeviceMark, tuple[Any, ...]]] = deque()
+        #: Packed copies that graphs use.
+        self._captured: list[Any] = []
+        self.registry = DeviceRegistry()
+
+    def run(
+        self,
+        prepared: Prepared,
+        ends: tuple[Any, Any],
+        dtype: int,
+        counts: list[int],
+        count: int,
+        lanes: int,
+        async_op: bool,
+        finish: Callable[[], Any],
+        where: Where,
+        fill: bytes | None = None,
+    ) -> Any:
+        """Launch an operation and return its result, or a DeviceWork if ``async_op``.
+
+        ``ends`` are the views of source and target, or None. ``lanes`` is the largest number of
+        lanes that any rank's plan has. ``fill`` holds the bytes of one element: all elements of
+        the result get that value, whatever the operation computes.
+        """
+        source, target = ends
+        native = self._opened(source, target)
+        launch = Launch(prepared, dtype, counts, count, lanes, async_op, where)
+        stream = where.handle()
+        for view in (source, target):
+            if view is not None and view.order is not None:
+                view.order(stream)
+        copies = Copies(self._conversion(dtype, prepared))
+        packed, made = copies.source(source, where), copies.target(target, where)
+        if fill is not None:
+            copies.fill(made, fill)
+        if copies.memory:
+            order_memory(native, where, stream)
+        mark = launch.run(native, _memory(packed), _memory(made), copies)
+        self._keep(where, async_op, native, mark, (source, target), copies.memory)
+        if mark is not None:
+            return DeviceWork(native, mark, where, finish)
+        _hand_on(native, where)
+        return finish()
+
+    def run_list(
+        self,
+        prepared: Prepared,
+        members: Sequence[OnDevice],
+        lanes: int,
+        async_op: bool,
+        finish: Callable[[], Any],
+    ) -> Any:
+        """Launch one operation on many arrays, as if they were one; see ``run``.
+
+        The operation is ordered on the streams of all members. Requires: one dtype, and from 1 to
+        ``_core.DEVICE_PARTS_MAX`` members.
+        """
+        copies = Copies(self._conversion(members[0].source.dtype, prepared))
+        parts, nbytes, count = [], 0, 0
+        for source, target, where in members:
+            native = self._opened(source, target)
+            count += source.count
+            if source.nbytes:
+                packed, result = copies.source(source, where), copies.target(target, where)
+                assert packed is not None
+                assert result is not None  # every member has both
+                nbytes += packed.nbytes
+                parts.append((packed.address, result.address, nbytes))
+        first = parts[0] if parts else (0, 0, 0)
+        if len(parts) == 1:
+            parts = []  # the kernels for one array are faster
+        where = members[0].where
+        launch = Launch(prepared, members[0].source.dtype, [count], count, lanes, async_op, where)
+        stream = where.handle()
+        others = {one.where.handle() for one in members} - {stream}
+        for other in others:
+            native.join(native.mark(other), stream)
+        if copies.memory:
+            order_memory(native, where, stream)
+        for member in members:
+            for view in (member.source, member.target):
+                if view.order is not None:
+                    view.order(stream)
+        mark = launch.run(native, (first[0], nbytes), (first[1], nbytes), copies, parts)
+        self._keep(where, async_op, native, mark, tuple(members), copies.memory)
+        if mark is not None:
+            return DeviceWork(native, mark, where, finish)
+        for other in others:
+            native.join(native.mark(stream), other)
+        _hand_on(native, where)
+        return finish()
+
+    def _conversion(self, dtype: int, prepared: Prepared) -> Conversion | None:
+        return conversion(dtype, prepared.reduction, len(self._names))
+
+    def exchange(self, messages: Sequence[Message], async_op: bool) -> DeviceWork | None:
+        """Launch messages, those of a group together, and return a Work if ``async_op``.
+
+        Before the ranks' devices have met, messages use host staging; see
+        ``pycoll.device.host_staging``. Requires: one message if ``async_op``, at least one
+        otherwise.
+        """
+        for one in messages:
+            self._check_device(one.view, "x" if one.sends else "out")
+        rounds_of(messages, self._rank)  # raises for messages that can never match
+        self._staging.check()
+        by_hosts, direct = self._staging.take(messages)
+        works = self._stage(by_hosts) if by_hosts else []
+        mark = None
+        if direct:
+            assert self._native is not None  # the devices have met
+            for members in rounds_of(direct, self._rank):
+                mark = self._launch_messages(self._native, members, async_op)
+        if works and async_op:
+            return works[0]
+        for work in works:
+            work.wait()
+        if self._native is None or mark is None:
+            return None
+        result = messages[0].result
+        return DeviceWork(self._native, mark, messages[0].where, lambda: result)
+
+    def _stage(self, messages: Sequence[Message]) -> list[DeviceWork]:
+        for one in messages:
+            if self._ordinal is None and one.view.count:
+                assert isinstance(one.view, DeviceView)
+                self._ordinal = one.view.ordinal
+        return self._staging.exchange(self._ordinal or 0, messages)
+
+    def _launch_messages(
+        self, native: _core.DeviceCommunicator, members: Sequence[Message], async_op: bool
+    ) -> _core.DeviceMark | None:
+        stream = members[0].where.handle()
+        others = {one.where.handle() for one in members} - {stream}
+        for other in others:
+            native.join(native.mark(other), stream)
+        copies = Copies()
+        words = []
+        for one in members:
+            view = one.view
+            assert isinstance(view, DeviceView)
+            if view.order is not None:
+                view.order(stream)
+            known = len(copies.memory)
+            memory = (copies.source if one.sends else copies.target)(view, one.where)
+            if len(copies.memory) > known:
+                order_memory(native, one.where, stream)
+            words.append((one.sends, one.peer, one.tag, *_memory(memory)))
+        plan = self._message_plans.of(members, native.message_lanes)
+        mark = native.run_messages(
+            plan, words, stream=stream, on_stream=async_op, before=copies.before, after=copies.after
+        )
+        places = [one.where for one in members]
+        where = next((one for one in places if one.stream is not None), places[0])
+        self._keep(where, async_op, native, mark, tuple(members), copies.memory)
+        for other in others:
+            native.join(native.mark(stream), other)
+        return mark
+
+    def _keep(
+        self,
+        where: Where,
+        async_op: bool,
+        native: _core.DeviceCommunicator,
+        mark: _core.DeviceMark | None,
+        arrays: tuple[Any, ...],
+        copies: list[Any],
+    ) -> None:
+        """Hold arrays whose allocators might reuse the memory while the operation runs.
+
+        Allocators know their own streams only. The caller keeps the arrays of a graph alive, except
+        packed copies, which the caller does not know of.
+        """
+        self._drop_past(native)
+        knows = where.stream is None and not where.is_foreign
+        if not async_op and knows and not copies:
+            return
+        stream = where.handle()
+        if native.capture_of(stream) == 0:
+            end = mark if mark is not None else native.mark(stream)
+            self._kept.append((end, (where.x, *arrays, *copies)))
+        else:
+            self._captured += copies
+
+    def check(self, source: Any, target: Any) -> None:
+        """Raise InvalidArgumentError unless both views, if given, are on this rank's device."""
+        ordinal = self._ordinal
+        for name, view in (("x", source), ("out", target)):
+            if view is None:
+                continue
+            if not isinstance(view, DeviceView):
+                raise InvalidArgumentError(
+                    f"{name} is in host memory, but the other array is on a device: pass both alike"
+                )
+            self._check_device(view, name, ordinal)
+            if ordinal is None and view.count:
+                ordinal = view.ordinal
+
+    def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
+        self.check(source, target)
+        self._staging.check()
+        if self._native is None:
+            views = [view for view in (source, target) if view is not None]
+            self._open(next((one.ordinal for one in views if one.count), 0))
+        assert self._native is not None  # made by _open
+        return self._native
+
+    def _check_device(self, view: Any, name: str, expected: int | None = None) -> None:
+        expected = self._ordinal if expected is None else expected
+        if view.count and expected is not None and view.ordinal != expected:
+            raise InvalidArgumentError(
+                f"{name} is on {view.device}, but this rank uses cuda:{expected}: a "
+                "communicator stays with the device of its first device array"
+            )
+
+    def _open(self, ordinal: int) -> None:
+        native = _core.DeviceCommunicator(
+            self._communicator,
+            self._names,
+            ordinal,
+            _number(self._host),
+            _number(process_token()),
+            self._memory_max,
+            self._protocol,
+            self._direct,
+            self._exchange,
+            self._wires,
+        )
+        self._staging.meet(self._exchange(self._staging.counts()))
+        self._native = native
+        self._ordinal = ordinal
+        # Both are needed once. They refer to the owner of this object and would keep it alive.
+        del self._exchange, self._wires
+        if self._communicator.rank == 0:
+            for line in native.warnings():
+                warnings.warn(line, stacklevel=5)
+
+    def register(
+        self, views: Sequence[DeviceView], exchange: Callable[[bytes], list[bytes]]
+    ) -> list[tuple[int, bool]]:
+        """Register arrays that peers may write to; see ``DeviceRegistry.enter``."""
+        native = self._opened(views[0], None)
+        for number, view in enumerate(views):
+            self._check_device(view, f"arrays[{number}]")
+        return self.registry.enter(native, views, exchange)
+
+    def _drop_past(self, native: _core.DeviceCommunicator) -> None:
+        self.registry.let_go()
+        while self._kept and native.passed(self._kept[0][0]):
+            self._kept.popleft()
+
+    def failure(self) -> str | None:
+        """Return the text of the failure that ended the communicator, or None."""
+        return None if self._native is None else self._native.failure()
+
+    def close(self) -> None:
+        """Wait for the device, a few seconds at most, then tell running operations to stop."""
+        self._staging.leave()
+        if self._native is not None:
+            self._native.close()
+        self._kept.clear()
+        self.registry.close()
+
+    def end(self) -> None:
+        """End the last thread; call after ``close`` and the close of the host's communicator."""
+        self._staging.close()
+
+
+def _number(text: str) -> int:
+    """Hash the text to 64 bits; equal numbers mean equal texts, except for hash collisions."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+
+
+def _hand_on(native: _core.DeviceCommunicator, where: Where) -> None:
+    """Let the framework's later work on the result wait for the operation's stream."""
+    hands_on = where.hands_on()
+    if hands_on is not None:
+        native.join(native.mark(where.handle()), hands_on)
+
+
+def _memory(view: DeviceView | None) -> tuple[int, int]:
+    return (0, 0) if view is None else (view.address, view.nbytes)

@@ -1,0 +1,1 @@
+"""Reduction of gradients while the backward pass runs. ``pycoll.optim`` is the public name."""

@@ -1,0 +1,168 @@
+"""Average nested structures of arrays over the ranks; each structure has its own Scheduler."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pycoll import _core
+from pycoll.arrays.device_view import DeviceView
+from pycoll.arrays.registry import framework_of, input_of
+from pycoll.errors import InvalidArgumentError
+from pycoll.gradients.layout import Entry
+from pycoll.gradients.policies import Policy, policy_of
+from pycoll.gradients.scheduler import Scheduler, need_alike
+from pycoll.types import DType
+
+#: The schedulers of each communicator, keyed by entries, host entries, policy and op.
+_schedulers: weakref.WeakKeyDictionary[Any, dict[Any, Scheduler]] = weakref.WeakKeyDictionary()
+
+
+def average_gradients(
+    tree: Any, *, comm: Any = None, policy: str | Policy = "auto", op: str = "avg"
+) -> Any:
+    """Return a structure like ``tree`` whose arrays are the averages over all ranks.
+
+    Arguments:
+        ``tree``: an array, or dicts, lists and tuples of trees; where JAX is loaded, also pytree
+            nodes registered with JAX. None is an empty tree. Arrays have any shape and a dtype
+            that all_reduce accepts. Arrays on a device are reduced there, as by
+            ``all_reduce`` of a list.
+        ``comm``: the communicator, by default the world. Nothing else may use it during the call.
+        ``policy``: how arrays become messages, a name or a ``Policy``; see ``Scheduler``.
+        ``op``: a reduction of all_reduce.
+
+    Result: new arrays of the same framework, shape and dtype, in the same structure.
+
+    Blocking and collective. Errors: InvalidArgumentError for a leaf that is not an array and for
+    an unknown policy or op. MismatchError where structure, shapes, dtypes, policy or op differ
+    between ranks. It names the first difference if all ranks see their structure for the first
+    time, and reads as that of any collective otherwise. Other errors are those of all_reduce.
+
+    Cost: the function keeps a Scheduler for the next call with arrays of the same names, shapes and
+    dtypes. The Scheduler times the first of these calls. Every call copies each host array into
+    the memory of the Scheduler and the result out of it.
+
+    >>> mine = {"weight": np.full((2, 2), comm.rank, np.float32), "bias": [np.array([3.0])]}
+    >>> pycoll.optim.average_gradients(mine, comm=comm)["weight"]  # on 3 ranks
+    array([[1., 1.],
+           [1., 1.]], dtype=float32)
+    """
+    if comm is None:
+        import pycoll
+
+        comm = pycoll.world()
+    leaves = list(_leaves(tree, ""))
+    views = [input_of(leaf, None, name)[1] for name, leaf in leaves]
+    entries = tuple(
+        Entry(name, tuple(view.shape), DType(view.dtype).word)
+        for (name, _), view in zip(leaves, views, strict=True)
+    )
+    there = [number for number, view in enumerate(views) if isinstance(view, DeviceView)]
+    here = [number for number in range(len(views)) if number not in set(there)]
+    scheduler = _scheduler(comm, entries, here, policy_of(policy), op)
+    memory = scheduler.begin()
+    for place, number in enumerate(here):
+        _core.pack([views[number]], _core.view(memory[place]))
+        scheduler.ready(place)
+    scheduler.wait()
+    averages: list[Any] = [None] * len(views)
+    for place, number in enumerate(here):
+        averages[number] = _like(leaves[number][1], memory[place])
+    # Device kernels reduce the arrays in place, without a copy; a list of arrays is one launch.
+    made = comm.all_reduce([leaves[number][1] for number in there], op) if there else []
+    for number, one in zip(there, made, strict=True):
+        averages[number] = one
+    return _rebuilt(tree, iter(averages))
+
+
+def _scheduler(
+    comm: Any, entries: Sequence[Entry], here: Sequence[int], policy: Policy, op: str
+) -> Scheduler:
+    """The scheduler of the entries ``here``, which are in host memory.
+
+    For a new key the ranks compare all entries, those on devices included.
+    """
+    kept = _schedulers.setdefault(comm, {})
+    key = (tuple(entries), tuple(here), policy, op)
+    if key not in kept:
+        if len(here) < len(entries):
+            places = dict.fromkeys(here, "in host memory")
+            facts = [[*one, places.get(n, "on a device")] for n, one in enumerate(entries)]
+            need_alike(comm, "the gradients", [facts, op])
+        mine = [entries[number] for number in here]
+        kept[key] = Scheduler(comm, mine, policy=policy, op=op)
+    return kept[key]
+
+
+def _like(leaf: Any, memory: Any) -> Any:
+    """Copy the values of ``memory`` into a new array of the leaf's framework."""
+    framework, view = framework_of(leaf), _core.view(memory)
+    made = framework.empty(leaf, view.shape, view.dtype)
+    _core.unpack(view, [_core.view(made)])
+    return framework.finish(leaf, made)
+
+
+# Structures
+
+
+def _leaves(node: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, array) pairs: "layer/0/weight"; the path of a single array is "tree"."""
+    parts = _parts(node)
+    if parts is None:
+        yield name or "tree", node
+        return
+    for key, child in parts[0]:
+        yield from _leaves(child, f"{name}/{key}" if name else str(key))
+
+
+def _rebuilt(node: Any, leaves: Iterator[Any]) -> Any:
+    parts = _parts(node)
+    if parts is None:
+        return next(leaves)
+    children, make = parts
+    return make([_rebuilt(child, leaves) for _, child in children])
+
+
+Parts = tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]]
+
+
+def _parts(node: Any) -> Parts | None:
+    """The (key, child) pairs of a node and a function that builds a node of the same kind.
+
+    None for a leaf.
+    """
+    if node is None:
+        return [], lambda _: None
+    if isinstance(node, dict):
+        keys = sorted(node, key=str)
+        twice = next((b for a, b in itertools.pairwise(keys) if str(a) == str(b)), None)
+        if twice is not None:
+            raise InvalidArgumentError(f"tree has two keys that read {str(twice)!r} in one dict")
+        return [(key, node[key]) for key in keys], lambda new: _dict_like(node, keys, new)
+    if isinstance(node, list | tuple):
+        kind: Any = type(node)
+        fields = getattr(kind, "_fields", None)
+        if fields is None:
+            return list(enumerate(node)), kind
+        return list(zip(fields, node, strict=True)), kind._make
+    return _parts_of_jax(node)
+
+
+def _dict_like(node: dict[Any, Any], keys: list[Any], new: list[Any]) -> Any:
+    made = copy.copy(node)
+    made.update(zip(keys, new, strict=True))
+    return made
+
+
+def _parts_of_jax(node: Any) -> Parts | None:
+    """The parts of a pytree node that is registered with JAX, if JAX is loaded."""
+    jax = sys.modules.get("jax")
+    if jax is None or jax.tree_util.all_leaves([node]):
+        return None
+    children, shape = jax.tree_util.tree_flatten(node, is_leaf=lambda one: one is not node)
+    return list(enumerate(children)), shape.unflatten

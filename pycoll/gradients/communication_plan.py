@@ -1,0 +1,127 @@
+"""Data types: the gradients of a step, the messages that reduce them, and the cost of messages.
+
+Gradients are numbered in the order in which the backward pass produces them, so the last ones
+belong to the layers that the next forward pass needs first. Times are seconds from the start of the
+backward pass and assume a backward pass that sends no messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Gradient(NamedTuple):
+    """A gradient: its size in bytes, the time at which it is ready, and the name of its dtype.
+
+    All values of one message have the same dtype.
+    """
+
+    nbytes: int
+    ready_s: float
+    kind: str = "float32"
+
+
+class Piece(NamedTuple):
+    """The bytes ``start`` to ``stop`` of a gradient."""
+
+    gradient: int
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its length in bytes."""
+        return self.stop - self.start
+
+
+class Message(NamedTuple):
+    """Pieces that one operation reduces: of consecutive gradients of one dtype, in order."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the message in bytes."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+    def ready_s(self, gradients: Sequence[Gradient]) -> float:
+        """The time at which the last gradient of the message is ready."""
+        return max(gradients[piece.gradient].ready_s for piece in self.pieces)
+
+
+class CommunicationPlan(NamedTuple):
+    """The messages of a step, in the order in which all ranks send them.
+
+    ``gathers``: the order of the all_gathers, where every message is reduced by a reduce_scatter
+    and, after all of these, an all_gather. None where every message is reduced by an all_reduce.
+    """
+
+    policy: str
+    messages: tuple[Message, ...]
+    gathers: tuple[int, ...] | None = None
+
+
+class Rate(NamedTuple):
+    """The cost of a message: ``alpha`` seconds plus ``beta`` seconds per byte."""
+
+    alpha: float
+    beta: float
+
+    def seconds(self, nbytes: float) -> float:
+        """The seconds that a message of ``nbytes`` takes."""
+        return self.alpha + self.beta * nbytes
+
+
+class Rates(NamedTuple):
+    """The rates of the operations of communication plans, and what these cost the computing thread.
+
+    The three rates hold for operations that run while the computing thread (the thread that
+    computes gradients) is busy.
+
+    ``host_s``: the seconds that each message of any length takes from the computing thread, to
+    start the operation and to ask for its end.
+
+    ``slowed``: the share of a message's transfer time that the computing thread loses. 0 means that
+    messages use cores and memory of their own, 1 that the computing thread makes no progress.
+
+    ``await_s``: the seconds that the forward pass loses per gradient by waiting for each gradient
+    alone and stepping its parameter alone, compared with waiting for all gradients at once.
+    """
+
+    all_reduce: Rate
+    reduce_scatter: Rate
+    all_gather: Rate
+    host_s: float = 0.0
+    slowed: float = 0.0
+    await_s: float = 0.0
+
+
+def check(comm_plan: CommunicationPlan, gradients: Sequence[Gradient]) -> None:
+    """Raise AssertionError unless each byte of each gradient is in exactly one message, in order.
+
+    Also checks that every message is contiguous in a memory that holds the gradients of each dtype
+    in their order, and that ``gathers`` lists every message once.
+    """
+    covered: dict[int, list[tuple[int, int]]] = {n: [] for n in range(len(gradients))}
+    for message in comm_plan.messages:
+        assert message.pieces, "a message is empty"
+        numbers = [piece.gradient for piece in message.pieces]
+        assert numbers == sorted(set(numbers)), f"pieces of gradients {numbers}"
+        kinds = {gradients[number].kind for number in numbers}
+        assert len(kinds) == 1, f"kinds {sorted(kinds)} in one message"
+        inside, had = range(numbers[0], numbers[-1] + 1), set(numbers)
+        left_out = [n for n in inside if gradients[n].kind in kinds and n not in had]
+        assert not left_out, f"gradients {left_out} lie between those of a message"
+        for place, (number, start, stop) in enumerate(message.pieces):
+            covered[number].append((start, stop))
+            assert place == 0 or start == 0, "a piece begins inside a gradient, and the message not"
+            whole = stop == gradients[number].nbytes
+            assert place == len(numbers) - 1 or whole, "a gradient ends inside the message"
+    for number, spans in covered.items():
+        edges = sorted(spans)
+        ends = [0, *(stop for _, stop in edges)]
+        assert [start for start, _ in edges] == ends[:-1], f"gradient {number}: {edges}"
+        assert edges and ends[-1] == gradients[number].nbytes, f"gradient {number}: {edges}"
+    if comm_plan.gathers is not None:
+        assert sorted(comm_plan.gathers) == list(range(len(comm_plan.messages))), comm_plan.gathers

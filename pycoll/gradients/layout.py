@@ -1,0 +1,111 @@
+"""Memory of a step's gradients, laid out so that every message is one contiguous span."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from pycoll.arrays.rows import shares
+from pycoll.gradients.buckets import Bucket, Shape, places
+from pycoll.gradients.communication_plan import CommunicationPlan, Message, check
+from pycoll.gradients.communication_plan import Gradient as Planned
+from pycoll.types import ITEM_BYTES, DType
+
+ITEM_BYTES_OF = {one.word: ITEM_BYTES[one] for one in DType}
+
+#: Allocates an array of zeros from a number of elements and a dtype name. The array has one axis,
+#: and its slices share its memory.
+Allocate = Callable[[int, str], Any]
+
+
+class Entry(NamedTuple):
+    """A gradient of the caller: a name, a shape, and the name of the dtype that messages use.
+
+    >>> pycoll.optim.Entry("weight", (2, 3)).nbytes
+    24
+    """
+
+    name: str
+    shape: Shape
+    kind: str = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes that messages carry."""
+        return prod(self.shape) * ITEM_BYTES_OF[self.kind]
+
+    def planned(self, ready_s: float) -> Planned:
+        """The gradient of a communication plan, ready after ``ready_s`` seconds."""
+        return Planned(self.nbytes, ready_s, self.kind)
+
+
+class Span(NamedTuple):
+    """The memory of one message.
+
+    ``whole``: all of the message. ``mine``: where the plan uses reduce_scatter and all_gather, an
+    array for this rank's share, else None. ``lengths``: the share of each rank in elements.
+    """
+
+    whole: Any
+    mine: Any
+    lengths: list[int]
+
+
+class Layout:
+    """The memory of one communication plan: a bucket per dtype, in the order of the backward pass.
+
+    ``order``: the numbers of ``entries`` in the order of the backward pass. The gradient n of
+    ``comm_plan`` is the entry ``order[n]``.
+
+    Attributes: ``views``, the memory of each entry, by entry number; ``spans``, the memory of each
+    message; ``members``, the entry numbers of each message; ``messages_of``, the message numbers
+    of each entry.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        order: Sequence[int],
+        comm_plan: CommunicationPlan,
+        rank: int,
+        size: int,
+        allocate: Allocate,
+    ) -> None:
+        check(comm_plan, [entries[number].planned(0.0) for number in order])
+        self.comm_plan = comm_plan
+        self.views: list[Any] = [None] * len(entries)
+        self.members: list[list[int]] = []
+        self.messages_of: list[list[int]] = [[] for _ in entries]
+        self._starts: dict[int, int] = {}
+        self._flats: dict[str, Any] = {}
+        for kind in dict.fromkeys(entry.kind for entry in entries):
+            self._lay(entries, [n for n in order if entries[n].kind == kind], kind, allocate)
+        self.spans: list[Span] = []
+        for place, message in enumerate(comm_plan.messages):
+            numbers = [order[piece.gradient] for piece in message.pieces]
+            self.members.append(numbers)
+            for number in numbers:
+                self.messages_of[number].append(place)
+            whole = self._memory(message, numbers, entries[numbers[0]].kind)
+            lengths = shares(len(whole), size)
+            halves = comm_plan.gathers is not None
+            mine = allocate(lengths[rank], entries[numbers[0]].kind) if halves else None
+            self.spans.append(Span(whole, mine, lengths))
+
+    def _lay(
+        self, entries: Sequence[Entry], numbers: Sequence[int], kind: str, allocate: Allocate
+    ) -> None:
+        shapes = [entries[number].shape for number in numbers]
+        starts = places([prod(shape) for shape in shapes], ITEM_BYTES_OF[kind])
+        bucket = Bucket(shapes, kind, flat=allocate(starts[-1], kind))
+        self._flats[kind] = bucket.flat
+        for number, view, start in zip(numbers, bucket.views, starts, strict=False):
+            self.views[number] = view
+            self._starts[number] = start
+
+    def _memory(self, message: Message, numbers: Sequence[int], kind: str) -> Any:
+        item_bytes = ITEM_BYTES_OF[kind]
+        first, last = message.pieces[0], message.pieces[-1]
+        start = self._starts[numbers[0]] + first.start // item_bytes
+        return self._flats[kind][start : self._starts[numbers[-1]] + last.stop // item_bytes]

@@ -1,0 +1,237 @@
+"""Measure the cost of messages on a communicator; all ranks get the same figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.arrays.registry import empty
+from pycoll.arrays.rows import shares
+from pycoll.gradients.communication_plan import Rate, Rates
+
+#: The message lengths that are timed, in bytes, and the number of timed runs of each.
+LENGTHS = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
+REPEATS = 5
+#: The number of short messages sent during a computation. Before each message the computation adds
+#: WORK_REPEATS times over WORK_BYTES, about as much work as a small layer.
+MESSAGES = 16
+WORK_BYTES = 64 << 10
+WORK_REPEATS = 8
+#: The distance between the values of short messages, in elements: no two share a cache line.
+SPACING = 64
+#: The seconds for which a link is kept busy before its rate counts, and the limit on the number of
+#: messages that do so.
+SUSTAINED_S = 0.02
+SUSTAINED_MAX = 4096
+#: Long messages sent during a computation: the seconds that they take together, the limit on their
+#: number, and the number of timed runs.
+OVERLAP_S = 0.025
+OVERLAP_MESSAGES = 8
+OVERLAP_REPEATS = 3
+#: Messages that would take more than this many seconds are not measured.
+PATIENCE_S = 0.05
+
+
+def measure(comm: Any, deterministic: bool | None = True) -> Rates:
+    """Measure all_reduce, reduce_scatter and all_gather on ``comm`` while a thread computes.
+
+    Also measures what messages take from that thread. Collective: every rank calls, with no other
+    operation under way on ``comm``. The slowest rank determines each figure, and the result has the
+    same bits on all ranks. Takes seconds, more where ranks outnumber cores. Raises what ``comm``
+    raises.
+    """
+    memory = empty(LENGTHS[-1] // 4, np.float32)
+    memory[...] = 0
+
+    def all_reduce(part: Any) -> Callable[[], Any]:
+        return lambda: comm.all_reduce(part, out=part, deterministic=deterministic)
+
+    def reduce_scatter(part: Any) -> Callable[[], Any]:
+        mine = np.empty(shares(len(part), comm.size)[comm.rank], np.float32)
+        return lambda: comm.reduce_scatter(part, out=mine, deterministic=deterministic)
+
+    def all_gather(part: Any) -> Callable[[], Any]:
+        lengths = shares(len(part), comm.size)
+        mine = np.zeros(lengths[comm.rank], np.float32)
+        return lambda: comm.all_gather(mine, lengths=lengths, out=part)
+
+    start_s = _start_s(comm, memory, deterministic)
+
+    def overlapped(rate: Rate) -> Rate:
+        return rate._replace(alpha=max(rate.alpha, start_s))
+
+    rate = _rate(comm, memory, all_reduce)
+    return Rates(
+        overlapped(rate),
+        overlapped(_rate(comm, memory, reduce_scatter)),
+        overlapped(_rate(comm, memory, all_gather)),
+        _host_s(comm, memory, deterministic),
+        _slowed(comm, memory, rate, deterministic),
+    )
+
+
+def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> Rate:
+    lengths: list[int] = []
+    seconds: list[float] = []
+    for nbytes in LENGTHS:
+        # The seconds are equal on all ranks, so all ranks stop at the same length.
+        if seconds and seconds[-1] * nbytes / lengths[-1] > PATIENCE_S:
+            break
+        lengths.append(nbytes)
+        seconds.append(_seconds(comm, make(memory[: nbytes // 4])))
+    return fitted(lengths, seconds)
+
+
+def _slowed(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> float:
+    """The share of a computation that is lost while long messages are under way, from 0 to 1.
+
+    It is the median of several runs, on the rank where that is largest. The computation and the
+    messages take about equally long alone. Run together, they take as long as one of them if
+    nothing is lost, and as long as both in sequence if everything is lost. The function sends many
+    messages, since an idle link may accept the first bytes faster than its sustained rate.
+    """
+    nbytes = max((n for n in LENGTHS if rate.seconds(n) <= PATIENCE_S), default=LENGTHS[0])
+    message = memory[: nbytes // 4]
+    count = round(min(OVERLAP_MESSAGES, max(1.0, OVERLAP_S / rate.seconds(nbytes))))
+    work = np.zeros(WORK_BYTES // 4, np.float32)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            np.add(work, 1, out=work)
+
+    def both(times: int) -> None:
+        works = _started(comm, message, count, deterministic)
+        compute(times)
+        for one in works:
+            one.wait()
+
+    compute(1)
+    times = max(1, round(count * rate.seconds(nbytes) / _took(lambda: compute(16)) * 16))
+    found = []
+    for _ in range(OVERLAP_REPEATS + 1):
+        together = _took(lambda: both(times))
+        alone, on_its_way = _took(lambda: compute(times)), _took(lambda: both(0))
+        lost = together - max(alone, on_its_way)
+        found.append(min(1.0, max(0.0, lost / min(alone, on_its_way))))
+    # The first run includes one-time preparation and does not count.
+    return _middle(comm, found[1:])
+
+
+def _took(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _started(comm: Any, part: Any, count: int, deterministic: bool | None) -> list[Any]:
+    """Start ``count`` messages. They run one after the other, since they use the same memory."""
+    words = {"async_op": True, "deterministic": deterministic}
+    return [comm.all_reduce(part, out=part, **words) for _ in range(count)]
+
+
+def _start_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
+    """The seconds of a message of one element while this thread computes and does not wait for it.
+
+    It is the median of several runs, on the rank where that is longest. It includes the time until
+    the progress thread gets a core, here and on each peer.
+    """
+    one = memory[:1]
+    work = np.zeros(WORK_BYTES // 4, np.float32)
+    found = []
+    for _ in range(REPEATS + 1):
+        begin = time.perf_counter()
+        works = _started(comm, one, MESSAGES, deterministic)
+        while not works[-1].done():
+            np.add(work, 1, out=work)
+        found.append((time.perf_counter() - begin) / MESSAGES)
+        for each in works:
+            each.wait()
+    # The first run includes one-time preparation and does not count.
+    return _middle(comm, found[1:])
+
+
+def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
+    """The seconds that a message takes from a computation during which it is sent.
+
+    It is the median of several runs, on the rank where that is longest. It includes starting the
+    operation, waking the progress thread, sharing a core with it, and asking for the end of the
+    operation after it has ended. The computation is otherwise the same as without messages.
+    """
+    messages = [memory[n * SPACING :][:1] for n in range(MESSAGES)]
+    work = np.zeros(WORK_BYTES // 4, np.float32)
+
+    def compute() -> None:
+        for _ in range(WORK_REPEATS):
+            np.add(work, 1, out=work)
+
+    def alone() -> float:
+        begin = time.perf_counter()
+        for _ in messages:
+            compute()
+        return time.perf_counter() - begin
+
+    def overlapped() -> float:
+        begin = time.perf_counter()
+        works = []
+        for one in messages:
+            compute()
+            works.append(comm.all_reduce(one, out=one, async_op=True, deterministic=deterministic))
+        sent = time.perf_counter()
+        works[-1].wait()
+        last = time.perf_counter()
+        for one in works:
+            one.wait()
+        return time.perf_counter() - last + sent - begin
+
+    found = []
+    for _ in range(REPEATS + 1):
+        without = alone()
+        found.append((overlapped() - without) / len(messages))
+    # The first run includes one-time preparation and does not count.
+    return _middle(comm, [max(0.0, float(np.median(found[1:])))])
+
+
+def _seconds(comm: Any, call: Callable[[], Any]) -> float:
+    """The seconds of a call: the median of several, on the rank where that is longest.
+
+    Short calls are repeated for SUSTAINED_S, and the second half counts, so that the higher rate
+    of a link after a pause does not.
+    """
+    # The first call includes one-time preparation and does not count.
+    first = _middle(comm, [_took(call) for _ in range(REPEATS + 1)][1:])
+    count = round(min(SUSTAINED_MAX, SUSTAINED_S / first)) if first > 0 else 0
+    if count < REPEATS:
+        return first
+    took = [_took(call) for _ in range(count)]
+    return _middle(comm, took[count // 2 :])
+
+
+def _middle(comm: Any, took: Sequence[float]) -> float:
+    """The median of these times, on the rank where that is longest."""
+    return float(comm.all_reduce(np.array([float(np.median(took))]), "max")[0])
+
+
+def fitted(lengths: Sequence[int], seconds: Sequence[float]) -> Rate:
+    """Fit a line with the least squares of relative errors; alpha and beta are not negative.
+
+    The arithmetic runs in a fixed order, since library solvers may differ in bits between hosts.
+    """
+    ones = slopes = squares = right = right_slopes = 0.0
+    for nbytes, took in zip(lengths, seconds, strict=True):
+        one, slope = 1 / took, nbytes / took
+        ones += one * one
+        slopes += one * slope
+        squares += slope * slope
+        right += one
+        right_slopes += slope
+    determinant = ones * squares - slopes * slopes
+    if len(lengths) == 1 or determinant <= 0:
+        return Rate(seconds[0], 0.0)
+    alpha = (right * squares - right_slopes * slopes) / determinant
+    beta = (ones * right_slopes - slopes * right) / determinant
+    if alpha < 0:
+        return Rate(0.0, right_slopes / squares)
+    return Rate(alpha, beta) if beta >= 0 else Rate(right / ones, 0.0)

@@ -1,0 +1,385 @@
+"""The scheduler: accepts gradients from the backward pass and sends the planned messages.
+
+The first steps use a simple communication plan and are timed. Then all ranks agree on the times;
+for each gradient the longest time counts. The ranks lay the gradients out in the order of their
+arrival and make the final communication plan. From then on a step exchanges only gradients.
+
+A message is sent when all of its gradients have arrived and all messages in front of it have been
+sent. So the order of messages is the same on all ranks, whatever the order of arrival. A rank on
+which gradients arrive in another order only waits longer. The progress thread of the communicator
+runs the messages. Sums are folded in rank order, so their bits depend neither on the policy nor on
+the size of messages.
+
+``_advance`` decides what to send from counters and the communication plan alone; a native queue
+could replace it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import InvalidArgumentError, MismatchError
+from pycoll.gradients.buckets import zeros
+from pycoll.gradients.chooser import Decision, decide
+from pycoll.gradients.communication_plan import CommunicationPlan, Rate, Rates
+from pycoll.gradients.layout import ITEM_BYTES_OF, Allocate, Entry, Layout
+from pycoll.gradients.measure import measure
+from pycoll.gradients.policies import AUTO, Policy, policy_of
+from pycoll.gradients.step_record import Observer, StepLog
+from pycoll.ops import find_reduction
+from pycoll.types import DType
+
+#: The number of timed steps. The first does not count, since it includes one-time preparation.
+TIMED_STEPS = 3
+_FREE = Rates(Rate(0.0, 0.0), Rate(0.0, 0.0), Rate(0.0, 0.0))
+#: Policies whose messages do not depend on the cost of messages.
+_BLIND = ("bsp", "wfbp", "fixed", "dear")
+
+
+class Scheduler:
+    """Reduces the same gradients in every step, in messages that a policy cuts.
+
+    Arguments:
+        ``comm``: a communicator that only this scheduler uses during a step.
+        ``entries``: names, shapes and dtypes of the gradients, equal on all ranks, roughly in the
+            order of the backward pass.
+        ``policy``: a name or a ``Policy``.
+        ``op``: a reduction of all_reduce.
+        ``overlaps``: whether the next forward pass waits for gradients one by one, by
+            ``wait(number)``. If so, auto also considers policies that profit from it.
+        ``deterministic``: as of all_reduce. Without it, policies may differ in rounding.
+        ``allocate``: allocates zeros from a number of elements and a dtype name, for arrays of a
+            framework other than NumPy. The result has one axis, and its slices share its memory.
+        ``clock``: returns the time in seconds.
+        ``observer``: receives a ``Step`` at the end of each step while ``is_recording``; see
+            ``step_record``.
+
+    Errors: InvalidArgumentError for entries that have no name, equal names or an invalid shape, and
+    for unknown dtypes, policies and ops. MismatchError where ranks differ in entries, policy, op,
+    ``overlaps`` or ``deterministic``. Other errors are those of ``comm``.
+
+    Cost: the constructor is collective. ``begin`` of the step after the timed steps is collective
+    too, and measures the communicator where the policy depends on the cost of messages. Later
+    steps exchange only gradients. The memory holds each gradient once; with the policy dear also
+    this rank's share of each.
+
+    Example::
+
+        views = scheduler.begin()
+        views[n][...] = gradient        # for each gradient, in any order,
+        scheduler.ready(n)              # from any thread
+        scheduler.wait()                # now the views hold the sums over all ranks
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        entries: Sequence[Entry],
+        *,
+        policy: str | Policy = "auto",
+        op: str = "sum",
+        overlaps: bool = False,
+        deterministic: bool | None = True,
+        allocate: Allocate = zeros,
+        clock: Callable[[], float] = time.perf_counter,
+        observer: Observer | None = None,
+    ) -> None:
+        self.policy = policy_of(policy)
+        self._comm, self._entries, self._op = comm, [Entry(*one) for one in entries], op
+        self._overlaps, self._allocate, self._clock = overlaps, allocate, clock
+        self._strict = deterministic
+        self._observer, self._steps = observer, 0
+        self._log: StepLog | None = None
+        self._lock = threading.Lock()
+        _check_entries(self._entries, op)
+        need_alike(
+            comm, "the gradients", [[*self._entries], str(self.policy), op, overlaps, deterministic]
+        )
+        self._timed: list[list[float]] = []
+        self._sending_s = self._await_s = 0.0
+        self._ready = False
+        self.rates = _FREE
+        self._open = self._flushed = False
+        self._follow(range(len(self._entries)), self._first())
+
+    @property
+    def timed_step(self) -> int | None:
+        """The number of this timed step, from 0, where auto needs ``note_awaiting``; else None.
+
+        Auto needs it where the next forward pass can wait for single gradients.
+        """
+        wants = self._overlaps and self.policy.name == AUTO and not self._ready
+        return len(self._timed) if wants else None
+
+    @property
+    def waits_singly(self) -> bool:
+        """Whether the next forward pass should wait for gradients one by one; equal on all ranks.
+
+        False where auto found that waiting one by one takes longer than the time it hides.
+        """
+        return self._singly
+
+    def note_awaiting(self, seconds: float) -> None:
+        """Set the seconds that waiting for one gradient alone takes: see ``Rates.await_s``."""
+        self._await_s = seconds
+
+    @property
+    def comm_plan(self) -> CommunicationPlan:
+        """The communication plan of the current step."""
+        return self._layout.comm_plan
+
+    def begin(self) -> list[Any]:
+        """Begin a step; return the memory of every entry, by number, with its previous contents.
+
+        The end of the timed steps replaces the memory, so call this in each step. Earlier arrays
+        stay valid, but the scheduler no longer reduces them. Raises InvalidArgumentError if
+        ``wait()`` did not end the step before.
+        """
+        if self._open:
+            raise InvalidArgumentError("begin() within a step: wait() ends it")
+        if not self._ready and len(self._timed) == TIMED_STEPS:
+            self._settle()
+        layout = self._layout
+        self._missing = [len(members) for members in layout.members]
+        self._arrived = [False] * len(self._entries)
+        self._works: list[Any] = [None] * len(layout.spans)
+        self._next = 0
+        self._flushed = False
+        self._open = True
+        self._times = [0.0] * len(self._entries)
+        self._sending_s = 0.0
+        self._log = None
+        if self._observer is not None and self._observer.is_recording:
+            self._log = StepLog(self._steps, self.comm_plan.policy)
+        self._steps += 1
+        self._start_s = self._clock()
+        return layout.views
+
+    def ready(self, number: int) -> None:
+        """Declare the values of entry ``number`` complete; may send messages. Any thread may call.
+
+        The caller must not touch the memory of the entry until ``wait``. Raises
+        InvalidArgumentError outside of a step, for an unknown number, and for an entry that was
+        already ready in this step.
+        """
+        with self._lock:
+            if not self._open:
+                raise InvalidArgumentError(
+                    f"ready({number}) outside of a step: begin() comes first"
+                )
+            if not 0 <= number < len(self._entries):
+                raise InvalidArgumentError(
+                    f"number is {number}: expected 0 to {len(self._entries) - 1}"
+                )
+            if self._arrived[number]:
+                name = self._entries[number].name
+                raise InvalidArgumentError(f"{name!r} was ready twice in one step")
+            self._arrive(number)
+            self._advance()
+
+    def flush(self) -> None:
+        """End the backward pass: count missing entries as zeros, and send all remaining messages.
+
+        Another rank may have gradients for entries that are missing here. A second call in a step
+        does nothing.
+        """
+        with self._lock:
+            if self._flushed or not self._open:
+                return
+            if self._log is not None:
+                self._log.flushed()
+            for number, arrived in enumerate(self._arrived):
+                if not arrived:
+                    self._layout.views[number][...] = 0
+                    self._arrive(number)
+            self._advance()
+            for place in self.comm_plan.gathers or ():
+                self._gather(place)
+            self._flushed = True
+
+    def wait(self, number: int | None = None) -> None:
+        """Flush, then wait until entry ``number`` is reduced; without a number, all entries.
+
+        Waiting for all entries ends the step. Raises what the communicator raises.
+        """
+        self.flush()
+        if not self._open:
+            return
+        places = self._layout.messages_of[number] if number is not None else range(len(self._works))
+        for place in places:
+            if self._log is None:
+                self._works[place].wait()
+            else:
+                self._log.waited(self._works[place].wait)
+        if number is None:
+            self._open = False
+            if self._log is not None and self._observer is not None:
+                self._observer.scheduled(self._log.step())
+                self._log = None
+            if not self._ready:
+                self._timed.append(self._times)
+
+    def explain(self) -> str:
+        """Describe the messages of a step, and why the policy cuts them so, in a few lines."""
+        return self._why
+
+    def _arrive(self, number: int) -> None:
+        self._arrived[number] = True
+        if self._log is not None:
+            self._log.ready(self._entries[number].name)
+        if not self._ready:
+            # Without the time spent on sending messages: the rates count that.
+            self._times[number] = self._clock() - self._start_s - self._sending_s
+        for place in self._layout.messages_of[number]:
+            self._missing[place] -= 1
+
+    def _advance(self) -> None:
+        """Send the complete messages up to the first incomplete one."""
+        while self._next < len(self._missing) and self._missing[self._next] == 0:
+            if self._ready:
+                self._send(self._next)
+            else:
+                begin_s = self._clock()
+                self._send(self._next)
+                self._sending_s += self._clock() - begin_s
+            self._next += 1
+
+    def _send(self, place: int) -> None:
+        span, begin_s = self._layout.spans[place], time.perf_counter()
+        if self.comm_plan.gathers is None:
+            self._works[place] = self._comm.all_reduce(
+                span.whole, self._op, out=span.whole, async_op=True, deterministic=self._strict
+            )
+        else:
+            self._works[place] = self._comm.reduce_scatter(
+                span.whole, self._op, out=span.mine, async_op=True, deterministic=self._strict
+            )
+        what = "all_reduce" if self.comm_plan.gathers is None else "reduce_scatter"
+        self._note(place, what, begin_s)
+
+    def _gather(self, place: int) -> None:
+        # The communicator runs operations in order, so the reduced share is complete when the
+        # all_gather starts. _Both still waits for the reduce_scatter first: if that failed, its
+        # error is the one to raise.
+        span, first, begin_s = self._layout.spans[place], self._works[place], time.perf_counter()
+        second = self._comm.all_gather(
+            span.mine, lengths=span.lengths, out=span.whole, async_op=True
+        )
+        self._works[place] = second
+        self._note(place, "all_gather", begin_s)
+        self._works[place] = _Both(first, second)
+
+    def _note(self, place: int, what: str, begin_s: float) -> None:
+        """Add an operation to the step record, if an observer records this step."""
+        if self._log is not None:
+            names = [self._entries[number].name for number in self._layout.members[place]]
+            nbytes = self.comm_plan.messages[place].nbytes
+            self._log.sent(place, what, names, nbytes, begin_s, self._works[place])
+
+    def _follow(self, order: Sequence[int], decision: Decision) -> None:
+        self._why, self._singly = decision.why, decision.singly
+        comm = self._comm
+        self._layout = Layout(
+            self._entries, order, decision.comm_plan, comm.rank, comm.size, self._allocate
+        )
+
+    def _first(self) -> Decision:
+        """The communication plan of the timed steps."""
+        blind = self.policy.name in _BLIND
+        policy = self.policy if blind else Policy("fixed", bucket_bytes=self.policy.bucket_bytes)
+        decision = decide(policy, [entry.planned(0.0) for entry in self._entries], _FREE)
+        later = f"{self.policy}, after {TIMED_STEPS} steps that are timed; until then"
+        return decision if blind else decision._replace(why=f"{later} {decision.why}")
+
+    def _settle(self) -> None:
+        """Agree on the times with all ranks and make the final communication plan."""
+        mine = [statistics.median(times) for times in zip(*self._timed[1:], strict=True)]
+        agreed = self._comm.all_reduce(np.array([*mine, self._await_s], np.float64), "max")
+        *ready_s, await_s = (float(one) for one in agreed)
+        order = sorted(range(len(ready_s)), key=lambda number: (ready_s[number], number))
+        gradients = [self._entries[number].planned(ready_s[number]) for number in order]
+        if self.policy.name not in _BLIND:
+            self.rates = measure(self._comm, self._strict)._replace(await_s=await_s)
+        forward_s = _forward_s([one.ready_s for one in gradients]) if self._overlaps else None
+        decision = decide(self.policy, gradients, self.rates, forward_s)
+        need_alike(self._comm, "the communication plans", [order, decision.comm_plan])
+        self._follow(order, decision)
+        self._ready, self._timed = True, []
+
+
+class _Both:
+    """The Work of a message that is reduced by a reduce_scatter and an all_gather."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._first, self._second = first, second
+
+    def wait(self) -> None:
+        self._first.wait()
+        self._second.wait()
+
+
+def _forward_s(ready_s: Sequence[float]) -> list[float]:
+    """Forward times of the layers, assumed to be half of their backward times."""
+    before = [0.0, *ready_s]
+    return [(now - last) / 2 for now, last in zip(ready_s, before, strict=False)]
+
+
+def _check_entries(entries: Sequence[Entry], op: str) -> None:
+    counts = Counter(entry.name for entry in entries)
+    twice = sorted(str(name) for name, count in counts.items() if count > 1)
+    if twice:
+        raise InvalidArgumentError(f"entries have names twice: {', '.join(twice)}")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry.name, str) or not entry.name:
+            raise InvalidArgumentError(f"entry {number} has the name {entry.name!r}: expected text")
+        if entry.kind not in ITEM_BYTES_OF:
+            words = ", ".join(ITEM_BYTES_OF)
+            raise InvalidArgumentError(f"{entry.name!r} has type {entry.kind!r}; there are {words}")
+        if any(not isinstance(axis, int) or axis < 0 for axis in entry.shape):
+            raise InvalidArgumentError(f"{entry.name!r} has shape {entry.shape}: expected counts")
+    for kind in {entry.kind for entry in entries}:
+        find_reduction(op, DType[kind.upper()], "all_reduce")
+
+
+def need_alike(comm: Any, what: str, facts: Any) -> None:
+    """Raise MismatchError, naming the first difference, unless all ranks pass equal ``facts``.
+
+    Collective. ``what``: a noun in plural for the error text. ``facts``: any JSON value.
+    """
+    text = json.dumps(facts)
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    every = comm.all_gather(digest[None], lengths=[1] * comm.size)
+    if all(bytes(one) == bytes(every[0]) for one in every):
+        return
+    texts = comm.all_gather(np.frombuffer(text.encode(), np.uint8))
+    lengths = comm.all_gather(np.array([len(text.encode())], np.int64))
+    told, at = [], 0
+    for length in lengths:
+        told.append(json.loads(bytes(texts[at : at + int(length)])))
+        at += int(length)
+    rank = next(r for r, one in enumerate(told) if one != told[0])
+    raise MismatchError(f"{what} of ranks 0 and {rank} differ: {_difference(told[0], told[rank])}")
+
+
+def _difference(one: Any, other: Any) -> str:
+    """Describe the first difference of two JSON structures."""
+    while isinstance(one, list) and isinstance(other, list):
+        pairs = zip(one, other, strict=False)
+        found = next(((a, b) for a, b in pairs if a != b), None)
+        if found is None:
+            longer = one if len(one) > len(other) else other
+            more = longer[min(len(one), len(other)) :]
+            return f"{len(one)} and {len(other)}, the first without a match being {more[0]}"
+        if isinstance(found[0], list) and isinstance(found[0][0], str):
+            return f"{found[0]} and {found[1]}"
+        one, other = found
+    return f"{one!r} and {other!r}"

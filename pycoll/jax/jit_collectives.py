@@ -1,0 +1,161 @@
+"""The public functions of pycoll.jax, and their gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pycoll.arrays.rows import check_rows, need_axis, shares
+from pycoll.comm.communicator import Communicator
+from pycoll.errors import InvalidArgumentError
+from pycoll.jax.bound import How, chosen
+from pycoll.jax.primitive import collective
+from pycoll.schedule.collectives import Collective
+
+
+def all_reduce(
+    x: Any,
+    op: str = "sum",
+    *,
+    comm: Communicator | None = None,
+    deterministic: bool | None = None,
+) -> jax.Array:
+    """Combine the arrays ``x`` of all ranks; every rank gets the result with the same bits.
+
+    ``x``: an array with the same shape and dtype on all ranks. ``op``: sum, prod, min, max,
+    avg, band, bor or bxor. ``comm``: the communicator, or None for the world.
+    ``deterministic``: True folds in rank order; None takes the setting of the communicator.
+
+    Returns an array with the shape and dtype of x.
+
+    Raises InvalidArgumentError while tracing, as Communicator.all_reduce does, and for a reduction
+    from ``register_op``. A failure during the run is a JaxRuntimeError.
+
+    Cost: as Communicator.all_reduce. Many small arrays cost one message if the program joins them
+    first with ``jax.flatten_util.ravel_pytree``.
+
+    Example: ``mean = pycoll.jax.all_reduce(gradient, "avg")``
+    """
+    how = How(Collective.ALL_REDUCE, chosen(comm), op, deterministic=deterministic)
+    return _differentiable(how, jnp.asarray(x))
+
+
+def reduce_scatter(
+    x: Any,
+    op: str = "sum",
+    *,
+    comm: Communicator | None = None,
+    deterministic: bool | None = None,
+) -> jax.Array:
+    """Combine the arrays ``x`` of all ranks; every rank gets its rows of the result.
+
+    ``x``: an array of at least one axis, with the same shape and dtype on all ranks. ``op``,
+    ``comm`` and ``deterministic``: as in all_reduce.
+
+    Returns ``len(x) // size`` rows; the lowest ranks get one more each where size does not divide
+    ``len(x)``.
+
+    Raises InvalidArgumentError while tracing, as Communicator.reduce_scatter does, and for a
+    reduction from ``register_op``. A failure during the run is a JaxRuntimeError.
+
+    Cost: as Communicator.reduce_scatter.
+
+    Example: ``mine = pycoll.jax.reduce_scatter(gradient)``
+    """
+    value, comm = jnp.asarray(x), chosen(comm)
+    need_axis(value.shape, "reduce_scatter")
+    rows = tuple(shares(value.shape[0], comm.size))
+    how = How(Collective.REDUCE_SCATTER, comm, op, rows=rows, deterministic=deterministic)
+    return _differentiable(how, value)
+
+
+def all_gather(
+    x: Any, *, lengths: Sequence[int] | None = None, comm: Communicator | None = None
+) -> jax.Array:
+    """Join the arrays ``x`` of all ranks along axis 0, in rank order; every rank gets all rows.
+
+    ``x``: an array of at least one axis; its dtype and all dimensions but the first are the same on
+    all ranks. ``lengths``: the first dimension of each rank, the same sequence on all ranks. None
+    means that all ranks have as many rows as this one, because a trace cannot wait for other ranks.
+    ``comm``: the communicator, or None for the world.
+
+    Returns an array with the rows of all ranks and the dtype of x.
+
+    Raises InvalidArgumentError while tracing where x has no axis, and where ``lengths`` does not
+    have one entry per rank or differs from the rows of x. A failure during the run is a
+    JaxRuntimeError.
+
+    Cost: every rank receives the rows of all other ranks.
+
+    Example: ``rows = pycoll.jax.all_gather(x, lengths=[3, 1])``
+    """
+    value, comm = jnp.asarray(x), chosen(comm)
+    need_axis(value.shape, "all_gather")
+    length = value.shape[0]
+    rows = check_rows([length] * comm.size if lengths is None else lengths, "lengths", comm.size)
+    if rows[comm.rank] != length:
+        raise InvalidArgumentError(
+            f"lengths[{comm.rank}] is {rows[comm.rank]}, but x has {length} rows on this rank"
+        )
+    return _differentiable(How(Collective.ALL_GATHER, comm, rows=tuple(rows)), value)
+
+
+def broadcast(x: Any, root: int = 0, *, comm: Communicator | None = None) -> jax.Array:
+    """Copy the root's ``x`` to every rank.
+
+    ``x``: an array with the same shape and dtype on all ranks; only the root's values count.
+    ``root``: the sending rank, from 0 to size - 1, the same on all ranks. ``comm``: the
+    communicator, or None for the world.
+
+    Returns an array with the shape and dtype of x.
+
+    Raises InvalidArgumentError while tracing for a wrong root. A failure during the run is a
+    JaxRuntimeError.
+
+    Cost: as Communicator.broadcast.
+
+    Example: ``weights = pycoll.jax.broadcast(weights)``
+    """
+    comm = chosen(comm)
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
+        raise InvalidArgumentError(f"root is {root!r}: expected a rank from 0 to {comm.size - 1}")
+    return _differentiable(How(Collective.BROADCAST, comm, root=root), jnp.asarray(x))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _differentiable(how: How, x: Any) -> Any:
+    return collective(how, x)
+
+
+def _forward(how: How, x: Any) -> tuple[Any, None]:
+    return collective(how, x), None
+
+
+def _backward(how: How, _: None, gradient: Any) -> tuple[Any]:
+    return (_gradient(how, gradient),)
+
+
+_differentiable.defvjp(_forward, _backward)
+
+
+def _gradient(how: How, given: Any) -> Any:
+    """Return the gradient of the input from that of the result. It is differentiable again."""
+    if how.op not in (None, "sum", "avg"):
+        raise InvalidArgumentError(
+            f"{how.collective.name.lower()} with op {how.op!r} has no gradient: sum and avg have"
+        )
+    if how.collective is Collective.ALL_REDUCE:
+        return _differentiable(how, given)
+    if how.collective is Collective.BROADCAST:
+        whole = _differentiable(How(Collective.ALL_REDUCE, how.comm, "sum"), given)
+        return whole if how.comm.rank == how.root else jnp.zeros_like(whole)
+    if how.collective is Collective.ALL_GATHER:
+        return _differentiable(
+            How(Collective.REDUCE_SCATTER, how.comm, "sum", rows=how.rows), given
+        )
+    whole = _differentiable(How(Collective.ALL_GATHER, how.comm, rows=how.rows), given)
+    return whole / how.comm.size if how.op == "avg" else whole

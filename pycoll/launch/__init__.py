@@ -1,0 +1,1 @@
+"""``pycoll run``: the launcher, the output of its ranks, and elastic jobs."""

@@ -1,0 +1,350 @@
+"""Lowers a schedule to the plan of one rank: rows that receive, combine, store and send.
+
+The row builder makes the rows of a rank; this module assigns a memory location to every value and
+writes the bytes. A value keeps its location until it changes. An unchanged value stays in the
+input. A changed value is stored in the output if the output has its chunk, else in a scratch slot.
+A value that is only passed on is not stored. The run time is linear in the number of the rank's
+transfers.
+"""
+
+from __future__ import annotations
+
+from pycoll.plan import plan_format
+from pycoll.plan.plan_format import (
+    DIRECT_WRITE,
+    FINAL,
+    FLUSH,
+    NO_CARRY,
+    TOKEN_ROW,
+    ZERO_COPY,
+    Buffer,
+    Channel,
+    Plan,
+    Row,
+)
+from pycoll.plan.row_builder import FOREVER, RowBuilder, RowBuilding
+from pycoll.schedule.collectives import FROM_ROOT, ROOTED, TO_ROOT, Collective
+from pycoll.schedule.language import LANES_MAX, TOKEN, Schedule, ScheduleError, Transfer
+
+#: Collectives that divide the result for ``avg``; the flag final marks rows that complete a value.
+DIVIDING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
+#: Dividing collectives whose result has a contribution of every rank in every chunk of the message.
+COMPLETING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE})
+#: Collectives that can run in place: input chunk c and output chunk c may be the same memory.
+IN_PLACE = frozenset(
+    {
+        Collective.ALL_REDUCE,
+        Collective.BROADCAST,
+        Collective.REDUCE,
+        Collective.SCAN,
+        Collective.EXSCAN,
+    }
+)
+
+
+def lower(schedule: Schedule, rank: int) -> bytes:
+    """The plan of ``rank``; ``schedule`` is whole or the part of that rank.
+
+    Raises ScheduleError for a schedule that rows cannot express: a local combination, or a fold
+    that takes segments of one channel and step in another order than they are listed.
+    """
+    if schedule.only not in (None, rank):
+        raise ScheduleError(f"only rank {schedule.only}'s part is given, not rank {rank}'s")
+    if not 0 <= rank < schedule.size:
+        raise ScheduleError(f"rank {rank} is not below size {schedule.size}")
+    building = RowBuilding(schedule, rank)
+    building.run()
+    return plan_format.pack(_Placing(building).plan())
+
+
+def lower_all(schedule: Schedule) -> list[bytes]:
+    """The plans of all ranks."""
+    mine: list[list[Transfer]] = [[] for _ in range(schedule.size)]
+    for t in schedule.transfers:
+        mine[t.source].append(t)
+        if t.destination != t.source:
+            mine[t.destination].append(t)
+    return [
+        lower(schedule._replace(transfers=tuple(transfers), only=rank), rank)
+        for rank, transfers in enumerate(mine)
+    ]
+
+
+def acknowledged(schedule: Schedule) -> Schedule:
+    """The schedule, with tokens added where a rank could finish before it has heard from all ranks.
+
+    Outputs of all_reduce, reduce_scatter, all_gather and all_to_all depend on every rank, and so
+    does the end of a barrier; these schedules are returned unchanged. Other schedules get a
+    dissemination phase: in step k rank r sends a token to rank r + 2^k, so after ceil(log2 size)
+    steps every rank has heard from every rank.
+
+    Tokens that repeat what the data shows are omitted. Every rank depends on the root in broadcast
+    and scatter, so the root's first token is omitted. The root depends on every rank in reduce and
+    gather, so tokens to the root are omitted. With two ranks one token is left. It only signals
+    that its sender has started, so it moves to step 0, and each rank sends before it waits.
+
+    The function also accepts the part of one rank, and its result lowers to the same bytes.
+    """
+    kind, size, only = schedule.collective, schedule.size, schedule.only
+    if kind not in ROOTED and kind not in (Collective.SCAN, Collective.EXSCAN):
+        return schedule
+    tokens = []
+    step, distance = schedule.steps, 1
+    while distance < size:
+        sources = range(size) if only is None else sorted({(only - distance) % size, only})
+        for source in sources:
+            destination = (source + distance) % size
+            known = (kind in FROM_ROOT and source == schedule.root and distance == 1) or (
+                kind in TO_ROOT and destination == schedule.root
+            )
+            if not known:
+                tokens.append(Transfer(step, TOKEN, source, destination))
+        step, distance = step + 1, distance * 2
+    if kind in ROOTED and size == 2:
+        ahead = tuple(token._replace(step=0) for token in tokens)
+        return schedule._replace(transfers=(*ahead, *schedule.transfers))
+    return schedule._replace(transfers=(*schedule.transfers, *tokens))
+
+
+class _Placing:
+    """Assigns a location to every value and makes the rows of the plan."""
+
+    def __init__(self, building: RowBuilding) -> None:
+        self.building = building
+        self.schedule = building.schedule
+        self.rows = building.rows
+        self.in_place = building.schedule.collective in IN_PLACE
+        self.scratch_slots = 0
+        self.handed: dict[int, dict[int, int]] = {}
+        self.writers: dict[int, list[RowBuilder]] = {}
+        self.reads: dict[int, int] = {}
+        self.input_reads: dict[int, int] = {}
+
+    def plan(self) -> Plan:
+        building, schedule = self.building, self.schedule
+        self._choose_homes()
+        lanes = self._lanes()
+        numbers = [0] * LANES_MAX
+        for number, lane in enumerate(lanes):
+            for other in range(LANES_MAX):
+                if building.lane_of(other) == lane:
+                    numbers[other] = number
+        by_lane: list[list[tuple[int, RowBuilder]]] = [[] for _ in lanes]
+        for index, builder in enumerate(self.rows):
+            by_lane[numbers[builder.lane]].append((index, builder))
+        self._assign_slots(by_lane)
+        self.handed = self._handed_over(by_lane)
+        self._find_uses()
+        channels: dict[Channel, int] = {}
+        rows = []
+        for lane, builders in enumerate(by_lane):
+            for index, builder in builders:
+                rows.append(self._row(builder, lane, index, channels))
+        return Plan(
+            schedule.collective,
+            schedule.size,
+            building.rank,
+            schedule.root,
+            schedule.parts,
+            len(schedule.temporaries),
+            self.scratch_slots,
+            max(1, len(lanes)),
+            tuple(channels),
+            tuple(rows),
+        )
+
+    def _lanes(self) -> list[int]:
+        """The plan's lanes; lanes whose first row sends without receiving come first.
+
+        Engines start with the first lanes, and a peer would wait longest for a segment that is sent
+        after the work of another lane.
+        """
+        first: dict[int, RowBuilder] = {}
+        for builder in self.rows:
+            first.setdefault(self.building.lane_of(builder.lane), builder)
+        return sorted(first, key=lambda lane: (bool(first[lane].recv), lane))
+
+    def _choose_homes(self) -> None:
+        """Chooses the buffer of every value.
+
+        A value is stored in the output only if no later row still reads another value from that
+        chunk.
+        """
+        busy: dict[int, int] = {}  # output chunk -> the last row that needs its present content
+        if self.in_place:
+            for builder in self.rows:
+                if builder.own is not None and builder.own.row < 0:
+                    busy[builder.own.chunk] = builder.own.last_read
+        copies = []
+        for index, builder in enumerate(self.rows):
+            value = builder.result
+            if builder.own is not None and builder.own.row < 0:
+                builder.own.home, builder.own.slot = Buffer.INPUT, builder.own.chunk
+            if value is None or (value.last_read < 0 and value.output < 0):
+                continue
+            if value.carried:
+                value.home = Buffer.SCRATCH
+                continue
+            place = value.output if value.output >= 0 else value.chunk
+            mine = place < self.building.data_chunks and (
+                place // self.schedule.parts in self.building.outputs
+            )
+            if mine and busy.get(place, -1) <= index:
+                value.home, value.slot = Buffer.OUTPUT, place
+                busy[place] = FOREVER if value.output >= 0 else value.last_read
+            else:
+                value.home = Buffer.SCRATCH
+                if value.output >= 0:
+                    copies.append(value)
+        for value in copies:
+            builder = RowBuilder(value.output, self.rows[value.row].lane, (FOREVER, 0), value)
+            builder.copies_out = value.output
+            value.last_read = len(self.rows)
+            self.rows.append(builder)
+
+    def _assign_slots(self, by_lane: list[list[tuple[int, RowBuilder]]]) -> None:
+        """Assigns scratch slots by liveness.
+
+        Lanes do not share slots, because lanes can be in different tiles at the same time.
+        """
+        for builders in by_lane:
+            free: list[int] = []
+            for index, builder in builders:
+                value = builder.result
+                for read in (builder.own, builder.carry):
+                    if read is not None and read.home is Buffer.SCRATCH and read.last_read == index:
+                        free.append(read.slot)
+                if value is None or value.home is not Buffer.SCRATCH:
+                    continue
+                if not free:
+                    free.append(self.scratch_slots)
+                    self.scratch_slots += 1
+                value.slot = free.pop()
+
+    def _handed_over(
+        self, by_lane: list[list[tuple[int, RowBuilder]]]
+    ) -> dict[int, dict[int, int]]:
+        """Output chunk -> lane -> the lane's first row whose sends may still read that memory."""
+        handed: dict[int, dict[int, int]] = {}
+        for lane, builders in enumerate(by_lane):
+            for index, builder in builders:
+                own = builder.own
+                if own is None or builder.recv or not builder.send:
+                    continue
+                if own.home is Buffer.OUTPUT or (own.home is Buffer.INPUT and self.in_place):
+                    handed.setdefault(own.slot, {}).setdefault(lane, index)
+        return handed
+
+    def _row(
+        self,
+        builder: RowBuilder,
+        lane: int,
+        index: int,
+        channels: dict[Channel, int],
+    ) -> Row:
+        own, value = builder.own, builder.result
+        target, target_slot = Buffer.NONE, 0
+        if builder.copies_out >= 0:
+            target, target_slot = Buffer.OUTPUT, builder.copies_out
+        elif value is not None and value.home:
+            target, target_slot = value.home, value.slot
+        flags = 0
+        if target is Buffer.OUTPUT and self._needs_flush(builder, lane, index, target_slot):
+            flags |= FLUSH
+        if self._is_final(builder):
+            flags |= FINAL
+        if builder.send and self._may_expose(builder):
+            flags |= ZERO_COPY
+        if target is Buffer.OUTPUT and self._may_write_directly(builder, target_slot):
+            flags |= DIRECT_WRITE
+        return Row(
+            TOKEN_ROW if builder.chunk == TOKEN else self.schedule.sized_by(builder.chunk),
+            lane,
+            flags,
+            own.home if own is not None else Buffer.NONE,
+            builder.position,
+            own.slot if own is not None else 0,
+            target,
+            target_slot,
+            tuple([channels.setdefault(channel, len(channels)) for channel in builder.recv]),
+            tuple([channels.setdefault(channel, len(channels)) for channel in builder.send]),
+            builder.carry.slot if builder.carry is not None else NO_CARRY,
+        )
+
+    def _find_uses(self) -> None:
+        """Records the rows that write each output chunk, and counts the reads of each value."""
+        for builder in self.rows:
+            value = builder.result
+            if builder.copies_out >= 0:
+                self.writers.setdefault(builder.copies_out, []).append(builder)
+            elif value is not None and value.home is Buffer.OUTPUT:
+                self.writers.setdefault(value.slot, []).append(builder)
+            for read in (builder.own, builder.carry):
+                if read is not None:
+                    self.reads[id(read)] = self.reads.get(id(read), 0) + 1
+                    if read.row < 0:
+                        self.input_reads[read.chunk] = self.input_reads.get(read.chunk, 0) + 1
+
+    def _may_expose(self, builder: RowBuilder) -> bool:
+        """Whether receivers may read the sent data of this row in place, without a time limit.
+
+        They may if no row writes this memory later, or only with a result that depends on this
+        read.
+        """
+        value = builder.result
+        if builder.recv:
+            return value is not None and value.home is Buffer.OUTPUT and value.output >= 0
+        own = builder.own
+        if own is None or own.home not in (Buffer.INPUT, Buffer.OUTPUT):
+            return False
+        if own.home is Buffer.OUTPUT:
+            return own.output >= 0
+        writers = [] if not self.in_place else self.writers.get(own.slot, [])
+        others = [one for one in writers if one.recv or one.own is not own]
+        return not others or self._returns(builder, others)
+
+    def _returns(self, builder: RowBuilder, writers: list[RowBuilder]) -> bool:
+        """Whether every value that ``writers`` store at the row's source depends on the row's send.
+
+        The result of an all_reduce depends on the contribution of this rank. If the contribution
+        left the rank in one segment of this row and in no other row, the rank that made the result
+        had read that segment before.
+        """
+        complete = self.schedule.collective is Collective.ALL_REDUCE and all(
+            one.result is not None and one.result.output >= 0 for one in writers
+        )
+        return complete and len(builder.send) == 1 and self.reads[id(builder.own)] == 1
+
+    def _may_write_directly(self, builder: RowBuilder, chunk: int) -> bool:
+        """Whether the sender of the segment may write it directly into the output.
+
+        It may if no other row writes this output chunk, and if the rank's own contribution was read
+        there in place by at most one row. In the latter case the result depends on that
+        contribution, so it was made after that row had run.
+        """
+        if len(builder.recv) != 1 or builder.own is not None or builder.carry is not None:
+            return False
+        if self.writers[chunk] != [builder]:
+            return False
+        reads = self.input_reads.get(chunk, 0) if self.in_place else 0
+        return reads == 0 or (reads == 1 and self.schedule.collective in COMPLETING)
+
+    def _needs_flush(self, builder: RowBuilder, lane: int, index: int, chunk: int) -> bool:
+        own = builder.own
+        stays = own is not None and own.home is Buffer.INPUT and own.slot == chunk
+        if self.in_place and stays and not builder.recv:
+            return False  # in place the row writes nothing; else no row sent from this output yet
+        first = self.handed.get(chunk, {})
+        return any(other != lane or at < index for other, at in first.items())
+
+    def _is_final(self, builder: RowBuilder) -> bool:
+        """Whether this row makes a complete value, as far as the transfers of this rank show.
+
+        The row combines the value, and no later row or rank combines it further. The plan verifier
+        proves that the value is complete.
+        """
+        value = builder.result
+        operands = len(builder.recv) + (builder.own is not None) + (builder.carry is not None)
+        if self.schedule.collective not in DIVIDING or value is None or operands < 2:
+            return False
+        return not value.combined and (value.sent or value.output >= 0)

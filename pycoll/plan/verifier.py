@@ -1,0 +1,417 @@
+"""The plan verifier: runs the plans of all ranks and finds every error that any run could show.
+
+Lanes run as in the engines: the outer loop is over tiles, the inner loop over rows. A row waits
+until all its segments have arrived and all its send channels have a free slot. Channels hold
+`depth` segments. A lane that can run a row remains able to run it, whatever other lanes do, and the
+effect of a row does not depend on when it runs. The plans therefore form a Kahn network: every
+interleaving of the lanes gives the same segments and, if it blocks, blocks at the same rows. One
+run decides about deadlock and about values. A larger depth than the proved one is safe too.
+
+Engines may run the leading rows of a lane tiles ahead of the other rows. The verifier never does,
+because the latest possible send is the case most likely to deadlock. In its causal order, however,
+a leading row does not come after the later rows of earlier tiles.
+
+Time is causal (one vector clock per process). A row comes after the earlier rows of its lane and
+after the rows that sent its received segments. A slot that becomes free orders nothing here, since
+engines may have more slots. Two conflicting accesses to one place without such an order are a race.
+Values record their tile, so a value that an earlier tile left in scratch is detected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from pycoll.plan.lowering import DIVIDING, IN_PLACE
+from pycoll.plan.plan_format import (
+    DEPTH,
+    DIRECT_WRITE,
+    FINAL,
+    FLUSH,
+    NO_CARRY,
+    TOKEN_ROW,
+    ZERO_COPY,
+    Buffer,
+    Plan,
+    Row,
+    exposed_place,
+    lead_count,
+    place_text,
+    unpack,
+)
+from pycoll.plan.verifier_state import Epoch, Place, Process, Queue, Segment, StoredValue
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.contributions import (
+    Trees,
+    Value,
+    check_same_bits,
+    combine,
+    initial,
+    outputs_of,
+    ranks_text,
+)
+from pycoll.schedule.language import Schedule, ScheduleError, input_blocks, output_blocks
+
+
+def verify_plans(
+    plans: Sequence[bytes],
+    depth: int = DEPTH,
+    tiles: int = 3,
+    tiles_of: Callable[[int], int] | None = None,
+    everyone_heard: bool = False,
+) -> None:
+    """Proves the plans of all ranks, given in order of rank; raises ScheduleError with details.
+
+    The proof shows:
+
+    * No deadlock occurs with channels of `depth` segments, and no segment is left over.
+    * Every output is right in every tile.
+    * No race occurs, also in place if the collective can run in place.
+    * Memory that was handed over is not written before it is drained. Memory that is exposed for
+      zero-copy reads is not written before it is read.
+    * A direct write by a sender comes after all earlier accesses of its receiver to that memory.
+    * The final flag is on exactly the rows that complete a value.
+
+    A flush waits for the medium only, never for another row, so it cannot cause a deadlock.
+
+    ``tiles_of`` gives each data chunk its own number of tiles (1..tiles), as uneven sizes do. If
+    ``everyone_heard`` is set, every rank must end causally after the start of every rank.
+    """
+    PlanVerifier([unpack(image) for image in plans], depth, tiles, tiles_of).run(everyone_heard)
+
+
+class PlanVerifier:
+    """Executes the plans of all ranks symbolically; `verify_plans` is its interface."""
+
+    def __init__(
+        self, plans: list[Plan], depth: int, tiles: int, tiles_of: Callable[[int], int] | None
+    ) -> None:
+        self.plans = plans
+        self.depth = depth
+        self.tiles = tiles
+        self.tiles_of = tiles_of if tiles_of is not None else lambda chunk: tiles
+        first = plans[0]
+        self.kind, self.size, self.parts, self.root = (
+            first.collective,
+            first.size,
+            first.parts,
+            first.root,
+        )
+        for rank, plan in enumerate(plans):
+            same = (plan.collective, plan.size, plan.parts, plan.root)
+            if same != (self.kind, self.size, self.parts, self.root) or plan.rank != rank:
+                raise ScheduleError(f"plan {rank} is {same} of rank {plan.rank}: not one operation")
+        if len(plans) != self.size:
+            raise ScheduleError(f"{len(plans)} plans were given for size {self.size}")
+        ranks = range(self.size)
+        self.in_place, self.everyone = self.kind in IN_PLACE, (1 << self.size) - 1
+        self.inputs = [input_blocks(self.kind, self.size, self.root, rank) for rank in ranks]
+        self.outputs = [output_blocks(self.kind, self.size, self.root, rank) for rank in ranks]
+        self.places: dict[tuple[int, int, int, int], Place] = {}
+        self.queues: dict[tuple[int, int, int], Queue] = {}
+        self.processes: list[Process] = []
+        self.trees: Trees = {}
+        self._connect()
+
+    def _connect(self) -> None:
+        for plan in self.plans:
+            for lane in range(plan.lane_count):
+                rows = [row for row in plan.rows if row.lane == lane]
+                leads = lead_count(rows)
+                if leads:
+                    self._add(plan, lane, rows[:leads], driver=len(self.processes) + 1)
+                self._add(plan, lane, rows[leads:], driver=len(self.processes), leads=leads)
+        for process in self.processes:
+            process.clock = [0] * len(self.processes)
+
+    def _add(self, plan: Plan, lane: int, rows: list[Row], driver: int, leads: int = 0) -> None:
+        recv = [[self._queue(plan, end, driver) for end in row.recv] for row in rows]
+        send = [[self._queue(plan, end, driver) for end in row.send] for row in rows]
+        self.processes.append(Process(plan.rank, lane, rows, recv, send, [], leads > 0, leads))
+
+    def _queue(self, plan: Plan, end: int, process: int) -> Queue:
+        peer, number, sends = plan.channels[end]
+        key = (plan.rank, peer, number) if sends else (peer, plan.rank, number)
+        queue = self.queues.setdefault(key, Queue(-1, -1))
+        if sends:
+            queue.sender = process
+        else:
+            queue.receiver = process
+        return queue
+
+    def run(self, everyone_heard: bool) -> None:
+        """Runs all rows and checks the result; raises ScheduleError with details."""
+        leads = {index - 1 for index, process in enumerate(self.processes) if process.led}
+        ready = deque(index for index in range(len(self.processes)) if index not in leads)
+        while ready:
+            self._advance(ready.popleft(), self.tiles, ready)
+        self._check_end()
+        self._check_outputs()
+        if everyone_heard or self.kind is Collective.BARRIER:
+            self._check_heard()
+
+    def _advance(self, index: int, tiles: int, ready: deque[int]) -> None:
+        process = self.processes[index]
+        while process.tile < tiles and process.rows:
+            at = process.next
+            if at == 0 and process.led and not self._lead(index, ready):
+                return
+            row = process.rows[at]
+            if self._takes_part(row, process.tile):
+                recv, send = process.recv[at], process.send[at]
+                for queue in recv:
+                    if not queue.segments:
+                        return
+                for queue in send:
+                    if len(queue.segments) >= self.depth:
+                        return
+                self._execute(index, process, row, recv, send)
+                ready.extend(queue.sender for queue in recv)
+                ready.extend(queue.receiver for queue in send if queue.receiver >= 0)
+            process.next += 1
+            if process.next == len(process.rows):
+                process.next = 0
+                process.tile += 1
+
+    def _lead(self, index: int, ready: deque[int]) -> bool:
+        """Runs the leading rows for the current tile; the process's next row comes after them.
+
+        The result is False if the leading rows are blocked.
+        """
+        process, lead = self.processes[index], self.processes[index - 1]
+        self._advance(index - 1, process.tile + 1, ready)
+        process.clock[index - 1] = lead.clock[index - 1]
+        return lead.tile > process.tile
+
+    def _takes_part(self, row: Row, tile: int) -> bool:
+        if row.chunk == TOKEN_ROW:
+            return tile == self.tiles - 1
+        return tile < self.tiles_of(row.chunk)
+
+    def _execute(
+        self, index: int, process: Process, row: Row, recv: list[Queue], send: list[Queue]
+    ) -> None:
+        clock = process.clock
+        arrived = [queue.segments.popleft() for queue in recv]
+        for segment in arrived:
+            if segment.chunk != row.chunk:
+                self._refuse(process, f"receives a segment of chunk {segment.chunk}")
+            clock[:] = map(max, clock, segment.clock)
+        clock[index] += 1
+        now = (index, clock[index])
+        for segment in arrived:
+            segment.consumed = now
+        held = None if row.chunk == TOKEN_ROW else self._result(process, row, arrived, now)
+        if row.flags & DIRECT_WRITE:
+            self._check_direct_write(process, row, arrived[0].clock)
+        if row.target:
+            self._write(process, row, held, now)
+        where = exposed_place(row) if row.flags & ZERO_COPY or not row.recv else None
+        known = clock.copy()
+        for queue in send:
+            segment = Segment(row.chunk, held, known, bool(row.flags & ZERO_COPY))
+            queue.segments.append(segment)
+            if where is not None:
+                self._place(process, *where).sends.append((now, segment))
+
+    def _result(
+        self, process: Process, row: Row, arrived: list[Segment], now: Epoch
+    ) -> StoredValue:
+        operands = [segment.held for segment in arrived]
+        if row.source:
+            own = self._read(process, row.source, row.source_slot, now)
+            operands.insert(row.source_position, own)
+        if row.carry != NO_CARRY:
+            operands.insert(0, self._read(process, Buffer.SCRATCH, row.carry, now))
+        present = [held for held in operands if held is not None]
+        for held in present:
+            if held.value.chunk != row.chunk or held.tile != process.tile:
+                self._refuse(process, f"takes {held.value} of tile {held.tile}")
+        value = present[0].value
+        final = present[0].final
+        for held in present[1:]:
+            try:
+                value = combine(value, held.value, self.trees)
+            except ScheduleError as error:
+                self._refuse(process, str(error))
+        if len(present) > 1 and any(held.final for held in present):
+            self._refuse(process, "combines a value that is already final")
+        complete = len(present) > 1 and self.kind in DIVIDING and value.ranks == self.everyone
+        if bool(row.flags & FINAL) != complete:
+            state = "is final but" if row.flags & FINAL else "is not final though it"
+            self._refuse(process, f"{state} makes {value} from {len(present)} operands")
+        return StoredValue(value, process.tile, final or complete)
+
+    def _place(self, process: Process, buffer: int, slot: int) -> Place:
+        """The place of a buffer and slot; in place, input and output of a chunk share one place."""
+        tile = 0 if buffer == Buffer.SCRATCH else process.tile
+        if buffer == Buffer.INPUT and self._shared(process.rank, slot):
+            buffer = Buffer.OUTPUT
+        key = (process.rank, buffer, slot, tile)
+        place = self.places.get(key)
+        if place is None:
+            place = self.places[key] = Place()
+        return place
+
+    def _shared(self, rank: int, chunk: int) -> bool:
+        block = chunk // self.parts
+        return self.in_place and block in self.inputs[rank] and block in self.outputs[rank]
+
+    def _read(self, process: Process, buffer: int, slot: int, now: Epoch) -> StoredValue:
+        place = self._place(process, buffer, slot)
+        place.reads[now[0]] = now[1]
+        wrote = [place.written, place.copied if buffer == Buffer.OUTPUT else None]
+        for writer in wrote:
+            if writer is not None and not self._after(process, writer):
+                where = place_text(buffer, slot)
+                self._refuse(process, f"reads {where} while {self._lane_name(writer)} writes it")
+        if buffer == Buffer.INPUT:
+            if slot // self.parts not in self.inputs[process.rank]:
+                self._refuse(process, f"reads input chunk {slot}, which is not there")
+            if place.written is not None:
+                self._refuse(
+                    process,
+                    f"reads input chunk {slot}, which in place "
+                    f"{self._lane_name(place.written)} has overwritten",
+                )
+            return StoredValue(initial(slot, process.rank), process.tile, False)
+        if place.held is None:
+            self._refuse(process, f"reads {place_text(buffer, slot)}, which nothing has written")
+        return place.held
+
+    def _write(self, process: Process, row: Row, held: StoredValue | None, now: Epoch) -> None:
+        place = self._place(process, row.target, row.target_slot)
+        slot, to_output = row.target_slot, row.target == Buffer.OUTPUT
+        if to_output and slot // self.parts not in self.outputs[process.rank]:
+            self._refuse(process, f"writes output chunk {slot}, which is not there")
+        if to_output and slot != row.chunk:
+            self._refuse(process, f"writes output chunk {slot}, which may differ in size")
+        place.held = held
+        stays = row.source == Buffer.INPUT and row.source_slot == slot and not row.recv
+        if to_output and stays and self._shared(process.rank, slot):
+            place.copied = now
+            return  # a later writer must follow this row's read, so only later reads need a check
+        self._check_write(process, row, place)
+        place.written = now
+        place.reads.clear()
+        place.sends.clear()
+
+    def _check_write(self, process: Process, row: Row, place: Place) -> None:
+        if place.written is not None and not self._after(process, place.written):
+            self._refuse_write(process, row, f"{self._lane_name(place.written)} writes it too")
+        for reader in place.reads.items():
+            if not self._after(process, reader):
+                self._refuse_write(process, row, f"{self._lane_name(reader)} reads it")
+        for begun, segment in place.sends:
+            ended = segment.consumed is not None and self._after(process, segment.consumed)
+            drained = row.flags & FLUSH and not segment.exposed and self._after(process, begun)
+            if not ended and not drained:
+                self._refuse_write(process, row, f"it is being sent by {self._lane_name(begun)}")
+
+    def _check_direct_write(self, process: Process, row: Row, sent: list[int]) -> None:
+        """Checks that the sender may write to the target as soon as its own row runs.
+
+        ``sent`` is the clock of the sender. It must show that all earlier reads and writes of the
+        place, and all reads of memory exposed or handed over there, are done. Later accesses follow
+        this row, as they follow any row that writes.
+        """
+        place = self._place(process, row.target, row.target_slot)
+        others = list(place.reads.items())
+        if place.written is not None:
+            others.append(place.written)
+        what = f"lets its sender write {place_text(row.target, row.target_slot)}"
+        for other in others:
+            if sent[other[0]] < other[1]:
+                self._refuse(
+                    process, f"{what}, although {self._lane_name(other)} may not have used it yet"
+                )
+        for begun, segment in place.sends:
+            reader = segment.consumed
+            if reader is None or sent[reader[0]] < reader[1]:
+                self._refuse(
+                    process,
+                    f"{what}, although the segment that {self._lane_name(begun)} sends from it "
+                    "may not be read yet",
+                )
+
+    def _refuse_write(self, process: Process, row: Row, why: str) -> NoReturn:
+        self._refuse(process, f"writes {place_text(row.target, row.target_slot)} while {why}")
+
+    def _after(self, process: Process, epoch: Epoch) -> bool:
+        return process.clock[epoch[0]] >= epoch[1]
+
+    def _lane_name(self, epoch: Epoch) -> str:
+        process = self.processes[epoch[0]]
+        return f"rank {process.rank} lane {process.lane}"
+
+    def _refuse(self, process: Process, why: str) -> NoReturn:
+        row = process.rows[process.next]
+        chunk = "token" if row.chunk == TOKEN_ROW else f"chunk {row.chunk}"
+        number = process.first + process.next
+        raise ScheduleError(
+            f"rank {process.rank}, lane {process.lane}, row {number} ({chunk}), "
+            f"tile {process.tile}: {why}"
+        )
+
+    def _check_end(self) -> None:
+        stuck = [self._wait_text(p) for p in self.processes if p.rows and p.tile < self.tiles]
+        if stuck:
+            more = f" and {len(stuck) - 4} more" if len(stuck) > 4 else ""
+            raise ScheduleError("deadlock: " + "; ".join(stuck[:4]) + more)
+        for (source, destination, number), queue in self.queues.items():
+            if queue.segments:
+                raise ScheduleError(
+                    f"{len(queue.segments)} segments from rank {source} to rank {destination} on "
+                    f"channel {number} are never received"
+                )
+
+    def _wait_text(self, process: Process) -> str:
+        plan = self.plans[process.rank]
+        row = process.rows[process.next]
+        waits = []
+        for end, queue in zip(row.recv, process.recv[process.next], strict=True):
+            if not queue.segments:
+                waits.append(f"a segment from rank {plan.channels[end].peer}")
+        for end, queue in zip(row.send, process.send[process.next], strict=True):
+            if len(queue.segments) >= self.depth:
+                waits.append(f"a free slot towards rank {plan.channels[end].peer}")
+        return (
+            f"rank {process.rank} lane {process.lane} row {process.first + process.next} "
+            f"tile {process.tile} waits for {', '.join(waits) or 'the leading rows'}"
+        )
+
+    def _check_outputs(self) -> None:
+        operation = Schedule(self.kind, self.size, self.parts, (), self.root)
+        for tile in range(self.tiles):
+            values = []
+            for rank in range(self.size):
+                for chunk, ranks in outputs_of(operation, rank):
+                    if tile < self.tiles_of(chunk):
+                        values.append((rank, self._output(rank, chunk, tile, ranks)))
+            check_same_bits(operation, values)
+
+    def _output(self, rank: int, chunk: int, tile: int, ranks: int) -> Value:
+        place = self.places.get((rank, Buffer.OUTPUT, chunk, tile))
+        held = place.held if place is not None else None
+        if held is None:
+            raise ScheduleError(f"rank {rank} never writes output chunk {chunk}, tile {tile}")
+        if (held.value.chunk, held.value.ranks) != (chunk, ranks):
+            raise ScheduleError(
+                f"rank {rank} ends with {held.value} in output chunk {chunk}, "
+                f"tile {tile}; it must hold {ranks_text(ranks)}"
+            )
+        if held.final != (self.kind in DIVIDING and self.size > 1):
+            raise ScheduleError(f"output chunk {chunk} of rank {rank} is never final")
+        return held.value
+
+    def _check_heard(self) -> None:
+        heard = [0] * self.size
+        for process in self.processes:
+            for other, time in zip(self.processes, process.clock, strict=True):
+                if time:
+                    heard[process.rank] |= 1 << other.rank
+        for rank, ranks in enumerate(heard):
+            missing = ((1 << self.size) - 1) & ~(ranks | 1 << rank)
+            if missing:
+                raise ScheduleError(f"rank {rank} leaves without hearing of {ranks_text(missing)}")

@@ -1,0 +1,72 @@
+"""The state of the plan verifier: memory, channels, processes and vector clocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pycoll.plan.plan_format import Row
+from pycoll.schedule.contributions import Value
+
+#: (process index, time): the moment at which the process ran its row number ``time``.
+Epoch = tuple[int, int]
+
+
+class StoredValue(NamedTuple):
+    """A value in memory or in flight; ``final`` is set once a final row has made it."""
+
+    value: Value
+    tile: int
+    final: bool
+
+
+@dataclass(slots=True)
+class Segment:
+    """A segment in flight.
+
+    ``consumed`` is the moment at which the receiver's row took it; until then the receiver may read
+    the sender's memory.
+    """
+
+    chunk: int
+    held: StoredValue | None
+    clock: list[int]
+    exposed: bool = False  # the receiver reads it in place, so a flush does not end the read
+    consumed: Epoch | None = None
+
+
+@dataclass(slots=True)
+class Queue:
+    """A channel: the processes at its ends, and its segments in flight."""
+
+    sender: int
+    receiver: int
+    segments: deque[Segment] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class Place:
+    """The accesses to one segment of memory that a later access must follow."""
+
+    held: StoredValue | None = None
+    written: Epoch | None = None
+    copied: Epoch | None = None  # copied from the input: a write, except in place
+    reads: dict[int, int] = field(default_factory=dict)
+    sends: list[tuple[Epoch, Segment]] = field(default_factory=list)  # sent from this memory
+
+
+@dataclass(slots=True)
+class Process:
+    """One lane of one rank, or a part of it: its leading rows, or the rows after them."""
+
+    rank: int
+    lane: int
+    rows: list[Row]
+    recv: list[list[Queue]]
+    send: list[list[Queue]]
+    clock: list[int]
+    led: bool = False  # the previous process has the leading rows, which run first in every tile
+    first: int = 0  # the number of rows of the lane before these
+    tile: int = 0
+    next: int = 0

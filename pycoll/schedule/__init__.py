@@ -1,0 +1,1 @@
+"""The schedule language, topologies, the contribution algebra and the schedule proof."""

@@ -1,0 +1,148 @@
+"""The topology: the host of every rank, and the levels above hosts (racks).
+
+A topology is an immutable value that all ranks agree on at start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from pycoll.errors import InvalidArgumentError
+
+
+class _Levels(NamedTuple):
+    levels: tuple[tuple[int, ...], ...]
+
+
+# A subclass of the NamedTuple: only its objects have the __dict__ that cached_property needs.
+class Topology(_Levels):
+    """One label per rank and level, from hosts outwards.
+
+    ``levels[0][r]`` is the host of rank r, ``levels[1][r]`` its rack, and so on. Labels count from
+    0 in order of first appearance. `topology_of` and `single_host` make a topology. The names local
+    and cross are Horovod's: local ranks share a host, cross ranks have the same local rank on
+    different hosts.
+    """
+
+    @classmethod
+    def even(cls, size: int, hosts: int) -> Topology:
+        """Distributes ranks 0..size-1 in order over ``hosts`` hosts.
+
+        The hosts have equal numbers of ranks if ``hosts`` divides ``size``; otherwise the numbers
+        differ by at most one. Raises InvalidArgumentError unless 1 <= hosts <= size.
+        """
+        if not 1 <= hosts <= size:
+            raise InvalidArgumentError(f"hosts is {hosts}; it must be 1 to size, which is {size}")
+        return cls((tuple(rank * hosts // size for rank in range(size)),))
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.levels[0])
+
+    @cached_property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every host, ascending."""
+        return groups_of(self.levels[0])
+
+    def host_of(self, rank: int) -> int:
+        """The host of ``rank``, as an index into ``hosts``."""
+        return self.levels[0][rank]
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The local rank of every rank."""
+        places = [0] * self.size
+        for members in self.hosts:
+            for place, rank in enumerate(members):
+                places[rank] = place
+        return tuple(places)
+
+    def local_rank(self, rank: int) -> int:
+        """The position of ``rank`` among the ranks of its host."""
+        return self.places[rank]
+
+    def local_size(self, rank: int) -> int:
+        """The number of ranks on the host of ``rank``."""
+        return len(self.hosts[self.levels[0][rank]])
+
+    def cross_rank(self, rank: int) -> int:
+        """The position of the host of ``rank`` among the hosts that have this local rank."""
+        return self._peers(rank).index(self.host_of(rank))
+
+    def cross_size(self, rank: int) -> int:
+        """The number of hosts that have the local rank of ``rank``."""
+        return len(self._peers(rank))
+
+    def _peers(self, rank: int) -> list[int]:
+        place = self.local_rank(rank)
+        return [host for host, members in enumerate(self.hosts) if len(members) > place]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all hosts have the same number of ranks."""
+        return len({len(members) for members in self.hosts}) == 1
+
+    def above(self) -> Topology | None:
+        """The topology of the levels above hosts, with one rank per host.
+
+        The result is None if hosts are the last level.
+        """
+        if len(self.levels) == 1:
+            return None
+        return Topology(
+            tuple(tuple(labels[members[0]] for members in self.hosts) for labels in self.levels[1:])
+        )
+
+    def distance(self, one: int, other: int) -> int:
+        """The lowest level that both ranks share: 0 for a host, 1 for a rack, and so on.
+
+        The result is the number of levels if they share none.
+        """
+        for level, labels in enumerate(self.levels):
+            if labels[one] == labels[other]:
+                return level
+        return len(self.levels)
+
+
+def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topology:
+    """Makes a topology from one host name per rank and, outwards, one name per rank and level.
+
+    Raises InvalidArgumentError if the sequences differ in length or are empty, or if the levels do
+    not nest (one host in two racks).
+    """
+    if not hosts:
+        raise InvalidArgumentError("hosts: names one host per rank, so it cannot be empty")
+    levels = []
+    for number, names in enumerate((hosts, *outer)):
+        if len(names) != len(hosts):
+            raise InvalidArgumentError(
+                f"level {number} names {len(names)} ranks, the hosts {len(hosts)}"
+            )
+        labels: dict[Hashable, int] = {}
+        levels.append(tuple(labels.setdefault(name, len(labels)) for name in names))
+    for number, (inner, wider) in enumerate(pairwise(levels)):
+        seen: dict[int, int] = {}
+        for rank, (group, around) in enumerate(zip(inner, wider, strict=True)):
+            if seen.setdefault(group, around) != around:
+                raise InvalidArgumentError(
+                    f"rank {rank} and an earlier rank share group {group} of level {number} "
+                    f"but not of level {number + 1}; levels must nest"
+                )
+    return Topology(tuple(levels))
+
+
+def single_host(size: int) -> Topology:
+    """The topology of ``size`` ranks on one host."""
+    return Topology(((0,) * size,))
+
+
+def groups_of(labels: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each label, ascending; labels are 0, 1, ... in order of first appearance."""
+    groups: list[list[int]] = [[] for _ in range(max(labels) + 1)]
+    for rank, label in enumerate(labels):
+        groups[label].append(rank)
+    return tuple(tuple(group) for group in groups)

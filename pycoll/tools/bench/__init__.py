@@ -1,0 +1,1 @@
+"""The benchmark behind ``pycoll bench``: measures, checks and reports a range of message sizes."""

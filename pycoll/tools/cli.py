@@ -1,0 +1,442 @@
+"""The command line: ``pycoll run``, ``bench``, ``tune``, ``info``, ``explain``, ``timeline``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pycoll.errors import PycollError
+from pycoll.foreign_words import about_call, about_option
+from pycoll.tools.units import Bytes, Seconds, SecondsPerByte
+
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "reduce_scatter",
+    "all_gather",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "scan",
+    "exscan",
+)
+
+
+def _fail(error: PycollError) -> click.ClickException:
+    return click.ClickException(str(error))
+
+
+# Not generic before click 8.2.
+class _Collective(click.Choice):  # type: ignore[type-arg]
+    """One of COLLECTIVES; the error for another library's word names pycoll's word."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the word, or exit with a usage error."""
+        if value not in self.choices and about_call(value):
+            self.fail(f"{value!r} is not one of them{about_call(value)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Command(click.Command):
+    """A command whose error for another library's option names pycoll's option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, or exit with a usage error."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            name = getattr(error, "option_name", None)
+            for word in given if name is None else [name]:
+                if word.startswith("-"):
+                    _refuse_foreign_option(ctx, word)
+            raise
+
+
+def _refuse_foreign_option(context: click.Context, word: str) -> None:
+    advice = about_option(context.command.name or "", word)
+    known = [one for option in context.command.get_params(context) for one in option.opts]
+    if advice and word.partition("=")[0] not in known:
+        raise click.UsageError(f"No such option {word.partition('=')[0]!r}: {advice}.", context)
+
+
+def _check_options(word: str) -> None:
+    """Exit with a usage error if ``word``, the command to run, is a misplaced option. No program
+    begins with a dash; "-m" runs a Python module."""
+    if not word.startswith("-") or word == "-m":
+        return
+    name = word.partition("=")[0]
+    context = click.get_current_context()
+    _refuse_foreign_option(context, word)
+    known = [one for option in context.command.get_params(context) for one in option.opts]
+    raise click.NoSuchOption(name, possibilities=difflib.get_close_matches(name, known, n=1))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pycoll-comm", prog_name="pycoll")
+def main() -> None:
+    """Collective communication whose algorithms are proved before they run."""
+
+
+@main.command(
+    cls=_Command,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    *("-n", "-np", "--ranks"), type=click.IntRange(min=1), required=True, help="How many ranks."
+)
+@click.option("--prefix", is_flag=True, help="Put the rank in front of every line of output.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start up to N ranks that fail again, for programs that use elastic.run.",
+)
+@click.option(
+    "--min-np",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Go on after ranks fail while N are left, for programs that use elastic.run.",
+)
+@click.option(
+    "--max-np",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Start up to N ranks if the host discovery script reports so many slots.",
+)
+@click.option(
+    "--host-discovery-script",
+    metavar="COMMAND",
+    help='Run this every second; it prints "host:slots" lines, for this machine only.',
+)
+@click.option(
+    "--elastic-timeout",
+    type=float,
+    envvar="HOROVOD_ELASTIC_TIMEOUT",
+    metavar="SECONDS",
+    help="The longest wait for --min-np ranks.  [default: 600]",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    ranks: int,
+    prefix: bool,
+    restarts: int,
+    min_np: int | None,
+    max_np: int | None,
+    host_discovery_script: str | None,
+    elastic_timeout: float | None,
+    command: tuple[str, ...],
+) -> None:
+    """Start COMMAND on N ranks of this machine.
+
+    A .py file runs with this Python; any other command runs as it is. When a rank fails and is not
+    started again, the others are stopped, and its exit status becomes that of this command. With
+    --min-np, --max-np or a host discovery script the other ranks go on while --min-np of them are
+    left.
+    """
+    from pycoll.launch.elastic_jobs import PATIENCE_S, ElasticOptions
+    from pycoll.launch.launcher import LaunchOptions, launch
+
+    _check_options(command[0])
+    try:
+        elastic = None
+        if min_np or max_np or host_discovery_script is not None:
+            patience_s = PATIENCE_S if elastic_timeout is None else elastic_timeout
+            elastic = ElasticOptions(min_np, max_np, host_discovery_script, patience_s)
+        options = LaunchOptions(
+            ranks=ranks,
+            command=command,
+            prefix=prefix,
+            environment=_threads_of_ranks(ranks),
+            restarts=restarts,
+            elastic=elastic,
+        )
+        sys.exit(launch(options))
+    except PycollError as error:
+        raise _fail(error) from error
+
+
+def _threads_of_ranks(ranks: int) -> dict[str, str]:
+    """Return OMP_NUM_THREADS=1 if there are more ranks than cores and the user has not set the
+    variable; torchrun does the same."""
+    from pycoll.bootstrap.discovery.cores import core_count
+
+    cores = core_count()
+    if ranks <= cores or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    click.echo(
+        f"pycoll run: {ranks} ranks share {cores} cores: OMP_NUM_THREADS=1 for each, unless you "
+        "set it",
+        err=True,
+    )
+    return {"OMP_NUM_THREADS": "1"}
+
+
+@main.command(cls=_Command)
+@click.argument("collective", type=_Collective(COLLECTIVES), metavar="COLLECTIVE")
+@click.option("-n", "--ranks", type=click.IntRange(min=1), help="Ranks to start.  [default: 2]")
+@click.option("-b", "--begin", type=Bytes(), default="8", show_default=True, help="First size.")
+@click.option("-e", "--end", type=Bytes(), default="64M", show_default=True, help="Last size.")
+@click.option(
+    "-f",
+    "--factor",
+    type=click.IntRange(min=2),
+    default=4,
+    show_default=True,
+    help="Ratio of one size to the one before.",
+)
+@click.option("--dtype", default="float32", show_default=True, help="Element type.")
+@click.option("--op", default="sum", show_default=True, help="Reduction.")
+@click.option("--root", type=click.IntRange(min=0), default=0, show_default=True, help="Root rank.")
+@click.option(
+    "--algorithm",
+    "algorithms",
+    metavar="NAME",
+    multiple=True,
+    help="An algorithm, several by repetition, or all.  [default: the selector's choice]",
+)
+@click.option(
+    "--transport", "transports", metavar="LIST", help="Of shm, verbs, tcp.  [default: shm,tcp]"
+)
+@click.option(
+    "--samples", type=click.IntRange(min=5), default=30, show_default=True, help="Per size."
+)
+@click.option(
+    "--check/--no-check", default=True, show_default=True, help="Compare results bit by bit."
+)
+@click.option(
+    "--in-place/--out-of-place", default=True, show_default=True, help="If both are possible."
+)
+@click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="Device of the arrays.",
+)
+@click.option("--graph", is_flag=True, help="On devices, replay operations from a captured graph.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file."
+)
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path), help="Draw a .png, .pdf or .svg."
+)
+def bench(
+    collective: str,
+    ranks: int | None,
+    begin: int,
+    end: int,
+    algorithms: tuple[str, ...],
+    transports: str | None,
+    json_path: Path | None,
+    plot_path: Path | None,
+    **words: Any,
+) -> None:
+    """Measure COLLECTIVE over message sizes, as nccl-tests does.
+
+    Columns and bandwidths are those of nccl-tests. COLLECTIVE is all_reduce, reduce, broadcast,
+    reduce_scatter, all_gather, gather, scatter, all_to_all, scan or exscan. Every result is
+    compared with the exact one; the exit status is 1 if one was wrong. Inside a running job (pycoll
+    run, mpirun, torchrun) and without -n, it measures that job's ranks.
+    """
+    from pycoll.tools.bench.command import Wishes, run_bench
+    from pycoll.tools.bench.measuring import BenchOptions
+
+    try:
+        options = BenchOptions(
+            collective=collective,
+            begin_bytes=begin,
+            end_bytes=end,
+            algorithms=list(algorithms),
+            **words,
+        )
+        sys.exit(run_bench(options, Wishes(ranks, transports, json_path, plot_path)))
+    except PycollError as error:
+        raise _fail(error) from error
+
+
+@main.command()
+@click.option(
+    "--transport",
+    "transports",
+    type=click.Choice(("shm", "tcp")),
+    multiple=True,
+    help="Only this one; the other keeps its values.  [default: both]",
+)
+@click.option(
+    "-n", "--ranks", type=click.IntRange(min=2), help="Largest job.  [default: a rank per core]"
+)
+@click.option("--quick", is_flag=True, help="Measure roughly, in a few seconds.")
+@click.option(
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    help="File for the result; missing folders are made.  [default: the cache]",
+)
+def tune(transports: tuple[str, ...], ranks: int | None, quick: bool, path: Path | None) -> None:
+    """Measure this machine, so that algorithms are chosen by its own figures.
+
+    It measures latency, bandwidth, the cost of combining and of segments, and the best segment
+    length, for shared memory and for tcp on this machine. It takes about two minutes; no other
+    program should run. Later jobs whose rank 0 is on this machine use the result. PYCOLL_TUNING=off
+    makes them use the built-in values, and PYCOLL_TUNING=FILE another file.
+
+    As the program of a job on several hosts (mpirun, srun, torchrun), without --ranks, it uses all
+    ranks of the job and measures the network between the hosts: the bandwidth of one rank and of
+    all ranks of a host together, and shared memory on the slowest host. Every host stores the same
+    table; later jobs on these hosts, or on some of them, use it.
+    """
+    from pycoll.bootstrap.discovery import discover
+    from pycoll.config import DEFAULT_TRANSPORTS
+    from pycoll.errors import InvalidArgumentError
+    from pycoll.tools.tune.host_links import HostsOptions, run_tune_hosts
+    from pycoll.tools.tune.machine_links import TuneOptions, run_tune
+
+    try:
+        if ranks is not None or not discover.inside_job():
+            run_tune(TuneOptions(transports or DEFAULT_TRANSPORTS, ranks, quick, path), click.echo)
+        elif transports:
+            raise InvalidArgumentError(
+                "--transport is for one machine; between hosts the job's own transports are "
+                "measured (PYCOLL_TRANSPORTS sets them)"
+            )
+        else:
+            run_tune_hosts(HostsOptions(quick, path), click.echo)
+    except PycollError as error:
+        raise _fail(error) from error
+
+
+@main.command()
+def info() -> None:
+    """Print what is built, what was found on this machine, and every setting."""
+    from pycoll.tools.info import print_information
+
+    print_information()
+
+
+@main.command()
+@click.argument(
+    "collective",
+    type=_Collective((*COLLECTIVES, "barrier")),
+    metavar="[COLLECTIVE]",
+    default="all_reduce",
+)
+@click.option("--size", type=click.IntRange(min=1), help="Ranks.  [default: 8]")
+@click.option("--bytes", "nbytes", type=Bytes(), default="1M", show_default=True, help="Message.")
+@click.option(
+    "--hosts", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts they are on."
+)
+@click.option(
+    "--local-size", type=click.IntRange(min=1), help="Ranks per host; forecasts all algorithms."
+)
+@click.option("--alpha", type=Seconds(), help="Latency between hosts: 2us.")
+@click.option(
+    "--beta", type=SecondsPerByte(), help="Rate of a host's link, each way: 25GB/s, 200Gb/s."
+)
+@click.option("--rails", type=click.IntRange(min=1), help="Number of such links of a host.")
+@click.option("--flow", type=SecondsPerByte(), help="Most rate of one rank between hosts: 5GB/s.")
+@click.option("--local-alpha", type=Seconds(), help="Latency inside a host: 300ns.")
+@click.option("--local-beta", type=SecondsPerByte(), help="Rate of a rank inside a host: 15GB/s.")
+@click.option(
+    "--algorithm", metavar="NAME", help="Explain this one instead of the selector's choice."
+)
+@click.option("--rank", type=click.IntRange(min=0), help="Also list the plan of this rank.")
+@click.option("--measured", is_flag=True, help="Also run it here, on sizes up to --bytes.")
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    help="Draw the forecast: .png, .pdf or .svg.",
+)
+def explain(
+    measured: bool,
+    alpha: float | None,
+    beta: float | None,
+    local_alpha: float | None,
+    local_beta: float | None,
+    rails: int | None,
+    flow: float | None,
+    **words: Any,
+) -> None:
+    """Print which algorithm runs, why, and its expected cost.
+
+    COLLECTIVE is all_reduce (if none is named), reduce, broadcast, reduce_scatter, all_gather,
+    gather, scatter, all_to_all, scan, exscan or barrier.
+
+    With --local-size or --plot it also forecasts the time of every algorithm: by message size, and
+    of one message in worlds of up to 16384 ranks. The machines need not exist: alpha is a link's
+    latency, in ns, us or ms; beta is a link's rate, in bytes (25GB/s) or bits (200Gb/s) per second,
+    with powers of ten. A value that is not given is that of pycoll tune on this machine, or a
+    built-in one. With --measured it predicts for this machine and measures there; where ranks share
+    its cores, "ranks per core" is printed.
+    """
+    from pycoll.tools.explain import Question, comparison, explanation
+
+    links = {"alpha": alpha, "beta": beta, "local_alpha": local_alpha, "local_beta": local_beta}
+    links |= {"rails": rails, "flow": flow}
+    try:
+        question = Question(links=links, measured=measured, **words)
+        click.echo(explanation(question))
+        if measured:
+            for line in comparison(question):
+                click.echo(line)
+    except PycollError as error:
+        raise _fail(error) from error
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    help="File for the trace.  [default: FILE.merged.json]",
+)
+@click.option(
+    "--plot", "picture", type=click.Path(path_type=Path), help="Draw a step: .png, .pdf or .svg."
+)
+@click.option("--step", type=click.IntRange(min=0), help="Step to draw.  [default: a typical one]")
+def timeline(
+    files: tuple[Path, ...], path: Path | None, picture: Path | None, step: int | None
+) -> None:
+    """Merge ranks' timelines into one trace for chrome://tracing or Perfetto.
+
+    FILES were written by hvd.start_timeline or HOROVOD_TIMELINE, one for each rank. With a single
+    FILE, those of ranks 1, 2, ... in the same folder (FILE.1.json) are found. A file that a rank
+    could not complete is read up to its last complete event.
+
+    For steps with a policy it prints the share of the communication time that was hidden: the share
+    in which the program did not wait for communication. --plot draws one such step, the backward
+    pass above and communication below.
+    """
+    from pycoll.tools import overlaps, timelines
+    from pycoll.tools.outputs import check_output
+    from pycoll.tools.pictures import check_picture
+
+    target = path or files[0].with_name(f"{files[0].stem}.merged.json")
+    try:
+        check_output(target, "--output")
+        if picture is not None:
+            check_picture(picture)
+        paths = timelines.siblings(files[0]) if len(files) == 1 else list(files)
+        events = timelines.merged(paths)
+        timelines.write(target, events)
+        ranks = len(paths)
+        last_s = max(float(event["ts"]) for event in events) / 1e6
+        click.echo(f"{target}: {len(events)} events of {ranks} rank(s), {last_s:.3f} s")
+        steps = overlaps.seen(events)
+        for line in overlaps.lines_of(steps):
+            click.echo(line)
+        if picture is not None:
+            overlaps.plot(picture, overlaps.chosen(steps, step))
+            click.echo(f"picture: {picture}")
+    except PycollError as error:
+        raise _fail(error) from error

@@ -1,0 +1,320 @@
+"""``pycoll tune`` by all ranks of a job on several hosts: measures the network between the hosts.
+
+First one rank per host runs alone: this measures messages between hosts, and the rate of one rank.
+If all hosts have several ranks, as many groups of one rank per host as possible run at the same
+time: this measures the link of a host. Then each host runs by itself, all hosts at the same time:
+this measures shared memory.
+
+The time of a case is the time of the slowest group. Rank 0 fits the link (see fit.py) and sends the
+result to all ranks. Every host stores it, so a job gets the same table whichever host has its rank
+0.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pycoll.bootstrap.discovery.identity import ranks_per_core, transport_across
+from pycoll.cost import tuning_file
+from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link
+from pycoll.cost.tuning_file import Medium, Network, Tuning
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.tools.bench.command import progress_bar
+from pycoll.tools.bench.measuring import BenchOptions, hosts_of, measure
+from pycoll.tools.bench.metrics import Measurement
+from pycoll.tools.tune.fit import Fit, Observation, fit
+from pycoll.tools.tune.machine_links import (
+    COLLECTIVES,
+    SEGMENTS,
+    Case,
+    Times,
+    accuracy,
+    best_segment,
+    describe,
+    distinct_algorithms,
+    observations,
+    place_to_store,
+    present,
+    spills_from,
+)
+
+if TYPE_CHECKING:
+    from pycoll.comm.communicator import Communicator
+    from pycoll.schedule.topology import Topology
+
+_T = TypeVar("_T")
+
+#: Two segment lengths, which separate the cost of a segment from that of its bytes.
+_SEGMENTS = (SEGMENTS[0], SEGMENTS[-1])
+#: From this size on the bytes of a message determine its time; shorter messages do not measure the
+#: link of a host.
+_LONG_BYTES = 1 << 18
+#: The time in s for which an algorithm runs before its times count. It empties the token bucket of
+#: a shaped link, such as that of a virtual machine or of tc-tbf.
+_SUSTAINED_S = 0.02
+#: From this size on messages have several segments, so times show the better segment length.
+_CUT_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Groups that measure at the same time.
+
+    ``colors``: the group of each rank, or None for a rank that only waits. ``concurrent``: the
+    number of groups across hosts; 0 for groups inside hosts.
+    """
+
+    name: str
+    colors: tuple[int | None, ...]
+    begin_bytes: int
+    segments: tuple[int, ...]
+    concurrent: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of the largest group."""
+        return max(self.colors.count(color) for color in self.colors if color is not None)
+
+
+@dataclass(frozen=True)
+class HostsOptions:
+    """The extent of a measurement, and where to store the result.
+
+    If ``path`` is set, rank 0 writes this file; otherwise every host writes a file in its cache.
+    """
+
+    quick: bool = False
+    path: Path | None = None
+
+    @property
+    def end_bytes(self) -> int:
+        """The length of the longest message in bytes."""
+        return 1 << 19 if self.quick else 1 << 22
+
+    def sizes(self, phase: Phase) -> list[int]:
+        """The message sizes, ascending; the longest message is always included."""
+        found, factor = [self.end_bytes], 8 if self.quick else 4
+        while found[-1] // factor >= phase.begin_bytes:
+            found.append(found[-1] // factor)
+        return found[::-1]
+
+    def bench_options(self, collective: str, phase: Phase) -> BenchOptions:
+        """The options for a collective in this phase.
+
+        Concurrent groups take the same number of samples, so that they stay together. Between hosts
+        a warm-up excludes bursts, which exceed the sustained rate.
+        """
+        few = self.quick or phase.concurrent > 1
+        return BenchOptions(
+            collective=collective,
+            samples=5 if few else 15,
+            budget_s=0.0 if few else 0.25,
+            sustained_s=_SUSTAINED_S if phase.concurrent else 0.0,
+        )
+
+
+def phases_of(topology: Topology, oversubscription: float = 1) -> list[Phase]:
+    """The phases of a measurement on these ranks, equal on all ranks.
+
+    ``oversubscription``: ranks per core. If ranks share cores, shared memory is not measured: the
+    model derives its costs for any number of ranks per core from the costs with one rank per core.
+    """
+    ranks = range(topology.size)
+    least = min(len(members) for members in topology.hosts)
+    places = topology.places
+    leaders = tuple(0 if places[rank] == 0 else None for rank in ranks)
+    found = [Phase("one rank per host", leaders, 32, _SEGMENTS, 1)]
+    if least > 1:
+        by_place = tuple(places[rank] if places[rank] < least else None for rank in ranks)
+        found.append(Phase(f"{least} ranks per host", by_place, _LONG_BYTES, _SEGMENTS[:1], least))
+        if oversubscription <= 1:
+            hosts = tuple(topology.host_of(rank) for rank in ranks)
+            found.append(Phase("inside hosts", hosts, 32, _SEGMENTS))
+    return found
+
+
+class HostsTuner:
+    """The part of this rank in measuring a job's links; ``say`` prints a line, on rank 0 only."""
+
+    def __init__(
+        self, comm: Communicator, options: HostsOptions, say: Callable[[str], None]
+    ) -> None:
+        self._comm = comm
+        self._topology = hosts_of(comm)
+        self._options = options
+        self._say = say if comm.rank == 0 else lambda _: None
+        self._progress = progress_bar()
+        self._progress.disable = self._progress.disable or comm.rank != 0
+        #: The times of each phase, complete on all ranks.
+        self._times: dict[str, Times] = {}
+
+    def run(self) -> Network:
+        """Measures all phases; the result is equal on all ranks.
+
+        Raises PycollError on all ranks if a result was wrong.
+        """
+        phases = phases_of(self._topology, ranks_per_core(self._comm._identities))
+        total = sum(len(list(self._cases(phase))) * len(phase.segments) for phase in phases)
+        task = self._progress.add_task("measuring", total=total)
+        with self._progress:
+            for phase in phases:
+                self._progress.update(task, description=phase.name)
+                self._measure(phase, lambda: self._progress.advance(task))
+        blob = b""
+        if self._comm.rank == 0:
+            blob = json.dumps(tuning_file.network_as_json(self._fitted(phases))).encode()
+        return tuning_file.network_from_json(json.loads(self._comm._gather_blobs(blob)[0]))
+
+    def _cases(self, phase: Phase) -> Iterator[tuple[str, int, list[str]]]:
+        """(collective, bytes, algorithms) of every case, in order.
+
+        Groups of different sizes have the same number of cases.
+        """
+        for collective in COLLECTIVES:
+            for nbytes in self._options.sizes(phase):
+                if phase.concurrent > 1:
+                    # One algorithm per case, so that all groups run the same one.
+                    for name in distinct_algorithms(collective, phase.size):
+                        yield collective, nbytes, [name]
+                else:
+                    yield collective, nbytes, []
+
+    def _measure(self, phase: Phase, advance: Callable[[], None]) -> None:
+        """Fills the times of this phase with those of all groups."""
+        lines: list[tuple[int, Measurement]] = []
+        for segment_bytes in phase.segments:
+            group = self._group(phase, segment_bytes)
+            for collective, nbytes, names in self._cases(phase):
+                # Waiting ranks take part too, so no wait is longer than one case.
+                self._comm.barrier()
+                if group is not None:
+                    chosen = names or distinct_algorithms(collective, group.size)
+                    options = self._options.bench_options(collective, phase)
+                    found = list(measure(group, options, chosen, nbytes))
+                    lines += [(segment_bytes, line) for line in found if group.rank == 0]
+                advance()
+            if group is not None:
+                group.close()
+        own = [[segment_bytes, asdict(line)] for segment_bytes, line in lines]
+        for blob in self._comm._gather_blobs(json.dumps(own).encode()):
+            for segment_bytes, line in json.loads(blob):
+                self._take(phase, segment_bytes, Measurement(**line))
+
+    def _group(self, phase: Phase, segment_bytes: int) -> Communicator | None:
+        media = {name: Medium(LINKS[name], segment_bytes) for name in tuning_file.BUILT_IN.media}
+        text = Tuning(media, "being measured").to_text()
+        return self._comm._split(phase.colors[self._comm.rank], 0, text)
+
+    def _take(self, phase: Phase, segment_bytes: int, line: Measurement) -> None:
+        if line.wrong:
+            raise PycollError(
+                f"measuring {line.collective} by {line.algorithm} with {phase.name} gave "
+                f"{line.wrong} wrong elements; nothing was stored"
+            )
+        name, nbytes = line.algorithm, line.bytes
+        case = Case(line.collective, name, line.ranks, nbytes, segment_bytes, phase.concurrent)
+        times = self._times.setdefault(phase.name, {})
+        # Concurrent groups must disturb each other; a quartile would favour undisturbed samples.
+        seconds = line.median_s if phase.concurrent > 1 else line.quartile_s
+        times[case] = max(seconds, times.get(case, 0.0))
+
+    def _fitted(self, phases: Sequence[Phase]) -> Network:
+        alone, *more = phases
+        transport = transport_across(self._comm._identities)
+        found = fit(self._observed(alone.name), LINKS[transport])
+        across = found.link
+        for phase in more:
+            if phase.concurrent:
+                across = with_whole_link(across, self._observed(phase.name))
+        medium = Medium(across, self._segment(alone.name))
+        self._tell(transport, medium, alone.name, found)
+        inside = None
+        for phase in more:
+            if not phase.concurrent:
+                found = fit(self._observed(phase.name), LINKS["shm"], spills_from=spills_from())
+                inside = Medium(found.link, self._segment(phase.name))
+                self._tell("inside", inside, phase.name, found)
+        hosts = {name.rpartition(":")[0] for name in self._comm._names}
+        made = datetime.date.today().isoformat()
+        return Network(tuple(sorted(hosts)), transport, medium, inside, made)
+
+    def _observed(self, phase: str) -> list[Observation]:
+        return observations(self._times[phase])
+
+    def _segment(self, phase: str) -> int:
+        times = self._times[phase]
+        cut = {case: s for case, s in times.items() if case.nbytes >= _CUT_BYTES}
+        return best_segment(cut) if cut else SEGMENT_BYTES
+
+    def _tell(self, word: str, medium: Medium, phase: str, found: Fit) -> None:
+        for line in (*describe(word, medium), *accuracy(list(self._times[phase]), found)):
+            self._say(line)
+
+
+def with_whole_link(one: Link, together: Sequence[Observation]) -> Link:
+    """Combines the link of one rank with the rate of the host's link, measured by all its ranks.
+
+    The times of few long messages do not separate the cost of a segment from that of its bytes. All
+    costs except beta and spill therefore keep the values of one rank.
+    """
+    return fit(together, one, ("beta", "spill")).link._replace(flow=one.beta)
+
+
+def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network:
+    """Measures the links of the job that this process is a rank of, and stores the result.
+
+    All ranks of the job call it, and the result is equal on all. Raises InvalidArgumentError on all
+    ranks for a job on one host, and before any measurement if a host could not store the result.
+    Raises PycollError if a result was wrong, and InvalidArgumentError if a host failed to store the
+    result.
+    """
+    import pycoll
+
+    comm = pycoll.init()
+    try:
+        topology = hosts_of(comm)
+        if len(topology.hosts) == 1:
+            raise InvalidArgumentError(
+                "all ranks of this job are on one host: run pycoll tune outside of a job, or with "
+                "--ranks, to measure a machine by itself"
+            )
+        leads = topology.local_rank(comm.rank) == 0 if options.path is None else comm.rank == 0
+        path = _agreed(comm, lambda: place_to_store(options.path) if leads else None)
+        if comm.rank == 0:
+            say(f"measuring links between {len(topology.hosts)} hosts with {comm.size} ranks")
+        network = HostsTuner(comm, options, say).run()
+        _agreed(comm, lambda: _store(network, path))
+        if comm.rank == 0:
+            where = f"on every host, here in {path}" if options.path is None else f"in {path}"
+            say(f"stored {where}, for {network}")
+        return network
+    finally:
+        pycoll.finalize()
+
+
+def _store(network: Network, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        tuning_file.store(present(path).with_network(network), path, network.made)
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot store {str(path)!r}: {error.strerror}") from None
+
+
+def _agreed(comm: Communicator, act: Callable[[], _T]) -> _T | None:
+    """The result of ``act``; raises InvalidArgumentError on all ranks if one rank raised it."""
+    found, refusal = None, ""
+    try:
+        found = act()
+    except InvalidArgumentError as error:
+        refusal = f"host {comm._names[comm.rank].rpartition(':')[0]}: {error}"
+    refusals = [blob.decode() for blob in comm._gather_blobs(refusal.encode()) if blob]
+    if refusals:
+        more = f"; and {len(refusals) - 1} more hosts" if len(refusals) > 1 else ""
+        raise InvalidArgumentError(refusals[0] + more)
+    return found

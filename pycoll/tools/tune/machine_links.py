@@ -1,0 +1,422 @@
+"""``pycoll tune`` on one machine: measures its links and stores the result for later jobs.
+
+For each transport it first finds the length of segments. It runs all_reduces of long messages with
+every candidate length; the shortest time wins, and the longest segment among nearly equal times.
+
+Then it runs plans with known costs, over message sizes from a few bytes to more than the caches
+hold. The link is the one that explains all these times best (see fit.py). Different lengths of
+segments separate the cost of a segment from that of its bytes. Each case is measured in two passes
+and the better time counts, because disturbances only add time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pycoll.algorithms import lookup
+from pycoll.bootstrap.discovery.cores import core_count
+from pycoll.config import DEFAULT_TRANSPORTS, Config
+from pycoll.cost import tuning_file
+from pycoll.cost.model import LINKS, SEGMENT_BYTES, Parameters
+from pycoll.cost.profiles import profile
+from pycoll.cost.selection import (
+    bytes_text,
+    candidates,
+    latencies_text,
+    predict,
+    rates_text,
+    seconds_text,
+)
+from pycoll.cost.tuning_file import Medium, Tuning
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.topology import Topology, single_host
+from pycoll.tools.bench.command import launch_bench, progress_bar
+from pycoll.tools.bench.measuring import BenchOptions
+from pycoll.tools.bench.metrics import Measurement
+from pycoll.tools.outputs import check_output
+from pycoll.tools.tune.fit import Fit, Observation, fit
+
+#: Collectives whose plans separate the cost of moving from that of combining.
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
+#: A shorter segment is chosen if its time is below this share; smaller gains are noise.
+_GAIN = 0.97
+_RANKS_MAX = 8
+#: A time to compare with a prediction is the median of this number of jobs.
+_JOBS = 3
+#: Reports state the accuracy of predictions from this message size on, in bytes.
+ACCURATE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """The extent of a measurement; the default of ``ranks`` is one per core, 2 to 8."""
+
+    transports: tuple[str, ...] = DEFAULT_TRANSPORTS
+    ranks: int | None = None
+    quick: bool = False
+    path: Path | None = None
+
+    @property
+    def worlds(self) -> tuple[int, ...]:
+        """The numbers of ranks of the measured jobs."""
+        most = self.ranks or max(2, min(_RANKS_MAX, core_count()))
+        return tuple(sorted({min(2, most), most}))
+
+    @property
+    def passes(self) -> int:
+        """How often each case is measured."""
+        return 1 if self.quick else 2
+
+    def end_bytes(self, transport: str) -> int:
+        """The length of the longest message in bytes."""
+        if self.quick:
+            return 1 << 19
+        return 1 << 25 if transport == "shm" else 1 << 23
+
+    def bench_options(
+        self, collective: str, names: list[str], begin: int, end: int
+    ) -> BenchOptions:
+        """A short benchmark of these algorithms; without names, of the selector's choice."""
+        return BenchOptions(
+            collective=collective,
+            begin_bytes=begin,
+            end_bytes=end,
+            algorithms=names,
+            samples=5 if self.quick else 15,
+            budget_s=0.02 if self.quick else 0.25,
+        )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One benchmark to run, with the values that its ranks use."""
+
+    transport: str
+    ranks: int
+    bench: BenchOptions
+    values: Tuning
+
+    @property
+    def measurements(self) -> int:
+        return len(self.bench.sizes(self.ranks)) * max(1, len(self.bench.algorithms))
+
+
+@dataclass(frozen=True)
+class Case:
+    """The case that a time was measured for.
+
+    ``concurrent``: the number of groups that ran at the same time, each with one rank on every
+    host; 0 for ranks of one host.
+    """
+
+    collective: str
+    algorithm: str
+    ranks: int
+    nbytes: int
+    segment_bytes: int
+    concurrent: int = 0
+
+    def observed(self, seconds: float) -> Observation:
+        """The observation of this case: the time, and the costs of the case by the model."""
+        algorithm = lookup(Collective[self.collective.upper()], self.algorithm)
+        topology = (
+            Topology.even(self.ranks, self.ranks) if self.concurrent else single_host(self.ranks)
+        )
+        inside, across = profile(algorithm, topology).terms(self.nbytes, self.segment_bytes)
+        if not self.concurrent:
+            return Observation(inside, self.nbytes, seconds)
+        shared = {
+            "moved": across.moved * self.concurrent,
+            "carried": across.carried * self.concurrent,
+        }
+        return Observation(across._replace(**shared), self.nbytes, seconds)
+
+
+Times = dict[Case, float]
+
+
+def observations(times: Times) -> list[Observation]:
+    """The observations in order.
+
+    Every collective has the same total weight, whatever its number of algorithms.
+    """
+    cases = Counter(case.collective for case in times)
+    each = len(times) / len(cases)
+    return [
+        replace(case.observed(seconds), weight=each / cases[case.collective])
+        for case, seconds in times.items()
+    ]
+
+
+def spills_from() -> int:
+    """The bytes that a core touches before some miss its own cache.
+
+    It is three quarters of the cache size that the system reports, because pages map to cache sets
+    by chance.
+    """
+    from pycoll._core import core_cache_bytes
+
+    return core_cache_bytes() // 4 * 3
+
+
+class Tuner:
+    """Runs the jobs of one ``pycoll tune``; ``say`` prints a line of its report."""
+
+    def __init__(self, options: TuneOptions, start: Tuning, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._start = start
+        self._media = dict(start.media)
+        self._say = say
+        self._progress = progress_bar()
+        self._task = self._progress.add_task("measuring", total=self._total())
+
+    def run(self) -> Tuning:
+        """Measures all transports; raises PycollError if a job failed or gave a wrong result."""
+        with self._progress:
+            for transport in self._options.transports:
+                times: Times = {}
+                segment_bytes = self._best_segment(transport, times)
+                self._measure_links(transport, segment_bytes, times)
+                known = spills_from() if transport == "shm" else None
+                found = fit(observations(times), LINKS[transport], spills_from=known)
+                self._media[transport] = Medium(found.link, segment_bytes)
+                for line in describe(transport, self._media[transport]):
+                    self._say(line)
+                for line in accuracy(list(times), found):
+                    self._say(line)
+        return self._start._replace(media=self._media, origin="measured just now")
+
+    def _total(self) -> int:
+        jobs = [
+            job
+            for transport in self._options.transports
+            for job in (
+                *(j for bytes_ in SEGMENTS for j in self._segment_jobs(transport, bytes_)),
+                *self._link_jobs(transport, SEGMENT_BYTES),
+            )
+        ]
+        return self._options.passes * sum(job.measurements for job in jobs)
+
+    def _values(self, transport: str, segment_bytes: int) -> Tuning:
+        """The present values, with another segment length for this transport."""
+        changed = Medium(self._media[transport].link, segment_bytes)
+        return Tuning({**self._media, transport: changed}, "being measured")
+
+    def _segment_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
+        end = min(1 << 22, self._options.end_bytes(transport))
+        for ranks in self._options.worlds:
+            names = distinct_algorithms("all_reduce", ranks)
+            options = self._options.bench_options("all_reduce", names, 1 << 18, end)
+            yield _Job(transport, ranks, options, self._values(transport, segment_bytes))
+
+    def _best_segment(self, transport: str, times: Times) -> int:
+        for _ in range(self._options.passes):
+            for segment_bytes in SEGMENTS:
+                for job in self._segment_jobs(transport, segment_bytes):
+                    self._measure(job, times)
+        return best_segment(times)
+
+    def _link_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
+        values = self._values(transport, segment_bytes)
+        for ranks in self._options.worlds:
+            for collective in COLLECTIVES:
+                names = distinct_algorithms(collective, ranks)
+                end = self._options.end_bytes(transport)
+                options = self._options.bench_options(collective, names, 32, end)
+                yield _Job(transport, ranks, options, values)
+
+    def _measure_links(self, transport: str, segment_bytes: int, times: Times) -> None:
+        for _ in range(self._options.passes):
+            for job in self._link_jobs(transport, segment_bytes):
+                self._measure(job, times)
+
+    def _measure(self, job: _Job, times: Times) -> None:
+        """Runs the job and keeps the better time of each case."""
+        wrong = 0
+        segment_bytes = job.values.media[job.transport].segment_bytes
+
+        def take(line: Measurement) -> None:
+            nonlocal wrong
+            wrong += line.wrong or 0
+            case = Case(line.collective, line.algorithm, line.ranks, line.bytes, segment_bytes)
+            times[case] = min(line.median_s, times.get(case, math.inf))
+            self._progress.advance(self._task)
+
+        with tempfile.TemporaryDirectory(prefix="pycoll-tune-") as folder:
+            path = Path(folder) / "tuning.json"
+            tuning_file.store(job.values, path, "now")
+            words = {"PYCOLL_TRANSPORTS": job.transport, "PYCOLL_TUNING": str(path)}
+            status = launch_bench(job.bench, job.ranks, words, take)
+        if status != 0 or wrong:
+            raise PycollError(
+                f"measuring {job.bench.collective} over {job.transport} on {job.ranks} ranks "
+                + (f"gave {wrong} wrong elements" if wrong else f"ended with status {status}")
+                + "; nothing was stored"
+            )
+
+
+def best_segment(times: Times) -> int:
+    """The segment length with the shortest times; the longest one if it is nearly as good."""
+    lengths = {case.segment_bytes for case in times}
+    means = {segment_bytes: _mean(times, segment_bytes) for segment_bytes in lengths}
+    best = min(means, key=lambda segment_bytes: means[segment_bytes])
+    return best if means[best] < _GAIN * means[max(lengths)] else max(lengths)
+
+
+def _mean(times: Times, segment_bytes: int) -> float:
+    """The geometric mean of the times with segments of that length."""
+    logs = [math.log(s) for case, s in times.items() if case.segment_bytes == segment_bytes]
+    return math.exp(sum(logs) / len(logs))
+
+
+def distinct_algorithms(collective: str, ranks: int) -> list[str]:
+    """The algorithms with different costs for this number of ranks.
+
+    Of algorithms with equal costs only the first is included.
+    """
+    kind, topology = Collective[collective.upper()], single_host(ranks)
+    first: dict[str, str] = {}
+    for name in candidates(kind, topology):
+        first.setdefault(repr(profile(lookup(kind, name), topology)), name)
+    return list(first.values())
+
+
+def describe(transport: str, medium: Medium) -> list[str]:
+    """The text of the values of a link."""
+    segment = f"segment of {bytes_text(medium.segment_bytes)}"
+    return [
+        f"  {transport:10} {latencies_text(medium.link, segment)}",
+        f"  {'':10} {rates_text(medium.link)}",
+    ]
+
+
+def accuracy(cases: Sequence[Case], found: Fit) -> Iterator[str]:
+    """For each collective, a line with the errors of the predictions from ACCURATE_BYTES on."""
+    for collective in dict.fromkeys(case.collective for case in cases):
+        errors = [
+            error
+            for case, error in zip(cases, found.errors, strict=True)
+            if case.collective == collective and case.nbytes >= ACCURATE_BYTES
+        ]
+        if errors:
+            middle = statistics.median(errors)
+            yield (
+                f"  {'':10} {collective}: half of {len(errors)} predictions from "
+                f"{bytes_text(ACCURATE_BYTES)} on are within {_half_within(errors):.0%}, "
+                f"the middle one is {middle:+.0%} off"
+            )
+
+
+def _half_within(errors: Sequence[float]) -> float:
+    return statistics.median(map(abs, errors))
+
+
+def place_to_store(path: Path | None) -> Path:
+    """The file to write, by default that of this machine; its folder is created.
+
+    Raises InvalidArgumentError with the reason if the file could not be written.
+    """
+    path = path or tuning_file.default_path()
+    if path is None:
+        raise InvalidArgumentError("there is no home folder to store the file in: give --output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot make {str(path.parent)!r}: {error.strerror}") from None
+    check_output(path, "--output")
+    return path
+
+
+def run_tune(options: TuneOptions, say: Callable[[str], None]) -> Path:
+    """Measures the machine, stores and reports the result; returns the path of the file.
+
+    It starts from the values in use, so transports that are not measured keep theirs; a present
+    file that cannot be read is ignored. Raises InvalidArgumentError before any measurement if the
+    result could not be stored.
+    """
+    path = place_to_store(options.path)
+    worlds = " and ".join(map(str, options.worlds))
+    say(f"measuring {', '.join(options.transports)} on {worlds} ranks of this machine")
+    found = Tuner(options, present(path), say).run()
+    tuning_file.store(found, path, datetime.date.today().isoformat())
+    say(f"stored in {path}")
+    return path
+
+
+def present(path: Path) -> Tuning:
+    """The stored tuning; the built-in values if there is none or it cannot be read."""
+    try:
+        return tuning_file.load(path) if path.exists() else tuning_file.BUILT_IN
+    except InvalidArgumentError:
+        return tuning_file.BUILT_IN
+
+
+# Predicted and measured times
+
+
+def predicted_and_measured(
+    collective: str,
+    ranks: int,
+    nbytes: int,
+    algorithm: str | None,
+    config: Config,
+    parameters: Parameters,
+) -> Iterator[str]:
+    """The lines of a table of predicted and measured times, for message sizes up to ``nbytes``.
+
+    Raises PycollError if the job failed, and InvalidArgumentError for a request that cannot be
+    measured.
+    """
+    names = [] if algorithm is None else [algorithm]
+    options = BenchOptions(
+        collective=collective,
+        begin_bytes=min(nbytes, 64),
+        end_bytes=nbytes,
+        algorithms=names,
+        samples=15,
+        budget_s=0.5,
+    )
+    options.validate(ranks)
+    options.names(single_host(ranks))
+    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for line in _measured_in_jobs(options, ranks, _surroundings(config)):
+        found[line.bytes, line.algorithm].append(line.median_s)
+    yield f"  {'bytes':>10} {'predicted':>12} {'measured':>12} {'pred./meas.':>11}  algorithm"
+    for (size, name), times in found.items():
+        kind = Collective[collective.upper()]
+        predicted = predict(kind, name, single_host(ranks), size, parameters)
+        measured = statistics.median(times)
+        yield (
+            f"  {size:10d} {seconds_text(predicted):>12} {seconds_text(measured):>12} "
+            f"{predicted / measured:11.2f}  {name}"
+        )
+
+
+def _measured_in_jobs(
+    options: BenchOptions, ranks: int, words: Mapping[str, str]
+) -> list[Measurement]:
+    """The measurements of several jobs.
+
+    The memory of one job may by chance be placed so that caches hold less of it.
+    """
+    lines: list[Measurement] = []
+    for _ in range(_JOBS):
+        status = launch_bench(options, ranks, words, lines.append)
+        if status != 0 or any(line.wrong for line in lines):
+            raise PycollError(
+                f"measuring {options.collective} on {ranks} ranks ended with status {status}"
+            )
+    return lines
+
+
+def _surroundings(config: Config) -> Mapping[str, str]:
+    return {"PYCOLL_TRANSPORTS": ",".join(config.transports)}

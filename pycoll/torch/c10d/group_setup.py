@@ -1,0 +1,52 @@
+"""Make a process group: the ranks exchange addresses over the store of torch, then connect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from pycoll.bootstrap import Joined
+from pycoll.bootstrap.connect import connect
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery.limits import check_alone
+from pycoll.bootstrap.rendezvous.exchange import Exchange, SoloExchange
+from pycoll.bootstrap.rendezvous.torch_store import TorchStoreExchange
+from pycoll.comm.communicator import Communicator
+from pycoll.config import Config
+from pycoll.cost import tuning_file
+from pycoll.torch.c10d.membership import NAME, Origin
+from pycoll.torch.c10d.process_group import PycollProcessGroup
+
+
+def register() -> None:
+    """Register the backend with torch.distributed, once; do nothing where that is not available."""
+    if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _make(options: Any, backend_options: Any) -> PycollProcessGroup:
+    """Make a process group; torch calls this on all members of a new group."""
+    if backend_options is not None:
+        raise ValueError(f"pg_options is {backend_options!r}: the backend pycoll has no options")
+    seconds = options.timeout.total_seconds()
+    rank, size = options.group_rank, options.group_size
+    config = Config.read()._replace(timeout_s=seconds)
+    deadline = Deadline(seconds)
+    exchange: Exchange = SoloExchange()
+    if size > 1:
+        check_alone(rank, size, config, serves=False, together=False)
+        exchange = TorchStoreExchange(options.store, rank, size, deadline)
+    name = f"torch/{options.group_id}"
+    try:
+        connected = connect(
+            exchange, config, communicator_id=name, deadline=deadline, bring=tuning_file.text_of
+        )
+    except BaseException:
+        exchange.abandon()
+        raise
+    exchange.close()
+    joined = Joined(rank, size, *connected, source="torch.distributed")
+    ranks = list(options.global_ranks_in_group)
+    origin = Origin(options.store, options.timeout, options.group_id, ranks)
+    return PycollProcessGroup(Communicator(joined, config, name), origin)

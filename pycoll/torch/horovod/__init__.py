@@ -1,0 +1,1 @@
+"""The interface of Horovod: its world, operations by name, and their negotiation."""

@@ -1,0 +1,346 @@
+"""The world of a Horovod program: its ranks, and the controllers that run its operations.
+
+Its communicators are split off the world of pycoll, so the functions of pycoll can be used in
+addition. Each process set has one communicator and one controller (class Coordinator); set 0 has
+all ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import pycoll
+from pycoll.bootstrap.rendezvous import elastic_worker
+from pycoll.comm.communicator import Communicator
+from pycoll.errors import PeerLostError, TimeoutError
+from pycoll.torch.horovod import variables
+from pycoll.torch.horovod.controller import Coordinator
+from pycoll.torch.horovod.horovod_errors import HorovodInternalError
+from pycoll.torch.horovod.tasks import Collective, Task
+from pycoll.torch.horovod.timeline import Timeline
+from pycoll.torch.horovod.variables import Variables
+
+if TYPE_CHECKING:
+    from pycoll.torch.horovod.process_sets import ProcessSet
+
+#: The timeout of operations where PYCOLL_TIMEOUT_S is not set. It is long, since one rank may
+#: evaluate or save while the others wait with their next gradients.
+TIMEOUT_S = 1800.0
+#: A caller waits this much longer before it warns, since a stall warning may just be on its way.
+STALL_GRACE_S = 0.2
+#: The number of times that a process of an elastic job tries to join, each time another world.
+_JOINS = 16
+_LOST = (PeerLostError, TimeoutError, HorovodInternalError)
+
+
+class World:
+    """The process sets and their controllers, by number."""
+
+    def __init__(self, comm: Communicator, owns_pycoll: bool, settings: Variables) -> None:
+        self.rank = comm.rank
+        self.size = comm.size
+        self.local_rank = comm.local_rank
+        self.local_size = comm.local_size
+        self.cross_rank = comm.cross_rank
+        self.cross_size = comm.cross_size
+        self.homogeneous = len({len(host) for host in comm.hosts}) == 1
+        self.timeline = Timeline()
+        self._owns_pycoll = owns_pycoll
+        self._lock = threading.Lock()
+        self._settings = _alike(comm, settings)
+        self.everybody = Coordinator(comm, range(comm.size), self.timeline, self._settings)
+        self._sets: dict[int, tuple[list[int], Coordinator | None]] = {
+            0: (list(range(comm.size)), self.everybody)
+        }
+        self._next = 1
+        self._changes = 0
+
+    def coordinator(self, number: int | None, what: ProcessSet) -> Coordinator:
+        """The controller of a set. ValueError for an unknown set, or one without this rank."""
+        found = None if number is None else self._sets.get(number)
+        if found is None:
+            raise ValueError(f"{what} is not registered: pass it to hvd.add_process_set first")
+        if found[1] is None:
+            raise ValueError(f"rank {self.rank} is not part of {what}")
+        return found[1]
+
+    def add_set(self, ranks: list[int]) -> int:
+        """Make a process set and return its number. Collective."""
+        if any(ranks == known for known, _ in self._sets.values()):
+            raise ValueError(f"a process set of ranks {ranks} is registered already")
+
+        def split(comm: Communicator) -> Communicator | None:
+            return comm.split(0 if comm.rank in ranks else None)
+
+        comm = self._together(Collective({"process set": ranks}, split))
+        coordinator = None
+        if comm is not None:
+            coordinator = Coordinator(comm, ranks, self.timeline, self._settings)
+        number, self._next = self._next, self._next + 1
+        self._sets[number] = (ranks, coordinator)
+        return number
+
+    def remove_set(self, number: int) -> None:
+        """Close a process set. Collective."""
+        self._together(Collective({"remove process set": number}, lambda _: None))
+        _, coordinator = self._sets.pop(number)
+        if coordinator is not None:
+            coordinator.close()
+
+    def _together(self, task: Task) -> Any:
+        """Run a task that all ranks submit in the same order."""
+        with self._lock:
+            name = f"change.{self._changes}"
+            self._changes += 1
+        self.everybody.submit(task, name, waits=True)
+        return waited(task)
+
+    def finish(self) -> None:
+        """Complete deferred steps of optimizers.
+
+        A failure only warns, so that it does not keep the program from leaving the world.
+        """
+        for _, coordinator in self._sets.values():
+            try:
+                if coordinator is not None:
+                    coordinator.finish_adopted()
+            except HorovodInternalError as error:
+                warnings.warn(
+                    f"hvd.shutdown() while gradients were under way: the last step is lost, and "
+                    f"parameters keep the values that they had before it ({error})",
+                    stacklevel=4,
+                )
+
+    def close(self) -> None:
+        """Leave all process sets; operations under way fail."""
+        for _, coordinator in reversed(self._sets.values()):
+            if coordinator is not None:
+                coordinator.close()
+        self.timeline.stop()
+        if self._owns_pycoll:
+            pycoll.finalize()
+
+
+def _alike(comm: Communicator, settings: Variables) -> Variables:
+    """Replace the settings that must be equal on all ranks by those of rank 0."""
+    mine = [-1 if one is None else one for one in (settings.fusion_bytes, settings.cache)]
+    fusion, cache = (int(one) for one in comm.broadcast(np.array(mine, np.int64)))
+    return settings._replace(
+        fusion_bytes=None if fusion < 0 else fusion, cache=None if cache < 0 else cache
+    )
+
+
+class _State:
+    """Holds the world of this process; there is at most one."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+        self.pid = 0
+
+
+_state = _State()
+
+
+def waited(task: Task) -> Any:
+    """Wait for a task and return its result, or raise its error."""
+    if not task.done:
+        home = task.home
+        assert home is not None, "a task must be submitted before it is waited for"
+        if not home.wait(task, home.warn_after_s if task.warns else None):
+            _tell_of_waiting(home, task)
+            home.wait(task, None)
+    if task.error is not None:
+        raise task.error
+    if task.order is not None:
+        task.order.receive(task.result)
+    return task.result
+
+
+def _tell_of_waiting(home: Coordinator, task: Task) -> None:
+    """Warn of a task that waits for long, unless the negotiation has done so."""
+    # The negotiation may have warned a moment before. It cannot warn while a rank runs no rounds.
+    if not (home.wait(task, STALL_GRACE_S) or task.stalled):
+        warnings.warn(
+            f"{task.key} has been waiting {home.warn_after_s:g} s for other ranks, at least one of "
+            "which has nothing to reduce meanwhile: do all ranks call it, under the same name?",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def needed() -> World:
+    """The world of this process. ValueError before init."""
+    if _state.world is None:
+        raise ValueError("hvd has not been initialized; call hvd.init() first")
+    return _state.world
+
+
+def register_set(process_set: ProcessSet) -> None:
+    """Register a process set, which gives it a number. Collective.
+
+    Raises ValueError for an empty set and for ranks that do not exist.
+    """
+    ranks, world_size = process_set.ranks, size()
+    if not ranks or min(ranks) < 0 or max(ranks) >= world_size:
+        raise ValueError(
+            f"{process_set}: expected at least one rank, all from 0 to {world_size - 1}"
+        )
+    process_set.process_set_id = needed().add_set(ranks)
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the world of ranks. Every rank calls it; a second call does nothing.
+
+    Arguments:
+        ``comm``: None for all ranks of the launcher's world (found as by ``pycoll.init``), a list
+            of the ranks that take part, or a communicator of mpi4py.
+        ``process_sets``: a list of ``ProcessSet`` to register, equal on all ranks, or "dynamic".
+            Process sets can be added later in any case.
+
+    Errors: those of ``pycoll.init``. ValueError for a rank that is not in ``comm`` and for
+    ``HOROVOD_*`` variables that cannot be parsed.
+
+    Cost: connects the ranks and starts a thread per process set. In an elastic job a lost rank
+    makes the function join the next world, up to 16 times.
+
+    The ``HOROVOD_*`` variables in docs/scheduling.md apply; rank 0 warns of those without effect.
+
+    Example::
+
+        import pycoll.torch as hvd
+
+        hvd.init()
+        print(hvd.rank(), hvd.size())
+    """
+    if _state.world is not None and _state.pid == os.getpid():
+        return
+    for attempts_left in reversed(range(_JOINS if elastic_worker.inside() else 1)):
+        try:
+            _enter(comm, process_sets)
+            return
+        except _LOST:
+            # An elastic job may lose a rank at any time; the launcher then forms another world.
+            if attempts_left == 0 or pycoll.is_initialized():
+                raise
+
+
+def _enter(comm: Any, process_sets: Any) -> None:
+    """Try to join once. If a rank is lost meanwhile, release everything and raise."""
+    owns = not pycoll.is_initialized()
+    try:
+        _build(comm, process_sets, owns)
+    except _LOST:
+        if owns:
+            _leave()
+            pycoll.finalize()
+        raise
+
+
+def _build(comm: Any, process_sets: Any, owns: bool) -> None:
+    settings = variables.read()
+    chosen = None if comm is None or hasattr(comm, "Get_rank") else list(comm)
+    if owns:
+        limit = None if "PYCOLL_TIMEOUT_S" in os.environ else settings.give_up_s or TIMEOUT_S
+        pycoll.init(comm=None if chosen is not None else comm, timeout_s=limit)
+    base = pycoll.world()
+    inside = not chosen or base.rank in chosen
+    own = base.split(0 if inside else None, chosen.index(base.rank) if chosen and inside else 0)
+    if own is None:
+        raise ValueError(f"rank {base.rank} is not among the ranks {chosen} of hvd.init(comm=...)")
+    _state.world = World(own, owns, settings)
+    _state.pid = os.getpid()
+    if own.rank == 0:
+        variables.tell_once()
+    if settings.timeline and settings.timeline != "DYNAMIC":
+        path = variables.timeline_path(settings.timeline, own.rank)
+        _state.world.timeline.start(path, own.rank, settings.mark_cycles)
+    if process_sets and process_sets != "dynamic":
+        for one in process_sets:
+            register_set(one)
+
+
+def shutdown() -> None:
+    """Leave the world; operations under way fail. Afterwards init() may be called again.
+
+    Finishes the deferred steps of optimizers with ``model=`` first; where that fails, it warns. The
+    end of the process also leaves the world, but without these steps. Without a world the function
+    does nothing.
+    """
+    if _state.world is not None and _state.pid == os.getpid():
+        _state.world.finish()
+    _leave()
+
+
+def _leave() -> None:
+    world, _state.world = _state.world, None
+    if world is not None and _state.pid == os.getpid():
+        world.close()
+
+
+atexit.register(_leave)
+
+
+def is_initialized() -> bool:
+    """Whether init() was called, without a later shutdown()."""
+    return _state.world is not None
+
+
+def rank() -> int:
+    """The rank of this process, from 0. ValueError before init()."""
+    return needed().rank
+
+
+def size() -> int:
+    """The number of ranks. ValueError before init()."""
+    return needed().size
+
+
+def local_rank() -> int:
+    """The position of this rank among the ranks of its host, from 0. ValueError before init()."""
+    return needed().local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this host. ValueError before init()."""
+    return needed().local_size
+
+
+def cross_rank() -> int:
+    """The position of this host among hosts with this local rank. ValueError before init()."""
+    return needed().cross_rank
+
+
+def cross_size() -> int:
+    """The number of hosts with this local rank. ValueError before init()."""
+    return needed().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have equally many ranks. ValueError before init()."""
+    return needed().homogeneous
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Start to record the operations of this rank in the trace format of Chrome; see timeline.py.
+
+    Arguments: ``file_path``, the file to write, which each rank must name differently in a shared
+    folder; ``mark_cycles``, whether to mark the rounds of the negotiation.
+
+    Errors: ValueError before init() and while a record is open.
+    """
+    world = needed()
+    world.timeline.start(str(file_path), world.rank, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Complete the record of start_timeline(); without one it does nothing.
+
+    Errors: ValueError before init().
+    """
+    needed().timeline.stop()

@@ -1,0 +1,1 @@
+"""The features that rely on internals of torch: shared storages, deferred steps, compiled code."""

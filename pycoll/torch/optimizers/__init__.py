@@ -1,0 +1,1 @@
+"""The parts of DistributedOptimizer: its classes, and the reduction of gradients."""

@@ -1,0 +1,155 @@
+"""Reduce the gradients of an optimizer without a policy: one by one, or in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from pycoll.torch.compression import Compressor
+from pycoll.torch.horovod.handles import synchronize
+from pycoll.torch.horovod.process_sets import ProcessSet
+from pycoll.torch.horovod.reducing_calls import grouped_allreduce_async_
+from pycoll.torch.horovod.scaled_ops import Average, ReduceOp
+from pycoll.torch.optimizers.sparse_gradients import sparse_allreduce_async
+
+Parameters = tuple[torch.Tensor, ...]
+
+
+class Settings(NamedTuple):
+    """Arguments of DistributedOptimizer."""
+
+    compression: Compressor
+    op: ReduceOp
+    predivide: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+class _Reduction(NamedTuple):
+    """A reduction under way. ``finish`` waits and stores the reduced gradients of the bucket."""
+
+    bucket: Parameters
+    finish: Callable[[], None]
+
+
+class Gradients:
+    """Reduces the gradients of one optimizer between backward pass and step.
+
+    A bucket is a tuple of parameters that are reduced together. Its reduction starts when
+    ``passes`` backward passes have added to each of its gradients.
+    """
+
+    def __init__(
+        self, named: dict[torch.Tensor, str], buckets: list[Parameters], settings: Settings
+    ) -> None:
+        self.names = named
+        self.settings = settings
+        self.passes = 1
+        self.bucket_of: dict[torch.Tensor, Parameters] = {}
+        self.counts: dict[torch.Tensor, int] = {}
+        self.under_way: dict[Parameters, _Reduction] = {}
+        self._include(buckets)
+
+    def include(self, named: dict[torch.Tensor, str]) -> None:
+        """Also reduce the gradients of further parameters, each in a bucket of its own."""
+        self.names.update(named)
+        self._include([(p,) for p in named if p.requires_grad])
+
+    def _include(self, buckets: list[Parameters]) -> None:
+        for bucket in buckets:
+            for parameter in bucket:
+                self.bucket_of[parameter] = bucket
+                self.counts[parameter] = 0
+                parameter.register_post_accumulate_grad_hook(self.added)
+
+    def touched(self) -> bool:
+        """Whether a backward pass has added to a gradient since the last synchronization."""
+        return bool(self.under_way) or any(self.counts.values())
+
+    def reset(self) -> None:
+        """Reset the counts of backward passes and forget reductions under way."""
+        self.under_way.clear()
+        self.counts = dict.fromkeys(self.counts, 0)
+
+    def added(self, parameter: torch.Tensor) -> None:
+        """Count a backward pass that has added to a gradient (hook); may start its bucket."""
+        bucket = self.bucket_of[parameter]
+        if self.counts[parameter] >= self.passes:
+            raise AssertionError(
+                f"the gradient of {self.names[parameter]!r} was computed more than "
+                f"backward_passes_per_step={self.passes} times before step(): raise "
+                "backward_passes_per_step to add up gradients on each rank first"
+            )
+        self.counts[parameter] += 1
+        if all(self.counts[one] >= self.passes for one in bucket):
+            self.start(bucket)
+
+    def start(self, bucket: Parameters) -> None:
+        """Start the reduction of a bucket; a missing gradient counts as zeros."""
+        for parameter in bucket:
+            if parameter.grad is None:
+                # The forward pass of another rank may have used this parameter.
+                parameter.grad = torch.zeros_like(parameter)
+        if len(bucket) == 1 and self._is_sparse(bucket[0]):
+            self.under_way[bucket] = _Reduction(bucket, self._start_sparse(bucket[0]))
+        else:
+            self.under_way[bucket] = _Reduction(bucket, self._startdense(bucket))
+
+    def synchronize(self) -> None:
+        """Start the remaining buckets, and wait for all buckets."""
+        for bucket in dict.fromkeys(self.bucket_of.values()):
+            if bucket not in self.under_way:
+                self.start(bucket)
+        reductions = list(self.under_way.values())
+        self.reset()
+        for one in reductions:
+            one.finish()
+
+    def _is_sparse(self, parameter: torch.Tensor) -> bool:
+        grad = parameter.grad
+        return grad is not None and grad.is_sparse and not self.settings.sparse_as_dense
+
+    def _startdense(self, bucket: Parameters) -> Callable[[], None]:
+        compression, op, predivide, _, process_set = self.settings
+        pairs = [compression.compress(dense(one.grad)) for one in bucket]
+        halves = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
+        handle = grouped_allreduce_async_(
+            [small for small, _ in pairs], None, self.names[bucket[0]], op, *halves, process_set
+        )
+
+        def finish() -> None:
+            reduced = synchronize(handle)
+            for parameter, small, (_, note) in zip(bucket, reduced, pairs, strict=True):
+                put_back(parameter, compression.decompress(small, note))
+
+        return finish
+
+    def _start_sparse(self, parameter: torch.Tensor) -> Callable[[], None]:
+        settings = self.settings
+        assert parameter.grad is not None
+        result = sparse_allreduce_async(
+            parameter.grad, self.names[parameter], settings.op, settings.process_set
+        )
+
+        def finish() -> None:
+            parameter.grad = result()
+
+        return finish
+
+
+def dense(grad: Any) -> torch.Tensor:
+    """The gradient as a dense tensor without autograd history."""
+    whole: torch.Tensor = grad.to_dense() if grad.is_sparse else grad
+    return whole.detach()
+
+
+def put_back(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
+    """Store the reduced gradient as the parameter's gradient."""
+    grad = parameter.grad
+    assert grad is not None
+    if grad.is_sparse:
+        parameter.grad = reduced.to_sparse()
+    elif reduced.data_ptr() != grad.data_ptr():
+        grad.detach().copy_(reduced)

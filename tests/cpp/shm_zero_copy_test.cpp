@@ -1,0 +1,284 @@
+// Memory that is lent: that its reader never takes what has changed for
+// what was sent. Memory that is offered: who may write there, and that nobody else ever gets it.
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arena_block.h"
+#include "base/bytes.h"
+#include "conformance_world.h"
+#include "shm_fixture.h"
+
+using namespace pycoll;
+using namespace pycoll::conformance;
+using pycoll::testing::attach_shm;
+using pycoll::testing::Block;
+using pycoll::testing::make_shm;
+using transport::ShmTransport;
+
+namespace {
+
+constexpr std::size_t kBytes = 40'000;
+
+// Two ranks of this process. Rank 0 lends, once `introduce()` has shown rank 1 the arena.
+class Pair {
+ public:
+  explicit Pair(const transport::ShmOptions& options = {})
+      : zero_copy_source_(make_shm(0, 2, options)), borrower_(make_shm(1, 2, options)) {
+    attach_shm(*zero_copy_source_, *borrower_, 1, UniqueFd());
+    attach_shm(*borrower_, *zero_copy_source_, 0, UniqueFd());
+  }
+
+  ShmTransport& zero_copy_source() { return *zero_copy_source_; }
+  ShmTransport& borrower() { return *borrower_; }
+  SendChannel& send() { return zero_copy_source_->link(1)->send_channel(2); }
+  RecvChannel& recv() { return borrower_->link(0)->recv_channel(2); }
+
+  // Looking at it makes rank 0 tell of the arena, and a long payload makes rank 1 look for it.
+  void introduce(const std::byte* memory) {
+    CHECK(!send().is_exposable(memory, kBytes, false),
+          "lendable to a rank that has mapped nothing");
+    CHECK(try_send(send(), 5, sent_, kBytes), "no room");
+    CHECK(try_receive(recv(), 5, sent_, kBytes), "no segment");
+    ++sent_;
+    CHECK(send().is_exposable(memory, kBytes, false), "rank 1 has not mapped the arena");
+  }
+
+  void expose(const std::byte* memory) {
+    CHECK(send().expose(header_for(6, sent_, kBytes), memory), "no room");
+    ++sent_;
+  }
+
+ private:
+  std::unique_ptr<ShmTransport> zero_copy_source_;
+  std::unique_ptr<ShmTransport> borrower_;
+  std::uint64_t sent_ = 0;
+};
+
+bool readable(const ShmTransport& transport) {
+  pollfd wait = {transport.event_fd(), POLLIN, 0};
+  return ::poll(&wait, 1, 0) == 1;
+}
+
+}  // namespace
+
+TEST(lent_memory_is_read_where_it_lies) {
+  Pair pair;
+  Block block(kBytes);
+  pair.introduce(block.data());
+  pair.expose(block.data());
+  const Segment* segment = pair.recv().peek();
+  CHECK(segment != nullptr && segment->exposed && segment->header.bytes == kBytes, "not lent");
+  block.data()[kBytes - 1] = std::byte{8};
+  CHECK(segment->data[0] == std::byte{7} && segment->data[kBytes - 1] == std::byte{8},
+        "this is a copy");
+  CHECK(pair.send().flushed() && !pair.send().drained(), "drained before it was read");
+  CHECK(pair.recv().intact(), "nobody took it back");
+  pair.recv().release();
+  CHECK(pair.send().drained(), "read, and not drained");
+}
+
+TEST(short_and_foreign_memory_is_not_lent) {
+  Pair pair;
+  Block block(kBytes);
+  pair.introduce(block.data());
+  std::vector<std::byte> foreign(kBytes);
+  CHECK(!pair.send().is_exposable(foreign.data(), kBytes, false), "ordinary memory");
+  CHECK(!pair.send().is_exposable(block.data(), 100, false), "100 bytes");
+}
+
+TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
+  for (const bool far : {false, true}) {
+    Pair pair({.streaming = far});
+    Block block(kBytes);
+    pair.introduce(block.data());
+    CHECK(pair.send().is_exposable(block.data(), kBytes, true) != far, "far: %d", far);
+    CHECK(pair.send().is_exposable(block.data(), kBytes, false), "far: %d", far);
+  }
+}
+
+TEST(ranks_that_share_cores_stream_unless_it_is_settled) {
+  for (const auto& [decided, streams] : {std::pair<std::optional<bool>, bool>{std::nullopt, true},
+                                         {std::optional<bool>(false), false}}) {
+    Pair pair({.streaming = decided});
+    pair.zero_copy_source().share_cores();
+    CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+    CHECK(pair.send().wants_fill() == streams, "settled: %d", decided.has_value());
+  }
+}
+
+TEST(who_waits_until_memory_is_read_is_woken) {
+  Pair pair;
+  Block block(kBytes);
+  pair.introduce(block.data());
+  pair.expose(block.data());
+  CHECK(!pair.send().drained(), "drained before it was read");
+  pair.zero_copy_source().arm();
+  pair.zero_copy_source().disarm();
+  CHECK(pair.zero_copy_source().arm() && !readable(pair.zero_copy_source()), "news of nothing");
+  CHECK(pair.recv().peek() != nullptr, "no segment");
+  pair.recv().release();
+  CHECK(readable(pair.zero_copy_source()), "nobody woke the lender");
+  pair.zero_copy_source().disarm();
+  CHECK(pair.send().drained(), "woken for nothing");
+}
+
+TEST(what_a_failing_rank_takes_back_is_not_intact) {
+  Pair pair;
+  Block block(kBytes);
+  pair.introduce(block.data());
+  pair.expose(block.data());
+  CHECK(pair.recv().peek() != nullptr && pair.recv().intact(), "no segment");
+  pair.zero_copy_source().let_go();
+  CHECK(!pair.recv().intact(), "taken back, and taken for what was sent");
+}
+
+TEST(every_arena_is_introduced_anew) {
+  Pair pair;
+  for (int arena = 0; arena < 3; ++arena) {
+    Block block(kBytes);
+    pair.introduce(block.data());
+    pair.expose(block.data());
+    const Segment* segment = pair.recv().peek();
+    CHECK(segment != nullptr && segment->exposed && segment->data[0] == std::byte{7}, "arena %d",
+          arena);
+    pair.recv().release();
+    CHECK(pair.send().drained(), "read, and not drained");
+  }
+}
+
+namespace {
+
+constexpr std::uint64_t kAgreement = 77;
+
+SegmentHeader placed_header(std::uint64_t sequence = 9, std::size_t bytes = kBytes) {
+  return {sequence, kAgreement, static_cast<std::uint32_t>(bytes), 0};
+}
+
+void offer(Pair& pair, const Block& block, std::byte* memory) {
+  pair.recv().offer({9, kAgreement, 0b101, memory, block.bytes()});
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+}
+
+}  // namespace
+
+TEST(offered_memory_is_written_where_it_lies) {
+  Pair pair;
+  Block block(3 * kBytes);
+  offer(pair, block, block.data());
+  std::byte* there = pair.send().offered(placed_header(), {2, kBytes});
+  CHECK(there != nullptr && there != block.data() + kBytes, "not by another mapping");
+  const std::vector<std::byte> sent(kBytes, std::byte{4});
+  pair.send().place(there, sent.data(), kBytes / 2);
+  pair.send().place(there + kBytes / 2, sent.data(), kBytes / 2);
+  pair.send().commit_placed(placed_header());
+  const Segment* segment = pair.recv().peek();
+  CHECK(segment != nullptr && segment->placed && !segment->exposed && segment->data == nullptr &&
+            segment->header == placed_header(),
+        "not placed");
+  pair.recv().release();
+  const auto holds = [&](std::size_t begin, std::byte value) {
+    return std::all_of(block.data() + begin, block.data() + begin + kBytes,
+                       [value](std::byte one) { return one == value; });
+  };
+  CHECK(holds(0, std::byte{7}) && holds(kBytes, std::byte{4}) && holds(2 * kBytes, std::byte{7}),
+        "written elsewhere");
+  CHECK(pair.send().drained(), "something is still read");
+}
+
+TEST(nothing_else_is_offered) {
+  Pair pair;
+  Block block(3 * kBytes);
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+  CHECK(pair.send().offered(placed_header(), {0, 0}) == nullptr, "before the offer");
+  offer(pair, block, block.data());
+  const auto refused = [&](const SegmentHeader& header,
+                           const transport::DirectWrite& direct_write) {
+    return pair.send().offered(header, direct_write) == nullptr;
+  };
+  CHECK(!refused(placed_header(), {0, 2 * kBytes}), "this is offered");
+  CHECK(refused(placed_header(8), {0, 0}) && refused(placed_header(10), {0, 0}),
+        "to another operation");
+  SegmentHeader other = placed_header();
+  ++other.agreement;
+  CHECK(refused(other, {0, 0}), "to an operation of another kind");
+  CHECK(refused(placed_header(), {1, 0}) && refused(placed_header(), {64, 0}), "to other uses");
+  CHECK(refused(placed_header(), {0, 2 * kBytes + 1}) && refused(placed_header(), {0, ~0ull}),
+        "beyond its end");
+  CHECK(refused(placed_header(9, transport::kPlacedBytesMin - 1), {0, 0}), "to short segments");
+  std::vector<std::byte> foreign(kBytes);
+  pair.recv().offer({11, kAgreement, 1, foreign.data(), kBytes});
+  CHECK(refused(placed_header(11), {0, 0}), "ordinary memory");
+}
+
+TEST(an_offer_is_an_answer_and_so_is_none) {
+  Pair pair;
+  Block block(3 * kBytes);
+  CHECK(!pair.send().answered(placed_header()), "before anything was said");
+  offer(pair, block, block.data());
+  CHECK(pair.send().answered(placed_header(9)) && pair.send().answered(placed_header(8)),
+        "offered, and not heard");
+  CHECK(!pair.send().answered(placed_header(10)), "taken for an answer to what comes next");
+  pair.recv().offer({10, kAgreement, 0, nullptr, 0});
+  CHECK(pair.send().answered(placed_header(10)), "declined, and not heard");
+  CHECK(pair.send().offered(placed_header(10), {0, 0}) == nullptr, "offered what was declined");
+  std::vector<std::byte> foreign(kBytes);
+  pair.recv().offer({11, kAgreement, 1, foreign.data(), kBytes});
+  CHECK(pair.send().answered(placed_header(11)), "memory that cannot be offered, and not heard");
+}
+
+TEST(an_answer_wakes_who_sleeps) {
+  Pair pair;
+  pair.zero_copy_source().arm();
+  pair.zero_copy_source().disarm();
+  CHECK(pair.zero_copy_source().arm() && !readable(pair.zero_copy_source()), "news of nothing");
+  pair.recv().offer({1, kAgreement, 0, nullptr, 0});
+  CHECK(readable(pair.zero_copy_source()), "nobody woke who waits for an answer");
+  pair.zero_copy_source().disarm();
+}
+
+TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
+  Pair pair;
+  Block block(kBytes);
+  const Block other(kBytes);
+  offer(pair, block, block.data());
+  const std::byte* memory = block.data();
+  CHECK(pair.send().offered(placed_header(), {0, 0}) != nullptr, "not offered");
+  pair.borrower().let_go();
+  CHECK(pair.send().offered(placed_header(), {0, 0}) == nullptr, "offered by a failed rank");
+  block.free();
+  Block next(kBytes);
+  CHECK(next.data() != memory, "what a peer may still write to was given to somebody else");
+}
+
+TEST(what_is_as_ordinary_memory_hears_nothing_of_a_late_writer) {
+  Pair pair;
+  Block block(kBytes, transport::shm::InChild::kCopied);
+  offer(pair, block, block.data());
+  std::byte* there = pair.send().offered(placed_header(), {0, 0});
+  CHECK(there != nullptr, "not offered");
+  const std::vector<std::byte> sent(kBytes, std::byte{4});
+  pair.send().place(there, sent.data(), kBytes / 2);
+  CHECK(block.data()[0] == std::byte{4}, "not written");
+  pair.borrower().let_go();
+  pair.send().place(there + kBytes / 2, sent.data(), kBytes / 2);
+  CHECK(block.data()[0] == std::byte{4} && block.data()[kBytes - 1] == std::byte{7},
+        "written to after its operation has failed");
+}
+
+TEST(a_placed_segment_that_nobody_offered_ends_the_link) {
+  Pair pair;
+  Block block(kBytes);
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+  pair.send().commit_placed(placed_header());
+  CHECK(pair.recv().peek() == nullptr, "taken");
+  (void)pair.borrower().poll();
+  CHECK(pair.borrower().link(0)->state() == transport::LinkState::kLost, "the link lives on");
+}
+
+RUN_TESTS()
