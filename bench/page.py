@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import subprocess
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def origin() -> str:
     )
 
 
+def wrapped(line: str) -> str:
+    """A line of prose in lines of at most 100 columns; tables and pictures stay as they are."""
+    if line.startswith(("|", "!", "#")):
+        return line
+    return textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
+
+
 def write_section(path: Path, title: str, lines: Sequence[str]) -> None:
     """Write the section ``## title`` to the page; it replaces an older section of that title."""
     text = path.read_text() if path.exists() else "# Results\n"
@@ -65,7 +73,7 @@ def write_section(path: Path, title: str, lines: Sequence[str]) -> None:
     kept = [part.strip("\n") for part in parts if part.partition("\n")[0] != title]
     places = [number for number, part in enumerate(parts) if part.partition("\n")[0] == title]
     place = places[0] if places else len(kept)
-    section = "\n".join([head, "", *lines])
+    section = "\n".join([head, "", *map(wrapped, lines)])
     pieces = [kept[0], *("## " + part for part in kept[1:])]
     pieces.insert(place, section)
     path.write_text("\n\n".join(pieces) + "\n")
