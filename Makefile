@@ -6,8 +6,7 @@ OUT := out
 
 .PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
         soak docs test-quick optimized test-optimized bench-peers bench-net bench-rdma \
-        bench-training gpu-check \
-        clean
+        bench-training gpu-check clean
 
 help:
 	@echo "make demo         install into $(VENV), measure all_reduce on 2 ranks, train on 1 and 4"

@@ -4,10 +4,7 @@
 set -euo pipefail
 bin=$1
 
-"$bin/ruff" check pycoll tests bench examples docs/site
-"$bin/ruff" format --check --quiet pycoll tests bench examples docs/site
-"$bin/mypy"
-"$bin/check-jsonschema" --builtin-schema vendor.github-workflows .github/workflows/*.yml
+bash "$(dirname "$0")/lint_python.sh" "$bin"
 find csrc bindings tests -name '*.h' -print0 -o -name '*.cpp' -print0 |
   xargs -0 "$bin/clang-format" --dry-run --Werror
 

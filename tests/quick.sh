@@ -4,9 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
-"$bin/ruff" check pycoll tests bench examples docs/site
-"$bin/ruff" format --check --quiet pycoll tests bench examples docs/site
-"$bin/mypy"
+bash tests/lint_python.sh "$bin"
 "$bin/python" -m pytest -q -n "$(($(nproc) * 3 / 2))" --dist loadfile tests/test_tidy.py tests/api \
   --ignore tests/api/test_soak.py tests/regressions/test_groups_and_forgetting.py tests/optim \
   tests/plan/test_verify.py tests/plan/test_table.py

@@ -191,7 +191,7 @@ class Communicator {
   bool napping_ = false;         // the progress thread sleeps for a bounded time
   bool visited_ = false;         // short operations were left to it by a thread that will come back
   bool oversubscribed_ = false;  // this host has fewer cores than ranks
-  bool balances_ = false;        // then waiting ranks move to cores with fewer ranks
+  bool balances_ = false;        // waiting ranks move to cores with fewer ranks
   bool wired_ = false;           // some peers are on other hosts
   bool by_wire_ = false;         // all peers are on other hosts
   WaitingThreads waiting_threads_;  // for threads that wait for their own operation

@@ -10,10 +10,6 @@
 namespace pycoll::executor {
 namespace {
 
-Status invalid(std::string message) {
-  return Status::error(Code::kInvalidArgument, std::move(message));
-}
-
 // Scratch slots start on cache lines, so that no two slots share a line.
 constexpr std::size_t kSlotAlignment = 64;
 constexpr std::size_t kSlotBytes = transport::kSegmentBytesMax;
@@ -25,16 +21,16 @@ Status check_parts(const CollectiveRequest& request, std::size_t item_bytes) {
   std::uint64_t end = 0;
   for (const Part& part : request.parts) {
     if (part.end <= end || part.end % item_bytes != 0) {
-      return invalid("a part of the memory ends at byte " + std::to_string(part.end) +
-                     ": expected whole elements of " + std::to_string(item_bytes) +
-                     " bytes behind byte " + std::to_string(end));
+      return invalid_argument("a part of the memory ends at byte " + std::to_string(part.end) +
+                              ": expected whole elements of " + std::to_string(item_bytes) +
+                              " bytes behind byte " + std::to_string(end));
     }
     end = part.end;
   }
   if (end == request.input.bytes && end == request.output.bytes) return Status();
-  return invalid("the parts of the memory have " + std::to_string(end) + " bytes, input " +
-                 std::to_string(request.input.bytes) + " and output " +
-                 std::to_string(request.output.bytes));
+  return invalid_argument("the parts of the memory have " + std::to_string(end) + " bytes, input " +
+                          std::to_string(request.input.bytes) + " and output " +
+                          std::to_string(request.output.bytes));
 }
 
 // More than the memory of any host, and small enough that no sum of offsets overflows.
@@ -45,13 +41,15 @@ constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 62;
 Status BoundPlan::measure(const CollectiveRequest& request) {
   const plan::Header& header = request.plan->header();
   if (request.counts.size() != header.block_count) {
-    return invalid("counts has " + std::to_string(request.counts.size()) +
-                   " entries, the plan has " + std::to_string(header.block_count) + " blocks");
+    return invalid_argument("counts has " + std::to_string(request.counts.size()) +
+                            " entries, the plan has " + std::to_string(header.block_count) +
+                            " blocks");
   }
   item_bytes_ = pycoll::item_bytes(request.form ? request.form.dtype : request.descriptor.dtype);
   if (request.segment_bytes < item_bytes_ || request.segment_bytes > kSlotBytes) {
-    return invalid("segment_bytes is " + std::to_string(request.segment_bytes) + ", allowed are " +
-                   std::to_string(item_bytes_) + " to " + std::to_string(kSlotBytes));
+    return invalid_argument("segment_bytes is " + std::to_string(request.segment_bytes) +
+                            ", allowed are " + std::to_string(item_bytes_) + " to " +
+                            std::to_string(kSlotBytes));
   }
   segment_length_ = request.segment_bytes / item_bytes_;
   counts_ = request.counts;
@@ -66,8 +64,8 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
     const std::uint64_t count = counts_[block];
     std::uint64_t bytes = 0;
     if (!checked_mul(count, item_bytes_, &bytes) || bytes > kBytesMax - total) {
-      return invalid("counts[" + std::to_string(block) + "] is " + std::to_string(count) +
-                     ": all blocks together may have at most 2^62 bytes");
+      return invalid_argument("counts[" + std::to_string(block) + "] is " + std::to_string(count) +
+                              ": all blocks together may have at most 2^62 bytes");
     }
     total += bytes;
     longest = std::max(longest, partition(count, header.parts, 0).length);
@@ -105,12 +103,12 @@ Status BoundPlan::bind(const CollectiveRequest& request) {
   if (!status.ok()) return status;
   const plan::Header& header = request.plan->header();
   if (request.input.bytes != input_length_ * item_bytes_) {
-    return invalid("input has " + std::to_string(request.input.bytes) + " bytes, " +
-                   std::to_string(input_length_ * item_bytes_) + " were expected");
+    return invalid_argument("input has " + std::to_string(request.input.bytes) + " bytes, " +
+                            std::to_string(input_length_ * item_bytes_) + " were expected");
   }
   if (request.output.bytes != output_length_ * item_bytes_) {
-    return invalid("output has " + std::to_string(request.output.bytes) + " bytes, " +
-                   std::to_string(output_length_ * item_bytes_) + " were expected");
+    return invalid_argument("output has " + std::to_string(request.output.bytes) + " bytes, " +
+                            std::to_string(output_length_ * item_bytes_) + " were expected");
   }
   if (Status status_of_parts = check_parts(request, item_bytes_); !status_of_parts.ok()) {
     return status_of_parts;
@@ -160,18 +158,18 @@ Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) 
   const plan::Row& row = request.plan->plan().rows[index];
   BoundRow bound{.row = &row};
   if (row.chunk != plan::kToken && plan::operand_count(row) > 1 && !request.combine) {
-    return invalid("row " + std::to_string(index) + " of the plan combines, but op " +
-                   std::string(name_of(request.descriptor.op)) + " means nothing for " +
-                   std::string(name_of(request.descriptor.dtype)));
+    return invalid_argument("row " + std::to_string(index) + " of the plan combines, but op " +
+                            std::string(name_of(request.descriptor.op)) + " means nothing for " +
+                            std::string(name_of(request.descriptor.dtype)));
   }
   if (row.chunk != plan::kToken) {
     const Place chunk = locate(header, row.chunk);
     const Place source = locate(header, in_memory(row.source) ? row.source_slot : row.chunk);
     const Place target = locate(header, in_memory(row.target) ? row.target_slot : row.chunk);
     if (source.length != chunk.length || target.length != chunk.length) {
-      return invalid("row " + std::to_string(index) + " of the plan moves chunk " +
-                     std::to_string(row.chunk) + " of " + std::to_string(chunk.length) +
-                     " elements between chunks of other lengths");
+      return invalid_argument("row " + std::to_string(index) + " of the plan moves chunk " +
+                              std::to_string(row.chunk) + " of " + std::to_string(chunk.length) +
+                              " elements between chunks of other lengths");
     }
     bound.length = chunk.length;
     bound.receiver_bytes = chunk.receiver_offset * item_bytes_;

@@ -1,7 +1,7 @@
-"""What the build of the site makes: drawings of schedules, the settings, the command line.
+"""Generates parts of the site: drawings of schedules, settings, command line, shown documents.
 
-MkDocs calls the functions below. A page holds a marker in a line of its own, and the line is
-replaced: ``<!-- settings -->``, ``<!-- command line -->``, ``<!-- file SECURITY.md -->``. The last
+MkDocs calls the functions below. A page holds a marker in a line of its own, and the hook replaces
+the line: ``<!-- settings -->``, ``<!-- command line -->``, ``<!-- file SECURITY.md -->``. The last
 one shows a document that lies outside docs/; links in it lead to the site's page of their target.
 """
 
@@ -38,7 +38,7 @@ def settings() -> str:
 
 
 def command_line() -> str:
-    """What ``pycoll COMMAND --help`` prints, for every command."""
+    """The output of ``pycoll COMMAND --help`` for every command."""
     parts = []
     for name, command in sorted(main.commands.items()):
         context = click.Context(command, info_name=f"pycoll {name}", max_content_width=90)
@@ -98,7 +98,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put what is made in the place of the markers."""
+    """Replace every marker of the page by the text that it names."""
     for name in re.findall(r"^<!-- file (\S+) -->$", markdown, re.M):
         text = shown_file(name, page.file.src_uri)
         markdown = markdown.replace(f"<!-- file {name} -->", text)

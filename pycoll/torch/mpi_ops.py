@@ -20,7 +20,6 @@ from pycoll.torch.horovod.horovod_errors import HorovodInternalError
 from pycoll.torch.horovod.horovod_world import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -49,6 +48,7 @@ from pycoll.torch.horovod.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
+    init,
     remove_process_set,
 )
 from pycoll.torch.horovod.reducing_calls import (

@@ -216,3 +216,6 @@ def check_beginning_anew() -> None:
     hvd.init(process_sets=sets)
     assert hvd.size() == size and all(one.process_set_id == 1 for one in sets)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+    hvd.shutdown()
+    hvd.init(process_sets=[[0]] if size > 1 else [])  # plain lists of ranks serve as well
+    assert size == 1 or "registered already" in raised(ValueError, hvd.add_process_set, [0])

@@ -8,10 +8,6 @@
 namespace pycoll::device {
 namespace {
 
-Status unusable(std::string message) {
-  return Status::error(Code::kInvalidArgument, std::move(message));
-}
-
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
@@ -29,8 +25,8 @@ Status check_ordinal(const Driver& driver, int ordinal) {
   int count = 0;
   Status status = check(driver, driver.device_count(&count), "count devices");
   if (!status.ok() || (ordinal >= 0 && ordinal < count)) return status;
-  return unusable("device is " + std::to_string(ordinal) + ": this process sees " +
-                  std::to_string(count) + " devices");
+  return invalid_argument("device is " + std::to_string(ordinal) + ": this process sees " +
+                          std::to_string(count) + " devices");
 }
 
 struct Opened {
@@ -50,12 +46,13 @@ Status locate(const Driver& driver, const void* address, const std::string& name
   unsigned int type = 0;
   if (driver.pointer_attribute(&type, kPointerMemoryType, at) != 0 ||
       driver.pointer_attribute(ordinal, kPointerDevice, at) != 0) {
-    return unusable(name + " is memory that the CUDA driver does not know: was it freed?");
+    return invalid_argument(name + " is memory that the CUDA driver does not know: was it freed?");
   }
   if (type == kMemoryTypeDevice) return Status();
-  return unusable(name +
-                  " is host memory behind a device array's interface: pass it as an array of the "
-                  "host");
+  return invalid_argument(
+      name +
+      " is host memory behind a device array's interface: pass it as an array of the "
+      "host");
 }
 
 Gpu::Current::Current(const Gpu& gpu) : gpu_(gpu) {
@@ -100,7 +97,7 @@ Status Gpu::open(const Driver& driver, std::span<const std::byte> image, int ord
 
 Status Gpu::start(std::span<const std::byte> image) {
   if (image.empty()) {
-    return unusable(
+    return invalid_argument(
         "this build of pycoll has no CUDA kernels: build it where nvcc of CUDA 13 or "
         "newer is found, or pass arrays in host memory");
   }
@@ -168,9 +165,10 @@ Status Gpu::load(std::span<const std::byte> image) {
   }
   if (!status.ok()) return status;
   if (cooperative == 0) {
-    return unusable("device " + std::to_string(ordinal_) +
-                    " has no cooperative launches, so that blocks that wait for each other might "
-                    "never run: pass arrays in host memory");
+    return invalid_argument(
+        "device " + std::to_string(ordinal_) +
+        " has no cooperative launches, so that blocks that wait for each other might "
+        "never run: pass arrays in host memory");
   }
   blocks_max_ = static_cast<std::uint32_t>(resident * multiprocessors);
   return Status();

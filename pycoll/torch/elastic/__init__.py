@@ -25,7 +25,8 @@ from pycoll.torch.horovod.horovod_errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
 )
-from pycoll.torch.horovod.horovod_world import init, shutdown
+from pycoll.torch.horovod.horovod_world import shutdown
+from pycoll.torch.horovod.process_sets import init
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "init", "run", "shutdown"]
 
@@ -75,7 +76,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt:
                 pass
             horovod_world.shutdown()
-            horovod_world.init()
+            init()
             if failure is not None and elastic_worker.pids() == processes:
                 raise failure
             state.on_reset()

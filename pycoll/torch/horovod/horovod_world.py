@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,48 +182,16 @@ def needed() -> World:
     return _state.world
 
 
-def register_set(process_set: ProcessSet) -> None:
-    """Register a process set, which gives it a number. Collective.
+def enter(comm: Any, register: Callable[[], None]) -> None:
+    """Join the world of ranks, as ``hvd.init`` says; a second call does nothing.
 
-    Raises ValueError for an empty set and for ranks that do not exist.
-    """
-    ranks, world_size = process_set.ranks, size()
-    if not ranks or min(ranks) < 0 or max(ranks) >= world_size:
-        raise ValueError(
-            f"{process_set}: expected at least one rank, all from 0 to {world_size - 1}"
-        )
-    process_set.process_set_id = needed().add_set(ranks)
-
-
-def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the world of ranks. Every rank calls it; a second call does nothing.
-
-    Arguments:
-        ``comm``: None for all ranks of the launcher's world (found as by ``pycoll.init``), a list
-            of the ranks that take part, or a communicator of mpi4py.
-        ``process_sets``: a list of ``ProcessSet`` to register, equal on all ranks, or "dynamic".
-            Process sets can be added later in any case.
-
-    Errors: those of ``pycoll.init``. ValueError for a rank that is not in ``comm`` and for
-    ``HOROVOD_*`` variables that cannot be parsed.
-
-    Cost: connects the ranks and starts a thread per process set. In an elastic job a lost rank
-    makes the function join the next world, up to 16 times.
-
-    The ``HOROVOD_*`` variables in docs/scheduling.md apply; rank 0 warns of those without effect.
-
-    Example::
-
-        import pycoll.torch as hvd
-
-        hvd.init()
-        print(hvd.rank(), hvd.size())
+    ``register`` runs in every attempt to join, once the world is there.
     """
     if _state.world is not None and _state.pid == os.getpid():
         return
     for attempts_left in reversed(range(_JOINS if elastic_worker.inside() else 1)):
         try:
-            _enter(comm, process_sets)
+            _enter(comm, register)
             return
         except _LOST:
             # An elastic job may lose a rank at any time; the launcher then forms another world.
@@ -230,11 +199,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
                 raise
 
 
-def _enter(comm: Any, process_sets: Any) -> None:
+def _enter(comm: Any, register: Callable[[], None]) -> None:
     """Try to join once. If a rank is lost meanwhile, release everything and raise."""
     owns = not pycoll.is_initialized()
     try:
-        _build(comm, process_sets, owns)
+        _build(comm, owns)
+        register()
     except _LOST:
         if owns:
             _leave()
@@ -242,7 +212,7 @@ def _enter(comm: Any, process_sets: Any) -> None:
         raise
 
 
-def _build(comm: Any, process_sets: Any, owns: bool) -> None:
+def _build(comm: Any, owns: bool) -> None:
     settings = variables.read()
     chosen = None if comm is None or hasattr(comm, "Get_rank") else list(comm)
     if owns:
@@ -260,9 +230,6 @@ def _build(comm: Any, process_sets: Any, owns: bool) -> None:
     if settings.timeline and settings.timeline != "DYNAMIC":
         path = variables.timeline_path(settings.timeline, own.rank)
         _state.world.timeline.start(path, own.rank, settings.mark_cycles)
-    if process_sets and process_sets != "dynamic":
-        for one in process_sets:
-            register_set(one)
 
 
 def shutdown() -> None:

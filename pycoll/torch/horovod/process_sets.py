@@ -100,6 +100,39 @@ def _ranks_of_mpi(comm: Any) -> list[int]:
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the world of ranks. Every rank calls it; a second call does nothing.
+
+    Arguments:
+        ``comm``: None for all ranks of the launcher's world (found as by ``pycoll.init``), a list
+            of the ranks that take part, or a communicator of mpi4py.
+        ``process_sets``: a list of ``ProcessSet`` to register, equal on all ranks, or "dynamic".
+            Process sets can be added later in any case.
+
+    Errors: those of ``pycoll.init``. ValueError for a rank that is not in ``comm`` and for
+    ``HOROVOD_*`` variables that cannot be parsed.
+
+    Cost: connects the ranks and starts a thread per process set. In an elastic job a lost rank
+    makes the function join the next world, up to 16 times.
+
+    The ``HOROVOD_*`` variables in docs/scheduling.md apply; rank 0 warns of those without effect.
+
+    Example::
+
+        import pycoll.torch as hvd
+
+        hvd.init()
+        print(hvd.rank(), hvd.size())
+    """
+    given = [] if process_sets is None or process_sets == "dynamic" else process_sets
+
+    def register() -> None:
+        for one in given:
+            add_process_set(one)
+
+    horovod_world.enter(comm, register)
+
+
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Register a set of ranks; every rank of the world calls it with the same set.
 
@@ -113,7 +146,11 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     Cost: a split of the communicator, and a thread.
     """
     found = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    horovod_world.register_set(found)
+    assert found.ranks is not None
+    size = horovod_world.size()
+    if not found.ranks or min(found.ranks) < 0 or max(found.ranks) >= size:
+        raise ValueError(f"{found}: expected at least one rank, all from 0 to {size - 1}")
+    found.process_set_id = horovod_world.needed().add_set(found.ranks)
     return found
 
 
