@@ -173,7 +173,7 @@ class _Rounds:
             outcomes = self._gather({})
         except errors.PycollError as error:
             # An alarm has ended the exchange for all ranks. This rank's own error says more.
-            raise self.failure or error from None
+            raise self.failure or error from error.__cause__
         if any("error" in outcome for outcome in outcomes):
             self.transports = []
         return outcomes

@@ -65,6 +65,7 @@ def join(
     address: str | None = None,
     secret: str | bytes | None = None,
     comm: Any = None,
+    all_gather: Any = None,
     factories: Mapping[str, Factory] | None = None,
     bring: Bring | None = None,
 ) -> Joined:
@@ -75,7 +76,15 @@ def join(
     and TimeoutError that names the ranks that did not come. No thread, listener or file of the
     joining is left afterwards.
     """
-    placement = discover(config, rank=rank, size=size, address=address, secret=secret, comm=comm)
+    placement = discover(
+        config,
+        rank=rank,
+        size=size,
+        address=address,
+        secret=secret,
+        comm=comm,
+        all_gather=all_gather,
+    )
     deadline = Deadline(config.init_timeout_s)
     _check_limits(placement, config)
     exchange = open_exchange(placement, deadline)

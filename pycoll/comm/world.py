@@ -135,6 +135,7 @@ def init(
     address: str | None = None,
     secret: str | bytes | None = None,
     comm: Any = None,
+    all_gather: Callable[[bytes], Sequence[bytes]] | None = None,
     transports: str | list[str] | tuple[str, ...] | None = None,
     timeout_s: float | None = None,
     init_timeout_s: float | None = None,
@@ -151,6 +152,10 @@ def init(
       with a port that is free on the host of rank 0; ``secret`` has at least 16 characters and is
       the same on all ranks.
     * ``comm``: an mpi4py communicator, whose ranks form the world.
+    * ``all_gather``: a function by which the ranks of ``rank=`` and ``size=`` meet, instead of
+      ``address``. It takes bytes and returns the bytes of all ranks, unchanged, as a list in rank
+      order. Every rank calls it equally often, at most 5 times, with a few KiB; rank 0 sends up to
+      1 MiB more where it has a tuning file. docs/guides/engines.md has the whole contract.
     * ``transports``: the transports that may be used, of "shm", "verbs" and "tcp".
     * ``timeout_s``: the deadline of an operation, in seconds.
     * ``init_timeout_s``: the deadline of joining, in seconds.
@@ -193,6 +198,7 @@ def init(
             address=address,
             secret=secret,
             comm=comm,
+            all_gather=all_gather,
             bring=_tuning_text,
         )
         communicator = Communicator(joined, config, "world")

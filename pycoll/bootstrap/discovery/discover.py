@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pycoll.bootstrap.deadline import Deadline
@@ -31,9 +31,10 @@ class Placement(NamedTuple):
     """This process's rank and size, and how it meets the other ranks.
 
     ``source`` names the origin of both ("pycoll run", "Open MPI", ...). ``way`` is the kind of
-    exchange: solo, store, unix, torch or mpi; empty if the ranks are on several hosts and no
-    address is known. ``secret`` and ``address`` are for store. ``job_id`` keeps jobs apart.
+    exchange: solo, store, unix, torch, mpi or function; empty if the ranks are on several hosts
+    and no address is known. ``secret`` and ``address`` are for store. ``job_id`` keeps jobs apart.
     ``launcher`` is true if the launcher serves the store. ``comm`` is the communicator of mpi4py.
+    ``all_gather`` is the program's function.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Placement(NamedTuple):
     secret: bytes = b""
     launcher: bool = False
     comm: Any = None
+    all_gather: Callable[[bytes], Any] | None = None
 
 
 def discover(
@@ -56,6 +58,7 @@ def discover(
     address: str | None = None,
     secret: str | bytes | None = None,
     comm: Any = None,
+    all_gather: Any = None,
 ) -> Placement:
     """Return the placement of this process; the arguments are those of ``pycoll.init``.
 
@@ -66,9 +69,11 @@ def discover(
     if address is not None and not isinstance(address, str):
         raise InvalidArgumentError(f'address is {address!r}: expected a text, "host:port"')
     if comm is not None:
-        from_comm = _from_comm(comm, rank, size, address)
+        from_comm = _from_comm(comm, rank, size, address or all_gather)
         return from_comm._replace(secret=_with_secret(config, secret).secret or b"")
     config = _with_secret(config, secret)
+    if all_gather is not None:
+        return _from_function(config, all_gather, rank, size, address)
     if rank is not None or size is not None:
         rank, size = _check_pair("rank", rank, "size", size)
         # A launcher's store expects the launcher's number of ranks, so it cannot serve a world
@@ -169,6 +174,11 @@ def _open(p: Placement, deadline: Deadline) -> Exchange:
         return SoloExchange()
     if p.way == "mpi":
         return MpiExchange(p.comm, deadline)
+    if p.all_gather is not None:
+        # Few programs bring a function of their own.
+        from pycoll.bootstrap.rendezvous.callable_exchange import CallableExchange
+
+        return CallableExchange(p.all_gather, p.rank, p.size, deadline)
     if p.way == "unix":
         return join_unix(p.job_id, p.rank, p.size, deadline, p.secret)
     if p.way == "torch":
@@ -252,6 +262,29 @@ def _from_comm(comm: Any, rank: int | None, size: int | None, address: str | Non
             f"comm cannot be used ({error}): expected a communicator that this process is in, "
             "like MPI.COMM_WORLD, and not MPI.COMM_NULL"
         ) from None
+
+
+def _from_function(
+    config: Config, all_gather: Any, rank: int | None, size: int | None, address: str | None
+) -> Placement:
+    if not callable(all_gather):
+        raise InvalidArgumentError(
+            f"all_gather is a {type(all_gather).__name__}: expected a function that takes bytes "
+            "and returns the bytes of all ranks, as a list in rank order"
+        )
+    if address is not None:
+        raise InvalidArgumentError(
+            f"address={address!r} and all_gather= are two ways to meet: give one of them"
+        )
+    if rank is None and size is None:
+        raise InvalidArgumentError(
+            "all_gather= is given without rank= and size=: give all three, on every rank"
+        )
+    rank, size = _check_pair("rank", rank, "size", size)
+    way = "solo" if size == 1 else "function"
+    return Placement(
+        rank, size, "all_gather", way, secret=config.secret or b"", all_gather=all_gather
+    )
 
 
 def _numbers(env: Mapping[str, str], *names: str) -> list[int] | None:

@@ -1,8 +1,9 @@
 """The exchange that joining needs: an all_gather of bytes between ranks that are not connected yet.
 
-``StoreExchange`` (store.py) works over sockets and ``TorchStoreExchange`` (torch_store.py) over a
-key-value store of torch. This module has the others: between threads of one process, over an
-existing communicator, and over MPI.
+``StoreExchange`` (store.py) works over sockets, ``TorchStoreExchange`` (torch_store.py) over a
+key-value store of torch, and ``CallableExchange`` (callable_exchange.py) over a function of the
+program. This module has the others: between threads of one process, over an existing communicator,
+and over MPI.
 """
 
 from __future__ import annotations
