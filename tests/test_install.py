@@ -140,3 +140,70 @@ def test_a_build_by_a_profile_says_what_it_needs(
     assert done.returncode != 0
     assert f"PYCOLL_PROFILE is {word}: " in done.stderr
     assert text in " ".join(done.stderr.split())
+
+
+# The entry point that torch reads
+
+ENTRY_COST = """
+import importlib.metadata, sys, time
+load = importlib.metadata.EntryPoint.load
+
+def measured(point):
+    before, begin = set(sys.modules), time.thread_time()
+    function = load(point)
+    def call():
+        function()
+        ms = 1e3 * (time.thread_time() - begin)
+        if point.name == "pycoll":
+            print(ms, *sorted(set(sys.modules) - before))
+    return call
+
+importlib.metadata.EntryPoint.load = measured
+import torch
+"""
+STRANGER = """
+import sys
+import torch, torch.distributed as dist
+assert "pycoll.torch" not in sys.modules
+dist.init_process_group("pycoll")
+x = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(x)
+print(dist.get_backend(), x.item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_torch_finds_the_backend_without_an_import(site: Path, run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    command = (str(site / "bin" / "pycoll"), "run", "-n", "2", "stranger.py")
+    assert run(*command, cwd=tmp_path) == "pycoll 3.0\npycoll 3.0\n"
+
+
+def test_the_entry_point_costs_import_torch_less_than_a_millisecond(
+    run: Run, tmp_path: Path
+) -> None:
+    """Of processor time; one process in time is enough, since others use the machine too."""
+    pytest.importorskip("torch")
+    seen = []
+    for _ in range(8):
+        milliseconds, *modules = run("-c", ENTRY_COST, cwd=tmp_path).split()
+        assert modules == ["pycoll", "pycoll.torch_entry"]
+        seen.append(float(milliseconds))
+        if seen[-1] < 1.0:
+            return
+    raise AssertionError(f"milliseconds of every process: {seen}")
+
+
+def test_without_autoload_the_documented_import_registers(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    code = """
+import os
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+import torch.distributed as dist
+assert "pycoll" not in dist.Backend.backend_list
+import pycoll.torch
+dist.init_process_group("pycoll", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend())
+"""
+    assert run("-c", code, cwd=tmp_path) == "pycoll\n"

@@ -22,10 +22,10 @@ from pycoll.torch.c10d.process_group import PycollProcessGroup
 def register() -> None:
     """Register the backend with torch.distributed, once; do nothing where that is not available."""
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu", "cuda"])
 
 
-def _make(options: Any, backend_options: Any) -> PycollProcessGroup:
+def make_group(options: Any, backend_options: Any) -> PycollProcessGroup:
     """Make a process group; torch calls this on all members of a new group."""
     if backend_options is not None:
         raise ValueError(f"pg_options is {backend_options!r}: the backend pycoll has no options")
