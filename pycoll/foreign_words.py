@@ -110,7 +110,6 @@ _OPTIONS = {
     **dict.fromkeys(
         ("--np", "--num-proc", "-c", "--nproc-per-node", "--nproc_per_node", "--ntasks"), _RANKS
     ),
-    "--nnodes": f"{_HERE}, srun or torchrun",
     "-x": "ranks inherit the environment: set the variable in front of the command",
 }
 #: Options of nccl-tests that ``pycoll bench`` does not have, or uses with another meaning.

@@ -1,8 +1,10 @@
 """``pycoll run``: starts N ranks of one command on this machine, watches them and ends them.
 
-The launcher serves the store where the ranks meet, so no rank is special while joining. Each rank
-has its own process group: the terminal's Ctrl-C reaches only the launcher, which passes it on once.
-A guard process kills the ranks' process groups if the launcher itself is killed.
+The launcher serves the store where the ranks meet, so no rank is special while joining. With
+``LaunchOptions.node`` it is one of several launchers, each on its host, and that of node 0 serves
+the ranks of all (node_meeting.py). Each rank has its own process group: the terminal's Ctrl-C
+reaches only the launcher, which passes it on once. A guard process kills the ranks' process groups
+if the launcher itself is killed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import secrets
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -22,15 +25,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.connect import as_error
-from pycoll.bootstrap.discovery.network import listen_tcp
-from pycoll.bootstrap.discovery.torch_variables import TorchPlaces, inherited
+from pycoll.bootstrap.discovery.network import listen_in_range, listen_tcp
+from pycoll.bootstrap.discovery.torch_variables import Meeting, Share, TorchPlaces, inherited
 from pycoll.bootstrap.rendezvous.frames import list_ranks
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.config import RANKS_MAX, Config
 from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch.elastic_jobs import ElasticLaunch, ElasticOptions
+from pycoll.launch.node_meeting import NodeLink, NodeOptions, Verdict, meet_nodes
 from pycoll.launch.rank_output import RankOutput
-from pycoll.launch.rank_process import Piped, RankProcess, resolve_command
+from pycoll.launch.rank_process import Piped, RankProcess, Streams, resolve_command
 from pycoll.launch.signals import signals_caught
 
 #: Seconds that the other ranks have to notice and report the failure of a rank themselves.
@@ -39,6 +43,8 @@ GRACE_S = 2.5
 SIGNAL_GRACE_S = 5.0
 #: Seconds between SIGTERM and SIGKILL.
 KILL_S = 2.5
+#: Seconds that a launcher waits for the verdict of the other nodes after its own ranks have ended.
+VERDICT_S = 5.0
 #: Seconds between two checks of the ranks where the kernel has no pidfd.
 _POLL_S = 0.05
 #: The guard reads process groups from its input. The word "end" ends it; at end-of-file it kills
@@ -63,7 +69,11 @@ class LaunchOptions:
     ``started`` is called once all ranks run; it may start threads. ``restarts`` is the number of
     failed ranks that are started again, with the same number and environment, instead of ending the
     launch; it is for programs whose other ranks then join again. ``elastic`` lets the launch go on
-    with fewer and with more ranks; see elastic_jobs.py.
+    with fewer and with more ranks; see elastic_jobs.py. ``node`` makes this launcher one of
+    several; ``ranks`` is then the number of this one. ``output_folder`` gets the output of each
+    rank in files. ``control`` is a descriptor from which the launcher reads signal numbers, a byte
+    each, as if it had got the signals; its end counts as SIGHUP, and ranks do not read stdin.
+    ``ended`` is called with the reason and the exit status, if there is a failure to report.
     """
 
     ranks: int
@@ -75,6 +85,10 @@ class LaunchOptions:
     started: Callable[[], object] | None = None
     restarts: int = 0
     elastic: ElasticOptions | None = None
+    node: NodeOptions | None = None
+    output_folder: str | None = None
+    control: int | None = None
+    ended: Callable[[str, int], object] | None = None
 
 
 def launch(options: LaunchOptions) -> int:
@@ -85,7 +99,8 @@ def launch(options: LaunchOptions) -> int:
     options that cannot work, and TransportError if the system lacks descriptors, processes or
     memory for so many ranks. Signals are passed on only when called from the main thread.
     """
-    command = resolve_command(options.command)
+    node = options.node
+    command = list(options.command) if node is not None else resolve_command(options.command)
     if not 1 <= options.ranks <= RANKS_MAX:
         raise InvalidArgumentError(f"ranks={options.ranks}: expected 1 to {RANKS_MAX}")
     if options.restarts < 0:
@@ -93,8 +108,10 @@ def launch(options: LaunchOptions) -> int:
     environment = inherited(os.environ) | dict(options.environment)
     if options.timeout_s is not None:
         environment["PYCOLL_TIMEOUT_S"] = f"{options.timeout_s:g}"
-    Config.read(environment)
+    config = Config.read(environment)
     try:
+        if node is not None:
+            return _launch_node(options, node, environment, config)
         if options.elastic is not None:
             return _launch_elastic(options, options.elastic, command, environment)
         return _launch_fixed(options, command, environment)
@@ -124,18 +141,69 @@ def _launch_fixed(
         "PYCOLL_STORE": "launcher",
     }
     store = StoreServer(listener, options.ranks, secret.encode(), job_id, "pycoll run")
+    torch = TorchPlaces(Share.whole(options.ranks), environment)
     try:
-        with _Crew(options, command, environment) as crew:
+        with _Crew(options, command, environment, torch) as crew:
             # The store's thread starts after the ranks, so that no thread of pycoll runs at a fork.
             store.start()
             if options.started is not None:
                 options.started()
             status = crew.watch()
-        if not options.quiet:
-            crew.report()
+        crew.report()
         return status
     finally:
         store.close()
+
+
+def _launch_node(
+    options: LaunchOptions, node: NodeOptions, environment: dict[str, str], config: Config
+) -> int:
+    """Run the ranks of one node of a job of several."""
+    if options.elastic is not None:
+        raise InvalidArgumentError(
+            "elastic jobs run on one machine: leave out --min-np, --max-np and "
+            "--host-discovery-script, or --nnodes and the hosts"
+        )
+    with contextlib.ExitStack() as undo:
+        listeners: list[socket.socket] = []
+        command: list[str] = []
+
+        def offer() -> tuple[int, list[int]]:
+            listeners.append(listen_in_range(None, config.port_range))
+            undo.callback(listeners[0].close)
+            meetings = [Meeting() for _ in range(options.restarts + 1)]
+            for meeting in meetings:
+                undo.callback(meeting.close)
+            return listeners[0].getsockname()[1], [meeting.port for meeting in meetings]
+
+        def check() -> None:
+            command.extend(resolve_command(options.command))
+
+        link = meet_nodes(node, options.ranks, check, offer)
+        undo.callback(link.close)
+        share = link.share
+        environment |= {
+            "PYCOLL_SIZE": str(share.size),
+            "PYCOLL_LOCAL_SIZE": str(share.ranks),
+            "PYCOLL_ADDRESS": link.store_address,
+            "PYCOLL_SECRET": link.rank_secret,
+            "PYCOLL_JOB_ID": link.job_id,
+            "PYCOLL_STORE": "launcher",
+        }
+        store = None
+        if listeners:
+            key = link.rank_secret.encode()
+            store = StoreServer(listeners[0], share.size, key, link.job_id, "pycoll run")
+            undo.callback(store.close)
+        torch = TorchPlaces(share, environment, link.torch_place)
+        with _Crew(options, command, environment, torch, link) as crew:
+            if store is not None:
+                store.start()
+            if options.started is not None:
+                options.started()
+            status = crew.watch()
+        crew.report()
+        return status
 
 
 def _launch_elastic(
@@ -149,20 +217,29 @@ def _launch_elastic(
     secret, job_id = secrets.token_hex(32), f"run-{secrets.token_hex(8)}"
     # Tells an optimizer that is made in a world of one rank that later worlds may be larger.
     own = {"PYCOLL_SECRET": secret, "PYCOLL_JOB_ID": job_id, "HOROVOD_ELASTIC": "1"}
-    with _Crew(options, command, {**environment, **own}) as crew:
+    torch = TorchPlaces(Share.whole(options.ranks), environment)
+    with _Crew(options, command, {**environment, **own}, torch) as crew:
         if options.started is not None:
             options.started()
         status = crew.watch()
-    if not options.quiet:
-        crew.report()
+    crew.report()
     return status
 
 
 class _Crew:
-    """All ranks of one launch. A context manager: on exit it has ended all of them."""
+    """The ranks of one launcher. A context manager: on exit it has ended all of them.
+
+    ``link`` connects it to the launchers of other nodes. The number of a rank is its place in
+    ``_ranks``; on a node that is not the first one, its rank in the job is larger.
+    """
 
     def __init__(
-        self, options: LaunchOptions, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        options: LaunchOptions,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        torch: TorchPlaces,
+        link: NodeLink | None = None,
     ) -> None:
         self._options = options
         self._command = list(command)
@@ -180,12 +257,20 @@ class _Crew:
         self._undo = contextlib.ExitStack()
         self._guard: subprocess.Popen[bytes] | None = None
         self._elastic: ElasticLaunch | None = None
-        self._torch = TorchPlaces(options.ranks, environment)
+        self._torch = torch
+        self._link = link
+        self._share = Share.whole(options.ranks) if link is None else link.share
+        self._verdict_by: float | None = None
 
     def __enter__(self) -> _Crew:
         self._undo.callback(self._selector.close)
         self._undo.callback(self._torch.close)
         self._undo.enter_context(signals_caught(self._selector, self._signals))
+        if self._link is not None:
+            self._selector.register(self._link, selectors.EVENT_READ, self._hear)
+        if self._options.control is not None:
+            control = self._options.control
+            self._selector.register(control, selectors.EVENT_READ, lambda: self._obey(control))
         try:
             self._guard = subprocess.Popen(
                 ["/bin/sh", "-c", _GUARD],
@@ -225,25 +310,40 @@ class _Crew:
     def _started(self, number: int) -> RankProcess:
         assert self._guard is not None and self._guard.stdin is not None
         prefix = self._options.prefix
-        place = {"PYCOLL_RANK": str(number), "PYCOLL_LOCAL_RANK": str(number)}
+        rank_number = self._share.first + number
+        place = {"PYCOLL_RANK": str(rank_number), "PYCOLL_LOCAL_RANK": str(number)}
         if self._elastic is None:
             place |= self._torch.next_of(number)
         else:
             place = {"PYCOLL_ROSTER": self._elastic.name, "PYCOLL_MEMBER": str(number)}
         environment = {**self._environment, **place}
-        piped = Piped.for_rank(number, self._options.ranks, prefix)
+        streams = self._streams_of(number)
+        piped = streams.piped
         if Piped.STDOUT in piped and (prefix or os.isatty(1)):
             # Python buffers its output until the end where that is a pipe.
             environment.setdefault("PYTHONUNBUFFERED", "1")
         guard = self._guard.stdin.fileno()
-        rank = RankProcess(number, self._command, environment, piped, guard)
+        rank = RankProcess(number, self._command, environment, streams, guard)
         if rank.pidfd >= 0:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: None)
-        width = len(str(self._options.ranks - 1))
+        width = len(str(self._share.size - 1))
+        host = "" if self._link is None else f" {self._link.host}"
         for pipe, target in ((rank.process.stdout, 1), (rank.process.stderr, 2)):
             if pipe is not None:
-                self._output.add(pipe, target, f"[{number:>{width}}] " if prefix else "")
+                shown = f"[{rank_number:>{width}}{host}] " if prefix else ""
+                self._output.add(pipe, target, shown)
         return rank
+
+    def _streams_of(self, number: int) -> Streams:
+        options, controlled = self._options, self._options.control is not None
+        rank = self._share.first + number
+        if options.output_folder is not None:
+            width = len(str(self._share.size - 1))
+            folder = os.path.join(options.output_folder, f"rank.{rank:0{width}}")
+            return Streams(reads=rank == 0 and not controlled, folder=folder)
+        # The launcher that controls this one reads its output and looks for whole lines there.
+        piped = Piped.BOTH if controlled else Piped.for_rank(rank, options.ranks, options.prefix)
+        return Streams(piped, reads=rank == 0 and not controlled)
 
     def watch(self) -> int:
         """Wait for all ranks, passing on signals and ending the rest when one fails."""
@@ -258,14 +358,21 @@ class _Crew:
             self._escalate()
         if self._passed_on:
             return 128 + self._passed_on
+        if self._verdict is not None:
+            return self._verdict.status
         if self._first is None or self._first.status is None:
             return 1 if self._elastic is not None and self._elastic.failure else 0
-        status = self._first.status
-        return 128 - status if status < 0 else status
+        return _exit_status(self._first.status)
 
     def _is_going(self) -> bool:
         if any(rank.status is None for rank in self._ranks):
             return True
+        if self._link is not None and not self._link.over:
+            if self._first is None and not self._passed_on:
+                self._link.done()
+            elif self._verdict_by is None:
+                self._verdict_by = time.monotonic() + VERDICT_S
+            return not self._link.over and not self._is_verdict_late()
         # No rank was started yet, since there are too few slots.
         waits = self._elastic is not None and not self._ranks and not self._elastic.failure
         return waits and self._is_adapting()
@@ -273,11 +380,47 @@ class _Crew:
     def _patience(self) -> float | None:
         blind = any(rank.pidfd < 0 and rank.status is None for rank in self._ranks)
         waits = self._output.waits()
+        if self._verdict_by is not None:
+            waits.append(max(0.0, self._verdict_by - time.monotonic()))
         waits += [max(0.0, self._due[0][0] - time.monotonic())] if self._due else []
         if self._elastic is not None and self._is_adapting():
             waits += self._elastic.waits()
         waits += [max(0.0, due - time.monotonic()) for due, _ in self._leaving]
         return min([*waits, _POLL_S] if blind else waits, default=None)
+
+    @property
+    def _verdict(self) -> Verdict | None:
+        """The failure that ends the job on all nodes, if it is known."""
+        return None if self._link is None else self._link.verdict
+
+    def _is_verdict_late(self) -> bool:
+        return self._verdict_by is not None and time.monotonic() >= self._verdict_by
+
+    def _hear(self) -> None:
+        """Take news of the other nodes, and end the ranks if the job has failed there."""
+        assert self._link is not None
+        self._link.read()
+        if not self._link.over:
+            return
+        self._selector.unregister(self._link)
+        if self._verdict is None or self._first is not None or self._passed_on:
+            return
+        if self._verdict.signum:
+            self._signals.append(self._verdict.signum)
+        else:
+            self._end_softly()
+
+    def _obey(self, control: int) -> None:
+        """Take the signals that the controlling launcher sends."""
+        numbers = os.read(control, 64)
+        if not numbers:
+            self._selector.unregister(control)
+        self._signals += numbers or [signal.SIGHUP]
+
+    def _tell(self, text: str, status: int, signum: int = 0) -> None:
+        """Tell the other nodes that the job has failed here."""
+        if self._link is not None and not self._link.over:
+            self._link.fail(Verdict(text, status, signum))
 
     def _pass_on(self) -> None:
         if self._output.broken and not self._passed_on:
@@ -290,6 +433,10 @@ class _Crew:
             if again:
                 self._due = [(now, signal.SIGKILL)]
                 continue
+            name = signal.Signals(signum).name
+            where = "" if self._link is None else f" on host {self._link.host}"
+            text = f"stopped by {name}{where}, which was passed on to all ranks"
+            self._tell(text, 128 + signum, signum)
             passed = signal.SIGTERM if signum == signal.SIGPIPE else signum
             for rank in self._ranks:
                 if rank.status is None:
@@ -310,23 +457,35 @@ class _Crew:
                 self._elastic.ended(rank.number, rank.status == 0)
             if rank.status == 0 or rank.stopped or self._first is not None or self._passed_on:
                 continue
+            if self._verdict is not None:
+                continue
             if self._restarts > 0:
                 self._replace(rank)
                 continue
             if self._elastic is not None and self._elastic.lost(self._living()):
                 self._lost.append(rank)
-                self._say(f"rank {rank.number} (pid {rank.process.pid}) {rank.describe()}")
+                self._say(self._failure_of(rank))
                 continue
             self._fail(rank)
 
     def _fail(self, rank: RankProcess) -> None:
         """Make this rank's failure that of the launch; the others get ``GRACE_S`` to end."""
         self._first = rank
+        self._tell(self._failure_of(rank), _exit_status(rank.status))
+        self._end_softly()
+
+    def _end_softly(self) -> None:
         soft = time.monotonic() + GRACE_S
         self._due = [(soft, signal.SIGTERM), (soft + KILL_S, signal.SIGKILL)]
 
+    def _failure_of(self, rank: RankProcess) -> str:
+        number, pid = self._share.first + rank.number, rank.process.pid
+        if self._link is None:
+            return f"rank {number} (pid {pid}) {rank.describe()}"
+        return f"rank {number} on host {self._link.host} (pid {pid}) {rank.describe()}"
+
     def _is_adapting(self) -> bool:
-        return self._first is None and not self._passed_on
+        return self._first is None and not self._passed_on and self._verdict is None
 
     def _living(self) -> list[int]:
         return [r.number for r in self._ranks if r.status is None and not r.stopped]
@@ -359,8 +518,7 @@ class _Crew:
         self._restarts -= 1
         self._ranks[rank.number] = self._started(rank.number)
         if not self._options.quiet:
-            pid = rank.process.pid
-            self._say(f"rank {rank.number} (pid {pid}) {rank.describe()}, and was started again")
+            self._say(f"{self._failure_of(rank)}, and was started again")
         rank.release()
 
     def _escalate(self) -> None:
@@ -374,25 +532,45 @@ class _Crew:
             self._leaving.pop(0)[1].kill()
 
     def report(self) -> None:
-        """Report on stderr which rank failed, how, and how the others ended."""
+        """Report which rank failed, how, and how the others ended: on stderr, unless the launch is
+        quiet, and to ``LaunchOptions.ended``."""
+        first, reason = self._first, self._reason()
+        if not reason:
+            return
+        if self._options.ended is not None:
+            status = 1 if first is None else _exit_status(first.status)
+            self._options.ended(reason, self._verdict.status if self._verdict else status)
+        if self._options.quiet:
+            return
+        self._say(reason)
         if self._passed_on:
-            name = signal.Signals(self._passed_on).name
-            self._say(f"stopped by {name}, which was passed on to all ranks")
             return
-        first = self._first
-        if first is None:
-            return
-        self._say(f"rank {first.number} (pid {first.process.pid}) {first.describe()}")
         others = [rank for rank in self._ranks if rank not in (first, *self._lost)]
-        stopped = [rank.number for rank in others if rank.stopped]
-        followed = [rank.number for rank in others if rank.status != 0 and not rank.stopped]
+        numbers = {rank: self._share.first + rank.number for rank in others}
+        stopped = [numbers[rank] for rank in others if rank.stopped]
+        followed = [numbers[rank] for rank in others if rank.status != 0 and not rank.stopped]
         if followed:
             self._say(f"then {list_ranks(followed)} failed too")
         if stopped:
             self._say(f"{list_ranks(stopped)} still ran and had to be stopped")
+
+    def _reason(self) -> str:
+        """Return why the job has failed, as all nodes report it; empty if it has not."""
+        if self._verdict is not None:
+            return self._verdict.text
+        if self._passed_on:
+            name = signal.Signals(self._passed_on).name
+            return f"stopped by {name}, which was passed on to all ranks"
+        return "" if self._first is None else self._failure_of(self._first)
 
     @staticmethod
     def _say(text: str) -> None:
         width = max(40, shutil.get_terminal_size().columns)
         lines = textwrap.wrap("pycoll run: " + text, width, subsequent_indent="  ")
         print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _exit_status(status: int | None) -> int:
+    """Return a process's status as a shell has it: 128 + number for a signal."""
+    status = status or 0
+    return 128 - status if status < 0 else status

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pycoll.errors import InvalidArgumentError
 
@@ -52,6 +53,26 @@ class Piped(enum.Flag):
             if not os.isatty(descriptor):
                 piped |= stream
         return piped
+
+
+class Streams(NamedTuple):
+    """The standard streams of a rank. ``piped``: those that are pipes to the launcher. ``reads``:
+    whether it has the launcher's stdin. ``folder``: where files "stdout" and "stderr" take its
+    output instead; it is made if it is missing."""
+
+    piped: Piped = Piped.NONE
+    reads: bool = False
+    folder: str | None = None
+
+    def open_output(self, stream: Piped, undo: contextlib.ExitStack) -> int | None:
+        """Return a stream for ``subprocess.Popen``; ``undo`` closes a file that it opens."""
+        if self.folder is None:
+            return subprocess.PIPE if stream in self.piped else None
+        os.makedirs(self.folder, exist_ok=True)
+        path = os.path.join(self.folder, "stdout" if stream is Piped.STDOUT else "stderr")
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        undo.callback(os.close, file)
+        return file
 
 
 def resolve_command(command: Sequence[str]) -> list[str]:
@@ -89,11 +110,10 @@ class RankProcess:
         number: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        piped: Piped,
+        streams: Streams,
         guard: int,
     ) -> None:
         """Start the command. ``guard`` is the descriptor to which the child writes its group.
-        ``piped``: the streams that are pipes to the launcher.
 
         Raises InvalidArgumentError if the command cannot be run, OSError if no descriptors are free
         for its pipes.
@@ -108,15 +128,20 @@ class RankProcess:
         try:
             # The store's thread runs already when a rank is restarted. preexec_fn is safe even so,
             # since it makes system calls only.
-            self.process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=None if number == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if Piped.STDOUT in piped else None,
-                stderr=subprocess.PIPE if Piped.STDERR in piped else None,
-                preexec_fn=lambda: _prepare_child(guard),  # noqa: PLW1509
-            )
+            with contextlib.ExitStack() as undo:
+                self.process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=None if streams.reads else subprocess.DEVNULL,
+                    stdout=streams.open_output(Piped.STDOUT, undo),
+                    stderr=streams.open_output(Piped.STDERR, undo),
+                    preexec_fn=lambda: _prepare_child(guard),  # noqa: PLW1509
+                )
         except OSError as error:
+            if error.filename is not None and error.filename != command[0]:
+                raise InvalidArgumentError(
+                    f"output_filename={streams.folder!r}: {error.strerror}"
+                ) from None
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise InvalidArgumentError(

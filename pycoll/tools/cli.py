@@ -5,14 +5,18 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pycoll.errors import PycollError
 from pycoll.foreign_words import about_call, about_option
 from pycoll.tools.units import Bytes, Seconds, SecondsPerByte
+
+if TYPE_CHECKING:
+    from pycoll.launch.node_meeting import NodeOptions
 
 COLLECTIVES = (
     "all_reduce",
@@ -84,14 +88,46 @@ def main() -> None:
     """Collective communication whose algorithms are proved before they run."""
 
 
+def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of jobs on several machines."""
+    options = (
+        click.option("--nnodes", type=click.IntRange(min=1), metavar="N", help="How many nodes."),
+        click.option(
+            "--node-rank", type=click.IntRange(min=0), metavar="N", help="This node, from 0 on."
+        ),
+        click.option(
+            "--address", metavar="HOST:PORT", help="Where the nodes meet; node 0 listens there."
+        ),
+        click.option(
+            "--secret-file", metavar="FILE", help="The job's secret.  [default: PYCOLL_SECRET]"
+        ),
+        click.option(
+            "--start-timeout",
+            type=float,
+            metavar="SECONDS",
+            help="The longest wait for all nodes.  [default: 60]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 @main.command(
     cls=_Command,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option(
-    *("-n", "-np", "--ranks"), type=click.IntRange(min=1), required=True, help="How many ranks."
+    *("-n", "-np", "--ranks"),
+    type=click.IntRange(min=1),
+    help="How many ranks: on this machine, on this node with --nnodes, or on all hosts.",
 )
-@click.option("--prefix", is_flag=True, help="Put the rank in front of every line of output.")
+@click.option("--prefix", is_flag=True, help="Put rank and host in front of every line of output.")
+@click.option(
+    "--output-filename",
+    metavar="FOLDER",
+    help="Write the output of rank R to FOLDER/rank.R/stdout and stderr, on the rank's host.",
+)
 @click.option(
     "--restarts",
     type=click.IntRange(min=0),
@@ -123,29 +159,36 @@ def main() -> None:
     metavar="SECONDS",
     help="The longest wait for --min-np ranks.  [default: 600]",
 )
+@_options_of_hosts
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    ranks: int,
-    prefix: bool,
+    ranks: int | None,
     restarts: int,
     min_np: int | None,
     max_np: int | None,
     host_discovery_script: str | None,
     elastic_timeout: float | None,
     command: tuple[str, ...],
+    **words: Any,
 ) -> None:
-    """Start COMMAND on N ranks of this machine.
+    """Start COMMAND on N ranks of this machine, or of several.
 
     A .py file runs with this Python; any other command runs as it is. When a rank fails and is not
     started again, the others are stopped, and its exit status becomes that of this command. With
     --min-np, --max-np or a host discovery script the other ranks go on while --min-np of them are
     left.
+
+    On several machines, type it on each of them with --nnodes, --node-rank and --address, or type
+    it once with -H or --hostfile, which starts the others over ssh.
     """
     from pycoll.launch.elastic_jobs import PATIENCE_S, ElasticOptions
     from pycoll.launch.launcher import LaunchOptions, launch
 
     _check_options(command[0])
     try:
+        node = _node_of(words)
+        if ranks is None:
+            raise click.UsageError("Missing option '-n': how many ranks.")
         elastic = None
         if min_np or max_np or host_discovery_script is not None:
             patience_s = PATIENCE_S if elastic_timeout is None else elastic_timeout
@@ -153,7 +196,9 @@ def run(
         options = LaunchOptions(
             ranks=ranks,
             command=command,
-            prefix=prefix,
+            prefix=words["prefix"],
+            output_folder=words["output_filename"],
+            node=node,
             environment=_threads_of_ranks(ranks),
             restarts=restarts,
             elastic=elastic,
@@ -161,6 +206,30 @@ def run(
         sys.exit(launch(options))
     except PycollError as error:
         raise _fail(error) from error
+
+
+def _node_of(words: Mapping[str, Any]) -> NodeOptions | None:
+    """Return this launcher's place in a job of several, or None for a job of one."""
+    from pycoll.config import Config
+    from pycoll.launch.node_meeting import START_S, NodeOptions, read_secret
+
+    own = {"--node-rank": "node_rank", "--address": "address", "--secret-file": "secret_file"}
+    if words["nnodes"] is None:
+        for option, name in own.items():
+            if words[name] is not None:
+                raise click.UsageError(f"{option} is for a job of several nodes: give --nnodes too")
+        return None
+    for option, name in list(own.items())[:2]:
+        if words[name] is None:
+            raise click.UsageError(f"--nnodes needs {option} too")
+    limit = words["start_timeout"]
+    return NodeOptions(
+        nodes=words["nnodes"],
+        node=words["node_rank"],
+        secret=read_secret(words["secret_file"], Config.read().secret),
+        address=words["address"],
+        start_timeout_s=START_S if limit is None else limit,
+    )
 
 
 def _threads_of_ranks(ranks: int) -> dict[str, str]:

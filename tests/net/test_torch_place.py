@@ -15,7 +15,10 @@ from launching import ROOT, python, run
 
 from pycoll.bootstrap.discovery.torch_variables import Meeting, unset_in
 
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NAMES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
 SHOW = f"import os; print(*(os.environ.get(one, '-') for one in {NAMES!r}), flush=True)"
 
 
@@ -45,13 +48,13 @@ def test_every_rank_is_told_its_place() -> None:
     status, out, err = run(3, python(SHOW))
     assert (status, err) == (0, "")
     (port,) = {line[-1] for line in told(out)}
-    assert told(out) == [[rank, "3", rank, "3", "127.0.0.1", port] for rank in "012"]
+    assert told(out) == [[rank, "3", rank, "3", "0", "127.0.0.1", port] for rank in "012"]
 
 
 def test_what_the_user_has_set_stays() -> None:
     status, out, _ = run(2, python(SHOW), environment={"MASTER_PORT": "5", "MASTER_ADDR": "here"})
     assert status == 0
-    assert told(out) == [[rank, "2", rank, "2", "here", "5"] for rank in "01"]
+    assert told(out) == [[rank, "2", rank, "2", "0", "here", "5"] for rank in "01"]
     # A place is told by one alone.
     status, out, _ = run(2, python(SHOW), environment={"LOCAL_RANK": "7"})
     assert [line[:4] for line in told(out)] == [["-", "-", "7", "-"]] * 2
@@ -110,8 +113,8 @@ def test_the_place_follows_membership(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     *before, after = (line.split() for line in done.stdout.splitlines())
     (port,) = {line[-1] for line in before}
-    assert sorted(before) == [[rank, "2", rank, "2", "127.0.0.1", port] for rank in "01"]
-    assert after[:5] == ["0", "1", "0", "1", "127.0.0.1"] and after[5] != port, done.stdout
+    assert sorted(before) == [[rank, "2", rank, "2", "0", "127.0.0.1", port] for rank in "01"]
+    assert after[:6] == ["0", "1", "0", "1", "0", "127.0.0.1"] and after[6] != port, done.stdout
     done = command_line("-n", "2", "--min-np", "1", str(program), environ={"MASTER_PORT": "5"})
     assert {line.split()[-1] for line in done.stdout.splitlines()} == {"5"}, done
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import ipaddress
 
 BACKLOG = 512
+#: Whole seconds; see ``watch_host``.
+HOST_LOST_S = 4
 _SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
 _IFREQ_BYTES = 40
 _IFF_UP = 1
@@ -164,6 +166,23 @@ def tcp_socket(host: str) -> socket.socket:
     return sock
 
 
+def watch_host(sock: socket.socket) -> None:
+    """Make a TCP connection fail within ``HOST_LOST_S`` after the other end's host has vanished.
+
+    It is for connections whose ends always read, so that no full window delays the kernel's probes.
+    """
+    options = (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, HOST_LOST_S - 1),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, HOST_LOST_S * 1000),
+    )
+    for level, option, value in options:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(level, option, value)
+
+
 def listen_tcp(host: str, port: int = 0, both: bool = False) -> socket.socket:
     """Make a listening socket. Raises OSError if the address cannot be bound.
 
@@ -218,9 +237,9 @@ def listen_in_range(host: str | None, ports: tuple[int, int] | None) -> socket.s
     )
 
 
-def listen_at(host: str, port: int) -> socket.socket:
+def listen_at(host: str, port: int, server: str = "rank 0") -> socket.socket:
     """Listen at the address that all ranks were given, on rank 0. Listens on all addresses if
-    ``host`` is not a local address.
+    ``host`` is not a local address. ``server`` is rank 0 in the words of error texts.
 
     A host name may resolve to 127.x.y.z here (Debian's /etc/hosts) and to another address on other
     hosts. So only "localhost" and numeric addresses are bound as given. Raises TransportError.
@@ -244,13 +263,13 @@ def listen_at(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise TransportError(
-                f"rank 0 cannot listen at address='{host}:{port}': {error.strerror}",
+                f"{server} cannot listen at address='{host}:{port}': {error.strerror}",
                 rank=0,
                 operation="init",
             ) from None
         raise TransportError(
-            f"rank 0 cannot listen at address='{host}:{port}': the port is in use; choose another "
-            "one, or see whether an earlier job still runs",
+            f"{server} cannot listen at address='{host}:{port}': the port is in use; choose "
+            "another one, or see whether an earlier job still runs",
             rank=0,
             operation="init",
         ) from None

@@ -9,10 +9,26 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
+
+
+class Share(NamedTuple):
+    """The ranks of one node, a launcher on one host: ``ranks`` ranks from ``first`` on, of ``size``
+    ranks on all nodes. ``node`` is the node's number."""
+
+    first: int
+    ranks: int
+    size: int
+    node: int = 0
+
+    @classmethod
+    def whole(cls, size: int) -> Share:
+        """Return the share of the only node of a job."""
+        return cls(0, size, size)
 
 
 class Meeting:
@@ -62,32 +78,47 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in environ.items() if name not in (*_PLACE, *_MEETING)}
 
 
-def variables(rank: int, size: int, host: str, port: int, names: frozenset[str]) -> dict[str, str]:
-    """Return the values of the variables ``names`` for a rank of a world on one host."""
-    place = (rank, size, rank, size)
+def variables(
+    share: Share, local_rank: int, host: str, port: int, names: frozenset[str]
+) -> dict[str, str]:
+    """Return the values of the variables ``names`` for a rank of the node with this share."""
+    place = (share.first + local_rank, share.size, local_rank, share.ranks, share.node)
     both = dict(zip((*_PLACE, *_MEETING), map(str, (*place, host, port)), strict=True))
     return {name: text for name, text in both.items() if name in names}
 
 
 class TorchPlaces:
-    """The variables for the ranks of one launch. Processes with the same number of starts get the
+    """The variables for the ranks of one node. Processes with the same number of starts get the
     same port: a rank that was started again does not meet at a port where an earlier process still
-    listens."""
+    listens. ``elsewhere``: the host of rank 0 and the ports that its node has reserved, one for
+    each start of a rank."""
 
-    def __init__(self, size: int, environ: Mapping[str, str]) -> None:
-        self._size = size
+    def __init__(
+        self,
+        share: Share,
+        environ: Mapping[str, str],
+        elsewhere: tuple[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._share = share
         self._names = unset_in(environ)
+        self._elsewhere = elsewhere
         self._meetings: list[Meeting] = []
-        self._starts = [0] * size
+        self._starts = [0] * share.ranks
 
-    def next_of(self, rank: int) -> dict[str, str]:
-        """Return the variables for the next process of this rank."""
-        start = self._starts[rank]
-        self._starts[rank] += 1
+    def next_of(self, local_rank: int) -> dict[str, str]:
+        """Return the variables for the next process of this rank of the node."""
+        start = self._starts[local_rank]
+        self._starts[local_rank] += 1
+        host, port = self._meeting_of(start)
+        return variables(self._share, local_rank, host, port, self._names)
+
+    def _meeting_of(self, start: int) -> tuple[str, int]:
+        if self._elsewhere is not None:
+            host, ports = self._elsewhere
+            return host, ports[min(start, len(ports) - 1)]
         if start == len(self._meetings):
             self._meetings.append(Meeting())
-        meeting = self._meetings[start]
-        return variables(rank, self._size, meeting.host, meeting.port, self._names)
+        return self._meetings[start].host, self._meetings[start].port
 
     def close(self) -> None:
         """Free the ports."""
@@ -109,4 +140,4 @@ def follow(rank: int, size: int, host: str, port: int) -> None:
     """Set this process's variables for another world of its elastic job."""
     if _followed.names is None:
         _followed.names = unset_in(os.environ)
-    os.environ.update(variables(rank, size, host, port, _followed.names))
+    os.environ.update(variables(Share.whole(size), rank, host, port, _followed.names))

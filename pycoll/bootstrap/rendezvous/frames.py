@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pycoll.errors import (
     InvalidArgumentError,
@@ -39,6 +39,37 @@ class Kind(IntEnum):
     FAIL = 4  # store -> member: the meeting failed, as JSON; the last frame
     LEAVE = 5  # member -> store: the member needs nothing more
     ALARM = 6  # member -> store: the member failed, as text; the store tells all members
+
+
+class Party(NamedTuple):
+    """The members of a store, in the words of error texts.
+
+    ``member`` is one of them and ``waiter`` the subject that waits for all. ``size`` and ``limit``
+    name the settings of their number and of the wait, ``number`` that of a member's own number.
+    ``lost`` says what has happened to a member whose connection ends. ``watched``: both ends of a
+    connection notice within ``HOST_LOST_S`` that the other end's host has vanished.
+    """
+
+    member: str = "rank"
+    waiter: str = "init"
+    size: str = "size"
+    limit: str = "PYCOLL_INIT_TIMEOUT_S"
+    number: str = "number"
+    lost: str = "ended while the ranks were joining"
+    watched: bool = False
+
+
+RANKS = Party()
+#: The agents of ``pycoll run`` on several hosts.
+NODES = Party(
+    member="node",
+    waiter="pycoll run",
+    size="--nnodes",
+    limit="--start-timeout",
+    number="--node-rank",
+    lost="is gone: its pycoll run was killed, or its host or the network to it has failed",
+    watched=True,
+)
 
 
 #: The longest payload that the store accepts, by the kind of a frame from a member.
@@ -114,11 +145,11 @@ def to_error(payload: bytes) -> PycollError:
     return kind(body["text"], rank=rank, ranks=ranks, operation="init")
 
 
-def list_ranks(ranks: list[int]) -> str:
+def list_ranks(ranks: list[int], noun: str = "rank") -> str:
     """Format a list of ranks: "rank 3", "ranks 1, 2 and 5"; at most 16 of them are listed."""
     shown = [str(rank) for rank in ranks[:16]]
     if len(ranks) == 1:
-        return "rank " + shown[0]
+        return f"{noun} {shown[0]}"
     if len(ranks) > len(shown):
-        return f"ranks {', '.join(shown)} and {len(ranks) - len(shown)} more"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+        return f"{noun}s {', '.join(shown)} and {len(ranks) - len(shown)} more"
+    return f"{noun}s {', '.join(shown[:-1])} and {shown[-1]}"

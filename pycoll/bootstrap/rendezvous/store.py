@@ -24,6 +24,7 @@ from pycoll.bootstrap.discovery.network import (
     parse_address,
     peer_of,
     resolve,
+    watch_host,
 )
 from pycoll.bootstrap.forks import end_with_process
 from pycoll.bootstrap.handshake import (
@@ -40,7 +41,9 @@ from pycoll.bootstrap.rendezvous.frames import (
     FRAME_BYTES_MAX,
     GATHER_HEAD,
     HEAD,
+    RANKS,
     Kind,
+    Party,
     frame,
     to_error,
     unpack_blobs,
@@ -68,12 +71,14 @@ _ADVICE = (
 
 class Place(NamedTuple):
     """The addresses of a store. ``targets``: (family, socket address); ``text``: for error texts.
-    ``launcher``: the launcher serves it. ``same_user``: its process must be of this user."""
+    ``launcher``: the launcher serves it. ``same_user``: its process must be of this user.
+    ``party``: the words for its members."""
 
     text: str
     targets: Sequence[tuple[int, Any]]
     launcher: bool = False
     same_user: bool = False
+    party: Party = RANKS
 
     @property
     def local(self) -> bool:
@@ -107,6 +112,7 @@ class StoreExchange:
         self._place = place
         self._deadline = deadline
         self._server = server
+        self._party = place.party
         self._round = 0
         self._failed: errors.PycollError | None = None
         with contextlib.ExitStack() as undo:
@@ -125,6 +131,11 @@ class StoreExchange:
         rank that ended meanwhile, InvalidArgumentError if the ranks contradict each other, and
         TransportError for an alarm or an unreadable frame.
         """
+        self.post(blob)
+        return self.collect()
+
+    def post(self, blob: bytes) -> None:
+        """Send this rank's blob of the next round without waiting for the others."""
         if self._failed is not None:
             raise self._failed
         left_ms, all_ms = (
@@ -133,6 +144,10 @@ class StoreExchange:
         )
         self._send(frame(Kind.GATHER, GATHER_HEAD.pack(self._round, left_ms, all_ms) + blob))
         self._round += 1
+
+    def collect(self) -> list[bytes]:
+        """Wait for the blobs of the round for which ``post`` has sent this rank's. The errors are
+        those of ``all_gather``."""
         kind, payload = self._receive()
         if kind == Kind.FAIL:
             raise self._decode_failure(payload)
@@ -157,6 +172,20 @@ class StoreExchange:
                 raise self._unreadable(ValueError(f"a frame of kind {kind} between rounds"))
             self._failed = self._decode_failure(payload)
             raise self._failed
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection, readable when ``check`` or ``collect`` finds a
+        frame."""
+        return self._sock.fileno()
+
+    def prolong(self, deadline: Deadline) -> None:
+        """Wait until ``deadline`` in later rounds."""
+        self._deadline = deadline
+
+    @property
+    def server_host(self) -> str:
+        """The address, in numbers, at which this rank has reached the store."""
+        return str(self._sock.getpeername()[0]).removeprefix("::ffff:")
 
     def close(self) -> None:
         """Leave the store. A server that this rank owns ends after it has sent its last answers."""
@@ -202,15 +231,16 @@ class StoreExchange:
 
     def _unreadable(self, error: ValueError) -> errors.TransportError:
         return errors.TransportError(
-            f"the store at {self._place.text} sent rank {self.rank} unreadable data: {error}",
+            f"the store at {self._place.text} sent {self._me} unreadable data: {error}",
             rank=None if self._place.launcher else 0,
             operation="init",
         )
 
     def _gone(self, error: BaseException) -> errors.PycollError:
-        if isinstance(error, TimeoutError):
+        # The kernel reports a vanished host as TimeoutError too, with a number.
+        if isinstance(error, TimeoutError) and error.errno is None:
             return errors.TimeoutError(
-                f"the store at {self._place.text} has not answered rank {self.rank} within "
+                f"the store at {self._place.text} has not answered {self._me} within "
                 f"{self._deadline.seconds:.3g} s",
                 rank=None if self._place.launcher else 0,
                 operation="init",
@@ -220,12 +250,16 @@ class StoreExchange:
                 f"the launcher's store at {self._place.text} is gone ({error})", operation="init"
             )
         return errors.PeerLostError(
-            f"rank 0, which served the store at {self._place.text}, ended while the ranks were "
-            f"joining ({error})",
+            f"{self._party.member} 0, which served the store at {self._place.text}, "
+            f"{self._party.lost} ({error})",
             rank=0,
             ranks=[0],
             operation="init",
         )
+
+    @property
+    def _me(self) -> str:
+        return f"{self._party.member} {self.rank}"
 
     def _enter(self, key: bytes, job_id: str) -> socket.socket:
         """Connect and run the handshake; try again until the deadline while no store answers."""
@@ -262,6 +296,8 @@ class StoreExchange:
                 else:
                     if family != socket.AF_UNIX:
                         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    if self._party.watched:
+                        watch_host(sock)
                     return sock
             if foreign:
                 reason = "process {} of user {} listens there".format(*foreign[0])
@@ -282,7 +318,7 @@ class StoreExchange:
         )
 
     def _refused(self, error: HandshakeError) -> errors.PycollError:
-        text = f"rank {self.rank} was not admitted to the store at {self._place.text}: {error}"
+        text = f"{self._me} was not admitted to the store at {self._place.text}: {error}"
         if error.verdict in (Verdict.BAD_PROOF, Verdict.OTHER_JOB):
             return errors.InvalidArgumentError(text, rank=self.rank, operation="init")
         return errors.TransportError(text, rank=self.rank, operation="init")
@@ -296,9 +332,10 @@ class StoreExchange:
                 rank=self.rank,
                 operation="init",
             )
+        first = f"{self._party.member} 0"
         return errors.TimeoutError(
-            f"rank {self.rank} could not reach rank 0 at {self._place.text} {waited}: {reason}; "
-            "is rank 0 started, and is the address right and open to this host?",
+            f"{self._me} could not reach {first} at {self._place.text} {waited}: {reason}; "
+            f"is {first} started, and is the address right and open to this host?",
             rank=0,
             ranks=[0],
             operation="init",
@@ -313,30 +350,46 @@ def join_store(
     size: int,
     deadline: Deadline,
     launcher: bool = False,
+    party: Party = RANKS,
 ) -> StoreExchange:
     """Meet at ``address`` ("host:port"); the launcher or else rank 0 serves the store there.
 
-    Raises InvalidArgumentError for an address that does not parse or resolve and for a wrong
-    secret, TransportError for a port in use, and TimeoutError if rank 0 does not come.
+    ``party``: the words for the ranks in error texts. Raises InvalidArgumentError for an address
+    that does not parse or resolve and for a wrong secret, TransportError for a port in use, and
+    TimeoutError if rank 0 does not come.
     """
     host, port = parse_address(address)
     targets = resolve(host, port)
-    place = Place(f"address={address!r}", targets, launcher=launcher)
+    place = Place(f"address={address!r}", targets, launcher=launcher, party=party)
     if launcher or rank != 0:
         return StoreExchange(place, secret, job_id, rank, size, deadline)
     try:
-        listener = listen_at(host, port)
+        listener = listen_at(host, port, f"{party.member} 0")
     except errors.TransportError:
         # Another rank 0 of this job may hold the port. Then both sides raise InvalidArgumentError.
         _contest(place, secret, job_id, size, deadline)
         raise
-    bound = listener.getsockname()[0]
+    return serve_store(listener, address, secret, job_id, size, deadline, party)
+
+
+def serve_store(
+    listener: socket.socket,
+    address: str,
+    secret: bytes,
+    job_id: str,
+    size: int,
+    deadline: Deadline,
+    party: Party = RANKS,
+) -> StoreExchange:
+    """Serve a store on ``listener`` as rank 0, which meets the others there. ``address`` names the
+    place in error texts."""
+    bound, port = listener.getsockname()[:2]
     loopback = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
     own = loopback if bound in ("0.0.0.0", "::") else bound
-    place = Place(place.text, [(int(listener.family), (own, port))])
-    return StoreExchange(
-        place, secret, job_id, 0, size, deadline, _serve(listener, size, secret, job_id, address)
-    )
+    target = (int(listener.family), (own, port))
+    place = Place(f"address={address!r}", [target], party=party)
+    server = _serve(listener, size, secret, job_id, address, party=party)
+    return StoreExchange(place, secret, job_id, 0, size, deadline, server)
 
 
 def join_unix(
@@ -377,10 +430,12 @@ def _serve(
     job_id: str,
     host: str,
     trust: Callable[[socket.socket], bool] = lambda sock: True,
+    party: Party = RANKS,
 ) -> StoreServer:
     from pycoll.bootstrap.rendezvous.store_server import StoreServer
 
-    server = StoreServer(listener, size, secret, job_id, f"rank 0 ({host})", True, trust)
+    name = f"{party.member} 0 ({host})"
+    server = StoreServer(listener, size, secret, job_id, name, True, trust, party)
     server.start()
     return server
 

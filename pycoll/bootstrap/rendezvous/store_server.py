@@ -15,13 +15,16 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.admission import Admission, Loop, Trust
+from pycoll.bootstrap.discovery.network import watch_host
 from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, scope_of
 from pycoll.bootstrap.rendezvous.frames import (
     BLOBS_BYTES_MAX,
     GATHER_HEAD,
     HEAD,
     PAYLOAD_BYTES_MAX,
+    RANKS,
     Kind,
+    Party,
     fail_frame,
     frame,
     list_ranks,
@@ -71,7 +74,8 @@ class _Meeting:
 class StoreServer:
     """Serves ``size`` ranks on ``listener``, which it owns; error texts call it ``host``.
 
-    ``once``: serve one meeting only. The server has one thread, from ``start`` to ``close``.
+    ``once``: serve one meeting only. ``party``: the words for its members. The server has one
+    thread, from ``start`` to ``close``.
     """
 
     def __init__(
@@ -83,8 +87,10 @@ class StoreServer:
         host: str,
         once: bool = False,
         trust: Trust = lambda sock: True,
+        party: Party = RANKS,
     ) -> None:
         self._size = size
+        self._party = party
         self._host = host
         self._once = once
         self._meeting = _Meeting()
@@ -147,16 +153,20 @@ class StoreServer:
     def _time_out(self, meeting: _Meeting, round_: _Round) -> None:
         missing = [rank for rank in range(self._size) if rank not in round_.blobs]
         came = [rank for rank in missing if rank in meeting.members]
-        text = f"init waited {round_.limit_s:.3g} s for {list_ranks(missing)} of {self._size}"
+        noun = self._party.member
+        text = (
+            f"{self._party.waiter} waited {round_.limit_s:.3g} s for {list_ranks(missing, noun)} "
+            f"of {self._size}"
+        )
         absent = [rank for rank in missing if rank not in came]
         if absent:
-            text += f": {list_ranks(absent)} never arrived at {self._host}"
+            text += f": {list_ranks(absent, noun)} never arrived at {self._host}"
         if came:
             names = ", ".join(f"{rank} ({meeting.members[rank].name})" for rank in came[:8])
             text += f"{'; ' if absent else ': '}arrived but did not finish: {names}"
         if self._admission.refusals:
             text += "; turned away: " + "; ".join(self._admission.refusals)
-        text += " (PYCOLL_INIT_TIMEOUT_S sets the limit)"
+        text += f" ({self._party.limit} sets the limit)"
         # A missing rank that comes later starts a new meeting; it does not fail with this one.
         meeting.informed.update(missing)
         self._fail(meeting, fail_frame("timeout", text, missing))
@@ -169,6 +179,8 @@ class StoreServer:
         return None if self._once and claim.rank in self._meeting.informed else Verdict.ADMITTED
 
     def _admit(self, claim: Claim, sock: socket.socket) -> None:
+        if self._party.watched:
+            watch_host(sock)
         member = _Member(sock, claim.rank)
         self._members.add(member)
         self._loop.selector.register(
@@ -240,7 +252,8 @@ class StoreServer:
         """Fail the meeting because ``member`` sent invalid frames, and ignore it from now on."""
         if member.meeting is None:
             member.meeting = self._meeting_for(member.rank)
-        name = f"rank {member.rank}" + (f" ({member.name})" if member.name else "")
+        name = f"{self._party.member} {member.rank}"
+        name += f" ({member.name})" if member.name else ""
         text = f"{name} sent unreadable data to the store of {self._host}: {what}"
         self._fail(member.meeting, fail_frame("transport", text, [member.rank]))
         self._tell_end(member, member.meeting.failure or b"")
@@ -248,6 +261,7 @@ class StoreServer:
 
     def _greet(self, member: _Member, size: int, name: str) -> None:
         member.name = name
+        noun = self._party.member
         meeting = self._meeting_for(member.rank)
         member.meeting = meeting
         if meeting.failure is not None:
@@ -256,19 +270,20 @@ class StoreServer:
         other = meeting.members.setdefault(member.rank, member)
         if other is not member:
             text = (
-                f"two processes claim rank {member.rank}: {other.name} and {name}; "
-                "give each process its own number"
+                f"two processes claim {self._party.member} {member.rank}: {other.name} and {name}; "
+                f"give each process its own {self._party.number}"
             )
             self._fail(meeting, fail_frame("argument", text, [member.rank]))
             self._tell_end(member, meeting.failure or b"")
         elif size != self._size:
             text = (
-                f"the ranks disagree about the size: rank {member.rank} ({name}) says {size}, "
-                f"{self._host} expects {self._size}; give all processes the same size"
+                f"the {noun}s disagree about the size: {noun} {member.rank} ({name}) says {size}, "
+                f"{self._host} expects {self._size}; give all processes the same "
+                f"{self._party.size}"
             )
             self._fail(meeting, fail_frame("argument", text, [member.rank]))
         elif member.rank >= self._size:
-            raise ValueError(f"a claim to be rank {member.rank} of {self._size}")
+            raise ValueError(f"a claim to be {noun} {member.rank} of {self._size}")
         elif self._once and len(meeting.members) == self._size:
             self._admission.stop_listening()
 
@@ -336,7 +351,8 @@ class StoreServer:
             # A process that replaces it starts a new meeting; it does not fail with this one.
             meeting.informed.add(member.rank)
         if expected and meeting is not None:
-            text = f"rank {member.rank} ({member.name}) ended while the ranks were joining"
+            party = self._party
+            text = f"{party.member} {member.rank} ({member.name}) {party.lost}"
             self._fail(meeting, fail_frame("lost", text, [member.rank]))
 
     def _send(self, member: _Member, data: bytes) -> None:

@@ -1,0 +1,309 @@
+"""The meeting of the launchers ("agents") of several hosts, and the connection that stays after it.
+
+Each host of a job has one ``pycoll run``, its node. Node 0 serves a store, where all nodes first
+exchange their facts. Each node checks the facts of all, so all of them refuse the same things with
+the same text. Then the connections stay open until the job ends: the store tells every node the
+first failure, and notices a node whose process, host or network is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import platform
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pycoll import __version__
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery.host import machine_identity
+from pycoll.bootstrap.discovery.network import parse_address
+from pycoll.bootstrap.discovery.torch_variables import Share
+from pycoll.bootstrap.rendezvous.frames import NODES
+from pycoll.bootstrap.rendezvous.store import Place, StoreExchange, join_store, serve_store
+from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.untrusted import json_object, read_file, read_json
+
+#: Seconds, the default of --start-timeout.
+START_S = 60.0
+#: Most nodes of one job.
+NODES_MAX = RANKS_MAX
+#: Most seconds between the ends of the first and of the last node's ranks: 20 days. The
+#: milliseconds fit 31 bits.
+_JOB_S = 20 * 24 * 3600.0
+_SECRET_BYTES_MAX = 4096
+#: Statuses of a process end at 255.
+_STATUS_MAX = 255
+
+_FACTS = {
+    **{"slots": int, "pycoll": str, "python": str, "host": str, "machine": str},
+    **{"refusal": str, "nonce": str, "store_port": int, "torch_ports": list},
+}
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """The place of this launcher in a job of several.
+
+    ``nodes`` is the number of launchers and ``node`` this one's. All of them meet at ``address``,
+    "host:port", where node 0 listens, within ``start_timeout_s``. ``host`` is this host's name in
+    reports. A launcher that was started over ssh has ``listener`` on node 0 or else ``targets``,
+    the addresses of node 0; ``distinct``: two nodes may not be on one machine.
+    """
+
+    nodes: int
+    node: int
+    secret: bytes
+    address: str
+    start_timeout_s: float = START_S
+    host: str = ""
+    listener: socket.socket | None = None
+    targets: Sequence[tuple[int, Any]] = ()
+    distinct: bool = False
+
+    def check(self) -> None:
+        """Raise InvalidArgumentError for values that cannot work."""
+        if not 1 <= self.nodes <= NODES_MAX:
+            raise InvalidArgumentError(f"nnodes={self.nodes}: expected 1 to {NODES_MAX}")
+        if not 0 <= self.node < self.nodes:
+            raise InvalidArgumentError(
+                f"node_rank={self.node} is out of range: nnodes={self.nodes} allows 0 to "
+                f"{self.nodes - 1}"
+            )
+        if not 0 < self.start_timeout_s < float("inf"):
+            raise InvalidArgumentError(
+                f"start_timeout={self.start_timeout_s}: expected seconds, a finite number above 0"
+            )
+        if len(self.secret) < SECRET_LENGTH_MIN:
+            raise InvalidArgumentError(
+                f"the secret has {len(self.secret)} characters: expected at least "
+                f"{SECRET_LENGTH_MIN}; python -c 'import secrets; print(secrets.token_hex(32))' "
+                "prints a good one"
+            )
+        if not self.targets and self.listener is None:
+            parse_address(self.address)
+
+
+def read_secret(path: str | None, variable: bytes | None) -> bytes:
+    """Return the secret from the file ``path``, without white space at its ends, or else
+    ``variable``, the value of PYCOLL_SECRET. Raises InvalidArgumentError."""
+    if path is None:
+        if variable is None:
+            raise InvalidArgumentError(
+                "a job on several hosts needs a secret, alike on all of them: --secret-file FILE "
+                "or PYCOLL_SECRET, never a word of the command line; python -c 'import secrets; "
+                "print(secrets.token_hex(32))' prints a good one"
+            )
+        return variable
+    try:
+        secret = read_file(path, _SECRET_BYTES_MAX).strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgumentError(f"secret_file={path!r}: {why}") from None
+    if len(secret) < SECRET_LENGTH_MIN:
+        raise InvalidArgumentError(
+            f"secret_file={path!r} has {len(secret)} characters: expected at least "
+            f"{SECRET_LENGTH_MIN}"
+        )
+    return secret
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that all nodes must share: of pycoll, and of Python without its last
+    part."""
+    return {"pycoll": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
+
+
+def compare_versions(here: Any, host: str, there: Any, other: str) -> None:
+    """Raise InvalidArgumentError, with both versions, if two hosts differ."""
+    for name, label in (("pycoll", "pycoll"), ("python", "Python")):
+        mine, theirs = str(here.get(name)), str(there.get(name))
+        if mine != theirs:
+            raise InvalidArgumentError(
+                f"host {other} has {label} {theirs} and host {host} has {label} {mine}: install "
+                "the same one on both"
+            )
+
+
+class Verdict(NamedTuple):
+    """The first failure of a job: its text, the exit status of all nodes, and the signal if a
+    signal to one node ends the job, else 0."""
+
+    text: str
+    status: int
+    signum: int = 0
+
+
+class NodeLink:
+    """This node's connection to the store of all nodes. One thread uses it.
+
+    ``share`` are this node's ranks. ``over``: nothing more will come. ``verdict``: the failure that
+    ends the job, None while there is none.
+    """
+
+    def __init__(
+        self, exchange: StoreExchange, options: NodeOptions, facts: Sequence[dict[str, Any]]
+    ) -> None:
+        self.over = False
+        self.verdict: Verdict | None = None
+        self._exchange, self._facts = exchange, facts
+        self._posted = False
+        slots = [one["slots"] for one in facts]
+        node = options.node
+        self.share = Share(sum(slots[:node]), slots[node], sum(slots), node)
+        self.host = facts[node]["host"]
+        self.job_id = f"run-{facts[0]['nonce']}"
+        seed = "".join(one["nonce"] for one in facts).encode()
+        #: The ranks' secret. It differs in every job, also if the user's secret stays.
+        self.rank_secret = hmac.digest(options.secret, b"pycoll ranks\0" + seed, "sha256").hex()
+        server = exchange.server_host
+        port = facts[0]["store_port"]
+        self.store_address = f"[{server}]:{port}" if ":" in server else f"{server}:{port}"
+        torch_host = parse_address(options.address)[0] if options.address else server
+        self.torch_place = (torch_host, facts[0]["torch_ports"])
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when ``read`` has something to do."""
+        return self._exchange.fileno()
+
+    def read(self) -> None:
+        """Take what the store has sent."""
+        try:
+            if self._posted:
+                self._exchange.collect()
+                self.over = True
+            else:
+                self._exchange.check()
+        except PycollError as error:
+            self._judge(_verdict_of(str(error)))
+
+    def fail(self, verdict: Verdict) -> None:
+        """Tell all nodes that the job has failed. The store's answer, which ``read`` takes, is the
+        job's first failure, perhaps another one."""
+        try:
+            self._exchange.alarm(json.dumps(verdict._asdict()))
+        except PycollError as error:
+            self._judge(_verdict_of(str(error)))
+
+    def done(self) -> None:
+        """Tell all nodes that this node's ranks have ended well. ``over`` becomes true once all
+        nodes have said so."""
+        if self._posted or self.over:
+            return
+        try:
+            self._exchange.post(b"")
+            self._posted = True
+        except PycollError as error:
+            self._judge(_verdict_of(str(error)))
+
+    def close(self) -> None:
+        """Leave; node 0 then closes the store."""
+        self._exchange.close()
+
+    def _judge(self, verdict: Verdict) -> None:
+        self.over = True
+        self.verdict = self.verdict or verdict
+
+
+def _verdict_of(text: str) -> Verdict:
+    """Return the verdict that a node has sent as an alarm; another text becomes one of status 1."""
+    with contextlib.suppress(ValueError):
+        found = json_object(read_json(text), {"text": str, "status": int, "signum": int})
+        if 0 < found["status"] <= _STATUS_MAX and 0 <= found["signum"] < 65:
+            return Verdict(**found)
+    return Verdict(text, 1)
+
+
+#: Opens what node 0 offers to all ranks, and returns the store's port and torch's ports.
+Offer = Callable[[], tuple[int, Sequence[int]]]
+
+
+def meet_nodes(
+    options: NodeOptions, slots: int, check: Callable[[], object], offer: Offer
+) -> NodeLink:
+    """Meet all nodes and exchange facts; returns the connection to them.
+
+    ``slots`` is the number of this node's ranks. ``check`` raises InvalidArgumentError if they
+    cannot be started here; all nodes then raise that error, with this host's name. Raises pycoll's
+    errors, within ``start_timeout_s`` and a few seconds.
+    """
+    options.check()
+    refusal = ""
+    try:
+        check()
+    except InvalidArgumentError as error:
+        refusal = str(error)
+    exchange = _enter(options, Deadline(options.start_timeout_s))
+    try:
+        ports: tuple[int, Sequence[int]] = (0, ())
+        try:
+            ports = offer() if options.node == 0 else ports
+        except PycollError as error:
+            refusal = refusal or str(error)
+        facts = {
+            **versions(),
+            "slots": slots,
+            "host": options.host or socket.gethostname(),
+            "machine": machine_identity(),
+            "refusal": refusal,
+            "nonce": os.urandom(16).hex(),
+            "store_port": ports[0],
+            "torch_ports": list(ports[1]),
+        }
+        link = NodeLink(exchange, options, _agreed(exchange, facts, options.distinct))
+    except BaseException:
+        # The store of node 0 first sends what it has; nobody waits for this node afterwards.
+        exchange.close()
+        raise
+    exchange.prolong(Deadline(_JOB_S))
+    return link
+
+
+def _enter(options: NodeOptions, deadline: Deadline) -> StoreExchange:
+    place = (options.secret, os.environ.get("PYCOLL_JOB_ID", ""))
+    if options.listener is not None:
+        name = options.host or "this host"
+        return serve_store(options.listener, name, *place, options.nodes, deadline, NODES)
+    if options.targets:
+        store = Place("its addresses", options.targets, party=NODES)
+        return StoreExchange(store, *place, options.node, options.nodes, deadline)
+    return join_store(options.address, *place, options.node, options.nodes, deadline, party=NODES)
+
+
+def _agreed(exchange: StoreExchange, mine: dict[str, Any], distinct: bool) -> list[dict[str, Any]]:
+    """Exchange the facts and check those of all nodes. Every node finds the same fault."""
+    blobs = exchange.all_gather(json.dumps(mine).encode())
+    found: list[dict[str, Any]] = []
+    for node, blob in enumerate(blobs):
+        try:
+            facts = read_json(blob)
+            host = str(facts["host"])
+            if found:
+                # First, since another version may have other facts.
+                compare_versions(found[0], found[0]["host"], facts, host)
+            found.append(json_object(facts, _FACTS))
+        except InvalidArgumentError:
+            raise
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidArgumentError(
+                f"node {node} sent unreadable facts ({error}): install the same pycoll everywhere"
+            ) from None
+    for node, facts in enumerate(found):
+        if facts["refusal"]:
+            raise InvalidArgumentError(f"host {facts['host']} (node {node}): {facts['refusal']}")
+    machines: dict[str, str] = {}
+    for facts in found if distinct else ():
+        other = machines.setdefault(facts["machine"], facts["host"])
+        if other != facts["host"]:
+            raise InvalidArgumentError(
+                f"hosts {other} and {facts['host']} are one machine: name it once, with all slots"
+            )
+    size = sum(facts["slots"] for facts in found)
+    if size > RANKS_MAX:
+        raise InvalidArgumentError(f"the nodes start {size} ranks: at most {RANKS_MAX} can join")
+    return found
