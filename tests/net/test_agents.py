@@ -189,7 +189,7 @@ def test_a_rank_that_is_killed_ends_the_job_everywhere(node: int) -> None:
     for status, _, err in found:
         assert status == 128 + signal.SIGKILL
         assert re.search(
-            rf"pycoll run: rank [02] on host {host} \(pid {killed[0]}\) was killed by signal 9 "
+            rf"pycoll run: rank [012] on host {host} \(pid {killed[0]}\) was killed by signal 9 "
             r"\(SIGKILL\)\n",
             err,
         ), err
