@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_a_batch_script_is_no_rank() -> None:
     ("env", "launcher"),
     [
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI"),
-        (HYDRA | {"MPI_LOCALNRANKS": "1"}, "MPICH"),
+        (HYDRA | {"MPI_LOCALNRANKS": "1", "PMI_FD": "none"}, "MPICH"),
         (SLURM | {"SLURM_NNODES": "2"}, "srun"),
         (HOROVODRUN | {"HOROVOD_LOCAL_SIZE": "1"}, "horovodrun"),
     ],
@@ -151,9 +152,88 @@ def test_several_hosts_need_an_address_and_a_secret(env: dict[str, str], launche
     assert launcher in str(caught.value)
     assert "PYCOLL_SECRET" in str(caught.value)
     assert ("mpi4py" in str(caught.value)) == (launcher in ("Open MPI", "MPICH"))
+    assert ("srun --mpi=pmix" in str(caught.value)) == (launcher == "srun")
     placement = find(env | {"PYCOLL_ADDRESS": "node:4711", "PYCOLL_SECRET": SECRET})
     assert (placement.way, placement.address, placement.launcher) == ("store", "node:4711", False)
     assert (placement.rank, placement.source) == (find(env | SAME_HOST[launcher]).rank, launcher)
+
+
+PMIX = {"PMIX_RANK": "1", "PMIX_SERVER_URI41": "prterun-node-17@0.0;tcp4://127.0.0.1:38131"}
+TWO_HOSTS = {
+    "Open MPI": OPEN_MPI | PMIX | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "MPICH": HYDRA | {"MPI_LOCALNRANKS": "1"},
+    "srun": SLURM | {"SLURM_NNODES": "2"},
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (TWO_HOSTS["MPICH"], ("MPICH", "pmi", "9")),
+        (TWO_HOSTS["Open MPI"], ("Open MPI", "pmix", "")),
+        # mpirun inside a rank of Hydra hands on the outer rank's socket.
+        (TWO_HOSTS["Open MPI"] | {"PMI_FD": "9"}, ("Open MPI", "pmix", "")),
+        (TWO_HOSTS["srun"] | {"PMI_FD": "11"}, ("srun", "pmi", "11")),
+        (TWO_HOSTS["srun"] | PMIX, ("srun", "pmix", "")),
+    ],
+)
+def test_launchers_of_several_hosts_offer_an_exchange(
+    env: dict[str, str], expected: tuple[str, str, str]
+) -> None:
+    placement = find(env)
+    assert (placement.source, placement.way, placement.address) == expected
+    assert inside_job(env)
+    # An address comes first, the socket of one host before the launcher's exchange.
+    assert find(env | {"PYCOLL_ADDRESS": "node:4711", "PYCOLL_SECRET": SECRET}).way == "store"
+    assert find(env | SAME_HOST[expected[0]]).way == "unix"
+
+
+def test_a_process_manager_without_a_name_offers_its_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discover_module, "_ancestor", lambda names: None)
+    env = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "7"}
+    assert find(env) == Placement(1, 2, "PMI", "pmi", "", "7")
+    assert find(env | {"PMI_RANK": "0", "PMI_SIZE": "1"}).way == "solo"
+
+
+class StandInMpi:
+    """The parts of mpi4py.MPI that tell whether its world can be used."""
+
+    THREAD_MULTIPLE = 3
+
+    def __init__(self, rank: int, size: int, **answers: Any) -> None:
+        self.COMM_WORLD = self
+        self._answers = {"Get_rank": rank, "Get_size": size, "Is_initialized": True, **answers}
+
+    def __getattr__(self, name: str) -> Any:
+        default = {"Query_thread": 3, "Is_finalized": False, "Is_thread_main": False}
+        return lambda: (default | self._answers)[name]
+
+
+@pytest.mark.parametrize(
+    ("mpi", "way"),
+    [
+        (StandInMpi(2, 3), "mpi"),
+        (StandInMpi(2, 3, Query_thread=1, Is_thread_main=True), "mpi"),
+        (StandInMpi(2, 3, Query_thread=1), "pmi"),
+        (StandInMpi(2, 3, Is_initialized=False), "pmi"),
+        (StandInMpi(2, 3, Is_finalized=True), "pmi"),
+        (StandInMpi(0, 1), "pmi"),  # an MPI that does not know this launcher
+    ],
+)
+def test_an_mpi_that_runs_is_the_exchange_between_hosts(
+    mpi: StandInMpi, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    placement = find(TWO_HOSTS["MPICH"])
+    assert (placement.way, placement.comm) == (way, mpi if way == "mpi" else None)
+    assert find(HYDRA).way == "unix"
+
+
+def test_a_rank_that_only_a_port_tells_is_not_alone() -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="start without -pmi-port"):
+        find({"PMI_PORT": "node:4711", "PMI_ID": "1"})
 
 
 SAME_HOST = {

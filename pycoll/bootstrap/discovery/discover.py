@@ -2,6 +2,20 @@
 
 An inner launcher has precedence over an outer one (torchrun under srun, mpirun inside a Slurm job),
 and explicit arguments have precedence over all launchers.
+
+Ranks that an MPI launcher or Slurm started meet in the first of these ways that is there:
+
+1. at the address of ``PYCOLL_ADDRESS``, if the user gave one;
+2. at a unix socket, if the launcher says that all ranks are on this host: it is the quickest, and
+   touches nothing that an MPI of the process uses;
+3. over the MPI that mpi4py has initialized with this rank and size, since it may use the launcher's
+   exchange in a way that leaves no place for a second user;
+4. over the launcher's own exchange, PMI-1 (``PMI_FD``) or PMIx (``PMIX_SERVER_URI*``). Hydra offers
+   the first, Open MPI the second, Slurm one of them, as ``--mpi`` says. It connects the ranks of
+   all hosts and no other process, so the job needs neither an address nor a secret.
+
+All ranks must come to the same choice, so they import mpi4py all before ``init()`` or all after it.
+MPI_Init, in which all ranks wait for each other, asks the same of them.
 """
 
 from __future__ import annotations
@@ -10,15 +24,19 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery.loaded_mpi import world_of_mpi4py
 from pycoll.bootstrap.rendezvous import elastic_worker
 from pycoll.bootstrap.rendezvous.exchange import Exchange, MpiExchange, SoloExchange
 from pycoll.bootstrap.rendezvous.store import join_store, join_unix
 from pycoll.bootstrap.rendezvous.torch_store import open_torch_store
 from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN, Config
 from pycoll.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pycoll.bootstrap.rendezvous.pmix import PmixExchange
 
 #: Processes of Hydra; the pid and start time of one identify a job.
 _HYDRA = ("hydra_pmi_proxy", "mpiexec.gforker", "hydra_persist")
@@ -31,10 +49,11 @@ class Placement(NamedTuple):
     """This process's rank and size, and how it meets the other ranks.
 
     ``source`` names the origin of both ("pycoll run", "Open MPI", ...). ``way`` is the kind of
-    exchange: solo, store, unix, torch, mpi or function; empty if the ranks are on several hosts
-    and no address is known. ``secret`` and ``address`` are for store. ``job_id`` keeps jobs apart.
-    ``launcher`` is true if the launcher serves the store. ``comm`` is the communicator of mpi4py.
-    ``all_gather`` is the program's function.
+    exchange: solo, store, unix, torch, mpi, function, pmi or pmix; empty if the ranks are on
+    several hosts and nothing lets them meet. ``secret`` and ``address`` are for store; for pmi
+    ``address`` is the number in PMI_FD. ``job_id`` keeps jobs apart. ``launcher`` is true if the
+    launcher serves the store. ``comm`` is the communicator of mpi4py. ``all_gather`` is the
+    program's function. ``pmix`` is the open exchange, if the PMIx server told rank and size.
     """
 
     rank: int
@@ -47,6 +66,7 @@ class Placement(NamedTuple):
     launcher: bool = False
     comm: Any = None
     all_gather: Callable[[bytes], Any] | None = None
+    pmix: PmixExchange | None = None
 
 
 def discover(
@@ -88,16 +108,23 @@ def discover(
         rank, size = _check_pair("PYCOLL_RANK", config.rank, "PYCOLL_SIZE", config.size)
         source = "pycoll run" if config.store == "launcher" else "PYCOLL_RANK"
         return _at_address(config, rank, size, address or config.address, source, address)
-    placement = _launched(env)
+    placement = _asked_pmix(config) if _only_pmix(env) else _launched(env)
     if placement is not None:
         placement = placement._replace(secret=config.secret or b"")
         if address or config.address:
             rank, size = placement.rank, placement.size
             where = address or config.address
+            if placement.pmix is not None:
+                placement.pmix.close()
             return _at_address(config, rank, size, where, placement.source, address)
         if placement.way == "":
-            raise _several_hosts(placement)
+            raise _several_hosts(placement, env)
         return placement
+    if "PMI_PORT" in env and "PMI_ID" in env:
+        raise InvalidArgumentError(
+            f"PMI_PORT={env['PMI_PORT']}: the launcher tells rank and size only over this port, "
+            "where pycoll does not ask: start without -pmi-port"
+        )
     if address is not None or config.address is not None:
         raise InvalidArgumentError(
             f"address={address or config.address!r} is given without rank and size: set them too "
@@ -154,7 +181,8 @@ def _refuse_worker(env: Mapping[str, str]) -> None:
 def inside_job(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether a launcher, or PYCOLL_RANK, makes this process one rank of a job."""
     env = os.environ if environ is None else environ
-    return "PYCOLL_RANK" in env or "PYCOLL_ROSTER" in env or _launched(env) is not None
+    named = "PYCOLL_RANK" in env or "PYCOLL_ROSTER" in env
+    return named or _launched(env) is not None or _only_pmix(env)
 
 
 def _launched(env: Mapping[str, str]) -> Placement | None:
@@ -183,6 +211,12 @@ def _open(p: Placement, deadline: Deadline) -> Exchange:
         return join_unix(p.job_id, p.rank, p.size, deadline, p.secret)
     if p.way == "torch":
         return _join_torch(p, deadline)
+    if p.way == "pmi":
+        from pycoll.bootstrap.rendezvous.pmi import PmiExchange
+
+        return PmiExchange(p.rank, p.size, int(p.address), deadline)
+    if p.way == "pmix":
+        return p.pmix or _open_pmix(deadline, p.rank, p.size)
     return join_store(p.address, p.secret, p.job_id, p.rank, p.size, deadline, p.launcher)
 
 
@@ -340,7 +374,7 @@ def _horovodrun(env: Mapping[str, str]) -> Placement | None:
         "HOROVOD_GLOO_RENDEZVOUS_PORT", ""
     )
     one_host = local[0] == size and job != ":"
-    return _checked(_on_host("horovodrun", rank, size, one_host, f"horovod {job}"))
+    return _checked(_on_host("horovodrun", rank, size, one_host, f"horovod {job}", {}))
 
 
 def _open_mpi(env: Mapping[str, str]) -> Placement | None:
@@ -351,7 +385,9 @@ def _open_mpi(env: Mapping[str, str]) -> Placement | None:
     local = _numbers(env, "OMPI_COMM_WORLD_LOCAL_SIZE") or [0]
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or ""
     one_host = local[0] == size and job != ""
-    return _checked(_on_host("Open MPI", rank, size, one_host, f"ompi {job}"))
+    # A PMI_FD here belongs to a rank that started mpirun.
+    pmix = {name: text for name, text in env.items() if name != "PMI_FD"}
+    return _checked(_on_host("Open MPI", rank, size, one_host, f"ompi {job}", pmix))
 
 
 def _hydra(env: Mapping[str, str]) -> Placement | None:
@@ -362,10 +398,10 @@ def _hydra(env: Mapping[str, str]) -> Placement | None:
     job = _ancestor(_HYDRA)
     if job is None:
         # Another process manager with PMI, such as Slurm's.
-        return _slurm(env) or _checked(Placement(rank, size, "PMI", "solo" if size == 1 else ""))
+        return _slurm(env) or _checked(_on_host("PMI", rank, size, False, "", env))
     local = _numbers(env, "MPI_LOCALNRANKS")
     one_host = local is None or local[0] == size
-    return _checked(_on_host("MPICH", rank, size, one_host, f"hydra {job}"))
+    return _checked(_on_host("MPICH", rank, size, one_host, f"hydra {job}", env))
 
 
 def _slurm(env: Mapping[str, str]) -> Placement | None:
@@ -381,24 +417,66 @@ def _slurm(env: Mapping[str, str]) -> Placement | None:
         return None
     rank, size, job, step = numbers
     nodes = _numbers(env, "SLURM_STEP_NUM_NODES") or _numbers(env, "SLURM_NNODES") or [1]
-    return _checked(_on_host("srun", rank, size, nodes[0] == 1, f"slurm {job}.{step}"))
+    return _checked(_on_host("srun", rank, size, nodes[0] == 1, f"slurm {job}.{step}", env))
 
 
-def _on_host(source: str, rank: int, size: int, one_host: bool, job_id: str) -> Placement:
-    """Make the placement for ranks that meet at a unix socket. ``way`` is "" unless all ranks are
-    known to be on this host: then they need a secret and an address."""
-    way = "solo" if size == 1 else "unix" if one_host else ""
-    return Placement(rank, size, source, way, job_id)
+def _on_host(
+    source: str, rank: int, size: int, one_host: bool, job_id: str, env: Mapping[str, str]
+) -> Placement:
+    """Make the placement of a rank; the module's text gives the order of ways. ``way`` is "" if
+    the ranks may be on several hosts and ``env`` offers no exchange: then they need a secret and
+    an address."""
+    if size == 1:
+        return Placement(rank, size, source, "solo", job_id)
+    if one_host:
+        return Placement(rank, size, source, "unix", job_id)
+    comm = world_of_mpi4py(rank, size)
+    if comm is not None:
+        return Placement(rank, size, source, "mpi", job_id, comm=comm)
+    number = env.get("PMI_FD", "")
+    if number.isascii() and number.isdigit():
+        return Placement(rank, size, source, "pmi", job_id, number)
+    return Placement(rank, size, source, "pmix" if _has_pmix(env) else "", job_id)
 
 
-def _several_hosts(placement: Placement) -> InvalidArgumentError:
-    mpi = placement.source in ("Open MPI", "MPICH")
-    also = ", or call pycoll.init(comm=MPI.COMM_WORLD) with mpi4py" if mpi else ""
+def _has_pmix(env: Mapping[str, str]) -> bool:
+    return any(name.startswith("PMIX_SERVER_URI") for name in env)
+
+
+def _only_pmix(env: Mapping[str, str]) -> bool:
+    """Return whether a launcher with PMIx started this process and set no size (prterun)."""
+    return _has_pmix(env) and _launched(env) is None and "PMIX_RANK" in env
+
+
+def _open_pmix(
+    deadline: Deadline, rank: int | None = None, size: int | None = None
+) -> PmixExchange:
+    from pycoll.bootstrap.rendezvous.pmix import open_pmix
+
+    return open_pmix(deadline, rank, size)
+
+
+def _asked_pmix(config: Config) -> Placement:
+    exchange = _open_pmix(Deadline(config.init_timeout_s))
+    placement = Placement(exchange.rank, exchange.size, "PMIx", "pmix", pmix=exchange)
+    if exchange.size == 1:
+        exchange.close()
+        return placement._replace(way="solo", pmix=None)
+    return placement._replace(secret=config.secret or b"")
+
+
+def _several_hosts(placement: Placement, env: Mapping[str, str]) -> InvalidArgumentError:
+    also = ""
+    if placement.source in ("Open MPI", "MPICH"):
+        also = ", or call pycoll.init(comm=MPI.COMM_WORLD) with mpi4py"
+    elif "SLURM_JOB_ID" in env:
+        also = ", or start with srun --mpi=pmix or --mpi=pmi2 (srun --mpi=list names what there is)"
     return InvalidArgumentError(
-        f"{placement.source} started rank {placement.rank} of {placement.size}, and not all of "
-        'them on this host: set PYCOLL_ADDRESS="host:port" (a free port on the host of rank 0) '
-        "and PYCOLL_SECRET (python -c 'import secrets; print(secrets.token_hex(32))') alike for "
-        f"all ranks{also}"
+        f"{placement.source} started rank {placement.rank} of {placement.size}, not all of them "
+        'on this host, and offers neither PMI_FD nor PMIx: set PYCOLL_ADDRESS="host:port" (a free '
+        "port on the host of rank 0) and PYCOLL_SECRET "
+        "(python -c 'import secrets; print(secrets.token_hex(32))') alike for all ranks"
+        f"{also}"
     )
 
 

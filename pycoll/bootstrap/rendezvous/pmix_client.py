@@ -1,0 +1,215 @@
+"""The program that speaks PMIx for a rank. ``pmix.py`` starts it as a process of its own.
+
+It imports nothing of pycoll. It reads frames from its standard input and writes frames to its
+standard output: 4 bytes of length, least significant first, and that many bytes. Each frame that
+it writes begins with "+" or, if the text of an error follows, with "-". First it writes the rank
+and the number of ranks. Then it answers each frame, a blob, with one frame that holds the blobs of
+all ranks, each with its length in front. At the end of its input it leaves PMIx and ends.
+
+The structures are those of PMIx 4, 5 and 6 (``pmix_common.h``), where they are alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+VERSIONS = (4, 5, 6)
+_LIBRARY = "libpmix.so.2"
+
+_BOOL, _UINT32, _BYTE_OBJECT = 1, 14, 27
+_GLOBAL = 3
+_WILDCARD = 0xFFFFFFFE
+_PR_SET_PDEATHSIG = 1
+
+
+class Proc(ctypes.Structure):
+    """pmix_proc_t."""
+
+    _fields_ = (("nspace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
+
+
+class ByteObject(ctypes.Structure):
+    """pmix_byte_object_t."""
+
+    _fields_ = (("bytes", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class Data(ctypes.Union):
+    """The union in pmix_value_t. Its largest member is pmix_envar_t, of 24 bytes."""
+
+    _fields_ = (
+        ("flag", ctypes.c_bool),
+        ("uint32", ctypes.c_uint32),
+        ("bo", ByteObject),
+        ("largest", ctypes.c_void_p * 3),
+    )
+
+
+class Value(ctypes.Structure):
+    """pmix_value_t."""
+
+    _fields_ = (("type", ctypes.c_uint16), ("data", Data))
+
+
+class Info(ctypes.Structure):
+    """pmix_info_t."""
+
+    _fields_ = (("key", ctypes.c_char * 512), ("flags", ctypes.c_uint32), ("value", Value))
+
+
+class ClientError(Exception):
+    """Its text goes to the rank."""
+
+
+class Client:
+    """A connection to the PMIx server of this host."""
+
+    def __init__(self, library: ctypes.CDLL, prefix: str) -> None:
+        self._library = library
+        self._prefix = prefix
+        self._me = Proc()
+        self._round = 0
+        self._call("PMIx_Init", ctypes.byref(self._me), None, ctypes.c_size_t(0))
+        size = self._get(_WILDCARD, "pmix.job.size")
+        self.size = int(size.data.uint32)
+        self.rank = int(self._me.rank)
+
+    def all_gather(self, blob: bytes) -> list[bytes]:
+        """Return the blobs of all ranks. Waits without a limit; the rank ends this process."""
+        self._round += 1
+        key = f"{self._prefix}.{self._round}"
+        held = ctypes.create_string_buffer(blob, len(blob))
+        value = Value(_BYTE_OBJECT)
+        value.data.bo = ByteObject(ctypes.addressof(held), len(blob))
+        self._call("PMIx_Put", ctypes.c_uint8(_GLOBAL), key.encode(), ctypes.byref(value))
+        self._call("PMIx_Commit")
+        collect = Info(b"pmix.collect", 0, Value(_BOOL))
+        collect.value.data.flag = True
+        one, none = ctypes.c_size_t(1), ctypes.c_size_t(0)
+        try:
+            self._call("PMIx_Fence", None, none, ctypes.byref(collect), one)
+        except ClientError as error:
+            raise ClientError(f"{error}: another rank ended or gave up while all joined") from None
+        return [self._blob(rank, key) for rank in range(self.size)]
+
+    def finalize(self) -> None:
+        """Leave PMIx. A launcher treats a process that ends without it as failed."""
+        self._call("PMIx_Finalize", None, ctypes.c_size_t(0))
+
+    def _blob(self, rank: int, key: str) -> bytes:
+        value = self._get(rank, key)
+        if value.type != _BYTE_OBJECT:
+            raise ClientError(f"rank {rank}'s {key} has the type {value.type} instead of bytes")
+        return ctypes.string_at(value.data.bo.bytes, value.data.bo.size)
+
+    def _get(self, rank: int, key: str) -> Value:
+        # The few values of a job stay allocated until this process ends.
+        found = ctypes.POINTER(Value)()
+        proc = Proc(self._me.nspace, rank)
+        self._call(
+            "PMIx_Get",
+            ctypes.byref(proc),
+            key.encode(),
+            None,
+            ctypes.c_size_t(0),
+            ctypes.byref(found),
+        )
+        return found.contents
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status != 0:
+            self._library.PMIx_Error_string.restype = ctypes.c_char_p
+            text = self._library.PMIx_Error_string(status) or b""
+            raise ClientError(f"{name} failed: {text.decode(errors='replace')} ({status})")
+
+
+def load() -> ctypes.CDLL:
+    """Load the PMIx library, and check its version before anything else is called."""
+    refused = []
+    for path in candidates():
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            refused.append(str(error))
+            continue
+        library.PMIx_Get_version.restype = ctypes.c_char_p
+        version = (library.PMIx_Get_version() or b"").decode(errors="replace")
+        found = re.search(r"PMIx (\d+)\.", version)
+        if found is None or int(found[1]) not in VERSIONS:
+            raise ClientError(
+                f"{path} says it is {version[:80]!r}: expected PMIx {', '.join(map(str, VERSIONS))}"
+            )
+        return library
+    raise ClientError(
+        f"{_LIBRARY} cannot be loaded ({'; '.join(refused)[:300]}): set LD_LIBRARY_PATH to its "
+        "folder"
+    )
+
+
+def candidates() -> Iterator[str]:
+    """Return paths to try: that of the launcher's own library first, since it fits the server.
+
+    The launcher is an ancestor of this process that has the library mapped.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                paths = [line.rstrip("\n").partition("/")[2] for line in file]
+        except OSError:
+            paths = []
+        yield from {f"/{path}" for path in paths if f"/{path}".find(f"/{_LIBRARY}") >= 0}
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            break
+    prefix = os.environ.get("PMIX_PREFIX")
+    if prefix:
+        yield f"{prefix}/lib/{_LIBRARY}"
+    yield _LIBRARY
+
+
+def frame(parts: Sequence[bytes]) -> bytes:
+    """Return the parts, each with its length in front."""
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """Return the next frame, or None at the end."""
+    head = stream.read(4)
+    length = int.from_bytes(head, "little")
+    data = stream.read(length) if len(head) == 4 else b""
+    return data if len(head) == 4 and len(data) == length else None
+
+
+def main(prefix: str) -> None:
+    """Serve the rank that started this process until it closes the input."""
+    # The rank decides when this process ends: by the end of its input, or with itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    output = sys.stdout.buffer
+
+    def tell(data: bytes) -> None:
+        output.write(frame([data]))
+        output.flush()
+
+    try:
+        client = Client(load(), prefix)
+        tell(f"+{client.rank} {client.size}".encode())
+        while (blob := read_frame(sys.stdin.buffer)) is not None:
+            tell(b"+" + frame(client.all_gather(blob)))
+        client.finalize()
+    except ClientError as error:
+        tell(f"-{error}".encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
