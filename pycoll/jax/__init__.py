@@ -37,6 +37,9 @@ no gradient, and there is no forward mode.
 
 from __future__ import annotations
 
+from pycoll.jax.cluster import register as _register
 from pycoll.jax.jit_collectives import all_gather, all_reduce, broadcast, reduce_scatter
+
+_register()
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]

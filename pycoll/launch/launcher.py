@@ -26,7 +26,13 @@ from dataclasses import dataclass, field
 
 from pycoll.bootstrap.connect import as_error
 from pycoll.bootstrap.discovery.network import listen_in_range, listen_tcp
-from pycoll.bootstrap.discovery.torch_variables import Meeting, Share, TorchPlaces, inherited
+from pycoll.bootstrap.discovery.torch_variables import (
+    PORTS_PER_START,
+    Meeting,
+    Share,
+    TorchPlaces,
+    inherited,
+)
 from pycoll.bootstrap.rendezvous.frames import list_ranks
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.config import RANKS_MAX, Config
@@ -171,7 +177,7 @@ def _launch_node(
         def offer() -> tuple[int, list[int]]:
             listeners.append(listen_in_range(None, config.port_range))
             undo.callback(listeners[0].close)
-            meetings = [Meeting() for _ in range(options.restarts + 1)]
+            meetings = [Meeting() for _ in range(PORTS_PER_START * (options.restarts + 1))]
             for meeting in meetings:
                 undo.callback(meeting.close)
             return listeners[0].getsockname()[1], [meeting.port for meeting in meetings]

@@ -120,9 +120,11 @@ def test_the_place_follows_membership(tmp_path: Path) -> None:
 
 
 def test_names_are_somebody_else_s_or_ours() -> None:
-    assert unset_in({}) == frozenset(NAMES)
-    assert unset_in({"RANK": "0"}) == {"MASTER_ADDR", "MASTER_PORT"}
-    assert unset_in({"MASTER_PORT": ""}) == frozenset(NAMES) - {"MASTER_PORT"}
+    jax = {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"}
+    assert unset_in({}) == {*NAMES, *jax}
+    assert unset_in({"RANK": "0"}) == {"MASTER_ADDR", "MASTER_PORT", *jax}
+    assert unset_in({"MASTER_PORT": ""}) == {*NAMES, *jax} - {"MASTER_PORT"}
+    assert unset_in({"JAX_PROCESS_ID": "0"}) == set(NAMES)
 
 
 @pytest.mark.parametrize(

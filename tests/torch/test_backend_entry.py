@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +16,7 @@ dist = pytest.importorskip("torch.distributed")
 class _Backend:
     """What torch has, for a torch that refuses."""
 
-    _plugins: dict[str, Any] = {}
+    _plugins: ClassVar[dict[str, Any]] = {}
 
     @staticmethod
     def register_backend(*arguments: Any, **words: Any) -> None:

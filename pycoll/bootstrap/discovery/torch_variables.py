@@ -3,6 +3,9 @@
 ``pycoll run`` sets them too, so that ``init_process_group()`` works under it: rank 0 of torch's
 world serves a store at MASTER_ADDR:MASTER_PORT, a port that the launcher reserves. Under
 ``pycoll run`` pycoll itself does not need these variables, since the PYCOLL_* variables say more.
+
+``pycoll run`` also sets those of JAX, with a port of its own: jax.distributed.initialize() reads
+JAX_COORDINATOR_ADDRESS, and ``pycoll.jax`` makes it read the other two.
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ from typing import NamedTuple
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_JAX = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_ALL = frozenset((*_PLACE, *_MEETING, *_JAX))
+#: Ports that a node reserves for each start of a rank: torch's, and JAX's.
+PORTS_PER_START = 2
 
 
 class Share(NamedTuple):
@@ -65,17 +72,17 @@ def _bound() -> socket.socket:
 
 def unset_in(environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names that this launcher may set. It sets no variable of ``_MEETING`` that is set
-    already, and none of ``_PLACE`` if one of them is set."""
-    taken = any(name in environ for name in _PLACE)
-    place = () if taken else _PLACE
-    return frozenset((*place, *(name for name in _MEETING if name not in environ)))
+    already, and none of ``_PLACE`` or of ``_JAX`` if one of them is set."""
+    groups = [group for group in (_PLACE, _JAX) if not any(name in environ for name in group)]
+    free = [name for name in _MEETING if name not in environ]
+    return frozenset((*(name for group in groups for name in group), *free))
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without the variables that an outer ``pycoll run`` set for its rank."""
     if environ.get("PYCOLL_STORE") != "launcher" and "PYCOLL_ROSTER" not in environ:
         return dict(environ)
-    return {name: text for name, text in environ.items() if name not in (*_PLACE, *_MEETING)}
+    return {name: text for name, text in environ.items() if name not in _ALL}
 
 
 def variables(
@@ -90,8 +97,8 @@ def variables(
 class TorchPlaces:
     """The variables for the ranks of one node. Processes with the same number of starts get the
     same port: a rank that was started again does not meet at a port where an earlier process still
-    listens. ``elsewhere``: the host of rank 0 and the ports that its node has reserved, one for
-    each start of a rank."""
+    listens. ``elsewhere``: the host of rank 0 and the ports that its node has reserved,
+    PORTS_PER_START for each start of a rank."""
 
     def __init__(
         self,
@@ -109,16 +116,23 @@ class TorchPlaces:
         """Return the variables for the next process of this rank of the node."""
         start = self._starts[local_rank]
         self._starts[local_rank] += 1
-        host, port = self._meeting_of(start)
-        return variables(self._share, local_rank, host, port, self._names)
+        host, port = self._meeting_of(start, 0)
+        own = variables(self._share, local_rank, host, port, self._names)
+        host, port = self._meeting_of(start, 1)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        place = (address, str(self._share.size), str(self._share.first + local_rank))
+        jax = dict(zip(_JAX, place, strict=True))
+        return own | {name: text for name, text in jax.items() if name in self._names}
 
-    def _meeting_of(self, start: int) -> tuple[str, int]:
+    def _meeting_of(self, start: int, which: int) -> tuple[str, int]:
         if self._elsewhere is not None:
             host, ports = self._elsewhere
-            return host, ports[min(start, len(ports) - 1)]
-        if start == len(self._meetings):
+            last = len(ports) // PORTS_PER_START - 1
+            return host, ports[PORTS_PER_START * min(start, last) + which]
+        place = PORTS_PER_START * start + which
+        while place >= len(self._meetings):
             self._meetings.append(Meeting())
-        return self._meetings[start].host, self._meetings[start].port
+        return self._meetings[place].host, self._meetings[place].port
 
     def close(self) -> None:
         """Free the ports."""
