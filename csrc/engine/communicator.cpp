@@ -27,6 +27,15 @@ void leave_core() {
   ::nanosleep(&shortly, nullptr);
 }
 
+std::vector<transport::CoreHints*> core_hints_of(const Engine& engine) {
+  std::vector<transport::CoreHints*> found;
+  for (const auto& medium : engine.transports()) {
+    const transport::TransportCapabilities can = medium->capabilities();
+    if (can.core_hints != nullptr) found.push_back(can.core_hints);
+  }
+  return found;
+}
+
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -85,15 +94,12 @@ Status Communicator::create(EngineOptions options, Handle* communicator) {
   auto clock = options.clock;
   const int cores = options.cores > 0 ? options.cores : usable_cores();
   const bool cpu_balancing = options.cpu_balancing;
-  const auto transports = options.transports;
   std::unique_ptr<Engine> engine;
   Status status = Engine::create(std::move(options), &engine);
   if (!status.ok()) return status;
   Handle made(new Communicator(std::move(engine), std::move(clock), cores));
   made->balances_ = made->oversubscribed_ && cpu_balancing;
-  if (made->oversubscribed_) {
-    for (const auto& transport : transports) transport->share_cores();
-  }
+  if (made->oversubscribed_) made->cpu_balancer_.share_cores();
   if (!made->wake_.valid()) {
     return Status::error(Code::kTransport, "rank " + std::to_string(made->rank()) +
                                                " cannot make an eventfd: out of file descriptors? "
@@ -107,7 +113,7 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock
     : engine_(std::move(engine)),
       clock_(std::move(clock)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      cpu_balancer_(rank(), size(), cores),
+      cpu_balancer_(rank(), size(), cores, core_hints_of(*engine_)),
       birth_(current_generation()) {
   int neighbours = 1;
   for (int peer = 0; peer < size(); ++peer) neighbours += transport_of(peer) == "shm" ? 1 : 0;
@@ -271,9 +277,7 @@ void Communicator::rest(std::unique_lock<Gate>& lock, WaitStrategy& strategy) {
   if (strategy.yield()) {
     const Nanoseconds begin = oversubscribed_ ? 0 : clock_->now();
     const bool leaves = !oversubscribed_ && waiting_threads_.leaves(begin);
-    const int better = balances_ && !in_background
-                           ? cpu_balancer_.better_core(engine_->transports(), *clock_)
-                           : -1;
+    const int better = balances_ && !in_background ? cpu_balancer_.better_core(*clock_) : -1;
     lock.unlock();
     if (better >= 0) {
       move_to_core(better);

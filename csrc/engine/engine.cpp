@@ -28,6 +28,11 @@ Status Engine::create(EngineOptions options, std::unique_ptr<Engine>* engine) {
 
 Engine::Engine(EngineOptions options) : options_(std::move(options)) {
   const auto size = static_cast<std::size_t>(options_.size);
+  for (const auto& medium : options_.transports) {
+    const transport::TransportCapabilities can = medium->capabilities();
+    if (!can.shows_without_poll) moved_by_poll_.push_back(medium.get());
+    if (can.output != nullptr) outputs_.push_back(can.output);
+  }
   links_.assign(size, nullptr);
   media_.assign(size, "self");
   mailboxes_.resize(size);
@@ -410,7 +415,7 @@ void Engine::drop_ended_messages() {
 }
 
 void Engine::end_all(const Status& status) {
-  for (const auto& medium : options_.transports) medium->let_go();
+  for (const auto& medium : options_.transports) medium->let_go(transport::LetGo::kAll);
   disputed_ = 0;
   account_ = {};
   while (!running_.empty()) {
@@ -435,8 +440,10 @@ bool Engine::poll() { return carry(true); }
 bool Engine::carry(bool all) {
   if (closed_) return false;
   bool moved = false;
-  for (const auto& medium : options_.transports) {
-    if (all || medium->carries_by_poll()) moved |= medium->poll();
+  if (all) {
+    for (const auto& medium : options_.transports) moved |= medium->poll();
+  } else {
+    for (transport::Transport* medium : moved_by_poll_) moved |= medium->poll();
   }
   return moved;
 }

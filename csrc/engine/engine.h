@@ -30,7 +30,7 @@
 #include "engine/ring.h"
 #include "executor/execution.h"
 #include "executor/request.h"
-#include "transport/transport.h"
+#include "transport/capabilities.h"
 
 namespace pycoll::engine {
 
@@ -268,7 +268,9 @@ class Engine final : public ChannelSource {
   void post(Code failure, int culprit, const std::string& detail);
 
   EngineOptions options_;
-  std::vector<transport::Link*> links_;  // by peer; nullptr for this rank
+  std::vector<transport::Link*> links_;               // by peer; nullptr for this rank
+  std::vector<transport::Transport*> moved_by_poll_;  // media that show nothing without poll()
+  std::vector<transport::OutputQueue*> outputs_;
   std::vector<std::string_view> media_;  // by peer
   FromAny from_any_;
   std::vector<OpenProbe> probes_;

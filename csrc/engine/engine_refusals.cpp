@@ -100,7 +100,7 @@ void Engine::drop_leader(int peer, const Refusals& refusals) {
   const bool bound = leader.pending.call != nullptr;
   const std::byte* input = bound ? leader.pending.input : request.input.data;
   const std::byte* output = bound ? leader.pending.output : request.output.data;
-  for (const auto& medium : options_.transports) medium->take_back();
+  for (const auto& medium : options_.transports) medium->let_go(transport::LetGo::kHandedOver);
   bool may_drop = leader.execution->can_drop(input, output);
   // Operations that began after this one have counted it, and the order of their
   // segments depends on the count.

@@ -102,8 +102,8 @@ void Engine::interrupt(const std::string& why) {
 
 bool Engine::owes_reason() const {
   return !failure_.ok() && !closed_ &&
-         std::any_of(options_.transports.begin(), options_.transports.end(),
-                     [](const auto& medium) { return medium->has_unsent(); });
+         std::any_of(outputs_.begin(), outputs_.end(),
+                     [](const auto* output) { return output->has_unsent(); });
 }
 
 bool Engine::watch() {

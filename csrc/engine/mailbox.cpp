@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/diagnosis/verdict.h"
+#include "transport/capabilities.h"
 
 namespace pycoll::engine {
 
@@ -24,7 +25,7 @@ void Mailbox::send_to_self(const MessageRequest& request, Operation& operation) 
 }
 
 void Mailbox::post_send(const MessageRequest& request, std::shared_ptr<Operation> operation) {
-  const bool read_in_place = request.data.bytes >= transport::kPlacedBytesMin;
+  const bool read_in_place = request.data.bytes >= transport::kUncopiedBytesMin;
   sends_.push_back(
       {request, std::move(operation), 0, false,
        read_in_place ? transport::shm::Hold(request.data.data) : transport::shm::Hold()});

@@ -69,21 +69,30 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   channels_ = &channels;
 
   ports_.clear();
-  for (const plan::Channel& channel : plan.channels) {
-    const int peer = static_cast<int>(channel.peer);
-    if (static_cast<plan::Direction>(channel.direction) == plan::Direction::kSend) {
-      ports_.push_back({peer, &channels.send_channel(peer, channel.number), nullptr,
-                        &channels.send_ticket(peer, channel.number)});
-    } else {
-      ports_.push_back({peer, nullptr, &channels.recv_channel(peer, channel.number),
-                        &channels.recv_ticket(peer, channel.number)});
-    }
-  }
+  abilities_.clear();
+  for (const plan::Channel& channel : plan.channels) add_port(channel, channels);
   find_last_rows();
   find_copy_sharers();
   find_direct_writes();
   make_lanes();
   return Status();
+}
+
+void Execution::add_port(const plan::Channel& channel, ChannelSource& channels) {
+  Port& port = ports_.emplace_back();
+  Abilities& can = abilities_.emplace_back();
+  port.peer = static_cast<int>(channel.peer);
+  if (static_cast<plan::Direction>(channel.direction) == plan::Direction::kSend) {
+    port.send = &channels.send_channel(port.peer, channel.number);
+    port.ticket_lock = &channels.send_ticket(port.peer, channel.number);
+    can.send = port.send->capabilities();
+    port.sources = can.send.sources;
+    if (can.send.multicast != nullptr) can.memory = can.send.multicast->memory();
+  } else {
+    port.recv = &channels.recv_channel(port.peer, channel.number);
+    port.ticket_lock = &channels.recv_ticket(port.peer, channel.number);
+    can.recv = port.recv->capabilities();
+  }
 }
 
 void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte* output) {
@@ -109,7 +118,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
     lane.tile = 0;
   }
   if (long_) hold_memory(input, output);
-  if (offers_ || is_waited_for_) make_offers();
+  if (offers_ || is_waited_for_) open_windows();
 }
 
 // The segment of the row's chunk in this tile, in
@@ -174,14 +183,16 @@ bool Execution::reads(const std::byte* target, std::size_t bytes) const {
   const bool whole = !request_.parts.empty();
   return std::any_of(ports_.begin(), ports_.end(), [&](const Port& port) {
     if (port.send == nullptr || port.passed_on) return false;
-    return whole ? !port.send->flushed() : port.send->reads(target, bytes);
+    return whole ? port.reads_any() : port.reads(target, bytes);
   });
 }
 
 // Whether all that the row has just read is unchanged since its peers sent it.
 bool Execution::intact(const plan::Row& row) const {
-  return std::all_of(row.recv, row.recv + row.recv_count,
-                     [this](std::uint16_t index) { return ports_[index].recv->intact(); });
+  return std::all_of(row.recv, row.recv + row.recv_count, [this](std::uint16_t index) {
+    transport::ZeroCopyReceiver* zero_copy = abilities_[index].recv.zero_copy;
+    return zero_copy == nullptr || zero_copy->intact();
+  });
 }
 
 // Collects the row's operands in their order, and the local address of the result.
@@ -283,8 +294,7 @@ void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t
   const bool scaled = scale_divisor_ != 0 && (row.flags & plan::kFlagFinal) != 0;
   // The result is computed in a slot buffer or in the target where stores are fast, else in a
   // temporary buffer and then copied.
-  const bool into_slot_buffer = all.target == nullptr && !all.slot_buffers[0].placed &&
-                                !all.slot_buffers[0].channel->wants_fill();
+  const bool into_slot_buffer = all.target == nullptr && all.slot_buffers[0].suits_results();
   const bool into_target =
       all.target != nullptr &&
       std::none_of(all.operands, all.operands + all.operand_count,

@@ -18,7 +18,7 @@
 #include "executor/wire_memory.h"
 #include "plan/direct_writes.h"
 #include "shared_memory/shm_arena.h"
-#include "transport/transport.h"
+#include "transport/capabilities.h"
 
 namespace pycoll::executor {
 
@@ -136,6 +136,20 @@ class Execution {
     bool passed_on = false;      // this execution no longer uses the channel
     bool alternate = false;      // this is the second, fourth ... channel to its peer
     bool exposed = false;  // only memory that the channel still reads keeps it from being passed on
+    transport::SourceRecord* sources = nullptr;
+
+    // Whether the channel may still read handed-over memory, or this part of it.
+    bool reads_any() const { return sources != nullptr ? !sources->flushed() : !send->drained(); }
+    bool reads(const std::byte* data, std::size_t bytes) const {
+      return sources != nullptr ? sources->reads(data, bytes) : !send->drained();
+    }
+  };
+  // What the channel of a port can do beyond the contract. Apart from the ports, so that short
+  // operations find all ports in few cache lines.
+  struct Abilities {
+    transport::SendCapabilities send;
+    transport::RecvCapabilities recv;
+    const void* memory = nullptr;  // Multicast::memory(); nullptr: each peer gets its own copy
   };
   // The share of the segments that receivers could read in place and that this rank instead writes
   // into their write windows.
@@ -145,13 +159,14 @@ class Execution {
 
   template <typename Visit>
   void visit_readers(Visit visit) const;
+  void add_port(const plan::Channel& channel, ChannelSource& channels);
   void make_lanes();
   void find_last_rows();
   void find_copy_sharers();
   static bool may_split_copies(Collective collective);
   CopyStrategy choose_copy_strategy(bool in_place) const;
   void find_direct_writes();
-  void make_offers() const;
+  void open_windows() const;
   void hold_memory(const std::byte* input, const std::byte* output);
   bool has_tickets(const plan::Row& row) const;
   static void pass_on(Port& port);
@@ -169,14 +184,15 @@ class Execution {
   static void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
                      Gathered* all);
   [[nodiscard]] bool hand_over(Lane& lane, std::size_t skip, const std::byte* data);
-  [[nodiscard]] std::byte* offered(const BoundRow& bound, int i, std::size_t skip) const;
+  [[nodiscard]] std::byte* find_window(const BoundRow& bound, int i, std::size_t skip) const;
+  bool awaits_answer(const plan::Row& row, int i) const;
   bool reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const;
   void commit(const plan::Row& row, const Gathered& all) const;
   bool exposes(const plan::Row& row, int i, const std::byte* data) const;
   bool is_fetched(const BoundRow& bound, int i, std::size_t skip) const;
   bool intact(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i, std::uint32_t apart) const;
-  bool repeat(const plan::Row& row, transport::SendChannel& channel) const;
+  bool repeat(const plan::Row& row, int i) const;
   bool bind_part(const plan::Row& row, std::size_t bytes, Gathered* all) const;
   void combine_parts(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
   void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
@@ -189,6 +205,7 @@ class Execution {
   WireMemory wire_;
   BoundPlan bound_;
   std::vector<Port> ports_;
+  std::vector<Abilities> abilities_;  // by port
   std::vector<Lane> lanes_;
   std::vector<transport::shm::Hold> held_;
   // nullptr if no segment is long enough for a direct write.
@@ -248,8 +265,7 @@ void Execution::visit_blocking(Visit visit) const {
     for (int i = 0; arrived && i < row.send_count; ++i) {
       const Port& port = ports_[row.send[i]];
       if ((lane.handed_over >> i & 1) != 0) continue;
-      const bool awaits_answer = only_sends_ && is_waited_for_ && !port.send->answered(header_);
-      if (awaits_answer || port.send->reserve(0) == nullptr) visit(port.peer);
+      if (awaits_answer(row, i) || port.send->reserve(0) == nullptr) visit(port.peer);
     }
     if (arrived && (row.flags & plan::kFlagFlush) != 0) visit_readers(visit);
   }

@@ -12,10 +12,10 @@ void Execution::find_direct_writes() {
   offers_ = false;
   direct_writes_ = nullptr;
   const std::size_t longest = std::max(request_.input.bytes, request_.output.bytes);
-  long_ = std::min<std::size_t>(request_.segment_bytes, longest) >= transport::kPlacedBytesMin;
+  long_ = std::min<std::size_t>(request_.segment_bytes, longest) >= transport::kUncopiedBytesMin;
   const auto collective = static_cast<Collective>(request_.plan->header().collective);
   is_waited_for_ =
-      may_split_copies(collective) && bound_.longest_bytes() >= transport::kPlacedBytesMin;
+      may_split_copies(collective) && bound_.longest_bytes() >= transport::kUncopiedBytesMin;
   if (!long_) return;
   direct_writes_ = &request_.plan->direct_writes();
   offers_ = request_.parts.empty() &&
@@ -36,27 +36,38 @@ void Execution::hold_memory(const std::byte* input, const std::byte* output) {
 
 // Announces the write windows. A sender that waits for
 // an answer gets one even if there is no window.
-void Execution::make_offers() const {
+void Execution::open_windows() const {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
     const std::uint64_t uses = offers_ ? direct_writes_->offered[i] : 0;
-    if (ports_[i].recv == nullptr || (uses == 0 && !is_waited_for_)) continue;
-    ports_[i].recv->offer(
+    transport::WriteWindows* windows = abilities_[i].recv.windows;
+    if (windows == nullptr || (uses == 0 && !is_waited_for_)) continue;
+    windows->open_window(
         {header_.sequence, header_.agreement, uses, bound_.output(), request_.output.bytes});
   }
+}
+
+// Whether this rank, which only sends, must wait until the peer of send number `i` has said whether
+// it opens a window.
+bool Execution::awaits_answer(const plan::Row& row, int i) const {
+  if (!only_sends_ || !is_waited_for_) return false;
+  transport::DirectWriter* writer = abilities_[row.send[i]].send.direct_writer;
+  return writer != nullptr && !writer->is_answered(header_);
 }
 
 // The address in the peer's write window for send number `i` of the row, or nullptr: it
 // goes to a slot buffer. Incomplete sums are never written directly, because the
 // receiver combines them further. A row that only sends to several peers uses one shared
 // copy, which all of them read at the same time.
-std::byte* Execution::offered(const BoundRow& bound, int i, std::size_t skip) const {
+std::byte* Execution::find_window(const BoundRow& bound, int i, std::size_t skip) const {
   const plan::Row& row = *bound.row;
-  if (direct_writes_ == nullptr || header_.bytes < transport::kPlacedBytesMin) return nullptr;
+  if (direct_writes_ == nullptr || header_.bytes < transport::kUncopiedBytesMin) return nullptr;
   const bool complete = plan::operand_count(row) == 1 || (row.flags & plan::kFlagFinal) != 0;
   if (!complete || (row.recv_count == 0 && row.send_count > 1)) return nullptr;
-  transport::SendChannel& channel = *ports_[row.send[i]].send;
+  transport::DirectWriter* writer = abilities_[row.send[i]].send.direct_writer;
+  if (writer == nullptr) return nullptr;
   const auto index = static_cast<std::size_t>(&bound - bound_.rows().data());
-  return channel.offered(header_, {direct_writes_->use(index, i), bound.receiver_bytes + skip});
+  return writer->find_window(header_,
+                             {direct_writes_->use(index, i), bound.receiver_bytes + skip});
 }
 
 }  // namespace pycoll::executor

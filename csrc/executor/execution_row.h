@@ -10,7 +10,7 @@ namespace pycoll::executor {
 // The segments that have arrived for a row.
 struct Execution::Collected {
   const std::byte* received[plan::kRecvMax];
-  bool exposed = false;  // some of it may change while it is read, see RecvChannel::intact
+  bool exposed = false;  // some of it may change while it is read, see ZeroCopyReceiver
   bool placed = false;   // the sender has written the row's only segment into the target
 };
 
@@ -18,12 +18,16 @@ struct Execution::Collected {
 // beyond their counts stay uninitialized to keep that cheap.
 struct Execution::Gathered {
   struct SlotBuffer {
-    transport::SendChannel* channel;
+    transport::StoreHints* hints;     // nullptr: ordinary stores suit
+    transport::DirectWriter* window;  // nullptr: a slot buffer; else in a write window of the peer
     std::byte* data;
-    bool placed;  // in a write window of the peer
 
     void fill(std::size_t skip, const std::byte* from, std::size_t bytes) const {
-      placed ? channel->place(data + skip, from, bytes) : channel->fill(data + skip, from, bytes);
+      if (window != nullptr) return window->write(data + skip, from, bytes);
+      transport::fill_slot_buffer(hints, data + skip, from, bytes);
+    }
+    bool suits_results() const {
+      return window == nullptr && (hints == nullptr || !hints->wants_fill());
     }
   };
 

@@ -17,26 +17,26 @@ bool Execution::hand_over(Lane& lane, std::size_t skip, const std::byte* data) {
   for (int i = 0; i < row.send_count; ++i) {
     const std::uint32_t bit = 1u << i;
     if ((lane.handed_over & bit) != 0) continue;
-    transport::SendChannel& channel = *ports_[row.send[i]].send;
+    const transport::SendCapabilities& can = abilities_[row.send[i]].send;
     const bool is_exposable = exposes(row, i, data);
     const bool fetched = is_exposable && is_fetched(bound, i, skip);
-    std::byte* there = fetched ? nullptr : offered(bound, i, skip);
+    std::byte* there = fetched ? nullptr : find_window(bound, i, skip);
     const bool exposed = is_exposable && there == nullptr;
-    if (exposed && !fetched && only_sends_ && is_waited_for_ && !channel.answered(header_)) {
+    if (exposed && !fetched && awaits_answer(row, i)) {
       all = false;
       continue;
     }
     bool sent = false;
     if (there != nullptr) {
-      channel.place(there, data, header_.bytes);
-      channel.commit_placed(header_);
+      can.direct_writer->write(there, data, header_.bytes);
+      can.direct_writer->commit_written(header_);
       sent = true;
     } else if (exposed) {
-      sent = channel.expose(header_, data);
+      sent = can.zero_copy->expose(header_, data);
     } else if (repeats(row, i, lane.apart)) {
-      sent = (lane.handed_over & 1) != 0 && repeat(row, channel);
+      sent = (lane.handed_over & 1) != 0 && repeat(row, i);
     } else {
-      sent = channel.hand_over(header_, data);
+      sent = ports_[row.send[i]].send->hand_over(header_, data);
     }
     if (sent) {
       lane.handed_over |= bit;
@@ -52,21 +52,24 @@ bool Execution::hand_over(Lane& lane, std::size_t skip, const std::byte* data) {
 // buffer of the first send. Bit i of `apart`: send i has no slot buffer that could be read.
 bool Execution::repeats(const plan::Row& row, int i, std::uint32_t apart) const {
   if (i == 0 || (apart & 1) != 0) return false;
-  const void* memory = ports_[row.send[i]].send->memory();
-  return memory != nullptr && memory == ports_[row.send[0]].send->memory();
+  const void* memory = abilities_[row.send[i]].memory;
+  return memory != nullptr && memory == abilities_[row.send[0]].memory;
 }
 
-bool Execution::repeat(const plan::Row& row, transport::SendChannel& channel) const {
-  return channel.repeat(header_, *ports_[row.send[0]].send);
+bool Execution::repeat(const plan::Row& row, int i) const {
+  return abilities_[row.send[i]].send.multicast->repeat(header_, *ports_[row.send[0]].send);
 }
 
 // Whether the peer of send number `i` may read the row's data in place at `data`. The medium
 // decides by whether the data is fresh: a row's own result is in this core's cache, and the
 // caller's data may have been written long ago.
 bool Execution::exposes(const plan::Row& row, int i, const std::byte* data) const {
+  if ((row.flags & plan::kFlagZeroCopy) == 0 || header_.bytes < transport::kUncopiedBytesMin) {
+    return false;
+  }
   const bool fresh = fresh_ && row.recv_count != 0;
-  return (row.flags & plan::kFlagZeroCopy) != 0 &&
-         ports_[row.send[i]].send->is_exposable(data, header_.bytes, fresh);
+  transport::ZeroCopySender* zero_copy = abilities_[row.send[i]].send.zero_copy;
+  return zero_copy != nullptr && zero_copy->is_exposable(data, header_.bytes, fresh);
 }
 
 // Finds out whether this rank only sends (tokens do not count), so that it could copy a part of
@@ -86,7 +89,8 @@ void Execution::find_copy_sharers() {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
     if (!used[i]) continue;
     Port& port = ports_[i];
-    shares_core_ |= port.send->shares_core();
+    const transport::StoreHints* hints = abilities_[i].send.store_hints;
+    shares_core_ |= hints != nullptr && hints->shares_core();
     port.alternate = std::count(peers.begin(), peers.end(), port.peer) % 2 == 1;
     peers.push_back(port.peer);
   }
@@ -143,16 +147,16 @@ bool Execution::reserve(const BoundRow& bound, std::size_t skip, Gathered* all) 
   // (execution_parts.cpp), which no peer can read.
   const bool zero_copy = all->target != nullptr && request_.parts.empty();
   for (int i = 0; i < row.send_count; ++i) {
-    transport::SendChannel* channel = ports_[row.send[i]].send;
-    std::byte* slot_buffer = channel->reserve(header_.bytes);
+    const transport::SendCapabilities& can = abilities_[row.send[i]].send;
+    std::byte* slot_buffer = ports_[row.send[i]].send->reserve(header_.bytes);
     if (slot_buffer == nullptr) return false;
-    if (std::byte* there = offered(bound, i, skip); there != nullptr) {
+    if (std::byte* there = find_window(bound, i, skip); there != nullptr) {
       all->placed |= 1u << i;
-      all->slot_buffers[all->slot_buffer_count++] = {channel, there, true};
+      all->slot_buffers[all->slot_buffer_count++] = {nullptr, can.direct_writer, there};
     } else if (zero_copy && exposes(row, i, all->target)) {
       all->exposed |= 1u << i;
     } else if (!repeats(row, i, all->exposed | all->placed)) {
-      all->slot_buffers[all->slot_buffer_count++] = {channel, slot_buffer, false};
+      all->slot_buffers[all->slot_buffer_count++] = {can.store_hints, nullptr, slot_buffer};
     }
   }
   return true;
@@ -162,11 +166,12 @@ bool Execution::reserve(const BoundRow& bound, std::size_t skip, Gathered* all) 
 void Execution::commit(const plan::Row& row, const Gathered& all) const {
   for (int i = 0; i < row.send_count; ++i) {
     const Port& port = ports_[row.send[i]];
+    const transport::SendCapabilities& can = abilities_[row.send[i]].send;
     const bool exposed = (all.exposed >> i & 1) != 0;
     if ((all.placed >> i & 1) != 0) {
-      port.send->commit_placed(header_);
+      can.direct_writer->commit_written(header_);
     } else if (exposed || repeats(row, i, all.exposed | all.placed)) {
-      const bool sent = exposed ? port.send->expose(header_, all.target) : repeat(row, *port.send);
+      const bool sent = exposed ? can.zero_copy->expose(header_, all.target) : repeat(row, i);
       PYCOLL_ASSERT(sent, "channel to rank %d lost its slot buffer", port.peer);
     } else {
       port.send->commit(header_);

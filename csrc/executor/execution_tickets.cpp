@@ -81,7 +81,7 @@ bool Execution::can_drop(const std::byte* input, const std::byte* output) const 
   }
   const auto is_read = [this](const std::byte* data, std::size_t bytes) {
     return bytes != 0 && std::any_of(ports_.begin(), ports_.end(), [&](const Port& port) {
-             return port.send != nullptr && !port.passed_on && port.send->reads(data, bytes);
+             return port.send != nullptr && !port.passed_on && port.reads(data, bytes);
            });
   };
   if (request_.parts.empty()) {

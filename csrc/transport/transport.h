@@ -1,5 +1,6 @@
 // The contract that every medium implements. One conformance suite checks it for shm, tcp, verbs
-// and sim: tests/cpp/transport_conformance.h.
+// and sim: tests/cpp/transport_conformance.h. Some media can do more; capabilities.h has the
+// interfaces of their optional abilities.
 //
 //   Transport   one rank's end of one medium in one communicator; owns its links
 //   Link        everything between this rank and one peer: channels both ways, notices, liveness
@@ -20,7 +21,6 @@
 #include <type_traits>
 
 #include "base/clock.h"
-#include "base/copy.h"
 #include "base/status.h"
 #include "base/types.h"
 
@@ -138,44 +138,29 @@ struct Notice {
 };
 static_assert(sizeof(Notice) == 512 && std::is_trivially_copyable_v<Notice>);
 
-// Memory that a rank registers with a transport and keeps until the transport is closed. Segments
-// are sent from it and written into it in place. It may be device memory, which the host neither
-// reads nor writes.
-struct Region {
-  std::uint64_t address = 0;  // of the first byte, in the owner's address space
-  std::size_t bytes = 0;
-  // A dma-buf that contains the region, or -1 if the region is at `address` in this process. The
-  // caller owns the descriptor and may close it after enter() has returned.
-  int descriptor = -1;
-  // Of the region's first byte in the dma-buf; equals `address` modulo the page size.
-  std::uint64_t offset = 0;
-  bool peers_write = false;  // true: peers write into it; false: this rank only sends from it
+// The optional abilities of one end of a channel, or of a transport (capabilities.h). nullptr: the
+// medium does not have the ability. Callers ask once and keep the pointers, which stay valid as
+// long as the channel or the transport.
+struct SendCapabilities {
+  struct StoreHints* store_hints = nullptr;
+  struct SourceRecord* sources = nullptr;
+  struct ZeroCopySender* zero_copy = nullptr;
+  struct DirectWriter* direct_writer = nullptr;
+  struct Multicast* multicast = nullptr;
+  struct RegionSender* regions = nullptr;
 };
-
-// The source and the target of SendChannel::pass().
-struct Passage {
-  static constexpr std::uint64_t kSlotBuffer = ~std::uint64_t{0};
-  const std::byte* from = nullptr;  // in this rank's region; nullptr: the reserved slot buffer
-  // Offset in the memory that the peer granted; kSlotBuffer: the peer's slot buffer.
-  std::uint64_t to = kSlotBuffer;
+struct RecvCapabilities {
+  struct ZeroCopyReceiver* zero_copy = nullptr;
+  struct WriteWindows* windows = nullptr;
 };
-
-// A write window: memory of the receiver into which its peer writes segments of one operation
-// directly, instead of into slot buffers.
-struct Offer {
-  std::uint64_t sequence = 0;   // of the operation
-  std::uint64_t agreement = 0;  // as in SegmentHeader
-  std::uint64_t uses = 0;       // bit u: the window covers use u of the channel in a tile
-  std::byte* memory = nullptr;
-  std::size_t bytes = 0;
+struct TransportCapabilities {
+  struct CoreHints* core_hints = nullptr;
+  struct Regions* regions = nullptr;
+  struct OutputQueue* output = nullptr;
+  // Arrived segments and free slots are visible in the channels without poll(), so that poll() only
+  // refreshes notices and liveness. A waiting caller may then mostly look at the channels alone.
+  bool shows_without_poll = false;
 };
-// The position in a write window at which a sender would put a segment.
-struct DirectWrite {
-  std::uint8_t use = 0;
-  std::uint64_t offset = 0;
-};
-// Shorter payloads are never written directly: a slot buffer is as fast for them.
-inline constexpr std::size_t kPlacedBytesMin = 4 * 1024;
 
 class SendChannel {
  public:
@@ -187,105 +172,18 @@ class SendChannel {
   // Requires: bytes <= kSegmentBytesMax.
   [[nodiscard]] virtual std::byte* reserve(std::size_t bytes) = 0;
 
-  // Copies into the reserved slot buffer, or a part of it, with the stores that suit the medium.
-  virtual void fill(std::byte* slot_buffer, const std::byte* from, std::size_t bytes) {
-    copy_bytes(slot_buffer, from, bytes);
-  }
-  // True while ordinary stores into slot buffers are slow, as of the last reserve(). The caller
-  // should then compute results elsewhere and copy them with fill().
-  virtual bool wants_fill() const { return false; }
-
   // Publishes the reserved slot buffer as the next segment.
   // Requires: reserve(header.bytes) returned a buffer.
   virtual void commit(const SegmentHeader& header) = 0;
 
-  // Sends header.bytes directly from `data` where the medium can; false while the channel is full.
-  // `data` must stay unchanged until drained() is true. A medium without this ability copies here.
-  [[nodiscard]] virtual bool hand_over(const SegmentHeader& header, const std::byte* data) {
-    std::byte* slot_buffer = reserve(header.bytes);
-    if (slot_buffer == nullptr) return false;
-    if (header.bytes != 0) fill(slot_buffer, data, header.bytes);
-    commit(header);
-    return true;
-  }
-
-  // Whether the peer can read this memory in place now, and whether a zero-copy read is faster than
-  // a copy. `fresh`: this rank wrote the memory a moment ago, as the results of a reduction are.
-  [[nodiscard]] virtual bool is_exposable(const std::byte* data, std::size_t bytes, bool fresh) {
-    (void)data, (void)bytes, (void)fresh;
-    return false;
-  }
-  // Publishes header.bytes at `data` for a zero-copy read; false while the channel is full. `data`
-  // must stay unchanged until the peer has read it: either a later message of the peer implies so,
-  // or drained() is true.
-  // Requires: is_exposable() has been true since this memory was allocated.
-  [[nodiscard]] virtual bool expose(const SegmentHeader& header, const std::byte* data) {
-    (void)header, (void)data;
-    return false;
-  }
-
-  // Sends header.bytes from or into a region; false while the channel is full, and on a medium
-  // without regions. The source bytes in the region must stay unchanged until reads() of them is
-  // false, which on a lost link may never happen. The segment counts as handed over, but the
-  // transport never copies it.
-  // Requires: without `from`, reserve(header.bytes) returned a buffer; `from` lies in the region
-  // that this rank entered; `to` and header.bytes lie inside the peer's grant.
-  virtual bool pass(const SegmentHeader& header, const Passage& passage) {
-    (void)header, (void)passage;
-    return false;
-  }
-
-  // Returns the address in the peer's write window for the next segment. Returns nullptr while the
-  // channel is full, if this rank cannot write there, or if it has not received the offer yet. The
-  // caller fills the memory with place() and publishes it with commit_placed().
-  [[nodiscard]] virtual std::byte* offered(const SegmentHeader& header,
-                                           const DirectWrite& direct_write) {
-    (void)header, (void)direct_write;
-    return nullptr;
-  }
-  // Whether the peer's newest offer belongs to the operation of `header` or a later one. If true,
-  // offered() cannot improve and the caller need not wait for it. True on a medium without offers.
-  virtual bool answered(const SegmentHeader& header) {
-    (void)header;
-    return true;
-  }
-  // Writes the payload, or a part of it, to the address that offered() returned.
-  virtual void place(std::byte* there, const std::byte* from, std::size_t bytes) {
-    copy_bytes(there, from, bytes);
-  }
-  // Publishes the segment whose payload place() wrote.
-  // Requires: offered() returned the address of this segment, which holds its payload.
-  virtual void commit_placed(const SegmentHeader& header) { (void)header; }
+  // Sends header.bytes from `data`, directly where the medium can; false while the channel is full.
+  // `data` must stay unchanged until drained() is true.
+  [[nodiscard]] virtual bool hand_over(const SegmentHeader& header, const std::byte* data) = 0;
 
   // True when no handed-over or exposed memory is still being read.
-  virtual bool drained() { return true; }
-  // True when no handed-over memory is still being read.
-  virtual bool flushed() { return drained(); }
-  // Whether some of [data, data + bytes) may have been handed over and may still be read. A
-  // transport without a record of addresses answers for all handed-over memory.
-  [[nodiscard]] virtual bool reads(const std::byte* data, std::size_t bytes) {
-    (void)data, (void)bytes;
-    return !flushed();
-  }
+  virtual bool drained() = 0;
 
-  // Whether this rank and the peer may run on the same core, see Transport::share_cores(). If true,
-  // dividing work between the two ranks gains nothing.
-  virtual bool shares_core() const { return false; }
-
-  // Identifies the memory that holds published payloads, if several peers read it in
-  // place. Channels with equal identity can repeat each other's segments. nullptr if
-  // each peer gets its own copy.
-  virtual const void* memory() const { return nullptr; }
-
-  // Sends the segment that was committed last on `other` as this channel's next segment, without
-  // copying the payload; false while the channel is full. The two peers read and release it
-  // independently.
-  // Requires: memory() is not null and equals other.memory(); the last header on
-  // `other` equals this one.
-  [[nodiscard]] virtual bool repeat(const SegmentHeader& header, SendChannel& other) {
-    (void)header, (void)other;
-    return false;
-  }
+  virtual SendCapabilities capabilities() { return {}; }
 };
 
 struct Segment {
@@ -293,7 +191,7 @@ struct Segment {
   // Aligned as in SendChannel::reserve; an exposed segment is aligned as the sender's memory is.
   // nullptr if bytes == 0 or `placed`.
   const std::byte* data = nullptr;
-  bool exposed = false;  // a zero-copy read of the sender's memory; see RecvChannel::intact
+  bool exposed = false;  // a zero-copy read of the sender's memory; see ZeroCopyReceiver
   // The sender wrote the payload into this rank's write window, or into the granted part of this
   // rank's region. A payload in a region has left the medium, but a device may see it later than
   // the host; the code that reads a region on a device must order its reads itself.
@@ -307,23 +205,10 @@ class RecvChannel {
   // The oldest completely arrived segment, in place, or nullptr. Valid until release.
   [[nodiscard]] virtual const Segment* peek() = 0;
 
-  // Lets the peer write segments of one operation into memory of this rank until the operation has
-  // ended; such segments arrive with `placed` set. Only the newest offer is valid. An offer without
-  // uses states that there is no write window. No effect on a medium where peers cannot write to
-  // that memory.
-  // Failure: an operation that fails while its offer is valid revokes it by Transport::let_go(). A
-  // write that the peer has already started continues; the transport therefore keeps that memory
-  // from ever being allocated again.
-  virtual void offer(const Offer& offer) { (void)offer; }
-
-  // Whether everything that was read of an exposed segment until now is what the sender sent. It
-  // becomes false when the sender's operation fails, and then stays false: the caller must discard
-  // what it has read.
-  // Requires: peek() returned a segment.
-  virtual bool intact() { return true; }
-
   // Returns the segment's slot buffer to the sender. Requires: peek() returned a segment.
   virtual void release() = 0;
+
+  virtual RecvCapabilities capabilities() { return {}; }
 };
 
 enum class LinkState : std::uint8_t {
@@ -336,8 +221,6 @@ class Link {
  public:
   virtual ~Link() = default;
 
-  virtual int peer() const = 0;
-
   // Each call with the same number returns the same object; the first call creates it. Never fails.
   // Requires: number < kChannelsMax.
   virtual SendChannel& send_channel(std::uint32_t number) = 0;
@@ -348,25 +231,22 @@ class Link {
   // Returns the peer's newest notice (all zero before the first one). Never torn.
   virtual Notice newest() = 0;
 
-  // Returns a grant: the bytes that the peer passes to accept() before it may pass() payloads into
-  // this part of this rank's region. `offset` counts from the region's first byte. The caller
-  // sends the grant to the peer. Empty on a medium without regions.
-  // Requires: the region was entered with peers_write and contains the range.
-  virtual std::string grant(std::uint64_t offset, std::size_t bytes) {
-    (void)offset, (void)bytes;
-    return {};
-  }
-  // Fails with kInvalidArgument for a grant of another version or another link.
-  virtual Status accept(const std::string& grant) {
-    return Status::error(Code::kInvalidArgument, std::to_string(grant.size()) +
-                                                     " bytes are no grant: there are no regions");
-  }
-
   // As of the last poll. kClosed follows a notice with kClosed; any other end is kLost.
   virtual LinkState state() = 0;
   // The reason of the loss, for users: "process 4711 on this host is gone",
   // "connection reset by 10.0.0.2:4711".
   virtual std::string reason() const = 0;
+};
+
+// What Transport::let_go() gives up.
+enum class LetGo : std::uint8_t {
+  // Handed-over memory, as far as that needs no wait. Everything else continues, and channels say
+  // what is still being read.
+  kHandedOver,
+  // Handed-over and exposed memory, and all write windows. A peer that reads exposed memory, or
+  // would write into a window, learns that it no longer may. Used when an operation fails. The
+  // transport exposes nothing and opens no window afterwards.
+  kAll,
 };
 
 class Transport {
@@ -378,40 +258,13 @@ class Transport {
   // The link to `peer`, or nullptr when this transport does not reach it. Owned by the transport.
   virtual Link* link(int peer) = 0;
 
-  // Whether enter() may succeed: only if devices of the medium read and write memory themselves.
-  virtual bool has_regions() const { return false; }
-  // Registers this rank's only region until close(). Fails with kInvalidArgument for memory that
-  // cannot be a region, and with kTransport if the library, the system or the device refuses it. A
-  // failed call registers nothing.
-  virtual Status enter(const Region& region) {
-    (void)region;
-    return Status::error(Code::kTransport, std::string(name()) + " has no regions");
-  }
-
-  // States that the ranks of this transport share cores. Called once, before any channel is used.
-  virtual void share_cores() {}
-  // With shared cores: publishes the core on which this rank runs, and reads the core on which
-  // `peer` ran last. -1 if the peer has published none.
-  virtual void tell_core(int core) { (void)core; }
-  virtual int core_of(int peer) {
-    (void)peer;
-    return -1;
-  }
-
   // Moves bytes on every link without blocking and refreshes the links' states. True if anything
   // changed. A waiting operation calls it repeatedly, so an idle call must be cheap.
   virtual bool poll() = 0;
-  // Whether outgoing bytes are pending that only poll() sends, for example because a
-  // peer's buffers are full.
-  virtual bool has_unsent() const { return false; }
   // False if no new notice has come since the last call (or the beginning). A notice counts at the
   // latest one millisecond after it reached this host. The engine calls this after every operation,
   // so the call must be nearly free while no notice arrives.
-  virtual bool has_new_notices() { return true; }
-  // False if arrived segments and free slots are visible in the channels without poll(), so that
-  // poll() only refreshes notices and liveness. A waiting caller may then mostly look at the
-  // channels alone.
-  virtual bool carries_by_poll() const { return true; }
+  virtual bool has_new_notices() = 0;
 
   // Prepares to sleep. After arm() returned true, each of these events makes event_fd() readable: a
   // segment, notice or loss becomes visible; a slot becomes free in a channel whose reserve()
@@ -425,20 +278,16 @@ class Transport {
   // The descriptor to poll(2) for reading while armed; -1 for a medium on a virtual clock.
   virtual int event_fd() const = 0;
 
-  // Stops reading handed-over memory: the transport copies unsent bytes into memory of its own, as
-  // far as the medium can. Everything else continues.
-  virtual void take_back() {}
-
-  // Stops reading handed-over and exposed memory, and revokes all write windows. The transport
-  // copies unsent bytes into memory of its own. A peer that reads exposed memory, or would write
-  // into a write window, learns that it no longer may. Used when an operation fails, because its
-  // caller may free the memory right after. The transport exposes and offers nothing afterwards.
-  virtual void let_go() {}
+  // Stops reading memory of the caller, who may then change or free it. The transport copies unsent
+  // bytes into memory of its own, as far as the medium can.
+  virtual void let_go(LetGo what) = 0;
 
   // Closes in good order: peers see kClosed and, unless a failure came before, a closing notice.
   // Frees mappings, descriptors and buffers. Links and channels must not be used afterwards. The
   // destructor calls it, too.
   virtual void close() = 0;
+
+  virtual TransportCapabilities capabilities() { return {}; }
 };
 
 }  // namespace pycoll::transport

@@ -13,11 +13,14 @@ struct Case {
   void (*run)(const Medium& medium);
 };
 
+// The contract (transport.h), for every medium.
 std::vector<Case> cases_about_segments();
-std::vector<Case> cases_about_repeats();
 std::vector<Case> cases_about_links();
 // For media with descriptors only (Medium::threads).
 std::vector<Case> cases_about_sleep();
+// The abilities that the medium has (capabilities.h), and that it has no other.
+std::vector<Case> cases_about_capabilities(const Abilities& has);
+std::vector<Case> cases_about_multicast();
 
 }  // namespace pycoll::conformance
 

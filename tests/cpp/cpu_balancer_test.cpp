@@ -11,21 +11,14 @@
 using pycoll::Nanoseconds;
 using pycoll::engine::CpuBalancer;
 using pycoll::engine::less_loaded_core;
-using pycoll::transport::Link;
-using pycoll::transport::Transport;
+using pycoll::transport::CoreHints;
 
 namespace {
 
 // All peers run where the last one who told it does.
-class OneCore final : public Transport {
+class OneCore final : public CoreHints {
  public:
-  std::string_view name() const override { return "one core"; }
-  Link* link(int) override { return nullptr; }
-  bool poll() override { return false; }
-  bool arm() override { return false; }
-  void disarm() override {}
-  int event_fd() const override { return -1; }
-  void close() override {}
+  void share_cores() override {}
   void tell_core(int core) override { told_ = core; }
   int core_of(int) override { return told_; }
   int told() const { return told_; }
@@ -54,9 +47,9 @@ std::ptrdiff_t most(const std::vector<int>& cores, const std::vector<int>& usabl
 }
 
 // So many waits that some look finds a better core, or that none would.
-int better_core_soon(CpuBalancer& spread, const CpuBalancer::Media& media, SetClock& clock) {
+int better_core_soon(CpuBalancer& spread, SetClock& clock) {
   for (int wait = 0; wait < 64; ++wait) {
-    const int better = spread.better_core(media, clock);
+    const int better = spread.better_core(clock);
     if (better >= 0) return better;
   }
   return -1;
@@ -102,29 +95,28 @@ TEST(wherever_ranks_are_they_end_up_even) {
 }
 
 TEST(a_rank_tells_where_it_runs_and_moves_at_most_every_10_ms) {
-  const auto medium = std::make_shared<OneCore>();
-  const CpuBalancer::Media media = {medium};
+  OneCore medium;
   SetClock clock;
-  CpuBalancer last(7, 8, 2), first(0, 8, 2);
+  CpuBalancer last(7, 8, 2, {&medium}), first(0, 8, 2, {&medium});
   const auto usable = pycoll::usable_core_numbers();
-  CHECK(better_core_soon(first, media, clock) == -1, "not the highest on its core");
-  CHECK(std::count(usable.begin(), usable.end(), medium->told()) == 1, "core %d", medium->told());
-  const int better = better_core_soon(last, media, clock);
+  CHECK(better_core_soon(first, clock) == -1, "not the highest on its core");
+  CHECK(std::count(usable.begin(), usable.end(), medium.told()) == 1, "core %d", medium.told());
+  const int better = better_core_soon(last, clock);
   if (usable.size() < 2) {
     CHECK(better == -1, "core %d, of one", better);
     return;
   }
   CHECK(std::count(usable.begin(), usable.end(), better) == 1, "core %d", better);
-  CHECK(better_core_soon(last, media, clock) == -1, "at once again");
+  CHECK(better_core_soon(last, clock) == -1, "at once again");
   clock.pass(10'000'000);
-  CHECK(better_core_soon(last, media, clock) >= 0, "never again");
+  CHECK(better_core_soon(last, clock) >= 0, "never again");
 }
 
 TEST(ranks_that_are_even_stay) {
-  const auto medium = std::make_shared<OneCore>();
+  OneCore medium;
   SetClock clock;
-  CpuBalancer one(7, 8, 1);  // all on the only core
-  CHECK(better_core_soon(one, {medium}, clock) == -1, "moves");
+  CpuBalancer one(7, 8, 1, {&medium});  // all on the only core
+  CHECK(better_core_soon(one, clock) == -1, "moves");
 }
 
 TEST(a_thread_that_was_moved_may_run_where_it_might_before) {

@@ -16,8 +16,7 @@ class Counted final : public transport::RecvChannel {
  public:
   explicit Counted(transport::RecvChannel& channel) : channel_(&channel) {}
   const transport::Segment* peek() override { return channel_->peek(); }
-  bool intact() override { return channel_->intact(); }
-  void offer(const transport::Offer& offer) override { channel_->offer(offer); }
+  transport::RecvCapabilities capabilities() override { return channel_->capabilities(); }
   void release() override {
     placed_ += peek()->placed ? 1 : 0;
     channel_->release();

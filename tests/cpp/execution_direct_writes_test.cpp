@@ -122,7 +122,7 @@ TEST(ordinary_memory_and_short_segments_get_copies) {
   Sum ordinary(world, 1, count_for(3), false, true);
   ordinary.begin_all();
   ordinary.finish();
-  Sum brief(world, 2, 3 * transport::kPlacedBytesMin / sizeof(Element) - 3, true, true);
+  Sum brief(world, 2, 3 * transport::kUncopiedBytesMin / sizeof(Element) - 3, true, true);
   brief.begin_all();
   brief.finish();
   CHECK(world.placed() == 0, "%d segments were placed", world.placed());

@@ -26,6 +26,13 @@ class Pipe final : public transport::SendChannel, public transport::RecvChannel 
   void commit(const SegmentHeader& header) override {
     segments_.push_back({header, {slot_buffer_.begin(), slot_buffer_.begin() + header.bytes}});
   }
+  bool hand_over(const SegmentHeader& header, const std::byte* data) override {
+    std::byte* slot_buffer = reserve(header.bytes);
+    if (slot_buffer == nullptr) return false;
+    if (header.bytes != 0) std::memcpy(slot_buffer, data, header.bytes);
+    commit(header);
+    return true;
+  }
   bool drained() override { return is_drained; }
   const Segment* peek() override {
     if (segments_.empty()) return nullptr;

@@ -73,9 +73,18 @@ class ShmFixture : public conformance::Fixture {
 };
 
 inline conformance::Medium shm_medium(const transport::ShmOptions& options) {
-  return {"", true, [options](int size, std::uint64_t) {
-            return std::make_unique<ShmFixture>(size, options);
-          }};
+  return {
+      "",
+      true,
+      [options](int size, std::uint64_t) { return std::make_unique<ShmFixture>(size, options); },
+      {.store_hints = true,
+       .sources = true,
+       .zero_copy = true,
+       .withdrawal = true,
+       .direct_writes = true,
+       .multicast = true,
+       .core_hints = true,
+       .shows_without_poll = true}};
 }
 
 }  // namespace pycoll::testing

@@ -38,19 +38,23 @@ class Pair {
   ShmTransport& borrower() { return *borrower_; }
   SendChannel& send() { return zero_copy_source_->link(1)->send_channel(2); }
   RecvChannel& recv() { return borrower_->link(0)->recv_channel(2); }
+  transport::ZeroCopySender& sender() { return *send().capabilities().zero_copy; }
+  transport::DirectWriter& writer() { return *send().capabilities().direct_writer; }
+  transport::ZeroCopyReceiver& receiver() { return *recv().capabilities().zero_copy; }
+  transport::WriteWindows& windows() { return *recv().capabilities().windows; }
 
   // Looking at it makes rank 0 tell of the arena, and a long payload makes rank 1 look for it.
   void introduce(const std::byte* memory) {
-    CHECK(!send().is_exposable(memory, kBytes, false),
+    CHECK(!sender().is_exposable(memory, kBytes, false),
           "lendable to a rank that has mapped nothing");
     CHECK(try_send(send(), 5, sent_, kBytes), "no room");
     CHECK(try_receive(recv(), 5, sent_, kBytes), "no segment");
     ++sent_;
-    CHECK(send().is_exposable(memory, kBytes, false), "rank 1 has not mapped the arena");
+    CHECK(sender().is_exposable(memory, kBytes, false), "rank 1 has not mapped the arena");
   }
 
   void expose(const std::byte* memory) {
-    CHECK(send().expose(header_for(6, sent_, kBytes), memory), "no room");
+    CHECK(sender().expose(header_for(6, sent_, kBytes), memory), "no room");
     ++sent_;
   }
 
@@ -77,8 +81,9 @@ TEST(lent_memory_is_read_where_it_lies) {
   block.data()[kBytes - 1] = std::byte{8};
   CHECK(segment->data[0] == std::byte{7} && segment->data[kBytes - 1] == std::byte{8},
         "this is a copy");
-  CHECK(pair.send().flushed() && !pair.send().drained(), "drained before it was read");
-  CHECK(pair.recv().intact(), "nobody took it back");
+  CHECK(pair.send().capabilities().sources->flushed() && !pair.send().drained(),
+        "drained before it was read");
+  CHECK(pair.receiver().intact(), "nobody took it back");
   pair.recv().release();
   CHECK(pair.send().drained(), "read, and not drained");
 }
@@ -88,8 +93,8 @@ TEST(short_and_foreign_memory_is_not_lent) {
   Block block(kBytes);
   pair.introduce(block.data());
   std::vector<std::byte> foreign(kBytes);
-  CHECK(!pair.send().is_exposable(foreign.data(), kBytes, false), "ordinary memory");
-  CHECK(!pair.send().is_exposable(block.data(), 100, false), "100 bytes");
+  CHECK(!pair.sender().is_exposable(foreign.data(), kBytes, false), "ordinary memory");
+  CHECK(!pair.sender().is_exposable(block.data(), 100, false), "100 bytes");
 }
 
 TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
@@ -97,8 +102,8 @@ TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
     Pair pair({.streaming = far});
     Block block(kBytes);
     pair.introduce(block.data());
-    CHECK(pair.send().is_exposable(block.data(), kBytes, true) != far, "far: %d", far);
-    CHECK(pair.send().is_exposable(block.data(), kBytes, false), "far: %d", far);
+    CHECK(pair.sender().is_exposable(block.data(), kBytes, true) != far, "far: %d", far);
+    CHECK(pair.sender().is_exposable(block.data(), kBytes, false), "far: %d", far);
   }
 }
 
@@ -108,7 +113,8 @@ TEST(ranks_that_share_cores_stream_unless_it_is_settled) {
     Pair pair({.streaming = decided});
     pair.zero_copy_source().share_cores();
     CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
-    CHECK(pair.send().wants_fill() == streams, "settled: %d", decided.has_value());
+    CHECK(pair.send().capabilities().store_hints->wants_fill() == streams, "settled: %d",
+          decided.has_value());
   }
 }
 
@@ -133,9 +139,9 @@ TEST(what_a_failing_rank_takes_back_is_not_intact) {
   Block block(kBytes);
   pair.introduce(block.data());
   pair.expose(block.data());
-  CHECK(pair.recv().peek() != nullptr && pair.recv().intact(), "no segment");
-  pair.zero_copy_source().let_go();
-  CHECK(!pair.recv().intact(), "taken back, and taken for what was sent");
+  CHECK(pair.recv().peek() != nullptr && pair.receiver().intact(), "no segment");
+  pair.zero_copy_source().let_go(transport::LetGo::kAll);
+  CHECK(!pair.receiver().intact(), "taken back, and taken for what was sent");
 }
 
 TEST(every_arena_is_introduced_anew) {
@@ -161,7 +167,7 @@ SegmentHeader placed_header(std::uint64_t sequence = 9, std::size_t bytes = kByt
 }
 
 void offer(Pair& pair, const Block& block, std::byte* memory) {
-  pair.recv().offer({9, kAgreement, 0b101, memory, block.bytes()});
+  pair.windows().open_window({9, kAgreement, 0b101, memory, block.bytes()});
   CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
 }
 
@@ -171,12 +177,12 @@ TEST(offered_memory_is_written_where_it_lies) {
   Pair pair;
   Block block(3 * kBytes);
   offer(pair, block, block.data());
-  std::byte* there = pair.send().offered(placed_header(), {2, kBytes});
+  std::byte* there = pair.writer().find_window(placed_header(), {2, kBytes});
   CHECK(there != nullptr && there != block.data() + kBytes, "not by another mapping");
   const std::vector<std::byte> sent(kBytes, std::byte{4});
-  pair.send().place(there, sent.data(), kBytes / 2);
-  pair.send().place(there + kBytes / 2, sent.data(), kBytes / 2);
-  pair.send().commit_placed(placed_header());
+  pair.writer().write(there, sent.data(), kBytes / 2);
+  pair.writer().write(there + kBytes / 2, sent.data(), kBytes / 2);
+  pair.writer().commit_written(placed_header());
   const Segment* segment = pair.recv().peek();
   CHECK(segment != nullptr && segment->placed && !segment->exposed && segment->data == nullptr &&
             segment->header == placed_header(),
@@ -195,11 +201,11 @@ TEST(nothing_else_is_offered) {
   Pair pair;
   Block block(3 * kBytes);
   CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
-  CHECK(pair.send().offered(placed_header(), {0, 0}) == nullptr, "before the offer");
+  CHECK(pair.writer().find_window(placed_header(), {0, 0}) == nullptr, "before the offer");
   offer(pair, block, block.data());
   const auto refused = [&](const SegmentHeader& header,
                            const transport::DirectWrite& direct_write) {
-    return pair.send().offered(header, direct_write) == nullptr;
+    return pair.writer().find_window(header, direct_write) == nullptr;
   };
   CHECK(!refused(placed_header(), {0, 2 * kBytes}), "this is offered");
   CHECK(refused(placed_header(8), {0, 0}) && refused(placed_header(10), {0, 0}),
@@ -210,26 +216,28 @@ TEST(nothing_else_is_offered) {
   CHECK(refused(placed_header(), {1, 0}) && refused(placed_header(), {64, 0}), "to other uses");
   CHECK(refused(placed_header(), {0, 2 * kBytes + 1}) && refused(placed_header(), {0, ~0ull}),
         "beyond its end");
-  CHECK(refused(placed_header(9, transport::kPlacedBytesMin - 1), {0, 0}), "to short segments");
+  CHECK(refused(placed_header(9, transport::kUncopiedBytesMin - 1), {0, 0}), "to short segments");
   std::vector<std::byte> foreign(kBytes);
-  pair.recv().offer({11, kAgreement, 1, foreign.data(), kBytes});
+  pair.windows().open_window({11, kAgreement, 1, foreign.data(), kBytes});
   CHECK(refused(placed_header(11), {0, 0}), "ordinary memory");
 }
 
 TEST(an_offer_is_an_answer_and_so_is_none) {
   Pair pair;
   Block block(3 * kBytes);
-  CHECK(!pair.send().answered(placed_header()), "before anything was said");
+  CHECK(!pair.writer().is_answered(placed_header()), "before anything was said");
   offer(pair, block, block.data());
-  CHECK(pair.send().answered(placed_header(9)) && pair.send().answered(placed_header(8)),
+  CHECK(pair.writer().is_answered(placed_header(9)) && pair.writer().is_answered(placed_header(8)),
         "offered, and not heard");
-  CHECK(!pair.send().answered(placed_header(10)), "taken for an answer to what comes next");
-  pair.recv().offer({10, kAgreement, 0, nullptr, 0});
-  CHECK(pair.send().answered(placed_header(10)), "declined, and not heard");
-  CHECK(pair.send().offered(placed_header(10), {0, 0}) == nullptr, "offered what was declined");
+  CHECK(!pair.writer().is_answered(placed_header(10)), "taken for an answer to what comes next");
+  pair.windows().open_window({10, kAgreement, 0, nullptr, 0});
+  CHECK(pair.writer().is_answered(placed_header(10)), "declined, and not heard");
+  CHECK(pair.writer().find_window(placed_header(10), {0, 0}) == nullptr,
+        "offered what was declined");
   std::vector<std::byte> foreign(kBytes);
-  pair.recv().offer({11, kAgreement, 1, foreign.data(), kBytes});
-  CHECK(pair.send().answered(placed_header(11)), "memory that cannot be offered, and not heard");
+  pair.windows().open_window({11, kAgreement, 1, foreign.data(), kBytes});
+  CHECK(pair.writer().is_answered(placed_header(11)),
+        "memory that cannot be offered, and not heard");
 }
 
 TEST(an_answer_wakes_who_sleeps) {
@@ -237,7 +245,7 @@ TEST(an_answer_wakes_who_sleeps) {
   pair.zero_copy_source().arm();
   pair.zero_copy_source().disarm();
   CHECK(pair.zero_copy_source().arm() && !readable(pair.zero_copy_source()), "news of nothing");
-  pair.recv().offer({1, kAgreement, 0, nullptr, 0});
+  pair.windows().open_window({1, kAgreement, 0, nullptr, 0});
   CHECK(readable(pair.zero_copy_source()), "nobody woke who waits for an answer");
   pair.zero_copy_source().disarm();
 }
@@ -248,9 +256,9 @@ TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
   const Block other(kBytes);
   offer(pair, block, block.data());
   const std::byte* memory = block.data();
-  CHECK(pair.send().offered(placed_header(), {0, 0}) != nullptr, "not offered");
-  pair.borrower().let_go();
-  CHECK(pair.send().offered(placed_header(), {0, 0}) == nullptr, "offered by a failed rank");
+  CHECK(pair.writer().find_window(placed_header(), {0, 0}) != nullptr, "not offered");
+  pair.borrower().let_go(transport::LetGo::kAll);
+  CHECK(pair.writer().find_window(placed_header(), {0, 0}) == nullptr, "offered by a failed rank");
   block.free();
   Block next(kBytes);
   CHECK(next.data() != memory, "what a peer may still write to was given to somebody else");
@@ -260,13 +268,13 @@ TEST(what_is_as_ordinary_memory_hears_nothing_of_a_late_writer) {
   Pair pair;
   Block block(kBytes, transport::shm::InChild::kCopied);
   offer(pair, block, block.data());
-  std::byte* there = pair.send().offered(placed_header(), {0, 0});
+  std::byte* there = pair.writer().find_window(placed_header(), {0, 0});
   CHECK(there != nullptr, "not offered");
   const std::vector<std::byte> sent(kBytes, std::byte{4});
-  pair.send().place(there, sent.data(), kBytes / 2);
+  pair.writer().write(there, sent.data(), kBytes / 2);
   CHECK(block.data()[0] == std::byte{4}, "not written");
-  pair.borrower().let_go();
-  pair.send().place(there + kBytes / 2, sent.data(), kBytes / 2);
+  pair.borrower().let_go(transport::LetGo::kAll);
+  pair.writer().write(there + kBytes / 2, sent.data(), kBytes / 2);
   CHECK(block.data()[0] == std::byte{4} && block.data()[kBytes - 1] == std::byte{7},
         "written to after its operation has failed");
 }
@@ -275,7 +283,7 @@ TEST(a_placed_segment_that_nobody_offered_ends_the_link) {
   Pair pair;
   Block block(kBytes);
   CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
-  pair.send().commit_placed(placed_header());
+  pair.writer().commit_written(placed_header());
   CHECK(pair.recv().peek() == nullptr, "taken");
   (void)pair.borrower().poll();
   CHECK(pair.borrower().link(0)->state() == transport::LinkState::kLost, "the link lives on");

@@ -114,7 +114,7 @@ TEST(let_go_reads_what_was_handed_over) {
   const std::vector<std::byte> expected = *memory;
   CHECK(ranks.send(0, 1).hand_over(header_of(1, 3000), memory->data()), "full");
   ranks.network.advance();
-  ranks.at(0).let_go();
+  ranks.at(0).let_go(transport::LetGo::kAll);
   CHECK(ranks.send(0, 1).drained(), "still reads after let_go");
   memory.reset();
   CHECK(ranks.send(0, 1).hand_over(header_of(2, 3000), expected.data()), "full afterwards");

@@ -84,7 +84,7 @@ Medium over(const char* prefix, Sockets sockets) {
   const auto make = [sockets](int size, std::uint64_t) {
     return std::make_unique<TcpFixture>(size, sockets);
   };
-  return {prefix, true, make, 5};
+  return {prefix, true, make, {.sources = true, .output = true}, 5};
 }
 
 using testing::Medium::kLoopback, testing::Medium::kUnixPair;

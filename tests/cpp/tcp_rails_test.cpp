@@ -108,7 +108,7 @@ TEST(a_full_rail_holds_only_its_own_segments) {
   peer.poll();
   const std::size_t first = await_frames(peer, 1, sent / 2).size();
   CHECK(first == sent / 2, "%zu of %zu segments on one of two rails", first, sent);
-  peer.transport().let_go();
+  peer.transport().let_go(transport::LetGo::kAll);
   std::fill(memory.begin(), memory.end(), std::byte{0xee});
   const auto frames = await_frames(peer, 0, sent - first);
   CHECK(frames.size() == sent - first, "%zu segments on the other", frames.size());
@@ -138,7 +138,8 @@ TEST(a_lost_rail_is_called_by_its_own_ends_and_frees_all_memory) {
     CHECK(reason.find(peer.name(lost)) != std::string::npos &&
               reason.find(peer.name(1 - lost)) == std::string::npos,
           "rail %d is not told from the other: %s", lost, reason.c_str());
-    CHECK(channel.drained() && !channel.reads(memory.data(), memory.size()), "memory is held");
+    CHECK(channel.drained() && !channel.capabilities().sources->reads(memory.data(), memory.size()),
+          "memory is held");
   }
 }
 

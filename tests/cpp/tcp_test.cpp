@@ -205,7 +205,7 @@ TEST(let_go_sends_from_copies) {
   }
   peer.transport().poll();
   CHECK(!peer.link().send_channel(2).drained(), "3 MiB fit in a socket that nobody reads");
-  peer.transport().let_go();
+  peer.transport().let_go(transport::LetGo::kAll);
   std::fill(memory.begin(), memory.end(), std::byte{0xee});
   const auto frames = peer.received();
   CHECK(frames.size() == sent, "%zu of %zu segments", frames.size(), sent);

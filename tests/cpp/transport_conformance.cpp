@@ -12,9 +12,9 @@ Conformance::Conformance(const Medium& medium) {
     }
   };
   add(cases_about_segments());
-  add(cases_about_repeats());
   add(cases_about_links());
   if (medium.threads) add(cases_about_sleep());
+  add(cases_about_capabilities(medium.has));
 }
 
 }  // namespace pycoll::conformance

@@ -1,7 +1,7 @@
-// The conformance suite of transport/transport.h: one list of cases, compiled once, for every
-// medium. A medium's test is a Fixture and
+// The conformance suite of transport/transport.h and capabilities.h: one list of cases, compiled
+// once, for every medium. A medium's test is a Fixture and
 //
-//   const Conformance suite({"", true, make_my_fixture});
+//   const Conformance suite({"", true, make_my_fixture, {.multicast = true}});
 //   RUN_TESTS()
 //
 // Every case is registered under its own name. The cases about sleeping stand for media with
@@ -34,6 +34,21 @@ class Fixture {
   virtual void kill(int rank) = 0;
 };
 
+// The abilities of transport/capabilities.h that a medium has; the suite checks that it has no
+// other.
+struct Abilities {
+  bool store_hints = false;
+  bool sources = false;
+  bool zero_copy = false;
+  bool withdrawal = false;     // ZeroCopyReceiver
+  bool direct_writes = false;  // DirectWriter and WriteWindows
+  bool multicast = false;
+  bool regions = false;  // RegionSender and Regions
+  bool core_hints = false;
+  bool output = false;
+  bool shows_without_poll = false;
+};
+
 struct Medium {
   std::string prefix;  // leads the names of its cases
   // Ranks may run on threads of their own and can sleep; false: one thread, a virtual clock,
@@ -41,6 +56,7 @@ struct Medium {
   bool threads;
   // `size` transports; seed for a simulated medium, others ignore it.
   std::function<std::unique_ptr<Fixture>(int size, std::uint64_t seed)> make;
+  Abilities has = {};
   // As many variants of one transport are tested: they share the rounds of long races.
   std::uint64_t variants = 1;
 };

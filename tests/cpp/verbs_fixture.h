@@ -107,6 +107,9 @@ class FakeVerbsFixture : public conformance::Fixture {
   VerbsRanks ranks_;
 };
 
+inline constexpr conformance::Abilities kVerbsAbilities = {
+    .sources = true, .zero_copy = true, .regions = true};
+
 // A network that reorders and delays what it may; up to `inline_max` bytes travel inline. Two of
 // these are tested.
 inline conformance::Medium fake_verbs_medium(std::uint32_t inline_max, int rails) {
@@ -115,7 +118,7 @@ inline conformance::Medium fake_verbs_medium(std::uint32_t inline_max, int rails
             const FakeOptions options{seed, inline_max, false};
             return std::make_unique<FakeVerbsFixture>(size, options, rails);
           },
-          2};
+          kVerbsAbilities, 2};
 }
 
 }  // namespace pycoll::testing

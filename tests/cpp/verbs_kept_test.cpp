@@ -42,7 +42,7 @@ TEST(kept_memory_is_sent_from_where_it_lies) {
   Odd array(5 * kSegmentBytesMax);
   pair.pass(array.data(), kSegmentBytesMax);
   CHECK(pair.straight(array) == 0, "sent from memory that nobody keeps");
-  CHECK(!pair.send().is_exposable(array.data(), kSegmentBytesMax, false),
+  CHECK(!pair.zero_copy().is_exposable(array.data(), kSegmentBytesMax, false),
         "lent though nobody keeps it");
   CHECK(pair.at(0).keep(array.data(), array.bytes()), "%s", pair.facts().refusal.c_str());
   CHECK(pair.facts().pinned_bytes == array.bytes() && pair.facts().pieces == 1, "not counted");
@@ -54,7 +54,7 @@ TEST(kept_memory_is_sent_from_where_it_lies) {
   CHECK(pair.straight(array) == array.bytes(), "%llu of %zu bytes",
         static_cast<unsigned long long>(pair.straight(array)), array.bytes());
   CHECK(pair.fake.sent_bytes() - before == array.bytes(), "copied too");
-  CHECK(pair.send().is_exposable(array.data(), kSegmentBytesMax, true), "not lendable");
+  CHECK(pair.zero_copy().is_exposable(array.data(), kSegmentBytesMax, true), "not lendable");
   pair.at(0).lapse(array.data(), array.bytes());
   CHECK(pair.fake.registered_bytes() == slots && pair.facts().pinned_bytes == 0,
         "still registered");

@@ -42,6 +42,8 @@ class Pair {
   VerbsTransport& at(int rank) { return ranks_.at(rank); }
   SendChannel& send() { return at(0).link(1)->send_channel(3); }
   RecvChannel& recv() { return at(1).link(0)->recv_channel(3); }
+  transport::ZeroCopySender& zero_copy() { return *send().capabilities().zero_copy; }
+  transport::SourceRecord& sources() { return *send().capabilities().sources; }
   RegistrationFacts facts() { return at(0).registered(); }
 
   void poll() {

@@ -128,12 +128,13 @@ struct World {
           ranks.at(rank).enter(memory[static_cast<std::size_t>(rank)].region(rank == 1));
       CHECK(status.ok(), "%s", status.message().c_str());
     }
-    const Status status = link(0).accept(link(1).grant(kGranted, kBytes - kGranted));
+    const Status status = ranks.at(0).accept(1, ranks.at(1).grant(0, kGranted, kBytes - kGranted));
     CHECK(status.ok(), "%s", status.message().c_str());
   }
 
   Link& link(int rank) { return *ranks.at(rank).link(1 - rank); }
   SendChannel& send() { return link(0).send_channel(3); }
+  transport::SendCapabilities can() { return send().capabilities(); }
   RecvChannel& recv() { return link(1).recv_channel(3); }
   void settle(const char* what, const std::function<bool()>& done) {
     const Nanoseconds start = conformance::now();
@@ -156,15 +157,15 @@ bool pass(World& world, std::uint64_t number, std::size_t bytes, unsigned way) {
   Passage passage;
   if ((way & 1) != 0) passage.to = slot;
   if ((way & 2) != 0) {
-    if (world.send().reads(DeviceBytes::name(slot), kStride)) return false;
+    if (world.can().sources->reads(DeviceBytes::name(slot), kStride)) return false;
     conformance::fill(world.memory[0].at(slot), bytes, number);
     passage.from = DeviceBytes::name(slot);
-    return world.send().pass(header, passage);
+    return world.can().regions->pass(header, passage);
   }
   std::byte* slot_buffer = world.send().reserve(bytes);
   if (slot_buffer == nullptr) return false;
   conformance::fill(slot_buffer, bytes, number);
-  if (way != 0) return world.send().pass(header, passage);
+  if (way != 0) return world.can().regions->pass(header, passage);
   world.send().commit(header);
   return true;
 }
@@ -222,10 +223,10 @@ TEST(memory_of_a_region_is_read_until_the_device_says_that_it_is_not) {
   CHECK(pass(world, 0, 500, 3), "no room");
   take(world, 0, 500, 3);
   for (int i = 0; i < 50; ++i) world.ranks.at(0).poll();
-  CHECK(world.send().reads(DeviceBytes::name(0), 500), "it may be overwritten");
-  CHECK(!world.send().reads(DeviceBytes::name(500), 500), "nobody reads that");
+  CHECK(world.can().sources->reads(DeviceBytes::name(0), 500), "it may be overwritten");
+  CHECK(!world.can().sources->reads(DeviceBytes::name(500), 500), "nobody reads that");
   world.fake.hold_completions(0, false);
-  world.settle("its end", [&] { return !world.send().reads(DeviceBytes::name(0), 500); });
+  world.settle("its end", [&] { return !world.can().sources->reads(DeviceBytes::name(0), 500); });
 }
 
 TEST(a_payload_that_is_placed_without_a_grant_loses_the_link) {
@@ -262,11 +263,12 @@ TEST(a_payload_beside_its_header_is_not_placed) {
 
 TEST(what_is_no_grant_is_refused) {
   World world(1);
-  const std::string good = world.link(1).grant(0, 4096);
+  const std::string good = world.ranks.at(1).grant(0, 0, 4096);
   std::string older = good;
   older[6] = 0;
   for (const std::string& wrong : {std::string(), good.substr(1), good + "x", older}) {
-    refused(world.link(0).accept(wrong), Code::kInvalidArgument, "are no grant of this pycoll ver");
+    refused(world.ranks.at(0).accept(1, wrong), Code::kInvalidArgument,
+            "are no grant of this pycoll ver");
   }
 }
 
@@ -282,7 +284,8 @@ TEST(a_grant_that_ends_beyond_all_addresses_is_refused) {
     grant.address = address;
     grant.bytes = bytes;
     const std::string wrong(reinterpret_cast<const char*>(&grant), sizeof(grant));
-    refused(world.link(0).accept(wrong), Code::kInvalidArgument, "are no grant of this pycoll ver");
+    refused(world.ranks.at(0).accept(1, wrong), Code::kInvalidArgument,
+            "are no grant of this pycoll ver");
   }
 }
 

@@ -165,12 +165,12 @@ TEST(an_array_may_change_when_the_device_has_told) {
   pair.receive(5, kSegmentBytesMax);
   for (int i = 0; i < 100; ++i) pair.poll();
   // The peer has it, but the device may repeat it.
-  CHECK(!pair.send().drained() && !pair.send().flushed(), "taken for read by the device");
-  CHECK(pair.send().reads(array.data() + kSegmentBytesMax - 1, 1), "not known which part");
-  CHECK(!pair.send().reads(array.data() + kSegmentBytesMax, kSegmentBytesMax), "another part");
+  CHECK(!pair.send().drained() && !pair.sources().flushed(), "taken for read by the device");
+  CHECK(pair.sources().reads(array.data() + kSegmentBytesMax - 1, 1), "not known which part");
+  CHECK(!pair.sources().reads(array.data() + kSegmentBytesMax, kSegmentBytesMax), "another part");
   pair.fake.hold_completions(0, false);
   pair.drain();
-  CHECK(pair.send().flushed() && !pair.send().reads(array.data(), 1), "not told");
+  CHECK(pair.sources().flushed() && !pair.sources().reads(array.data(), 1), "not told");
   std::memset(array.data(), 0, kSegmentBytesMax);
 }
 
@@ -178,12 +178,13 @@ TEST(what_is_combined_into_an_array_is_lent) {
   Pair pair;
   Block array(kPiece);
   std::vector<std::byte> ordinary(kSegmentBytesMax);
-  CHECK(!pair.send().is_exposable(ordinary.data(), ordinary.size(), false), "ordinary memory");
-  CHECK(!pair.send().is_exposable(array.data(), 16 * kKiB - 1, false), "less than is worthwhile");
-  CHECK(pair.send().is_exposable(array.data(), kSegmentBytesMax, true), "not lendable");
+  CHECK(!pair.zero_copy().is_exposable(ordinary.data(), ordinary.size(), false), "ordinary memory");
+  CHECK(!pair.zero_copy().is_exposable(array.data(), 16 * kKiB - 1, false),
+        "less than is worthwhile");
+  CHECK(pair.zero_copy().is_exposable(array.data(), kSegmentBytesMax, true), "not lendable");
   CHECK(pair.send().reserve(kSegmentBytesMax) != nullptr, "no room");
   fill(array.data(), kSegmentBytesMax, 9);
-  CHECK(pair.send().expose(header_for(kKey, 0, kSegmentBytesMax), array.data()),
+  CHECK(pair.zero_copy().expose(header_for(kKey, 0, kSegmentBytesMax), array.data()),
         "reserved, but full");
   pair.receive(9, kSegmentBytesMax);
   pair.drain();
@@ -212,14 +213,14 @@ TEST(a_failing_operation_gets_its_memory_back) {
     fill(array.data() + i * kSegmentBytesMax, kSegmentBytesMax, i);
     pair.hand_over(array.data() + i * kSegmentBytesMax, kSegmentBytesMax);
   }
-  pair.at(0).let_go();
-  CHECK(pair.send().flushed(), "still read");
+  pair.at(0).let_go(transport::LetGo::kAll);
+  CHECK(pair.sources().flushed(), "still read");
   std::memset(array.data(), 0, array.bytes());
   array.free();
   for (std::size_t i = 0; i < 4; ++i) pair.receive(i, kSegmentBytesMax);
   CHECK(pair.at(0).link(1)->state() == LinkState::kOpen, "the link is lost");
   Block later(kPiece);
-  CHECK(!pair.send().is_exposable(later.data(), kSegmentBytesMax, false),
+  CHECK(!pair.zero_copy().is_exposable(later.data(), kSegmentBytesMax, false),
         "lent after all was let go");
 }
 
@@ -231,9 +232,9 @@ TEST(a_failing_operation_does_not_wait_for_who_is_silent) {
     pair.hand_over(array.data() + i * kSegmentBytesMax, kSegmentBytesMax);
   }
   const Nanoseconds start = now();
-  pair.at(0).let_go();
+  pair.at(0).let_go(transport::LetGo::kAll);
   CHECK(now() - start < 10 * VerbsTransport::kLetGoLasts, "waits for ever");
-  CHECK(pair.send().flushed(), "still read");
+  CHECK(pair.sources().flushed(), "still read");
   CHECK(pair.at(0).link(1)->state() == LinkState::kLost, "open, but who does not answer is lost");
   std::memset(array.data(), 0, array.bytes());
 }

@@ -19,6 +19,8 @@ using namespace std::chrono_literals;
 struct Counting final : transport::SendChannel {
   std::byte* reserve(std::size_t) override { return space.data(); }
   void commit(const transport::SegmentHeader&) override { ++sent; }
+  bool hand_over(const transport::SegmentHeader&, const std::byte*) override { return false; }
+  bool drained() override { return true; }
 
   std::vector<std::byte> space = std::vector<std::byte>(1 << 20);
   int sent = 0;
@@ -37,9 +39,10 @@ struct Wire final : transport::Transport, transport::Link {
   bool arm() override { return false; }
   void disarm() override {}
   int event_fd() const override { return -1; }
+  bool has_new_notices() override { return false; }
+  void let_go(transport::LetGo) override {}
   void close() override {}
 
-  int peer() const override { return 1; }
   transport::SendChannel& send_channel(std::uint32_t) override { return sending; }
   transport::RecvChannel& recv_channel(std::uint32_t) override { return receiving; }
   void post(const transport::Notice&) override {}

@@ -57,18 +57,18 @@ CardOrder card_order(const Gpu& gpu) {
 }
 
 Status enter_region(const Gpu& gpu, Address address, std::size_t bytes, bool peers_write,
-                    transport::Transport& wire) {
+                    transport::Regions& regions) {
   transport::Region region{address, bytes, -1, 0, peers_write};
   UniqueFd descriptor;
   Status by_descriptor = export_dma_buf(gpu, address, bytes, &descriptor);
   if (by_descriptor.ok()) {
     region.descriptor = descriptor.get();
-    by_descriptor = wire.enter(region);
+    by_descriptor = regions.enter(region);
     if (by_descriptor.ok()) return by_descriptor;
   }
   if (gpu.attribute(kAttributeCards) == 0) return by_descriptor;
   region.descriptor = -1;
-  Status by_address = wire.enter(region);
+  Status by_address = regions.enter(region);
   if (by_address.ok()) return by_address;
   return Status::error(
       Code::kTransport,

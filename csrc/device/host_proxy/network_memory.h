@@ -15,7 +15,7 @@
 
 #include "base/status.h"
 #include "device/driver/gpu.h"
-#include "transport/transport.h"
+#include "transport/capabilities.h"
 
 namespace pycoll::device {
 
@@ -27,10 +27,10 @@ enum class CardOrder : std::uint8_t {
 };
 CardOrder card_order(const Gpu& gpu);
 
-// Makes memory of Reserved::Kind::kDevice, as a whole, the region of `wire`. kTransport with the
-// reason of each attempt. Requires: the GPU's context is current.
+// Makes memory of Reserved::Kind::kDevice, as a whole, the region of a transport. kTransport with
+// the reason of each attempt. Requires: the GPU's context is current.
 Status enter_region(const Gpu& gpu, Address address, std::size_t bytes, bool peers_write,
-                    transport::Transport& wire);
+                    transport::Regions& regions);
 
 // Makes bytes that cards have reported visible to kernels of the device. Any thread.
 Status flush_card_writes(const Gpu& gpu);

@@ -43,6 +43,7 @@ Proxied::Proxied(Options options) : options_(std::move(options)) {
     Peer& peer = peers_.emplace_back();
     peer.rank = rank;
     peer.wire = wire_to(options_.wires, static_cast<int>(rank));
+    if (peer.wire != nullptr) peer.regions = peer.wire->capabilities().regions;
   }
 }
 
@@ -108,11 +109,10 @@ void Proxied::take_direct(const Shape& shape, bool is_last) {
 Status Proxied::enter(std::uint64_t bytes, bool cards_write) {
   Status status = Reserved::take(options_.gpu, Reserved::Kind::kDevice, bytes,
                                  "channels of network cards", &device_memory_);
-  const auto wire = std::find_if(options_.wires.begin(), options_.wires.end(),
-                                 [](const auto& one) { return one->has_regions(); });
   if (status.ok()) {
+    const auto peer = std::find_if(peers_.begin(), peers_.end(), leads_to_card);
     status = enter_region(*options_.gpu, device_memory_.address(), device_memory_.bytes(),
-                          cards_write, **wire);
+                          cards_write, *peer->regions);
   }
   if (!status.ok()) device_memory_ = {};
   return status;
@@ -126,8 +126,8 @@ Status Proxied::agree(const Exchange& exchange, const Shape& shape) {
   mine[0] = why_;
   for (const Peer& peer : peers_) {
     if (!peer.direct[kIn]) continue;
-    mine[1 + peer.rank] = peer.wire->link(static_cast<int>(peer.rank))
-                              ->grant(peer.region_offset, proxied_slot_bytes(shape_));
+    mine[1 + peer.rank] = peer.regions->grant(static_cast<int>(peer.rank), peer.region_offset,
+                                              proxied_slot_bytes(shape_));
   }
   std::vector<std::string> received;
   Status status = exchange_or_fail(exchange, Status(), join(mine), options_.names, &received);
@@ -149,7 +149,11 @@ Status Proxied::learn(const std::vector<std::string>& received) {
   for (Peer& peer : peers_) {
     const std::string& grant = all[peer.rank][1 + options_.rank];
     if (grant.empty() || peer.wire == nullptr) continue;
-    Status status = peer.wire->link(static_cast<int>(peer.rank))->accept(grant);
+    if (peer.regions == nullptr) {
+      return Status::error(Code::kInvalidArgument, std::to_string(grant.size()) +
+                                                       " bytes are no grant: there are no regions");
+    }
+    Status status = peer.regions->accept(static_cast<int>(peer.rank), grant);
     if (!status.ok()) return status;
     peer.peer_granted = true;
   }

@@ -1,10 +1,10 @@
 // Memory of the channels that use the host proxy, and the wires of the proxy.
 //
 // Headers and credits always lie in host memory. Slots lie there, too, unless a wire with regions
-// leads to the peer (transport.h). Then the wire's cards read outgoing slots in this rank's device
-// memory and write incoming slots there, where driver and card allow it. Each end decides for its
-// own slots and informs the other end: a grant names the place of incoming slots. Slots that cannot
-// lie in device memory are staged in host memory, with a warning.
+// (capabilities.h) leads to the peer. Then the wire's cards read outgoing slots in this rank's
+// device memory and write incoming slots there, where driver and card allow it. Each end decides
+// for its own slots and informs the other end: a grant names the place of incoming slots. Slots
+// that cannot lie in device memory are staged in host memory, with a warning.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@
 #include "device/host_proxy/network_memory.h"
 #include "device/host_proxy/probe.h"
 #include "device/host_proxy/proxy.h"
-#include "transport/transport.h"
+#include "transport/capabilities.h"
 
 namespace pycoll::device {
 
@@ -80,19 +80,18 @@ class Proxied {
   static constexpr auto kOut = static_cast<std::size_t>(plan::Direction::kSend);
   struct Peer {
     std::uint32_t rank = 0;
-    transport::Transport* wire = nullptr;  // the wire to the peer
-    ProxiedMemory host;                    // the host's addresses
-    ProxiedMemory device;                  // the kernels' addresses
-    std::array<bool, 2> direct{};          // its slots lie on the device, by kIn and kOut
-    std::uint64_t region_offset = 0;       // offset of its incoming slots in the region
+    transport::Transport* wire = nullptr;   // the wire to the peer
+    transport::Regions* regions = nullptr;  // of the wire; nullptr: it leads to no card
+    ProxiedMemory host;                     // the host's addresses
+    ProxiedMemory device;                   // the kernels' addresses
+    std::array<bool, 2> direct{};           // its slots lie on the device, by kIn and kOut
+    std::uint64_t region_offset = 0;        // offset of its incoming slots in the region
     bool peer_granted = false;  // the far end's incoming slots lie in the far end's region
   };
 
   struct Trial;
 
-  static bool leads_to_card(const Peer& peer) {
-    return peer.wire != nullptr && peer.wire->has_regions();
-  }
+  static bool leads_to_card(const Peer& peer) { return peer.regions != nullptr; }
   void take_direct(const Shape& shape, bool is_last);
   Status enter(std::uint64_t bytes, bool cards_write);
   std::uint64_t host_bytes(const Shape& shape) const;

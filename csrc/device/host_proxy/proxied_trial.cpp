@@ -25,6 +25,7 @@ constexpr const char* kMisread =
 struct Proxied::Trial {
   Peer* peer;
   transport::Link* link;
+  transport::SendCapabilities can;  // of channel 0, over which it sends
   bool sent = false;
   bool came = false;
 };
@@ -34,7 +35,8 @@ Status Proxied::try_cards(const Exchange& exchange, Upload& upload, Clock& clock
   std::vector<Trial> trials;
   for (Peer& peer : peers_) {
     if (!leads_to_card(peer)) continue;
-    trials.push_back({&peer, peer.wire->link(static_cast<int>(peer.rank))});
+    transport::Link* link = peer.wire->link(static_cast<int>(peer.rank));
+    trials.push_back({&peer, link, link->send_channel(0).capabilities()});
   }
   std::string fault;
   const Status status = trials.empty() ? Status() : run_trials(trials, upload, clock, &fault);
@@ -71,7 +73,7 @@ Status Proxied::run_trials(std::vector<Trial>& trials, Upload& upload, Clock& cl
 bool Proxied::is_over(const Trial& trial) const {
   if (trial.link->state() != transport::LinkState::kOpen) return true;
   if (!trial.sent || !trial.came) return false;
-  return !trial.link->send_channel(0).reads(trial.peer->host.slots[kOut], trial_bytes());
+  return !trial.can.sources->reads(trial.peer->host.slots[kOut], trial_bytes());
 }
 
 void Proxied::advance(Trial& trial, Upload& upload, std::string* fault) {
@@ -114,12 +116,13 @@ bool Proxied::send_trial(const Trial& trial) const {
   if (peer.peer_granted) passage.to = 0;
   if (peer.direct[kOut]) {
     passage.from = peer.host.slots[kOut];
-    return wire.pass(header, passage);
+    return trial.can.regions->pass(header, passage);
   }
   std::byte* slot_buffer = wire.reserve(header.bytes);
   if (slot_buffer == nullptr) return false;
-  wire.fill(slot_buffer, peer.host.slots[kOut], header.bytes);
-  if (peer.peer_granted) return wire.pass(header, passage);
+  transport::fill_slot_buffer(trial.can.store_hints, slot_buffer, peer.host.slots[kOut],
+                              header.bytes);
+  if (peer.peer_granted) return trial.can.regions->pass(header, passage);
   wire.commit(header);
   return true;
 }

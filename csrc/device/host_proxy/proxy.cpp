@@ -85,6 +85,10 @@ Status HostProxy::open() {
                            {peer});
     }
     line.link = wire->link(peer);
+    for (std::uint32_t number = 0; number < shape.numbers; ++number) {
+      auto& channel = line.link->send_channel(number);
+      line.wires.push_back({&channel, channel.capabilities()});
+    }
     for (std::uint32_t channel = 0; channel < shape.numbers * shape.shares; ++channel) {
       const auto end = [&](plan::Direction direction) {
         return proxied_end(shape, way.memory, channel / shape.shares, direction,
@@ -183,7 +187,7 @@ bool HostProxy::send_one(Line& line, std::uint32_t channel) {
 bool HostProxy::dispatch(Line& line, const Outgoing& out, const transport::SegmentHeader& header) {
   const Shape& shape = options_.shape;
   const std::uint32_t number = header.tag / shape.shares;
-  auto& wire = line.link->send_channel(number);
+  const Wire& wire = line.wires[number];
   const std::byte* slot = slot_of(out.end, out.step);
   transport::Passage passage;
   if (line.way.peer_granted) {
@@ -192,13 +196,15 @@ bool HostProxy::dispatch(Line& line, const Outgoing& out, const transport::Segme
   }
   if (line.way.sends_direct) {
     passage.from = slot;
-    return wire.pass(header, passage);
+    return wire.can.regions->pass(header, passage);
   }
-  std::byte* slot_buffer = wire.reserve(header.bytes);
+  std::byte* slot_buffer = wire.channel->reserve(header.bytes);
   if (slot_buffer == nullptr) return false;
-  if (header.bytes != 0) wire.fill(slot_buffer, slot, header.bytes);
-  if (line.way.peer_granted) return wire.pass(header, passage);
-  wire.commit(header);
+  if (header.bytes != 0) {
+    transport::fill_slot_buffer(wire.can.store_hints, slot_buffer, slot, header.bytes);
+  }
+  if (line.way.peer_granted) return wire.can.regions->pass(header, passage);
+  wire.channel->commit(header);
   return true;
 }
 
@@ -209,9 +215,9 @@ bool HostProxy::free_read(Line& line) {
   for (std::uint32_t channel = 0; channel < line.out.size(); ++channel) {
     Outgoing& out = line.out[channel];
     if (out.read == out.step) continue;
-    auto& wire = line.link->send_channel(channel / options_.shape.shares);
+    transport::SourceRecord& sources = *line.wires[channel / options_.shape.shares].can.sources;
     const std::uint64_t before = out.read;
-    while (out.read < out.step && !wire.reads(slot_of(out.end, out.read), stride_)) ++out.read;
+    while (out.read < out.step && !sources.reads(slot_of(out.end, out.read), stride_)) ++out.read;
     if (out.read != before) store_to(out.end.credit, out.read);
     moved |= out.read != before;
     waiting_ |= out.read < out.step;

@@ -30,7 +30,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "device/channels/arena.h"
-#include "transport/transport.h"
+#include "transport/capabilities.h"
 
 namespace pycoll::device {
 
@@ -88,9 +88,15 @@ class HostProxy {
     std::uint64_t step = 0;      // segments received
     std::uint64_t reported = 0;  // released segments that the far end knows of
   };
+  // The sending end of a channel of the link.
+  struct Wire {
+    transport::SendChannel* channel = nullptr;
+    transport::SendCapabilities can;
+  };
   struct Line {
     Way way;
     transport::Link* link = nullptr;
+    std::vector<Wire> wires;    // by number
     std::vector<Outgoing> out;  // by number and share
     std::vector<Incoming> in;
     bool broken = false;

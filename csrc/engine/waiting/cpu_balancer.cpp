@@ -1,6 +1,7 @@
 #include "engine/waiting/cpu_balancer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/cores.h"
 
@@ -20,14 +21,21 @@ int less_loaded_core(const std::vector<int>& cores, int rank, const std::vector<
   return ranks_on(better) + 2 <= ranks_on(own) ? better : -1;
 }
 
-CpuBalancer::CpuBalancer(int rank, int size, int cores)
-    : rank_(rank), usable_(cores), cores_(static_cast<std::size_t>(size), -1) {}
+CpuBalancer::CpuBalancer(int rank, int size, int cores, std::vector<transport::CoreHints*> media)
+    : rank_(rank),
+      usable_(cores),
+      media_(std::move(media)),
+      cores_(static_cast<std::size_t>(size), -1) {}
 
-int CpuBalancer::better_core(const Media& media, Clock& clock) {
+void CpuBalancer::share_cores() {
+  for (transport::CoreHints* medium : media_) medium->share_cores();
+}
+
+int CpuBalancer::better_core(Clock& clock) {
   const int own = current_core();
-  for (const auto& medium : media) medium->tell_core(own);
+  for (transport::CoreHints* medium : media_) medium->tell_core(own);
   if (++waits_ % kWaitsPerLook != 0) return -1;
-  look(media, own);
+  look(own);
   if (!oversubscribed(own)) return -1;
   const int better = less_loaded_core(cores_, rank_, usable_core_numbers());
   if (better < 0) return -1;
@@ -37,10 +45,10 @@ int CpuBalancer::better_core(const Media& media, Clock& clock) {
   return better;
 }
 
-void CpuBalancer::look(const Media& media, int own) {
+void CpuBalancer::look(int own) {
   for (std::size_t peer = 0; peer < cores_.size(); ++peer) {
     cores_[peer] = -1;
-    for (const auto& medium : media) {
+    for (transport::CoreHints* medium : media_) {
       cores_[peer] = std::max(cores_[peer], medium->core_of(static_cast<int>(peer)));
     }
   }

@@ -4,11 +4,10 @@
 // for seconds, and all ranks then wait for those.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "base/clock.h"
-#include "transport/transport.h"
+#include "transport/capabilities.h"
 
 namespace pycoll::engine {
 
@@ -21,14 +20,15 @@ int less_loaded_core(const std::vector<int>& cores, int rank, const std::vector<
 // The balancer of one rank. One thread at a time.
 class CpuBalancer {
  public:
-  using Media = std::vector<std::shared_ptr<transport::Transport>>;
+  // `cores`: the number of cores on which all ranks of this host together may run. `media` outlive
+  // the balancer.
+  CpuBalancer(int rank, int size, int cores, std::vector<transport::CoreHints*> media);
 
-  // `cores`: the number of cores on which all ranks of this host together may run.
-  CpuBalancer(int rank, int size, int cores);
-
+  // States on all media that ranks share cores. Called once, before any channel is used.
+  void share_cores();
   // A waiting rank calls this each time before it yields its core. Returns the core to which it
-  // should move instead, or -1 to stay. Tells the peers on `media` on which core this rank runs.
-  int better_core(const Media& media, Clock& clock);
+  // should move instead, or -1 to stay. Tells the peers on which core this rank runs.
+  int better_core(Clock& clock);
 
  private:
   // Waits between two looks at the cores of peers; a look reads one cache line per peer.
@@ -37,11 +37,12 @@ class CpuBalancer {
   // scheduler may have reasons for its placement.
   static constexpr Nanoseconds kPause = 10'000'000;
 
-  void look(const Media& media, int own);
+  void look(int own);
   bool oversubscribed(int own) const;
 
   int rank_;
   int usable_;
+  std::vector<transport::CoreHints*> media_;
   std::vector<int> cores_;  // by rank, as of the last look
   int waits_ = 0;
   Nanoseconds next_ = 0;

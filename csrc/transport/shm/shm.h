@@ -18,8 +18,8 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "transport/capabilities.h"
 #include "transport/shm/shm_link.h"
-#include "transport/transport.h"
 
 namespace pycoll::transport {
 
@@ -34,7 +34,7 @@ struct ShmOptions {
 
 // Threads: as in transport.h. Uses two descriptors per peer and five of its own. Pages of the
 // segment take memory only after a segment has passed through them.
-class ShmTransport final : public Transport {
+class ShmTransport final : public Transport, public CoreHints {
  public:
   // Creates this rank's segment and doorbell. Fails with kInvalidArgument for a rank outside
   // [0, size), and with kTransport if the system refuses a resource.
@@ -71,12 +71,14 @@ class ShmTransport final : public Transport {
   void share_cores() override;
   void tell_core(int core) override { shm::tell_core(&control().running.core, core); }
   int core_of(int peer) override;
-  bool carries_by_poll() const override { return false; }
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return events_.get(); }
-  void let_go() override;
+  void let_go(LetGo what) override;
   void close() override;
+  TransportCapabilities capabilities() override {
+    return {.core_hints = this, .shows_without_poll = true};
+  }
 
  private:
   ShmTransport(int rank, int size, const ShmOptions& options);

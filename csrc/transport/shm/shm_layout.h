@@ -115,8 +115,6 @@ inline constexpr std::size_t kInlineBytes = sizeof(SlotLine::payload);
 inline constexpr std::size_t kFirstLineBytes = 32;  // payload bytes in the line of the header
 inline constexpr std::uint64_t kZeroCopyBit = std::uint64_t{1} << 63;
 inline constexpr std::uint64_t kPlacedBit = std::uint64_t{1} << 62;
-// Shorter payloads are copied, because waiting until the peer has read them would take longer.
-inline constexpr std::size_t kZeroCopyBytesMin = 4 * 1024;
 static_assert(offsetof(SlotLine, payload) + kFirstLineBytes == kLinePair / 2 &&
               sizeof(SlotLine) == kLinePair);
 

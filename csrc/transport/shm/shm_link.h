@@ -73,7 +73,6 @@ class ShmLink final : public Link {
   ShmLink(const LinkOptions& options, LinkMemory memory, UniqueFd doorbell, UniqueFd liveness,
           NoticeWriter* writer, Bell* own_bell);
 
-  int peer() const override { return options_.peer; }
   SendChannel& send_channel(std::uint32_t number) override;
   RecvChannel& recv_channel(std::uint32_t number) override;
   void post(const Notice& notice) override;
@@ -90,7 +89,7 @@ class ShmLink final : public Link {
   void peer_gone();
   void wake_peer() { bell_.ring(); }
   const News& peer_news() const { return peer_control().news; }
-  // See Transport::share_cores().
+  // See CoreHints::share_cores().
   void share_cores() { shares_cores_ = true; }
   // The core on which the peer ran last; -1 if it has published none.
   int peer_core() const { return static_cast<int>(load_acquire(peer_control().running.core)) - 1; }

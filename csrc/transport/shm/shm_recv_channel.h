@@ -20,16 +20,28 @@ struct Fault {
   std::uint64_t claimed_offset = 0;  // of the payload; meaningful if claimed_bytes is valid
 };
 
-class alignas(64) ShmRecvChannel final : public RecvChannel {
+// The state that a small segment uses, see SendRing.
+struct RecvRing {
+  const SlotLine* lines_;
+  std::uint64_t* released_;
+  Bell* bell_;
+  Fault* fault_;
+  std::uint64_t head_ = 0;      // segments released
+  std::uint64_t reported_ = 0;  // segments that peek() or has_news() has reported
+  bool peeked_ = false;
+  Segment arrived_ = {};
+};
+
+class alignas(64) ShmRecvChannel final : public RecvChannel,
+                                         private RecvRing,
+                                         private ZeroCopyReceiver,
+                                         private WriteWindows {
  public:
   // After a fault no channel of the link receives any more. `fault` outlives the channel. `lines`
   // are this channel's slot lines in the peer's `segment`.
   ShmRecvChannel(std::uint32_t number, Whole<const std::byte> segment, const SlotLine* lines,
                  const Wiring& wiring, Fault* fault)
-      : lines_(lines),
-        released_(&wiring.own_acks->released[number]),
-        bell_(wiring.bell),
-        fault_(fault),
+      : RecvRing{lines, &wiring.own_acks->released[number], wiring.bell, fault},
         segment_(segment),
         peer_starved_(&wiring.peer_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
@@ -45,24 +57,6 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
     return take(line);
   }
 
-  bool intact() override { return !arrived_.exposed || peer_arena_->intact(); }
-
-  // The peer may read the line meanwhile; it compares `sequence` before and after its read.
-  void offer(const Offer& offer) override {
-    std::uint64_t offset = 0;
-    const bool offers =
-        offer.uses != 0 && zero_copy_source_->tell(offer.memory, offer.bytes, &offset);
-    store_release(offer_->sequence, 0);
-    store_release(offer_->uses, offers ? offer.uses : 0);
-    if (offers) {
-      store_release(offer_->agreement, offer.agreement);
-      store_release(offer_->generation, zero_copy_source_->generation());
-      store_release(offer_->offset, offset);
-      store_release(offer_->bytes, offer.bytes);
-      offered_ = offer.memory;
-    }
-    bell_->publish(offer_->sequence, offer.sequence);  // the peer may be waiting for it
-  }
   // Prevents the memory of the last write window from being allocated again.
   void keep_offered() {
     if (offered_ != nullptr) zero_copy_source_->keep(offered_);
@@ -81,6 +75,8 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
     if (own_core_ == nullptr) fetch_ahead();
   }
 
+  RecvCapabilities capabilities() override { return {.zero_copy = this, .windows = this}; }
+
   // True once for a segment that has arrived and that peek() has not returned yet.
   bool has_news() {
     if (peeked_ || reported_ == head_ + 1) return false;
@@ -90,6 +86,25 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
   }
 
  private:
+  bool intact() override { return !arrived_.exposed || peer_arena_->intact(); }
+
+  // The peer may read the line meanwhile; it compares `sequence` before and after its read.
+  void open_window(const WriteWindow& window) override {
+    std::uint64_t offset = 0;
+    const bool opens =
+        window.uses != 0 && zero_copy_source_->tell(window.memory, window.bytes, &offset);
+    store_release(offer_->sequence, 0);
+    store_release(offer_->uses, opens ? window.uses : 0);
+    if (opens) {
+      store_release(offer_->agreement, window.agreement);
+      store_release(offer_->generation, zero_copy_source_->generation());
+      store_release(offer_->offset, offset);
+      store_release(offer_->bytes, window.bytes);
+      offered_ = window.memory;
+    }
+    bell_->publish(offer_->sequence, window.sequence);  // the peer may be waiting for it
+  }
+
   // Copies the header before it checks it, because the peer could still change the original.
   [[nodiscard]] const Segment* take(const SlotLine& line) {
     std::memcpy(&arrived_.header, &line.header, sizeof(arrived_.header));
@@ -132,19 +147,9 @@ class alignas(64) ShmRecvChannel final : public RecvChannel {
                                       std::uint64_t offset) {
     if (bytes <= kInlineBytes) return line.payload;
     if ((offset & kZeroCopyBit) != 0) return peer_arena_->acquire(offset & ~kZeroCopyBit, bytes);
-    if (bytes >= kZeroCopyBytesMin) peer_arena_->refresh();
+    if (bytes >= kUncopiedBytesMin) peer_arena_->refresh();
     return offset <= segment_.bytes - bytes ? segment_.base + offset : nullptr;
   }
-
-  // The first cache line holds all members except the segment itself, see ShmSendChannel.
-  const SlotLine* lines_;
-  std::uint64_t* released_;
-  Bell* bell_;
-  Fault* fault_;
-  std::uint64_t head_ = 0;      // segments released
-  std::uint64_t reported_ = 0;  // segments that peek() or has_news() has reported
-  bool peeked_ = false;
-  Segment arrived_;
 
   Whole<const std::byte> segment_;
   const std::uint64_t* peer_starved_;

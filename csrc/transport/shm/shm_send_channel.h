@@ -11,19 +11,39 @@
 
 namespace pycoll::transport::shm {
 
+// The state that a small segment uses. It is a base class in front of the interfaces, so that it
+// shares a cache line with the channel's first table of virtual functions: with more ranks than
+// cores every operation finds cold caches.
+struct SendRing {
+  SlotLine* lines_;
+  const std::uint64_t* released_;
+  Bell* bell_;
+  std::uint64_t next_ = 0;  // segments committed
+  std::uint64_t known_released_ = 0;
+  std::uint64_t exposed_ = 0;  // segments committed up to the last exposed one; 0: none
+  std::size_t reserved_bytes_ = 0;
+  bool streamed_ = false;   // streaming stores have filled the reserved slot buffer
+  bool starved_ = false;    // reserve() found no free slot
+  bool undrained_ = false;  // drained() found memory that is still being read
+};
+
 // A ring of slots. Each slot owns a slot buffer for one payload. A segment that repeats another
 // channel's segment names that channel's buffer and leaves its own buffer idle. A buffer is free
 // once all its readers have released it. The owner does not wait for readers on other channels:
 // it exchanges the buffer with the idle buffer of one such channel. So the receivers alone
 // determine how far channels run ahead of each other.
-class alignas(64) ShmSendChannel final : public SendChannel {
+class alignas(64) ShmSendChannel final : public SendChannel,
+                                         private SendRing,
+                                         private StoreHints,
+                                         private SourceRecord,
+                                         private ZeroCopySender,
+                                         private DirectWriter,
+                                         private Multicast {
  public:
   // `lines` and `payloads` (kPayloadStride apart) are this channel's part of `segment`.
   ShmSendChannel(std::uint32_t number, Whole<std::byte> segment, SlotLine* lines,
                  std::byte* payloads, const Wiring& wiring)
-      : lines_(lines),
-        released_(&wiring.peer_acks->released[number]),
-        bell_(wiring.bell),
+      : SendRing{lines, &wiring.peer_acks->released[number], wiring.bell},
         segment_(segment.base),
         starved_word_(&wiring.own_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
@@ -51,18 +71,13 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     return owned_[slot]->data;
   }
 
-  void fill(std::byte* slot_buffer, const std::byte* from, std::size_t bytes) override {
-    streamed_ |= stores_.fill(reserved_bytes_, slot_buffer, from, bytes);
-  }
-  // Does what SendChannel does, but inline, because most short operations consist of this call.
+  // Copies at once, so that no handed-over memory is read afterwards.
   bool hand_over(const SegmentHeader& header, const std::byte* data) override {
     std::byte* const slot_buffer = reserve(header.bytes);
     if (slot_buffer != nullptr && header.bytes != 0) fill(slot_buffer, data, header.bytes);
     if (slot_buffer != nullptr) commit(header);
     return slot_buffer != nullptr;
   }
-  bool wants_fill() const override { return stores_.wants_fill(reserved_bytes_); }
-
   void commit(const SegmentHeader& header) override {
     PYCOLL_ASSERT(next_ - known_released_ < kChannelDepth, "segment %llu committed without a slot",
                   static_cast<unsigned long long>(next_));
@@ -72,7 +87,54 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     publish(header, lines_[slot].payload, owned_[slot]);
   }
 
+  bool drained() override {
+    if (is_drained()) return true;
+    if (!undrained_) set_wanted(starved_, true);
+    return false;
+  }
+
+  SendCapabilities capabilities() override {
+    return {.store_hints = this,
+            .sources = this,
+            .zero_copy = this,
+            .direct_writer = this,
+            .multicast = this};
+  }
+
+  // True once for a slot that became free after a failed reserve(), or once
+  // exposed memory has been read.
+  bool has_news() {
+    if (starved_ && has_space()) {
+      set_wanted(false, undrained_);
+      return true;
+    }
+    if (!undrained_ || !is_drained()) return false;
+    set_wanted(starved_, false);
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kReadersMax = 8;
+  static constexpr std::uint8_t kUsesMax = 64;  // bits of WriteWindow::uses
+  // A segment of another channel whose payload is in this channel's slot buffer.
+  struct Reader {
+    ShmSendChannel* channel;
+    std::uint64_t segments;  // the segment is released when its channel has released this many
+  };
+  struct SlotBuffer {
+    std::byte* data = nullptr;
+    std::size_t reader_count = 0;
+    Reader readers[kReadersMax] = {};
+  };
+
+  void fill(std::byte* slot_buffer, const std::byte* from, std::size_t bytes) override {
+    streamed_ |= stores_.fill(reserved_bytes_, slot_buffer, from, bytes);
+  }
+  bool wants_fill() const override { return stores_.wants_fill(reserved_bytes_); }
   bool shares_core() const override { return stores_.is_oversubscribed(); }
+
+  bool flushed() override { return true; }
+  bool reads(const std::byte* /*data*/, std::size_t /*bytes*/) override { return false; }
 
   const void* memory() const override { return segment_; }
 
@@ -107,8 +169,8 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     return true;
   }
 
-  std::byte* offered(const SegmentHeader& header, const DirectWrite& direct_write) override {
-    if (header.bytes < kPlacedBytesMin || direct_write.use >= kUsesMax) return nullptr;
+  std::byte* find_window(const SegmentHeader& header, const DirectWrite& direct_write) override {
+    if (header.bytes < kUncopiedBytesMin || direct_write.use >= kUsesMax) return nullptr;
     const std::uint64_t sequence = load_acquire(offer_->sequence);
     if (sequence != header.sequence) return nullptr;
     const std::uint64_t agreement = load_acquire(offer_->agreement);
@@ -126,51 +188,18 @@ class alignas(64) ShmSendChannel final : public SendChannel {
     if (there != nullptr) places_.aim(next_, sequence, direct_write.offset, bytes);
     return there;
   }
-  bool answered(const SegmentHeader& header) override {
+  bool is_answered(const SegmentHeader& header) override {
     const std::uint64_t sequence = load_acquire(offer_->sequence);
     return sequence != 0 && static_cast<std::int64_t>(sequence - header.sequence) >= 0;
   }
-  void place(std::byte* there, const std::byte* from, std::size_t bytes) override {
+  void write(std::byte* there, const std::byte* from, std::size_t bytes) override {
     streamed_ |= places_.put(there, from, bytes);
   }
-  void commit_placed(const SegmentHeader& header) override {
+  void commit_written(const SegmentHeader& header) override {
     if (std::exchange(streamed_, false)) stream_fence();
     places_.finish();
     publish_place(header, kPlacedBit);
   }
-
-  bool drained() override {
-    if (is_drained()) return true;
-    if (!undrained_) set_wanted(starved_, true);
-    return false;
-  }
-  bool flushed() override { return true; }  // handed-over memory is copied at once
-
-  // True once for a slot that became free after a failed reserve(), or once
-  // exposed memory has been read.
-  bool has_news() {
-    if (starved_ && has_space()) {
-      set_wanted(false, undrained_);
-      return true;
-    }
-    if (!undrained_ || !is_drained()) return false;
-    set_wanted(starved_, false);
-    return true;
-  }
-
- private:
-  static constexpr std::size_t kReadersMax = 8;
-  static constexpr std::uint8_t kUsesMax = 64;  // bits of Offer::uses
-  // A segment of another channel whose payload is in this channel's slot buffer.
-  struct Reader {
-    ShmSendChannel* channel;
-    std::uint64_t segments;  // the segment is released when its channel has released this many
-  };
-  struct SlotBuffer {
-    std::byte* data = nullptr;
-    std::size_t reader_count = 0;
-    Reader readers[kReadersMax] = {};
-  };
 
   // Makes the next slot usable for a segment of `bytes`; false while the channel is full. A small
   // payload needs the slot's line only and no slot buffer.
@@ -254,19 +283,6 @@ class alignas(64) ShmSendChannel final : public SendChannel {
                   slot || drain ? *starved_word_ | starved_bit_ : *starved_word_ & ~starved_bit_);
     if (more) own_bell_->ring();
   }
-
-  // The members that a small segment uses, in one cache line: with more ranks than cores every
-  // operation finds cold caches.
-  SlotLine* lines_;
-  const std::uint64_t* released_;
-  Bell* bell_;
-  std::uint64_t next_ = 0;  // segments committed
-  std::uint64_t known_released_ = 0;
-  std::uint64_t exposed_ = 0;  // segments committed up to the last exposed one; 0: none
-  std::size_t reserved_bytes_ = 0;
-  bool streamed_ = false;   // streaming stores have filled the reserved slot buffer
-  bool starved_ = false;    // reserve() found no free slot
-  bool undrained_ = false;  // drained() found memory that is still being read
 
   const std::byte* segment_;
   // By slot: slot buffers of this channel, or of channels with which it has exchanged buffers.

@@ -1,6 +1,7 @@
 // The parts of a link that both ends of its channels use.
 #pragma once
 
+#include "transport/capabilities.h"
 #include "transport/shm/shm_bell.h"
 #include "transport/shm/shm_layout.h"
 #include "transport/shm/shm_stores.h"

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "shared_memory/shm_arena.h"
+#include "transport/capabilities.h"
 #include "transport/shm/shm_layout.h"
 
 namespace pycoll::transport::shm {
@@ -23,7 +24,7 @@ class ZeroCopySource {
 
   // Whether the peer can read this memory now. Sets `offset` to its place in the arena.
   [[nodiscard]] bool find(const std::byte* data, std::size_t bytes, std::uint64_t* offset) {
-    return bytes >= kZeroCopyBytesMin && tell(data, bytes, offset) &&
+    return bytes >= kUncopiedBytesMin && tell(data, bytes, offset) &&
            load_acquire(peer_acks_->arena) == arena_.generation();
   }
   // Whether this memory is in the arena. Sets `offset` to its place and publishes the arena.

@@ -47,7 +47,6 @@ class SimLink final : public Link {
  public:
   SimLink(SimWorld& world, int rank, int peer);
 
-  int peer() const override { return peer_; }
   SendChannel& send_channel(std::uint32_t number) override { return sends_.at(number); }
   RecvChannel& recv_channel(std::uint32_t number) override { return recvs_.at(number); }
   void post(const Notice& notice) override;
@@ -78,8 +77,7 @@ class SimTransport final : public Transport {
   bool arm() override { return world_->quiet(rank_); }
   void disarm() override {}
   int event_fd() const override { return -1; }
-  void take_back() override { world_->let_go(rank_); }
-  void let_go() override { world_->let_go(rank_); }
+  void let_go(LetGo /*what*/) override { world_->let_go(rank_); }
   void close() override { world_->close(rank_); }
 
  private:

@@ -168,7 +168,7 @@ void TcpTransport::disarm() {
   for (TcpLink* link : links_) (void)link->watch(wanted);
 }
 
-bool TcpTransport::has_output() const {
+bool TcpTransport::has_unsent() const {
   return std::any_of(links_.begin(), links_.end(),
                      [](const TcpLink* link) { return link->has_output(); });
 }
@@ -176,7 +176,7 @@ bool TcpTransport::has_output() const {
 // Keeps receiving meanwhile; otherwise two ranks that close at the same time
 // would wait for each other.
 void TcpTransport::flush_until(Nanoseconds deadline) {
-  while (has_output()) {
+  while (has_unsent()) {
     if (poll()) continue;
     const Nanoseconds left = deadline - clock_.now();
     if (left <= 0) return;
@@ -195,7 +195,7 @@ void TcpTransport::await_sent(Nanoseconds deadline) {
   while (unsent() && clock_.now() < deadline) (void)::poll(nullptr, 0, 1);
 }
 
-void TcpTransport::let_go() {
+void TcpTransport::let_go(LetGo /*what*/) {
   for (TcpLink* link : links_) link->let_go();
 }
 

@@ -15,12 +15,12 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "transport/capabilities.h"
 #include "transport/tcp/tcp_link.h"
-#include "transport/transport.h"
 
 namespace pycoll::transport {
 
-class TcpTransport final : public Transport {
+class TcpTransport final : public Transport, private OutputQueue {
  public:
   // The bound on sockets per peer; more sockets than channels would never be used.
   static constexpr std::size_t kSocketsMax = kChannelsMax;
@@ -42,13 +42,12 @@ class TcpTransport final : public Transport {
   Link* link(int peer) override;
   bool poll() override;
   bool has_new_notices() override;
-  bool has_unsent() const override { return has_output(); }
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return doorbell_.get(); }
-  void take_back() override { let_go(); }
-  void let_go() override;
+  void let_go(LetGo what) override;
   void close() override;
+  TransportCapabilities capabilities() override { return {.output = this}; }
 
  private:
   bool reads_directly() const { return stream_count_ <= kStreamsReadDirectly; }
@@ -57,7 +56,7 @@ class TcpTransport final : public Transport {
   bool receive_ready();
   void note_news(TcpLink* link, std::size_t index);
   bool look_for_silence();
-  bool has_output() const;
+  bool has_unsent() const override;
   void flush_until(Nanoseconds deadline);
   void await_sent(Nanoseconds deadline);
   Status check_attach(int peer, const std::vector<UniqueFd>& sockets) const;

@@ -14,8 +14,8 @@
 #include <new>
 #include <vector>
 
+#include "transport/capabilities.h"
 #include "transport/tcp/frame.h"
-#include "transport/transport.h"
 
 namespace pycoll::transport {
 
@@ -97,7 +97,7 @@ class FreeSlotBuffers {
 
 // Counters start at zero and never reset; they count modulo 2^32:
 //   released <= written.before() <= committed <= released + kTcpDepth
-class TcpSendChannel final : public SendChannel {
+class TcpSendChannel final : public SendChannel, private SourceRecord {
  public:
   // `streams` outlives the channel.
   TcpSendChannel(std::uint32_t number, const TcpStreams& streams)
@@ -109,7 +109,7 @@ class TcpSendChannel final : public SendChannel {
   // Also waits for committed segments: a rank that has finished an operation may not poll for long,
   // and bytes that the socket did not take would stay here.
   bool drained() override { return written_.before() == committed_; }
-  bool reads(const std::byte* data, std::size_t bytes) override;
+  SendCapabilities capabilities() override { return {.sources = this}; }
 
   // The functions below are for the streams.
   std::uint32_t number() const { return number_; }
@@ -124,6 +124,8 @@ class TcpSendChannel final : public SendChannel {
   void let_go();
 
  private:
+  bool flushed() override { return drained(); }
+  bool reads(const std::byte* data, std::size_t bytes) override;
   bool full() const { return committed_ - released_ == kTcpDepth; }
   void submit(const SegmentHeader& header, const std::byte* data);
   TcpStream& stream_for(std::size_t bytes);

@@ -28,7 +28,6 @@ class TcpLink final : public Link {
   // Prepares the sockets. Called once; after a failure the link must not be used.
   Status open(std::vector<UniqueFd> sockets);
 
-  int peer() const override { return peer_; }
   SendChannel& send_channel(std::uint32_t number) override;
   RecvChannel& recv_channel(std::uint32_t number) override;
   void post(const Notice& notice) override;

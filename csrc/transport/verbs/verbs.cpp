@@ -49,11 +49,17 @@ class Medium final : public VerbsTransport {
   bool arm() override;
   void disarm() override;
   int event_fd() const override { return events_.get(); }
-  void let_go() override;
+  void let_go(LetGo what) override;
   RegistrationFacts registered() const override { return ports_->facts(); }
   bool keep(std::byte* data, std::size_t bytes) override { return ports_->keep(data, bytes); }
   void lapse(const std::byte* data, std::size_t bytes) override { ports_->lapse(data, bytes); }
   Status enter(const Region& region) override { return ports_->enter(region); }
+  std::string grant(int peer, std::uint64_t offset, std::size_t bytes) override {
+    return by_rank_[static_cast<std::size_t>(peer)]->grant(offset, bytes);
+  }
+  Status accept(int peer, const std::string& grant) override {
+    return by_rank_[static_cast<std::size_t>(peer)]->accept(grant);
+  }
   void close() override;
 
  private:
@@ -332,8 +338,8 @@ void Medium::disarm() {
 
 // The device reads the memory of its requests until the peer has acknowledged them. If the peer
 // does not answer in time, the link gives up the queue pair: only that ends the reads.
-void Medium::let_go() {
-  if (!events_.valid()) return;
+void Medium::let_go(LetGo what) {
+  if (what == LetGo::kHandedOver || !events_.valid()) return;
   for (VerbsLink* link : links_) {
     link->let_go();
     if (link->state() != LinkState::kOpen && link->reads_user_memory()) link->stop();

@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "transport/transport.h"
+#include "transport/capabilities.h"
 
 namespace pycoll::transport {
 
@@ -66,7 +66,7 @@ std::string verbs_missing();
 // Threads: as in transport.h. Pins about 8 MiB of memory per prepared peer (an area of 4 MiB for
 // each direction), and arena memory (shm_arena.h) that is sent. Uses one descriptor per peer, two
 // per port and two of its own, in addition to those of the driver.
-class VerbsTransport : public Transport {
+class VerbsTransport : public Transport, public Regions {
  public:
   // Longest wait of close() for messages that are on their way to peers.
   static constexpr Nanoseconds kCloseLasts = 1'000'000'000;
@@ -122,7 +122,7 @@ class VerbsTransport : public Transport {
   std::string_view name() const override { return "verbs"; }
   // A region is registered at every port or at none and counts towards no memory bound. enter()
   // fails with kClosed after close().
-  bool has_regions() const override { return true; }
+  TransportCapabilities capabilities() override { return {.regions = this}; }
 };
 
 }  // namespace pycoll::transport

@@ -57,8 +57,12 @@ bool VerbsSendChannel::hand_over(const SegmentHeader& header, const std::byte* d
                 kSegmentBytesMax);
   if (!has_space()) return false;
   Registration* registration = acquire(data, header.bytes);
-  if (registration == nullptr) return SendChannel::hand_over(header, data);
-  set_source({data, header.bytes, registration});
+  if (registration != nullptr) {
+    set_source({data, header.bytes, registration});
+  } else if (header.bytes != 0) {
+    const Rail& rail = link_.rail_of(number_, committed_);
+    copy_bytes(rail.outgoing(rail.slot(number_, committed_) + kPayloadAt), data, header.bytes);
+  }
   submit(header);
   return true;
 }

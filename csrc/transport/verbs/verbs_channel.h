@@ -22,7 +22,10 @@ class VerbsLink;
 //
 // A payload in registered memory is sent from there, and a payload for the peer's region is written
 // there. Such a segment uses only the header of its slot.
-class VerbsSendChannel final : public SendChannel {
+class VerbsSendChannel final : public SendChannel,
+                               private SourceRecord,
+                               private ZeroCopySender,
+                               private RegionSender {
  public:
   // Slots lie in the outgoing areas of the link's rails, after Rail::open().
   VerbsSendChannel(std::uint32_t number, VerbsLink& link) : number_(number), link_(link) {}
@@ -30,22 +33,16 @@ class VerbsSendChannel final : public SendChannel {
   std::byte* reserve(std::size_t bytes) override;
   void commit(const SegmentHeader& header) override;
   bool hand_over(const SegmentHeader& header, const std::byte* data) override;
-  // True if the device can send this memory without a copy. A fold into such memory needs no copy
-  // in a slot.
-  bool is_exposable(const std::byte* data, std::size_t bytes, bool fresh) override;
-  // The verbs transport exposes a segment by handing it over: the device reads it and completes the
-  // request once it has.
-  bool expose(const SegmentHeader& header, const std::byte* data) override {
-    return hand_over(header, data);
-  }
-  bool pass(const SegmentHeader& header, const Passage& passage) override;
   // False also while committed segments wait for the device, because their owner may not poll for a
   // long time.
   bool drained() override;
-  bool flushed() override;
-  bool reads(const std::byte* data, std::size_t bytes) override;
+  SendCapabilities capabilities() override {
+    return {.sources = this, .zero_copy = this, .regions = this};
+  }
 
   // --- for the link
+  // Whether the device reads no user memory.
+  bool flushed() override;
   std::uint32_t number() const { return number_; }
   std::uint32_t next() const { return posted_; }
   // Source and destination of the next segment's payload, if they are not its slots.
@@ -85,6 +82,16 @@ class VerbsSendChannel final : public SendChannel {
     Registration* registration = nullptr;  // nullptr: `data` is in the region
   };
 
+  bool reads(const std::byte* data, std::size_t bytes) override;
+  // True if the device can send this memory without a copy. A fold into such memory needs no copy
+  // in a slot.
+  bool is_exposable(const std::byte* data, std::size_t bytes, bool fresh) override;
+  // The verbs transport exposes a segment by handing it over: the device reads it and completes the
+  // request once it has.
+  bool expose(const SegmentHeader& header, const std::byte* data) override {
+    return hand_over(header, data);
+  }
+  bool pass(const SegmentHeader& header, const Passage& passage) override;
   [[nodiscard]] Registration* acquire(const std::byte* data, std::size_t bytes) const;
   bool has_space();
   void set_source(const Source& source);

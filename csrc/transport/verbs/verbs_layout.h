@@ -117,7 +117,7 @@ struct PeerAddress {
 };
 static_assert(sizeof(PeerAddress) == 48 && std::has_unique_object_representations_v<PeerAddress>);
 
-// The data that a peer needs to write payloads into a part of this rank's region: Link::grant().
+// The data that a peer needs to write payloads into a part of this rank's region: Regions::grant().
 struct Grant {
   std::uint64_t magic = kMagic;
   std::uint64_t address = 0;                     // address of the part's first byte

@@ -30,14 +30,11 @@ class VerbsLink final : public Link {
   Status connect(const std::string& address, UniqueFd liveness, std::string name);
   bool connected() const { return connected_; }
 
-  int peer() const override { return peer_; }
   SendChannel& send_channel(std::uint32_t number) override;
   RecvChannel& recv_channel(std::uint32_t number) override;
   void post(const Notice& notice) override;
   Notice newest() override { return newest_; }
   std::uint64_t notice_count() const { return notices_received_; }
-  std::string grant(std::uint64_t offset, std::size_t bytes) override;
-  Status accept(const std::string& grant) override;
   LinkState state() override { return state_; }
   std::string reason() const override { return reason_; }
 
@@ -55,6 +52,9 @@ class VerbsLink final : public Link {
   void note_waiter() { has_waiter_ = true; }
 
   // --- for the transport
+  // As Regions::grant and Regions::accept.
+  std::string grant(std::uint64_t offset, std::size_t bytes);
+  Status accept(const std::string& grant);
   // A message has arrived on rail `index`, or requests have completed. Returns true if the owner
   // can make progress.
   [[nodiscard]] bool received(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes);

@@ -28,7 +28,7 @@ class Ports {
   static Status open(const Api& api, const std::vector<VerbsPort>& wanted, int completions,
                      const RegistrationLimits& limits, std::unique_ptr<Ports>* opened);
 
-  // See Transport::enter().
+  // See Regions::enter().
   Status enter(const Region& region);
 
   // Appends the ports of these numbers, for the rails of a link. Fails with kInvalidArgument for

@@ -9,20 +9,18 @@ namespace pycoll::conformance {
 namespace {
 
 // One rank's channels to several peers that repeat each other's segments, against queues of what
-// must arrive. Media that share no memory must say so.
+// must arrive.
 class RandomRepeats {
  public:
   RandomRepeats(const Medium& medium, std::uint64_t seed)
       : world_(medium, kPeers + 1, seed), prng_(seed) {
-    const void* memory = send(0).memory();
-    shared_ = memory != nullptr;
-    for (int peer = 1; peer < kPeers; ++peer) {
-      CHECK((send(peer).memory() == memory), "memory of channel %d", peer);
+    for (int peer = 0; peer < kPeers; ++peer) {
+      CHECK(multicast(peer).memory() == multicast(0).memory(), "memory of channel %d", peer);
     }
   }
 
   void run(int turns) {
-    for (int turn = 0; turn < turns && shared_; ++turn) {
+    for (int turn = 0; turn < turns; ++turn) {
       if (prng_.chance(1, 2)) {
         publish(static_cast<int>(prng_.below(kPeers)));
       } else {
@@ -47,6 +45,7 @@ class RandomRepeats {
 
   static std::size_t at(int peer) { return static_cast<std::size_t>(peer); }
   SendChannel& send(int peer) { return world_.send(0, peer + 1, 2); }
+  transport::Multicast& multicast(int peer) { return *send(peer).capabilities().multicast; }
 
   void publish(int first) {
     const Sent sent{prng_.next(), index_++, random_bytes(prng_)};
@@ -56,7 +55,7 @@ class RandomRepeats {
       if (peer == first || prng_.chance(1, 3)) continue;
       const bool full = expected_[at(peer)].size() == kChannelDepth;
       const bool repeated =
-          send(peer).repeat(header_for(sent.key, sent.index, sent.bytes), send(first));
+          multicast(peer).repeat(header_for(sent.key, sent.index, sent.bytes), send(first));
       CHECK(repeated || full, "no room to repeat beside %zu segments", expected_[at(peer)].size());
       if (repeated) expected_[at(peer)].push_back(sent);
     }
@@ -72,7 +71,6 @@ class RandomRepeats {
 
   World world_;
   Prng prng_;
-  bool shared_ = false;
   std::uint64_t index_ = 0;
   std::array<std::deque<Sent>, kPeers> expected_;
 };
@@ -87,7 +85,7 @@ void repeated_payloads_reach_every_peer(const Medium& medium) {
 
 }  // namespace
 
-std::vector<Case> cases_about_repeats() {
+std::vector<Case> cases_about_multicast() {
   return {
       PYCOLL_CASE(repeated_payloads_reach_every_peer),
   };
