@@ -144,8 +144,8 @@ class Execution {
       return sources != nullptr ? sources->reads(data, bytes) : !send->drained();
     }
   };
-  // What the channel of a port can do beyond the contract. Apart from the ports, so that short
-  // operations find all ports in few cache lines.
+  // The optional abilities of a port's channel. Apart from the ports, so that short operations find
+  // all ports in few cache lines.
   struct Abilities {
     transport::SendCapabilities send;
     transport::RecvCapabilities recv;

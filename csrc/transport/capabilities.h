@@ -1,5 +1,5 @@
-// What some media can do beyond the contract of transport.h. A channel or transport that has one of
-// these abilities implements its interface and returns it from capabilities().
+// The optional abilities of media, beyond the contract of transport.h. A channel or transport with
+// such an ability implements its interface and returns it from capabilities().
 //
 // Owner, threads and failures: as for the channel or transport, which owns the interface.
 #pragma once

@@ -32,10 +32,9 @@ struct RecvRing {
   Segment arrived_ = {};
 };
 
-class alignas(64) ShmRecvChannel final : public RecvChannel,
-                                         private RecvRing,
-                                         private ZeroCopyReceiver,
-                                         private WriteWindows {
+struct RecvAbilities : ZeroCopyReceiver, WriteWindows {};
+
+class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbilities {
  public:
   // After a fault no channel of the link receives any more. `fault` outlives the channel. `lines`
   // are this channel's slot lines in the peer's `segment`.

@@ -11,9 +11,8 @@
 
 namespace pycoll::transport::shm {
 
-// The state that a small segment uses. It is a base class in front of the interfaces, so that it
-// shares a cache line with the channel's first table of virtual functions: with more ranks than
-// cores every operation finds cold caches.
+// The state that a small segment uses. As a base class in front of the abilities, it shares the
+// channel's first cache line: with more ranks than cores every operation finds cold caches.
 struct SendRing {
   SlotLine* lines_;
   const std::uint64_t* released_;
@@ -27,18 +26,14 @@ struct SendRing {
   bool undrained_ = false;  // drained() found memory that is still being read
 };
 
+struct SendAbilities : StoreHints, SourceRecord, ZeroCopySender, DirectWriter, Multicast {};
+
 // A ring of slots. Each slot owns a slot buffer for one payload. A segment that repeats another
 // channel's segment names that channel's buffer and leaves its own buffer idle. A buffer is free
 // once all its readers have released it. The owner does not wait for readers on other channels:
 // it exchanges the buffer with the idle buffer of one such channel. So the receivers alone
 // determine how far channels run ahead of each other.
-class alignas(64) ShmSendChannel final : public SendChannel,
-                                         private SendRing,
-                                         private StoreHints,
-                                         private SourceRecord,
-                                         private ZeroCopySender,
-                                         private DirectWriter,
-                                         private Multicast {
+class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbilities {
  public:
   // `lines` and `payloads` (kPayloadStride apart) are this channel's part of `segment`.
   ShmSendChannel(std::uint32_t number, Whole<std::byte> segment, SlotLine* lines,
@@ -78,6 +73,7 @@ class alignas(64) ShmSendChannel final : public SendChannel,
     if (slot_buffer != nullptr) commit(header);
     return slot_buffer != nullptr;
   }
+
   void commit(const SegmentHeader& header) override {
     PYCOLL_ASSERT(next_ - known_released_ < kChannelDepth, "segment %llu committed without a slot",
                   static_cast<unsigned long long>(next_));

@@ -22,10 +22,7 @@ class VerbsLink;
 //
 // A payload in registered memory is sent from there, and a payload for the peer's region is written
 // there. Such a segment uses only the header of its slot.
-class VerbsSendChannel final : public SendChannel,
-                               private SourceRecord,
-                               private ZeroCopySender,
-                               private RegionSender {
+class VerbsSendChannel final : public SendChannel, SourceRecord, ZeroCopySender, RegionSender {
  public:
   // Slots lie in the outgoing areas of the link's rails, after Rail::open().
   VerbsSendChannel(std::uint32_t number, VerbsLink& link) : number_(number), link_(link) {}
