@@ -66,8 +66,7 @@ std::byte* Execution::find_window(const BoundRow& bound, int i, std::size_t skip
   transport::DirectWriter* writer = abilities_[row.send[i]].send.direct_writer;
   if (writer == nullptr) return nullptr;
   const auto index = static_cast<std::size_t>(&bound - bound_.rows().data());
-  return writer->find_window(header_,
-                             {direct_writes_->use(index, i), bound.receiver_bytes + skip});
+  return writer->find_window(header_, {direct_writes_->use(index, i), bound.receiver_bytes + skip});
 }
 
 }  // namespace pycoll::executor

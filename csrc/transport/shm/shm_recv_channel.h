@@ -21,7 +21,11 @@ struct Fault {
 };
 
 // The state that a small segment uses, see SendRing.
-struct RecvRing {
+class RecvRing {
+ protected:
+  RecvRing(const SlotLine* lines, std::uint64_t* released, Bell* bell, Fault* fault)
+      : lines_(lines), released_(released), bell_(bell), fault_(fault) {}
+
   const SlotLine* lines_;
   std::uint64_t* released_;
   Bell* bell_;
@@ -29,7 +33,7 @@ struct RecvRing {
   std::uint64_t head_ = 0;      // segments released
   std::uint64_t reported_ = 0;  // segments that peek() or has_news() has reported
   bool peeked_ = false;
-  Segment arrived_ = {};
+  Segment arrived_;
 };
 
 struct RecvAbilities : ZeroCopyReceiver, WriteWindows {};
@@ -40,7 +44,7 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
   // are this channel's slot lines in the peer's `segment`.
   ShmRecvChannel(std::uint32_t number, Whole<const std::byte> segment, const SlotLine* lines,
                  const Wiring& wiring, Fault* fault)
-      : RecvRing{lines, &wiring.own_acks->released[number], wiring.bell, fault},
+      : RecvRing(lines, &wiring.own_acks->released[number], wiring.bell, fault),
         segment_(segment),
         peer_starved_(&wiring.peer_acks->starved),
         starved_bit_(std::uint64_t{1} << number),

@@ -11,9 +11,13 @@
 
 namespace pycoll::transport::shm {
 
-// The state that a small segment uses. As a base class in front of the abilities, it shares the
-// channel's first cache line: with more ranks than cores every operation finds cold caches.
-struct SendRing {
+// The state that a small segment uses. A base class in front of the abilities, so that it lies in
+// the channel's first cache lines: with more ranks than cores every operation finds cold caches.
+class SendRing {
+ protected:
+  SendRing(SlotLine* lines, const std::uint64_t* released, Bell* bell)
+      : lines_(lines), released_(released), bell_(bell) {}
+
   SlotLine* lines_;
   const std::uint64_t* released_;
   Bell* bell_;
@@ -38,7 +42,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   // `lines` and `payloads` (kPayloadStride apart) are this channel's part of `segment`.
   ShmSendChannel(std::uint32_t number, Whole<std::byte> segment, SlotLine* lines,
                  std::byte* payloads, const Wiring& wiring)
-      : SendRing{lines, &wiring.peer_acks->released[number], wiring.bell},
+      : SendRing(lines, &wiring.peer_acks->released[number], wiring.bell),
         segment_(segment.base),
         starved_word_(&wiring.own_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
