@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 OUT := out
 
 .PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
+        test-launchers \
         soak docs test-quick optimized test-optimized bench-peers bench-net bench-rdma \
         bench-training gpu-check clean
 
@@ -15,6 +16,7 @@ help:
 	@echo "make docs         build the site into out/site; warnings are errors"
 	@echo "make test-rdma    test verbs on Soft-RoCE devices, in a virtual machine with Debian's"
 	@echo "                  kernel"
+	@echo "make test-launchers  jobs over ssh between hosts made of network namespaces (as root)"
 	@echo "make soak         compare random operations with exact results, for an hour"
 	@echo "make optimized    build with profile-guided optimization: record a profile, then rebuild"
 	@echo "make bench-peers  install Open MPI, MPICH and torch in addition to that build, compare,"
@@ -74,6 +76,10 @@ test-python:
 # Not part of `test`: it needs QEMU, Debian's packages and several minutes.
 test-rdma: setup-test
 	bash tests/rdma/run.sh $(BIN)
+
+# Not part of `test`: it needs root, sshd and several minutes.
+test-launchers: setup-test
+	bash tests/launchers/run.sh $(BIN)
 
 optimized: setup-test
 	bash bench/optimize.sh $(BIN)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MismatchError,
         PeerLostError,
         PycollError,
+        RankFailedError,
         ReductionError,
         TimeoutError,
         TransportError,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         wait_all,
         world,
     )
+    from pycoll.launch.function_runs import run
 
 __version__ = "0.1.0"
 
@@ -85,6 +87,7 @@ __all__ = [
     "MismatchError",
     "PeerLostError",
     "PycollError",
+    "RankFailedError",
     "ReductionError",
     "TimeoutError",
     "TransportError",
@@ -123,6 +126,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "register_op",
+    "run",
     "scan",
     "scatter",
     "scatter_object",
@@ -143,7 +147,9 @@ def __getattr__(name: str) -> Any:
 
         raise AttributeError(f"module 'pycoll' has no attribute {name!r}{about_call(name)}")
     try:
-        world = importlib.import_module("pycoll.comm.world")
+        # The launcher works without the native module.
+        module = "pycoll.launch.function_runs" if name == "run" else "pycoll.comm.world"
+        world = importlib.import_module(module)
     except ImportError as error:
         if "_core" not in str(error):
             raise

@@ -84,6 +84,14 @@ class TimeoutError(PycollError, builtins.TimeoutError):
     """
 
 
+class RankFailedError(PycollError):
+    """A rank that ``pycoll.run`` started has raised an exception, died or left no result.
+
+    ``rank`` is the first such rank. The text holds its traceback, and ``__cause__`` is its
+    exception, if that can be pickled.
+    """
+
+
 class ClosedError(PycollError):
     """The communicator is closed, or belongs to the process from which this one was forked."""
 

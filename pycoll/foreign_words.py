@@ -100,17 +100,20 @@ _DTYPES = {
     "bf16": "bfloat16",
 }  # fmt: skip
 
-_HERE = "pycoll run starts ranks on this machine only; for several, start the program with mpirun"
 _RANKS = "the number of ranks is -n N"
 _OPTIONS = {
     **dict.fromkeys(
-        ("-H", "-host", "--host", "--hosts", "-hosts", "-hostfile", "--hostfile", "--machinefile"),
-        f"{_HERE}, srun or torchrun, none of which needs an option of pycoll",
+        ("-host", "--host", "-hosts"), "the hosts are -H host:slots,host:slots or --hostfile FILE"
     ),
+    "--machinefile": "the file of the hosts is --hostfile FILE",
     **dict.fromkeys(
         ("--np", "--num-proc", "-c", "--nproc-per-node", "--nproc_per_node", "--ntasks"), _RANKS
     ),
-    "-x": "ranks inherit the environment: set the variable in front of the command",
+    **dict.fromkeys(("--node_rank",), "the number of this node is --node-rank N"),
+    **dict.fromkeys(
+        ("--master-addr", "--master_addr", "--rdzv-endpoint", "--rdzv_endpoint"),
+        "the place where nodes meet is --address HOST:PORT",
+    ),
 }
 #: Options of nccl-tests that ``pycoll bench`` does not have, or uses with another meaning.
 _BENCH_OPTIONS = {

@@ -11,4 +11,6 @@ cd "$(dirname "$0")/.."
 bin=$1
 shift
 workers=$(($(nproc) * 3 / 2))
-"$bin/python" -m pytest "${@:-tests}" -n $workers --dist loadfile --no-loadscope-reorder -q
+# Tests of launchers over several hosts run apart: make test-launchers.
+[ $# -gt 0 ] || set -- tests --ignore tests/launchers
+"$bin/python" -m pytest "$@" -n $workers --dist loadfile --no-loadscope-reorder -q

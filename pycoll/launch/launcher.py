@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.connect import as_error
+from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.bootstrap.discovery.network import listen_in_range, listen_tcp
 from pycoll.bootstrap.discovery.torch_variables import (
     PORTS_PER_START,
@@ -79,7 +80,7 @@ class LaunchOptions:
     several; ``ranks`` is then the number of this one. ``output_folder`` gets the output of each
     rank in files. ``control`` is a descriptor from which the launcher reads signal numbers, a byte
     each, as if it had got the signals; its end counts as SIGHUP, and ranks do not read stdin.
-    ``ended`` is called with the reason and the exit status, if there is a failure to report.
+    ``ended`` is called with the job's failure, if there is one.
     """
 
     ranks: int
@@ -94,7 +95,7 @@ class LaunchOptions:
     node: NodeOptions | None = None
     output_folder: str | None = None
     control: int | None = None
-    ended: Callable[[str, int], object] | None = None
+    ended: Callable[[Verdict], object] | None = None
 
 
 def launch(options: LaunchOptions) -> int:
@@ -423,10 +424,10 @@ class _Crew:
             self._selector.unregister(control)
         self._signals += numbers or [signal.SIGHUP]
 
-    def _tell(self, text: str, status: int, signum: int = 0) -> None:
+    def _tell(self, verdict: Verdict) -> None:
         """Tell the other nodes that the job has failed here."""
         if self._link is not None and not self._link.over:
-            self._link.fail(Verdict(text, status, signum))
+            self._link.fail(verdict)
 
     def _pass_on(self) -> None:
         if self._output.broken and not self._passed_on:
@@ -439,10 +440,7 @@ class _Crew:
             if again:
                 self._due = [(now, signal.SIGKILL)]
                 continue
-            name = signal.Signals(signum).name
-            where = "" if self._link is None else f" on host {self._link.host}"
-            text = f"stopped by {name}{where}, which was passed on to all ranks"
-            self._tell(text, 128 + signum, signum)
+            self._tell(self._stop_of(signum))
             passed = signal.SIGTERM if signum == signal.SIGPIPE else signum
             for rank in self._ranks:
                 if rank.status is None:
@@ -477,12 +475,22 @@ class _Crew:
     def _fail(self, rank: RankProcess) -> None:
         """Make this rank's failure that of the launch; the others get ``GRACE_S`` to end."""
         self._first = rank
-        self._tell(self._failure_of(rank), _exit_status(rank.status))
+        self._tell(self._verdict_on(rank))
         self._end_softly()
 
     def _end_softly(self) -> None:
         soft = time.monotonic() + GRACE_S
         self._due = [(soft, signal.SIGTERM), (soft + KILL_S, signal.SIGKILL)]
+
+    def _stop_of(self, signum: int) -> Verdict:
+        where = "" if self._link is None else f" on host {self._link.host}"
+        name = signal.Signals(signum).name
+        text = f"stopped by {name}{where}, which was passed on to all ranks"
+        return Verdict(text, 128 + signum, signum)
+
+    def _verdict_on(self, rank: RankProcess) -> Verdict:
+        number = self._share.first + rank.number
+        return Verdict(self._failure_of(rank), _exit_status(rank.status), rank=number)
 
     def _failure_of(self, rank: RankProcess) -> str:
         number, pid = self._share.first + rank.number, rank.process.pid
@@ -541,14 +549,13 @@ class _Crew:
         """Report which rank failed, how, and how the others ended: on stderr, unless the launch is
         quiet, and to ``LaunchOptions.ended``."""
         first, reason = self._first, self._reason()
-        if not reason:
+        if reason is None:
             return
         if self._options.ended is not None:
-            status = 1 if first is None else _exit_status(first.status)
-            self._options.ended(reason, self._verdict.status if self._verdict else status)
+            self._options.ended(reason)
         if self._options.quiet:
             return
-        self._say(reason)
+        self._say(reason.text)
         if self._passed_on:
             return
         others = [rank for rank in self._ranks if rank not in (first, *self._lost)]
@@ -560,14 +567,13 @@ class _Crew:
         if stopped:
             self._say(f"{list_ranks(stopped)} still ran and had to be stopped")
 
-    def _reason(self) -> str:
-        """Return why the job has failed, as all nodes report it; empty if it has not."""
+    def _reason(self) -> Verdict | None:
+        """Return why the job has failed, as all nodes report it; None if it has not."""
         if self._verdict is not None:
-            return self._verdict.text
+            return self._verdict
         if self._passed_on:
-            name = signal.Signals(self._passed_on).name
-            return f"stopped by {name}, which was passed on to all ranks"
-        return "" if self._first is None else self._failure_of(self._first)
+            return self._stop_of(self._passed_on)
+        return None if self._first is None else self._verdict_on(self._first)
 
     @staticmethod
     def _say(text: str) -> None:
@@ -580,3 +586,18 @@ def _exit_status(status: int | None) -> int:
     """Return a process's status as a shell has it: 128 + number for a signal."""
     status = status or 0
     return 128 - status if status < 0 else status
+
+
+def threads_of_ranks(ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return OMP_NUM_THREADS=1 if there are more ranks than cores and the user has not set the
+    variable; torchrun does the same. A line on stderr says so."""
+    cores = core_count()
+    if ranks <= cores or "OMP_NUM_THREADS" in environ:
+        return {}
+    print(
+        f"pycoll run: {ranks} ranks share {cores} cores: OMP_NUM_THREADS=1 for each, unless you "
+        "set it",
+        file=sys.stderr,
+        flush=True,
+    )
+    return {"OMP_NUM_THREADS": "1"}

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from pycoll import __version__
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.discovery.host import machine_identity
 from pycoll.bootstrap.discovery.network import parse_address
 from pycoll.bootstrap.discovery.torch_variables import Share
 from pycoll.bootstrap.rendezvous.frames import NODES
@@ -41,9 +40,12 @@ _SECRET_BYTES_MAX = 4096
 _STATUS_MAX = 255
 
 _FACTS = {
-    **{"slots": int, "pycoll": str, "python": str, "host": str, "machine": str},
-    **{"refusal": str, "nonce": str, "store_port": int, "torch_ports": list},
+    **{"slots": int, "pycoll": str, "python": str, "host": str, "refusal": str},
+    **{"nonce": str, "store_port": int, "torch_ports": list},
 }
+
+
+_VERDICT = ("text", "status", "signum", "rank")
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class NodeOptions:
 
     ``nodes`` is the number of launchers and ``node`` this one's. All of them meet at ``address``,
     "host:port", where node 0 listens, within ``start_timeout_s``. ``host`` is this host's name in
-    reports. A launcher that was started over ssh has ``listener`` on node 0 or else ``targets``,
-    the addresses of node 0; ``distinct``: two nodes may not be on one machine.
+    reports. An agent that another launcher has started has ``listener`` on node 0, and on other
+    nodes ``targets``, the socket addresses of node 0; ``address`` is then a text for errors.
     """
 
     nodes: int
@@ -64,7 +66,11 @@ class NodeOptions:
     host: str = ""
     listener: socket.socket | None = None
     targets: Sequence[tuple[int, Any]] = ()
-    distinct: bool = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether another launcher has started this one."""
+        return self.listener is not None or bool(self.targets)
 
     def check(self) -> None:
         """Raise InvalidArgumentError for values that cannot work."""
@@ -85,7 +91,7 @@ class NodeOptions:
                 f"{SECRET_LENGTH_MIN}; python -c 'import secrets; print(secrets.token_hex(32))' "
                 "prints a good one"
             )
-        if not self.targets and self.listener is None:
+        if not self.is_started:
             parse_address(self.address)
 
 
@@ -131,12 +137,13 @@ def compare_versions(here: Any, host: str, there: Any, other: str) -> None:
 
 
 class Verdict(NamedTuple):
-    """The first failure of a job: its text, the exit status of all nodes, and the signal if a
-    signal to one node ends the job, else 0."""
+    """The first failure of a job: its text, the exit status of all nodes, the signal if a signal to
+    one node ends the job, else 0, and the rank that failed, else -1."""
 
     text: str
     status: int
     signum: int = 0
+    rank: int = -1
 
 
 class NodeLink:
@@ -164,7 +171,7 @@ class NodeLink:
         server = exchange.server_host
         port = facts[0]["store_port"]
         self.store_address = f"[{server}]:{port}" if ":" in server else f"{server}:{port}"
-        torch_host = parse_address(options.address)[0] if options.address else server
+        torch_host = server if options.is_started else parse_address(options.address)[0]
         self.torch_place = (torch_host, facts[0]["torch_ports"])
 
     def fileno(self) -> int:
@@ -213,7 +220,7 @@ class NodeLink:
 def _verdict_of(text: str) -> Verdict:
     """Return the verdict that a node has sent as an alarm; another text becomes one of status 1."""
     with contextlib.suppress(ValueError):
-        found = json_object(read_json(text), {"text": str, "status": int, "signum": int})
+        found = json_object(read_json(text), dict.fromkeys(_VERDICT, int) | {"text": str})
         if 0 < found["status"] <= _STATUS_MAX and 0 <= found["signum"] < 65:
             return Verdict(**found)
     return Verdict(text, 1)
@@ -249,13 +256,12 @@ def meet_nodes(
             **versions(),
             "slots": slots,
             "host": options.host or socket.gethostname(),
-            "machine": machine_identity(),
             "refusal": refusal,
             "nonce": os.urandom(16).hex(),
             "store_port": ports[0],
             "torch_ports": list(ports[1]),
         }
-        link = NodeLink(exchange, options, _agreed(exchange, facts, options.distinct))
+        link = NodeLink(exchange, options, _agreed(exchange, facts))
     except BaseException:
         # The store of node 0 first sends what it has; nobody waits for this node afterwards.
         exchange.close()
@@ -267,15 +273,16 @@ def meet_nodes(
 def _enter(options: NodeOptions, deadline: Deadline) -> StoreExchange:
     place = (options.secret, os.environ.get("PYCOLL_JOB_ID", ""))
     if options.listener is not None:
-        name = options.host or "this host"
-        return serve_store(options.listener, name, *place, options.nodes, deadline, NODES)
+        return serve_store(
+            options.listener, options.address, *place, options.nodes, deadline, NODES
+        )
     if options.targets:
-        store = Place("its addresses", options.targets, party=NODES)
+        store = Place(options.address, options.targets, party=NODES)
         return StoreExchange(store, *place, options.node, options.nodes, deadline)
     return join_store(options.address, *place, options.node, options.nodes, deadline, party=NODES)
 
 
-def _agreed(exchange: StoreExchange, mine: dict[str, Any], distinct: bool) -> list[dict[str, Any]]:
+def _agreed(exchange: StoreExchange, mine: dict[str, Any]) -> list[dict[str, Any]]:
     """Exchange the facts and check those of all nodes. Every node finds the same fault."""
     blobs = exchange.all_gather(json.dumps(mine).encode())
     found: list[dict[str, Any]] = []
@@ -296,13 +303,6 @@ def _agreed(exchange: StoreExchange, mine: dict[str, Any], distinct: bool) -> li
     for node, facts in enumerate(found):
         if facts["refusal"]:
             raise InvalidArgumentError(f"host {facts['host']} (node {node}): {facts['refusal']}")
-    machines: dict[str, str] = {}
-    for facts in found if distinct else ():
-        other = machines.setdefault(facts["machine"], facts["host"])
-        if other != facts["host"]:
-            raise InvalidArgumentError(
-                f"hosts {other} and {facts['host']} are one machine: name it once, with all slots"
-            )
     size = sum(facts["slots"] for facts in found)
     if size > RANKS_MAX:
         raise InvalidArgumentError(f"the nodes start {size} ranks: at most {RANKS_MAX} can join")

@@ -15,6 +15,8 @@ import signal
 import time
 from typing import IO
 
+from pycoll.launch.host_notes import NoteFilter
+
 #: A line longer than this is passed on in pieces, each with its own prefix.
 LINE_BYTES_MAX = 1 << 20
 #: The launcher shows an unfinished line after QUIET_S seconds without further bytes, and LATE_S
@@ -101,8 +103,16 @@ class _Screen:
 class _Stream:
     """The output of one rank on one descriptor."""
 
-    def __init__(self, pipe: IO[bytes], prefix: bytes, target: int, screen: _Screen) -> None:
+    def __init__(
+        self,
+        pipe: IO[bytes],
+        prefix: bytes,
+        target: int,
+        screen: _Screen,
+        notes: NoteFilter | None,
+    ) -> None:
         self.pipe = pipe
+        self.notes = notes
         self.target = target
         self.screen = screen
         self.lines = RankLines(prefix)
@@ -112,7 +122,11 @@ class _Stream:
         self.heard = 0.0
 
     def keep(self, piece: bytes) -> None:
-        """Keep bytes that have just come."""
+        """Keep bytes that have just come, without the notes among them."""
+        if self.notes is not None:
+            piece = self.notes.rest(piece)
+            if not piece:
+                return
         self.heard = time.monotonic()
         if not self.lines.has_part():
             self.since = self.heard
@@ -144,11 +158,14 @@ class RankOutput:
         #: SIGPIPE once the reader of the launcher's output has closed it, else 0.
         self.broken = 0
 
-    def add(self, pipe: IO[bytes], target: int, prefix: str = "") -> None:
-        """Show ``pipe`` on descriptor ``target``, with ``prefix`` in front of every line."""
+    def add(
+        self, pipe: IO[bytes], target: int, prefix: str = "", notes: NoteFilter | None = None
+    ) -> None:
+        """Show ``pipe`` on descriptor ``target``, with ``prefix`` in front of every line. ``notes``
+        takes messages of an agent out of it."""
         os.set_blocking(pipe.fileno(), False)
         screen = self._screens.setdefault(_file_of(target), _Screen())
-        self._open[pipe.fileno()] = _Stream(pipe, prefix.encode(), target, screen)
+        self._open[pipe.fileno()] = _Stream(pipe, prefix.encode(), target, screen, notes)
         self._selector.register(pipe, selectors.EVENT_READ, lambda: self._read(pipe.fileno()))
 
     def waits(self) -> list[float]:
@@ -213,6 +230,8 @@ class RankOutput:
 
     def _end(self, fd: int) -> None:
         stream = self._open.pop(fd)
+        if stream.notes is not None:
+            stream.lines.take(stream.notes.end())
         stream.lines.end()
         stream.ended = True
         self._ended.append(stream)

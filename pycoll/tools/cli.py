@@ -16,6 +16,7 @@ from pycoll.foreign_words import about_call, about_option
 from pycoll.tools.units import Bytes, Seconds, SecondsPerByte
 
 if TYPE_CHECKING:
+    from pycoll.launch.host_starts import HostsOptions
     from pycoll.launch.node_meeting import NodeOptions
 
 COLLECTIVES = (
@@ -91,6 +92,41 @@ def main() -> None:
 def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of jobs on several machines."""
     options = (
+        click.option(
+            "-H",
+            "--hosts",
+            metavar="HOST:SLOTS,...",
+            help="Start ranks on these hosts, over ssh; localhost needs no ssh.",
+        ),
+        click.option(
+            "--hostfile",
+            metavar="FILE",
+            help='The same, a host a line: "host:slots" or "host slots=N".',
+        ),
+        click.option(
+            "-p",
+            "--ssh-port",
+            type=click.IntRange(min=1, max=65535),
+            metavar="PORT",
+            help="The port of sshd.  [default: ssh's]",
+        ),
+        click.option(
+            "-i", "--ssh-identity-file", "identity", metavar="FILE", help="The key file of ssh."
+        ),
+        click.option(
+            "--network-interfaces",
+            metavar="NAME,...",
+            help="The interfaces that nodes and ranks may use.  [default: all]",
+        ),
+        click.option(
+            "-x",
+            "variables",
+            metavar="NAME[=VALUE]",
+            multiple=True,
+            help="A variable for the ranks of all hosts; PYCOLL_*, PYTHON*, PATH and those of "
+            "frameworks go there anyway.",
+        ),
+        click.option("--verbose", is_flag=True, help="Say how each host is reached."),
         click.option("--nnodes", type=click.IntRange(min=1), metavar="N", help="How many nodes."),
         click.option(
             "--node-rank", type=click.IntRange(min=0), metavar="N", help="This node, from 0 on."
@@ -105,7 +141,7 @@ def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
             "--start-timeout",
             type=float,
             metavar="SECONDS",
-            help="The longest wait for all nodes.  [default: 60]",
+            help="The longest wait for all hosts or nodes.  [default: 60]",
         ),
     )
     for option in reversed(options):
@@ -182,11 +218,18 @@ def run(
     it once with -H or --hostfile, which starts the others over ssh.
     """
     from pycoll.launch.elastic_jobs import PATIENCE_S, ElasticOptions
-    from pycoll.launch.launcher import LaunchOptions, launch
+    from pycoll.launch.launcher import LaunchOptions, launch, threads_of_ranks
 
     _check_options(command[0])
     try:
-        node = _node_of(words)
+        node, hosts = _node_of(words), _hosts_of(words, ranks)
+        if hosts is not None:
+            if min_np or max_np or host_discovery_script is not None:
+                raise click.UsageError(
+                    "elastic jobs run on one machine: leave out --min-np, --max-np and "
+                    "--host-discovery-script, or the hosts"
+                )
+            sys.exit(_run_on(hosts, words, restarts, command))
         if ranks is None:
             raise click.UsageError("Missing option '-n': how many ranks.")
         elastic = None
@@ -199,7 +242,7 @@ def run(
             prefix=words["prefix"],
             output_folder=words["output_filename"],
             node=node,
-            environment=_threads_of_ranks(ranks),
+            environment=threads_of_ranks(ranks, os.environ),
             restarts=restarts,
             elastic=elastic,
         )
@@ -222,6 +265,8 @@ def _node_of(words: Mapping[str, Any]) -> NodeOptions | None:
     for option, name in list(own.items())[:2]:
         if words[name] is None:
             raise click.UsageError(f"--nnodes needs {option} too")
+    if words["hosts"] is not None or words["hostfile"] is not None:
+        raise click.UsageError("--nnodes and hosts (-H, --hostfile) are two ways: give one")
     limit = words["start_timeout"]
     return NodeOptions(
         nodes=words["nnodes"],
@@ -232,20 +277,54 @@ def _node_of(words: Mapping[str, Any]) -> NodeOptions | None:
     )
 
 
-def _threads_of_ranks(ranks: int) -> dict[str, str]:
-    """Return OMP_NUM_THREADS=1 if there are more ranks than cores and the user has not set the
-    variable; torchrun does the same."""
-    from pycoll.bootstrap.discovery.cores import core_count
+def _hosts_of(words: Mapping[str, Any], ranks: int | None) -> HostsOptions | None:
+    """Return the hosts of ``-H`` or ``--hostfile``, or None without them."""
+    from pycoll.launch.host_list import parse_hosts, place_ranks, read_hostfile
+    from pycoll.launch.host_starts import HostsOptions
+    from pycoll.launch.node_meeting import START_S
 
-    cores = core_count()
-    if ranks <= cores or "OMP_NUM_THREADS" in os.environ:
-        return {}
-    click.echo(
-        f"pycoll run: {ranks} ranks share {cores} cores: OMP_NUM_THREADS=1 for each, unless you "
-        "set it",
-        err=True,
+    text, path = words["hosts"], words["hostfile"]
+    if text is None and path is None:
+        for option, name in (("-p", "ssh_port"), ("-i", "identity"), ("--verbose", "verbose")):
+            if words[name]:
+                raise click.UsageError(f"{option} is for hosts: give -H or --hostfile too")
+        return None
+    if text is not None and path is not None:
+        raise click.UsageError("-H and --hostfile both name the hosts: give one")
+    hosts = parse_hosts(text) if text is not None else read_hostfile(path)
+    limit, interfaces = words["start_timeout"], words["network_interfaces"]
+    return HostsOptions(
+        hosts=place_ranks(hosts, ranks),
+        ssh_port=words["ssh_port"],
+        identity=words["identity"],
+        start_timeout_s=START_S if limit is None else limit,
+        interfaces=interfaces.split(",") if interfaces else (),
+        variables=words["variables"],
+        verbose=words["verbose"],
     )
-    return {"OMP_NUM_THREADS": "1"}
+
+
+def _run_on(
+    hosts: HostsOptions, words: Mapping[str, Any], restarts: int, command: tuple[str, ...]
+) -> int:
+    """Run the command on hosts, report a failure, and return the exit status."""
+    from pycoll.launch.host_starts import Work, launch_on_hosts
+
+    # Python buffers its output until the end where that is a pipe.
+    at_once = words["prefix"] or os.isatty(1)
+    work = Work(
+        command,
+        prefix=words["prefix"],
+        restarts=restarts,
+        output_folder=words["output_filename"],
+        environment={"PYTHONUNBUFFERED": "1"} if at_once else {},
+    )
+    verdict = launch_on_hosts(hosts, work)
+    if verdict is None:
+        return 0
+    for line in verdict.text.splitlines():
+        click.echo(f"pycoll run: {line}", err=True)
+    return verdict.status
 
 
 @main.command(cls=_Command)

@@ -1,0 +1,458 @@
+"""Jobs on several hosts from one command: starts an agent on each host, over ssh or here.
+
+The launcher writes its orders to the stdin of each agent and shows what the agents print. An agent
+whose stdin ends, since the launcher has ended or the connection is lost, ends its ranks. The nodes
+meet and watch each other as those of ``--nnodes`` do (node_meeting.py); the launcher takes no part.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import math
+import os
+import secrets
+import selectors
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pycoll.config import PREFIX, Config
+from pycoll.errors import InvalidArgumentError, TransportError
+from pycoll.launch.host_list import HostSlots
+from pycoll.launch.host_notes import NoteFilter, new_mark, write_order
+from pycoll.launch.launcher import KILL_S, SIGNAL_GRACE_S
+from pycoll.launch.node_meeting import START_S, Verdict, compare_versions, versions
+from pycoll.launch.rank_output import RankOutput
+from pycoll.launch.signals import signals_caught
+
+#: Seconds from the first agent that fails to start until the launcher gives up the others.
+_MORE_FAILURES_S = 1.0
+#: Seconds that agents have to end after the first of them has ended.
+_LAST_S = 15.0
+#: Most bytes of an agent's stderr that are kept for an error text.
+_WORDS_MAX = 4096
+#: Variables that hosts share, in addition to PYCOLL_*; ``HostsOptions.variables`` adds others.
+_CARRIED = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "LANG", "LC_ALL", "TZ")
+_CARRIED_PREFIXES = (
+    *("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "CUDA_", "NCCL_", "GLOO_", "TORCH"),
+    *("JAX_", "XLA_", "HOROVOD_", "HF_", "TRANSFORMERS_", "CONDA_"),
+)
+#: Variables of one process or of one job, which the agents set.
+_PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "ADDRESS", "SECRET", "JOB_ID", "STORE")
+_OWN = {f"{PREFIX}{name}" for name in (*_PLACES, "ROSTER", "MEMBER", "HOST_ID")}
+_HINTS = (
+    (
+        "Permission denied",
+        "ssh would ask for a password, and pycoll answers no questions: use a key that works "
+        "without one (ssh-copy-id {host}, an ssh agent, or -i FILE)",
+    ),
+    ("Host key verification", "connect once by hand (ssh {host}), so that ssh knows its key"),
+    ("Could not resolve", "check the host's name"),
+    ("Connection refused", "does sshd run there, at this port (-p PORT)?"),
+    ("timed out", "is the host up, and does a firewall let ssh through?"),
+    ("No route to host", "is the host up, and in a network that this host reaches?"),
+    ("No module named", "install the same pycoll there, for {python}"),
+)
+
+
+@dataclass(frozen=True)
+class HostsOptions:
+    """The hosts of a job and how to reach them.
+
+    ``hosts``: names with the number of ranks on each. ``ssh_port`` and ``identity`` are the port
+    and the key file of ssh. All agents have to answer and to meet within ``start_timeout_s``.
+    ``interfaces`` are the network interfaces that nodes and ranks use. ``variables``: "NAME" or
+    "NAME=VALUE", which all ranks get in addition to those that are always carried. ``verbose``: say
+    on stderr how each host is reached.
+    """
+
+    hosts: Sequence[HostSlots]
+    ssh_port: int | None = None
+    identity: str | None = None
+    start_timeout_s: float = START_S
+    interfaces: Sequence[str] = ()
+    variables: Sequence[str] = ()
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the ranks run: ``command``, or the pickled function ``call`` through function_rank.py.
+    The other fields are those of LaunchOptions."""
+
+    command: Sequence[str]
+    prefix: bool = False
+    restarts: int = 0
+    output_folder: str | None = None
+    call: bytes | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Agent:
+    """The agent of one host, as its launcher sees it."""
+
+    def __init__(self, host: HostSlots, process: subprocess.Popen[bytes]) -> None:
+        self.host = host
+        self.process = process
+        #: Its answer to the first order.
+        self.facts: dict[str, Any] | None = None
+        self.words = bytearray()
+        self.ended = False
+
+    def order(self, data: dict[str, Any]) -> None:
+        """Send an order; an agent that has ended is found out by its status."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            write_order(self.process.stdin.fileno(), data)
+
+    def send_signal(self, signum: int) -> None:
+        """Have the agent take a signal."""
+        stdin = self.process.stdin
+        if stdin is not None and not stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(stdin.fileno(), bytes([signum]))
+
+    def let_go(self) -> None:
+        """Close its stdin, after which it ends its ranks and itself."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+
+    def failure(self) -> str:
+        """Return why it has ended without an answer."""
+        status = self.process.returncode
+        text = self.words.decode(errors="replace").strip()
+        lines = [line for line in text.splitlines() if line.strip()]
+        said = "; ".join(lines[-3:]) if lines else "it said nothing"
+        hints = [hint for word, hint in _HINTS if word in text]
+        if status in (126, 127):
+            hints = ["install the same Python there, at the same path: {python}"]
+        hint = hints[0].format(host=self.host.name, python=sys.executable) if hints else ""
+        way = "its agent" if self.host.is_here else "ssh"
+        text = f"host {self.host.name}: {way} ended with status {status}: {said}"
+        return f"{text}; {hint}" if hint else text
+
+
+def launch_on_hosts(
+    options: HostsOptions, work: Work, results: Callable[[int, bytes], object] | None = None
+) -> Verdict | None:
+    """Run a job on several hosts and wait; returns its failure, or None if all ranks ended well.
+
+    ``results(rank, data)`` is called with what ranks that call a function have left. Raises
+    InvalidArgumentError or TransportError, with each host and its reason, if an agent does not
+    start. No process of the job is left running on any host that can still be reached.
+    """
+    limit = options.start_timeout_s
+    if not 0 < limit < float("inf"):
+        raise InvalidArgumentError(
+            f"start_timeout={limit}: expected seconds, a finite number above 0"
+        )
+    with _HostsJob(options, work, results) as job:
+        if not job.await_answers():
+            signum = job.signals[0]
+            name = signal.Signals(signum).name
+            return Verdict(f"stopped by {name} before the ranks ran", 128 + signum, signum)
+        job.go()
+        return job.watch()
+
+
+class _HostsJob:
+    """The agents of one job. A context manager: on exit none of them runs."""
+
+    def __init__(
+        self,
+        options: HostsOptions,
+        work: Work,
+        results: Callable[[int, bytes], object] | None,
+    ) -> None:
+        self._options, self._work, self._results = options, work, results
+        self._mark = new_mark()
+        self._agents: list[_Agent] = []
+        self._verdicts: list[Verdict] = []
+        self.signals: list[int] = []
+        self._passed_on = 0
+        self._due: list[tuple[float, Callable[[_Agent], object]]] = []
+        self._selector = selectors.DefaultSelector()
+        self._output = RankOutput(self._selector)
+        self._undo = contextlib.ExitStack()
+        self._began = time.monotonic()
+
+    def __enter__(self) -> _HostsJob:
+        self._undo.callback(self._selector.close)
+        self._undo.enter_context(signals_caught(self._selector, self.signals))
+        try:
+            secret = secrets.token_hex(32)
+            environment = carried(os.environ, self._options)
+            for node, host in enumerate(self._options.hosts):
+                self._start(node, host, secret, {**environment, **self._work.environment})
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for agent in self._agents:
+            agent.let_go()
+            if agent.facts is None:
+                # No rank of it runs, and ssh may still try to connect.
+                _kill(agent)
+        until = time.monotonic() + SIGNAL_GRACE_S + KILL_S + 1.0
+        for agent in self._agents:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.process.wait(max(0.0, until - time.monotonic()))
+            _kill(agent)
+            agent.process.wait()
+        self._output.drain()
+        for agent in self._agents:
+            for pipe in (agent.process.stdout, agent.process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        self._undo.close()
+
+    def _start(
+        self, node: int, host: HostSlots, secret: str, environment: Mapping[str, str]
+    ) -> None:
+        line = _command_line(host, self._options)
+        if self._options.verbose:
+            _say(f"host {host.name}: {shlex.join(line)}")
+        process = subprocess.Popen(
+            line,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # The terminal's Ctrl-C reaches the launcher only.
+            start_new_session=True,
+        )
+        agent = _Agent(host, process)
+        self._agents.append(agent)
+        assert process.stdout is not None and process.stderr is not None
+        notes = NoteFilter(self._mark, lambda note: self._take(agent, note))
+        self._output.add(process.stdout, 1, notes=notes)
+        os.set_blocking(process.stderr.fileno(), False)
+        self._selector.register(
+            process.stderr, selectors.EVENT_READ, lambda: self._read_words(agent)
+        )
+        work = self._work
+        order = {
+            "mark": self._mark,
+            "host": host.name,
+            "node": node,
+            "nodes": len(self._options.hosts),
+            "slots": host.slots,
+            "secret": secret.encode().hex(),
+            "command": list(work.command),
+            "folder": os.getcwd(),
+            "environment": dict(environment),
+            "prefix": work.prefix,
+            "restarts": work.restarts,
+            "output_folder": work.output_folder,
+            "start_timeout_s": self._options.start_timeout_s,
+            "call": None if work.call is None else base64.b64encode(work.call).decode(),
+        }
+        # A long order does not fit the pipe of an ssh that has not connected yet.
+        threading.Thread(target=agent.order, args=(order,), daemon=True).start()
+
+    def _read_words(self, agent: _Agent) -> None:
+        """Keep what ssh or a starting agent says on stderr, for an error text."""
+        stderr = agent.process.stderr
+        assert stderr is not None
+        try:
+            piece = os.read(stderr.fileno(), 65536)
+        except BlockingIOError:
+            return
+        if not piece:
+            self._selector.unregister(stderr)
+        if self._options.verbose and piece:
+            os.write(2, piece)
+        agent.words += piece
+        del agent.words[:-_WORDS_MAX]
+
+    def _take(self, agent: _Agent, note: Any) -> None:
+        if "verdict" in note:
+            self._verdicts.append(Verdict(**note["verdict"]))
+        elif "result" in note:
+            if self._results is not None:
+                self._results(note["result"], base64.b64decode(note["data"]))
+        elif agent.facts is None:
+            agent.facts = note
+
+    def _step(self, until: float) -> None:
+        """Wait for events until ``until``, on the monotonic clock, and note ended agents."""
+        waits = [*self._output.waits(), 0.1, max(0.0, until - time.monotonic())]
+        for key, _ in self._selector.select(min(waits)):
+            action: Callable[[], object] = key.data
+            action()
+        self._output.show()
+        for agent in self._agents:
+            agent.ended = agent.process.poll() is not None
+
+    def await_answers(self) -> bool:
+        """Wait until all agents have answered; returns False if a signal has come meanwhile. Raises
+        the errors of ``launch_on_hosts``."""
+        limit = self._options.start_timeout_s
+        until = self._began + limit
+        while not all(agent.facts is not None for agent in self._agents):
+            if self.signals:
+                return False
+            self._step(until)
+            if any(agent.ended and agent.facts is None for agent in self._agents):
+                until = min(until, time.monotonic() + _MORE_FAILURES_S)
+            elif all(agent.facts is not None for agent in self._agents):
+                break
+            if time.monotonic() >= until:
+                break
+        failures = [
+            agent.failure()
+            if agent.ended
+            else f"host {agent.host.name}: no answer within {limit:g} s (--start-timeout sets it)"
+            for agent in self._agents
+            if agent.facts is None and (agent.ended or time.monotonic() >= self._began + limit)
+        ]
+        if failures:
+            raise TransportError("\n".join(failures), operation="run")
+        self._compare()
+        return True
+
+    def _compare(self) -> None:
+        here, machines = versions(), dict[str, str]()
+        for agent in self._agents:
+            name, facts = agent.host.name, agent.facts or {}
+            compare_versions(here, socket.gethostname(), facts, name)
+            if facts["refusal"]:
+                raise InvalidArgumentError(f"host {name}: {facts['refusal']}")
+            other = machines.setdefault(facts["machine"], name)
+            if other != name:
+                raise InvalidArgumentError(
+                    f"hosts {other} and {name} are one machine: name it once, with all its slots"
+                )
+
+    def go(self) -> None:
+        """Let the agents meet and start their ranks, whose stderr is shown from now on."""
+        first = self._agents[0]
+        for agent in self._agents:
+            if self._options.verbose:
+                _say(f"host {agent.host.name}: the agent starts {agent.host.slots} ranks")
+            stderr = agent.process.stderr
+            assert stderr is not None
+            if stderr in self._selector.get_map():
+                self._selector.unregister(stderr)
+                self._output.add(stderr, 2)
+            places = (first.facts or {})["places"]
+            agent.order({"first": first.host.name, "places": places})
+
+    def watch(self) -> Verdict | None:
+        """Wait until all agents have ended; returns the job's failure."""
+        last: float | None = None
+        while not all(agent.ended for agent in self._agents):
+            now = time.monotonic()
+            self._step(now + 1.0)
+            self._pass_on()
+            for agent in self._agents:
+                if agent.ended and last is None and (agent.process.returncode or self._verdicts):
+                    last = time.monotonic() + _LAST_S
+            while self._due and self._due[0][0] <= time.monotonic():
+                _, act = self._due.pop(0)
+                for agent in self._agents:
+                    act(agent)
+            if last is not None and time.monotonic() >= last:
+                break
+        self._output.drain()
+        if self._verdicts:
+            # All nodes report one failure, but for one that was cut off from the others.
+            texts = list(dict.fromkeys([one.text for one in self._verdicts]))
+            return self._verdicts[0]._replace(text="\n".join(texts[:4]))
+        lost = [
+            f"host {agent.host.name}: its agent or the connection to it ended with status "
+            f"{agent.process.returncode}"
+            for agent in self._agents
+            if agent.process.returncode != 0
+        ]
+        return Verdict("\n".join(lost), 1) if lost else None
+
+    def _pass_on(self) -> None:
+        if self._output.broken and not self._passed_on:
+            self.signals.append(signal.SIGTERM)
+        while self.signals:
+            signum = self.signals.pop(0)
+            now = time.monotonic()
+            if self._passed_on:
+                self._due = [(now, _Agent.let_go), (now + KILL_S, _kill)]
+                continue
+            self._passed_on = signum
+            for agent in self._agents:
+                agent.send_signal(signum)
+            hard = now + SIGNAL_GRACE_S + KILL_S + 1.0
+            self._due = [(hard, _Agent.let_go), (hard + KILL_S, _kill)]
+
+
+def carried(environ: Mapping[str, str], options: HostsOptions) -> dict[str, str]:
+    """Return the variables that the agents and ranks of all hosts get. Raises InvalidArgumentError
+    for a name in ``options.variables`` that is not set."""
+    found = {
+        name: text
+        for name, text in environ.items()
+        if name in _CARRIED or name.startswith((PREFIX, *_CARRIED_PREFIXES))
+    }
+    for word in options.variables:
+        name, equals, text = word.partition("=")
+        if not equals and name not in environ:
+            raise InvalidArgumentError(
+                f"-x {word}: the variable is not set here; set it, or give -x {word}=VALUE"
+            )
+        found[name] = text if equals else environ[name]
+    if options.interfaces:
+        found["PYCOLL_INTERFACES"] = ",".join(options.interfaces)
+    found = {name: text for name, text in found.items() if name not in _OWN}
+    Config.read(found)
+    return found
+
+
+def _command_line(host: HostSlots, options: HostsOptions) -> list[str]:
+    """Return the command line that starts the agent. It holds no secret and no user's command."""
+    agent = [sys.executable, "-m", "pycoll.launch.host_agent"]
+    if host.is_here:
+        return agent
+    if shutil.which("ssh") is None:
+        raise InvalidArgumentError(
+            f"host {host.name}: no command ssh (openssh-client) to reach it with"
+        )
+    if os.environ.get("PYTHONPATH"):
+        agent = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *agent]
+    wait_s = max(1, math.ceil(options.start_timeout_s))
+    settings = {
+        "BatchMode": "yes",
+        "ConnectTimeout": str(wait_s),
+        "ServerAliveInterval": "2",
+        "ServerAliveCountMax": "2",
+    }
+    line = ["ssh", "-T"]
+    for name, value in settings.items():
+        line += ["-o", f"{name}={value}"]
+    if options.ssh_port is not None:
+        line += ["-p", str(options.ssh_port)]
+    if options.identity is not None:
+        if not os.path.isfile(options.identity):
+            raise InvalidArgumentError(
+                f"ssh_identity_file={options.identity!r}: there is no such file"
+            )
+        line += ["-i", options.identity]
+    return [*line, "--", host.name, shlex.join(agent)]
+
+
+def _kill(agent: _Agent) -> None:
+    if agent.process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(agent.process.pid, signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    print(f"pycoll run: {text}", file=sys.stderr, flush=True)
