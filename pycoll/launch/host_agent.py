@@ -107,6 +107,12 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
         targets=targets,
     )
     met = threading.Event()
+
+    def started() -> None:
+        met.set()
+        # From now on the launcher sends its pulse.
+        write_note(order["mark"], {"started": True})
+
     threading.Thread(target=_end_with_launcher, args=(met,), daemon=True).start()
     with _folder_of_call(order) as folder:
         options = LaunchOptions(
@@ -119,7 +125,7 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
             node=node,
             output_folder=order["output_folder"],
             control=0,
-            started=met.set,
+            started=started,
             ended=lambda verdict: write_note(order["mark"], {"verdict": verdict._asdict()}),
         )
         status = launch(options)

@@ -1,9 +1,9 @@
 """Messages between the launcher of a job on several hosts and the agents that it starts there.
 
 The agent's stdin carries orders: a length in decimal digits, a newline, and that many bytes of
-JSON; from the start of the ranks on, single bytes that are signal numbers. Its stdout carries the
-output of its ranks, and notes between it: the job's mark, JSON, and a newline. The mark holds
-random bytes, so output of ranks does not contain it.
+JSON; from the start of the ranks on, single bytes, see ``LaunchOptions.control``. Its stdout
+carries the output of its ranks, and notes between it: the job's mark, JSON, and a newline. The mark
+holds random bytes, so output of ranks does not contain it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from pycoll.config import PREFIX, Config
 from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch.host_list import HostSlots
 from pycoll.launch.host_notes import NoteFilter, new_mark, write_order
-from pycoll.launch.launcher import KILL_S, SIGNAL_GRACE_S
+from pycoll.launch.launcher import KILL_S, PULSE_S, SIGNAL_GRACE_S
 from pycoll.launch.node_meeting import START_S, Verdict, compare_versions, versions
 from pycoll.launch.rank_output import RankOutput
 from pycoll.launch.signals import signals_caught
@@ -86,7 +86,7 @@ class HostsOptions:
 
 @dataclass(frozen=True)
 class Work:
-    """What the ranks run: ``command``, or the pickled function ``call`` through function_rank.py.
+    """The ranks run ``command``; it calls the pickled function ``call`` if there is one.
     The other fields are those of LaunchOptions."""
 
     command: Sequence[str]
@@ -106,25 +106,30 @@ class _Agent:
         #: Its answer to the first order.
         self.facts: dict[str, Any] | None = None
         self.words = bytearray()
+        #: Whether its ranks run, so that it expects a pulse.
+        self.started = False
         self.ended = False
+        self._lock = threading.Lock()
 
     def order(self, data: dict[str, Any]) -> None:
-        """Send an order; an agent that has ended is found out by its status."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            write_order(self.process.stdin.fileno(), data)
-
-    def send_signal(self, signum: int) -> None:
-        """Have the agent take a signal."""
+        """Send an order; an agent that has ended is found out by its status. Any thread may call
+        it. It waits until the agent reads or ends."""
         stdin = self.process.stdin
-        if stdin is not None and not stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            if stdin is not None and not stdin.closed:
+                write_order(stdin.fileno(), data)
+
+    def send(self, signum: int) -> None:
+        """Have the agent take a signal, or see a pulse if it is 0. Any thread may call it."""
+        stdin = self.process.stdin
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            if stdin is not None and not stdin.closed:
                 os.write(stdin.fileno(), bytes([signum]))
 
     def let_go(self) -> None:
         """Close its stdin, after which it ends its ranks and itself."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            if self.process.stdin is not None:
                 self.process.stdin.close()
 
     def failure(self) -> str:
@@ -180,6 +185,7 @@ class _HostsJob:
         self._verdicts: list[Verdict] = []
         self.signals: list[int] = []
         self._passed_on = 0
+        self._over = threading.Event()
         self._due: list[tuple[float, Callable[[_Agent], object]]] = []
         self._selector = selectors.DefaultSelector()
         self._output = RankOutput(self._selector)
@@ -189,6 +195,7 @@ class _HostsJob:
     def __enter__(self) -> _HostsJob:
         self._undo.callback(self._selector.close)
         self._undo.enter_context(signals_caught(self._selector, self.signals))
+        self._undo.enter_context(_terminal_stop_ignored())
         try:
             secret = secrets.token_hex(32)
             environment = carried(os.environ, self._options)
@@ -200,11 +207,12 @@ class _HostsJob:
         return self
 
     def __exit__(self, *unused: object) -> None:
+        self._over.set()
         for agent in self._agents:
-            agent.let_go()
             if agent.facts is None:
-                # No rank of it runs, and ssh may still try to connect.
+                # No rank of it runs. ssh may still try to connect, and a thread write to it.
                 _kill(agent)
+            agent.let_go()
         until = time.monotonic() + SIGNAL_GRACE_S + KILL_S + 1.0
         for agent in self._agents:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -282,6 +290,8 @@ class _HostsJob:
         elif "result" in note:
             if self._results is not None:
                 self._results(note["result"], base64.b64decode(note["data"]))
+        elif "started" in note:
+            agent.started = True
         elif agent.facts is None:
             agent.facts = note
 
@@ -352,9 +362,10 @@ class _HostsJob:
     def watch(self) -> Verdict | None:
         """Wait until all agents have ended; returns the job's failure."""
         last: float | None = None
+        # A thread of its own, since writing output may block.
+        threading.Thread(target=self._keep_pulse, daemon=True).start()
         while not all(agent.ended for agent in self._agents):
-            now = time.monotonic()
-            self._step(now + 1.0)
+            self._step(time.monotonic() + 1.0)
             self._pass_on()
             for agent in self._agents:
                 if agent.ended and last is None and (agent.process.returncode or self._verdicts):
@@ -378,6 +389,12 @@ class _HostsJob:
         ]
         return Verdict("\n".join(lost), 1) if lost else None
 
+    def _keep_pulse(self) -> None:
+        while not self._over.wait(PULSE_S):
+            for agent in self._agents:
+                if agent.started:
+                    agent.send(0)
+
     def _pass_on(self) -> None:
         if self._output.broken and not self._passed_on:
             self.signals.append(signal.SIGTERM)
@@ -389,7 +406,7 @@ class _HostsJob:
                 continue
             self._passed_on = signum
             for agent in self._agents:
-                agent.send_signal(signum)
+                agent.send(signum)
             hard = now + SIGNAL_GRACE_S + KILL_S + 1.0
             self._due = [(hard, _Agent.let_go), (hard + KILL_S, _kill)]
 
@@ -446,6 +463,20 @@ def _command_line(host: HostSlots, options: HostsOptions) -> list[str]:
             )
         line += ["-i", options.identity]
     return [*line, "--", host.name, shlex.join(agent)]
+
+
+@contextlib.contextmanager
+def _terminal_stop_ignored() -> Iterator[None]:
+    """Within the context Ctrl-Z does nothing: a launcher that stands still has no pulse. Children
+    keep the default, since a handler ends with exec."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTSTP, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before or signal.SIG_DFL)
 
 
 def _kill(agent: _Agent) -> None:

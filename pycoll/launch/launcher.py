@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import secrets
+import select
 import selectors
 import shutil
 import signal
@@ -52,6 +53,9 @@ SIGNAL_GRACE_S = 5.0
 KILL_S = 2.5
 #: Seconds that a launcher waits for the verdict of the other nodes after its own ranks have ended.
 VERDICT_S = 5.0
+#: A launcher that controls another one sends it a byte 0 every ``PULSE_S`` seconds. Silence of
+#: ``SILENCE_S`` means that its host has vanished, which ends no connection.
+PULSE_S, SILENCE_S = 1.0, 7.0
 #: Seconds between two checks of the ranks where the kernel has no pidfd.
 _POLL_S = 0.05
 #: The guard reads process groups from its input. The word "end" ends it; at end-of-file it kills
@@ -79,7 +83,8 @@ class LaunchOptions:
     with fewer and with more ranks; see elastic_jobs.py. ``node`` makes this launcher one of
     several; ``ranks`` is then the number of this one. ``output_folder`` gets the output of each
     rank in files. ``control`` is a descriptor from which the launcher reads signal numbers, a byte
-    each, as if it had got the signals; its end counts as SIGHUP, and ranks do not read stdin.
+    each, as if it had got the signals, and the pulse of another launcher. Its end or silence counts
+    as SIGHUP, and ranks do not read stdin.
     ``ended`` is called with the job's failure, if there is one.
     """
 
@@ -268,6 +273,8 @@ class _Crew:
         self._link = link
         self._share = Share.whole(options.ranks) if link is None else link.share
         self._verdict_by: float | None = None
+        #: When silence of ``control`` ends the job; None without it and after its end.
+        self._silent_at: float | None = None
 
     def __enter__(self) -> _Crew:
         self._undo.callback(self._selector.close)
@@ -277,6 +284,7 @@ class _Crew:
             self._selector.register(self._link, selectors.EVENT_READ, self._hear)
         if self._options.control is not None:
             control = self._options.control
+            self._silent_at = time.monotonic() + SILENCE_S
             self._selector.register(control, selectors.EVENT_READ, lambda: self._obey(control))
         try:
             self._guard = subprocess.Popen(
@@ -360,6 +368,7 @@ class _Crew:
                 action: Callable[[], object] = key.data
                 action()
             self._output.show()
+            self._check_silence()
             self._pass_on()
             self._collect()
             self._escalate()
@@ -387,8 +396,8 @@ class _Crew:
     def _patience(self) -> float | None:
         blind = any(rank.pidfd < 0 and rank.status is None for rank in self._ranks)
         waits = self._output.waits()
-        if self._verdict_by is not None:
-            waits.append(max(0.0, self._verdict_by - time.monotonic()))
+        for due in (self._verdict_by, self._silent_at):
+            waits += [] if due is None else [max(0.0, due - time.monotonic())]
         waits += [max(0.0, self._due[0][0] - time.monotonic())] if self._due else []
         if self._elastic is not None and self._is_adapting():
             waits += self._elastic.waits()
@@ -420,9 +429,27 @@ class _Crew:
     def _obey(self, control: int) -> None:
         """Take the signals that the controlling launcher sends."""
         numbers = os.read(control, 64)
+        self._silent_at = time.monotonic() + SILENCE_S
+        self._signals += [number for number in numbers if number in signal.valid_signals()]
         if not numbers:
-            self._selector.unregister(control)
-        self._signals += numbers or [signal.SIGHUP]
+            self._lose_control(control)
+
+    def _check_silence(self) -> None:
+        control = self._options.control
+        if control is None or self._silent_at is None or time.monotonic() < self._silent_at:
+            return
+        # Writing output may have blocked for long, and the pulse has come meanwhile.
+        poller = select.poll()
+        poller.register(control, select.POLLIN)
+        if poller.poll(0):
+            self._obey(control)
+        else:
+            self._lose_control(control)
+
+    def _lose_control(self, control: int) -> None:
+        self._silent_at = None
+        self._selector.unregister(control)
+        self._signals.append(signal.SIGHUP)
 
     def _tell(self, verdict: Verdict) -> None:
         """Tell the other nodes that the job has failed here."""

@@ -15,6 +15,8 @@ import pytest
 import ssh_hosts
 from ssh_hosts import ROOT, SshHosts
 
+from pycoll.launch.launcher import SILENCE_S
+
 #: The promise for a failure on one host, on all others; and for what no host may have left.
 FAILURE_S, GONE_S = 10.0, 10.0
 #: What every process of these jobs has on its command line.
@@ -118,6 +120,18 @@ def test_output_of_hosts_stays_whole(world: SshHosts) -> None:
     status, out, err = run(world, "-H", "host0:2,host1:2", *code(f"exec({text!r})"))
     assert (status, err) == (0, "")
     assert out.splitlines() == ["x" * 50 + "y" * 50] * 1200
+
+
+def test_a_reader_that_pauses_does_not_end_the_job(world: SshHosts) -> None:
+    """The launcher cannot write for longer than an agent bears silence."""
+    text = "import os\nfor n in range(20_000): os.write(1, b'x' * 99 + b'\\n')"
+    process = start(world, "-H", "host1,host2", *code(f"exec({text!r})"))
+    assert process.stdout is not None and process.stdout.readline() == "x" * 99 + "\n"
+    time.sleep(SILENCE_S + 3)
+    status, out, err = end(process)
+    assert (status, err) == (0, "")
+    # A reader that has begun a line in its buffer keeps it.
+    assert len(out) >= 100 * (40_000 - 1 - 200)
 
 
 def test_output_goes_to_files(world: SshHosts, tmp_path: Path) -> None:
@@ -247,6 +261,25 @@ def test_a_host_that_vanishes_is_named(world: SshHosts) -> None:
         world.world.set_link(2, True)
         _await_host(world, 2)
     assert seconds < FAILURE_S + 4
+
+
+def test_a_launcher_s_host_that_vanishes_leaves_nothing(world: SshHosts) -> None:
+    """No rank runs on that host, and nothing tells the others of its end."""
+    process = start(world, "-H", "host1,host2", sys.executable, "-c", SLEEP)
+    assert process.stdout is not None
+    assert sorted(process.stdout.readline().split()[0] for _ in range(2)) == ["0", "1"]
+    world.world.set_link(0, False)
+    try:
+        status, _, err = end(process)
+        assert status == 1
+        assert "host host1: its agent or the connection to it ended with status 255" in err
+        until = time.monotonic() + GONE_S
+        while world.processes(RANK):
+            assert time.monotonic() < until, world.processes(RANK)
+            time.sleep(0.1)
+    finally:
+        world.world.set_link(0, True)
+        _await_host(world, 1)
 
 
 def _await_host(world: SshHosts, host: int) -> None:
