@@ -102,14 +102,12 @@ _DTYPES = {
 
 _RANKS = "the number of ranks is -n N"
 _OPTIONS = {
-    **dict.fromkeys(
-        ("-host", "--host", "-hosts"), "the hosts are -H host:slots,host:slots or --hostfile FILE"
-    ),
+    "--host": "the hosts are -H host:slots,host:slots or --hostfile FILE",
     "--machinefile": "the file of the hosts is --hostfile FILE",
     **dict.fromkeys(
         ("--np", "--num-proc", "-c", "--nproc-per-node", "--nproc_per_node", "--ntasks"), _RANKS
     ),
-    **dict.fromkeys(("--node_rank",), "the number of this node is --node-rank N"),
+    "--node_rank": "the number of this node is --node-rank N",
     **dict.fromkeys(
         ("--master-addr", "--master_addr", "--rdzv-endpoint", "--rdzv_endpoint"),
         "the place where nodes meet is --address HOST:PORT",

@@ -114,9 +114,9 @@ def test_traced_values_name_pycoll_jax(comm: pycoll.Communicator) -> None:
         ("bench all_reduce -n 2 -d half", "the element type is --dtype WORD"),
         ("bench allreduce -n 2", "pycoll calls it all_reduce"),
         ("explain Bcast", "pycoll calls it broadcast"),
-        ("run -H a:2,b:2 -n 4 x.py", "mpirun, srun or torchrun"),
-        ("run -n 4 -H a:2,b:2 x.py", "mpirun, srun or torchrun"),
-        ("run --hostfile hosts -n 4 x.py", "mpirun, srun or torchrun"),
+        ("run --host a:2,b:2 -n 4 x.py", "the hosts are -H host:slots,host:slots or --hostfile"),
+        ("run --machinefile hosts -n 4 x.py", "the file of the hosts is --hostfile FILE"),
+        ("run -n 4 --master-addr a x.py", "the place where nodes meet is --address HOST:PORT"),
         ("run --nproc-per-node=4 x.py", "the number of ranks is -n N"),
     ],
 )
