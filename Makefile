@@ -16,7 +16,8 @@ help:
 	@echo "make docs         build the site into out/site; warnings are errors"
 	@echo "make test-rdma    test verbs on Soft-RoCE devices, in a virtual machine with Debian's"
 	@echo "                  kernel"
-	@echo "make test-launchers  jobs over ssh between hosts made of network namespaces (as root)"
+	@echo "make test-launchers  jobs over ssh between hosts made of network namespaces (as root),"
+	@echo "                  Ray, Dask, Spark, Lightning, Accelerate; says what it skips"
 	@echo "make soak         compare random operations with exact results, for an hour"
 	@echo "make optimized    build with profile-guided optimization: record a profile, then rebuild"
 	@echo "make bench-peers  install Open MPI, MPICH and torch in addition to that build, compare,"
@@ -77,9 +78,10 @@ test-python:
 test-rdma: setup-test
 	bash tests/rdma/run.sh $(BIN)
 
-# Not part of `test`: it needs root, sshd and several minutes.
+# Not part of `test`: it needs root, sshd, several minutes and 700 MB of engines (ENGINES=0: none).
+# Arguments of pytest pass on: make test-launchers LAUNCHERS='-k dask'.
 test-launchers: setup-test
-	bash tests/launchers/run.sh $(BIN)
+	bash tests/launchers/run.sh $(BIN) $(LAUNCHERS)
 
 optimized: setup-test
 	bash bench/optimize.sh $(BIN)

@@ -15,7 +15,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 #: Pages whose examples other tests run, in a setting of their own.
-ELSEWHERE = {"calls.md", "reductions.md", "scheduling.md", "jax.md", "gpu.md"}
+ELSEWHERE = {
+    *("calls.md", "reductions.md", "scheduling.md", "jax.md", "gpu.md"),
+    *("ray-dask-spark.md", "trainers.md"),
+}
 
 
 class _Links(HTMLParser):

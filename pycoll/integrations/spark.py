@@ -1,0 +1,86 @@
+"""Spark: the tasks of a barrier stage are ranks.
+
+    from pycoll.integrations import spark
+
+    def train(step_size):
+        comm = pycoll.world()
+        ...
+
+    losses = spark.run(session.sparkContext, train, 0.1, size=4)
+
+The barrier's own ``allGather`` is the exchange by which the ranks meet, so no address is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pycoll
+from pycoll.errors import InvalidArgumentError
+
+
+def init(**words: Any) -> pycoll.Communicator:
+    """Join the world of the tasks of this barrier stage; every task calls this once.
+
+    ``words``: arguments of ``pycoll.init`` other than rank, size, address, comm and all_gather.
+
+    Returns the communicator; a task's rank is its partition. Call ``pycoll.finalize()`` before the
+    task ends: Spark uses the process for further tasks.
+
+    Raises InvalidArgumentError outside of a barrier stage, and the errors of ``pycoll.init``.
+
+    Cost: at most five rounds of ``BarrierTaskContext.allGather``, and the connections of the ranks.
+    """
+    context = importlib.import_module("pyspark").BarrierTaskContext.get()
+    if not hasattr(context, "allGather"):
+        raise InvalidArgumentError(
+            "this is no task of a barrier stage: use rdd.barrier().mapPartitions(f) and call "
+            "pycoll.integrations.spark.init() in f, or use pycoll.integrations.spark.run()"
+        )
+
+    def all_gather(blob: bytes) -> list[bytes]:
+        texts = context.allGather(base64.b64encode(blob).decode())
+        return [base64.b64decode(text) for text in texts]
+
+    return pycoll.init(
+        rank=context.partitionId(),
+        size=len(context.getTaskInfos()),
+        all_gather=all_gather,
+        **words,
+    )
+
+
+def run(
+    spark_context: Any,
+    function: Callable[..., Any],
+    *args: Any,
+    size: int | None = None,
+    **words: Any,
+) -> list[Any]:
+    """Call ``function(*args)`` in ``size`` tasks of one barrier stage, each a rank of one world.
+
+    ``spark_context``: a SparkContext. ``size``: the number of ranks; None means the context's
+    ``defaultParallelism``. Spark needs as many free slots at once. ``words``: as for ``init``.
+
+    Returns the results in rank order. An exception of a task fails the stage, as Spark reports it.
+
+    Raises InvalidArgumentError for a size below 1, and Spark's error if a task fails.
+
+    Cost: one Spark job and the cost of ``init``.
+    """
+    ranks = spark_context.defaultParallelism if size is None else size
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise InvalidArgumentError(f"size is {ranks!r}: expected a whole number of at least 1")
+
+    def task(rows: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+        comm = init(**words)
+        try:
+            yield comm.rank, function(*args)
+        finally:
+            pycoll.finalize()
+
+    stage = spark_context.parallelize(range(ranks), ranks).barrier()
+    return [result for _, result in sorted(stage.mapPartitions(task).collect())]

@@ -1,0 +1,97 @@
+"""Ranks on the workers of a real Dask cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from engine_programs import ROOT, Program, environment, needs
+from engine_ranks import add, die, fail
+
+from pycoll import InvalidArgumentError, PeerLostError
+from pycoll.integrations import dask
+
+needs("distributed")
+import distributed  # noqa: E402
+
+
+@contextlib.contextmanager
+def cluster(workers: int, **options: Any) -> Iterator[distributed.Client]:
+    given = {"threads_per_worker": 1, "dashboard_address": ":0", "host": "127.0.0.1", **options}
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        distributed.LocalCluster(n_workers=0, **given) as made,
+    ):
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        made.scale(workers)
+        with distributed.Client(made) as client:
+            if workers:
+                client.wait_for_workers(workers, timeout=60)
+            yield client
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[distributed.Client]:
+    with cluster(3) as found:
+        yield found
+
+
+def test_every_worker_is_a_rank(client: distributed.Client) -> None:
+    results = dask.run(client, add, 2.0)
+    assert results == [(rank, 3, [6.0, 6.0, 6.0]) for rank in range(3)]
+
+
+def test_chosen_workers_have_the_order_of_ranks(client: distributed.Client) -> None:
+    names = list(client.scheduler_info(n_workers=-1)["workers"])
+    chosen = [names[2], names[0]]
+    found = dask.run(client, worker_address, workers=chosen)
+    assert found == chosen
+    assert len(dask.run(client, add, 1.0)) == 3, "the workers serve the next world"
+
+
+def worker_address() -> str:
+    return str(distributed.get_worker().address)
+
+
+def test_an_exception_of_one_rank_is_raised(client: distributed.Client) -> None:
+    with pytest.raises(KeyError, match="rank 1 has no answer"):
+        dask.run(client, fail, 1, timeout_s=20)
+    assert len(dask.run(client, add, 1.0)) == 3
+
+
+def test_a_worker_that_dies_is_named(client: distributed.Client) -> None:
+    with pytest.raises(PeerLostError, match="rank 1"):
+        dask.run(client, die, 1, timeout_s=20)
+    client.wait_for_workers(3, timeout=60)
+    assert len(dask.run(client, add, 1.0)) == 3
+
+
+def test_a_single_worker_that_dies_is_named() -> None:
+    with cluster(1) as alone, pytest.raises(PeerLostError, match="has left the cluster"):
+        dask.run(alone, die, 0)
+
+
+def test_workers_that_cannot_be_ranks(client: distributed.Client) -> None:
+    (first, *_) = client.scheduler_info(n_workers=-1)["workers"]
+    with pytest.raises(InvalidArgumentError, match="'tcp://nowhere:1', which is no worker"):
+        dask.run(client, add, 1.0, workers=["tcp://nowhere:1"])
+    with pytest.raises(InvalidArgumentError, match="names one worker twice"):
+        dask.run(client, add, 1.0, workers=[first, first])
+    with cluster(0) as empty, pytest.raises(InvalidArgumentError, match="has no workers"):
+        dask.run(empty, add, 1.0)
+    with (
+        cluster(2, processes=False, host=None) as threads,
+        pytest.raises(InvalidArgumentError, match="is a thread of this process"),
+    ):
+        dask.run(threads, add, 1.0)
+
+
+def test_the_example_trains(program: Program) -> None:
+    import sys
+
+    path = str(ROOT / "examples" / "train_on_engines.py")
+    said = program(sys.executable, path, "--engine", "dask", "--ranks", "3")
+    assert said.startswith("dask: 3 ranks on 1 host(s), loss 1.386 -> 0.")
+    assert said.endswith("weights alike on all ranks\n")

@@ -1,0 +1,53 @@
+"""Ranks in the tasks of real barrier stages of Spark."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from engine_programs import ROOT, Program, needs
+
+needs("pyspark")
+if shutil.which("java") is None:
+    pytest.skip("Spark needs java", allow_module_level=True)
+
+SCRIPT = """
+from pyspark.sql import SparkSession
+import engine_ranks
+from pycoll.integrations import spark
+
+builder = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false")
+context = builder.config("spark.driver.host", "127.0.0.1").getOrCreate().sparkContext
+print(spark.run(context, engine_ranks.add, 2.0, size=3))
+print(len(spark.run(context, engine_ranks.add, 2.0)))
+# Spark shows the task that it saw fail first, which may be the one that lost its peer.
+said = engine_ranks.caught(lambda: spark.run(context, engine_ranks.fail, 1, size=2, timeout_s=20))
+print("rank 1 has no answer" in said or "rank 1 (" in said)
+print(engine_ranks.caught(lambda: spark.run(context, engine_ranks.add, 2.0, size=0)))
+plain = context.parallelize(range(2), 2)
+print("is no task of a barrier stage" in engine_ranks.caught(
+    lambda: plain.mapPartitions(lambda rows: [spark.init().rank]).collect()))
+barrier = plain.barrier().mapPartitions(lambda rows: [spark.init().size])
+print(barrier.collect())
+"""
+
+
+def test_tasks_of_a_stage_are_ranks(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    assert program(sys.executable, "script.py").splitlines() == [
+        "[(0, 3, [6.0, 6.0, 6.0]), (1, 3, [6.0, 6.0, 6.0]), (2, 3, [6.0, 6.0, 6.0])]",
+        "4",
+        "True",
+        "InvalidArgumentError: size is 0: expected a whole number of at least 1",
+        "True",
+        "[2, 2]",
+    ]
+
+
+def test_the_example_trains(program: Program) -> None:
+    path = str(ROOT / "examples" / "train_on_engines.py")
+    said = program(sys.executable, path, "--engine", "spark", "--ranks", "3")
+    assert said.startswith("spark: 3 ranks on 1 host(s), loss 1.386 -> 0.")
+    assert said.endswith("weights alike on all ranks\n")

@@ -1,0 +1,72 @@
+"""Lightning and Accelerate over the backend, on two CPU processes, without an import of pycoll."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from engine_programs import ROOT, Program, needs
+
+needs("lightning", "accelerate")
+
+PAGE = (ROOT / "docs" / "guides" / "trainers.md").read_text()
+LIGHTNING, ACCELERATE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+RUN = (sys.executable, "-m", "pycoll", "run", "-n", "2")
+FABRIC = """
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+
+fabric = Fabric(accelerator="cpu", devices=2,
+                strategy=DDPStrategy(process_group_backend="pycoll"))
+fabric.launch()
+torch.manual_seed(fabric.global_rank)
+model = torch.nn.Linear(4, 1)
+model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+for step in range(20):
+    x = torch.randn(16, 4)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    optimizer.zero_grad()
+    fabric.backward(loss)
+    optimizer.step()
+every = fabric.all_gather(model.weight.detach())
+assert torch.equal(every[0], every[1])
+assert torch.distributed.get_backend() == "pycoll"
+"""
+#: Runs a script of Accelerate's wheel over a group that exists already.
+SCRIPT = """
+import runpy, sys
+import torch.distributed as dist
+
+dist.init_process_group("pycoll")
+runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+assert not dist.is_initialized() or dist.get_backend() == "pycoll"
+"""
+
+
+def test_lightning_takes_the_name(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LIGHTNING)
+    program(sys.executable, "train.py")
+    program(*RUN, "train.py")
+
+
+def test_fabric_takes_the_name(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FABRIC)
+    program(*RUN, "train.py")
+
+
+def test_accelerate_keeps_a_group_that_exists(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ACCELERATE)
+    program(*RUN, "train.py")
+
+
+@pytest.mark.parametrize("name", ["test_ops", "test_sync", "test_script"])
+def test_scripts_of_accelerate(name: str, program: Program, tmp_path: Path) -> None:
+    """Of its wheel. The others do not pass on CPUs with Gloo either: test_distributed_data_loop
+    hangs there where ranks have unequal batches, test_ddp_comm_hook wants GPUs, test_merge_weights
+    names no kind of state."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    module = f"accelerate.test_utils.scripts.{name}"
+    program(*RUN, "script.py", module, ACCELERATE_USE_CPU="true")
