@@ -136,7 +136,7 @@ executor::CollectiveRequest request_of(const CompiledCall& prepared,
   executor::CollectiveRequest request = prepared.request;
   request.descriptor.plan_key ^= arrays.key;
   if (arrays.only != nullptr) {
-    request.shape = transport::Shape::of(arrays.only->ndim, arrays.only->shape);
+    request.arrays = one_array(request.descriptor, arrays.only->ndim, arrays.only->shape);
   }
   request.counts.assign(counts.begin(), counts.end());
   request.descriptor.count = total_of(counts);

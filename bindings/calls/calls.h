@@ -73,11 +73,12 @@ struct CompiledCall {
 };
 using CompiledCallHandle = std::shared_ptr<const CompiledCall>;
 
-// The part of the compared key that depends on the arrays: ArraysKey's value. For a single array
-// also the array, whose shape error texts name.
+// The part of the compared key that depends on the arrays: ArraysKey's value. Error texts name the
+// shape of a single array, or the arrays of the list or group to which a message belongs.
 struct ArraysTerms {
   std::uint64_t key = 0;
   const ContiguousView* only = nullptr;
+  const executor::CallArrays* all = nullptr;  // they outlive the operation
 };
 
 // The only store of prepared calls, shared by native calls and Python's Core._prepare.
@@ -157,7 +158,8 @@ class CallTable {
   std::unique_ptr<Fusions> fusions_;
 };
 
-// A request from a prepared call, counts and lengths of memory.
+// A request from a prepared call, counts and lengths of memory. It does not hold arrays.all,
+// because it may outlive the operation.
 executor::CollectiveRequest request_of(const CompiledCall& prepared,
                                        std::span<const std::uint64_t> counts,
                                        std::uint64_t input_bytes, std::uint64_t output_bytes,

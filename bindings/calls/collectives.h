@@ -118,7 +118,7 @@ class CallCache {
                                    PyObject* out = nullptr);
 // Runs an all_reduce of several arrays without copying them. Throws as run_parsed().
 void run_parts(CallsObject* self, const CompiledCall& prepared, DType dtype,
-               std::vector<executor::Part> parts, std::uint64_t arrays_key);
+               std::vector<executor::Part> parts, const ArraysTerms& arrays);
 // Throws the error of `status`, for a part of the operation `name`, as the Python method would.
 [[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view part,
                        std::string_view name);
@@ -131,9 +131,10 @@ bool needs_telling(Collective collective, const Arguments& arguments);
 [[nodiscard]] std::optional<PyObject*> tell_and_run(CallsObject* self, Collective collective,
                                                     const Arguments& arguments);
 
-// Runs a call to its end.
+// Runs a call to its end. `arrays`: see ArraysTerms::all.
 Status run_call(CommunicatorHandle& handle, const std::shared_ptr<engine::Call>& call,
-                const std::byte* input, std::byte* output);
+                const std::byte* input, std::byte* output,
+                const executor::CallArrays* arrays = nullptr);
 
 // all_reduce(x, out=x), blocking or started, if only x has to be read; as call_natively().
 [[nodiscard]] std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async);

@@ -75,6 +75,7 @@ PyObject* Fusions::add_in_place(PyObject* x, const ContiguousView& flat) {
   if (!work) work = py::reinterpret_steal<py::object>(make_open_work(std::move(array)));
   place_plain(flat.dtype, flat.bytes())
       .add(work.ptr(), flat.data, flat.data, flat.bytes(), flat.shape_key(), true);
+  arrays_.add(flat.dtype, ReduceOp::kSum, flat.ndim, flat.shape);
   return Py_NewRef(work.release().ptr());
 }
 
@@ -115,6 +116,8 @@ void Fusions::clear() {
   const std::vector<Other> others = std::move(others_);
   others_.clear();
   open_.clear();
+  arrays_.clear();
+  list_key_ = 0;
   for (std::size_t number = std::exchange(used_, 0); number-- > 0;) {
     Fusion& fusion = all_[number];
     if (fusion.members.capacity() > kMembersMax) fusion.apart = {};
@@ -241,6 +244,12 @@ py::tuple key_of(const Fusion& fusion) {
                         fusion.algorithm, deterministic, py::tuple());
 }
 
+void note_array(const py::object& group, DType dtype, int op,
+                const std::vector<std::int64_t>& shape) {
+  fusions_of(group).arrays().add(dtype, static_cast<ReduceOp>(op), static_cast<int>(shape.size()),
+                                 shape.data());
+}
+
 // Adds a member that Python has read.
 void add(const py::object& group, const py::object& work, const py::tuple& key,
          const BufferView& source, const BufferView& target) {
@@ -253,6 +262,7 @@ void add(const py::object& group, const py::object& work, const py::tuple& key,
       choice, work.ptr(), source.data, target.data, source.bytes(),
       transport::shape_key(static_cast<int>(source.shape.size()), source.shape.data()), true);
   work.inc_ref();
+  note_array(group, choice.dtype, choice.op, source.shape);
 }
 
 void run_numbered(const py::object& group, const py::object& communicator, std::size_t number) {
@@ -289,10 +299,11 @@ void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   parsed.choice.set_bytes(fusion.bytes);
   const CompiledCallHandle prepared = prepared_for(self, fusion, parsed.choice);
   const bool shared = fusion.members.size() > 1;
+  const ArraysTerms terms{fusion.arrays.value() ^ fusions.list_key(), nullptr, &fusions.arrays()};
   if (shared && fusion.bytes > kPackedBytesMax) {
     std::vector<executor::Part> parts = parts_of(fusion);
     if (are_apart(fusion, parts)) {
-      run_parts(self, *prepared, fusion.choice.dtype, std::move(parts), fusion.arrays.value());
+      run_parts(self, *prepared, fusion.choice.dtype, std::move(parts), terms);
       return fill(fusion);
     }
   }
@@ -305,7 +316,7 @@ void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   parsed.target.data = memory;
   parsed.source.dtype = parsed.target.dtype = fusion.choice.dtype;
   parsed.source.count = parsed.target.count = fusion.bytes / item_bytes(fusion.choice.dtype);
-  parsed.arrays.key = fusion.arrays.value();
+  parsed.arrays = terms;
   parsed.count_count = 1;
   parsed.counts[0] = parsed.source.count;
   parsed.result = py::none();
@@ -332,6 +343,8 @@ std::optional<PyObject*> defer_natively(CallsObject* self, ParsedCall& parsed) {
   parsed.choice.bucket = -1;
   (void)self->fusions->add(parsed.choice, work.ptr(), parsed.source.data, parsed.target.data,
                            parsed.source.bytes(), parsed.source.shape_key(), true);
+  self->fusions->arrays().add(parsed.choice.dtype, static_cast<ReduceOp>(parsed.choice.op),
+                              parsed.source.ndim, parsed.source.shape);
   return Py_NewRef(work.release().ptr());
 }
 
@@ -348,6 +361,32 @@ void bind_fusions(py::module_& module) {
       "A Work of a group that has not ended; finish() will return its result.");
   module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("key"), py::arg("source"),
              py::arg("target"), "Add an all_reduce; `key` is Core._prepare's.");
+  py::class_<executor::CallArrays, std::shared_ptr<executor::CallArrays>>(
+      module, "CallArrays", "The arrays of a list or group, in order, for error texts.")
+      .def(py::init<>())
+      .def(
+          "add",
+          [](executor::CallArrays& self, int dtype, int op,
+             const std::vector<std::int64_t>& shape) {
+            self.add(static_cast<DType>(dtype), static_cast<ReduceOp>(op),
+                     static_cast<int>(shape.size()), shape.data());
+          },
+          py::arg("dtype"), py::arg("op"), py::arg("shape"))
+      .def_property_readonly("key", &executor::CallArrays::key,
+                             "A hash of all arrays; a part of the key of each message of a list.");
+  module.def(
+      "note_array",
+      [](const py::object& group, int dtype, int op, const std::vector<std::int64_t>& shape) {
+        note_array(group, static_cast<DType>(dtype), op, shape);
+      },
+      py::arg("group"), py::arg("dtype"), py::arg("op"), py::arg("shape"),
+      "Name an array of the group that Python reduces in error texts.");
+  module.def(
+      "arrays_of",
+      [](const py::object& group) {
+        return std::make_shared<executor::CallArrays>(fusions_of(group).arrays());
+      },
+      py::arg("group"), "A copy of the arrays that the group has so far.");
   module.def(
       "arrays_key",
       [](const std::vector<std::pair<std::uint64_t, std::vector<std::int64_t>>>& arrays) {

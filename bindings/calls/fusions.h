@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/calls/collectives.h"
+#include "executor/call_arrays.h"
 
 namespace pycoll::bindings {
 
@@ -91,6 +92,12 @@ class Fusions {
     all_[number].add(held, source, target, bytes, shape_key, has_work);
     return number;
   }
+  // All arrays of the list or group, with those that Python reduces, for error texts.
+  executor::CallArrays& arrays() { return arrays_; }
+  // Makes the whole list a part of the key of each of its messages. Without that, a rank whose list
+  // is shorter could leave before another rank begins its last message.
+  void compare_all() { list_key_ = used_ > 1 ? arrays_.key() : 0; }
+  std::uint64_t list_key() const { return list_key_; }
   // Adds all_reduce(x, out=x) of an array with this memory. Returns a Work for the
   // caller; throws without memory.
   [[nodiscard]] PyObject* add_in_place(PyObject* x, const ContiguousView& flat);
@@ -123,6 +130,8 @@ class Fusions {
   std::size_t newest_ = 0;         // the last result of place()
   std::vector<std::size_t> open_;  // numbers of the fusions that further members may join
   std::vector<Other> others_;
+  executor::CallArrays arrays_;
+  std::uint64_t list_key_ = 0;
 };
 
 // all_reduce(x, out=x) inside a group; `flat` is what flatten() gave, and x is writable. Returns a

@@ -82,8 +82,11 @@ bool read_members(const CallsObject& self, const Arguments& arguments, const py:
     if (parsed.choice.dtype != source.dtype) parsed.choice.dtype = source.dtype;
     (void)fusions.add(parsed.choice, nullptr, source.data, parsed.target.data, source.bytes(),
                       source.shape_key(), false);
+    fusions.arrays().add(source.dtype, static_cast<ReduceOp>(parsed.choice.op), source.ndim,
+                         source.shape);
     if (absent(out)) results.append(std::move(parsed.result));
   }
+  fusions.compare_all();
   return true;
 }
 

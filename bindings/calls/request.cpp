@@ -14,6 +14,13 @@ void check_code(const char* name, int value, int count) {
 
 }  // namespace
 
+std::shared_ptr<const executor::CallArrays> one_array(const transport::Descriptor& descriptor,
+                                                      int axes, const std::int64_t* lengths) {
+  auto arrays = std::make_shared<executor::CallArrays>();
+  arrays->add(descriptor.dtype, descriptor.op, axes, lengths);
+  return arrays;
+}
+
 executor::CollectiveRequest make_request(const PlanHandle& plan, const BufferView* input,
                                          BufferView* output, Terms terms,
                                          const std::shared_ptr<UserOp>& user_op) {
@@ -34,9 +41,11 @@ executor::CollectiveRequest make_request(const PlanHandle& plan, const BufferVie
   request.descriptor.collective = static_cast<Collective>(header.collective);
   request.descriptor.dtype = dtype;
   request.descriptor.op = static_cast<ReduceOp>(terms.op);
-  if (terms.shape) {
-    request.shape =
-        transport::Shape::of(static_cast<int>(terms.shape->size()), terms.shape->data());
+  if (terms.arrays != nullptr) {
+    request.arrays = std::move(terms.arrays);
+  } else if (terms.shape) {
+    request.arrays =
+        one_array(request.descriptor, static_cast<int>(terms.shape->size()), terms.shape->data());
   }
   if (user_op != nullptr) {
     request.combine = user_op->combine();

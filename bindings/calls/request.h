@@ -24,7 +24,13 @@ struct Terms {
   std::uint32_t segment_bytes = transport::kSegmentBytesMax;
   // Shape of the array, if all ranks must pass the same; for error texts.
   std::optional<std::vector<std::int64_t>> shape = std::nullopt;
+  // All arrays of the list or group to which the arrays belong; for error texts.
+  std::shared_ptr<const executor::CallArrays> arrays = nullptr;
 };
+
+// The only array of a call, for error texts.
+std::shared_ptr<const executor::CallArrays> one_array(const transport::Descriptor& descriptor,
+                                                      int axes, const std::int64_t* lengths);
 
 // Borrows the memory of the arrays: the caller keeps the views alive until the operation is done.
 executor::CollectiveRequest make_request(const PlanHandle& plan, const BufferView* input,

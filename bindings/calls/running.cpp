@@ -44,12 +44,13 @@ void fail(CallsObject* self, const Status& status, std::string_view part, std::s
 }
 
 Status run_call(CommunicatorHandle& handle, const std::shared_ptr<engine::Call>& call,
-                const std::byte* input, std::byte* output) {
+                const std::byte* input, std::byte* output, const executor::CallArrays* arrays) {
   engine::Communicator& native = *handle.native;
   Status status;
   if (native.size() == 1 && native.try_alone(*call, input, output, &status)) return status;
   const Nanoseconds timeout = handle.timeout();
   Operation operation;
+  operation.belongs_to(arrays);
   const bool started = native.try_start(call, input, output, borrowed(operation), timeout,
                                         handle.alone ? kSpin : 0, false);
   if (started && operation.done()) return operation.status();
@@ -76,11 +77,17 @@ std::shared_ptr<Operation> start_call(CommunicatorHandle& handle,
   return operation;
 }
 
+// Refers to the arrays of a list or a group, which outlive the operation.
+void belong_to(const ArraysTerms& arrays, executor::CollectiveRequest& request) {
+  if (arrays.all != nullptr) request.arrays = {std::shared_ptr<void>(), arrays.all};
+}
+
 executor::CollectiveRequest make_request(const CompiledCall& prepared, const ParsedCall& parsed) {
   executor::CollectiveRequest request = request_of(prepared, parsed.blocks(), parsed.input_bytes(),
                                                    parsed.output_bytes(), parsed.arrays);
   request.input.data = parsed.input();
   request.output.data = parsed.output();
+  belong_to(parsed.arrays, request);
   return request;
 }
 
@@ -123,7 +130,8 @@ PyObject* run_parsed(CallsObject* self, const CompiledCallHandle& prepared, Pars
     table.in_place(parsed.source) = *call;
   }
   if (!parsed.async) {
-    const Status status = call != nullptr ? run_call(handle, *call, parsed.input(), parsed.output())
+    const Status status = call != nullptr ? run_call(handle, *call, parsed.input(), parsed.output(),
+                                                     parsed.arrays.all)
                                           : run_request(handle, make_request(*prepared, parsed));
     if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name, name);
     if (filling != nullptr) fill_identity(*filling, parsed.target);
@@ -149,11 +157,11 @@ PyObject* run_parsed(CallsObject* self, const CompiledCallHandle& prepared, Pars
 }
 
 void run_parts(CallsObject* self, const CompiledCall& prepared, DType dtype,
-               std::vector<executor::Part> parts, std::uint64_t arrays_key) {
+               std::vector<executor::Part> parts, const ArraysTerms& arrays) {
   const std::uint64_t bytes = parts.back().end;
   const std::uint64_t count = bytes / item_bytes(dtype);
-  executor::CollectiveRequest request =
-      request_of(prepared, {&count, 1}, bytes, bytes, {arrays_key, nullptr});
+  executor::CollectiveRequest request = request_of(prepared, {&count, 1}, bytes, bytes, arrays);
+  belong_to(arrays, request);
   request.input.data = parts.front().input;
   request.output.data = parts.front().output;
   request.parts = std::move(parts);

@@ -96,10 +96,13 @@ py::object run(const Shared& communicator, const PlanHandle& plan, const BufferV
                std::uint64_t plan_key, std::uint64_t count, std::uint32_t segment_bytes,
                const std::shared_ptr<UserOp>& user_op, bool asynchronous, py::object finish,
                const std::optional<double>& timeout_s,
-               std::optional<std::vector<std::int64_t>> shape) {
-  executor::CollectiveRequest request = make_request(
-      plan, input, output,
-      {dtype, op, std::move(counts), plan_key, count, segment_bytes, std::move(shape)}, user_op);
+               std::optional<std::vector<std::int64_t>> shape,
+               std::shared_ptr<executor::CallArrays> arrays) {
+  executor::CollectiveRequest request =
+      make_request(plan, input, output,
+                   {dtype, op, std::move(counts), plan_key, count, segment_bytes, std::move(shape),
+                    std::move(arrays)},
+                   user_op);
   const std::string_view name = name_of(request.descriptor.collective);
   py::tuple objects =
       py::make_tuple(py::cast(input, py::return_value_policy::reference),
@@ -225,7 +228,7 @@ void bind_communicator(py::module_& module) {
            py::arg("count"), py::arg("segment_bytes") = transport::kSegmentBytesMax,
            py::arg("user_op") = py::none(), py::arg("asynchronous") = false,
            py::arg("finish") = py::none(), py::arg("timeout_s") = py::none(),
-           py::arg("shape") = py::none())
+           py::arg("shape") = py::none(), py::arg("arrays") = py::none())
       .def(
           "send",
           [](const Shared& self, BufferView& data, int dest, std::uint32_t tag, bool asynchronous,

@@ -141,8 +141,8 @@ bool overlap(const std::byte* one, std::uint64_t one_bytes, const std::byte* oth
 // their memory does not depend on the end of the others.
 bool Engine::may_begin(const Pending& pending) const {
   if (running_.empty()) return true;
-  if (pending.call == nullptr || !runs_short() || running_.size() == Call::kRunsMax ||
-      disputed_ != 0 || inquires()) {
+  if (pending.call == nullptr || !runs_short() || running_.size() == Call::kRunsMax || disputes() ||
+      inquires()) {
     return false;
   }
   const std::uint64_t input_bytes = pending.call->request().input.bytes;
@@ -352,7 +352,7 @@ bool Engine::step_started() { return step_collectives(false); }
 // A disagreement that a later collective finds may be only apparent, or a consequence of an earlier
 // one. It is judged when that collective is the oldest.
 bool Engine::step_collectives(bool all) {
-  if (disputed_ != 0 || inquires()) return false;
+  if (disputes() || inquires()) return false;
   bool moved = false;
   for (std::size_t index = 0; index < running_.size(); ++index) {
     Running& one = running_[index];
@@ -416,7 +416,7 @@ void Engine::drop_ended_messages() {
 
 void Engine::end_all(const Status& status) {
   for (const auto& medium : options_.transports) medium->let_go(transport::LetGo::kAll);
-  disputed_ = 0;
+  dispute_ = {};
   account_ = {};
   while (!running_.empty()) {
     const Running ended = running_.pop();

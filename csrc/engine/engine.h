@@ -243,6 +243,11 @@ class Engine final : public ChannelSource {
 
   void disagree(std::uint64_t sequence);
   void resolve_disagreement(Nanoseconds now);
+  std::uint64_t earliest_dispute();
+  bool have_compared(std::uint64_t sequence);
+  bool is_worth_comparing(std::uint64_t sequence);
+  void enter(const transport::Dispute& round);
+  bool disputes() const { return dispute_.operation != 0; }
   bool inquires() const { return account_.inquiry != Inquiry::kNone; }
   void tell();
   void inquire(Inquiry why, Nanoseconds now, std::vector<Account::Wait> waits);
@@ -257,7 +262,7 @@ class Engine final : public ChannelSource {
   bool look_at_refusals_on_stream(const std::string& operation);
   std::vector<Standing> standings();
   LateMessage late_message(const Deadline& deadline) const;
-  transport::Shape shape_now() const;
+  const executor::CallArrays* arrays_now() const;
   // For error texts: the running collective, else an open message, with `peer` if there is one.
   std::string current_text(int peer) const;
   bool hear_from_stream(int peer, const transport::Notice& notice);
@@ -306,9 +311,10 @@ class Engine final : public ChannelSource {
   Nanoseconds inquiry_began_ = 0;
   std::uint64_t progress_ = 0;  // of the oldest running operation, as of the last watch()
   Nanoseconds moved_at_ = 0;    // when progress_ changed last
-  std::uint64_t disputed_ = 0;  // the operation about which ranks disagree; 0: none
+  transport::Dispute dispute_;  // as this rank's notice tells
+  bool comparing_ = false;      // the ranks of the dispute are known and search for the difference
   Nanoseconds dispute_ends_ = 0;
-  Standing disputed_standing_;  // of this rank, as its notice told
+  Standing disputed_standing_;  // of this rank, as its notice tells
   bool closed_ = false;
   bool warned_ = false;  // a peer has failed, possibly in an operation that this rank has not begun
   std::atomic<bool> vacant_{true};

@@ -80,7 +80,7 @@ void Engine::tell_refused(Numbers numbers, const std::string& why) {
 
 // Handles one operation at a time; later ones are checked when they are the oldest.
 bool Engine::look_at_refusals() {
-  if (running_.empty() || disputed_ != 0) return false;
+  if (running_.empty() || disputes()) return false;
   for (int peer = 0; peer < size(); ++peer) {
     Link* link = links_[static_cast<std::size_t>(peer)];
     if (link == nullptr) continue;
@@ -132,7 +132,7 @@ void Engine::hear_refusal(int peer, const Notice& notice) {
 // A peer that has ended the operation in which this rank waits has heard of a refusal. That notice
 // may arrive here later than the peer's segments. If none arrives, the ranks disagree.
 void Engine::look_at_overtaking(Nanoseconds now) {
-  if (disputed_ != 0 || running_.empty() || !running_.front().execution->is_overtaken()) {
+  if (disputes() || running_.empty() || !running_.front().execution->is_overtaken()) {
     overtaken_ends_ = 0;
   } else if (overtaken_ends_ == 0) {
     overtaken_ends_ = later(now, kOvertakenLasts);

@@ -14,8 +14,8 @@ using transport::Link;
 using transport::LinkState;
 using transport::Notice;
 
-// Prefix of the detail of a mismatch that a kernel found. The engine's own
-// details begin with a number.
+// Prefix of the detail of a mismatch that a kernel found. The engine's own details describe an
+// array.
 constexpr std::string_view kOnStream = "on stream: ";
 
 // How long a rank that sees peers in another operation waits for the notices of the other ranks.

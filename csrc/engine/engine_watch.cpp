@@ -1,7 +1,6 @@
 // The slow path of the engine: what a waiting rank learns about its peers, and its conclusions.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <utility>
 
 #include "base/assert.h"
@@ -19,16 +18,6 @@ using transport::Notice;
 // with any step of a healthy operation, short compared with the two seconds in which
 // survivors must know of a death.
 constexpr Nanoseconds kAnnounceAfter = 5'000'000;
-
-// How long a rank that found a disagreement waits for the descriptions of the
-// others before it judges.
-constexpr Nanoseconds kDisputeLasts = 1'000'000'000;
-
-// The operation that ranks disagree about, from a notice with kMismatch; the sender may be in
-// another operation. Never 0.
-std::uint64_t disputed_in(const Notice& notice) {
-  return std::max<std::uint64_t>(1, std::strtoull(detail_of(notice).c_str(), nullptr, 10));
-}
 
 }  // namespace
 
@@ -48,15 +37,6 @@ std::string Engine::current_text(int peer) const {
   return text.empty() ? "send/recv" : text;
 }
 
-// Shape of the array of operation sequence_, if that operation runs.
-transport::Shape Engine::shape_now() const {
-  for (std::size_t index = 0; index < running_.size(); ++index) {
-    const Execution& one = *running_[index].execution;
-    if (one.sequence() == sequence_) return one.request().shape;
-  }
-  return {};
-}
-
 void Engine::post(Code failure, int culprit, const std::string& detail) {
   Notice notice;
   if (failure == Code::kOk) write_account(account_, &notice);
@@ -66,7 +46,7 @@ void Engine::post(Code failure, int culprit, const std::string& detail) {
   notice.failure = static_cast<std::uint32_t>(failure);
   notice.culprit = culprit;
   std::snprintf(notice.detail, sizeof(notice.detail), "%s", detail.c_str());
-  notice.shape = shape_now();
+  notice.dispute = dispute_;
   notice.refusals = refusals_;
   for (Link* link : links_) {
     if (link != nullptr) link->post(notice);
@@ -78,11 +58,12 @@ void Engine::announce() {
   tell();
 }
 
-// Posts the state of this rank and, if a deadline has passed, its findings.
+// Posts the state of this rank and its findings, if a deadline has passed or ranks disagree.
 void Engine::tell() {
   post(Code::kOk, -1,
-       inquires() ? to_detail(overdue_)
-                  : stream_detail(on_streams_.load(std::memory_order_relaxed)));
+       disputes()   ? disputed_standing_.array
+       : inquires() ? to_detail(overdue_)
+                    : stream_detail(on_streams_.load(std::memory_order_relaxed)));
 }
 
 // Fails every open operation and all later ones. The notice makes the peers do the same.
@@ -126,7 +107,7 @@ bool Engine::watch() {
   }
   if (look_at_notices()) return true;
   look_at_overtaking(now);
-  if (disputed_ != 0) {
+  if (disputes()) {
     resolve_disagreement(now);
     return moved;
   }
@@ -145,17 +126,19 @@ bool Engine::look_at_notices() {
     const Notice notice = link->newest();
     switch (failure_of(notice)) {
       case Code::kOk:
-        if (!running_.empty() && disputed_ == 0 && announced_ && notice.sequence == sequence_ &&
-            !(notice.descriptor == descriptor_)) {
+        if (!disputes() && notice.dispute.operation != 0) {
+          disagree(notice.dispute.operation);
+        } else if (!running_.empty() && !disputes() && announced_ && notice.sequence == sequence_ &&
+                   !(notice.descriptor == descriptor_)) {
           disagree(sequence_);
         }
-        if (notice.inquiry != 0 && disputed_ == 0 && !inquires()) answer();
+        if (notice.inquiry != 0 && !disputes() && !inquires()) answer();
         break;
       case Code::kClosed:
         break;
       case Code::kMismatch:
         if (hear_from_stream(peer, notice)) return true;
-        if (disputed_ == 0) disagree(disputed_in(notice));
+        if (!disputes()) disagree(std::max<std::uint64_t>(1, notice.dispute.operation));
         break;
       case Code::kTimeout:
         hear_timeout(notice);
@@ -181,7 +164,8 @@ bool Engine::is_given_up(std::uint64_t sequence) {
     if (link == nullptr) continue;
     const Notice notice = link->newest();
     const Code failure = failure_of(notice);
-    const bool goes_on = failure == Code::kOk && notice.inquiry == 0;
+    const bool goes_on =
+        failure == Code::kOk && notice.inquiry == 0 && notice.dispute.operation == 0;
     if (goes_on || failure == Code::kClosed) continue;
     warned_ = true;
     if (notice.completed < sequence) return true;
@@ -242,53 +226,6 @@ bool Engine::look_at_links(bool moved) {
     return true;
   }
   return false;
-}
-
-// Posts the disagreement and this rank's operation at once; from here on no operation moves.
-void Engine::disagree(std::uint64_t sequence) {
-  // The operation may have begun after the oldest one; then peers must hear of this one.
-  for (std::size_t index = 1; index < running_.size(); ++index) {
-    if (running_[index].pending.sequence != sequence) continue;
-    descriptor_ = running_[index].execution->request().descriptor;
-    sequence_ = sequence;
-  }
-  disputed_ = sequence;
-  dispute_ends_ = later(options_.clock->now(), kDisputeLasts);
-  disputed_standing_ = {rank(), sequence_, descriptor_, shape_now()};
-  announced_ = true;
-  post(Code::kMismatch, -1, std::to_string(sequence));
-}
-
-std::vector<Standing> Engine::standings() {
-  std::vector<Standing> all;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) {
-      all.push_back(disputed_ != 0 ? disputed_standing_
-                                   : Standing{peer, sequence_, descriptor_, shape_now()});
-      continue;
-    }
-    const Notice notice = links_[static_cast<std::size_t>(peer)]->newest();
-    all.push_back({peer, notice.sequence, notice.descriptor, notice.shape});
-  }
-  return all;
-}
-
-// Judges when every peer has told its operation, or when the time for that is over.
-void Engine::resolve_disagreement(Nanoseconds now) {
-  const bool heard_all = std::all_of(links_.begin(), links_.end(), [](Link* link) {
-    if (link == nullptr || link->state() != LinkState::kOpen) return true;
-    return failure_of(link->newest()) == Code::kMismatch;
-  });
-  if (!heard_all && now < dispute_ends_) return;
-  // Several ranks may have found a disagreement at the same time: all judge the earliest operation.
-  std::uint64_t first = disputed_;
-  for (Link* link : links_) {
-    if (link == nullptr) continue;
-    const Notice notice = link->newest();
-    if (failure_of(notice) == Code::kMismatch) first = std::min(first, disputed_in(notice));
-  }
-  const Status verdict = mismatch_verdict(first, standings());
-  give_up(verdict, verdict.ranks().empty() ? -1 : verdict.ranks().front(), "");
 }
 
 }  // namespace pycoll::engine

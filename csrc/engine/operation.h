@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "executor/call_arrays.h"
 
 namespace pycoll::engine {
 
@@ -32,7 +33,13 @@ class Operation {
     status_ = Status();
     ended_ = 0;
     done_.store(false, std::memory_order_relaxed);
+    arrays_ = nullptr;
   }
+
+  // The arrays of the list or group to which the operation belongs; nullptr: those of its request.
+  // They outlive the operation. Set them before it starts.
+  const executor::CallArrays* arrays() const { return arrays_; }
+  void belongs_to(const executor::CallArrays* arrays) { arrays_ = arrays; }
 
  private:
   static inline std::atomic<bool> recording{false};
@@ -40,6 +47,7 @@ class Operation {
   Status status_;
   Nanoseconds ended_ = 0;
   std::atomic<bool> done_{false};
+  const executor::CallArrays* arrays_ = nullptr;
 };
 
 }  // namespace pycoll::engine

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "executor/call_arrays.h"
 #include "kernels/reduce.h"
 #include "kernels/wire.h"
 #include "plan/image.h"
@@ -50,7 +51,8 @@ struct CollectiveRequest {
   // Elements of each block of the whole collective; the same on all ranks.
   std::vector<std::uint64_t> counts;
   transport::Descriptor descriptor;
-  transport::Shape shape;                  // of the caller's array; for error messages
+  // The caller's array or arrays; nullptr where ranks compare no shape.
+  std::shared_ptr<const CallArrays> arrays;
   kernels::Combine combine;                // empty if the collective does not reduce
   kernels::ScaleFunction scale = nullptr;  // for avg: applied to final values
   // If not empty: counts, memory and the descriptor count elements of the array; `combine` and the

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "transport/transport.h"
 
 namespace pycoll::transport {
@@ -41,27 +39,6 @@ std::string to_text(const Descriptor& descriptor) {
     text += name_of(descriptor.op);
   }
   return text;
-}
-
-Shape Shape::of(int axes, const std::int64_t* lengths) {
-  Shape shape;
-  shape.known = 1;
-  shape.axes = static_cast<std::uint32_t>(axes);
-  for (std::uint32_t axis = 0; axis < std::min(shape.axes, kShownMax); ++axis) {
-    shape.lengths[axis] = static_cast<std::uint64_t>(lengths[axis]);
-  }
-  return shape;
-}
-
-std::string to_text(const Shape& shape) {
-  std::string text = "(";
-  for (std::uint32_t axis = 0; axis < std::min(shape.axes, Shape::kShownMax); ++axis) {
-    if (axis > 0) text += ", ";
-    text += std::to_string(shape.lengths[axis]);
-  }
-  if (shape.axes > Shape::kShownMax) text += ", ...";
-  if (shape.axes == 1) text += ',';
-  return text + ")";
 }
 
 }  // namespace pycoll::transport

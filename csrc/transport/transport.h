@@ -52,20 +52,6 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 24 && std::has_unique_object_representations_v<Descriptor>);
 
-// The shape of the caller's array as notices transmit it, for error messages only. Ranks compare
-// shape_key() of the whole shape, which is a part of Descriptor::plan_key.
-struct Shape {
-  static constexpr std::uint32_t kShownMax = 7;
-
-  std::uint32_t known = 0;  // 0: ranks compare no shape in this operation
-  std::uint32_t axes = 0;   // `lengths` holds the first kShownMax of them
-  std::uint64_t lengths[kShownMax] = {};
-
-  static Shape of(int axes, const std::int64_t* lengths);
-  bool operator==(const Shape&) const = default;
-};
-static_assert(sizeof(Shape) == 64 && std::has_unique_object_representations_v<Shape>);
-
 // The contribution of an array's shape to Descriptor::plan_key, combined by exclusive or. Zero for
 // one axis, because Descriptor::count already states its length.
 constexpr std::uint64_t shape_key(int axes, const std::int64_t* lengths) {
@@ -80,9 +66,6 @@ constexpr std::uint64_t shape_key(int axes, const std::int64_t* lengths) {
 
 // "all_reduce of 1024 float32, op sum"; for error messages.
 std::string to_text(const Descriptor& descriptor);
-// "(3, 2)", "(4,)", "()"; with more than kShownMax axes "(1, 2, 3, 4, 5, 6, 7, ...)".
-// Requires: known.
-std::string to_text(const Shape& shape);
 
 // Precedes every segment. `bytes` is the payload's length and may be zero.
 struct SegmentHeader {
@@ -119,6 +102,24 @@ struct Refusals {
 };
 static_assert(sizeof(Refusals) == 192);
 
+// The part of a rank that disagrees with others in the search for the first array in which their
+// calls differ (engine/diagnosis/dispute.h). All ranks in the same round describe the same arrays.
+struct Dispute {
+  static constexpr std::uint32_t kDigests = 10;
+
+  std::uint64_t operation = 0;  // about which ranks disagree; 0: none
+  std::uint32_t arrays = 0;     // number of arrays of this rank's call
+  std::uint32_t round = 0;
+  std::uint32_t begin = 0;  // first array of this round
+  // Arrays that one digest covers. 0: the search is over, and Notice::detail describes array
+  // `begin`; an empty text if no array differs.
+  std::uint32_t width = 0;
+  std::uint32_t digests[kDigests] = {};
+
+  bool operator==(const Dispute&) const = default;
+};
+static_assert(sizeof(Dispute) == 64 && std::has_unique_object_representations_v<Dispute>);
+
 // A rank's status, which its peers read outside the channels: its position in the order of
 // operations, and the reason if it failed. A notice overwrites the previous one, so a reader sees
 // only the newest. A notice with a failure is final: later posts do not replace it.
@@ -131,9 +132,9 @@ struct Notice {
   std::uint32_t inquiry = 0;     // see Standing in engine/diagnosis/verdict.h
   std::uint32_t still_ms = 0;    // milliseconds since its operation moved, with an inquiry
   std::uint32_t wait_count = 0;  // peers that this rank waits for, with an inquiry
-  char detail[88] = {};          // NUL-terminated text of the failure
+  char detail[88] = {};          // NUL-terminated text of the failure or of the dispute
   std::uint32_t waits[27] = {};  // the first of those peers: rank * 2, + 1 if it has sent something
-  Shape shape;                   // of the caller's array in that operation
+  Dispute dispute;
   Refusals refusals;
 };
 static_assert(sizeof(Notice) == 512 && std::is_trivially_copyable_v<Notice>);

@@ -43,6 +43,14 @@ class Message(NamedTuple):
     prepared: Prepared
     wheres: list[Where]
 
+    def in_list(self, key: int) -> Message:
+        """Return the same with the key of the whole list as a part of its own.
+
+        Without that, a rank whose list is shorter could leave before another rank begins its last
+        message.
+        """
+        return self._replace(prepared=self.prepared._replace(key=self.prepared.key ^ key))
+
     def start(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
         """Start the operation. ``wait()`` of the Work unpacks the results and returns ``finish()``.
 
@@ -178,6 +186,7 @@ def start_list(
 
     lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
     messages = []
+    call = _core.CallArrays()
     for numbers in _shared(members, lengths):
         dtype = lengths[numbers[0]][0]
         nbytes = sum(lengths[number][1] for number in numbers)
@@ -187,7 +196,7 @@ def start_list(
         for number in numbers:
             prepared.check_shape(members[number].ends.source.shape)
         prepared = prepared.of_arrays(
-            (lengths[number][1], members[number].ends.source.shape) for number in numbers
+            ((lengths[number][1], members[number].ends.source.shape) for number in numbers), call
         )
         mine = [members[number] for number in numbers]
         wheres = [Where(one.ends.framework, one.x, stream) for one in mine]
@@ -196,6 +205,10 @@ def start_list(
         work = _core.open_work()
         _core.fill_work(work, results())
         return work
+    for one in members:
+        call.add(one.ends.source.dtype, messages[0].prepared.op, one.ends.source.shape)
+    if len(messages) > 1:
+        messages = [message.in_list(call.key) for message in messages]
     earlier: list[Work] = []
 
     def last() -> Any:

@@ -161,6 +161,7 @@ class Group(_core.Group):
             _core.fuse(self, work, key, ends.source, ends.target)
             return work
         one = _UserReduction(key, ends, work, finish)
+        _core.note_array(self, dtype, prepared.op, ends.source.shape)
         fusion = self._open.get(key)
         if nbytes > _core.FUSED_BYTES_MAX:
             self.add_other(_UserFusion([one]))
@@ -279,7 +280,8 @@ class Group(_core.Group):
             Collective.ALL_REDUCE, dtype, op, 0, source.nbytes, algorithm, deterministic
         )
         prepared = prepared.of_arrays(
-            (one.ends.source.nbytes, one.ends.source.shape) for one in fusion
+            ((one.ends.source.nbytes, one.ends.source.shape) for one in fusion),
+            _core.arrays_of(self),
         )
         count = source.count
         communicator._start(prepared, source, target, dtype, [count], count, False, nothing)

@@ -291,6 +291,7 @@ class Core(_core.Calls):
                 asynchronous=async_op,
                 finish=then if async_op else None,
                 shape=prepared.shape,
+                arrays=prepared.arrays,
             )
             if run is not None and self.size > 1:
                 self._exchange_records(run, async_op)

@@ -38,6 +38,8 @@ class Prepared(NamedTuple):
     identity: bytes = b""
     #: The array's shape, for the text of a MismatchError; None where ranks compare no shape.
     shape: Shape | None = None
+    #: All arrays of the list or group to which the message belongs, for the same text.
+    arrays: _core.CallArrays | None = None
 
     @property
     def by_python(self) -> bool:
@@ -54,12 +56,15 @@ class Prepared(NamedTuple):
         """Return the same for one array, whose shape must be equal on all ranks."""
         return self._replace(key=self.key ^ _core.arrays_key([(0, shape)]), shape=shape)
 
-    def of_arrays(self, arrays: Iterable[tuple[int, Shape]]) -> Prepared:
+    def of_arrays(
+        self, arrays: Iterable[tuple[int, Shape]], call: _core.CallArrays | None = None
+    ) -> Prepared:
         """Return the same for a message of several arrays.
 
-        ``arrays``: pairs of bytes and shape, which must be equal on all ranks.
+        ``arrays``: pairs of bytes and shape, which must be equal on all ranks. ``call``: all arrays
+        of the list or group, which a MismatchError names.
         """
-        return self._replace(key=self.key ^ _core.arrays_key(list(arrays)))
+        return self._replace(key=self.key ^ _core.arrays_key(list(arrays)), arrays=call)
 
 
 class Plans:

@@ -234,8 +234,14 @@ TEST(notices_of_any_content_end_in_some_status) {
       one = {random.below(3) << engine::kPartBits, random.below(3) << engine::kPartBits};
     }
     for (char& letter : notice.refusals.why) letter = static_cast<char>(random.next());
-    notice.shape.axes = static_cast<std::uint32_t>(random.next());
-    notice.shape.known = static_cast<std::uint32_t>(random.below(2));
+    notice.dispute.operation = random.below(3) << engine::kPartBits;
+    notice.dispute.arrays = static_cast<std::uint32_t>(random.next());
+    notice.dispute.round = static_cast<std::uint32_t>(random.below(2) * random.next());
+    notice.dispute.begin = static_cast<std::uint32_t>(random.next());
+    notice.dispute.width = static_cast<std::uint32_t>(random.below(2) * random.next());
+    for (std::uint32_t& digest : notice.dispute.digests) {
+      digest = static_cast<std::uint32_t>(random.next());
+    }
     for (char& letter : notice.detail) letter = static_cast<char>(random.next());
     notice.descriptor.collective = static_cast<Collective>(random.below(256));
     notice.descriptor.dtype = static_cast<DType>(random.below(256));

@@ -94,6 +94,26 @@ TEST(what_the_text_does_not_show_is_said) {
       {1, 2});
 }
 
+TEST(arrays_that_differ_are_named) {
+  expect_mismatch({{0, 5, all_reduce(4, 1), "shape (4,)"},
+                   {1, 5, all_reduce(4, 2), "shape (2, 2)"},
+                   {2, 5, all_reduce(4, 1), "shape (4,)"}},
+                  "ranks disagree about operation 5: ranks 0 and 2 called all_reduce of 4 float32, "
+                  "op sum, shape (4,); rank 1 called all_reduce of 4 float32, op sum, shape (2, 2)",
+                  {1});
+}
+
+TEST(equal_arrays_leave_algorithms) {
+  expect(mismatch_verdict(std::uint64_t{5} << engine::kPartBits,
+                          {{0, std::uint64_t{5} << engine::kPartBits, all_reduce(4, 1)},
+                           {1, std::uint64_t{5} << engine::kPartBits, all_reduce(4, 2)}},
+                          true),
+         Code::kMismatch,
+         "ranks disagree about operation 5: rank 0 called all_reduce of 4 float32, op sum; rank 1 "
+         "called all_reduce of 4 float32, op sum (with different algorithms or user operations)",
+         {1});
+}
+
 TEST(others_do_not_count_while_those_in_the_operation_disagree) {
   expect_mismatch(
       {{0, 5, all_reduce(4)}, {1, 5, all_reduce(9)}, {2, 6, all_reduce(9)}, {3, 0, {}}},

@@ -40,7 +40,7 @@ def frame(
     """One frame; `place` is the segment's number in its channel, `segment` sequence, agreement
     and tag."""
     sequence, agreement, tag = segment
-    head = b"pcf\x06" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
+    head = b"pcf\x07" + struct.pack("<BBHII", kind, channel, place, number, len(payload))
     head += struct.pack("<QQII", sequence, agreement, tag, 0) + bytes(released)
     return head[:36] + struct.pack("<I", check_of(head)) + head[40:] + payload
 
@@ -50,10 +50,10 @@ def notice(sequence: int, failure: int, detail: bytes) -> bytes:
     descriptor = struct.pack("<QQIBBBB", 1000, 77, 0, 0, 11, 0, 0)
     state = struct.pack("<IiQIII", failure, 2, sequence - 1, 2, 1500, 2)
     awaited = struct.pack("<27I", 3, 4, *(0,) * 25)
-    shape = struct.pack("<II7Q", 1, 2, 50, 20, *(0,) * 5)
+    dispute = struct.pack("<Q4I10I", sequence, 3, 1, 0, 1, 7, 8, 9, *(0,) * 7)
     refusals = struct.pack("<6Q144s", 3, 3, *(0,) * 4, b"x is None")
     head = struct.pack("<Q", sequence) + descriptor + state
-    return head + struct.pack("88s", detail) + awaited + shape + refusals
+    return head + struct.pack("88s", detail) + awaited + dispute + refusals
 
 
 def announced(kind: int, length: int, *, place: int = 0, number: int = 0) -> bytes:

@@ -36,7 +36,7 @@ constexpr std::string_view kOnStreams = "besides ";
 struct Camp {
   std::uint64_t sequence;
   Descriptor descriptor;
-  transport::Shape shape;
+  std::string array;  // of its lowest rank
   std::vector<int> ranks;
 };
 
@@ -49,11 +49,13 @@ std::vector<Camp> camps_of(std::uint64_t sequence, const std::vector<Standing>& 
     const auto same = std::find_if(camps.begin(), camps.end(), [&](const Camp& camp) {
       return camp.sequence == standing.sequence && camp.descriptor == standing.descriptor;
     });
-    if (same != camps.end()) {
-      same->ranks.push_back(standing.rank);
-    } else {
-      camps.push_back({standing.sequence, standing.descriptor, standing.shape, {standing.rank}});
+    if (same == camps.end()) {
+      camps.push_back({standing.sequence, standing.descriptor, standing.array, {standing.rank}});
+      continue;
     }
+    const int lowest = *std::min_element(same->ranks.begin(), same->ranks.end());
+    if (standing.rank < lowest) same->array = standing.array;
+    same->ranks.push_back(standing.rank);
   }
   for (Camp& camp : camps) std::sort(camp.ranks.begin(), camp.ranks.end());
   std::sort(camps.begin(), camps.end(), [](const Camp& a, const Camp& b) {
@@ -76,14 +78,12 @@ bool are_alike(const std::vector<std::string>& texts) {
   return std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) == texts.end();
 }
 
-// The operation of each camp, with the shapes of arrays if nothing else distinguishes the camps.
+// The operation of each camp, with the array in which it differs from the others.
 std::vector<std::string> texts_of(const std::vector<Camp>& camps) {
   std::vector<std::string> texts;
   texts.reserve(camps.size());
-  for (const Camp& camp : camps) texts.push_back(to_text(camp.descriptor));
-  if (!are_alike(texts)) return texts;
-  for (std::size_t i = 0; i < camps.size(); ++i) {
-    if (camps[i].shape.known != 0) texts[i] += ", shape " + to_text(camps[i].shape);
+  for (const Camp& camp : camps) {
+    texts.push_back(to_text(camp.descriptor) + (camp.array.empty() ? "" : ", ") + camp.array);
   }
   return texts;
 }
@@ -196,7 +196,8 @@ std::string name_message(LateMessage::Kind kind, int peer, std::uint32_t tag) {
   return text + " with tag " + std::to_string(tag);
 }
 
-Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings) {
+Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings,
+                        bool equal_arrays) {
   const std::vector<Camp> camps = camps_of(sequence, standings);
   if (camps.size() < 2) {
     const std::vector<Camp> all = camps_of(0, standings);
@@ -213,8 +214,11 @@ Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& sta
     if (i > 0) text += "; ";
     text += name_ranks(camps[i].ranks) + " called " + called[i];
   }
-  if (are_alike(called))
-    text += " (with different algorithms, shapes, arrays fused into it, or user operations)";
+  if (are_alike(called)) {
+    text += equal_arrays
+                ? " (with different algorithms or user operations)"
+                : " (with different algorithms, shapes, arrays fused into it, or user operations)";
+  }
   return Status::error(Code::kMismatch, std::move(text), outside_first(camps));
 }
 

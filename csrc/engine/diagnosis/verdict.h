@@ -18,14 +18,16 @@ struct Standing {
   int rank = 0;
   std::uint64_t sequence = 0;
   transport::Descriptor descriptor;
-  transport::Shape shape{};
+  std::string array{};  // the first array in which the calls differ, if the ranks have found it
 };
 
 // Verdict for ranks that disagree about operation `sequence`. The description that most ranks share
 // is taken as intended (at a tie the one of the lowest rank); the other ranks are at fault. If all
 // descriptions of `sequence` agree, standings of other sequences count: the ranks are at different
 // operations. If these agree too, the lengths of arrays must differ, and no rank is named.
-Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings);
+// `equal_arrays`: the ranks have compared all their arrays and found no difference.
+Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings,
+                        bool equal_arrays = false);
 
 // A message that did not arrive, or was not received.
 struct LateMessage {

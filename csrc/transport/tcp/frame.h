@@ -25,7 +25,7 @@ enum class FrameType : std::uint8_t {
   kGoodbye = 4,  // the last frame on this socket: the sender closes in good order
 };
 
-inline constexpr std::uint8_t kFrameVersion = 6;
+inline constexpr std::uint8_t kFrameVersion = 7;
 inline constexpr std::uint8_t kFrameMagic[3] = {'p', 'c', 'f'};
 
 // The segments that a channel of this medium may have in flight before it needs a credit; see
