@@ -262,7 +262,7 @@ class Engine final : public ChannelSource {
   bool look_at_refusals_on_stream(const std::string& operation);
   std::vector<Standing> standings();
   LateMessage late_message(const Deadline& deadline) const;
-  const executor::CallArrays* arrays_now() const;
+  const executor::CallArrays* arrays_of(std::uint64_t sequence) const;
   // For error texts: the running collective, else an open message, with `peer` if there is one.
   std::string current_text(int peer) const;
   bool hear_from_stream(int peer, const transport::Notice& notice);
@@ -314,7 +314,8 @@ class Engine final : public ChannelSource {
   transport::Dispute dispute_;  // as this rank's notice tells
   bool comparing_ = false;      // the ranks of the dispute are known and search for the difference
   Nanoseconds dispute_ends_ = 0;
-  Standing disputed_standing_;  // of this rank, as its notice tells
+  // Of this rank, as its notices tell from the beginning of the dispute, whatever it starts later.
+  Standing disputed_standing_;
   bool closed_ = false;
   bool warned_ = false;  // a peer has failed, possibly in an operation that this rank has not begun
   std::atomic<bool> vacant_{true};

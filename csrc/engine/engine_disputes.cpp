@@ -22,11 +22,11 @@ constexpr Nanoseconds kDisputeLasts = 1'000'000'000;
 
 }  // namespace
 
-// The arrays of operation sequence_, if that operation runs; else nullptr.
-const CallArrays* Engine::arrays_now() const {
+// The arrays of operation `sequence`, if that operation runs; else nullptr.
+const CallArrays* Engine::arrays_of(std::uint64_t sequence) const {
   for (std::size_t index = 0; index < running_.size(); ++index) {
     const Running& one = running_[index];
-    if (one.execution->sequence() != sequence_) continue;
+    if (one.execution->sequence() != sequence) continue;
     const CallArrays* arrays = one.pending.operation->arrays();
     return arrays != nullptr ? arrays : one.execution->request().arrays.get();
   }
@@ -41,7 +41,7 @@ void Engine::disagree(std::uint64_t sequence) {
     descriptor_ = running_[index].execution->request().descriptor;
     sequence_ = sequence;
   }
-  dispute_ = open_dispute(sequence, arrays_now());
+  dispute_ = open_dispute(sequence, arrays_of(sequence_));
   comparing_ = false;
   dispute_ends_ = later(options_.clock->now(), kDisputeLasts);
   disputed_standing_ = {rank(), sequence_, descriptor_};
@@ -86,6 +86,8 @@ void Engine::resolve_disagreement(Nanoseconds now) {
   }
   const std::uint64_t first = earliest_dispute();
   if (!have_compared(first) && now < dispute_ends_) return;
+  sequence_ = disputed_standing_.sequence;  // so that the last notice tells the same
+  descriptor_ = disputed_standing_.descriptor;
   const Status verdict = mismatch_verdict(first, standings(), found_equal(dispute_));
   give_up(verdict, verdict.ranks().empty() ? -1 : verdict.ranks().front(),
           disputed_standing_.array);
@@ -94,7 +96,7 @@ void Engine::resolve_disagreement(Nanoseconds now) {
 // Takes part in the search as far as the notices of the other ranks allow; true when it is over.
 // The ranks that are in the operation search, the others wait for them.
 bool Engine::have_compared(std::uint64_t sequence) {
-  const bool takes_part = sequence_ == sequence;
+  const bool takes_part = disputed_standing_.sequence == sequence;
   std::vector<Dispute> others;
   std::vector<bool> ended;
   for (Link* link : links_) {
@@ -124,21 +126,22 @@ bool Engine::have_compared(std::uint64_t sequence) {
 // Whether arrays can explain the disagreement. Calls of one array each are compared only if all
 // else is equal, because the text states the number of elements and their type.
 bool Engine::is_worth_comparing(std::uint64_t sequence) {
+  const transport::Descriptor& mine = disputed_standing_.descriptor;
   std::uint32_t most = dispute_.arrays;
   bool alike = true;
   for (Link* link : links_) {
     if (link == nullptr) continue;
     const Notice notice = link->newest();
     if (notice.dispute.operation == 0 || notice.sequence != sequence) continue;
-    if (notice.descriptor.collective != descriptor_.collective) return false;
+    if (notice.descriptor.collective != mine.collective) return false;
     most = std::max(most, notice.dispute.arrays);
-    alike = alike && to_text(notice.descriptor) == to_text(descriptor_);
+    alike = alike && to_text(notice.descriptor) == to_text(mine);
   }
   return alike || most > 1;
 }
 
 void Engine::enter(const Dispute& round) {
-  const CallArrays* arrays = arrays_now();
+  const CallArrays* arrays = arrays_of(disputed_standing_.sequence);
   enter_round(round, arrays, &dispute_);
   const bool shown = dispute_.width == 0 && !found_equal(dispute_) && arrays != nullptr;
   disputed_standing_.array =

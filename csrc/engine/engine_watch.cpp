@@ -41,8 +41,9 @@ void Engine::post(Code failure, int culprit, const std::string& detail) {
   Notice notice;
   if (failure == Code::kOk) write_account(account_, &notice);
   notice.completed = completed_;
-  notice.sequence = sequence_;
-  notice.descriptor = descriptor_;
+  const bool searches = disputes() && failure == Code::kOk;
+  notice.sequence = searches ? disputed_standing_.sequence : sequence_;
+  notice.descriptor = searches ? disputed_standing_.descriptor : descriptor_;
   notice.failure = static_cast<std::uint32_t>(failure);
   notice.culprit = culprit;
   std::snprintf(notice.detail, sizeof(notice.detail), "%s", detail.c_str());

@@ -120,3 +120,5 @@ TEST(keys_depend_on_all_properties) {
   std::sort(keys.begin(), keys.end());
   CHECK(std::adjacent_find(keys.begin(), keys.end()) == keys.end(), "two keys are equal");
 }
+
+RUN_TESTS()
