@@ -157,6 +157,7 @@ class Config(NamedTuple):
     device_rdma: bool = True
     shared_arrays: bool = False
     cpu_balancing: bool = True
+    deferred_steps: bool = True
 
     def __repr__(self) -> str:
         shown = self._asdict() | {"secret": "(hidden)"}
@@ -313,6 +314,13 @@ SETTINGS: tuple[Setting, ...] = (
         _boolean,
         "1: where ranks outnumber the cores of a host, a rank that waits moves itself to a core "
         "with fewer ranks (docs/process-wide.md); 0: only the scheduler moves threads",
+    ),
+    Setting(
+        "PYCOLL_DEFERRED_STEPS",
+        "deferred_steps",
+        _boolean,
+        "1: DistributedOptimizer with model= may defer steps to the next forward pass "
+        "(docs/process-wide.md); 0: step() steps all parameters",
     ),
 )
 

@@ -32,7 +32,7 @@ def register() -> None:
         if not distributed.is_available():
             return
         backend = distributed.Backend
-        if _NAME.upper() not in backend._plugins:
+        if _NAME not in backend.backend_list:
             backend.register_backend(_NAME, _make, extended_api=True, devices=["cpu", "cuda"])
     except Exception as error:
         # Where warnings are errors, the program continues without the backend.

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/cores.h"
 #include "bindings/calls/request.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
@@ -212,6 +213,8 @@ void bind_calls_of(py::class_<CommunicatorHandle, Shared>& type) {
 void bind_communicator(py::module_& module) {
   using MessageKind = executor::MessageRequest::Kind;
   bind_companions(module);
+  module.def("can_move_to_core", &can_move,
+             "Whether this thread may set its affinity mask, and finds it as it was set.");
   py::class_<CommunicatorHandle, Shared> type(module, "Communicator",
                                               "One rank's operations over its transports.");
   bind_calls_of(type);

@@ -73,4 +73,15 @@ void move_to_core(int core) {
   if (only.bind()) (void)before.bind();
 }
 
+bool can_move() {
+  const CoreSet before = CoreSet::usable();
+  if (before.count() == 0 || !before.bind()) return false;
+  const CoreSet after = CoreSet::usable();
+  if (after.count() != before.count()) return false;
+  for (int core = 0; core < before.cores(); ++core) {
+    if (before.has(core) != (core < after.cores() && after.has(core))) return false;
+  }
+  return true;
+}
+
 }  // namespace pycoll

@@ -15,5 +15,8 @@ int current_core();
 // move it again at any time. Changes that others make to the mask during the call are lost. Does
 // nothing if the thread may not run on `core`.
 void move_to_core(int core);
+// Whether the calling thread may set its affinity mask, and finds it as it was set. Sets the mask
+// that it has, so nothing changes.
+bool can_move();
 
 }  // namespace pycoll

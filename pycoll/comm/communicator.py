@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from pycoll import _core
 from pycoll.arrays.registry import tell_of_refusal
+from pycoll.comm.cpu_balancing import can_balance
 from pycoll.comm.data_movement import Moving
 from pycoll.comm.objects import Objects
 from pycoll.comm.operations import Core, immediate_collective
@@ -118,7 +119,7 @@ class Communicator(Reducing, Moving, Objects):
             joined.tuning,
             transport_across(joined.identities),
             cores_shared_by(joined.identities, joined.rank),
-            config.cpu_balancing,
+            config.cpu_balancing and joined.oversubscription > 1 and can_balance(),
         )
         self.name = name
         self._config = config

@@ -17,6 +17,7 @@ from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.horovod import horovod_world, variables
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
 from pycoll.torch.horovod.scaled_ops import Adasum, Average, checked
+from pycoll.torch.memory.compiling import is_compiled
 from pycoll.torch.memory.deferred_step import Overlap
 from pycoll.torch.optimizers.gradients import Gradients, Parameters, Settings
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
@@ -182,7 +183,7 @@ def _check_model(
         raise ValueError("model is given and policy is not: deferred steps need a policy")
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"model is {model!r}: expected a torch.nn.Module")
-    compiled = next((name for name, one in model.named_modules() if _is_compiled(one)), None)
+    compiled = next((name for name, one in model.named_modules() if is_compiled(one)), None)
     if compiled is not None:
         what = (
             f"has {compiled!r}, which is compiled" if compiled else f"is a {type(model).__name__}"
@@ -203,11 +204,6 @@ def _check_model(
             f"optimizer is a {type(optimizer).__name__}: with model=, it has to be one of torch's "
             "that treat every parameter by itself"
         )
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    by_itself = getattr(module, "_compiled_call_impl", None) is not None
-    return by_itself or isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod")
 
 
 def _wrapped(optimizer: torch.optim.Optimizer, mixin: type) -> Any:

@@ -15,13 +15,13 @@ from pycoll.bootstrap.rendezvous.torch_store import TorchStoreExchange
 from pycoll.comm.communicator import Communicator
 from pycoll.config import Config
 from pycoll.cost import tuning_file
-from pycoll.torch.c10d.membership import NAME, Origin
+from pycoll.torch.c10d.other_backends import NAME, Origin
 from pycoll.torch.c10d.process_group import PycollProcessGroup
 
 
 def register() -> None:
     """Register the backend with torch.distributed, once; do nothing where that is not available."""
-    if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu", "cuda"])
 
 

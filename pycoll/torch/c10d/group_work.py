@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work as TorchWork
+from torch.distributed import Work as TorchWork
 
 from pycoll.comm.work import Work
 from pycoll.device.device_work import DeviceWork

@@ -6,28 +6,18 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from pycoll.comm.communicator import Communicator
 from pycoll.torch.c10d.group_work import translated
+from pycoll.torch.c10d.other_backends import NAME, Origin, group_of, named_backends
 from pycoll.torch.c10d.watcher import Watcher
 from pycoll.torch.memory.storages import SharedStorages, shared_tensor
 
-NAME = "pycoll"
 _open: weakref.WeakSet[Membership] = weakref.WeakSet()
-
-
-class Origin(NamedTuple):
-    """The arguments with which torch makes a group; other backends of the group use them too."""
-
-    store: Any
-    timeout: timedelta
-    group_id: str
-    ranks: list[int]
 
 
 class Membership(dist.ProcessGroup):
@@ -96,7 +86,7 @@ class Membership(dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         """The devices of the group's backend string, the preferred one first."""
-        named = self._named_backends()
+        named = named_backends(self)
         return [torch.device(kind) for kind in named] if named else [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -181,13 +171,8 @@ class Membership(dist.ProcessGroup):
             self._other_backends[kind] = self._made_for(kind)
         return self._other_backends[kind]
 
-    def _named_backends(self) -> dict[str, str]:
-        """The backend names by type of device; {} for a group that torch has not made."""
-        config = distributed_c10d._world.pg_backend_config.get(self)
-        return dict(pair.split(":") for pair in config.split(",")) if config else {}
-
     def _made_for(self, kind: str) -> Any:
-        names = self._named_backends()
+        names = named_backends(self)
         if not names or self._origin is None:
             return None
         if kind not in names:
@@ -198,33 +183,7 @@ class Membership(dist.ProcessGroup):
             )
         if names[kind] == NAME:
             return None
-        return _group_of(names[kind], kind, self._origin, self.rank(), self.size())
-
-
-def _group_of(name: str, kind: str, origin: Origin, rank: int, size: int) -> Any:
-    """Make a process group of torch that has only this backend."""
-    store = dist.PrefixStore(f"backend/{kind}/", origin.store)
-    made: Any = dist.ProcessGroup(store, rank, size)
-    if name == "nccl" and dist.is_nccl_available():
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = origin.timeout
-        options.global_ranks_in_group = origin.ranks
-        options.group_name = origin.group_id
-        backend: Any = dist.ProcessGroupNCCL(store, rank, size, options)
-        backend._set_sequence_number_for_group()
-        number = made.BackendType.NCCL
-    elif name == "gloo" and dist.is_gloo_available():
-        backend = dist.ProcessGroupGloo(store, rank, size, timeout=origin.timeout)
-        number = made.BackendType.GLOO
-    else:
-        raise ValueError(
-            f"the backend {name!r} for tensors on {kind} cannot be used together with {NAME!r}: "
-            "expected nccl or gloo, as far as this torch has them"
-        )
-    made._set_default_backend(number)
-    made._register_backend(torch.device(kind), number, backend)
-    made._set_group_name(origin.group_id)
-    return made
+        return group_of(names[kind], kind, self._origin, self.rank(), self.size())
 
 
 def by_device(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,8 +3,8 @@
 Compiled code reads the memory of parameters without asking their class or the hooks of modules. So
 no step may be deferred while compiled code runs (deferred_step.py). TorchDynamo compiles a frame
 when the frame runs for the first time, and calls the callbacks of ``torch._dynamo.callback`` before
-that. Its ``reset()`` drops all compiled code and these callbacks. Tested with torch 2.13 and 2.14.
-In a version without these names, ``has_compiled`` is True, so that no step is deferred.
+that. Its ``reset()`` drops all compiled code and these callbacks. ``check`` is a part of the
+self-test of deferred steps (deferred_parameter.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from pycoll.torch.internals import expect
+
 #: Bound methods to be called before the first frame is compiled.
 _listeners: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
@@ -25,8 +27,25 @@ def has_compiled() -> bool:
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if frames is None:
         return False
-    codes = getattr(frames, "input_codes", None)
-    return codes is None or bool(getattr(codes, "seen", True))
+    return bool(frames.input_codes.seen)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether torch.compile or torch.jit has made the module, or its call."""
+    by_itself = getattr(module, "_compiled_call_impl", None) is not None
+    return by_itself or isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod")
+
+
+def check() -> None:
+    """Raise unless torch has the names that this module uses."""
+    from torch._dynamo import convert_frame
+    from torch._dynamo.callback import callback_handler
+
+    expect(len(convert_frame.input_codes.seen) >= 0, "torch does not list compiled frames")
+    expect(callable(callback_handler.register_start_callback), "torch takes no callback")
+    expect(isinstance(callback_handler.start_callbacks, list), "torch lists no callbacks")
+    expect(isinstance(torch.compiler._is_compiling_flag, bool), "torch has no flag for compiling")
+    expect(hasattr(torch.nn.Module(), "_compiled_call_impl"), "modules do not tell if compiled")
 
 
 def listen(before: Callable[[], None]) -> None:
@@ -46,7 +65,7 @@ def _tell(*_: Any) -> None:
     # torch has already set its flag for compiling. Optimizers of torch choose other arithmetic by
     # that flag, so it is False while the listeners step parameters.
     compiler: Any = torch.compiler
-    says, compiler._is_compiling_flag = getattr(compiler, "_is_compiling_flag", False), False
+    says, compiler._is_compiling_flag = compiler._is_compiling_flag, False
     try:
         for reference in list(_listeners):
             listener = reference()

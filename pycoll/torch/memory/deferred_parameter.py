@@ -5,7 +5,8 @@ still being reduced. No code may see these values, and a program can read them i
 weight of another module, call ``state_dict()``, copy, save, clip. So in this time the class of the
 parameter is ``DeferredParameter``. torch calls ``__torch_function__`` of that class before any
 function that takes the tensor, also inside a list, and before any access to an attribute. That
-method steps the parameter, which restores its class, and then calls the function.
+method steps the parameter, which restores its class, and then calls the function. The self-test of
+``DEFERRED`` checks that this version of torch does so.
 
 torch does not make this call for C++ extensions that take tensors directly, nor for
 autograd.Function.apply. The forward hooks of the modules (deferred_step.py) step the parameters
@@ -15,12 +16,16 @@ autograd reports that the parameter was modified since.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.nn import Parameter
+
+from pycoll.torch.internals import Door, expect
+from pycoll.torch.memory import compiling
 
 #: The attribute of a deferred parameter that holds its step.
 _STEP = "_pycoll_step"
@@ -54,7 +59,7 @@ class DeferredParameter(Parameter):
             for one in _among((args, kwargs or {})):
                 finish(one)
         # During the step itself the parameter still has this class.
-        with torch._C.DisableTorchFunctionSubclass():
+        with as_parameters():
             return func(*args, **(kwargs or {}))
 
     # These methods of Parameter read the class before they read the values.
@@ -70,6 +75,12 @@ class DeferredParameter(Parameter):
     def __repr__(self, *args: Any, **words: Any) -> str:
         finish(self)
         return repr(self)
+
+
+def as_parameters() -> contextlib.AbstractContextManager[Any]:
+    """A context in which torch treats deferred parameters as ordinary ones."""
+    context: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
+    return context
 
 
 class Step(Protocol):
@@ -154,3 +165,63 @@ def _among(arguments: Iterable[Any]) -> Iterator[DeferredParameter]:
             yield from _among(one)
         elif isinstance(one, dict):
             yield from _among(one.values())
+
+
+class _TestStep:
+    """A step that adds 1, as the self-test makes it."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameter = parameter
+        self.steps = self.drops = 0
+
+    def finish(self, others: Sequence[torch.Tensor] = ()) -> None:
+        self.steps += 1
+        with torch.no_grad(), as_parameters():
+            self._parameter.add_(1)
+        stepped(self._parameter)
+
+    def drop_gradient(self) -> None:
+        self.drops += 1
+
+    def give_up(self) -> None:
+        stepped(self._parameter)
+
+
+_EYE = torch.eye(2, dtype=torch.float32, device="cpu")
+#: Ways to read a parameter whose values are 1 before its step and 2 after it.
+_READS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "an operator": lambda one: one * 1,
+    "a function of a list": lambda one: torch.stack([one])[0],
+    "a method": lambda one: one.clone(),
+    "an attribute": lambda one: one.data,
+    "a function of modules": lambda one: torch.nn.functional.linear(one, _EYE),
+    "a copy": copy.deepcopy,
+    "an index": lambda one: one[:],
+}
+
+
+def _test() -> None:
+    """Raise unless torch steps a deferred parameter before each kind of read."""
+    compiling.check()
+    options = vars(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0))
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        expect(name in options, f"an optimizer has no {name}")
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        for how, read in _READS.items():
+            parameter = Parameter(torch.ones(2, dtype=torch.float32))
+            step = _TestStep(parameter)
+            await_step(parameter, step)
+            expect(
+                parameter.shape == (2,) and parameter.dim() == 1 and step.steps == 0,
+                "the shape of a parameter cannot be read before its step",
+            )
+            parameter.grad = None
+            expect((step.drops, step.steps) == (1, 0), "torch drops a gradient unheard")
+            values = read(parameter)
+            expect(step.steps == 1, f"{how} does not step the parameter that it reads")
+            expect(values.tolist() == [2.0, 2.0], f"{how} reads a parameter before its step")
+            expect(type(parameter) is Parameter, "a stepped parameter has another class")
+
+
+#: The door to deferred steps.
+DEFERRED = Door("deferred steps", _test, "With model=, step() steps all parameters at once.")

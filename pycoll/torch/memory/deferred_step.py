@@ -28,9 +28,12 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from pycoll.config import Config
 from pycoll.gradients.scheduler import TIMED_STEPS
 from pycoll.torch.memory.compiling import has_compiled, listen
 from pycoll.torch.memory.deferred_parameter import (
+    DEFERRED,
+    as_parameters,
     await_step,
     can_be_deferred,
     finish_own,
@@ -96,8 +99,16 @@ class Overlap:
         #: The number of parameters that were deferred last.
         self._counted = 0
         gradients.before_step = self.finish
-        #: None once the process has compiled code; steps are no longer deferred then.
+        #: None where steps are not deferred: the feature is off, or the process has compiled code.
         self._hooks: list[RemovableHandle] | None = None
+        #: Why steps are not deferred, where they are not.
+        self.obstacle = "torch.compile compiles code of this process"
+        if not Config.read().deferred_steps:
+            self.obstacle = "PYCOLL_DEFERRED_STEPS is 0"
+            return
+        if not DEFERRED.is_open():
+            self.obstacle = f"the self-test fails with torch {torch.__version__}"
+            return
         if has_compiled():
             _warn_of_compiled_code()
             return
@@ -168,7 +179,7 @@ class Overlap:
 
     @property
     def can_wait(self) -> bool:
-        """Whether steps may be deferred: the process has no compiled code."""
+        """Whether steps may be deferred: the feature is on, and there is no compiled code."""
         return self._hooks is not None
 
     def give_up(self) -> None:
@@ -288,6 +299,6 @@ def _as_in_step() -> Iterator[None]:
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
-        torch._C.DisableTorchFunctionSubclass(),
+        as_parameters(),
     ):
         yield

@@ -314,7 +314,7 @@ class OverlappedWrapped(Wrapped):
         at_once = isinstance(gradients, ScheduledGradients) and not gradients.waits_singly
         when = "at once" if at_once else "when the next forward pass needs them"
         if not self._overlap.can_wait:
-            when = "at once, since torch.compile compiles code of this process"
+            when = f"at once, since {self._overlap.obstacle}"
         return f"parameters step {when}\n{super().explain()}"
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
