@@ -4,15 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 
-.PHONY: help demo test setup-demo setup-test lint test-cpp test-fuzz test-python test-rdma \
-        test-launchers \
-        soak docs test-quick optimized test-optimized bench-peers bench-net bench-rdma \
-        bench-training gpu-check clean
+.PHONY: help demo test test-torch setup-demo setup-test lint test-cpp test-fuzz \
+        test-python test-rdma test-launchers soak docs test-quick optimized test-optimized \
+        bench-peers bench-net bench-rdma bench-training gpu-check clean
 
 help:
 	@echo "make demo         install into $(VENV), measure all_reduce on 2 ranks, train on 1 and 4"
 	@echo "make test         install everything the tests need and run them"
 	@echo "make test-quick   checks for a first change, in less than three minutes"
+	@echo "make test-torch   tests that use torch with another version: TORCH=2.14.1 (the default)"
 	@echo "make docs         build the site into out/site; warnings are errors"
 	@echo "make test-rdma    test verbs on Soft-RoCE devices, in a virtual machine with Debian's"
 	@echo "                  kernel"
@@ -67,6 +67,12 @@ lint:
 
 test-cpp:
 	bash tests/cpp/run.sh
+
+# Not part of `test`, which runs with the version in tests/requirements.txt: it downloads torch.
+# For one file: make test-torch TORCH=2.14.1 TESTS=tests/torch/test_doors.py
+TORCH ?= 2.14.1
+test-torch: setup-test
+	bash tests/torch/with_version.sh $(BIN) $(TORCH) $(TESTS)
 
 test-fuzz:
 	bash tests/fuzz/run.sh
