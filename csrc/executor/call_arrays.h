@@ -14,12 +14,20 @@ namespace pycoll::executor {
 // of another call. Only a disagreement of ranks reads it.
 class CallArrays {
  public:
-  void add(DType dtype, ReduceOp op, int axes, const std::int64_t* lengths);
-  void clear();
+  void add(DType dtype, ReduceOp op, int axes, const std::int64_t* lengths) {
+    words_.push_back(static_cast<std::int64_t>(axes) << 16 | static_cast<std::int64_t>(dtype) << 8 |
+                     static_cast<std::int64_t>(op));
+    words_.insert(words_.end(), lengths, lengths + axes);
+    ++size_;
+  }
+  void clear() {
+    words_.clear();
+    size_ = 0;
+  }
 
-  std::size_t size() const { return starts_.size(); }
+  std::size_t size() const { return size_; }
   // A hash of all arrays; equal on ranks whose arrays are equal.
-  std::uint64_t key() const { return key_; }
+  std::uint64_t key() const;
   // A hash of the arrays from `begin` up to and without `end`, as far as they exist.
   std::uint32_t digest(std::size_t begin, std::size_t end) const;
   // "arrays[1] of 2: float32, op sum, shape (3, 2)"; of a single array "shape (3, 2)"; for an index
@@ -27,10 +35,12 @@ class CallArrays {
   std::string text(std::size_t index, std::size_t most) const;
 
  private:
+  // Place of an array in `words_`; the end for an array that does not exist.
+  std::size_t place_of(std::size_t index) const;
+
   // Each array: its number of axes, dtype and op in one word, and then its lengths.
   std::vector<std::int64_t> words_;
-  std::vector<std::size_t> starts_;  // of each array in `words_`
-  std::uint64_t key_ = 0;
+  std::size_t size_ = 0;
 };
 
 }  // namespace pycoll::executor
