@@ -16,7 +16,7 @@ dist = pytest.importorskip("torch.distributed")
 class _Backend:
     """What torch has, for a torch that refuses."""
 
-    _plugins: ClassVar[dict[str, Any]] = {}
+    backend_list: ClassVar[list[str]] = []
 
     @staticmethod
     def register_backend(*arguments: Any, **words: Any) -> None:
