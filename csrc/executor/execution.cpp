@@ -9,7 +9,6 @@
 #include "base/cache.h"
 #include "base/copy.h"
 #include "executor/execution_row.h"
-#include "plan/layout.h"
 
 namespace pycoll::executor {
 namespace {
@@ -31,6 +30,11 @@ bool leaves_output(const plan::Plan& plan) {
   return std::none_of(plan.rows.begin(), plan.rows.end(), [](const plan::Row& row) {
     return static_cast<plan::Buffer>(row.source) == plan::Buffer::kOutput;
   });
+}
+
+bool combines(const plan::Plan& plan) {
+  return std::any_of(plan.rows.begin(), plan.rows.end(),
+                     [](const plan::Row& row) { return plan::operand_count(row) > 1; });
 }
 
 // Bytes that all rows of one tile read, with segments of `segment_bytes`.
@@ -60,7 +64,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   if (!status.ok()) return status;
   const plan::Plan& plan = request_.plan->plan();
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
-  fresh_ = plan::reduces(static_cast<Collective>(plan.header->collective));
+  combines_ = combines(plan);
   const std::size_t moved = request_.input.bytes + request_.output.bytes;
   large_ = moved >= uncached_bytes(plan.header->size) && leaves_output(plan);
   tile_exceeds_cache_ =
@@ -72,7 +76,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   abilities_.clear();
   for (const plan::Channel& channel : plan.channels) add_port(channel, channels);
   find_last_rows();
-  find_copy_sharers();
+  find_alternate_ports();
   find_direct_writes();
   make_lanes();
   return Status();
@@ -100,8 +104,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
   bound_.move_to(input, output);
   // Data that is reduced in place was read a moment ago and is in a cache, so copies go through the
   // caches. With many ranks a tile reads so much in between that the data is evicted again.
-  streams_ = large_ && (input != output || !fresh_ || tile_exceeds_cache_);
-  copy_strategy_ = choose_copy_strategy(input == output);
+  streams_ = large_ && (input != output || !combines_ || tile_exceeds_cache_);
   header_.sequence = sequence;
   traversal_.backwards = traversals() && channels_->traversals()++ % 2 != 0;
   odd_peer_ = -1;
@@ -118,7 +121,7 @@ void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte*
     lane.tile = 0;
   }
   if (long_) hold_memory(input, output);
-  if (offers_ || is_waited_for_) open_windows();
+  if (long_) open_windows();
 }
 
 // The segment of the row's chunk in this tile, in
@@ -242,8 +245,7 @@ Progress Execution::run_row(Lane& lane) {
   const bool stable = source != plan::Buffer::kNone && source != plan::Buffer::kScratch;
   const bool direct =
       stable && row.recv_count == 0 && row.send_count > 0 && bind_part(row, bytes, &all);
-  const bool has_space =
-      direct ? hand_over(lane, skip, all.operands[0]) : reserve(bound, skip, &all);
+  const bool has_space = direct ? hand_over(lane, skip, all) : reserve(bound, skip, &all);
   if (!has_space) return Progress::kBlocked;
   if (length != 0 && (all.target != nullptr || all.slot_buffer_count != 0)) {
     request_.parts.empty() ? combine(row, all, length) : combine_parts(row, all, length);

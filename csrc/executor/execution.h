@@ -134,7 +134,7 @@ class Execution {
     std::uint64_t ticket = 0;  // this execution owns the channel when ticket_lock->served == ticket
     std::uint32_t last_row = 0;  // the last row that uses the channel
     bool passed_on = false;      // this execution no longer uses the channel
-    bool alternate = false;      // this is the second, fourth ... channel to its peer
+    bool alternate = false;      // this is the second, fourth ... data channel to its peer
     bool exposed = false;  // only memory that the channel still reads keeps it from being passed on
     transport::SourceRecord* sources = nullptr;
 
@@ -151,9 +151,6 @@ class Execution {
     transport::RecvCapabilities recv;
     const void* memory = nullptr;  // Multicast::memory(); nullptr: each peer gets its own copy
   };
-  // The share of the segments that receivers could read in place and that this rank instead writes
-  // into their write windows.
-  enum class CopyStrategy : std::uint8_t { kReceiver, kSplit, kSender };
   struct Gathered;
   class Walk;
 
@@ -162,9 +159,7 @@ class Execution {
   void add_port(const plan::Channel& channel, ChannelSource& channels);
   void make_lanes();
   void find_last_rows();
-  void find_copy_sharers();
-  static bool may_split_copies(Collective collective);
-  CopyStrategy choose_copy_strategy(bool in_place) const;
+  void find_alternate_ports();
   void find_direct_writes();
   void open_windows() const;
   void hold_memory(const std::byte* input, const std::byte* output);
@@ -183,13 +178,13 @@ class Execution {
   Progress collect(const plan::Row& row, std::size_t bytes, Collected* all);
   static void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
                      Gathered* all);
-  [[nodiscard]] bool hand_over(Lane& lane, std::size_t skip, const std::byte* data);
+  [[nodiscard]] bool hand_over(Lane& lane, std::size_t skip, const Gathered& gathered);
   [[nodiscard]] std::byte* find_window(const BoundRow& bound, int i, std::size_t skip) const;
   bool awaits_answer(const plan::Row& row, int i) const;
   bool reserve(const BoundRow& bound, std::size_t skip, Gathered* all) const;
   void commit(const plan::Row& row, const Gathered& all) const;
   bool exposes(const plan::Row& row, int i, const std::byte* data) const;
-  bool is_fetched(const BoundRow& bound, int i, std::size_t skip) const;
+  bool is_fetched(const BoundRow& bound, int i, std::size_t skip, const Gathered& gathered) const;
   bool intact(const plan::Row& row) const;
   bool repeats(const plan::Row& row, int i, std::uint32_t apart) const;
   bool repeat(const plan::Row& row, int i) const;
@@ -215,20 +210,15 @@ class Execution {
   Traversal traversal_;
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
-  CopyStrategy copy_strategy_ = CopyStrategy::kReceiver;
   bool large_ = false;               // input and output do not fit in the caches
   bool tile_exceeds_cache_ = false;  // nor does what the rows of one tile read
   bool streams_ = false;             // copies use non-temporal stores
   bool exposes_ = false;             // some port is exposed
-  bool only_sends_ = false;          // this rank receives nothing but tokens
-  bool sends_to_few_ = false;
-  bool shares_core_ = false;      // with a receiver of this rank
-  bool fresh_ = false;            // rows send data that they have just reduced
-  bool offers_ = false;           // peers may write directly into the output
-  bool is_waited_for_ = false;    // a rank that only sends waits for an answer before it sends
-  bool overtaken_ = false;        // as of the last advance()
-  bool long_ = false;             // segments are long enough to be exposed or written directly
-  bool has_all_tickets_ = false;  // it owned every channel when it began
+  bool combines_ = false;            // some row has several operands
+  bool offers_ = false;              // peers may write directly into the output
+  bool overtaken_ = false;           // as of the last advance()
+  bool long_ = false;                // segments are long enough to be exposed or written directly
+  bool has_all_tickets_ = false;     // it owned every channel when it began
 };
 
 template <typename Visit>

@@ -1,26 +1,15 @@
 // Direct writes: the sender writes a segment to where the receiver's row would copy
 // it. The plan must allow it (flag 8 in FORMAT.md), the medium must support it, and
 // the receiver must have offered a write window.
-#include <algorithm>
-
 #include "executor/execution.h"
 #include "executor/execution_row.h"
 
 namespace pycoll::executor {
 
 void Execution::find_direct_writes() {
-  offers_ = false;
-  direct_writes_ = nullptr;
-  const std::size_t longest = std::max(request_.input.bytes, request_.output.bytes);
-  long_ = std::min<std::size_t>(request_.segment_bytes, longest) >= transport::kUncopiedBytesMin;
-  const auto collective = static_cast<Collective>(request_.plan->header().collective);
-  is_waited_for_ =
-      may_split_copies(collective) && bound_.longest_bytes() >= transport::kUncopiedBytesMin;
-  if (!long_) return;
-  direct_writes_ = &request_.plan->direct_writes();
-  offers_ = request_.parts.empty() &&
-            std::any_of(direct_writes_->offered.begin(), direct_writes_->offered.end(),
-                        [](std::uint64_t uses) { return uses != 0; });
+  long_ = bound_.longest_bytes() >= transport::kUncopiedBytesMin;
+  direct_writes_ = long_ ? &request_.plan->direct_writes() : nullptr;
+  offers_ = long_ && request_.parts.empty();
 }
 
 // Pins the arena memory that peers may read or write before this operation has ended.
@@ -34,22 +23,21 @@ void Execution::hold_memory(const std::byte* input, const std::byte* output) {
   for (const Part& part : request_.parts) hold(part.input, part.output);
 }
 
-// Announces the write windows. A sender that waits for
-// an answer gets one even if there is no window.
+// Opens the write windows. Where the plan announces them, senders wait for that, so this rank also
+// says that there is none.
 void Execution::open_windows() const {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
-    const std::uint64_t uses = offers_ ? direct_writes_->offered[i] : 0;
     transport::WriteWindows* windows = abilities_[i].recv.windows;
-    if (windows == nullptr || (uses == 0 && !is_waited_for_)) continue;
+    const std::uint64_t uses = offers_ ? direct_writes_->offered[i] : 0;
+    if (windows == nullptr || (uses == 0 && !direct_writes_->announced[i])) continue;
     windows->open_window(
         {header_.sequence, header_.agreement, uses, bound_.output(), request_.output.bytes});
   }
 }
 
-// Whether this rank, which only sends, must wait until the peer of send number `i` has said whether
-// it opens a window.
+// Whether send number `i` of the row must wait until its peer has said whether it opens a window.
 bool Execution::awaits_answer(const plan::Row& row, int i) const {
-  if (!only_sends_ || !is_waited_for_) return false;
+  if ((row.flags & plan::kFlagAwaitWindow) == 0) return false;
   transport::DirectWriter* writer = abilities_[row.send[i]].send.direct_writer;
   return writer != nullptr && !writer->is_answered(header_);
 }

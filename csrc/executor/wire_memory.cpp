@@ -51,7 +51,8 @@ Status WireMemory::bind(CollectiveRequest* request) {
   }
   const std::uint64_t input_bytes = input_groups_ * wire_bytes_;
   const std::uint64_t output_bytes = output_groups_ * wire_bytes_;
-  const bool shared = header.collective != static_cast<std::uint8_t>(Collective::kReduceScatter);
+  // With one block, input and output hold the same elements.
+  const bool shared = header.block_count == 1;
   const std::uint64_t behind = shared ? 0 : round_up(input_bytes, kAlignment);
   reserve(shared ? std::max(input_bytes, output_bytes) : behind + output_bytes);
   input_ = memory_.get() + padding_;

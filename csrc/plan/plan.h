@@ -13,7 +13,7 @@
 namespace pycoll::plan {
 
 inline constexpr std::uint32_t kMagic = 0x4c504350;  // "PCPL"
-inline constexpr std::uint16_t kVersion = 1;
+inline constexpr std::uint16_t kVersion = 2;
 
 inline constexpr int kRecvMax = 8;
 inline constexpr int kSendMax = 8;
@@ -62,7 +62,15 @@ inline constexpr std::uint8_t kFlagFlush = 2;     // overwrites memory that was 
 inline constexpr std::uint8_t kFlagZeroCopy = 4;  // receivers may read what the row sends in place
 inline constexpr std::uint8_t kFlagDirectWrite =
     8;  // the sender may write the row's target directly
-inline constexpr std::uint8_t kFlagsAll = 15;
+// The row sends only once its receivers have said whether they open a write window.
+inline constexpr std::uint8_t kFlagAwaitWindow = 16;
+// When the operation begins, the receiver tells the row's senders whether it opens a write window.
+inline constexpr std::uint8_t kFlagAnnounceWindow = 32;
+inline constexpr std::uint8_t kFlagsAll = 63;
+
+// The side that copies the segments that a row sends, where both sides could: the receiver reads
+// them in place, the sender writes them into the receiver's output, or both do so in turn.
+enum class CopyStrategy : std::uint8_t { kReceiver = 0, kSender = 1, kSplit = 2 };
 
 struct Row {
   std::uint32_t chunk;  // data chunk that sets the segment's bytes, or kToken
@@ -78,7 +86,8 @@ struct Row {
   std::uint32_t target_slot;
   std::uint16_t recv[kRecvMax];  // indices into the channel table, in fold order; 0xffff if unused
   std::uint16_t send[kSendMax];
-  std::uint32_t reserved[3];  // zero
+  std::uint8_t copies;        // CopyStrategy
+  std::uint8_t reserved[11];  // zero
 };
 static_assert(sizeof(Row) == 64 && std::has_unique_object_representations_v<Row>);
 

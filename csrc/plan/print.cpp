@@ -74,6 +74,14 @@ std::string line(const Plan& plan, const Row& row) {
   if ((row.flags & kFlagFlush) != 0) append(&flags, "flush", ", ");
   if ((row.flags & kFlagZeroCopy) != 0) append(&flags, "zero_copy", ", ");
   if ((row.flags & kFlagDirectWrite) != 0) append(&flags, "direct_write", ", ");
+  if ((row.flags & kFlagAwaitWindow) != 0) append(&flags, "await_window", ", ");
+  if ((row.flags & kFlagAnnounceWindow) != 0) append(&flags, "announce_window", ", ");
+  if (row.copies == static_cast<std::uint8_t>(CopyStrategy::kSender)) {
+    append(&flags, "sender copies", ", ");
+  }
+  if (row.copies == static_cast<std::uint8_t>(CopyStrategy::kSplit)) {
+    append(&flags, "both copy", ", ");
+  }
   if (!flags.empty()) text += " (" + flags + ")";
   return text + "\n";
 }

@@ -52,6 +52,9 @@ Status RowChecker::check_scalars(const Row& row) const {
       row.target == static_cast<std::uint8_t>(Buffer::kInput)) {
     return violation(place(), "target", row.target, "0 (none), 2 (output) or 3 (scratch)");
   }
+  if (row.copies > static_cast<std::uint8_t>(CopyStrategy::kSplit)) {
+    return violation(place(), "copies", row.copies, at_most(2));
+  }
   for (std::size_t i = 0; i < std::size(row.reserved); ++i) {
     if (row.reserved[i] != 0) {
       return violation(place(), entry("reserved", i), row.reserved[i], "0");
@@ -108,6 +111,17 @@ Status RowChecker::check_meaning(const Row& row) const {
   if ((row.flags & kFlagZeroCopy) != 0 && (row.send_count == 0 || !has_lasting_memory(row))) {
     return violation(place(), "flags", row.flags,
                      "without zero_copy (4), this row sends no input or output in place");
+  }
+  if (row.copies != 0 && (token || row.send_count == 0)) {
+    return violation(place(), "copies", row.copies, "0, this row sends no data");
+  }
+  if ((row.flags & kFlagAwaitWindow) != 0 && (row.recv_count != 0 || row.copies == 0)) {
+    return violation(place(), "flags", row.flags,
+                     "without await_window (16), this row receives or leaves copies to receivers");
+  }
+  if ((row.flags & kFlagAnnounceWindow) != 0 && row.recv_count == 0) {
+    return violation(place(), "flags", row.flags,
+                     "without announce_window (32), this row receives nothing");
   }
   if ((row.flags & kFlagDirectWrite) != 0 && !copies_to_output(row)) {
     return violation(

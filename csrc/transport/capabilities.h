@@ -30,9 +30,6 @@ struct StoreHints : Capability {
   // True while ordinary stores into slot buffers are slow, as of the last reserve(). The caller
   // should then compute results elsewhere and copy them with fill().
   virtual bool wants_fill() const = 0;
-  // Whether this rank and the peer may run on the same core, see CoreHints::share_cores(). If true,
-  // dividing work between the two ranks gains nothing. Constant for the life of the channel.
-  virtual bool shares_core() const = 0;
 };
 
 // A record of the handed-over memory that the channel still reads. Without a record,

@@ -12,12 +12,14 @@ from typing import NamedTuple
 from pycoll import _core
 from pycoll.algorithms import TABLE, Algorithm, lookup
 from pycoll.arrays.rows import Shape
+from pycoll.cost.copying import choose_copies
 from pycoll.cost.model import DEFAULT, Parameters
 from pycoll.cost.selection import choose
 from pycoll.errors import InvalidArgumentError
 from pycoll.ops import Reduction
 from pycoll.plan.lowering import acknowledged, lower
 from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.schedule.copies import Copies
 from pycoll.schedule.topology import Topology
 from pycoll.types import LOCATION
 
@@ -67,6 +69,15 @@ class Prepared(NamedTuple):
         return self._replace(key=self.key ^ _core.arrays_key(list(arrays)), arrays=call)
 
 
+class _Key(NamedTuple):
+    """All that the plans of a topology depend on; equal on all ranks."""
+
+    collective: Collective
+    name: str
+    root: int
+    copies: Copies
+
+
 class Plans:
     """The plans of one rank of one communicator. Threads: any.
 
@@ -77,8 +88,8 @@ class Plans:
         self.rank = rank
         self.topology = topology
         self.parameters = parameters
-        self._plans: dict[tuple[Collective, str, int], _core.Plan] = {}
-        self._keys: dict[_core.Plan, tuple[Collective, str, int]] = {}
+        self._plans: dict[_Key, _core.Plan] = {}
+        self._keys: dict[_core.Plan, _Key] = {}
         self._lanes: dict[_core.Plan, int] = {}
 
     def prepare(
@@ -102,7 +113,7 @@ class Plans:
         name = self.algorithm_name(
             collective, dtype, reduction, root, nbytes, algorithm, deterministic
         )
-        plan = self._plan(collective, name, root)
+        plan = self._plan(collective, name, root, nbytes)
         user = reduction if reduction is not None and reduction.function is not None else None
         word = user.name if user is not None else ""
         segment_bytes = self.parameters.segment_bytes
@@ -142,12 +153,12 @@ class Plans:
         choice = choose(collective, self.topology, nbytes, among=names, parameters=self.parameters)
         return choice.name
 
-    def _plan(self, collective: Collective, name: str, root: int) -> _core.Plan:
-        key = (collective, name, root)
+    def _plan(self, collective: Collective, name: str, root: int, nbytes: int) -> _core.Plan:
+        copies = choose_copies(collective, self.topology.size, nbytes, self.parameters)
+        key = _Key(collective, name, root, copies)
         plan = self._plans.get(key)
         if plan is None:
-            data = _lowered(collective, name, self.topology, self.rank, root)
-            plan = self._plans[key] = _core.Plan(data)
+            plan = self._plans[key] = _core.Plan(_lowered(key, self.topology, self.rank))
             self._keys[plan] = key
         return plan
 
@@ -158,10 +169,9 @@ class Plans:
         """
         lanes = self._lanes.get(plan)
         if lanes is None:
-            collective, name, root = self._keys[plan]
+            key = self._keys[plan]
             all_ranks = (
-                _core.Plan(_lowered(collective, name, self.topology, rank, root))
-                for rank in range(self.topology.size)
+                _core.Plan(_lowered(key, self.topology, rank)) for rank in range(self.topology.size)
             )
             lanes = self._lanes[plan] = max(one.lanes for one in all_ranks)
         return lanes
@@ -221,14 +231,15 @@ def plan_bytes(
         raise InvalidArgumentError(
             f"rank is {rank} of {size}, and the topology has {topology.size} ranks"
         )
-    return _lowered(kind, name, topology, rank, root)
+    copies = choose_copies(kind, size, nbytes, DEFAULT)
+    return _lowered(_Key(kind, name, root, copies), topology, rank)
 
 
-def _lowered(collective: Collective, name: str, topology: Topology, rank: int, root: int) -> bytes:
-    schedule = lookup(collective, name).build(
-        topology.size, root=root, only=rank, topology=topology
+def _lowered(key: _Key, topology: Topology, rank: int) -> bytes:
+    schedule = lookup(key.collective, key.name).build(
+        topology.size, root=key.root, only=rank, topology=topology
     )
-    return lower(acknowledged(schedule), rank)
+    return lower(acknowledged(schedule), rank, key.copies)
 
 
 def _hash(text: str) -> int:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from pycoll.cost.copying import kept_by
 from pycoll.cost.model import Load, Profile
 from pycoll.schedule.collectives import Collective
 
@@ -17,46 +18,8 @@ if TYPE_CHECKING:
 
 #: Up to this number of ranks, schedules are counted transfer by transfer.
 SCHEDULE_SIZE_MAX = 64
-#: Collectives in which a rank copies its own block from its input to its output.
-_KEEPING = (
-    Collective.ALL_GATHER,
-    Collective.ALL_TO_ALL,
-    Collective.GATHER,
-    Collective.REDUCE_SCATTER,
-    Collective.SCATTER,
-)
 #: A size at which every algorithm exists and has its characteristic waits.
 SMALL_SIZE = 4
-
-
-def kept_by(collective: Collective, size: int) -> float:
-    """The bytes that a rank copies from its own input to its output, in units of n.
-
-    The result of a reduce_scatter counts as half a copy, because the reduction reads it in place.
-    """
-    if collective not in _KEEPING:
-        return 0.0
-    return (0.5 if collective is Collective.REDUCE_SCATTER else 1.0) / size
-
-
-def fetched(collective: Collective, size: int, cost: Cost) -> float:
-    """The bytes that the busiest core copies if peers read sent data in place, in units of n.
-
-    The receiver copies, in addition to its own block. The root of a scatter copies only its own
-    block. Leaves of a gather write their block directly to its place. With two ranks, the root of a
-    broadcast copies half of the message. The result is at least half of what the busiest rank
-    handles, because the memory of one rank serves at most two concurrent readers at full speed.
-    """
-    kept = kept_by(collective, size)
-    sent, received = float(cost.sent), float(cost.received)
-    own = received + kept
-    if collective is Collective.GATHER:
-        own = max(sent, kept)
-    elif collective is Collective.SCATTER:
-        own = max(received, kept)
-    elif collective is Collective.BROADCAST and size == 2:
-        own = received / 2
-    return max(own, float(cost.handled) / 2)
 
 
 def copied(cost: Cost) -> Load:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from pycoll.cost.copying import choose_idle, copied_in_place, kept_by
 from pycoll.cost.extrapolation import extrapolated
 from pycoll.cost.loads import (
     SCHEDULE_SIZE_MAX,
     copied,
-    fetched,
     first_of,
-    kept_by,
     profile_of_schedule,
     streams,
 )
@@ -40,7 +39,7 @@ def profile(algorithm: Algorithm, topology: Topology, oversubscribed: bool = Fal
     if len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX:
         found = profile_of_schedule(algorithm.build(size, topology=topology), topology)
     else:
-        found = profile_of_costs(algorithm, topology)
+        found = profile_of_costs(algorithm, topology, oversubscribed)
     counted = oversubscribed and len(topology.hosts) == 1 and size <= SCHEDULE_SIZE_MAX
     turns = turns_of(algorithm.build(size, topology=topology)) if counted else Turns()
     # A copy touches two places; a reduction in place reads and writes one.
@@ -52,7 +51,9 @@ def profile(algorithm: Algorithm, topology: Topology, oversubscribed: bool = Fal
     )
 
 
-def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:
+def profile_of_costs(
+    algorithm: Algorithm, topology: Topology, oversubscribed: bool = False
+) -> Profile:
     """The profile from the formula; on several hosts it is extrapolated from smaller schedules."""
     if len(topology.hosts) > 1:
         return extrapolated(algorithm, topology)
@@ -60,11 +61,16 @@ def profile_of_costs(algorithm: Algorithm, topology: Topology) -> Profile:
     period = copied(cost)
     first = first_of(period, cost.steps, cost.chunks)
     period.waits = 0 if streams(algorithm) else max(cost.steps - 1, 0)
+    collective, size = algorithm.collective, topology.size
     for load in (first, period):
-        load.moved += kept_by(algorithm.collective, topology.size)
-    period.fetched = fetched(algorithm.collective, topology.size, cost)
+        load.moved += kept_by(collective, size)
+    one, several = (
+        copied_in_place(collective, size, cost, choose_idle(collective, tiles > 1, oversubscribed))
+        for tiles in (1, 2)
+    )
+    # The memory of one rank serves at most two concurrent readers at full speed.
+    period.fetched = max(several, float(cost.handled) / 2)
     first.fetched = max(period.fetched, cost.steps / cost.chunks)
-    if algorithm.collective is Collective.GATHER:
-        # The root reads all blocks in place while they are short.
-        first.fetched = float(cost.received) + kept_by(Collective.GATHER, topology.size)
+    if one > several:
+        first.fetched = one
     return Profile((first, Load()), (period, Load()), cost.chunks)

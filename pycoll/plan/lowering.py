@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from pycoll.plan import plan_format
 from pycoll.plan.plan_format import (
+    ANNOUNCE_WINDOW,
+    AWAIT_WINDOW,
     DIRECT_WRITE,
     FINAL,
     FLUSH,
@@ -23,7 +25,8 @@ from pycoll.plan.plan_format import (
     Row,
 )
 from pycoll.plan.row_builder import FOREVER, RowBuilder, RowBuilding
-from pycoll.schedule.collectives import FROM_ROOT, ROOTED, TO_ROOT, Collective
+from pycoll.schedule.collectives import FROM_ROOT, REDUCING, ROOTED, TO_ROOT, Collective
+from pycoll.schedule.copies import Copies, CopyStrategy
 from pycoll.schedule.language import LANES_MAX, TOKEN, Schedule, ScheduleError, Transfer
 
 #: Collectives that divide the result for ``avg``; the flag final marks rows that complete a value.
@@ -40,10 +43,17 @@ IN_PLACE = frozenset(
         Collective.EXSCAN,
     }
 )
+#: Collectives in which a rank may only send data unchanged, and then wait for write windows.
+ANNOUNCING = ROOTED - REDUCING
+_USUAL = Copies()
+#: A rank that splits copies has at most this many receivers; for more it would copy too much.
+_SPLITTING_PEERS_MAX = 2
 
 
-def lower(schedule: Schedule, rank: int) -> bytes:
+def lower(schedule: Schedule, rank: int, copies: Copies = _USUAL) -> bytes:
     """The plan of ``rank``; ``schedule`` is whole or the part of that rank.
+
+    ``copies``: the sides that copy unchanged data where peers reach each other's memory.
 
     Raises ScheduleError for a schedule that rows cannot express: a local combination, or a fold
     that takes segments of one channel and step in another order than they are listed.
@@ -54,10 +64,10 @@ def lower(schedule: Schedule, rank: int) -> bytes:
         raise ScheduleError(f"rank {rank} is not below size {schedule.size}")
     building = RowBuilding(schedule, rank)
     building.run()
-    return plan_format.pack(_Placing(building).plan())
+    return plan_format.pack(_Placing(building, copies).plan())
 
 
-def lower_all(schedule: Schedule) -> list[bytes]:
+def lower_all(schedule: Schedule, copies: Copies = _USUAL) -> list[bytes]:
     """The plans of all ranks."""
     mine: list[list[Transfer]] = [[] for _ in range(schedule.size)]
     for t in schedule.transfers:
@@ -65,7 +75,7 @@ def lower_all(schedule: Schedule) -> list[bytes]:
         if t.destination != t.source:
             mine[t.destination].append(t)
     return [
-        lower(schedule._replace(transfers=tuple(transfers), only=rank), rank)
+        lower(schedule._replace(transfers=tuple(transfers), only=rank), rank, copies)
         for rank, transfers in enumerate(mine)
     ]
 
@@ -109,10 +119,14 @@ def acknowledged(schedule: Schedule) -> Schedule:
 class _Placing:
     """Assigns a location to every value and makes the rows of the plan."""
 
-    def __init__(self, building: RowBuilding) -> None:
+    def __init__(self, building: RowBuilding, copies: Copies) -> None:
         self.building = building
+        self.copies = copies
         self.schedule = building.schedule
         self.rows = building.rows
+        data = [builder for builder in self.rows if builder.chunk != TOKEN]
+        self.is_idle = not any(builder.recv for builder in data)
+        self.peers = {peer for builder in data for peer, _, _ in builder.send}
         self.in_place = building.schedule.collective in IN_PLACE
         self.scratch_slots = 0
         self.handed: dict[int, dict[int, int]] = {}
@@ -257,6 +271,11 @@ class _Placing:
             flags |= ZERO_COPY
         if target is Buffer.OUTPUT and self._may_write_directly(builder, target_slot):
             flags |= DIRECT_WRITE
+        copies = self._copy_strategy(builder)
+        if self.is_idle and copies is not CopyStrategy.RECEIVER:
+            flags |= AWAIT_WINDOW
+        if builder.recv and builder.chunk != TOKEN and self.schedule.collective in ANNOUNCING:
+            flags |= ANNOUNCE_WINDOW
         return Row(
             TOKEN_ROW if builder.chunk == TOKEN else self.schedule.sized_by(builder.chunk),
             lane,
@@ -269,7 +288,28 @@ class _Placing:
             tuple([channels.setdefault(channel, len(channels)) for channel in builder.recv]),
             tuple([channels.setdefault(channel, len(channels)) for channel in builder.send]),
             builder.carry.slot if builder.carry is not None else NO_CARRY,
+            copies,
         )
+
+    def _copy_strategy(self, builder: RowBuilder) -> CopyStrategy:
+        """The side that copies the segments that this row sends, where both sides could.
+
+        Segments that this rank has just received or combined are in its caches, so it writes them.
+        Segments that the receiver does not store in its output unchanged can only be read in place.
+        Several receivers of one row read the same memory.
+        """
+        if builder.chunk == TOKEN or not builder.send:
+            return CopyStrategy.RECEIVER
+        if builder.recv:
+            return CopyStrategy.SENDER
+        if not builder.reaches_outputs or len(builder.send) > 1:
+            return CopyStrategy.RECEIVER
+        if not self.is_idle:
+            return self.copies.busy
+        splits = self.copies.idle is CopyStrategy.SPLIT
+        if splits and len(self.peers) > _SPLITTING_PEERS_MAX:
+            return CopyStrategy.RECEIVER
+        return self.copies.idle
 
     def _find_uses(self) -> None:
         """Records the rows that write each output chunk, and counts the reads of each value."""

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple, NoReturn
 
 from pycoll.schedule.collectives import Collective
+from pycoll.schedule.copies import CopyStrategy
 from pycoll.schedule.language import (
     FAN_MAX,
     LANES_MAX,
@@ -22,7 +23,7 @@ from pycoll.schedule.language import (
 )
 
 MAGIC = b"PCPL"
-VERSION = 1
+VERSION = 2
 #: The chunk of a token row, which moves no bytes.
 TOKEN_ROW = 0xFFFFFFFF
 NO_CHANNEL = 0xFFFF
@@ -44,10 +45,15 @@ FLUSH = 2
 ZERO_COPY = 4
 #: The sender of the received segment may write it to the target itself (direct write).
 DIRECT_WRITE = 8
+#: The row sends only after its receivers have said whether they open a write window.
+AWAIT_WINDOW = 16
+#: When the operation begins, the receiver tells the senders of the row whether it opens a window.
+ANNOUNCE_WINDOW = 32
+_FLAGS = FINAL | FLUSH | ZERO_COPY | DIRECT_WRITE | AWAIT_WINDOW | ANNOUNCE_WINDOW
 
 HEADER = struct.Struct("<4sHBB9I16sI")
 CHANNEL = struct.Struct("<IHBB")
-ROW = struct.Struct("<I8BII16H12s")
+ROW = struct.Struct("<I8BII16HB11s")
 assert (HEADER.size, CHANNEL.size, ROW.size) == (64, 8, 64)
 
 
@@ -82,6 +88,7 @@ class Row(NamedTuple):
     recv: tuple[int, ...]
     send: tuple[int, ...]
     carry: int = NO_CARRY
+    copies: CopyStrategy = CopyStrategy.RECEIVER
 
     @property
     def operands(self) -> int:
@@ -137,7 +144,8 @@ _FILL = tuple((NO_CHANNEL,) * (FAN_MAX - n) for n in range(FAN_MAX + 1))
 
 
 def _pack_row(row: Row) -> bytes:
-    chunk, lane, flags, source, position, source_slot, target, target_slot, recv, send, carry = row
+    chunk, lane, flags, source, position, source_slot, target, target_slot = row[:8]
+    recv, send, carry, copies = row[8:]
     if carry > CARRY_MAX:
         raise ScheduleError(
             f"the carry of a fold is in scratch slot {carry}; the highest allowed is {CARRY_MAX}"
@@ -158,6 +166,7 @@ def _pack_row(row: Row) -> bytes:
         *_FILL[len(recv)],
         *send,
         *_FILL[len(send)],
+        copies,
         b"",
     )
 
@@ -173,7 +182,11 @@ def unpack(image: bytes) -> Plan:
     magic, version, collective, lane_count, size, rank, root, blocks, parts = fields[:9]
     temporaries, scratch, channel_count, row_count, reserved, checksum = fields[9:]
     rows_at = HEADER.size + CHANNEL.size * channel_count
-    _require(magic == MAGIC and version == VERSION, f"magic {magic!r}, version {version}")
+    _require(magic == MAGIC, f"magic {magic!r}")
+    _require(
+        version == VERSION,
+        f"version {version}; this release reads version {VERSION}: lower the schedule again",
+    )
     _require(
         len(image) == rows_at + ROW.size * row_count,
         f"{len(image)} bytes for {channel_count} channels and {row_count} rows",
@@ -216,12 +229,14 @@ def _read_row(words: tuple[Any, ...], index: int) -> Row:
     source_slot, target_slot = words[9:11]
     if recv_count > FAN_MAX or send_count > FAN_MAX:
         _malformed(f"row {index}: recv_count {recv_count}, send_count {send_count}")
-    recv, send, reserved = words[11:19], words[19:27], words[27]
-    if reserved != bytes(12):
+    recv, send, copies, reserved = words[11:19], words[19:27], words[27], words[28]
+    if reserved != bytes(11):
         _malformed(f"row {index}: reserved bytes are not zero")
     unused = (*recv[recv_count:], *send[send_count:])
     if unused.count(NO_CHANNEL) != len(unused):
         _malformed(f"row {index}: an unused channel is {unused}")
+    if copies > max(CopyStrategy):
+        _malformed(f"row {index}: copies {copies}")
     return Row(
         chunk,
         lane,
@@ -234,6 +249,7 @@ def _read_row(words: tuple[Any, ...], index: int) -> Row:
         tuple(recv[:recv_count]),
         tuple(send[:send_count]),
         carry - 1,
+        CopyStrategy(copies),
     )
 
 
@@ -244,7 +260,7 @@ def _check_rows(plan: Plan, data_chunks: int) -> None:
         if not lane <= row.lane < plan.lane_count:
             _malformed(f"row {index}: lane {row.lane} after lane {lane}")
         lane = row.lane
-        if row.flags > FINAL | FLUSH | ZERO_COPY | DIRECT_WRITE:
+        if row.flags > _FLAGS:
             _malformed(f"row {index}: flags {row.flags}")
         for direction, ends in ((0, row.recv), (1, row.send)):
             for end in ends:
@@ -307,6 +323,12 @@ def _wrong_place(plan: Plan, row: Row, data_chunks: int) -> str:
         if row.source or row.target or row.flags or row.source_position or row.carry != NO_CARRY:
             return "a token row moves data"
         return "" if row.recv or row.send else "does nothing"
+    if row.copies and not (row.send and row.chunk != TOKEN_ROW):
+        return f"copies {row.copies} but sends no data"
+    if row.flags & AWAIT_WINDOW and (row.recv or row.copies == CopyStrategy.RECEIVER):
+        return "is flagged await-window but receives, or leaves all copies to its receivers"
+    if row.flags & ANNOUNCE_WINDOW and not row.recv:
+        return "is flagged announce-window but receives nothing"
     if row.flags & ZERO_COPY and not (row.send and exposed_place(row)):
         return "is flagged zero-copy but sends no input or output in place"
     if row.flags & DIRECT_WRITE and not _is_copy_to_output(row):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 
 from pycoll.plan.plan_format import (
+    ANNOUNCE_WINDOW,
+    AWAIT_WINDOW,
     DIRECT_WRITE,
     FINAL,
     FLUSH,
@@ -24,6 +26,8 @@ _FLAG_NAMES = {
     FLUSH: "flush",
     ZERO_COPY: "zero-copy",
     DIRECT_WRITE: "direct-write",
+    AWAIT_WINDOW: "await-window",
+    ANNOUNCE_WINDOW: "announce-window",
 }
 
 
@@ -87,4 +91,6 @@ def _row_text(plan: Plan, row: Row) -> str:
         results.insert(0, place_text(row.target, row.target_slot))
     chunk = "token" if row.chunk == TOKEN_ROW else f"chunk {row.chunk}"
     flags = "".join(f" {name}" for flag, name in _FLAG_NAMES.items() if row.flags & flag)
-    return f"{chunk}: {' + '.join(operands) or 'nothing'} -> {', '.join(results) or 'none'}{flags}"
+    copies = f" {row.copies.name.lower()}-copies" if row.copies else ""
+    made, sent = " + ".join(operands) or "nothing", ", ".join(results) or "none"
+    return f"{chunk}: {made} -> {sent}{flags}{copies}"

@@ -82,6 +82,7 @@ class RowBuilder:
         "lane",
         "own",
         "position",
+        "reaches_outputs",
         "recv",
         "result",
         "send",
@@ -98,6 +99,8 @@ class RowBuilder:
         self.send: list[Channel] = []
         self.result: StoredValue | None = None
         self.copies_out = -1  # the output chunk to which the row copies its operand; -1: none
+        # Whether every receiver stores the sent segments in its output without combining them.
+        self.reaches_outputs = True
 
 
 class Arrival(NamedTuple):
@@ -258,7 +261,9 @@ class RowBuilding:
                 if step != t.step or not self._may_send(maker, channel):
                     maker = self._add_row(value.chunk, t.lane, label, value)
                     value.sender = (t.step, maker)
-        self.rows[maker].send.append(channel)
+        builder = self.rows[maker]
+        builder.send.append(channel)
+        builder.reaches_outputs = builder.reaches_outputs and self._reaches_output(t)
         self._join(self.rows[maker].lane, t.lane)
         self.sends.setdefault(channel, []).append((maker, label))
 
@@ -266,6 +271,13 @@ class RowBuilding:
         if self.token_lane < 0:
             self.token_lane = lane
         self._join(self.token_lane, lane)
+
+    def _reaches_output(self, t: Transfer) -> bool:
+        """Whether the receiver of the transfer stores it in its output without combining it."""
+        if t.reduce or not 0 <= t.target < self.data_chunks:
+            return False
+        kind, size, root = self.schedule.collective, self.schedule.size, self.schedule.root
+        return t.target // self.schedule.parts in output_blocks(kind, size, root, t.destination)
 
     def _may_send(self, maker: int, channel: Channel) -> bool:
         """Whether row ``maker`` can send the next segment of the channel without a deadlock."""

@@ -14,6 +14,11 @@ a leading row does not come after the later rows of earlier tiles.
 Time is causal (one vector clock per process). A row comes after the earlier rows of its lane and
 after the rows that sent its received segments. A slot that becomes free orders nothing here, since
 engines may have more slots. Two conflicting accesses to one place without such an order are a race.
+A row may also wait until its receivers have announced their write windows, or that they open none.
+They do so when they begin the operation, which depends on no row. So such a wait cannot close a
+cycle of waits. It orders nothing either, because media without write windows do not wait. The
+verifier proves that every announcement that a row waits for is made.
+
 Values record their tile, so a value that an earlier tile left in scratch is detected.
 """
 
@@ -25,6 +30,8 @@ from typing import NoReturn
 
 from pycoll.plan.lowering import DIVIDING, IN_PLACE
 from pycoll.plan.plan_format import (
+    ANNOUNCE_WINDOW,
+    AWAIT_WINDOW,
     DEPTH,
     DIRECT_WRITE,
     FINAL,
@@ -51,6 +58,7 @@ from pycoll.schedule.contributions import (
     outputs_of,
     ranks_text,
 )
+from pycoll.schedule.copies import CopyStrategy
 from pycoll.schedule.language import Schedule, ScheduleError, input_blocks, output_blocks
 
 
@@ -71,6 +79,8 @@ def verify_plans(
     * Memory that was handed over is not written before it is drained. Memory that is exposed for
       zero-copy reads is not written before it is read.
     * A direct write by a sender comes after all earlier accesses of its receiver to that memory.
+    * A row waits for write windows exactly if its rank receives no data and is to write into them,
+      and every receiver announces one.
     * The final flag is on exactly the rows that complete a value.
 
     A flush waits for the medium only, never for another row, so it cannot cause a deadlock.
@@ -113,6 +123,8 @@ class PlanVerifier:
         self.processes: list[Process] = []
         self.trees: Trees = {}
         self._connect()
+        for plan in plans:
+            self._check_waits(plan)
 
     def _connect(self) -> None:
         for plan in self.plans:
@@ -124,6 +136,19 @@ class PlanVerifier:
                 self._add(plan, lane, rows[leads:], driver=len(self.processes), leads=leads)
         for process in self.processes:
             process.clock = [0] * len(self.processes)
+
+    def _check_waits(self, plan: Plan) -> None:
+        """Checks which rows of the plan wait for write windows; `_execute` checks the receivers."""
+        idle = not any(row.recv and row.chunk != TOKEN_ROW for row in plan.rows)
+        for number, row in enumerate(plan.rows):
+            awaits = idle and row.copies is not CopyStrategy.RECEIVER
+            if bool(row.flags & AWAIT_WINDOW) != awaits:
+                must = "must" if awaits else "must not"
+                raise ScheduleError(
+                    f"rank {plan.rank}, row {number}: {must} wait for write windows, since its "
+                    f"rank {'only sends' if idle else 'receives data'} and the copies are made by "
+                    f"{row.copies.name}"
+                )
 
     def _add(self, plan: Plan, lane: int, rows: list[Row], driver: int, leads: int = 0) -> None:
         recv = [[self._queue(plan, end, driver) for end in row.recv] for row in rows]
@@ -197,6 +222,8 @@ class PlanVerifier:
         for segment in arrived:
             if segment.chunk != row.chunk:
                 self._refuse(process, f"receives a segment of chunk {segment.chunk}")
+            if segment.waits and not row.flags & ANNOUNCE_WINDOW:
+                self._refuse(process, "announces no write window, but its sender waits for that")
             clock[:] = map(max, clock, segment.clock)
         clock[index] += 1
         now = (index, clock[index])
@@ -210,7 +237,13 @@ class PlanVerifier:
         where = exposed_place(row) if row.flags & ZERO_COPY or not row.recv else None
         known = clock.copy()
         for queue in send:
-            segment = Segment(row.chunk, held, known, bool(row.flags & ZERO_COPY))
+            segment = Segment(
+                row.chunk,
+                held,
+                known,
+                bool(row.flags & ZERO_COPY),
+                bool(row.flags & AWAIT_WINDOW),
+            )
             queue.segments.append(segment)
             if where is not None:
                 self._place(process, *where).sends.append((now, segment))

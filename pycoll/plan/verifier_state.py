@@ -33,6 +33,7 @@ class Segment:
     held: StoredValue | None
     clock: list[int]
     exposed: bool = False  # the receiver reads it in place, so a flush does not end the read
+    waits: bool = False  # the sender waits for the receiver's announcement of a write window
     consumed: Epoch | None = None
 
 

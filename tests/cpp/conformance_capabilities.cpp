@@ -259,8 +259,6 @@ void peers_learn_the_core_of_a_rank(const Medium& medium) {
   world.at(0).capabilities().core_hints->tell_core(5);
   world.settle("the core", [&] { return hints.core_of(0) == 5; });
   CHECK(hints.core_of(2) == -1, "the core of another rank");
-  transport::StoreHints* stores = world.send(1, 0, 0).capabilities().store_hints;
-  CHECK(stores == nullptr || stores->shares_core(), "channels do not know of it");
 }
 
 // --- OutputQueue

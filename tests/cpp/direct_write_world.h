@@ -67,9 +67,6 @@ class World {
   }
 
   int size() const { return size_; }
-  void share_cores() {
-    for (int rank = 0; rank < size_; ++rank) fixture_.at(rank).share_cores();
-  }
   Channels& at(int rank) { return channels_[static_cast<std::size_t>(rank)]; }
   int placed() const {
     int all = 0;

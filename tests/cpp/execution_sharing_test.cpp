@@ -1,5 +1,5 @@
-// Broadcasts of which the root copies its part: which segments it puts in the receiver's memory,
-// that it waits to hear where, and that nobody can tell by the result.
+// The copy strategy of a row: which segments the sender writes into the receiver's memory, that it
+// waits until the receiver has announced its write window, and that the result is always the same.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -18,26 +18,25 @@ namespace {
 constexpr std::size_t kSegment = 16 * 1024;
 constexpr std::size_t kSegmentCount = kSegment / sizeof(Element);
 
-// While something lies in the arena it stays the one that peers have mapped.
+// A block keeps the arena alive, so that peers need not map another one.
 struct Pair : World {
   Pair() : World(2) {}
   Block kept{kSegment};
 };
 
 struct Manner {
-  Collective collective = Collective::kBroadcast;
+  plan::CopyStrategy copies = plan::CopyStrategy::kSplit;
   std::uint32_t channels = 1;
-  bool apart = false;     // the result of rank 0, if it has one, is not in place
-  bool reachable = true;  // the memory of rank 1
+  bool gathers = false;   // a gather to rank 1, which has an empty block; else a broadcast
+  bool apart = false;     // rank 0 copies the result of a broadcast to other memory
+  bool reachable = true;  // peers can write into the memory of rank 1
   bool crossed = false;   // all in one lane, and rank 1 reads the last channel first
-  bool gathers() const { return collective == Collective::kGather; }
 };
 
-// Rank 0 sends each chunk by a channel of its own to rank 1; of a gather the first block, the other
-// one being empty.
+// Rank 0 sends each chunk on a channel of its own to rank 1.
 PlanImage pair_plan(int rank, const Manner& manner) {
-  PlanBuilder builder(manner.collective, 2, static_cast<std::uint32_t>(rank),
-                      manner.gathers() ? 1 : 0, manner.channels);
+  PlanBuilder builder(manner.gathers ? Collective::kGather : Collective::kBroadcast, 2,
+                      static_cast<std::uint32_t>(rank), manner.gathers ? 1 : 0, manner.channels);
   builder.header.lane_count = static_cast<std::uint8_t>(manner.crossed ? 1 : manner.channels);
   for (std::uint32_t place = 0; place < manner.channels; ++place) {
     const std::uint32_t chunk = manner.crossed && rank == 1 ? manner.channels - 1 - place : place;
@@ -47,13 +46,15 @@ PlanImage pair_plan(int rank, const Manner& manner) {
       const std::uint16_t to = builder.send(1, number);
       plan::Row& row = builder.row(chunk, {}, {to}, lane);
       take(row, plan::Buffer::kInput, chunk);
-      if (!manner.gathers()) put(row, plan::Buffer::kOutput, chunk);
+      if (!manner.gathers) put(row, plan::Buffer::kOutput, chunk);
       row.flags = plan::kFlagZeroCopy;
+      row.copies = static_cast<std::uint8_t>(manner.copies);
+      if (manner.copies != plan::CopyStrategy::kReceiver) row.flags |= plan::kFlagAwaitWindow;
     } else {
       const std::uint16_t from = builder.recv(0, number);
       plan::Row& row = builder.row(chunk, {from}, {}, lane);
       put(row, plan::Buffer::kOutput, chunk);
-      row.flags = plan::kFlagFlush | plan::kFlagDirectWrite;
+      row.flags = plan::kFlagFlush | plan::kFlagDirectWrite | plan::kFlagAnnounceWindow;
     }
   }
   return load(builder);
@@ -79,9 +80,9 @@ class Transfer {
     std::byte* output = rank == 1 ? result() : manner_.apart ? sender_result_.data() : input;
     executor::CollectiveRequest request = all_reduce(pair_plan(rank, manner_), values_, ordinary_);
     request.input = {rank == 0 ? input : nullptr, rank == 0 ? sender_.bytes() : 0};
-    request.output = {output, rank == 0 && manner_.gathers() ? 0 : sender_.bytes()};
-    request.descriptor.collective = manner_.collective;
-    if (manner_.gathers()) request.counts.push_back(0);
+    request.output = {output, rank == 0 && manner_.gathers ? 0 : sender_.bytes()};
+    request.descriptor.collective = manner_.gathers ? Collective::kGather : Collective::kBroadcast;
+    if (manner_.gathers) request.counts.push_back(0);
     request.segment_bytes = kSegment;
     const Status status = executions_[rank].start(std::move(request), sequence_, world_->at(rank));
     CHECK(status.ok(), "%s", status.message().c_str());
@@ -112,92 +113,93 @@ class Transfer {
   Execution executions_[2];
 };
 
-// How many segments of an operation were placed, in operations that sweep to and fro. By the first
-// one the receiver learns where memory is lent from.
-int placed_by(World& world, std::size_t count, Manner manner) {
+// The number of segments that the sender of an operation writes directly. The same for operations
+// that traverse memory forward and backward. During the first one the receiver maps the arena.
+int written_by(World& world, std::size_t count, Manner manner) {
   constexpr std::uint64_t kOperations = 5;
-  int placed[kOperations + 1];
+  int written[kOperations + 1];
   for (std::uint64_t sequence = 1; sequence <= kOperations; ++sequence) {
     Transfer transfer(world, sequence, count, manner);
     const int before = world.placed();
     transfer.begin(0);
     transfer.begin(1);
     transfer.finish();
-    placed[sequence] = world.placed() - before;
-    CHECK(sequence <= 2 || placed[sequence] == placed[2], "%d segments, then %d", placed[2],
-          placed[sequence]);
+    written[sequence] = world.placed() - before;
+    CHECK(sequence <= 2 || written[sequence] == written[2], "%d segments, then %d", written[2],
+          written[sequence]);
   }
-  return placed[2];
+  return written[2];
 }
 
 }  // namespace
 
-TEST(every_other_segment_is_placed) {
+TEST(with_split_the_sender_writes_every_other_segment) {
   for (const std::uint32_t channels : {1u, 2u, 3u}) {
     for (int segments = 1; segments <= 5; ++segments) {
       Pair world;
       const std::size_t count = channels * (kSegmentCount * static_cast<std::size_t>(segments) - 7);
-      const int placed = placed_by(world, count, {.channels = channels});
-      // Of the last one without a fellow, every other channel's.
+      const int written = written_by(world, count, {.channels = channels});
+      // The last segment of an odd number is written on every other channel.
       const int channel_count = static_cast<int>(channels);
       const int wanted = channel_count * (segments / 2) + segments % 2 * (channel_count / 2);
-      CHECK(placed == wanted, "%d of %d segments on each of %d channels, not %d", placed, segments,
-            channel_count, wanted);
+      CHECK(written == wanted, "%d of %d segments on each of %d channels, not %d", written,
+            segments, channel_count, wanted);
     }
   }
 }
 
-TEST(who_has_something_else_to_copy_or_shares_a_core_leaves_all_to_the_receiver) {
+TEST(with_split_a_sender_that_copies_its_own_result_writes_nothing) {
   Pair world;
-  CHECK(placed_by(world, 4 * kSegmentCount, {.apart = true}) == 0, "copies for both");
-  Pair oversubscribed;
-  oversubscribed.share_cores();
-  CHECK(placed_by(oversubscribed, 4 * kSegmentCount, {}) == 0, "divides what one core does");
+  CHECK(written_by(world, 4 * kSegmentCount, {.apart = true}) == 0, "the sender copies for both");
 }
 
-TEST(who_gathers_has_long_blocks_of_others_placed) {
-  const Manner gather{.collective = Collective::kGather};
+TEST(the_sender_or_the_receiver_copies_all_segments) {
   for (int segments = 1; segments <= 5; ++segments) {
     const std::size_t count = kSegmentCount * static_cast<std::size_t>(segments) - 7;
-    Pair world, oversubscribed;
-    oversubscribed.share_cores();
-    const int all = placed_by(world, count, gather),
-              half = placed_by(oversubscribed, count, gather);
-    CHECK(all == (segments == 1 ? 0 : segments), "%d of %d segments", all, segments);
-    CHECK(half == segments / 2, "%d of %d segments where cores are shared", half, segments);
+    for (const bool gathers : {false, true}) {
+      Pair world;
+      const Manner by_sender{.copies = plan::CopyStrategy::kSender, .gathers = gathers};
+      const Manner by_receiver{.copies = plan::CopyStrategy::kReceiver, .gathers = gathers};
+      const int all = written_by(world, count, by_sender);
+      const int none = written_by(world, count, by_receiver);
+      CHECK(all == segments, "%d of %d segments are written by the sender", all, segments);
+      CHECK(none == 0, "%d segments are written by the sender", none);
+    }
   }
 }
 
-TEST(a_receiver_that_offers_nothing_fetches_all) {
-  for (const std::uint32_t channels : {1u, 2u}) {
-    Pair world;
-    const Manner manner{.channels = channels, .reachable = false};
-    CHECK(placed_by(world, 7 * channels * kSegmentCount, manner) == 0, "where?");
+TEST(a_receiver_without_a_window_reads_all_segments) {
+  for (const auto copies : {plan::CopyStrategy::kSplit, plan::CopyStrategy::kSender}) {
+    for (const std::uint32_t channels : {1u, 2u}) {
+      Pair world;
+      const Manner manner{.copies = copies, .channels = channels, .reachable = false};
+      CHECK(written_by(world, 7 * channels * kSegmentCount, manner) == 0, "into which window?");
+    }
   }
 }
 
-TEST(who_copies_a_part_waits_to_hear_where_it_belongs) {
+TEST(the_sender_waits_until_the_receiver_has_announced_its_window) {
   for (const std::uint32_t channels : {1u, 2u}) {
     Pair world;
     const std::size_t count = 6 * channels * kSegmentCount;
-    placed_by(world, count, {.channels = channels});
+    written_by(world, count, {.channels = channels});
     const int before = world.placed();
     Transfer transfer(world, 6, count, {.channels = channels});
     transfer.begin(0);
     for (int turn = 0; turn < 10; ++turn) (void)transfer.advance(0);
     transfer.begin(1);
     transfer.finish();
-    const int placed = world.placed() - before;
-    CHECK(placed == 3 * static_cast<int>(channels), "%d segments", placed);
+    const int written = world.placed() - before;
+    CHECK(written == 3 * static_cast<int>(channels), "%d segments", written);
   }
 }
 
-TEST(nobody_waits_for_what_the_receiver_reads_first) {
+TEST(channels_may_be_read_in_another_order_than_they_are_filled) {
   for (int segments = 1; segments <= 3; ++segments) {
     Pair world;
     const std::size_t count = 2 * kSegmentCount * static_cast<std::size_t>(segments);
-    const int placed = placed_by(world, count, {.channels = 2, .crossed = true});
-    CHECK(placed == segments, "%d of %d segments", placed, segments);
+    const int written = written_by(world, count, {.channels = 2, .crossed = true});
+    CHECK(written == segments, "%d of %d segments", written, segments);
   }
 }
 

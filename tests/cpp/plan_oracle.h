@@ -140,10 +140,16 @@ class PlanOracle {
     if (lane >= lanes_ || lane < last_lane_) harm("lane", index);
     last_lane_ = lane;
     if (recvs > 8 || sends > 8) return harm("more than eight channels", index);
-    if (flags > 15 || source > 3 || target > 3 || target == 1) return harm("an enum", index);
+    if (flags > 63 || source > 3 || target > 3 || target == 1) return harm("an enum", index);
+    const std::uint64_t strategy = u8(at + 52);
+    if (strategy > 2 || (strategy != 0 && (sends == 0 || chunk == kToken))) {
+      harm("copy strategy", index);
+    }
+    if ((flags & 16) != 0 && (strategy == 0 || recvs != 0)) harm("awaits no window", index);
+    if ((flags & 32) != 0 && recvs == 0) harm("announces to nobody", index);
     const std::uint64_t exposed = recvs != 0 ? target : source;
     if ((flags & 4) != 0 && (sends == 0 || exposed == 0 || exposed == 3))
-      harm("lends nothing", index);
+      harm("exposes nothing", index);
     if (u8(at + 9) > (source == 0 ? 0 : recvs)) harm("source_position", index);
     if (chunk == kToken && (source != 0 || target != 0)) harm("token with data", index);
     if (chunk == kToken && flags != 0) harm("token with flags", index);
@@ -152,7 +158,7 @@ class PlanOracle {
     const std::uint64_t operands = recvs + (source != 0) + (carry != 0);
     if (operands > 9) harm("more than nine operands", index);
     const bool copies = recvs == 1 && operands == 1 && target == 2;
-    if ((flags & 8) != 0 && !copies) harm("lands what is no copy", index);
+    if ((flags & 8) != 0 && !copies) harm("direct write of a sum", index);
     if (carry != 0) look_at_slot(3, carry - 1, index);
     if (carry != 0 && written_.count({lane, carry - 1}) == 0) harm("carries no value", index);
     if (chunk != kToken && operands == 0) harm("row without operand", index);

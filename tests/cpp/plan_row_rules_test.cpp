@@ -26,7 +26,7 @@ TEST(row_field_rules) {
            DAMAGE(plan.rows[0].lane = 1)},
           {"row 0: recv_count is 9, must be at most 8", DAMAGE(plan.rows[0].recv_count = 9)},
           {"row 0: send_count is 9, must be at most 8", DAMAGE(plan.rows[0].send_count = 9)},
-          {"row 0: flags is 16, must be at most 15", DAMAGE(plan.rows[0].flags = 16)},
+          {"row 0: flags is 64, must be at most 63", DAMAGE(plan.rows[0].flags = 64)},
           {"row 0: source is 4, must be at most 3", DAMAGE(plan.rows[0].source = 4)},
           {"row 0: source_position is 3, must be at most 2, the receive channels",
            DAMAGE(plan.rows[0].source_position = 3)},
@@ -37,6 +37,7 @@ TEST(row_field_rules) {
           {"row 0: target is 4, must be 0 (none), 2 (output) or 3 (scratch)",
            DAMAGE(plan.rows[0].target = 4)},
           {"row 2: reserved[1] is 7, must be 0", DAMAGE(plan.rows[2].reserved[1] = 7)},
+          {"row 0: copies is 3, must be at most 2", DAMAGE(plan.rows[0].copies = 3)},
           {"row 4: carry is 1, must be 0 without receive channels",
            DAMAGE(plan::Row& row = plan.row(0, {}, {}, 1); row.carry = 1;
                   put(row, Buffer::kOutput, 0))},
@@ -76,6 +77,15 @@ TEST(row_meaning_rules) {
           {"row 0: flags is 9, must be without direct_write (8), this row does more than copy a "
            "segment to the output",
            DAMAGE(plan.rows[0].flags |= kFlagDirectWrite)},
+          {"row 3: copies is 1, must be 0, this row sends no data",
+           DAMAGE(plan.rows[3].copies = 1)},
+          {"row 2: copies is 2, must be 0, this row sends no data",
+           DAMAGE(plan.rows[2].copies = 2)},
+          {"row 0: flags is 17, must be without await_window (16), this row receives or leaves "
+           "copies to receivers",
+           DAMAGE(plan.rows[0].flags |= plan::kFlagAwaitWindow)},
+          {"row 1: flags is 32, must be without announce_window (32), this row receives nothing",
+           DAMAGE(plan.rows[1].flags |= plan::kFlagAnnounceWindow)},
       },
       sample);
   const auto broadcast = [] {

@@ -19,7 +19,8 @@ SCATTER, ALL_TO_ALL, SCAN, EXSCAN, BARRIER = range(6, 11)
 TOKEN = 0xFFFFFFFF
 NONE, INPUT, OUTPUT, SCRATCH = range(4)
 RECV, SEND = range(2)
-FINAL, FLUSH, ZERO_COPY, DIRECT_WRITE = 1, 2, 4, 8
+FINAL, FLUSH, ZERO_COPY, DIRECT_WRITE, AWAIT_WINDOW, ANNOUNCE_WINDOW = 1, 2, 4, 8, 16, 32
+BY_RECEIVER, BY_SENDER, SPLIT = range(3)
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Plan:
         flags: int = 0,
         lane: int = 0,
         carry: int = 0,
+        copies: int = BY_RECEIVER,
     ) -> None:
         """Appends a row; recv and send name peers, on the channel with the lane's number."""
         recvs = [self.channel(peer, RECV, lane) for peer in recv]
@@ -62,10 +64,10 @@ class Plan:
         head = struct.pack(
             "<I8B", chunk, lane, len(recv), len(send), flags, source[0], position, target[0], carry
         )
-        self.rows.append(head + struct.pack("<II16H12x", source[1], target[1], *ports))
+        self.rows.append(head + struct.pack("<II16HB11x", source[1], target[1], *ports, copies))
 
     def encode(self) -> bytes:
-        head = struct.pack("<4sHBB", b"PCPL", 1, self.collective, self.lanes)
+        head = struct.pack("<4sHBB", b"PCPL", 2, self.collective, self.lanes)
         head += struct.pack("<5I", self.size, self.rank, self.root, self.blocks, self.parts)
         head += struct.pack("<2I", self.temporaries, self.scratch)
         head += struct.pack("<2I16x", len(self.channels), len(self.rows))
@@ -151,7 +153,7 @@ def rooted(collective: int, rank: int) -> Plan:
     if collective == BROADCAST and at_root:
         plan.row(0, send=(0, 2), source=(INPUT, 0), target=(OUTPUT, 0), flags=ZERO_COPY)
     elif collective == BROADCAST:
-        plan.row(0, (1,), target=(OUTPUT, 0), flags=DIRECT_WRITE)
+        plan.row(0, (1,), target=(OUTPUT, 0), flags=DIRECT_WRITE | ANNOUNCE_WINDOW)
     elif collective == REDUCE and at_root:
         plan.row(0, (0, 2), source=(INPUT, 0), target=(OUTPUT, 0), position=1, flags=FINAL | FLUSH)
     elif collective == REDUCE:
@@ -161,9 +163,11 @@ def rooted(collective: int, rank: int) -> Plan:
         plan.row(0, (0,), target=(OUTPUT, 0))
         plan.row(2, (2,), target=(OUTPUT, 2))
     elif collective == GATHER:
-        plan.row(rank, send=(1,), source=(INPUT, rank))
+        flags = ZERO_COPY | AWAIT_WINDOW
+        plan.row(rank, send=(1,), source=(INPUT, rank), flags=flags, copies=BY_SENDER)
     elif at_root:
-        plan.row(0, send=(0,), source=(INPUT, 0))
+        flags = ZERO_COPY | AWAIT_WINDOW
+        plan.row(0, send=(0,), source=(INPUT, 0), flags=flags, copies=SPLIT)
         plan.row(1, source=(INPUT, 1), target=(OUTPUT, 1))
         plan.row(2, send=(2,), source=(INPUT, 2))
     else:
@@ -183,7 +187,7 @@ def ring_reduce_scatter() -> Plan:
 def ring_all_gather() -> Plan:
     plan = Plan(ALL_GATHER, 3, 2, blocks=3)
     plan.row(2, send=(0,), source=(INPUT, 2), target=(OUTPUT, 2))
-    plan.row(1, (1,), (0,), target=(OUTPUT, 1), flags=ZERO_COPY | DIRECT_WRITE)
+    plan.row(1, (1,), (0,), target=(OUTPUT, 1), flags=ZERO_COPY | DIRECT_WRITE, copies=BY_SENDER)
     plan.row(0, (1,), target=(OUTPUT, 0), flags=DIRECT_WRITE)
     return plan
 

@@ -23,6 +23,8 @@ from simulate import (
 
 from pycoll.plan.lowering import lower_all
 from pycoll.plan.plan_format import (
+    ANNOUNCE_WINDOW,
+    AWAIT_WINDOW,
     DIRECT_WRITE,
     FINAL,
     FLUSH,
@@ -34,6 +36,7 @@ from pycoll.plan.plan_format import (
 )
 from pycoll.plan.plan_text import plan_text, schedule_text
 from pycoll.plan.verifier import verify_plans
+from pycoll.schedule.copies import CopyStrategy
 from pycoll.schedule.language import TOKEN, Schedule, ScheduleError, Transfer
 from pycoll.schedule.proof import fold_order, verify_schedule
 
@@ -245,8 +248,11 @@ PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
     "drop receive": lambda rng, plan, i: change_row(i, plan, recv=plan.rows[i].recv[1:]),
     "flush": flip(FLUSH),
     "final": flip(FINAL),
-    "lend": flip(ZERO_COPY),
-    "land": flip(DIRECT_WRITE),
+    "zero-copy": flip(ZERO_COPY),
+    "direct write": flip(DIRECT_WRITE),
+    "await window": flip(AWAIT_WINDOW),
+    "announce window": flip(ANNOUNCE_WINDOW),
+    "copies": lambda rng, plan, i: change_row(i, plan, copies=rng.choice(list(CopyStrategy))),
     "channel": change_channel,
     "redirect": redirect_channel,
     "new lane": new_lane,

@@ -20,6 +20,7 @@ from pycoll.plan.plan_format import (
 )
 from pycoll.plan.verifier import PlanVerifier, verify_plans
 from pycoll.schedule.collectives import Collective
+from pycoll.schedule.copies import CopyStrategy
 from pycoll.schedule.language import ScheduleError, Transfer
 
 
@@ -200,6 +201,7 @@ def test_lanes_that_share_memory_without_an_order_are_a_race() -> None:
     row = split.rows[0]
     stored = row._replace(send=(), flags=row.flags & FINAL)
     sent = row._replace(lane=1, recv=(), source=2, source_position=0, target=0, flags=0)
+    stored = stored._replace(copies=CopyStrategy.RECEIVER)
     plans[2] = pack(split._replace(lane_count=2, rows=(stored, sent)))
     assert "output 0, which nothing has written" in refused(plans) or "while" in refused(plans)
 

@@ -131,7 +131,6 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     streamed_ |= stores_.fill(reserved_bytes_, slot_buffer, from, bytes);
   }
   bool wants_fill() const override { return stores_.wants_fill(reserved_bytes_); }
-  bool shares_core() const override { return stores_.is_oversubscribed(); }
 
   bool flushed() override { return true; }
   bool reads(const std::byte* /*data*/, std::size_t /*bytes*/) override { return false; }
