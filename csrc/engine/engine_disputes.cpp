@@ -90,7 +90,7 @@ void Engine::resolve_disagreement(Nanoseconds now) {
   descriptor_ = disputed_standing_.descriptor;
   const Status verdict = mismatch_verdict(first, standings(), found_equal(dispute_));
   give_up(verdict, verdict.ranks().empty() ? -1 : verdict.ranks().front(),
-          disputed_standing_.array);
+          disputed_standing_.array.value_or(""));
 }
 
 // Takes part in the search as far as the notices of the other ranks allow; true when it is over.

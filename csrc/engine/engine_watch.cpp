@@ -62,7 +62,7 @@ void Engine::announce() {
 // Posts the state of this rank and its findings, if a deadline has passed or ranks disagree.
 void Engine::tell() {
   post(Code::kOk, -1,
-       disputes()   ? disputed_standing_.array
+       disputes()   ? disputed_standing_.array.value_or("")
        : inquires() ? to_detail(overdue_)
                     : stream_detail(on_streams_.load(std::memory_order_relaxed)));
 }

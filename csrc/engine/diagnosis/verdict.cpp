@@ -50,11 +50,12 @@ std::vector<Camp> camps_of(std::uint64_t sequence, const std::vector<Standing>& 
       return camp.sequence == standing.sequence && camp.descriptor == standing.descriptor;
     });
     if (same == camps.end()) {
-      camps.push_back({standing.sequence, standing.descriptor, standing.array, {standing.rank}});
+      camps.push_back(
+          {standing.sequence, standing.descriptor, standing.array.value_or(""), {standing.rank}});
       continue;
     }
     const int lowest = *std::min_element(same->ranks.begin(), same->ranks.end());
-    if (standing.rank < lowest) same->array = standing.array;
+    if (standing.rank < lowest) same->array = standing.array.value_or("");
     same->ranks.push_back(standing.rank);
   }
   for (Camp& camp : camps) std::sort(camp.ranks.begin(), camp.ranks.end());

@@ -18,7 +18,8 @@ struct Standing {
   int rank = 0;
   std::uint64_t sequence = 0;
   transport::Descriptor descriptor;
-  std::string array{};  // the first array in which the calls differ, if the ranks have found it
+  // The first array in which the calls differ, or an empty text, if the ranks have found it.
+  std::optional<std::string> array = std::nullopt;
 };
 
 // Verdict for ranks that disagree about operation `sequence`. The description that most ranks share
