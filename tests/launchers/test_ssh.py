@@ -183,6 +183,7 @@ def _sleeping(world: SshHosts) -> tuple[subprocess.Popen[str], dict[int, int]]:
     process = start(world, "-H", "host0:2,host1:2,host2:2", sys.executable, "-c", SLEEP)
     assert process.stdout is not None
     lines = [process.stdout.readline().split() for _ in range(6)]
+    assert all(lines), end(process)
     return process, {int(rank): int(pid) for rank, pid in lines}
 
 
