@@ -34,12 +34,15 @@ def init(**words: Any) -> pycoll.Communicator:
 
     Cost: at most five rounds of ``BarrierTaskContext.allGather``, and the connections of the ranks.
     """
-    context = importlib.import_module("pyspark").BarrierTaskContext.get()
-    if not hasattr(context, "allGather"):
+    pyspark = importlib.import_module("pyspark")
+    try:
+        context = pyspark.BarrierTaskContext.get()
+        size = len(context.getTaskInfos())
+    except Exception as error:  # pyspark's own, or that of its driver where there is no task
         raise InvalidArgumentError(
-            "this is no task of a barrier stage: use rdd.barrier().mapPartitions(f) and call "
-            "pycoll.integrations.spark.init() in f, or use pycoll.integrations.spark.run()"
-        )
+            f"this is no task of a barrier stage ({error}): use rdd.barrier().mapPartitions(f) "
+            "and call pycoll.integrations.spark.init() in f, or use pycoll.integrations.spark.run()"
+        ) from None
 
     def all_gather(blob: bytes) -> list[bytes]:
         texts = context.allGather(base64.b64encode(blob).decode())
@@ -47,7 +50,7 @@ def init(**words: Any) -> pycoll.Communicator:
 
     return pycoll.init(
         rank=context.partitionId(),
-        size=len(context.getTaskInfos()),
+        size=size,
         all_gather=all_gather,
         **words,
     )
