@@ -87,7 +87,7 @@ def join(
     )
     deadline = Deadline(config.init_timeout_s)
     _check_limits(placement, config)
-    exchange = open_exchange(placement, deadline)
+    exchange = open_exchange(placement, config, deadline)
     connected = _connect_and_close(exchange, config, "world", deadline, factories, bring)
     return _joined(exchange, connected, placement.source)
 
@@ -102,7 +102,7 @@ def _check_limits(placement: Placement, config: Config) -> None:
         check_alone(placement.rank, placement.size, config, serves, together)
     except TransportError as error:
         with contextlib.suppress(Exception):
-            exchange = open_exchange(placement, Deadline(_TELLING_S))
+            exchange = open_exchange(placement, config, Deadline(_TELLING_S))
             exchange.alarm(str(error))
             exchange.close()
         raise

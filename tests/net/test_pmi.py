@@ -111,7 +111,7 @@ def test_blobs_survive_in_values_of_any_length(length: int) -> None:
 def test_a_blob_has_a_bound() -> None:
     values = encode(bytes(BLOB_MAX), 1024)
     assert pmi._checked_count(str(len(values)), 1024) == len(values)
-    with pytest.raises(errors.InvalidArgumentError, match=f"{BLOB_MAX + 1} bytes to init"):
+    with pytest.raises(errors.InvalidArgumentError, match=f"publishes {BLOB_MAX + 1} bytes"):
         encode(bytes(BLOB_MAX + 1), 1024)
 
 
@@ -119,19 +119,19 @@ def test_one_rank_s_conversation(managers: Callable[..., Manager]) -> None:
     manager = managers()
     exchange = PmiExchange(0, 1, manager.theirs.fileno(), Deadline(5))
     flags = os.get_blocking(manager.theirs.fileno())
-    assert exchange.all_gather(b"\0 blob\n=" * 40) == [b"\0 blob\n=" * 40]
-    assert exchange.all_gather(b"") == [b""]
+    assert exchange.blob_of_first(b"\0 blob\n=" * 40) == b"\0 blob\n=" * 40
+    assert exchange._fetch() == b"\0 blob\n=" * 40
     exchange.close()
     # The next exchange of the process uses the same client and other keys.
-    assert PmiExchange(0, 1, manager.theirs.fileno(), Deadline(5)).all_gather(b"x") == [b"x"]
+    assert PmiExchange(0, 1, manager.theirs.fileno(), Deadline(5)).blob_of_first(b"x") == b"x"
     assert manager.said[:3] == [
         "cmd=init pmi_version=1 pmi_subversion=1",
         "cmd=get_maxes",
         "cmd=get_my_kvsname",
     ]
     keys = [line.split()[2] for line in manager.said if line.startswith("cmd=put")]
-    assert len(keys) == len(set(keys)) == 6
-    assert keys[0] == "key=pycoll-1-1-0-0" and keys[-1] == "key=pycoll-2-1-0-0"
+    assert len(keys) == len(set(keys)) == 5
+    assert keys[0] == "key=pycoll-1-0" and keys[-1] == "key=pycoll-2-0"
     assert all(len(line) < 128 + 64 + 60 for line in manager.said)
     assert os.get_blocking(manager.theirs.fileno()) == flags
     client = pmi._Process.client
@@ -193,7 +193,8 @@ def test_wrong_answers_are_told(
     manager = managers(**answers)
     deadline = Deadline(5)
     with pytest.raises(errors.TransportError) as caught:
-        PmiExchange(0, 2, manager.theirs.fileno(), deadline).all_gather(b"x" * 20)
+        rank = 0 if "put" in answers else 1
+        PmiExchange(rank, 2, manager.theirs.fileno(), deadline).blob_of_first(b"x" * 20)
     assert text in str(caught.value)
     assert deadline.remaining() > 3, "an answer is no reason to wait"
     assert (
@@ -213,7 +214,7 @@ def test_silence_ends_at_the_deadline(
     manager = managers(**{command: None})
     began = time.monotonic()
     with pytest.raises(errors.TimeoutError, match=text):
-        PmiExchange(0, 1, manager.theirs.fileno(), Deadline(0.3)).all_gather(b"")
+        PmiExchange(1, 2, manager.theirs.fileno(), Deadline(0.3)).blob_of_first(b"")
     assert 0.2 < time.monotonic() - began < 3
     client = pmi._Process.client
     if client is not None:

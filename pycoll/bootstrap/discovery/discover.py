@@ -15,7 +15,8 @@ Ranks that an MPI launcher or Slurm started meet in the first of these ways that
    all hosts and no other process, so the job needs neither an address nor a secret.
 
 All ranks must come to the same choice, so they import mpi4py all before ``init()`` or all after it.
-MPI_Init, in which all ranks wait for each other, asks the same of them.
+Before it is right with every launcher. After it, Slurm's pmi2 ends the job at MPI's own ``init``,
+and Open MPI 5 was seen to hang in jobs on several hosts.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN, Config
 from pycoll.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from pycoll.bootstrap.rendezvous.launcher_meeting import LauncherExchange
     from pycoll.bootstrap.rendezvous.pmix import PmixExchange
 
 #: Processes of Hydra; the pid and start time of one identify a job.
@@ -189,15 +191,15 @@ def _launched(env: Mapping[str, str]) -> Placement | None:
     return _torchrun(env) or _horovodrun(env) or _open_mpi(env) or _hydra(env) or _slurm(env)
 
 
-def open_exchange(placement: Placement, deadline: Deadline) -> Exchange:
+def open_exchange(placement: Placement, config: Config, deadline: Deadline) -> Exchange:
     """Meet the other ranks. Raises the errors of the exchange; see store.py and exchange.py."""
-    exchange = _open(placement, deadline)
+    exchange = _open(placement, config, deadline)
     # A given secret guards the connections also if the exchange itself does not need it.
     exchange.secret = exchange.secret or placement.secret
     return exchange
 
 
-def _open(p: Placement, deadline: Deadline) -> Exchange:
+def _open(p: Placement, config: Config, deadline: Deadline) -> Exchange:
     if p.way == "solo":
         return SoloExchange()
     if p.way == "mpi":
@@ -211,12 +213,10 @@ def _open(p: Placement, deadline: Deadline) -> Exchange:
         return join_unix(p.job_id, p.rank, p.size, deadline, p.secret)
     if p.way == "torch":
         return _join_torch(p, deadline)
-    if p.way == "pmi":
-        from pycoll.bootstrap.rendezvous.pmi import PmiExchange
+    if p.way in ("pmi", "pmix"):
+        from pycoll.bootstrap.rendezvous.launcher_meeting import meet
 
-        return PmiExchange(p.rank, p.size, int(p.address), deadline)
-    if p.way == "pmix":
-        return p.pmix or _open_pmix(deadline, p.rank, p.size)
+        return meet(lambda: _open_launcher(p, deadline), p.rank, p.size, config, deadline)
     return join_store(p.address, p.secret, p.job_id, p.rank, p.size, deadline, p.launcher)
 
 
@@ -446,6 +446,14 @@ def _has_pmix(env: Mapping[str, str]) -> bool:
 def _only_pmix(env: Mapping[str, str]) -> bool:
     """Return whether a launcher with PMIx started this process and set no size (prterun)."""
     return _has_pmix(env) and _launched(env) is None and "PMIX_RANK" in env
+
+
+def _open_launcher(p: Placement, deadline: Deadline) -> LauncherExchange:
+    if p.way == "pmi":
+        from pycoll.bootstrap.rendezvous.pmi import PmiExchange
+
+        return PmiExchange(p.rank, p.size, int(p.address), deadline)
+    return p.pmix or _open_pmix(deadline, p.rank, p.size)
 
 
 def _open_pmix(

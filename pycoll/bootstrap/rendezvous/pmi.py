@@ -1,4 +1,4 @@
-"""An exchange over PMI-1, the protocol that process managers offer to their ranks.
+"""One blob for all ranks over PMI-1, the protocol that process managers offer to their ranks.
 
 Hydra (MPICH, Intel MPI), ``srun --mpi=pmi2`` and Flux give each rank a connected socket, whose
 number is in ``PMI_FD``. A rank sends one line and reads one line in answer (Flux RFC 13). Values
@@ -8,7 +8,7 @@ starts the ranks and holds these sockets, so it keeps other processes out of the
 An MPI in the same process uses the same socket, before or after this module. These rules keep both
 sides intact:
 
-* every request has got its whole answer before ``all_gather`` returns, and no byte behind the
+* every request has got its whole answer before ``blob_of_first`` returns, and no byte behind the
   answer is read;
 * the flags of the descriptor, which MPI shares, stay as they are;
 * ``init`` is sent only if no MPI has begun in the process: Slurm ends a job at the second ``init``
@@ -32,7 +32,6 @@ from collections.abc import Mapping
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.loaded_mpi import mpi_has_begun
-from pycoll.bootstrap.rendezvous.exchange import _Lasting
 
 #: Bytes of the longest line that is read.
 LINE_MAX = 1 << 16
@@ -208,10 +207,8 @@ def _client(number: int, deadline: Deadline) -> PmiClient:
     return client
 
 
-class PmiExchange(_Lasting):
-    """An exchange over the PMI-1 socket of this process."""
-
-    secret = b""
+class PmiExchange:
+    """Rank 0's blob for all ranks over the PMI-1 socket of this process."""
 
     def __init__(self, rank: int, size: int, number: int, deadline: Deadline) -> None:
         self.rank = rank
@@ -220,32 +217,37 @@ class PmiExchange(_Lasting):
         self._client = _client(number, deadline)
         self._client.exchanges += 1
         self._prefix = f"pycoll-{self._client.exchanges}"
-        self._round = 0
 
-    def all_gather(self, blob: bytes) -> list[bytes]:
-        """See Exchange. PMI cannot tell which rank is missing."""
-        self._round += 1
-        for number, value in enumerate(encode(blob, self._client.value_max)):
-            self._client.put(self._key(self.rank, number), value, self._deadline)
+    def blob_of_first(self, blob: bytes) -> bytes:
+        """Return rank 0's blob. PMI waits for all ranks, and cannot tell which one is missing."""
+        if self.rank == 0:
+            for number, value in enumerate(encode(blob, self._client.value_max)):
+                self._client.put(self._key(number), value, self._deadline)
         self._client.barrier(self._deadline)
-        return [blob if rank == self.rank else self._blob_of(rank) for rank in range(self.size)]
+        return blob if self.rank == 0 else self._fetch()
 
-    def _key(self, rank: int, number: int) -> str:
-        return f"{self._prefix}-{self._round}-{rank}-{number}"
+    def close(self) -> None:
+        """Do nothing: the socket belongs to the process."""
 
-    def _blob_of(self, rank: int) -> bytes:
-        first = self._client.get(self._key(rank, 0), self._deadline)
+    def abandon(self) -> None:
+        """Do nothing: the other ranks fail at their deadline."""
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}-{number}"
+
+    def _fetch(self) -> bytes:
+        first = self._client.get(self._key(0), self._deadline)
         count, _, text = first.partition(".")
         try:
             rest = range(1, _checked_count(count, self._client.value_max))
-            pieces = [self._client.get(self._key(rank, n), self._deadline) for n in rest]
+            pieces = [self._client.get(self._key(n), self._deadline) for n in rest]
             return decode("".join([text, *pieces]))
         except ValueError as error:
             raise errors.TransportError(
-                f"rank {rank} sent unreadable data over PMI: {error}; install the same pycoll "
+                f"rank 0 sent unreadable data over PMI: {error}; install the same pycoll "
                 "everywhere",
-                rank=rank,
-                ranks=[rank],
+                rank=0,
+                ranks=[0],
                 operation="init",
             ) from None
 
@@ -255,8 +257,7 @@ def encode(blob: bytes, value_max: int) -> list[str]:
     digits, "-" and "_"; the first one begins with the number of values and a dot."""
     if len(blob) > BLOB_MAX:
         raise errors.InvalidArgumentError(
-            f"this rank brings {len(blob)} bytes to init: over PMI at most {BLOB_MAX} are allowed; "
-            f"shorten the tuning file, {_ADVICE}",
+            f"rank 0 publishes {len(blob)} bytes: expected at most {BLOB_MAX}",
             operation="init",
         )
     text = base64.urlsafe_b64encode(blob).rstrip(b"=").decode()

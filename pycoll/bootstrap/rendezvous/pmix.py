@@ -1,4 +1,4 @@
-"""An exchange over PMIx, the protocol of Open MPI's mpirun and ``srun --mpi=pmix``.
+"""One blob for all ranks over PMIx, the protocol of Open MPI's mpirun and ``srun --mpi=pmix``.
 
 A process of its own, ``pmix_client.py``, loads the PMIx library and speaks for this rank. So the
 library never meets an MPI of the rank in one process: Open MPI 5 fails in MPI_Init if PMIx has
@@ -20,13 +20,12 @@ from pathlib import Path
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.rendezvous.exchange import _Lasting
 from pycoll.bootstrap.rendezvous.pmi import BLOB_MAX
 
 #: Seconds that the client has for leaving PMIx, at most.
 _LEAVE_S = 5.0
-#: Bytes of the client's first frame, which may be an error, and of one rank's share of the others.
-_HELLO_MAX, _EACH_MAX = 2000, BLOB_MAX + 5
+#: Bytes of the client's first frame, which may be an error.
+_HELLO_MAX = 2000
 _ADVICE = "give the ranks PYCOLL_ADDRESS and PYCOLL_SECRET, which do without the launcher's PMIx"
 
 
@@ -36,11 +35,11 @@ class _Process:
     exchanges = 0
 
 
-class PmixExchange(_Lasting):
-    """An exchange over the launcher's PMIx server. The constructor starts the client and waits for
-    the rank and the size that the server tells."""
+class PmixExchange:
+    """Rank 0's blob for all ranks over the launcher's PMIx server.
 
-    secret = b""
+    The constructor starts the client and waits for the rank and the size that the server tells.
+    """
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
@@ -52,27 +51,18 @@ class PmixExchange(_Lasting):
             raise self._ended("tells no rank and size") from None
         self.rank, self.size = rank, size
 
-    def all_gather(self, blob: bytes) -> list[bytes]:
-        """See Exchange. PMIx does not tell which rank is missing."""
+    def blob_of_first(self, blob: bytes) -> bytes:
+        """Return rank 0's blob. Rank 0 does not wait for the others."""
         if len(blob) > BLOB_MAX:
             raise errors.InvalidArgumentError(
-                f"this rank brings {len(blob)} bytes to init: over PMIx at most {BLOB_MAX} are "
-                f"allowed; shorten the tuning file, or {_ADVICE}",
+                f"rank 0 publishes {len(blob)} bytes: expected at most {BLOB_MAX}",
                 operation="init",
             )
         self._write(blob)
-        answer = self._read("waits for all ranks to call pycoll.init()", self.size * _EACH_MAX)
-        blobs = []
-        while answer:
-            length = int.from_bytes(answer[:4], "little")
-            blobs.append(answer[4 : 4 + length])
-            answer = answer[4 + length :]
-        if len(blobs) != self.size:
-            raise self._ended(f"gathered {len(blobs)} parts from {self.size} ranks")
-        return blobs
+        return self._read("waits for rank 0 to call pycoll.init()", BLOB_MAX + 1)
 
     def close(self) -> None:
-        """Leave PMIx, which an MPI of this process may enter afterwards."""
+        """Leave PMIx."""
         for stream in (self._client.stdin, self._client.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -116,8 +106,9 @@ class PmixExchange(_Lasting):
             if not poll.poll(1000 * self._deadline.remaining()):
                 self.abandon()
                 raise errors.TimeoutError(
-                    f"init waited {self._deadline.seconds:.3g} s while the PMIx client {state}; "
-                    "PMIx does not tell which rank is missing",
+                    f"init waited {self._deadline.seconds:.3g} s while the PMIx client {state}",
+                    rank=0,
+                    ranks=[0],
                     operation="init",
                 )
             piece = os.read(number, count - len(data))

@@ -3,8 +3,11 @@
 It imports nothing of pycoll. It reads frames from its standard input and writes frames to its
 standard output: 4 bytes of length, least significant first, and that many bytes. Each frame that
 it writes begins with "+" or, if the text of an error follows, with "-". First it writes the rank
-and the number of ranks. Then it answers each frame, a blob, with one frame that holds the blobs of
-all ranks, each with its length in front. At the end of its input it leaves PMIx and ends.
+and the number of ranks. Then it answers a frame, a blob, with the blob of rank 0. At the end of its
+input it leaves PMIx and ends.
+
+Rank 0 publishes its blob and the others ask for it. There is no fence, in which all ranks wait: a
+server of PMIx 5 takes a client that disconnects off every fence under way.
 
 The structures are those of PMIx 4, 5 and 6 (``pmix_common.h``), where they are alike.
 """
@@ -16,16 +19,20 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from typing import BinaryIO
 
 VERSIONS = (4, 5, 6)
 _LIBRARY = "libpmix.so.2"
 
-_BOOL, _UINT32, _BYTE_OBJECT = 1, 14, 27
+_UINT32, _BYTE_OBJECT = 14, 27
 _GLOBAL = 3
 _WILDCARD = 0xFFFFFFFE
+_NOT_FOUND, _TIMEOUT = -46, -24
 _PR_SET_PDEATHSIG = 1
+#: Seconds between two questions for a value that is not there yet.
+_PAUSE_S = 0.05
 
 
 class Proc(ctypes.Structure):
@@ -57,12 +64,6 @@ class Value(ctypes.Structure):
     _fields_ = (("type", ctypes.c_uint16), ("data", Data))
 
 
-class Info(ctypes.Structure):
-    """pmix_info_t."""
-
-    _fields_ = (("key", ctypes.c_char * 512), ("flags", ctypes.c_uint32), ("value", Value))
-
-
 class ClientError(Exception):
     """Its text goes to the rank."""
 
@@ -70,60 +71,61 @@ class ClientError(Exception):
 class Client:
     """A connection to the PMIx server of this host."""
 
-    def __init__(self, library: ctypes.CDLL, prefix: str) -> None:
+    def __init__(self, library: ctypes.CDLL, key: str) -> None:
         self._library = library
-        self._prefix = prefix
+        self._key = key
         self._me = Proc()
-        self._round = 0
         self._call("PMIx_Init", ctypes.byref(self._me), None, ctypes.c_size_t(0))
-        size = self._get(_WILDCARD, "pmix.job.size")
+        size = self._look(_WILDCARD, "pmix.job.size")
+        if size is None or size.type != _UINT32:
+            raise ClientError("the server does not tell the number of ranks")
         self.size = int(size.data.uint32)
         self.rank = int(self._me.rank)
 
-    def all_gather(self, blob: bytes) -> list[bytes]:
-        """Return the blobs of all ranks. Waits without a limit; the rank ends this process."""
-        self._round += 1
-        key = f"{self._prefix}.{self._round}"
+    def blob_of_first(self, blob: bytes) -> bytes:
+        """Return rank 0's blob. Waits for it without a limit; the rank ends this process."""
+        if self.rank == 0:
+            self._publish(blob)
+            return blob
+        while True:
+            value = self._look(0, self._key)
+            if value is not None:
+                break
+            time.sleep(_PAUSE_S)
+        if value.type != _BYTE_OBJECT:
+            raise ClientError(f"rank 0's {self._key} has the type {value.type} instead of bytes")
+        return ctypes.string_at(value.data.bo.bytes, value.data.bo.size)
+
+    def _publish(self, blob: bytes) -> None:
         held = ctypes.create_string_buffer(blob, len(blob))
         value = Value(_BYTE_OBJECT)
         value.data.bo = ByteObject(ctypes.addressof(held), len(blob))
-        self._call("PMIx_Put", ctypes.c_uint8(_GLOBAL), key.encode(), ctypes.byref(value))
+        key = self._key.encode()
+        self._call("PMIx_Put", ctypes.c_uint8(_GLOBAL), key, ctypes.byref(value))
         self._call("PMIx_Commit")
-        collect = Info(b"pmix.collect", 0, Value(_BOOL))
-        collect.value.data.flag = True
-        one, none = ctypes.c_size_t(1), ctypes.c_size_t(0)
-        try:
-            self._call("PMIx_Fence", None, none, ctypes.byref(collect), one)
-        except ClientError as error:
-            raise ClientError(f"{error}: another rank ended or gave up while all joined") from None
-        return [self._blob(rank, key) for rank in range(self.size)]
 
     def finalize(self) -> None:
         """Leave PMIx. A launcher treats a process that ends without it as failed."""
         self._call("PMIx_Finalize", None, ctypes.c_size_t(0))
 
-    def _blob(self, rank: int, key: str) -> bytes:
-        value = self._get(rank, key)
-        if value.type != _BYTE_OBJECT:
-            raise ClientError(f"rank {rank}'s {key} has the type {value.type} instead of bytes")
-        return ctypes.string_at(value.data.bo.bytes, value.data.bo.size)
-
-    def _get(self, rank: int, key: str) -> Value:
+    def _look(self, rank: int, key: str) -> Value | None:
+        """Return a value; None if the rank has published others, and not this one."""
         # The few values of a job stay allocated until this process ends.
         found = ctypes.POINTER(Value)()
         proc = Proc(self._me.nspace, rank)
-        self._call(
-            "PMIx_Get",
-            ctypes.byref(proc),
-            key.encode(),
-            None,
-            ctypes.c_size_t(0),
-            ctypes.byref(found),
+        none = ctypes.c_size_t(0)
+        status = self._library.PMIx_Get(
+            ctypes.byref(proc), key.encode(), None, none, ctypes.byref(found)
         )
+        if status in (_NOT_FOUND, _TIMEOUT):
+            return None
+        self._check("PMIx_Get", status)
         return found.contents
 
     def _call(self, name: str, *arguments: object) -> None:
-        status = getattr(self._library, name)(*arguments)
+        self._check(name, getattr(self._library, name)(*arguments))
+
+    def _check(self, name: str, status: int) -> None:
         if status != 0:
             self._library.PMIx_Error_string.restype = ctypes.c_char_p
             text = self._library.PMIx_Error_string(status) or b""
@@ -177,11 +179,6 @@ def candidates() -> Iterator[str]:
     yield _LIBRARY
 
 
-def frame(parts: Sequence[bytes]) -> bytes:
-    """Return the parts, each with its length in front."""
-    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-
-
 def read_frame(stream: BinaryIO) -> bytes | None:
     """Return the next frame, or None at the end."""
     head = stream.read(4)
@@ -190,7 +187,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return data if len(head) == 4 and len(data) == length else None
 
 
-def main(prefix: str) -> None:
+def main(key: str) -> None:
     """Serve the rank that started this process until it closes the input."""
     # The rank decides when this process ends: by the end of its input, or with itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -198,14 +195,14 @@ def main(prefix: str) -> None:
     output = sys.stdout.buffer
 
     def tell(data: bytes) -> None:
-        output.write(frame([data]))
+        output.write(len(data).to_bytes(4, "little") + data)
         output.flush()
 
     try:
-        client = Client(load(), prefix)
+        client = Client(load(), key)
         tell(f"+{client.rank} {client.size}".encode())
         while (blob := read_frame(sys.stdin.buffer)) is not None:
-            tell(b"+" + frame(client.all_gather(blob)))
+            tell(b"+" + client.blob_of_first(blob))
         client.finalize()
     except ClientError as error:
         tell(f"-{error}".encode())

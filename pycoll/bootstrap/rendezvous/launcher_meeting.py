@@ -1,0 +1,231 @@
+"""Ranks on several hosts meet at a store whose place their launcher's exchange has told them.
+
+PMI-1 or PMIx carries one blob of rank 0, the meeting of the job: a random secret, the addresses of
+its host, and a port. All rounds of joining, and all later worlds of the process, go through a store
+that rank 0 serves there. So the store names ranks that are missing, tells failures at once, and
+the launcher's exchange is used once in a process. It is left before ``init()`` returns on any rank,
+since the store's first round needs all ranks: an MPI that begins later finds it unused.
+
+Rank 0 keeps the port for the life of its process, by a socket that does not listen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import json
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pycoll import errors
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.dial import Candidate, order_candidates, probe, routes_to
+from pycoll.bootstrap.discovery.host import machine_identity
+from pycoll.bootstrap.discovery.network import interfaces, listen_in_range
+from pycoll.bootstrap.forks import end_with_process
+from pycoll.bootstrap.rendezvous.store import Place, StoreExchange, serve_store
+from pycoll.config import Config
+from pycoll.untrusted import json_object, read_json
+
+_FACTS = {"secret": str, "machine": str, "port": int, "addresses": list}
+_SECRET_BYTES = 32
+#: Attempts to keep a free port, which another process may take in between.
+_ATTEMPTS = 16
+
+
+class LauncherExchange(Protocol):
+    """The launcher's way to hand a blob of rank 0 to all ranks."""
+
+    def blob_of_first(self, blob: bytes) -> bytes:
+        """Return rank 0's blob, on every rank. The other ranks give an empty one."""
+
+    def close(self) -> None:
+        """Leave the exchange."""
+
+    def abandon(self) -> None:
+        """Leave the exchange at once, after a failure."""
+
+
+class Meeting(NamedTuple):
+    """Where the ranks of the job meet: rank 0's addresses, its machine, the secret."""
+
+    secret: bytes
+    machine: str
+    candidates: tuple[Candidate, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the meeting in the form that ``from_bytes`` reads."""
+        facts = {
+            "secret": self.secret.hex(),
+            "machine": self.machine,
+            "port": self.candidates[0].port,
+            "addresses": [[one.address, one.network] for one in self.candidates],
+        }
+        return json.dumps(facts).encode()
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Meeting:
+        """Parse a meeting. Raises ValueError unless ``to_bytes`` could have made it."""
+        facts = json_object(read_json(blob), _FACTS)
+        secret = bytes.fromhex(facts["secret"])
+        if len(secret) != _SECRET_BYTES or not 0 < facts["port"] < 65536:
+            raise ValueError("no secret, or no port")
+        candidates = []
+        for one in facts["addresses"]:
+            if not isinstance(one, list) or len(one) != 2:
+                raise ValueError("an address without its network")
+            address, network = map(str, one)
+            ipaddress.ip_address(address)
+            candidates.append(Candidate(address, network, facts["port"]))
+        if not candidates:
+            raise ValueError("no address")
+        return cls(secret, facts["machine"], tuple(candidates))
+
+
+class _Process:
+    """The meeting of this process's job, and the socket that keeps rank 0's port."""
+
+    meeting: Meeting | None = None
+    kept: socket.socket | None = None
+
+
+def meet(
+    launcher: Callable[[], LauncherExchange],
+    rank: int,
+    size: int,
+    config: Config,
+    deadline: Deadline,
+) -> StoreExchange:
+    """Return the exchange of this world. The first call of a process asks ``launcher``.
+
+    Raises the errors of the launcher's exchange and of the store; TransportError if rank 0 offers
+    no address that another host can use.
+    """
+    meeting = _Process.meeting
+    listener = None
+    try:
+        if rank == 0:
+            listener = _listen(config)
+        if meeting is None:
+            meeting = _ask(launcher(), config, listener)
+            _Process.meeting = meeting
+        if listener is not None:
+            text = ", ".join(map(str, meeting.candidates))
+            # The store owns the listener from here on.
+            mine, listener = listener, None
+            return serve_store(mine, text, meeting.secret, "", size, deadline)
+        place = _place(meeting, config)
+        return StoreExchange(place, meeting.secret, "", rank, size, deadline)
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def _ask(exchange: LauncherExchange, config: Config, listener: socket.socket | None) -> Meeting:
+    try:
+        mine = b"" if listener is None else _offer(config, listener).to_bytes()
+        told = exchange.blob_of_first(mine)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            exchange.abandon()
+        raise
+    exchange.close()
+    try:
+        return Meeting.from_bytes(told)
+    except (ValueError, TypeError) as error:
+        raise errors.TransportError(
+            f"rank 0 told an unreadable meeting place over the launcher's exchange: {error}; "
+            "install the same pycoll everywhere",
+            rank=0,
+            operation="init",
+        ) from None
+
+
+def _offer(config: Config, listener: socket.socket) -> Meeting:
+    port = int(listener.getsockname()[1])
+    families = (4, 6) if listener.family == socket.AF_INET6 else (4,)
+    candidates = [
+        Candidate(one.address, one.network, port)
+        for one in interfaces(config.interfaces)
+        if ipaddress.ip_address(one.address).version in families
+    ]
+    if not candidates:
+        raise errors.TransportError(
+            "rank 0 has no address for the other hosts: see PYCOLL_INTERFACES", operation="init"
+        )
+    secret = secrets.token_bytes(_SECRET_BYTES)
+    return Meeting(secret, machine_identity(), tuple(candidates))
+
+
+def _listen(config: Config) -> socket.socket:
+    """Listen on all addresses, at the port that this process keeps."""
+    for _ in range(_ATTEMPTS):
+        try:
+            if _Process.kept is None:
+                # A socket that listens excludes the one that keeps its port, so it is closed first.
+                with listen_in_range(None, config.port_range) as found:
+                    family, name = found.family, found.getsockname()
+                _Process.kept = _bind(family, name)
+            listener = _bind(_Process.kept.family, _Process.kept.getsockname())
+            listener.listen(socket.SOMAXCONN)
+            return listener
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise errors.TransportError(
+                    f"rank 0 cannot listen for the other hosts: {error.strerror}", operation="init"
+                ) from None
+            if _Process.meeting is not None:
+                raise errors.TransportError(
+                    "rank 0 still serves another world of this process at its port: finalize it "
+                    "before the next init()",
+                    operation="init",
+                ) from None
+            if _Process.kept is not None:
+                _Process.kept.close()
+                _Process.kept = None
+    raise errors.TransportError(
+        f"rank 0 found no port that stays free in {_ATTEMPTS} attempts: widen PYCOLL_PORT_RANGE",
+        operation="init",
+    )
+
+
+def _bind(family: int, name: Any) -> socket.socket:
+    sock = end_with_process(socket.socket(family, socket.SOCK_STREAM))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(name)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _place(meeting: Meeting, config: Config) -> Place:
+    """Return rank 0's addresses, those that answer first."""
+    mine = interfaces(config.interfaces)
+    same = meeting.machine == machine_identity()
+    usable = order_candidates(mine, meeting.candidates, same)
+    offered = ", ".join(map(str, meeting.candidates))
+    if not usable:
+        raise errors.TransportError(
+            f"rank 0 offers {offered}, which leads nowhere from this host: PYCOLL_INTERFACES "
+            "chooses its networks",
+            rank=0,
+            operation="init",
+        )
+    if len(usable) > 1:
+        answered = [route.target for route in probe(routes_to(usable, mine))]
+        usable = sorted(usable, key=lambda one: one not in answered)
+    return Place(f"its addresses ({offered})", _targets(usable))
+
+
+def _targets(candidates: Sequence[Candidate]) -> list[tuple[int, Any]]:
+    return [
+        (int(socket.AF_INET6 if ":" in one.address else socket.AF_INET), (one.address, one.port))
+        for one in candidates
+    ]

