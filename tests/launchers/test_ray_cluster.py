@@ -100,13 +100,14 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+folder = sys.argv[1]
 common = {"scaling_config": ScalingConfig(num_workers=2),
-          "run_config": RunConfig(storage_path=sys.argv[1])}
+          "run_config": RunConfig(storage_path=folder)}
 
 def note(name, value):
     from pathlib import Path
     rank = ray.train.get_context().get_world_rank()
-    Path(sys.argv[1], f"{name}-{rank}").write_text(str(value))
+    Path(folder, f"{name}-{rank}").write_text(str(value))
 
 def with_torch(config):
     import sys, torch, torch.distributed as dist
