@@ -7,8 +7,11 @@ threads' stacks are printed.
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import signal
+import time
 from collections.abc import Generator
 
 import pytest
@@ -72,3 +75,30 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     if report.failed:
         report.sections.append(("seed", f"TEST_SEED={SEED}"))
     return report
+
+
+@pytest.fixture
+def nothing_is_left() -> Generator[None]:
+    """Joining leaves no thread and no descriptor."""
+    # Imported late: the settings of pycoll are cleared above.
+    from joining import footprint
+
+    from pycoll.bootstrap.deadline import Deadline
+
+    gc.collect()
+    before = footprint()
+    yield
+    gc.collect()
+    deadline = Deadline(5)
+    while footprint() != before and not deadline.passed():
+        time.sleep(0.02)
+    assert footprint() == before, "threads or descriptors are left"
+
+
+@pytest.fixture
+def as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that take each other for processes, so that they really pass descriptors."""
+    from pycoll.bootstrap.discovery import identity
+
+    counter = itertools.count()
+    monkeypatch.setattr(identity, "process_token", lambda: f"process {next(counter)}")

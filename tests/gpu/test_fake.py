@@ -38,7 +38,7 @@ def environ() -> dict[str, str]:
         "PYCOLL_DEVICE_MEMORY_MIB": "2",
         # Channels of all worlds of a module, which are kept until the process ends.
         "FAKE_CUDA_MEMORY": str(2 << 30),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(Path(__file__).parent)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests/support"), str(Path(__file__).parent)]),
     }
 
 

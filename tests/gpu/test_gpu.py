@@ -37,7 +37,7 @@ def test_device_arrays_on_this_gpu(module: str) -> None:
     summary = _core.device_summary()
     if not has_gpu(summary):
         pytest.skip(f"NO GPU HERE, so nothing has run on one: {summary}")
-    paths = [str(ROOT / "tests"), str(Path(__file__).parent)]
+    paths = [str(ROOT / "tests/support"), str(Path(__file__).parent)]
     done = subprocess.run(
         [
             sys.executable,

@@ -140,7 +140,7 @@ def start(folder: Path, rank: int, rounds: int) -> subprocess.Popen[str]:
         [sys.executable, "-c", _RANK, str(folder), str(rank), str(rounds)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/net")])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])},
     )
 
 

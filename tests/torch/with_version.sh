@@ -29,7 +29,7 @@ if [ "${found%%+*}" != "$version" ]; then
 fi
 echo "torch $found"
 if [ $# -eq 0 ]; then
-  set -- tests/torch tests/optim/test_average.py tests/net/test_torch_place.py \
+  set -- tests/torch tests/gradients/test_average.py tests/bootstrap/test_torch_place.py \
     tests/api/test_{arrays,bound_calls,calls,groups,in_place,lists,messages,negated_tensors}.py \
     tests/regressions/test_{compiled_torch,horovod_attributes,lost_gradients}.py
 fi

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from joining import SECRET
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "support"
 ROOT = HERE.parent.parent
 SCRIPT = f"""
 import os, sys

@@ -45,7 +45,8 @@ def one_line(process: subprocess.Popen[str]) -> str:
 
 
 def test_the_death_of_a_process_ends_its_liveness_socket() -> None:
-    paths = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__)))]
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    paths = [os.path.join(root, "tests", "support"), root]
     environment = {
         **os.environ,
         "PYCOLL_SIZE": "2",

@@ -129,7 +129,7 @@ def test_replies_may_be_other_kinds_of_bytes() -> None:
 def started(kind: str, size: int, transports: str = "shm,tcp") -> list[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYCOLL_")}
     env |= {"PYCOLL_INIT_TIMEOUT_S": "60", "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])
     done = subprocess.run(
         [sys.executable, "-m", "gathering", kind, str(size), transports],
         env=env,

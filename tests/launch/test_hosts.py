@@ -307,7 +307,7 @@ def _dies() -> None:
 @pytest.fixture
 def _module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks import functions from this module, and pycoll from this tree."""
-    paths = f"{ROOT}{os.pathsep}{Path(__file__).parent}{os.pathsep}{ROOT / 'tests'}"
+    paths = f"{ROOT}{os.pathsep}{Path(__file__).parent}{os.pathsep}{ROOT / 'tests/support'}"
     monkeypatch.setenv("PYTHONPATH", paths)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

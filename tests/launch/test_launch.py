@@ -8,22 +8,20 @@ import gc
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from joining import footprint, free_port
 from launching import (
-    HERE,
     RANK,
-    ROOT,
     alive,
     await_end,
+    expect_joined,
+    join_script,
+    program,
     python,
     read_pids,
     read_until,
@@ -269,51 +267,6 @@ def test_launch_leaves_handlers_and_descriptors_as_they_were() -> None:
     assert launch(LaunchOptions(2, ["true"])) == 0
     gc.collect()
     assert ([signal.getsignal(s) for s in (2, 15, 1)], footprint()) == before
-
-
-JOIN = """
-import os
-import sys
-sys.path[:0] = [{here!r}, {root!r}]
-from joining import World
-from pycoll.bootstrap import join
-from pycoll.config import Config
-{prepare}
-with World() as world:
-    for _ in range(2):
-        joined = join(Config.read(), factories=world.factories{arguments})
-    world.made[-1].check()
-    line = f"{{joined.rank}} {{joined.size}} {{joined.source}} {{sorted(world.made[-1].peers)}}\\n"
-    os.write(1, line.encode())
-"""
-
-
-def join_script(folder: Path, prepare: str = "", arguments: str = "") -> str:
-    path = folder / "join.py"
-    path.write_text(
-        JOIN.format(here=str(HERE), root=str(ROOT), prepare=prepare, arguments=arguments)
-    )
-    return str(path)
-
-
-def program(name: str) -> str:
-    """Beside this Python, or on PATH; skipped with the reason if there is none."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed: pip install -r tests/requirements.txt has it")
-    return found
-
-
-def expect_joined(command: Sequence[str], size: int, source: str) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = sorted(line for line in done.stdout.splitlines() if source in line)
-    peers = [[p for p in range(size) if p != r] for r in range(size)]
-    assert lines == [f"{r} {size} {source} {peers[r]}" for r in range(size)], done.stdout
 
 
 def test_ranks_of_pycoll_run_join(tmp_path: Path) -> None:

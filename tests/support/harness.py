@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: Longer than any operation of a healthy test, shorter than anybody's patience.
 TIMEOUT_S = float(os.environ.get("TEST_TIMEOUT_S", "30"))
 HANG_S = 120.0
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class RanksFailedError(AssertionError):
@@ -157,7 +157,7 @@ class ProcessWorld:
         base = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
         paths = [
             str(ROOT),
-            str(ROOT / "tests"),
+            str(Path(__file__).parent),
             str(Path(sys.modules[function.__module__].__file__ or "").parent),
         ]
         base["PYTHONPATH"] = os.pathsep.join([*paths, base.get("PYTHONPATH", "")])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_launch import expect_joined, join_script, program
+from launching import expect_joined, join_script, program
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
@@ -270,7 +270,7 @@ os.write(1, f"{{joined.rank}} {{joined.size}} {{joined.source}} {{peers}}\\n".en
 
 @pytest.mark.parametrize("order", ["jm", "mj", "jmjm", "mfj", "jmfj"])
 def test_mpi_and_pycoll_share_hydra_s_socket(order: str, tmp_path: Path) -> None:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1] / "support"
     script = tmp_path / "both.py"
     script.write_text(WITH_MPI.format(here=str(here), root=str(here.parent.parent), order=order))
     # Outputs of MPI that ends unhappily would come in addition.

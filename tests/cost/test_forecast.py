@@ -163,7 +163,7 @@ def test_messages_up_to_the_bound_are_forecast() -> None:
 
 def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    document = (Path(__file__).resolve().parent.parent / "docs" / "choice.md").read_text()
+    document = (Path(__file__).resolve().parents[2] / "docs" / "choice.md").read_text()
     found = re.findall(r"```sh\npycoll explain (.*)\n```", document)
     assert len(found) == 1
     monkeypatch.chdir(tmp_path)

