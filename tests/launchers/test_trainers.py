@@ -64,9 +64,9 @@ def test_accelerate_keeps_a_group_that_exists(program: Program, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["test_ops", "test_sync", "test_script"])
 def test_scripts_of_accelerate(name: str, program: Program, tmp_path: Path) -> None:
-    """Of its wheel. The others do not pass on CPUs with Gloo either: test_distributed_data_loop
-    hangs there where ranks have unequal batches, test_ddp_comm_hook wants GPUs, test_merge_weights
-    names no kind of state."""
+    """The scripts of its wheel that pass on CPUs. test_distributed_data_loop gives ranks unequal
+    batches, which pycoll reports as a mismatch; over Gloo it hangs. test_ddp_comm_hook needs GPUs.
+    test_merge_weights fails inside torch's FSDP; whether it passes over Gloo is not known."""
     (tmp_path / "script.py").write_text(SCRIPT)
     module = f"accelerate.test_utils.scripts.{name}"
     program(*RUN, "script.py", module, ACCELERATE_USE_CPU="true")
