@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=$(cd "$1" && pwd)
 shift
-engines=(dask_workers pages ray_cluster spark_stage trainers)
+engines=(dask_workers kubernetes_schemas pages ray_cluster spark_stage trainers)
 
 if ! command -v sshd >/dev/null && [ ! -x /usr/sbin/sshd ] && [ "$(id -u)" = 0 ] &&
   command -v apt-get >/dev/null; then
