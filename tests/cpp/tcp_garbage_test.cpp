@@ -62,7 +62,7 @@ TEST(another_version_is_named) {
   FrameHeader header = RawPeer::data(0, 0);
   header.version = 9;
   peer.send(header);
-  expect_malformed(peer, "version 9, expected 6");
+  expect_malformed(peer, "version 9, expected 7");
 }
 
 TEST(a_changed_header_is_found) {
