@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycoll.errors import InvalidArgumentError, RankFailedError
-from pycoll.launch.host_agent import CALL, RESULT
+from pycoll.launch.host_agent import RESULT, folder_of_call
 from pycoll.launch.host_list import parse_hosts, place_ranks
 from pycoll.launch.host_starts import HostsOptions, Work, launch_on_hosts
 from pycoll.launch.launcher import LaunchOptions, launch
@@ -91,17 +89,12 @@ def _pickled(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> by
 def _run_here(call: bytes, ranks: int, outcomes: dict[int, bytes]) -> Verdict | None:
     """Run the ranks on this machine."""
     found: list[Verdict] = []
-    folder = tempfile.mkdtemp(prefix="pycoll-run-")
-    try:
-        with open(os.path.join(folder, CALL), "wb") as file:
-            file.write(call)
+    with folder_of_call(call) as folder:
         launch(LaunchOptions(ranks, [*_COMMAND, folder], quiet=True, ended=found.append))
         for rank in range(ranks):
             path = os.path.join(folder, RESULT.format(rank))
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
                 outcomes[rank] = file.read()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return found[0] if found else None
 
 

@@ -114,7 +114,9 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
         write_note(order["mark"], {"started": True})
 
     threading.Thread(target=_end_with_launcher, args=(met,), daemon=True).start()
-    with _folder_of_call(order) as folder:
+    call = order["call"]
+    held = folder_of_call(base64.b64decode(call)) if call is not None else None
+    with held or contextlib.nullcontext("") as folder:
         options = LaunchOptions(
             ranks=order["slots"],
             command=[*order["command"], *([folder] if folder else [])],
@@ -144,15 +146,12 @@ def _end_with_launcher(met: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def _folder_of_call(order: Mapping[str, Any]) -> Iterator[str]:
-    """Give ranks that call a function a folder of this user; its name is empty without one."""
-    if order["call"] is None:
-        yield ""
-        return
+def folder_of_call(call: bytes) -> Iterator[str]:
+    """Make a folder of this user with a pickled call, where the ranks leave their results."""
     folder = tempfile.mkdtemp(prefix="pycoll-run-")
     try:
         with open(os.path.join(folder, CALL), "wb") as file:
-            file.write(base64.b64decode(order["call"]))
+            file.write(call)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

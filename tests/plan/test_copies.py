@@ -140,10 +140,9 @@ def test_the_choice_depends_on_the_message_and_on_shared_cores() -> None:
 
 def test_fields_out_of_bounds_are_refused() -> None:
     plans = lowered(TABLE[Collective.BROADCAST]["direct"], 2, Copies(SPLIT))
-    sender, index, row = next(one for one in rows_of(plans) if one[2].copies is SPLIT)
+    sender, index, _ = next(one for one in rows_of(plans) if one[2].copies is SPLIT)
     assert "is flagged await-window but" in refused(edited(plans, sender, index, copies=RECEIVER))
     assert "copies 3" in refused(edited(plans, sender, index, copies=3))
     rows = unpack(plans[1 - sender]).rows
     other = next(i for i, one in enumerate(rows) if not one.send)
     assert "but sends no data" in refused(edited(plans, 1 - sender, other, copies=SENDER))
-    del row
