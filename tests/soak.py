@@ -17,9 +17,13 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+# pytest adds this folder by itself; a run by hand does not.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 import oracle
 
 import pycoll

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,3 +27,18 @@ def test_soak(transports: str, ranks: int, capsys: Any) -> None:
     with capsys.disabled():
         print(f"\nsoak: {ranks} ranks over {transports}, seed {seed}: {soak.text(found[0])}")
     assert found[0].operations > 500
+
+
+def test_soak_by_hand() -> None:
+    """`make soak` runs the file as a program, without the paths that pytest adds."""
+    command = [sys.executable, "soak.py", "--operations", "2000", "--seconds", "60"]
+    done = subprocess.run(
+        command,
+        cwd=Path(soak.__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("all exact") == 2, done.stdout
