@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "plan/layout.h"
+
 namespace pycoll::bindings {
 namespace {
 
@@ -52,8 +54,9 @@ executor::CollectiveRequest make_request(const PlanHandle& plan, const BufferVie
     request.reduction_failed = user_op->failed();
   } else {
     const ReduceOp op = request.descriptor.op;
-    // With one rank the average is the array itself.
-    if (op != ReduceOp::kAvg || header.size > 1) request.form = kernels::wire_form(dtype, op);
+    // The average of one rank's array is the array itself.
+    if (op != ReduceOp::kAvg || plan::workers(header) > 1)
+      request.form = kernels::wire_form(dtype, op);
     request.combine = kernels::combine_for(dtype, op);
     if (op == ReduceOp::kAvg && !request.form) request.scale = kernels::scale_for(dtype);
   }

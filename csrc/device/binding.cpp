@@ -26,6 +26,7 @@ Status check(const executor::CollectiveRequest& request, const Shape& shape, con
     return invalid("the plan is for " + std::to_string(header.size) + " ranks, there are " +
                    std::to_string(shape.size));
   }
+  if (header.servers != 0) return invalid("the plan has servers, which run on hosts only");
   if (manner.shares < 1 || manner.shares > shape.shares) {
     return invalid("shares is " + std::to_string(manner.shares) + ", allowed are 1 to " +
                    std::to_string(shape.shares));

@@ -9,6 +9,7 @@
 #include "base/cache.h"
 #include "base/copy.h"
 #include "executor/execution_row.h"
+#include "plan/layout.h"
 
 namespace pycoll::executor {
 namespace {
@@ -69,7 +70,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   large_ = moved >= uncached_bytes(plan.header->size) && leaves_output(plan);
   tile_exceeds_cache_ =
       large_ && bytes_read(plan, request_.segment_bytes) > core_cache_bytes() / 4 * 3;
-  scale_divisor_ = request_.scale != nullptr ? plan.header->size : 0;
+  scale_divisor_ = request_.scale != nullptr ? plan::workers(*plan.header) : 0;
   channels_ = &channels;
 
   ports_.clear();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "plan/layout.h"
 #include "plan/plan.h"
 
 namespace pycoll::executor {
@@ -42,7 +43,7 @@ Status WireMemory::bind(CollectiveRequest* request) {
   input_groups_ = request->input.bytes / group_bytes_;
   output_groups_ = request->output.bytes / group_bytes_;
   const plan::Header& header = request->plan->header();
-  ranks_ = header.size;
+  ranks_ = plan::workers(header);
   is_list_ = !request->parts.empty();
   parts_ = std::move(request->parts);
   request->parts.clear();

@@ -43,6 +43,8 @@ std::uint64_t block_count(Collective collective, std::uint32_t size) {
   }
 }
 
+std::uint32_t workers(const Header& header) { return header.size - header.servers; }
+
 bool holds_input(const Header& header, std::uint32_t block) {
   switch (static_cast<Collective>(header.collective)) {
     case Collective::kBarrier:
@@ -56,7 +58,7 @@ bool holds_input(const Header& header, std::uint32_t block) {
     case Collective::kScatter:
       return header.rank == header.root;
     default:
-      return true;
+      return header.rank < workers(header);
   }
 }
 
@@ -73,7 +75,7 @@ bool holds_output(const Header& header, std::uint32_t block) {
     case Collective::kGather:
       return header.rank == header.root;
     default:
-      return true;
+      return header.rank < workers(header);
   }
 }
 

@@ -18,8 +18,12 @@ bool rooted(Collective collective);
 // Number of blocks of the collective among `size` ranks. size * size does not overflow the result.
 std::uint64_t block_count(Collective collective, std::uint32_t size);
 
+// Number of ranks that contribute and receive: all but the servers. Requires: servers < size.
+std::uint32_t workers(const Header& header);
+
 // Whether the plan's rank holds `block` in its input (output). A buffer holds its blocks densely,
-// in ascending order. Requires: a valid header (collective, size, rank, root), block < block_count.
+// in ascending order. Requires: a valid header (collective, size, servers, rank, root),
+// block < block_count.
 bool holds_input(const Header& header, std::uint32_t block);
 bool holds_output(const Header& header, std::uint32_t block);
 

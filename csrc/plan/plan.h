@@ -40,7 +40,8 @@ struct Header {
   std::uint32_t scratch_slots;    // segments of scratch memory that the rows use
   std::uint32_t channel_count;
   std::uint32_t row_count;
-  std::uint32_t reserved[4];  // zero
+  std::uint32_t servers;      // the last ranks of `size` that hold neither input nor output
+  std::uint32_t reserved[3];  // zero
   std::uint32_t checksum;     // CRC-32 (IEEE) of all bytes with this field zero
 };
 static_assert(sizeof(Header) == 64 && std::has_unique_object_representations_v<Header>);

@@ -14,6 +14,7 @@ std::string title(const Header& header) {
   const auto collective = static_cast<Collective>(header.collective);
   std::string text(name_of(collective));
   text += ", rank " + std::to_string(header.rank) + " of " + std::to_string(header.size);
+  if (header.servers != 0) text += ", the last " + counted(header.servers, "rank") + " serving";
   if (rooted(collective)) text += ", root " + std::to_string(header.root);
   text += ", " + counted(std::uint64_t{header.block_count} * header.parts, "chunk");
   if (header.temporary_count != 0)

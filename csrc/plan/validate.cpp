@@ -59,6 +59,24 @@ Status check_frame(std::span<const std::byte> bytes) {
   return Status();
 }
 
+// Servers neither contribute nor receive. Where every rank has a block of its own, there are none.
+// Requires: a valid collective, size and root.
+Status check_servers(const Header& header, Collective collective) {
+  if (header.servers == 0) return Status();
+  if (header.servers >= header.size) {
+    return violation("header", "servers", header.servers, below("size", header.size));
+  }
+  if (block_count(collective, 2) != 1) {
+    return violation("header", "servers", header.servers,
+                     "0, " + std::string(name_of(collective)) + " takes no servers");
+  }
+  if (header.root >= workers(header)) {
+    return violation("header", "root", header.root,
+                     below("the number of workers", workers(header)));
+  }
+  return Status();
+}
+
 Status check_ranks(const Header& header) {
   if (header.collective >= kCollectiveCount) {
     return violation("header", "collective", header.collective, at_most(kCollectiveCount - 1));
@@ -80,7 +98,7 @@ Status check_ranks(const Header& header) {
     return violation("header", "root", header.root,
                      "0, " + std::string(name_of(collective)) + " has no root");
   }
-  return Status();
+  return check_servers(header, collective);
 }
 
 // Requires: check_ranks passed.

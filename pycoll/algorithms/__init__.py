@@ -10,13 +10,13 @@ from __future__ import annotations
 from difflib import get_close_matches
 from functools import lru_cache
 
-from pycoll.algorithms import hierarchical
+from pycoll.algorithms import hierarchical, servers
 from pycoll.algorithms.algorithm import Algorithm
 from pycoll.algorithms.table import ENTRIES
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
 
-__all__ = ["HIERARCHIES", "TABLE", "Algorithm", "lookup"]
+__all__ = ["HIERARCHIES", "SERVED", "TABLE", "Algorithm", "lookup"]
 
 #: All algorithms except the hierarchical ones.
 FLAT: dict[Collective, dict[str, Algorithm]] = {
@@ -41,6 +41,14 @@ TABLE: dict[Collective, dict[str, Algorithm]] = {
 for _collective, (_inner, _outer) in HIERARCHIES.items():
     TABLE[_collective]["hierarchical"] = hierarchical.compose(FLAT, _collective, _inner, _outer)
 
+#: The algorithms for a world in which some ranks serve; TABLE has those for all other worlds.
+SERVED: dict[Collective, dict[str, Algorithm]] = {
+    kind: {one.name: one for one in servers.ENTRIES if one.collective is kind}
+    for kind in Collective
+}
+#: The algorithms of which hierarchies consist.
+_PARTS = {kind: {**FLAT[kind], **SERVED[kind]} for kind in Collective}
+
 
 @lru_cache(maxsize=256)
 def lookup(collective: Collective, name: str) -> Algorithm:
@@ -48,20 +56,20 @@ def lookup(collective: Collective, name: str) -> Algorithm:
 
     Raises InvalidArgumentError that lists the names known for the collective.
     """
-    if found := TABLE[collective].get(name):
+    if found := TABLE[collective].get(name) or SERVED[collective].get(name):
         return found
     kind, _, pair = name.partition(":")
     inner, plus, outer = pair.partition("+")
     if kind == "hierarchical" and plus and collective in HIERARCHIES:
         try:
-            return hierarchical.compose(FLAT, collective, inner, outer)
+            return hierarchical.compose(_PARTS, collective, inner, outer)
         except KeyError as error:
             name = str(error.args[0])
     raise InvalidArgumentError(_unknown(collective, name))
 
 
 def _unknown(collective: Collective, name: str) -> str:
-    known = sorted(TABLE[collective])
+    known = sorted({**TABLE[collective], **SERVED[collective]})
     if collective in HIERARCHIES:
         known.append("hierarchical:INNER+OUTER")
     near = get_close_matches(name.split(":", maxsplit=1)[0], known, n=1)

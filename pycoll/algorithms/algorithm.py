@@ -33,7 +33,7 @@ class Algorithm(NamedTuple):
     ``rank_ordered``: every result is exactly the left fold ((x0 op x1) op x2) ..., for every size
     and root. ``keeps_order``: if the root is 0, operands are combined in rank order with any
     bracketing, so the operation need not commute. ``levels``: the cost inside hosts and across
-    hosts, for algorithms that need a topology.
+    hosts, for hierarchies. ``serves``: some ranks may serve, as the topology says.
 
     ``exposes``: peers on a host read at least part of the sent data in place from reachable memory,
     even if the result is written to the same memory. A test compares the flag with the plans.
@@ -49,11 +49,12 @@ class Algorithm(NamedTuple):
     keeps_order: bool = False
     levels: Callable[[Topology], Levels] | None = None
     exposes: bool = True
+    serves: bool = False
 
     @property
     def needs_topology(self) -> bool:
         """Whether the builder needs a topology."""
-        return self.levels is not None
+        return self.levels is not None or self.serves
 
     def build(
         self,
@@ -66,13 +67,18 @@ class Algorithm(NamedTuple):
         """Builds the schedule, or only the transfers of rank ``only`` without listing all others.
 
         Raises InvalidArgumentError if the size, root or rank is out of range, or if the topology is
-        missing or has another size.
+        missing, has another size, or has servers that the algorithm does not know.
         """
         if size < 1:
             raise InvalidArgumentError(f"size is {size}; it must be at least 1")
         for name, rank in (("root", root), ("only", only)):
             if rank is not None and not 0 <= rank < size:
                 raise InvalidArgumentError(f"{name} is {rank}; it must be a rank below {size}")
+        if topology is not None and topology.servers and not self.serves:
+            raise InvalidArgumentError(
+                f"{self.name} {self.collective.name.lower()} knows no servers, and "
+                f"{topology.servers} of {size} ranks serve; take an algorithm with servers"
+            )
         options: dict[str, object] = {"only": only}
         if self.collective in ROOTED:
             options["root"] = root

@@ -53,11 +53,28 @@ class Parts(NamedTuple):
 
     def across(self, collective: Collective, groups: Sequence[Group]) -> Phase:
         """The phase across hosts; it is a hierarchy itself if there are levels above hosts."""
+        outer = self.table[collective].get(self.outer)
+        if outer is not None and outer.serves:
+            return Phase(outer, groups, True, self._served())
         above = self.topology.above()
         if above is None:
             return Phase(self.table[collective][self.outer], groups, True)
         algorithm = compose(self.table, collective, self.inner, self.outer)
         return Phase(algorithm, groups, True, above)
+
+    def _served(self) -> Topology:
+        """One worker of each host, and all servers, each on a host of its own."""
+        servers = self.topology.servers
+        size = len(self.topology.workers.hosts) + servers
+        return Topology.even(size, size).serving(servers)
+
+    def sharing(self, shard: int) -> tuple[int, ...]:
+        """The ranks that run a shard's phase across hosts: its owners, then the servers."""
+        size = self.topology.size
+        return (
+            *owners(self.topology.workers, shard),
+            *range(size - self.topology.servers, size),
+        )
 
 
 def shard_count(topology: Topology) -> int:
@@ -72,10 +89,10 @@ def owners(topology: Topology, shard: int) -> tuple[int, ...]:
 
 def all_reduce(use: Parts, root: int) -> Composition:
     """Reduce_scatter inside hosts, all_reduce across hosts per shard, all_gather inside hosts."""
-    topology = use.topology
+    topology = use.topology.workers
     shards = shard_count(topology)
     across = use.across(Collective.ALL_REDUCE, ())
-    parts = parts_of(across, len(topology.hosts))
+    parts = parts_of(across, len(use.sharing(0)))
 
     @cache
     def shares(members: int) -> list[list[int]]:
@@ -85,9 +102,7 @@ def all_reduce(use: Parts, root: int) -> Composition:
         ]
 
     inside = [Group(members, shares(len(members))) for members in topology.hosts]
-    per_shard = [
-        Group(owners(topology, s), [range(s * parts, (s + 1) * parts)]) for s in range(shards)
-    ]
+    per_shard = [Group(use.sharing(s), [range(s * parts, (s + 1) * parts)]) for s in range(shards)]
     phases = [
         Phase(use.inside(Collective.REDUCE_SCATTER), inside),
         use.across(Collective.ALL_REDUCE, per_shard),
@@ -98,14 +113,14 @@ def all_reduce(use: Parts, root: int) -> Composition:
 
 def all_reduce_by_leaders(use: Parts, root: int) -> Composition:
     """Reduce to one leader per host, all_reduce among leaders, broadcast; for short messages."""
-    hosts = use.topology.hosts
+    hosts = use.topology.workers.hosts
     up, down = use.inside(Collective.REDUCE), use.inside(Collective.BROADCAST)
-    parts = parts_of(use.across(Collective.ALL_REDUCE, ()), len(hosts))
+    parts = parts_of(use.across(Collective.ALL_REDUCE, ()), len(use.sharing(0)))
     for members in hosts:
         parts = lcm(parts, *(parts_of(Phase(way, ()), len(members)) for way in (up, down)))
     everything = [range(parts)]
     inside = [Group(members, everything) for members in hosts]
-    leaders = Group(owners(use.topology, 0), everything)
+    leaders = Group(use.sharing(0), everything)
     return Composition(
         parts,
         [Phase(up, inside), use.across(Collective.ALL_REDUCE, [leaders]), Phase(down, inside)],
@@ -278,6 +293,7 @@ def compose(table: Table, collective: Collective, inner: str, outer: str) -> Alg
             parts=composition.parts,
             root=root,
             only=only,
+            servers=topology.servers,
         )
 
     def by_level(topology: Topology) -> Levels:
@@ -294,4 +310,5 @@ def compose(table: Table, collective: Collective, inner: str, outer: str) -> Alg
         f"{inner} inside hosts, {outer} across them",
         "Cho et al., BlueConnect, MLSys 2019",
         levels=by_level,
+        serves=table[collective][outer].serves,
     )

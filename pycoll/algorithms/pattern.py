@@ -25,11 +25,12 @@ def finish(
     root: int = 0,
     temporaries: Iterable[int] = (),
     only: int | None = None,
+    servers: int = 0,
 ) -> Schedule:
     """The schedule of these transfers: sorted by step, with the order within a step kept."""
     kept = [t for t in transfers if only is None or only in (t.source, t.destination)]
     kept.sort(key=attrgetter("step"))
-    return Schedule(collective, size, parts, tuple(kept), root, tuple(temporaries), only)
+    return Schedule(collective, size, parts, tuple(kept), root, tuple(temporaries), only, servers)
 
 
 def log2_ceil(size: int) -> int:

@@ -36,16 +36,18 @@ def profile(algorithm: Algorithm, topology: Topology, oversubscribed: bool = Fal
     work.
     """
     size = topology.size
-    if len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX:
+    # Formulas count the busiest rank, and servers are busy with other work than workers.
+    if topology.servers or (len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX):
         found = profile_of_schedule(algorithm.build(size, topology=topology), topology)
     else:
         found = profile_of_costs(algorithm, topology, oversubscribed)
-    counted = oversubscribed and len(topology.hosts) == 1 and size <= SCHEDULE_SIZE_MAX
+    alone = len(topology.hosts) == 1
+    counted = oversubscribed and alone and size <= SCHEDULE_SIZE_MAX
     turns = turns_of(algorithm.build(size, topology=topology)) if counted else Turns()
     # A copy touches two places; a reduction in place reads and writes one.
     touches = 1.0 if algorithm.collective is Collective.ALL_REDUCE else 2.0
     # The root of a scatter first announces the shape in a short operation.
-    announces = algorithm.collective is Collective.SCATTER and len(topology.hosts) == 1 and size > 1
+    announces = algorithm.collective is Collective.SCATTER and alone and size > 1
     return found._replace(
         exposes=algorithm.exposes, turns=turns, touches=touches, calls=2.0 if announces else 1.0
     )

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from pycoll.algorithms import TABLE, Algorithm, lookup
+from pycoll.algorithms import SERVED, TABLE, Algorithm, lookup
 from pycoll.cost.loads import SCHEDULE_SIZE_MAX
 from pycoll.cost.model import DEFAULT, Link, Parameters, Profile
 from pycoll.cost.profiles import profile
@@ -34,6 +34,8 @@ HIERARCHIES: dict[Collective, tuple[str, ...]] = {
     Collective.REDUCE_SCATTER: ("hierarchical:direct+halving_doubling",),
     Collective.ALL_GATHER: ("hierarchical:direct+bruck",),
 }
+#: Hierarchies that are candidates where some ranks serve.
+SERVED_HIERARCHIES = ("hierarchical:direct+servers", "hierarchical:direct+servers_mixed")
 #: Between hosts, predicted times whose ratio differs by less from 1 are a draw.
 DRAW = 0.1
 #: Texts mention the cost of combining a byte if it exceeds this share of the cost of moving it.
@@ -76,6 +78,8 @@ def candidates(
     "hierarchical" stands for all hierarchies.
     """
     several = len(topology.hosts) > 1
+    if topology.servers:
+        return _served(collective, topology, deterministic, commutes, among)
     names = []
     for name, one in TABLE[collective].items():
         if among is not None and name not in among:
@@ -87,6 +91,28 @@ def candidates(
         elif several:
             names += [name, *HIERARCHIES.get(collective, ())]
     return tuple(names)
+
+
+def _served(
+    collective: Collective,
+    topology: Topology,
+    deterministic: bool,
+    commutes: bool,
+    among: tuple[str, ...] | None,
+) -> tuple[str, ...]:
+    """The candidates where some ranks serve.
+
+    Hierarchies are candidates if there are several hosts and workers share one.
+    """
+    names = list(SERVED[collective])
+    if len(topology.hosts) > 1 and any(len(host) > 1 for host in topology.workers.hosts):
+        names += [name for name in SERVED_HIERARCHIES if names]
+    return tuple(
+        name
+        for name in names
+        if (among is None or name in among)
+        and _keeps(lookup(collective, name), deterministic, commutes)
+    )
 
 
 def _keeps(algorithm: Algorithm, deterministic: bool, commutes: bool) -> bool:
@@ -289,8 +315,11 @@ def _alone(link: Link) -> str:
 
 def _world(topology: Topology) -> str:
     hosts = len(topology.hosts)
-    ranks = "rank" if topology.size == 1 else "ranks"
-    return f"{topology.size} {ranks} on {hosts} {'host' if hosts == 1 else 'hosts'}"
+    workers, servers = topology.size - topology.servers, topology.servers
+    ranks = f"{workers} {'rank' if workers == 1 else 'ranks'}"
+    if servers:
+        ranks += f" and {servers} {'server' if servers == 1 else 'servers'}"
+    return f"{ranks} on {hosts} {'host' if hosts == 1 else 'hosts'}"
 
 
 def _amount(share: Fraction, nbytes: int) -> str:

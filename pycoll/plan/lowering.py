@@ -165,6 +165,7 @@ class _Placing:
             max(1, len(lanes)),
             tuple(channels),
             tuple(rows),
+            schedule.servers,
         )
 
     def _lanes(self) -> list[int]:

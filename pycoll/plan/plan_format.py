@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, NoReturn
 
-from pycoll.schedule.collectives import Collective
+from pycoll.schedule.collectives import SERVABLE, Collective
 from pycoll.schedule.copies import CopyStrategy
 from pycoll.schedule.language import (
     FAN_MAX,
@@ -51,7 +51,7 @@ AWAIT_WINDOW = 16
 ANNOUNCE_WINDOW = 32
 _FLAGS = FINAL | FLUSH | ZERO_COPY | DIRECT_WRITE | AWAIT_WINDOW | ANNOUNCE_WINDOW
 
-HEADER = struct.Struct("<4sHBB9I16sI")
+HEADER = struct.Struct("<4sHBB10I12sI")
 CHANNEL = struct.Struct("<IHBB")
 ROW = struct.Struct("<I8BII16HB11s")
 assert (HEADER.size, CHANNEL.size, ROW.size) == (64, 8, 64)
@@ -109,6 +109,7 @@ class Plan(NamedTuple):
     lane_count: int
     channels: tuple[Channel, ...]
     rows: tuple[Row, ...]
+    servers: int = 0
 
 
 def pack(plan: Plan) -> bytes:
@@ -135,6 +136,7 @@ def _pack_header(plan: Plan, checksum: int) -> bytes:
         plan.scratch_slots,
         len(plan.channels),
         len(plan.rows),
+        plan.servers,
         b"",
         checksum,
     )
@@ -180,7 +182,7 @@ def unpack(image: bytes) -> Plan:
         raise ScheduleError(f"a plan has at least {HEADER.size} bytes, not {len(image)}")
     fields = HEADER.unpack_from(image)
     magic, version, collective, lane_count, size, rank, root, blocks, parts = fields[:9]
-    temporaries, scratch, channel_count, row_count, reserved, checksum = fields[9:]
+    temporaries, scratch, channel_count, row_count, servers, reserved, checksum = fields[9:]
     rows_at = HEADER.size + CHANNEL.size * channel_count
     _require(magic == MAGIC, f"magic {magic!r}")
     _require(
@@ -193,8 +195,10 @@ def unpack(image: bytes) -> Plan:
     )
     _require(zlib.crc32(image[:60] + bytes(4) + image[64:]) == checksum, "checksum is wrong")
     _require(collective <= Collective.BARRIER, f"collective {collective}")
-    _require(reserved == bytes(16), "reserved bytes are not zero")
+    _require(reserved == bytes(12), "reserved bytes are not zero")
     _require(size >= 1 and rank < size and root < size, f"size {size}, rank {rank}, root {root}")
+    served = collective in SERVABLE and root < size - servers
+    _require(not servers or served, f"servers {servers} of {size} ranks, root {root}")
     _require(blocks == block_count(Collective(collective), size), f"block_count {blocks}")
     _require(parts >= 1, f"parts {parts}")
     _require(1 <= lane_count <= LANES_MAX, f"lane_count {lane_count}")
@@ -219,6 +223,7 @@ def unpack(image: bytes) -> Plan:
         lane_count,
         tuple(channels),
         rows,
+        servers,
     )
     _check_rows(plan, blocks * parts)
     return plan

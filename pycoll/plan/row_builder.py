@@ -29,8 +29,6 @@ from pycoll.schedule.language import (
     ScheduleError,
     Transfer,
     fold_rows,
-    input_blocks,
-    output_blocks,
 )
 
 #: A step or row number after all others.
@@ -117,18 +115,22 @@ class Arrival(NamedTuple):
     segments: list[Segment]
 
 
-def _arrivals(target: int, segments: list[Segment]) -> Iterator[Arrival]:
-    """The rows that receive the segments (or tokens) of one step for one chunk."""
+def _arrivals(target: int, segments: list[Segment], has_own: bool) -> Iterator[Arrival]:
+    """The rows that receive the segments (or tokens) of one step for one chunk.
+
+    ``has_own``: whether the rank has a value of the chunk, with which it combines the segments.
+    """
     if len(segments) == 1 or target == TOKEN:
         for at in range(0, len(segments), FAN_MAX):
             some = segments[at : at + FAN_MAX]
             first = some[0][2]
             latest = max([place for place, _, _ in some])
-            yield Arrival(target, latest, int(first.before) if first.reduce else -1, False, some)
+            combines = first.reduce and has_own
+            yield Arrival(target, latest, int(first.before) if combines else -1, False, some)
         return
     segment_of = {id(segment[2]): segment for segment in segments}
     latest = 0
-    for number, row in enumerate(fold_rows([t for _, _, t in segments])):
+    for number, row in enumerate(fold_rows([t for _, _, t in segments], has_own)):
         some = [segment_of[id(t)] for t in row.arriving]
         latest = max(latest, *(place for place, _, _ in some))
         yield Arrival(target, latest, row.own, number > 0, some)
@@ -140,9 +142,8 @@ class RowBuilding:
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule = schedule
         self.rank = rank
-        kind, size, root = schedule.collective, schedule.size, schedule.root
-        self.inputs = input_blocks(kind, size, root, rank)
-        self.outputs = output_blocks(kind, size, root, rank)
+        self.inputs = schedule.inputs_of(rank)
+        self.outputs = schedule.outputs_of(rank)
         self.data_chunks = schedule.data_chunks
         self.rows: list[RowBuilder] = []
         self.current: dict[int, StoredValue] = {}
@@ -219,7 +220,8 @@ class RowBuilding:
             else:
                 events.append((place, False, len(events), (place, channel, t)))
         for target, segments in arriving.items():
-            for arrival in _arrivals(target, segments):
+            has_own = rank < self.schedule.workers or target in self.current
+            for arrival in _arrivals(target, segments, has_own):
                 events.append((arrival.place, True, len(events), arrival))
         events.sort()
         taken: dict[Channel, int] = {}
@@ -276,8 +278,7 @@ class RowBuilding:
         """Whether the receiver of the transfer stores it in its output without combining it."""
         if t.reduce or not 0 <= t.target < self.data_chunks:
             return False
-        kind, size, root = self.schedule.collective, self.schedule.size, self.schedule.root
-        return t.target // self.schedule.parts in output_blocks(kind, size, root, t.destination)
+        return t.target // self.schedule.parts in self.schedule.outputs_of(t.destination)
 
     def _may_send(self, maker: int, channel: Channel) -> bool:
         """Whether row ``maker`` can send the next segment of the channel without a deadlock."""

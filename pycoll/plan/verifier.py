@@ -59,7 +59,7 @@ from pycoll.schedule.contributions import (
     ranks_text,
 )
 from pycoll.schedule.copies import CopyStrategy
-from pycoll.schedule.language import Schedule, ScheduleError, input_blocks, output_blocks
+from pycoll.schedule.language import Schedule, ScheduleError
 
 
 def verify_plans(
@@ -86,7 +86,8 @@ def verify_plans(
     A flush waits for the medium only, never for another row, so it cannot cause a deadlock.
 
     ``tiles_of`` gives each data chunk its own number of tiles (1..tiles), as uneven sizes do. If
-    ``everyone_heard`` is set, every rank must end causally after the start of every rank.
+    ``everyone_heard`` is set, every worker must end causally after the start of every rank, and a
+    server after the start of every worker.
     """
     PlanVerifier([unpack(image) for image in plans], depth, tiles, tiles_of).run(everyone_heard)
 
@@ -108,16 +109,22 @@ class PlanVerifier:
             first.parts,
             first.root,
         )
+        #: The operation without transfers; it knows inputs, outputs and servers.
+        self.operation = Schedule(
+            self.kind, self.size, self.parts, (), self.root, servers=first.servers
+        )
         for rank, plan in enumerate(plans):
-            same = (plan.collective, plan.size, plan.parts, plan.root)
-            if same != (self.kind, self.size, self.parts, self.root) or plan.rank != rank:
+            same = (plan.collective, plan.size, plan.parts, plan.root, plan.servers)
+            one = (self.kind, self.size, self.parts, self.root, first.servers)
+            if same != one or plan.rank != rank:
                 raise ScheduleError(f"plan {rank} is {same} of rank {plan.rank}: not one operation")
         if len(plans) != self.size:
             raise ScheduleError(f"{len(plans)} plans were given for size {self.size}")
         ranks = range(self.size)
-        self.in_place, self.everyone = self.kind in IN_PLACE, (1 << self.size) - 1
-        self.inputs = [input_blocks(self.kind, self.size, self.root, rank) for rank in ranks]
-        self.outputs = [output_blocks(self.kind, self.size, self.root, rank) for rank in ranks]
+        self.workers = self.operation.workers
+        self.in_place, self.everyone = self.kind in IN_PLACE, (1 << self.workers) - 1
+        self.inputs = [self.operation.inputs_of(rank) for rank in ranks]
+        self.outputs = [self.operation.outputs_of(rank) for rank in ranks]
         self.places: dict[tuple[int, int, int, int], Place] = {}
         self.queues: dict[tuple[int, int, int], Queue] = {}
         self.processes: list[Process] = []
@@ -415,7 +422,7 @@ class PlanVerifier:
         )
 
     def _check_outputs(self) -> None:
-        operation = Schedule(self.kind, self.size, self.parts, (), self.root)
+        operation = self.operation
         for tile in range(self.tiles):
             values = []
             for rank in range(self.size):
@@ -434,7 +441,7 @@ class PlanVerifier:
                 f"rank {rank} ends with {held.value} in output chunk {chunk}, "
                 f"tile {tile}; it must hold {ranks_text(ranks)}"
             )
-        if held.final != (self.kind in DIVIDING and self.size > 1):
+        if held.final != (self.kind in DIVIDING and self.workers > 1):
             raise ScheduleError(f"output chunk {chunk} of rank {rank} is never final")
         return held.value
 
@@ -445,6 +452,8 @@ class PlanVerifier:
                 if time:
                     heard[process.rank] |= 1 << other.rank
         for rank, ranks in enumerate(heard):
-            missing = ((1 << self.size) - 1) & ~(ranks | 1 << rank)
+            # A rank that serves gets no result, so it need not hear of other servers.
+            needed = self.size if rank < self.workers else self.workers
+            missing = ((1 << needed) - 1) & ~(ranks | 1 << rank)
             if missing:
                 raise ScheduleError(f"rank {rank} leaves without hearing of {ranks_text(missing)}")

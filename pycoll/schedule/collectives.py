@@ -40,3 +40,13 @@ FROM_ROOT = frozenset({Collective.BROADCAST, Collective.SCATTER})
 TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
 #: The collectives that take a root.
 ROOTED = FROM_ROOT | TO_ROOT
+#: The collectives whose ranks all hold the same block; in these, ranks may serve.
+SERVABLE = frozenset(
+    {
+        Collective.ALL_REDUCE,
+        Collective.REDUCE,
+        Collective.BROADCAST,
+        Collective.SCAN,
+        Collective.EXSCAN,
+    }
+)

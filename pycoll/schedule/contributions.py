@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pycoll.schedule.collectives import FROM_ROOT, REDUCING, Collective
-from pycoll.schedule.language import Schedule, ScheduleError, output_blocks
+from pycoll.schedule.language import Schedule, ScheduleError
 
 #: Numbers of combinations: the trees of both operands (lower number first) -> tree of the result.
 Trees = dict[tuple[int, int], int]
@@ -60,29 +60,35 @@ def combine(left: Value, right: Value, trees: Trees) -> Value:
     return Value(left.chunk, ranks, -1, -1, tree)
 
 
-def wanted(collective: Collective, size: int, root: int, rank: int, block: int) -> int:
+def wanted(collective: Collective, workers: int, root: int, rank: int, block: int) -> int:
     """The mask of ranks whose contributions ``block`` of the output of ``rank`` must hold.
 
-    The mask is zero where the collective leaves the output undefined (exscan on rank 0).
+    ``workers``: the number of ranks that contribute; they are the first ranks. The mask is zero
+    where the collective leaves the output undefined (exscan on rank 0).
     """
     if collective is Collective.SCAN:
         return (2 << rank) - 1
     if collective is Collective.EXSCAN:
         return (1 << rank) - 1
     if collective in REDUCING:
-        return (1 << size) - 1
+        return (1 << workers) - 1
     if collective in FROM_ROOT:
         return 1 << root
     if collective is Collective.ALL_TO_ALL:
-        return 1 << block // size
+        return 1 << block // workers
     return 1 << block
 
 
 def outputs_of(schedule: Schedule, rank: int) -> Iterator[tuple[int, int]]:
     """(chunk, mask of required ranks) for every output chunk of ``rank`` that is defined."""
-    kind, size, root, parts = schedule.collective, schedule.size, schedule.root, schedule.parts
-    for block in output_blocks(kind, size, root, rank):
-        if ranks := wanted(kind, size, root, rank, block):
+    kind, workers, root, parts = (
+        schedule.collective,
+        schedule.workers,
+        schedule.root,
+        schedule.parts,
+    )
+    for block in schedule.outputs_of(rank):
+        if ranks := wanted(kind, workers, root, rank, block):
             for chunk in range(block * parts, (block + 1) * parts):
                 yield chunk, ranks
 

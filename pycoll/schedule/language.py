@@ -15,6 +15,10 @@ Several REDUCE transfers of one step into one chunk form one fold. The fold comb
 the values that arrive with ``before=True`` in listed order, the chunk's own value, and the values
 that arrive with ``before=False`` in listed order. A fold with more operands than one row accepts
 takes several rows (`fold_rows`).
+
+The last ``servers`` ranks of a schedule *serve*: they contribute nothing and receive no result. A
+rank that serves begins without a value in any chunk, so its first fold of a chunk combines only the
+values that arrive. The other ranks are workers.
 """
 
 from __future__ import annotations
@@ -78,13 +82,15 @@ class FoldRow(NamedTuple):
     own: int
 
 
-def fold_rows(arriving: Sequence[Transfer]) -> list[FoldRow]:
+def fold_rows(arriving: Sequence[Transfer], has_own: bool = True) -> list[FoldRow]:
     """Splits the REDUCE transfers of one step into one chunk into rows, from the left.
 
-    At least one value arrives in every row.
+    At least one value arrives in every row. ``has_own``: whether the destination has a value of its
+    own; a rank that serves has none at first.
     """
     front: list[Transfer | None] = [t for t in arriving if t.before]
-    operands = [*front, None, *(t for t in arriving if not t.before)]
+    middle = [None] if has_own else []
+    operands = [*front, *middle, *(t for t in arriving if not t.before)]
     rows: list[FoldRow] = []
     taken: list[Transfer] = []
     own = -1
@@ -122,7 +128,8 @@ class Schedule(NamedTuple):
 
     Temporaries are numbered from ``data_chunks`` up; entry ``i`` of ``temporaries`` is the data
     chunk that has the size of temporary ``data_chunks + i``. ``transfers`` are sorted by step;
-    their order within a step is the order in which segments enter a channel.
+    their order within a step is the order in which segments enter a channel. The last ``servers``
+    ranks serve.
     """
 
     collective: Collective
@@ -132,6 +139,24 @@ class Schedule(NamedTuple):
     root: int = 0
     temporaries: tuple[int, ...] = ()
     only: int | None = None
+    servers: int = 0
+
+    @property
+    def workers(self) -> int:
+        """The number of ranks that contribute and receive; they are the first ranks."""
+        return self.size - self.servers
+
+    def inputs_of(self, rank: int) -> range:
+        """The blocks of the input of ``rank``, in the order in which the input stores them."""
+        if rank >= self.workers:
+            return range(0)
+        return input_blocks(self.collective, self.size, self.root, rank)
+
+    def outputs_of(self, rank: int) -> range:
+        """The blocks of the output of ``rank``, in the order in which the output stores them."""
+        if rank >= self.workers:
+            return range(0)
+        return output_blocks(self.collective, self.size, self.root, rank)
 
     @property
     def data_chunks(self) -> int:
@@ -160,7 +185,7 @@ def shift(transfers: Iterable[Transfer], steps: int) -> list[Transfer]:
 
 
 def input_blocks(collective: Collective, size: int, root: int, rank: int) -> range:
-    """The blocks of the input of ``rank``, in the order in which the input stores them."""
+    """The blocks of the input of a worker, in the order in which the input stores them."""
     if collective is Collective.ALL_TO_ALL:
         return range(rank * size, (rank + 1) * size)
     if collective in (Collective.ALL_GATHER, Collective.GATHER):
@@ -171,7 +196,7 @@ def input_blocks(collective: Collective, size: int, root: int, rank: int) -> ran
 
 
 def output_blocks(collective: Collective, size: int, root: int, rank: int) -> range:
-    """The blocks of the output of ``rank``, in the order in which the output stores them."""
+    """The blocks of the output of a worker, in the order in which the output stores them."""
     if collective is Collective.ALL_TO_ALL:
         return range(rank, size * size, size)
     if collective in (Collective.REDUCE_SCATTER, Collective.SCATTER):

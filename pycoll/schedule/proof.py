@@ -13,7 +13,7 @@ from functools import reduce
 from itertools import groupby
 from typing import NoReturn
 
-from pycoll.schedule.collectives import REDUCING, ROOTED, Collective
+from pycoll.schedule.collectives import REDUCING, ROOTED, SERVABLE, Collective
 from pycoll.schedule.contributions import (
     Trees,
     Value,
@@ -30,7 +30,6 @@ from pycoll.schedule.language import (
     ScheduleError,
     Transfer,
     block_count,
-    input_blocks,
 )
 
 __all__ = ["ScheduleError", "fold_order", "hears_all", "verify_schedule"]
@@ -85,9 +84,15 @@ def fold_order(schedule: Schedule) -> str:
 
 
 def hears_all(schedule: Schedule) -> bool:
-    """Whether every rank ends causally after the start of every rank, by data or by tokens."""
-    everyone = (1 << schedule.size) - 1
-    return all(ranks == everyone for ranks in _run(schedule)[1])
+    """Whether every worker ends causally after the start of every rank, by data or by tokens.
+
+    A rank that serves must end after the start of every worker.
+    """
+    everyone, workers = (1 << schedule.size) - 1, (1 << schedule.workers) - 1
+    return all(
+        ranks == everyone or (rank >= schedule.workers and ranks & workers == workers)
+        for rank, ranks in enumerate(_run(schedule)[1])
+    )
 
 
 def _run(schedule: Schedule) -> tuple[list[dict[int, Value]], list[int]]:
@@ -103,8 +108,7 @@ def _run(schedule: Schedule) -> tuple[list[dict[int, Value]], list[int]]:
 
 
 def _inputs(schedule: Schedule, rank: int) -> dict[int, Value]:
-    blocks = input_blocks(schedule.collective, schedule.size, schedule.root, rank)
-    parts = schedule.parts
+    blocks, parts = schedule.inputs_of(rank), schedule.parts
     chunks = (c for block in blocks for c in range(block * parts, (block + 1) * parts))
     return {chunk: initial(chunk, rank) for chunk in chunks}
 
@@ -130,7 +134,7 @@ def _run_step(
         values[t] = value
         arriving.setdefault((t.destination, t.target), []).append((index, t))
     results = {
-        place: _arrive(holdings[place[0]].get(place[1]), arrivals, values, trees)
+        place: _arrive(schedule, holdings[place[0]].get(place[1]), arrivals, values, trees)
         for place, arrivals in arriving.items()
     }
     for (rank, chunk), value in results.items():
@@ -138,6 +142,7 @@ def _run_step(
 
 
 def _arrive(
+    schedule: Schedule,
     own: Value | None,
     arrivals: Sequence[tuple[int, Transfer]],
     values: dict[Transfer, Value],
@@ -145,19 +150,21 @@ def _arrive(
 ) -> Value:
     """The value of one chunk of one rank after the transfers of a step into this chunk.
 
-    ``own`` is the value before the step; ``arrivals`` are the transfers with their indices.
+    ``own`` is the value before the step; ``arrivals`` are the transfers with their indices. A rank
+    that serves may have no value before.
     """
     index, t = arrivals[-1]
     if len(arrivals) > 1:
         _check_fold(arrivals)
     if not t.reduce:
         return values[t]
-    if own is None:
+    if own is None and t.destination < schedule.workers:
         _refuse(index, t, f"rank {t.destination} holds nothing in chunk {t.target} to combine with")
     try:
         front = [values[t] for _, t in arrivals if t.before]
         behind = [values[t] for _, t in arrivals if not t.before]
-        return reduce(lambda left, right: combine(left, right, trees), [*front, own, *behind])
+        middle = [own] if own is not None else []
+        return reduce(lambda left, right: combine(left, right, trees), [*front, *middle, *behind])
     except ScheduleError as error:
         _refuse(index, t, str(error))
 
@@ -185,6 +192,7 @@ def _check_schedule(schedule: Schedule) -> None:
         )
     if schedule.root != 0 and schedule.collective not in ROOTED:
         raise ScheduleError(f"root {schedule.root}: {schedule.collective.name.lower()} has no root")
+    _check_servers(schedule)
     data = block_count(schedule.collective, size) * schedule.parts
     for i, chunk in enumerate(temporaries):
         if not 0 <= chunk < data:
@@ -194,6 +202,16 @@ def _check_schedule(schedule: Schedule) -> None:
     for earlier, later in zip(schedule.transfers, schedule.transfers[1:], strict=False):
         if later.step < earlier.step:
             raise ScheduleError(f"step {later.step} is listed after step {earlier.step}")
+
+
+def _check_servers(schedule: Schedule) -> None:
+    servers, word = schedule.servers, schedule.collective.name.lower()
+    if not 0 <= servers < schedule.size:
+        raise ScheduleError(f"{servers} servers of {schedule.size} ranks: one rank must work")
+    if servers and schedule.collective not in SERVABLE:
+        raise ScheduleError(f"{servers} servers: {word} has a block for every rank, so none serves")
+    if servers and schedule.root >= schedule.workers:
+        raise ScheduleError(f"root {schedule.root} serves; the root of {word} must work")
 
 
 def _check_transfer(schedule: Schedule, index: int, t: Transfer) -> None:

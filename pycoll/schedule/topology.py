@@ -15,6 +15,7 @@ from pycoll.errors import InvalidArgumentError
 
 class _Levels(NamedTuple):
     levels: tuple[tuple[int, ...], ...]
+    servers: int = 0
 
 
 # A subclass of the NamedTuple: only its objects have the __dict__ that cached_property needs.
@@ -25,6 +26,8 @@ class Topology(_Levels):
     0 in order of first appearance. `topology_of` and `single_host` make a topology. The names local
     and cross are Horovod's: local ranks share a host, cross ranks have the same local rank on
     different hosts.
+
+    The last ``servers`` ranks serve: they contribute nothing to a collective and receive no result.
     """
 
     @classmethod
@@ -42,6 +45,24 @@ class Topology(_Levels):
     def size(self) -> int:
         """The number of ranks."""
         return len(self.levels[0])
+
+    def serving(self, servers: int) -> Topology:
+        """The same ranks, of which the last ``servers`` serve.
+
+        Raises InvalidArgumentError unless at least one rank is left to work.
+        """
+        if not 0 <= servers < self.size:
+            raise InvalidArgumentError(
+                f"servers is {servers}: expected 0 to {self.size - 1}, so that at least one of "
+                f"{self.size} ranks works"
+            )
+        return self._replace(servers=servers)
+
+    @property
+    def workers(self) -> Topology:
+        """The topology of the ranks that do not serve."""
+        count = self.size - self.servers
+        return Topology(tuple(labels[:count] for labels in self.levels))
 
     @cached_property
     def hosts(self) -> tuple[tuple[int, ...], ...]:

@@ -28,6 +28,7 @@ class Question:
     ``size``: ranks; the default is ``hosts`` times ``local_size``, or 8 without ``local_size``.
     ``links``: the arguments of `with_links`. ``local_size`` or ``picture`` request a forecast.
     ``measured``: compare with times on this machine, whose cores the ranks may have to share.
+    ``servers``: further ranks that serve these, each on a host of its own.
     """
 
     collective: str
@@ -40,6 +41,7 @@ class Question:
     links: Mapping[str, float | None] = field(default_factory=dict)
     picture: Path | None = None
     measured: bool = False
+    servers: int = 0
 
     @property
     def kind(self) -> Collective:
@@ -67,7 +69,15 @@ class Question:
     @property
     def topology(self) -> Topology:
         """The topology; raises InvalidArgumentError for fewer ranks than hosts."""
-        return Topology.even(self.ranks, self.hosts)
+        workers = Topology.even(self.ranks, self.hosts)
+        if self.servers == 0:
+            return workers
+        if self.kind is not Collective.ALL_REDUCE:
+            raise InvalidArgumentError(
+                f"--servers is {self.servers}, and {self.collective} has no algorithm with servers"
+            )
+        apart = range(self.hosts, self.hosts + self.servers)
+        return Topology(((*workers.levels[0], *apart),)).serving(self.servers)
 
     def parameters(self) -> Parameters:
         """The values in use on this machine, with the links of the request."""
@@ -80,6 +90,11 @@ class Question:
         """The world of a forecast; None if no forecast is requested."""
         if self.local_size is None and self.picture is None:
             return None
+        if self.servers:
+            raise InvalidArgumentError(
+                "--servers has no forecast of larger worlds: leave out --local-size and --plot, or "
+                "--servers"
+            )
         if self.ranks % self.hosts:
             raise InvalidArgumentError(
                 f"--plot needs the same number of ranks on each host, and {self.ranks} ranks do "
@@ -117,9 +132,11 @@ def explanation(question: Question) -> str:
 def check_measurable(question: Question) -> None:
     """Raises InvalidArgumentError for a request that this machine alone cannot measure."""
     given = any(value is not None for value in question.links.values())
-    if question.hosts != 1 or question.collective == "barrier" or given:
+    plain = question.hosts == 1 and question.collective != "barrier" and not question.servers
+    if not plain or given:
         raise InvalidArgumentError(
-            "--measured needs a collective with a message, on one host, over its own links"
+            "--measured needs a collective with a message, on one host without servers, over its "
+            "own links"
         )
 
 
@@ -141,7 +158,7 @@ def _plan_text(question: Question, algorithm: str, rank: int) -> str:
     from pycoll import _core
     from pycoll.comm.plans import plan_bytes
 
-    size = question.ranks
+    size = question.topology.size
     if rank >= size:
         raise InvalidArgumentError(f"rank is {rank}, it must be below size, which is {size}")
     plan = plan_bytes(question.collective, size, rank, question.moved, question.topology, algorithm)

@@ -37,9 +37,20 @@ TEST(header_rules) {
           {"header: scratch_slots is 65537, must be at most 65536",
            DAMAGE(plan.header.scratch_slots = 65537)},
           {"header: reserved[0] is 1, must be 0", DAMAGE(plan.header.reserved[0] = 1)},
-          {"header: reserved[3] is 9, must be 0", DAMAGE(plan.header.reserved[3] = 9)},
+          {"header: reserved[2] is 9, must be 0", DAMAGE(plan.header.reserved[2] = 9)},
+          {"header: servers is 4, must be below size, which is 4", DAMAGE(plan.header.servers = 4)},
+          {"row 0: source_slot is 0, must be a chunk in the input of rank 1, which lacks block 0",
+           DAMAGE(plan.header.servers = 3)},
       },
       sample);
+  const auto reduce = [] { return Builder(Collective::kReduce, 4, 1, 2); };
+  check_rules({{"header: root is 2, must be below the number of workers, which is 2",
+                DAMAGE(plan.header.servers = 2)}},
+              reduce);
+  const auto gather = [] { return Builder(Collective::kAllGather, 4, 1); };
+  check_rules({{"header: servers is 1, must be 0, all_gather takes no servers",
+                DAMAGE(plan.header.servers = 1)}},
+              gather);
 }
 
 // size * size, and blocks * parts, must not wrap to something small.

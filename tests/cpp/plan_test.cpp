@@ -98,6 +98,13 @@ TEST(blocks_lie_where_the_format_says) {
   for (const Collective one : {Collective::kReduce, Collective::kGather}) {
     CHECK(plan::holds_output(PlanBuilder(one, 3, 2, 2).header, 0), "the root lacks its output");
   }
+  for (const std::uint32_t rank : {1U, 2U}) {
+    PlanBuilder served(Collective::kAllReduce, 3, rank);
+    served.header.servers = 1;
+    CHECK(plan::workers(served.header) == 2, "%u workers", plan::workers(served.header));
+    CHECK(plan::holds_input(served.header, 0) == (rank == 1), "input of rank %u", rank);
+    CHECK(plan::holds_output(served.header, 0) == (rank == 1), "output of rank %u", rank);
+  }
   CHECK(plan::block_count(Collective::kAllToAll, 0xffffffff) == 0xfffffffe00000001ULL,
         "size * size overflows");
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import _core
-from pycoll.algorithms import TABLE
+from pycoll.algorithms import TABLE, lookup
 from pycoll.plan.lowering import acknowledged, lower
 from pycoll.schedule.collectives import ROOTED, Collective
 from pycoll.schedule.topology import Topology
@@ -40,6 +40,11 @@ class Case:
             f"{self.root}, counts {self.counts}, segments of {self.segment_bytes} bytes"
         )
 
+    @property
+    def servers(self) -> int:
+        """The number of ranks, the last ones, that serve."""
+        return 0 if self.topology is None else self.topology.servers
+
     def contribution(self, rank: int, length: int) -> np.ndarray:
         index = np.arange(length)
         return ((index * 7 + rank * 31 + (index >> 6)) % 1021).astype(DTYPES[self.dtype])
@@ -63,6 +68,8 @@ class Case:
                 Collective.BARRIER: (0, 0),
             }
             in_length, out_length = lengths.get(kind, (total, total))
+            if rank >= size - self.servers:
+                in_length = out_length = 0
             self.inputs.append(self.contribution(rank, in_length))
             self.outputs.append(np.full(out_length, -7, DTYPES[self.dtype]))
 
@@ -71,6 +78,9 @@ class Case:
         kind, size = self.collective, self.size
         full = [self.contribution(r, len(self.inputs[r])) for r in range(size)]
         starts = np.concatenate([[0], np.cumsum(self.counts)]).astype(int)
+        full = full[: size - self.servers]
+        if rank >= len(full):
+            return self.outputs[rank]
         if kind in (Collective.ALL_REDUCE, Collective.REDUCE):
             return sum(full) if kind is Collective.ALL_REDUCE or rank == self.root else full[0][:0]
         if kind is Collective.BROADCAST:
@@ -96,11 +106,11 @@ class Case:
 
     def add_to(self, simulation: Any, rank: int, **words: Any) -> int:
         """Let ``rank`` enter the collective; ``words`` go to Simulation.add."""
-        entry = TABLE[self.collective][self.algorithm]
+        entry = lookup(self.collective, self.algorithm)
         schedule = entry.build(self.size, root=self.root, only=rank, topology=self.topology)
         if self.collective in ROOTED or self.collective in (Collective.SCAN, Collective.EXSCAN):
             schedule = acknowledged(schedule)
-        empty = self.collective is Collective.BARRIER
+        empty = self.collective is Collective.BARRIER or rank >= self.size - self.servers
         return simulation.add(
             rank,
             _core.Plan(lower(schedule, rank)),

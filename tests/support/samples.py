@@ -182,6 +182,16 @@ def barrier(size: int) -> Schedule:
     return make(Collective.BARRIER, size, transfers)
 
 
+def served(size: int, servers: int) -> Schedule:
+    """The last ranks serve: each folds a part of what the workers send, and sends it back."""
+    workers = size - servers
+    push = [Transfer(0, s, w, workers + s, REDUCE) for w in range(workers) for s in range(servers)]
+    pull = [Transfer(1, s, workers + s, w) for s in range(servers) for w in range(workers)]
+    return make(Collective.ALL_REDUCE, size, [*push, *pull], parts=servers)._replace(
+        servers=servers
+    )
+
+
 def all_samples(size: int) -> list[tuple[str, Schedule]]:
     """Everything above, at one size."""
     root = size - 1
@@ -204,6 +214,9 @@ def all_samples(size: int) -> list[tuple[str, Schedule]]:
         "exscan": exscan(size),
         "barrier": barrier(size),
     }
+    if size > 1:
+        samples["served by one"] = served(size, 1)
+        samples["served by half"] = served(size, size // 2)
     if size & (size - 1) == 0:
         samples["doubling"] = doubling(size)
     if size <= 4:

@@ -51,6 +51,8 @@ def contribution(rank: int, chunk: int, tile: int = 0) -> int:
 
 def has_input(schedule: Schedule, rank: int, block: int) -> bool:
     kind, size, root = schedule.collective, schedule.size, schedule.root
+    if rank >= size - schedule.servers:
+        return False
     if kind in (Collective.ALL_GATHER, Collective.GATHER):
         return block == rank
     if kind in (Collective.BROADCAST, Collective.SCATTER):
@@ -61,7 +63,9 @@ def has_input(schedule: Schedule, rank: int, block: int) -> bool:
 def sources(schedule: Schedule, rank: int, block: int) -> list[int]:
     """The ranks whose contributions belong in a block of the rank's output; none: anything may."""
     kind, size, root = schedule.collective, schedule.size, schedule.root
-    everyone = list(range(size))
+    everyone = list(range(size - schedule.servers))
+    if rank not in everyone:
+        return []
     if kind in (Collective.REDUCE, Collective.GATHER) and rank != root:
         return []
     if kind in (Collective.REDUCE_SCATTER, Collective.SCATTER) and rank != block:
@@ -111,17 +115,18 @@ def run_schedule(schedule: Schedule, op: Operation) -> list[dict[int, int]]:
             if not values[0][0]:
                 held[rank][chunk] = values[-1][2]
                 continue
-            if chunk not in before[rank]:
+            own = [before[rank][chunk]] if chunk in before[rank] else []
+            if not own and rank < schedule.size - schedule.servers:
                 raise WrongRunError(f"rank {rank} combines into chunk {chunk}")
-            held[rank][chunk] = fold(before[rank][chunk], values, op)
+            held[rank][chunk] = fold(own, values, op)
     return held
 
 
-def fold(own: int, values: list[tuple[bool, bool, int]], op: Operation) -> int:
+def fold(own: list[int], values: list[tuple[bool, bool, int]], op: Operation) -> int:
     """From the left: what stands in front, the chunk's own value, what stands behind."""
     front = [value for _, before, value in values if before]
     behind = [value for _, before, value in values if not before]
-    return reduce(op, [*front, own, *behind])
+    return reduce(op, [*front, *own, *behind])
 
 
 def schedule_is_right(schedule: Schedule) -> bool:
@@ -163,7 +168,9 @@ class World:
     ) -> None:
         self.plans = [unpack(image) for image in plans]
         first = self.plans[0]
-        self.schedule = Schedule(first.collective, first.size, first.parts, (), first.root)
+        self.schedule = Schedule(
+            first.collective, first.size, first.parts, (), first.root, servers=first.servers
+        )
         self.rng, self.op, self.factor, self.tiles, self.depth = rng, op, factor, tiles, depth
         self.lazy = lazy
         self.lands = rng.random() < 0.5
@@ -305,7 +312,8 @@ class World:
     def check(self, everyone_heard: bool) -> None:
         """The sums are right in every tile, and everyone heard where this is promised."""
         size, kind = self.schedule.size, self.schedule.collective
-        factor = self.factor if kind in DIVIDED and size > 1 else 1
+        workers = size - self.schedule.servers
+        factor = self.factor if kind in DIVIDED and workers > 1 else 1
         for tile in range(self.tiles):
             for (rank, chunk), value in expected(self.schedule, tile, factor).items():
                 if self.outputs[rank].get((chunk, tile)) != value:
@@ -314,7 +322,9 @@ class World:
             heard = [1 << rank for rank in range(size)]
             for lane in self.lanes:
                 heard[lane[0]] |= lane[4]
-            if any(mask != (1 << size) - 1 for mask in heard):
+            needed = [size if rank < workers else workers for rank in range(size)]
+            everyone = [(1 << count) - 1 for count in needed]
+            if any(mask & all_of != all_of for mask, all_of in zip(heard, everyone, strict=True)):
                 raise WrongRunError("a rank leaves early")
 
 
