@@ -20,6 +20,8 @@ DEVICE_PROTOCOLS = ("auto", "pattern", "ll", "ll128", "simple")
 TCP_SOCKETS_MAX = 8
 VERBS_RAILS_MAX = 4
 SECRET_LENGTH_MIN = 16
+#: The roles of ranks; servers combine the values of workers.
+WORKER, SERVER = "worker", "server"
 #: The most ranks of one world.
 RANKS_MAX = 4096
 
@@ -158,6 +160,7 @@ class Config(NamedTuple):
     shared_arrays: bool = False
     cpu_balancing: bool = True
     deferred_steps: bool = True
+    role: str = WORKER
 
     def __repr__(self) -> str:
         shown = self._asdict() | {"secret": "(hidden)"}
@@ -321,6 +324,12 @@ SETTINGS: tuple[Setting, ...] = (
         _boolean,
         "1: DistributedOptimizer with model= may defer steps to the next forward pass "
         "(docs/process-wide.md); 0: step() steps all parameters",
+    ),
+    Setting(
+        "PYCOLL_ROLE",
+        "role",
+        _one_of((WORKER, SERVER)),
+        "what this rank does: worker calls init(), server calls ps.serve() (set by pycoll run)",
     ),
 )
 

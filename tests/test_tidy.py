@@ -188,6 +188,7 @@ ROOMS = {
     "launch": EVERYBODY | {"bootstrap"},
     "jax": EVERYBODY | {"_core", "schedule", "arrays", "comm"},
     "optim": {"gradients"},
+    "ps": {"errors", "config", "bootstrap", "comm"},
     "integrations": {"errors", "types", "config", "cost", "bootstrap", "comm"},
 }
 #: Rooms that work without native code and without arrays, and modules of others that do.

@@ -31,6 +31,7 @@ from pycoll.bootstrap.discovery.identity import (
     transport_inside,
 )
 from pycoll.bootstrap.discovery.limits import check_together, free_descriptors
+from pycoll.bootstrap.discovery.roles import check_roles
 from pycoll.bootstrap.rendezvous.checked_rounds import facts_of, identities_of
 from pycoll.bootstrap.rendezvous.exchange import Exchange
 from pycoll.bootstrap.shared_memory import Ends, Neighbours
@@ -267,15 +268,17 @@ class _Rounds:
 
 
 def _identities(exchange: Exchange, mine: Identity) -> list[Identity]:
-    """Run the first round. All ranks raise if one identity is unreadable or one rank may open too
-    few files. If other groups of a parent take part in the rounds, they raise after the last round.
+    """Run the first round. All ranks raise if one identity is unreadable, one rank may open too
+    few files, or roles do not fit. If other groups of a parent take part in the rounds, they raise
+    after the last round.
     """
     blobs = exchange.all_gather(mine.to_bytes())
     try:
         identities = identities_of(blobs)
         check_together(identities)
+        check_roles(identities)
         return identities
-    except errors.TransportError:
+    except (errors.TransportError, errors.InvalidArgumentError):
         if not exchange.brief:
             sit_out(exchange.all_gather, ROUNDS - 1)
         raise

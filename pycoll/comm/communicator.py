@@ -184,6 +184,14 @@ class Communicator(Reducing, Moving, Objects):
         return self._topology.hosts
 
     @property
+    def servers(self) -> tuple[int, ...]:
+        """The ranks of the job that serve the ranks of this world; empty if none do.
+
+        They follow the workers: the first server of 4 workers is rank 4.
+        """
+        return () if self._served is None else self._served.ranks
+
+    @property
     def names(self) -> list[str]:
         """The name "host:pid" of each rank, in rank order."""
         return list(self._names)
@@ -200,11 +208,15 @@ class Communicator(Reducing, Moving, Objects):
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
         self._native.timeout_s = check_timeout(seconds, "timeout_s")
+        if self._served is not None:
+            self._served.base.timeout_s = seconds
 
     @property
     def failure(self) -> str | None:
         """The text of the error that ended the communicator, or None."""
-        return self._native.failure() or (self._devices.failure() if self._devices else None)
+        served = self._served.failure() if self._served is not None else None
+        own = self._native.failure() or (self._devices.failure() if self._devices else None)
+        return own or served
 
     def transport_names(self) -> str:
         """Return the transports of this rank's messages: "shm", "tcp", "shm+tcp", or "self".
@@ -480,6 +492,8 @@ class Communicator(Reducing, Moving, Objects):
         call waits up to 5 s for operations on devices. The program must not launch CUDA graphs that
         contain operations of this communicator any more. Closing again does nothing.
         """
+        if self._served is not None:
+            self._served.close()
         if self._devices is not None:
             self._devices.close()
         self._native.close()

@@ -21,7 +21,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import empty
 from pycoll.comm.fused_batches import Member, fused_view, members_of
-from pycoll.comm.operations import Ends, ends_of, nothing
+from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
 from pycoll.comm.work import Work
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
@@ -122,6 +122,11 @@ class Group(_core.Group):
         deterministic: bool | None = None,
         stream: Any = None,
     ) -> Work:
+        if asks_for_servers(algorithm):
+            words = {"algorithm": algorithm, "deterministic": deterministic, "stream": stream}
+            work = _core.open_work()
+            self.add_other(("all_reduce", (x, op), {"out": out, **words}, work))
+            return work
         is_list = isinstance(x, list | tuple)
         members = members_of(x, out) if is_list else [Member(x, out, ends_of(x, out))]
         on_devices = [isinstance(one.ends.source, DeviceView) for one in members]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from array import array
 
     from pycoll.comm.plans import Plans, Prepared
+    from pycoll.comm.served import Served
     from pycoll.device.device_operations import Devices
     from pycoll.schedule.topology import Topology
 
@@ -43,6 +44,13 @@ _EXCHANGE_NOTE = (
     "all_gather of int64, scatter with a broadcast of one, and the first collective on device "
     "arrays with an all_gather of one int64"
 )
+#: The name by which a call leaves the choice among the algorithms with servers to the cost model.
+PS = "ps"
+
+
+def asks_for_servers(algorithm: object) -> bool:
+    """Return whether an algorithm's name is one of those with servers, or PS."""
+    return isinstance(algorithm, str) and (algorithm == PS or "servers" in algorithm)
 
 
 def operation(function: Callable[Concatenate[_Self, _Arguments], Any]) -> Any:
@@ -115,6 +123,8 @@ class Core(_core.Calls):
     #: The same text on all ranks of this communicator; differs from that of any other.
     _identity: str
     _made_plans: Plans | None = None
+    #: The servers of these ranks, if this is the world of a job that has some.
+    _served: Served | None = None
     #: The value of ``_native.calls()`` after the newest internal exchange.
     _exchanged = -1
 

@@ -10,11 +10,11 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from pycoll import _core
-from pycoll.algorithms import TABLE, Algorithm, lookup
+from pycoll.algorithms import SERVED, TABLE, Algorithm, lookup
 from pycoll.arrays.rows import Shape
 from pycoll.cost.copying import choose_copies
 from pycoll.cost.model import DEFAULT, Parameters
-from pycoll.cost.selection import choose
+from pycoll.cost.selection import SERVED_HIERARCHIES, choose
 from pycoll.errors import InvalidArgumentError
 from pycoll.ops import Reduction
 from pycoll.plan.lowering import acknowledged, lower
@@ -144,14 +144,23 @@ class Plans:
         if self.topology.size > 1 and not needs.met_by(found):
             raise InvalidArgumentError(
                 f"algorithm {algorithm!r} does not {needs.words}; those that do: "
-                f"{', '.join(_names(collective, needs))}"
+                f"{', '.join(self._names(collective, needs))}"
             )
         return algorithm
 
     def _choose(self, collective: Collective, nbytes: int, needs: _Needs) -> str:
-        names = _names(collective, needs)
+        names = self._names(collective, needs)
         choice = choose(collective, self.topology, nbytes, among=names, parameters=self.parameters)
         return choice.name
+
+    def _names(self, collective: Collective, needs: _Needs) -> list[str]:
+        names = list(TABLE[collective])
+        if self.topology.servers:
+            found = SERVED[collective]
+            names = [*found, *SERVED_HIERARCHIES] if found else []
+        if collective not in REDUCING:
+            return names
+        return [name for name in names if needs.met_by(lookup(collective, name))]
 
     def _plan(self, collective: Collective, name: str, root: int, nbytes: int) -> _core.Plan:
         copies = choose_copies(collective, self.topology.size, nbytes, self.parameters)
@@ -206,13 +215,6 @@ class _Needs(NamedTuple):
                 "fold in exact rank order (for deterministic=True, or an op that does not commute)"
             )
         return "keep the operands in rank order, which an op that does not commute needs"
-
-
-def _names(collective: Collective, needs: _Needs) -> list[str]:
-    table = TABLE[collective]
-    if collective not in REDUCING:
-        return list(table)
-    return [name for name, one in table.items() if needs.met_by(one)]
 
 
 def plan_bytes(

@@ -9,7 +9,16 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import input_of, output_view
 from pycoll.arrays.rows import elements, need_axis, split_rows, with_rows
-from pycoll.comm.operations import Core, Ends, ends_of, finisher, operation, salt
+from pycoll.comm.operations import (
+    PS,
+    Core,
+    Ends,
+    asks_for_servers,
+    ends_of,
+    finisher,
+    operation,
+    salt,
+)
 from pycoll.schedule.collectives import Collective
 
 
@@ -68,13 +77,29 @@ class Reducing(Core):
         steps. Algorithms: direct exchange, star, chain and recursive doubling (Thakur, Rabenseifner
         and Gropp 2005), ring (Patarasu and Yuan 2009), double binary tree (Sanders, Speck and
         Träff 2009), halving-doubling (Rabenseifner 2004), recursive multiplying (Ruefenacht, Bull
-        and Booth 2017), and hierarchies of these.
+        and Booth 2017), parameter servers (Li et al. 2014, Jiang et al. 2020), and hierarchies of
+        these. ``algorithm="ps"`` takes the best algorithm with servers, in a job that has some.
 
         >>> comm.all_reduce(np.ones(3))  # on 4 ranks
         array([4., 4., 4.])
         >>> comm.all_reduce([np.ones(2), 5])  # many at once, here too
         [array([4., 4.]), 20]
         """
+        if asks_for_servers(algorithm):
+            from pycoll.comm.served import without_servers
+
+            if self._served is not None:
+                return self._served.all_reduce(
+                    x,
+                    op,
+                    out=out,
+                    algorithm=algorithm,
+                    async_op=async_op,
+                    deterministic=deterministic,
+                    stream=stream,
+                )
+            if algorithm == PS:
+                without_servers(self.size)
         if isinstance(x, list | tuple):
             from pycoll.comm.fused_batches import start_list
 

@@ -32,6 +32,7 @@ from pycoll.ops import register_op
 from pycoll.types import check_timeout
 
 if TYPE_CHECKING:
+    from pycoll.bootstrap import Joined
     from pycoll.config import Config
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "send",
     "send_object",
     "sendrecv",
+    "servers",
     "shared_arrays",
     "size",
     "split",
@@ -187,6 +189,11 @@ def init(
         deterministic=deterministic,
         shared_arrays=shared_arrays,
     )
+    if config.role != "worker":
+        raise InvalidArgumentError(
+            "PYCOLL_ROLE is server: this rank serves; call pycoll.ps.serve() here instead of "
+            "pycoll.init()"
+        )
     with _world.lock:
         if _world.communicator is not None and _world.pid == os.getpid():
             raise InvalidArgumentError(
@@ -203,9 +210,23 @@ def init(
             all_gather=all_gather,
             bring=_tuning_text,
         )
-        communicator = Communicator(joined, config, "world")
+        communicator = _made(joined, config)
         _world.set(communicator)
         return communicator
+
+
+def _made(joined: Joined, config: Config) -> Communicator:
+    """Return the communicator of the workers, among all ranks of a job."""
+    from pycoll.bootstrap.discovery.roles import count_servers
+
+    servers = count_servers(joined.identities)
+    if servers == 0:
+        return Communicator(joined, config, "world")
+    from pycoll.comm.served import part_workers
+
+    made = part_workers(Communicator(joined, config, "workers and servers"), servers)
+    assert made is not None
+    return made
 
 
 def _tuning_text(config: Config) -> str:
@@ -291,6 +312,18 @@ def size() -> int:
     return _world.get().size
 
 
+def servers() -> tuple[int, ...]:
+    """Return the ranks of the job that serve; size() does not count them.
+
+    They follow the workers: with 4 workers and 2 servers they are ranks 4 and 5. The tuple is empty
+    in a job without servers. Raises ClosedError before init.
+
+    >>> pycoll.init(rank=0, size=1).servers == pycoll.servers()
+    True
+    """
+    return _world.get().servers
+
+
 def local_rank() -> int:
     """Return the place of this rank among the ranks of its host. Raises ClosedError before init."""
     return _world.get().local_rank
@@ -341,6 +374,7 @@ def local_world(
     *,
     transports: str | list[str] | tuple[str, ...] | None = None,
     hosts: Sequence[int] | None = None,
+    servers: int = 0,
     timeout_s: float | None = None,
     deterministic: bool | None = None,
     shared_arrays: bool | None = None,
@@ -348,8 +382,9 @@ def local_world(
     """Make ``count`` ranks inside this process, connected by real transports.
 
     ``count``: the number of ranks, 1 to 4096. ``hosts``: one host number per rank; ranks with
-    different numbers use tcp, as ranks on different hosts do. None puts all ranks on one host. The
-    other arguments are those of ``init``.
+    different numbers use tcp, as ranks on different hosts do. None puts all ranks on one host.
+    ``servers``: the number of further ranks, threads of pycoll, that serve these; ``hosts`` then
+    names their hosts too. The other arguments are those of ``init``.
 
     The program calls collectives from one thread per rank, or with ``async_op``. This function is
     for tests, notebooks and programs with a thread per device.
@@ -372,8 +407,9 @@ def local_world(
         )
     if hosts is not None and not isinstance(hosts, Sequence):
         raise InvalidArgumentError(f"hosts is {hosts!r}: expected a host number for each rank")
-    if hosts is not None and len(hosts) != count:
-        raise InvalidArgumentError(f"hosts has {len(hosts)} entries for {count} ranks")
+    total = count + _checked_servers(servers, RANKS_MAX - count)
+    if hosts is not None and len(hosts) != total:
+        raise InvalidArgumentError(f"hosts has {len(hosts)} entries for {total} ranks")
     config = _settings(
         transports=transports,
         timeout_s=timeout_s,
@@ -382,10 +418,23 @@ def local_world(
     )
     configs = [
         config if hosts is None else config._replace(host_id=str(hosts[number]))
-        for number in range(count)
+        for number in range(total)
     ]
-    joined = join_threads(count, configs, bring=_tuning_text)
-    return [Communicator(one, configs[number], "local_world") for number, one in enumerate(joined)]
+    joined = join_threads(total, configs, bring=_tuning_text)
+    made = [Communicator(one, configs[number], "local_world") for number, one in enumerate(joined)]
+    if servers == 0:
+        return made
+    from pycoll.comm.served import part_threads
+
+    return part_threads(made, servers)
+
+
+def _checked_servers(servers: int, most: int) -> int:
+    if isinstance(servers, bool) or not isinstance(servers, int) or not 0 <= servers <= most:
+        raise InvalidArgumentError(
+            f"servers is {servers!r}: expected a whole number from 0 to {most}"
+        )
+    return servers
 
 
 all_reduce = _on_world(Communicator.all_reduce)

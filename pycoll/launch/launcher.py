@@ -84,7 +84,8 @@ class LaunchOptions:
     several; ``ranks`` is then the number of this one. ``output_folder`` gets the output of each
     rank in files. ``control`` is a descriptor from which the launcher reads signal numbers, a byte
     each, as if it had got the signals, and the pulse of another launcher. Its end or silence counts
-    as SIGHUP, and ranks do not read stdin.
+    as SIGHUP, and ranks do not read stdin. ``servers`` is the number of further ranks, which run
+    pycoll's own loop instead of the command, and end with the others.
     ``ended`` is called with the job's failure, if there is one.
     """
 
@@ -101,6 +102,12 @@ class LaunchOptions:
     output_folder: str | None = None
     control: int | None = None
     ended: Callable[[Verdict], object] | None = None
+    servers: int = 0
+
+    @property
+    def total(self) -> int:
+        """The number of processes: ranks that run the command, and servers."""
+        return self.ranks + self.servers
 
 
 def launch(options: LaunchOptions) -> int:
@@ -117,6 +124,7 @@ def launch(options: LaunchOptions) -> int:
         raise InvalidArgumentError(f"ranks={options.ranks}: expected 1 to {RANKS_MAX}")
     if options.restarts < 0:
         raise InvalidArgumentError(f"restarts={options.restarts}: expected 0 or more")
+    _check_servers(options)
     environment = inherited(os.environ) | dict(options.environment)
     if options.timeout_s is not None:
         environment["PYCOLL_TIMEOUT_S"] = f"{options.timeout_s:g}"
@@ -134,6 +142,27 @@ def launch(options: LaunchOptions) -> int:
         raise TransportError(text, operation="run") from error
 
 
+def _check_servers(options: LaunchOptions) -> None:
+    most = RANKS_MAX - options.ranks
+    if not 0 <= options.servers <= most:
+        raise InvalidArgumentError(
+            f"servers={options.servers}: expected 0 to {most}, so that {options.ranks} ranks and "
+            f"the servers are at most {RANKS_MAX}"
+        )
+    if not options.servers:
+        return
+    if options.node is not None:
+        raise InvalidArgumentError(
+            "servers start on one machine: on several, start ranks and let the last ones call "
+            "pycoll.ps.serve(), or run python -m pycoll.ps there"
+        )
+    if options.elastic is not None or options.restarts:
+        raise InvalidArgumentError(
+            "servers end with the job that they serve: leave out --restarts, --min-np, --max-np "
+            "and --host-discovery-script, or --servers"
+        )
+
+
 def _launch_fixed(
     options: LaunchOptions, command: Sequence[str], environment: dict[str, str]
 ) -> int:
@@ -145,14 +174,14 @@ def _launch_fixed(
     host, port = listener.getsockname()[:2]
     secret, job_id = secrets.token_hex(32), f"run-{secrets.token_hex(8)}"
     environment |= {
-        "PYCOLL_SIZE": str(options.ranks),
-        "PYCOLL_LOCAL_SIZE": str(options.ranks),
+        "PYCOLL_SIZE": str(options.total),
+        "PYCOLL_LOCAL_SIZE": str(options.total),
         "PYCOLL_ADDRESS": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         "PYCOLL_SECRET": secret,
         "PYCOLL_JOB_ID": job_id,
         "PYCOLL_STORE": "launcher",
     }
-    store = StoreServer(listener, options.ranks, secret.encode(), job_id, "pycoll run")
+    store = StoreServer(listener, options.total, secret.encode(), job_id, "pycoll run")
     torch = TorchPlaces(Share.whole(options.ranks), environment)
     try:
         with _Crew(options, command, environment, torch) as crew:
@@ -295,7 +324,7 @@ class _Crew:
                 start_new_session=True,
             )
             assert self._guard.stdin is not None
-            ranks = self._options.ranks
+            ranks = self._options.total
             if self._options.elastic is not None:
                 own = (self._selector, self._environment, self._say)
                 self._elastic = ElasticLaunch(self._options.elastic, ranks, *own)
@@ -327,7 +356,11 @@ class _Crew:
         prefix = self._options.prefix
         rank_number = self._share.first + number
         place = {"PYCOLL_RANK": str(rank_number), "PYCOLL_LOCAL_RANK": str(number)}
-        if self._elastic is None:
+        command = self._command
+        if self._serves(number):
+            command = [sys.executable, "-m", "pycoll.ps"]
+            place["PYCOLL_ROLE"] = "server"
+        elif self._elastic is None:
             place |= self._torch.next_of(number)
         else:
             place = {"PYCOLL_ROSTER": self._elastic.name, "PYCOLL_MEMBER": str(number)}
@@ -338,16 +371,19 @@ class _Crew:
             # Python buffers its output until the end where that is a pipe.
             environment.setdefault("PYTHONUNBUFFERED", "1")
         guard = self._guard.stdin.fileno()
-        rank = RankProcess(number, self._command, environment, streams, guard)
+        rank = RankProcess(number, command, environment, streams, guard)
         if rank.pidfd >= 0:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: None)
-        width = len(str(self._share.size - 1))
+        width = len(str(self._share.size + self._options.servers - 1))
         host = "" if self._link is None else f" {self._link.host}"
         for pipe, target in ((rank.process.stdout, 1), (rank.process.stderr, 2)):
             if pipe is not None:
                 shown = f"[{rank_number:>{width}}{host}] " if prefix else ""
                 self._output.add(pipe, target, shown)
         return rank
+
+    def _serves(self, number: int) -> bool:
+        return number >= self._options.ranks and self._options.servers > 0
 
     def _streams_of(self, number: int) -> Streams:
         options, controlled = self._options, self._options.control is not None
@@ -486,6 +522,7 @@ class _Crew:
                 self._selector.unregister(rank.pidfd)
             if self._elastic is not None:
                 self._elastic.ended(rank.number, rank.status == 0)
+            self._dismiss_servers()
             if rank.status == 0 or rank.stopped or self._first is not None or self._passed_on:
                 continue
             if self._verdict is not None:
@@ -498,6 +535,16 @@ class _Crew:
                 self._say(self._failure_of(rank))
                 continue
             self._fail(rank)
+
+    def _dismiss_servers(self) -> None:
+        """Stop servers that still run once all workers have ended well: they may not have joined.
+
+        A server whose worker 0 has left its world ends by itself within the grace.
+        """
+        workers = self._ranks[: self._options.ranks]
+        if not self._options.servers or self._due or any(one.status != 0 for one in workers):
+            return
+        self._end_softly()
 
     def _fail(self, rank: RankProcess) -> None:
         """Make this rank's failure that of the launch; the others get ``GRACE_S`` to end."""
@@ -521,6 +568,9 @@ class _Crew:
 
     def _failure_of(self, rank: RankProcess) -> str:
         number, pid = self._share.first + rank.number, rank.process.pid
+        if self._serves(rank.number):
+            server = rank.number - self._options.ranks
+            return f"server {server} (rank {number}, pid {pid}) {rank.describe()}"
         if self._link is None:
             return f"rank {number} (pid {pid}) {rank.describe()}"
         return f"rank {number} on host {self._link.host} (pid {pid}) {rank.describe()}"

@@ -158,6 +158,13 @@ def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
     type=click.IntRange(min=1),
     help="How many ranks: on this machine, on this node with --nnodes, or on all hosts.",
 )
+@click.option(
+    "--servers",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start N servers too: ranks that combine gradients and do not run COMMAND.",
+)
 @click.option("--prefix", is_flag=True, help="Put rank and host in front of every line of output.")
 @click.option(
     "--output-filename",
@@ -224,6 +231,11 @@ def run(
     try:
         node, hosts = _node_of(words), _hosts_of(words, ranks)
         if hosts is not None:
+            if words["servers"]:
+                raise click.UsageError(
+                    "--servers starts servers on one machine: on several, let the last ranks call "
+                    "pycoll.ps.serve(), or leave out the hosts"
+                )
             if min_np or max_np or host_discovery_script is not None:
                 raise click.UsageError(
                     "elastic jobs run on one machine: leave out --min-np, --max-np and "
@@ -242,9 +254,10 @@ def run(
             prefix=words["prefix"],
             output_folder=words["output_filename"],
             node=node,
-            environment=threads_of_ranks(ranks, os.environ),
+            environment=threads_of_ranks(ranks + words["servers"], os.environ),
             restarts=restarts,
             elastic=elastic,
+            servers=words["servers"],
         )
         sys.exit(launch(options))
     except PycollError as error:
@@ -480,6 +493,13 @@ def info() -> None:
 @click.option("--bytes", "nbytes", type=Bytes(), default="1M", show_default=True, help="Message.")
 @click.option(
     "--hosts", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts they are on."
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Servers next to the ranks, each on a host of its own.",
 )
 @click.option(
     "--local-size", type=click.IntRange(min=1), help="Ranks per host; forecasts all algorithms."

@@ -23,7 +23,7 @@ from pycoll.bootstrap.discovery.cores import (
 )
 from pycoll.bootstrap.discovery.host import machine_identity, process_name, process_token
 from pycoll.bootstrap.discovery.rails import RAIL_COUNTS, Port, networks_of, share_network
-from pycoll.config import TCP_SOCKETS_MAX, Config
+from pycoll.config import SERVER, TCP_SOCKETS_MAX, WORKER, Config
 from pycoll.errors import InvalidArgumentError
 from pycoll.untrusted import json_object, read_json, shown
 
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
     limit. ``tuning`` is the text that rank 0 sends to all; empty on other ranks. ``verbs`` are its
     RDMA ports, the preferred ones first, and ``verbs_rails`` is the most rails to a peer that it
     allows. ``without`` is the reason why it has no ports though its settings name verbs.
-    ``descriptors`` is how many more files its process may open.
+    ``descriptors`` is how many more files its process may open. ``role`` is what the rank does.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Identity(NamedTuple):
     quota_group: str = ""
     quota_cores: float = 0.0
     descriptors: int = 1 << 30
+    role: str = WORKER
 
     @classmethod
     def mine(
@@ -88,6 +89,7 @@ class Identity(NamedTuple):
             quota_group=quota.group,
             quota_cores=quota.cores,
             descriptors=descriptors,
+            role=config.role,
         )
 
     def to_bytes(self) -> bytes:
@@ -109,6 +111,8 @@ class Identity(NamedTuple):
         core_numbers(members["cores"])
         if members["quota_cores"] < 0:
             raise ValueError(f"quota_cores is {members['quota_cores']}: expected 0 or more")
+        if members["role"] not in (WORKER, SERVER):
+            raise ValueError(f"role is {shown(members['role'])}: expected {WORKER} or {SERVER}")
         return cls(**(members | {"transports": transports, "verbs": ports}))
 
 
