@@ -31,15 +31,15 @@ DOCUMENTS = {
 PYCOLL = (sys.executable, "-m", "pycoll")
 
 
-def run(*words: str, cwd: Path | None = None) -> str:
-    """What the command prints; it must end well."""
+def run(*words: str, cwd: Path | None = None, statuses: tuple[int, ...] = (0,)) -> str:
+    """What the command prints; it must end with one of the statuses."""
     env = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
     # What tune finds while tests run is not to be what this machine's jobs choose by.
     env["XDG_CACHE_HOME"] = str(cwd or ROOT / "build")
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=200, env=env, cwd=cwd, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in statuses, done.stdout + done.stderr
     return done.stdout
 
 
@@ -118,7 +118,8 @@ def test_commands_of_the_table_run(tmp_path: Path) -> None:
     for line in told_commands():
         short = line.replace("64M", "4K").replace("pycoll tune", "pycoll tune --quick")
         words = shlex.split(short)
-        said = run(*PYCOLL, *words[1:], cwd=tmp_path)
+        # The doctor's status says whether something is wrong with this machine.
+        said = run(*PYCOLL, *words[1:], cwd=tmp_path, statuses=(0, words[1] == "doctor"))
         assert said or words[1] == "run", line
     assert (tmp_path / "out.png").stat().st_size > 10_000
 

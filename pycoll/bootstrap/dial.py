@@ -127,7 +127,7 @@ def probe(routes: Sequence[Route]) -> list[Route]:
     until = begin + _PROBE_S
     try:
         for route in routes:
-            sock = _start(route, {})
+            sock = begin_connect(route, {})
             if sock is not None:
                 connecting[sock.fileno()] = (sock, route)
         while connecting and time.monotonic() < until:
@@ -178,7 +178,7 @@ def _try_all(
         while (waiting or connecting) and not deadline.passed():
             if waiting:
                 route = waiting.pop(0)
-                sock = _start(route, reasons)
+                sock = begin_connect(route, reasons)
                 if sock is not None:
                     connecting[sock.fileno()] = (sock, route)
             for fd in _ready(connecting, _STAGGER_S if waiting else deadline.remaining()):
@@ -209,7 +209,9 @@ def _try_all(
     return None, worth_retrying
 
 
-def _start(route: Route, reasons: dict[Route, str]) -> socket.socket | None:
+def begin_connect(route: Route, reasons: dict[Route, str]) -> socket.socket | None:
+    """Return a socket that connects over ``route`` and does not block; None, with an entry in
+    ``reasons``, if the system refuses at once."""
     target, source = route.target, route.source
     try:
         sock = tcp_socket(target.address)

@@ -36,6 +36,7 @@ from pycoll.launch.signals import signals_caught
 
 #: Seconds from the first agent that fails to start until the launcher gives up the others.
 _MORE_FAILURES_S = 1.0
+_AGENT = "pycoll.launch.host_agent"
 #: Seconds that agents have to end after the first of them has ended.
 _LAST_S = 15.0
 #: Most bytes of an agent's stderr that are kept for an error text.
@@ -134,17 +135,22 @@ class _Agent:
 
     def failure(self) -> str:
         """Return why it has ended without an answer."""
-        status = self.process.returncode
         text = self.words.decode(errors="replace").strip()
-        lines = [line for line in text.splitlines() if line.strip()]
-        said = "; ".join(lines[-3:]) if lines else "it said nothing"
-        hints = [hint for word, hint in _HINTS if word in text]
-        if status in (126, 127):
-            hints = ["install the same Python there, at the same path: {python}"]
-        hint = hints[0].format(host=self.host.name, python=sys.executable) if hints else ""
-        way = "its agent" if self.host.is_here else "ssh"
-        text = f"host {self.host.name}: {way} ended with status {status}: {said}"
-        return f"{text}; {hint}" if hint else text
+        return failure_of(self.host, self.process.returncode, text)
+
+
+def failure_of(host: HostSlots, status: int, text: str) -> str:
+    """Return why an agent on ``host`` ended with ``status``, from what it or ssh said on stderr,
+    and what to do."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = "; ".join(lines[-3:]) if lines else "it said nothing"
+    hints = [hint for word, hint in _HINTS if word in text]
+    if status in (126, 127):
+        hints = ["install the same Python there, at the same path: {python}"]
+    hint = hints[0].format(host=host.name, python=sys.executable) if hints else ""
+    way = "its agent" if host.is_here else "ssh"
+    text = f"host {host.name}: {way} ended with status {status}: {said}"
+    return f"{text}; {hint}" if hint else text
 
 
 def launch_on_hosts(
@@ -229,7 +235,7 @@ class _HostsJob:
     def _start(
         self, node: int, host: HostSlots, secret: str, environment: Mapping[str, str]
     ) -> None:
-        line = _command_line(host, self._options)
+        line = agent_line(host, self._options, _AGENT)
         if self._options.verbose:
             _say(f"host {host.name}: {shlex.join(line)}")
         process = subprocess.Popen(
@@ -433,9 +439,10 @@ def carried(environ: Mapping[str, str], options: HostsOptions) -> dict[str, str]
     return found
 
 
-def _command_line(host: HostSlots, options: HostsOptions) -> list[str]:
-    """Return the command line that starts the agent. It holds no secret and no user's command."""
-    agent = [sys.executable, "-m", "pycoll.launch.host_agent"]
+def agent_line(host: HostSlots, options: HostsOptions, module: str) -> list[str]:
+    """Return the command line that starts an agent, a module of pycoll, on a host. It holds no
+    secret and no user's command. Raises InvalidArgumentError."""
+    agent = [sys.executable, "-m", module]
     if host.is_here:
         return agent
     if shutil.which("ssh") is None:

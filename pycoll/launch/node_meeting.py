@@ -245,7 +245,7 @@ def meet_nodes(
         check()
     except InvalidArgumentError as error:
         refusal = str(error)
-    exchange = _enter(options, Deadline(options.start_timeout_s))
+    exchange = enter_meeting(options, Deadline(options.start_timeout_s))
     try:
         ports: tuple[int, Sequence[int]] = (0, ())
         try:
@@ -270,7 +270,8 @@ def meet_nodes(
     return link
 
 
-def _enter(options: NodeOptions, deadline: Deadline) -> StoreExchange:
+def enter_meeting(options: NodeOptions, deadline: Deadline) -> StoreExchange:
+    """Return the exchange between the nodes, before any facts are known. Raises pycoll's errors."""
     place = (options.secret, os.environ.get("PYCOLL_JOB_ID", ""))
     if options.listener is not None:
         return serve_store(

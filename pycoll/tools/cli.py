@@ -1,4 +1,4 @@
-"""The command line: ``pycoll run``, ``bench``, ``tune``, ``info``, ``explain``, ``timeline``."""
+"""The command line: ``pycoll run``, ``bench``, ``tune``, ``doctor``, ``info`` and others."""
 
 from __future__ import annotations
 
@@ -480,6 +480,38 @@ def info() -> None:
     from pycoll.tools.info import print_information
 
     print_information()
+
+
+@main.command(cls=_Command)
+@click.option(
+    *("-n", "-np", "--ranks"),
+    type=click.IntRange(min=1),
+    help="Ranks that shall run: on this machine, on this node with --nnodes, or on all hosts.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@_options_of_hosts
+def doctor(ranks: int | None, as_json: bool, **words: Any) -> None:
+    """Examine this host, or all hosts of a job, and say what to do.
+
+    Without options it examines this host. With -H or --hostfile it examines these hosts over ssh,
+    from one of them or from elsewhere; with --nnodes, --node-rank and --address it is started on
+    each node. These are the options of pycoll run. Started by mpirun, srun, torchrun or pycoll run,
+    it examines the hosts of that job, and rank 0 prints.
+
+    It prints each host's versions, limits and names, who reaches whom by which interface at what
+    latency and rate, how far clocks differ, and findings with what to do. The exit status is 1 if
+    there is an error or a warning. --start-timeout is 15 seconds for hosts, if it is not given.
+    """
+    from pycoll.tools.doctor.command import Wishes, run_doctor
+
+    try:
+        node = _node_of(words)
+        if words["start_timeout"] is None:
+            words["start_timeout"] = 15.0
+        hosts = _hosts_of(words, ranks)
+        sys.exit(run_doctor(Wishes(ranks or 0, as_json, hosts, node)))
+    except PycollError as error:
+        raise _fail(error) from error
 
 
 @main.command()

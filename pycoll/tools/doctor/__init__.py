@@ -1,0 +1,1 @@
+"""``pycoll doctor``: facts of hosts, probes between them, and what is wrong."""
