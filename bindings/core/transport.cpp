@@ -2,6 +2,7 @@
 // descriptors pass into native ownership.
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "transport/shm/shm.h"
+#include "transport/shm/shm_stores.h"
 #include "transport/tcp/tcp.h"
 #include "transport/verbs/verbs.h"
 
@@ -98,13 +100,7 @@ bool keep_by_verbs(VerbsHandle& handle, const BufferView& view) {
   return handle.verbs->keep(low, view.extent);
 }
 
-}  // namespace
-
-void bind_transports(py::module_& module) {
-  py::class_<TransportHandle>(module, "Transport", "One rank's end of one medium.")
-      .def_property_readonly("name", [](const TransportHandle& handle) {
-        return std::string(handle.transport->name());
-      });
+void bind_shm(py::module_& module) {
   py::class_<ShmHandle, TransportHandle>(module, "ShmTransport", "Shared memory of one host.")
       .def(py::init(&make_shm), py::arg("rank"), py::arg("size"))
       .def(
@@ -126,7 +122,31 @@ void bind_transports(py::module_& module) {
           py::arg("peer"), "The peer's lifeline, or -1; stays owned here.")
       .def("attach", &attach_shm, py::arg("peer"), py::arg("segment_fd"), py::arg("doorbell_fd"),
            py::arg("liveness_fd"), py::arg("pid"),
-           "Join a peer's memory. Takes ownership of the three descriptors.");
+           "Join a peer's memory. Takes ownership of the three descriptors.")
+      .def(
+          "use_stores",
+          [](const ShmHandle& handle, bool streaming) { handle.shm->use_stores(streaming); },
+          py::arg("streaming"), "Choose the stores of memory that peers read, before any is used.");
+  module.def(
+      "time_stores",
+      [](double limit_s) -> std::optional<std::tuple<double, double>> {
+        const auto found = transport::shm::time_stores(static_cast<Nanoseconds>(limit_s * 1e9));
+        if (!found.has_value()) return std::nullopt;
+        return std::tuple(static_cast<double>(found->ordinary) * 1e-9 / 1024,
+                          static_cast<double>(found->streaming) * 1e-9 / 1024);
+      },
+      py::arg("limit_s"), py::call_guard<ReleasedGil>(),
+      "Return s/byte of an exchange by ordinary and by streaming stores; None if not measured.");
+}
+
+}  // namespace
+
+void bind_transports(py::module_& module) {
+  py::class_<TransportHandle>(module, "Transport", "One rank's end of one medium.")
+      .def_property_readonly("name", [](const TransportHandle& handle) {
+        return std::string(handle.transport->name());
+      });
+  bind_shm(module);
   py::class_<TcpHandle, TransportHandle>(module, "TcpTransport", "Stream sockets between hosts.")
       .def(py::init(&make_tcp), py::arg("rank"), py::arg("size"))
       .def("attach", &attach_tcp, py::arg("peer"), py::arg("socket_fds"), py::arg("address"),

@@ -248,10 +248,11 @@ class Communicator(Reducing, Moving, Objects):
         """Return a text: the algorithm for a message of ``nbytes`` bytes, its predicted time, and
         the reason for the choice.
 
-        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. Over verbs the text
-        also says how many bytes of arrays are registered for sending without a copy, and why other
-        arrays are not. Raises InvalidArgumentError for an unknown collective or a wrong ``nbytes``.
-        No other rank takes part.
+        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. Over shared memory the
+        text also names the stores that fill slots. Over verbs it says how many bytes of arrays are
+        registered for sending without a copy, and why other arrays are not. Raises
+        InvalidArgumentError for an unknown collective or a wrong ``nbytes``. No other rank takes
+        part.
 
         >>> text = comm.explain("all_reduce", 1 << 20)
         """
@@ -263,8 +264,12 @@ class Communicator(Reducing, Moving, Objects):
             _whole("nbytes", nbytes),
             parameters=self._plans.parameters,
         )
-        verbs = next((one for one in self._transports if one.name == "verbs"), None)
-        return text if verbs is None else f"{text}\n{registered_text(*verbs.registered())}"
+        for transport in self._transports:
+            if transport.name == "shm":
+                text += f"\n  slots      filled by {self._slot_stores} stores"
+            if transport.name == "verbs":
+                text += f"\n{registered_text(*transport.registered())}"
+        return text
 
     def register(self, *arrays: Any) -> Registered:
         """Register arrays, so that operations on them need one copy less.

@@ -19,6 +19,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
+from pycoll.cost.slot_stores import STREAMING, slot_stores_of
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
@@ -147,6 +148,11 @@ class Core(_core.Calls):
         from pycoll.schedule.topology import topology_of
 
         _finish_imports_at_exit()
+        #: The stores that fill the slots of shared memory, the same on all ranks.
+        self._slot_stores = slot_stores_of(tuning)
+        for transport in transports:
+            if transport.name == "shm":
+                transport.use_stores(self._slot_stores == STREAMING)
         self.rank = rank
         self.size = size
         self._names = names

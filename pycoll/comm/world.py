@@ -231,9 +231,9 @@ def _made(joined: Joined, config: Config) -> Communicator:
 
 def _tuning_text(config: Config) -> str:
     """Return the tuning that rank 0 sends to the other ranks. Only rank 0 imports that module."""
-    from pycoll.cost import tuning_file
+    from pycoll.comm.start_tuning import tuning_text
 
-    return tuning_file.text_of(config)
+    return tuning_text(config)
 
 
 def _settings(**given: Any) -> Config:

@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.config import DEFAULT_TRANSPORTS, Config
+from pycoll.cost import slot_stores
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Parameters
 from pycoll.errors import InvalidArgumentError
 from pycoll.untrusted import read_file, read_json
@@ -82,11 +83,13 @@ class Tuning(NamedTuple):
     """The values in use.
 
     ``origin`` is a text that names their source; ``networks`` are sorted, the latest first.
+    ``slot_stores`` is a value of `pycoll.cost.slot_stores`, or None if it was not measured.
     """
 
     media: Mapping[str, Medium] = _BUILT_IN_MEDIA
     origin: str = _BUILT_IN
     networks: tuple[Network, ...] = ()
+    slot_stores: str | None = None
 
     def network_of(self, hosts: Collection[str], transport: str | None) -> Network | None:
         """The network that fits these hosts best.
@@ -159,7 +162,7 @@ class Tuning(NamedTuple):
 
     def to_text(self) -> str:
         """The text for the other ranks; empty for the built-in values."""
-        if self.origin == _BUILT_IN:
+        if self == BUILT_IN:
             return ""
         return json.dumps({"origin": self.origin, **_as_json(self)})
 
@@ -173,7 +176,9 @@ def from_text(text: str) -> Tuning:
         return BUILT_IN
     try:
         data = read_json(text)
-        return Tuning(_media(data["media"]), str(data["origin"]), _networks(data["networks"]))
+        media, networks = _media(data["media"]), _networks(data["networks"])
+        stores = slot_stores.checked(data.get("slot_stores"))
+        return Tuning(media, str(data["origin"]), networks, stores)
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgumentError(f"rank 0 sent a tuning that cannot be read: {error}") from None
 
@@ -243,11 +248,6 @@ def find(config: Config) -> Tuning:
         return BUILT_IN
 
 
-def text_of(config: Config) -> str:
-    """The text that rank 0 sends when it joins; raises as ``find`` does."""
-    return find(config).to_text()
-
-
 # The file
 
 
@@ -255,12 +255,12 @@ def load(path: Path | str) -> Tuning:
     """Reads and checks a file; raises InvalidArgumentError with path and reason."""
     try:
         data = read_json(read_file(path, _FILE_BYTES_MAX))
-        media, networks = _checked(data)
+        media, networks, stores = _checked(data)
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from None
     except (ValueError, TypeError) as error:
         raise _unusable(path, str(error)) from None
-    return Tuning(media, f"{path} of {data.get('made', 'unknown date')}", networks)
+    return Tuning(media, f"{path} of {data.get('made', 'unknown date')}", networks, stores)
 
 
 def store(tuning: Tuning, path: Path, made: str) -> None:
@@ -301,6 +301,7 @@ def _as_json(tuning: Tuning) -> dict[str, Any]:
     return {
         "media": _media_as_json(tuning),
         "networks": [network_as_json(one) for one in tuning.networks],
+        "slot_stores": tuning.slot_stores,
     }
 
 
@@ -347,7 +348,7 @@ def _networks(data: Any) -> tuple[Network, ...]:
     return tuple(map(network_from_json, data))
 
 
-def _checked(data: Any) -> tuple[dict[str, Medium], tuple[Network, ...]]:
+def _checked(data: Any) -> tuple[dict[str, Medium], tuple[Network, ...], str | None]:
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
     if data.get("schema") != SCHEMA:
@@ -356,7 +357,8 @@ def _checked(data: Any) -> tuple[dict[str, Medium], tuple[Network, ...]]:
         raise ValueError(
             f"it was made on machine {data.get('machine')!r}, and this is {fingerprint()!r}"
         )
-    return _media(data.get("media")), _networks(data.get("networks", []))
+    stores = slot_stores.checked(data.get("slot_stores"))
+    return _media(data.get("media")), _networks(data.get("networks", [])), stores
 
 
 def _media(data: Any) -> dict[str, Medium]:

@@ -19,8 +19,8 @@ from ray.util.collective.types import (
 
 from pycoll.bootstrap import join
 from pycoll.comm.communicator import Communicator
+from pycoll.comm.start_tuning import tuning_text
 from pycoll.config import Config
-from pycoll.cost import tuning_file
 from pycoll.integrations.ray_store import Gather, meet
 
 NAME = "PYCOLL"
@@ -46,7 +46,7 @@ class PycollGroup(BaseGroup):
 
         def make(all_gather: Gather) -> Communicator:
             joined = join(
-                config, rank=rank, size=world_size, all_gather=all_gather, bring=tuning_file.text_of
+                config, rank=rank, size=world_size, all_gather=all_gather, bring=tuning_text
             )
             return Communicator(joined, config, name)
 

@@ -63,15 +63,24 @@ def _tried(port: Port) -> str:
     return "usable"
 
 
-def _tuning() -> str:
+def _tuning() -> tuple[str, str]:
+    """Return the origin of the links' costs, and the stores that fill slots."""
+    from pycoll.comm.start_tuning import start_tuning
     from pycoll.config import Config
-    from pycoll.cost.tuning_file import find
+    from pycoll.cost import slot_stores, tuning_file
     from pycoll.errors import InvalidArgumentError
 
     try:
-        return find(Config.read()).origin
+        config = Config.read()
+        stored, used = tuning_file.find(config), start_tuning(config)
     except InvalidArgumentError as error:
-        return str(error)
+        return str(error), "unknown, see costs of links"
+    if stored.slot_stores is not None:
+        return used.origin, f"{stored.slot_stores} stores, from {stored.origin}"
+    if used.slot_stores is not None:
+        how = "measured just now; pycoll tune stores the choice"
+        return used.origin, f"{used.slot_stores} stores, {how}"
+    return used.origin, f"{slot_stores.DEFAULT} stores, the built-in choice"
 
 
 def _cores() -> str:
@@ -86,14 +95,15 @@ def facts() -> list[tuple[str, str]]:
     """Return name and value of each fact about this installation."""
     from pycoll import _core
 
+    origin, stores = _tuning()
     rows = [
         ("pycoll", _version("pycoll-comm")),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("machine", f"{platform.machine()}, {_cores()}, {platform.release()}"),
         ("build", "optimized with a profile" if _core.LAID_OUT else "plain; see make optimized"),
         ("reduction kernels", _core.isa()),
-        ("costs of links", _tuning()),
-        ("transport shm", "built"),
+        ("costs of links", origin),
+        ("transport shm", f"built; fills slots by {stores}"),
         ("transport tcp", f"built; interfaces {_interfaces()}"),
         ("transport verbs", _verbs(_core.verbs_missing())),
         ("device cuda", _core.device_summary()),

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -107,14 +106,13 @@ TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
   }
 }
 
-TEST(ranks_that_share_cores_stream_unless_it_is_settled) {
-  for (const auto& [decided, streams] : {std::pair<std::optional<bool>, bool>{std::nullopt, true},
-                                         {std::optional<bool>(false), false}}) {
-    Pair pair({.streaming = decided});
-    pair.zero_copy_source().share_cores();
-    CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
-    CHECK(pair.send().capabilities().store_hints->wants_fill() == streams, "settled: %d",
-          decided.has_value());
+TEST(all_channels_use_the_stores_that_were_chosen_after_the_links_were_made) {
+  for (const bool streaming : {false, true}) {
+    Pair pair({.streaming = !streaming});
+    pair.zero_copy_source().use_stores(streaming);
+    CHECK(pair.send().reserve(kBytes) != nullptr, "no slot");
+    CHECK(pair.send().capabilities().store_hints->wants_fill() == streaming, "streaming: %d",
+          streaming);
   }
 }
 

@@ -16,10 +16,13 @@ from harness import ProcessWorld
 from test_fit import KNOWN
 
 import pycoll
+from pycoll import _core
 from pycoll.bootstrap import join_threads
+from pycoll.comm import start_tuning
 from pycoll.comm.communicator import Communicator
+from pycoll.comm.start_tuning import tuning_text
 from pycoll.config import Config
-from pycoll.cost import tuning_file
+from pycoll.cost import slot_stores, tuning_file
 from pycoll.cost.model import LINKS, Parameters
 from pycoll.cost.tuning_file import BUILT_IN, Medium, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
@@ -54,6 +57,11 @@ def test_a_file_gives_back_what_was_stored(tmp_path: Path) -> None:
     assert found.media == MINE.media
     assert "2026-01-01" in found.origin
     assert tuning_file.from_text(found.to_text()) == found
+    for stores in ("ordinary", "streaming", None):
+        found = tuning_file.load(stored(tmp_path / "b.json", MINE._replace(slot_stores=stores)))
+        assert found.slot_stores == stores
+        assert tuning_file.from_text(found.to_text()) == found
+        assert slot_stores.slot_stores_of(found.to_text()) == (stores or "streaming")
     assert BUILT_IN.to_text() == ""
     assert tuning_file.from_text("") is BUILT_IN
 
@@ -82,6 +90,8 @@ def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None
         ({"media": changed_medium(segment_bytes=1 << 17)}, "from 4096 to 65536"),
         ({"media": changed_medium(segment_bytes=4096.0)}, "expected a whole number"),
         ({"media": changed_medium(cache_bytes=0)}, "shm.cache_bytes is 0"),
+        ({"slot_stores": "quick"}, "slot_stores is 'quick': expected ordinary or streaming"),
+        ({"slot_stores": True}, "slot_stores is True: expected ordinary or streaming"),
     ],
 )
 def test_a_file_that_is_not_right_is_refused_with_the_reason(
@@ -154,7 +164,7 @@ def other(path: Path) -> Path:
 def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
     first, second = stored(tmp_path / "a.json"), other(tmp_path / "b.json")
     configs = [Config(tuning=name) for name in (str(first), str(second), "off", "/no/file")]
-    joined_all = join_threads(4, configs, bring=tuning_file.text_of)
+    joined_all = join_threads(4, configs, bring=tuning_text)
     comms = [
         Communicator(joined, config, "test")
         for joined, config in zip(joined_all, configs, strict=True)
@@ -192,11 +202,80 @@ def test_processes_with_different_files_choose_alike(tmp_path: Path) -> None:
 def test_a_file_of_rank_0_that_is_of_no_use_stops_all_ranks(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.json", schema=9)
     with pytest.raises(PycollError, match="its schema is 9, expected 1"):
-        join_threads(3, [Config(tuning=str(path)), Config(), Config()], bring=tuning_file.text_of)
+        join_threads(3, [Config(tuning=str(path)), Config(), Config()], bring=tuning_text)
+
+
+def stores_of(comm: pycoll.Communicator) -> tuple[str, str, float]:
+    """The stores of a communicator and of a part of it, and a sum that passed through slots."""
+    part = comm.split(0)
+    assert part is not None
+    with part:
+        assert part._slot_stores == comm._slot_stores
+        x = part.all_reduce(np.full(1 << 16, comm.rank + 1.0, np.float32))
+    text = comm.explain("all_reduce", 1 << 20)
+    return comm._slot_stores, text.splitlines()[-1].strip(), float(x[-1])
+
+
+@pytest.mark.parametrize("stores", ["ordinary", "streaming"])
+def test_all_ranks_fill_slots_by_the_stores_of_rank_0(tmp_path: Path, stores: str) -> None:
+    mine, others = (
+        MINE._replace(slot_stores=one)
+        for one in (stores, {"ordinary": "streaming", "streaming": "ordinary"}[stores])
+    )
+    files = [str(stored(tmp_path / f"{one.slot_stores}.json", one)) for one in (mine, others)]
+    outcomes = ProcessWorld(2, stores_of, tuning=files).outcomes()
+    assert outcomes == [(stores, f"slots      filled by {stores} stores", 3.0)] * 2
+
+
+def test_without_a_file_the_stores_are_measured_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    start_tuning.measured_stores.cache_clear()
+    limits: list[float] = []
+    times = iter([(2.0, 1.0)])
+
+    def measure(limit_s: float) -> tuple[float, float]:
+        limits.append(limit_s)
+        return next(times)
+
+    monkeypatch.setattr(_core, "time_stores", measure)
+    try:
+        assert start_tuning.start_tuning(Config(tuning="off")) is BUILT_IN
+        for _ in range(2):
+            found = tuning_file.from_text(tuning_text(Config()))
+            assert found == BUILT_IN._replace(slot_stores="streaming")
+        assert limits == [start_tuning.MEASURING_S] and limits[0] < 5e-3
+        monkeypatch.delenv("PYCOLL_TUNING", raising=False)
+        shm = dict(facts())["transport shm"]
+        assert shm.startswith("built; fills slots by streaming stores, measured just now")
+        path = stored(tmp_path / "a.json", MINE._replace(slot_stores="ordinary"))
+        monkeypatch.setenv("PYCOLL_TUNING", str(path))
+        assert f"ordinary stores, from {path}" in dict(facts())["transport shm"]
+    finally:
+        start_tuning.measured_stores.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("times", "stores"), [((1.0, 2.0), "ordinary"), ((2.0, 1.0), "streaming"), (None, None)]
+)
+def test_the_faster_stores_are_chosen(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, float] | None, stores: str | None
+) -> None:
+    monkeypatch.setattr(_core, "time_stores", lambda _: times)
+    start_tuning.measured_stores.cache_clear()
+    try:
+        assert start_tuning.measured_stores() == stores
+    finally:
+        start_tuning.measured_stores.cache_clear()
 
 
 def test_what_rank_0_tells_is_checked() -> None:
-    for text in ("{", "[]", '{"media": {}, "origin": ""}', '{"origin": ""}'):
+    values = MINE._replace(slot_stores="ordinary").to_text()
+    wrong = values.replace('"ordinary"', '"both"')
+    assert wrong != values
+    for text in ("{", "[]", '{"media": {}, "origin": ""}', '{"origin": ""}', wrong):
+        assert slot_stores.slot_stores_of(text) == "streaming"
         with pytest.raises(InvalidArgumentError, match="rank 0 sent a tuning"):
             tuning_file.from_text(text)
 
@@ -247,6 +326,8 @@ def test_tune_stores_what_explain_then_uses(
     path = tuning_file.default_path()
     assert path is not None
     assert f"stored in {path}" in done.output
+    kind = tuning_file.load(path).slot_stores
+    assert f"shm        fills slots by {kind} stores" in done.output
     assert re.search(r"shm +.*[\d.]+ \w+ latency, .* per segment of \d+ KiB", done.output)
     for collective in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
         assert re.search(rf"{collective}: half of \d+ predictions .* within \d+%", done.output)
@@ -256,6 +337,7 @@ def test_tune_stores_what_explain_then_uses(
     assert after.exit_code == 0, after.output
     assert f"values: {path}" in after.output
     assert dict(facts())["costs of links"].startswith(str(path))
+    assert f"fills slots by {kind} stores, from {path}" in dict(facts())["transport shm"]
     rows = re.findall(r"^ +(\d+) +[\d.]+ \w+ +[\d.]+ \w+ +[\d.]+  \w+$", after.output, re.M)
     assert [int(row) for row in rows] == [64, 256, 1024, 4096, 16384, 65536]
 

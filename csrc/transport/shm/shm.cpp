@@ -170,6 +170,11 @@ int ShmTransport::liveness_fd(int peer) const {
   return link == nullptr ? -1 : link->liveness_fd();
 }
 
+void ShmTransport::use_stores(bool streaming) {
+  streaming_ = streaming;
+  for (ShmLink* link : attached_) link->use_stores(streaming);
+}
+
 void ShmTransport::share_cores() {
   for (ShmLink* link : attached_) link->share_cores();
 }

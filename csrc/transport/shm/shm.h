@@ -12,7 +12,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -27,9 +26,8 @@ struct ShmOptions {
   // False: do without membarrier(2), as the transport does by itself on a kernel without it. Each
   // commit and release then executes a fence.
   bool barriers = true;
-  // True: always streaming stores; false: always ordinary stores. Without a value the transport
-  // times both and chooses (shm_stores.h, shm_write_windows.h).
-  std::optional<bool> streaming = std::nullopt;
+  // The stores of links that are attached later, see use_stores().
+  bool streaming = true;
 };
 
 // Threads: as in transport.h. Uses two descriptors per peer and five of its own. Pages of the
@@ -63,6 +61,10 @@ class ShmTransport final : public Transport, public CoreHints {
   // attached already. kTransport: the segment is not one of rank `peer` in a communicator of this
   // size, or the system refuses a resource.
   Status attach(int peer, UniqueFd segment, UniqueFd doorbell, UniqueFd liveness, int pid);
+
+  // Fills memory that a peer reads next with streaming stores, or with ordinary ones
+  // (shm_stores.h). Requires: no channel has been used.
+  void use_stores(bool streaming);
 
   std::string_view name() const override { return "shm"; }
   Link* link(int peer) override;
@@ -109,7 +111,7 @@ class ShmTransport final : public Transport, public CoreHints {
     std::uint64_t seen;
   };
   std::vector<Watched> watched_;
-  const std::optional<bool> streaming_;
+  bool streaming_;
   const bool barriers_;  // this process is registered for shm::barrier_everywhere
   std::uint64_t epoch_ = 0;
   std::uint32_t polls_ = 0;

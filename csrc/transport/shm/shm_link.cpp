@@ -69,8 +69,6 @@ const Control& ShmLink::peer_control() const {
 }
 
 Wiring ShmLink::wiring() {
-  const StoresOptions stores{.streaming = options_.streaming,
-                             .reader_core = shares_cores_ ? &peer_control().running.core : nullptr};
   auto& own = *reinterpret_cast<Control*>(memory_.own.base);
   return {memory_.own_acks,
           memory_.peer_acks,
@@ -79,7 +77,8 @@ Wiring ShmLink::wiring() {
           &zero_copy_source_,
           &peer_arena_,
           shares_cores_ ? &own.running.core : nullptr,
-          stores};
+          options_.streaming,
+          shares_cores_ ? &peer_control().running.core : nullptr};
 }
 
 SendChannel& ShmLink::send_channel(std::uint32_t number) {

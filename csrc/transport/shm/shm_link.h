@@ -64,7 +64,7 @@ struct LinkOptions {
   int peer = 0;
   int pid = 0;  // of the peer's process, for error texts
   bool fenced = false;
-  std::optional<bool> streaming;  // see Stores
+  bool streaming = true;  // see Stores
 };
 
 class ShmLink final : public Link {
@@ -91,6 +91,8 @@ class ShmLink final : public Link {
   const News& peer_news() const { return peer_control().news; }
   // See CoreHints::share_cores().
   void share_cores() { shares_cores_ = true; }
+  // See ShmTransport::use_stores().
+  void use_stores(bool streaming) { options_.streaming = streaming; }
   // The core on which the peer ran last; -1 if it has published none.
   int peer_core() const { return static_cast<int>(load_acquire(peer_control().running.core)) - 1; }
   // Retains the memory of this rank's write windows for ever, because the

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "transport/shm/shm_stores.h"
 #include "transport/shm/shm_wiring.h"
 
 namespace pycoll::transport::shm {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "transport/shm/shm_stores.h"
 #include "transport/shm/shm_wiring.h"
-#include "transport/shm/shm_write_windows.h"
 
 namespace pycoll::transport::shm {
 
@@ -50,8 +50,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
         zero_copy_source_(wiring.zero_copy_source),
         peer_arena_(wiring.peer_arena),
         offer_(&wiring.peer_acks->offers[number]),
-        stores_(wiring.stores),
-        places_(wiring.stores) {
+        stores_(wiring.streaming, wiring.reader_core) {
     for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
       slot_buffers_[slot].data = payloads + slot * kPayloadStride;
       owned_[slot] = &slot_buffers_[slot];
@@ -83,7 +82,6 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
                   static_cast<unsigned long long>(next_));
     const std::uint64_t slot = next_ % kChannelDepth;
     if (std::exchange(streamed_, false)) stream_fence();
-    stores_.finish(header.bytes);
     publish(header, lines_[slot].payload, owned_[slot]);
   }
 
@@ -184,7 +182,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     }
     std::byte* there =
         peer_arena_->writable(generation, offset + direct_write.offset, header.bytes);
-    if (there != nullptr) places_.aim(next_, sequence, direct_write.offset, bytes);
+    if (there != nullptr) window_bytes_ = bytes;
     return there;
   }
   bool is_answered(const SegmentHeader& header) override {
@@ -192,11 +190,10 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     return sequence != 0 && static_cast<std::int64_t>(sequence - header.sequence) >= 0;
   }
   void write(std::byte* there, const std::byte* from, std::size_t bytes) override {
-    streamed_ |= places_.put(there, from, bytes);
+    streamed_ |= stores_.put(window_bytes_, there, from, bytes);
   }
   void commit_written(const SegmentHeader& header) override {
     if (std::exchange(streamed_, false)) stream_fence();
-    places_.finish();
     publish_place(header, kPlacedBit);
   }
 
@@ -293,7 +290,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   PeerArena* peer_arena_;
   const OfferLine* offer_;
   Stores stores_;
-  Places places_;
+  std::size_t window_bytes_ = 0;  // of the window that find_window() found last
   SlotBuffer slot_buffers_[kChannelDepth];
 };
 

@@ -207,7 +207,7 @@ class HostsTuner:
 
     def _group(self, phase: Phase, segment_bytes: int) -> Communicator | None:
         media = {name: Medium(LINKS[name], segment_bytes) for name in tuning_file.BUILT_IN.media}
-        text = Tuning(media, "being measured").to_text()
+        text = Tuning(media, "being measured", slot_stores=self._comm._slot_stores).to_text()
         return self._comm._split(phase.colors[self._comm.rank], 0, text)
 
     def _take(self, phase: Phase, segment_bytes: int, line: Measurement) -> None:

@@ -1,6 +1,8 @@
 """``pycoll tune`` on one machine: measures its links and stores the result for later jobs.
 
-For each transport it first finds the length of segments. It runs all_reduces of long messages with
+For shared memory it first finds the stores that fill slots: the same all_reduces run with both.
+
+For each transport it then finds the length of segments. It runs all_reduces of long messages with
 every candidate length; the shortest time wins, and the longest segment among nearly equal times.
 
 Then it runs plans with known costs, over message sizes from a few bytes to more than the caches
@@ -34,6 +36,7 @@ from pycoll.cost.selection import (
     rates_text,
     seconds_text,
 )
+from pycoll.cost.slot_stores import ORDINARY, STREAMING
 from pycoll.cost.tuning_file import Medium, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
@@ -175,6 +178,7 @@ class Tuner:
         self._options = options
         self._start = start
         self._media = dict(start.media)
+        self._slot_stores = start.slot_stores
         self._say = say
         self._progress = progress_bar()
         self._task = self._progress.add_task("measuring", total=self._total())
@@ -184,6 +188,9 @@ class Tuner:
         with self._progress:
             for transport in self._options.transports:
                 times: Times = {}
+                if transport == "shm":
+                    self._slot_stores = self._best_stores()
+                    self._say(f"  {transport:10} fills slots by {self._slot_stores} stores")
                 segment_bytes = self._best_segment(transport, times)
                 self._measure_links(transport, segment_bytes, times)
                 known = spills_from() if transport == "shm" else None
@@ -193,7 +200,9 @@ class Tuner:
                     self._say(line)
                 for line in accuracy(list(times), found):
                     self._say(line)
-        return self._start._replace(media=self._media, origin="measured just now")
+        return self._start._replace(
+            media=self._media, origin="measured just now", slot_stores=self._slot_stores
+        )
 
     def _total(self) -> int:
         jobs = [
@@ -201,6 +210,7 @@ class Tuner:
             for transport in self._options.transports
             for job in (
                 *(j for bytes_ in SEGMENTS for j in self._segment_jobs(transport, bytes_)),
+                *(self._stores_jobs() if transport == "shm" else ()),
                 *self._link_jobs(transport, SEGMENT_BYTES),
             )
         ]
@@ -209,7 +219,20 @@ class Tuner:
     def _values(self, transport: str, segment_bytes: int) -> Tuning:
         """The present values, with another segment length for this transport."""
         changed = Medium(self._media[transport].link, segment_bytes)
-        return Tuning({**self._media, transport: changed}, "being measured")
+        media = {**self._media, transport: changed}
+        return Tuning(media, "being measured", slot_stores=self._slot_stores)
+
+    def _stores_jobs(self) -> Iterator[_Job]:
+        for kind in (ORDINARY, STREAMING):
+            for job in self._segment_jobs("shm", SEGMENT_BYTES):
+                yield replace(job, values=job.values._replace(slot_stores=kind))
+
+    def _best_stores(self) -> str:
+        times: dict[str, Times] = {ORDINARY: {}, STREAMING: {}}
+        for _ in range(self._options.passes):
+            for job in self._stores_jobs():
+                self._measure(job, times[job.values.slot_stores or STREAMING])
+        return min(times, key=lambda kind: _mean(times[kind], SEGMENT_BYTES))
 
     def _segment_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
         end = min(1 << 22, self._options.end_bytes(transport))

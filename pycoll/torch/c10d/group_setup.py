@@ -13,8 +13,8 @@ from pycoll.bootstrap.discovery.limits import check_alone
 from pycoll.bootstrap.rendezvous.exchange import Exchange, SoloExchange
 from pycoll.bootstrap.rendezvous.torch_store import TorchStoreExchange
 from pycoll.comm.communicator import Communicator
+from pycoll.comm.start_tuning import tuning_text
 from pycoll.config import Config
-from pycoll.cost import tuning_file
 from pycoll.torch.c10d.other_backends import NAME, Origin
 from pycoll.torch.c10d.process_group import PycollProcessGroup
 
@@ -40,7 +40,7 @@ def make_group(options: Any, backend_options: Any) -> PycollProcessGroup:
     name = f"torch/{options.group_id}"
     try:
         connected = connect(
-            exchange, config, communicator_id=name, deadline=deadline, bring=tuning_file.text_of
+            exchange, config, communicator_id=name, deadline=deadline, bring=tuning_text
         )
     except BaseException:
         exchange.abandon()

@@ -1,0 +1,44 @@
+"""The tuning that rank 0 brings into a communicator: a file, or a short measurement."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from pycoll import _core
+from pycoll.cost import tuning_file
+from pycoll.cost.slot_stores import ORDINARY, STREAMING
+
+if TYPE_CHECKING:
+    from pycoll.config import Config
+
+#: The most seconds of the measurement when a program starts.
+MEASURING_S = 4e-3
+
+
+def start_tuning(config: Config) -> tuning_file.Tuning:
+    """Return the values of the tuning file, else the built-in ones.
+
+    A value that is a matter of the processor and that no file states is measured, once in each
+    process, in less than 5 ms. Raises InvalidArgumentError if PYCOLL_TUNING names a file that
+    cannot be used; PYCOLL_TUNING=off measures nothing.
+    """
+    found = tuning_file.find(config)
+    if found.slot_stores is None and config.tuning != tuning_file.OFF:
+        return found._replace(slot_stores=measured_stores())
+    return found
+
+
+def tuning_text(config: Config) -> str:
+    """Return the text that rank 0 sends when it joins; raises as ``start_tuning`` does."""
+    return start_tuning(config).to_text()
+
+
+@functools.cache
+def measured_stores() -> str | None:
+    """Return the faster stores for slots; None if this process cannot measure them."""
+    times = _core.time_stores(MEASURING_S)
+    if times is None:
+        return None
+    ordinary, streaming = times
+    return STREAMING if streaming < ordinary else ORDINARY

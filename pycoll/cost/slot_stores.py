@@ -1,0 +1,34 @@
+"""The stores that fill the slots of shared memory: an agreed value of the tuning.
+
+A slot is filled by ordinary stores, or by streaming stores that bypass the caches. Ordinary stores
+are faster where cache lines move quickly between cores. ``pycoll tune`` stores the value in its
+file. Where there is no file, rank 0 measures it when it joins (`pycoll.comm.start_tuning`), and
+sends it to all ranks. Communicators keep it until they are closed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+ORDINARY, STREAMING = "ordinary", "streaming"
+#: The value without a measurement: its worst case is better than that of ordinary stores.
+DEFAULT = STREAMING
+
+
+def checked(value: Any) -> str | None:
+    """Return the value of a tuning file, None where a file has none. Raises ValueError."""
+    if value not in (None, ORDINARY, STREAMING):
+        raise ValueError(f"slot_stores is {value!r}: expected {ORDINARY} or {STREAMING}")
+    return None if value is None else str(value)
+
+
+def slot_stores_of(text: str) -> str:
+    """Return the value in a text of ``Tuning.to_text``. Ranks read it before they read the rest.
+
+    A text that cannot be read has the default; ``from_text`` raises when it reads the costs.
+    """
+    try:
+        return checked(json.loads(text).get("slot_stores")) or DEFAULT
+    except (ValueError, AttributeError):
+        return DEFAULT
