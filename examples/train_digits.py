@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 import pycoll
-from pycoll.launch.launcher import LaunchOptions, launch
+from pycoll.launch.launcher import launch
+from pycoll.launch.rank_crew import LaunchOptions
 
 HIDDEN = 64
 BATCH = 256

@@ -1,4 +1,8 @@
-"""The launcher's end of the elastic rendezvous: it forms the worlds of an elastic job."""
+"""The launcher's end of the elastic rendezvous: the connections to the ranks of its host.
+
+Ranks ask here for a place in the next world (bootstrap/rendezvous/elastic_worker.py). The launcher
+passes the questions on to node 0, which decides (elastic_jobs.py), and its orders back to them.
+"""
 
 from __future__ import annotations
 
@@ -7,125 +11,101 @@ import json
 import os
 import selectors
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pycoll.bootstrap.discovery.network import (
-    abstract_name,
-    listen_tcp,
-    listen_unix,
-    peer_of,
-)
+from pycoll.bootstrap.discovery.network import abstract_name, listen_unix, peer_of
 from pycoll.bootstrap.discovery.torch_variables import Meeting
 from pycoll.bootstrap.rendezvous.elastic_worker import LINE_BYTES_MAX
-from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.untrusted import json_object, read_json
 
 
 class ElasticRendezvous:
-    """Knows which members ask for a place and which members have one.
+    """Knows which ranks of this host ask for a place.
 
-    Its callbacks run in the owner's selector and thread; the store of each world has its own
-    thread. ``asking`` are the members that wait for an answer. ``ranks`` maps the members of the
-    last world to their ranks; some of them may have left since.
+    Its callbacks run in the owner's selector and thread. ``tell`` gets the questions, as messages
+    for node 0 (elastic_meeting.py). The number of a rank is that of elastic_jobs.py.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, secret: str, job_id: str) -> None:
-        self.name = f"{job_id}-elastic"
-        self.asking: set[int] = set()
-        self.ranks: dict[int, int] = {}
-        self._selector, self._secret, self._job_id = selector, secret, job_id
-        self._pids: dict[int, int] = {}
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        name: str,
+        tell: Callable[[dict[str, Any]], object],
+    ) -> None:
+        self.name = name
+        self._selector, self._tell_job = selector, tell
+        self._asking: set[int] = set()
+        self._placed: set[int] = set()
         self._lines: dict[int, socket.socket] = {}
-        self._worlds = 0
-        self._told = False
         self._refusal = ""
-        self._store: StoreServer | None = None
-        self._meeting: Meeting | None = None
-        self._listener = listen_unix(abstract_name(self.name))
+        #: The port where torch's ranks of the next world may meet, if rank 0 is here, and that of
+        #: the last world.
+        self._next: Meeting | None = None
+        self._last: Meeting | None = None
+        self._listener = listen_unix(abstract_name(name))
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
-    def in_order(self, members: Sequence[int]) -> list[int]:
-        """Sort members: first those of the last world by their ranks there, since its rank 0 has a
-        state, then the others by number."""
-        last = len(self.ranks)
-        return sorted(members, key=lambda one: (self.ranks.get(one, last), one))
+    def forget(self, number: int) -> None:
+        """Forget a rank that has ended; its number may be used again for another process."""
+        self._asking.discard(number)
+        self._placed.discard(number)
+        self._close_line(number)
 
-    def forget(self, member: int) -> None:
-        """Forget a member that has ended; its number may be used again for another process."""
-        self.asking.discard(member)
-        self.ranks.pop(member, None)
-        self._close_line(member)
-
-    def form(self, members: Sequence[int]) -> None:
-        """Form a world of ``members``, which all ask, and answer them. Other members that ask keep
-        waiting."""
-        self._worlds += 1
-        job_id = f"{self._job_id}-{self._worlds}"
-        address = self._serve(len(members), job_id)
-        torch = self._meet()
-        pids = [self._pids[member] for member in members]
-        self.ranks = {member: rank for rank, member in enumerate(members)}
-        self._told = False
-        for member, rank in self.ranks.items():
-            self.asking.discard(member)
-            place = {"rank": rank, "size": len(members), "address": address, "job_id": job_id}
-            self._tell(member, json.dumps({**place, "pids": pids, "torch": torch}))
+    def form(
+        self,
+        world: Mapping[str, Any],
+        places: Sequence[Sequence[int]],
+        node: int,
+        reach: Callable[[str], str],
+    ) -> None:
+        """Answer the ranks of this host that are in a new world. ``places`` are pairs of a rank's
+        number and its rank in the world. ``reach`` returns the address of a host as seen from this
+        one."""
+        if self._last is not None:
+            self._last.close()
+        self._last, self._next = self._next, None
+        self._placed = {number for number, _ in places}
+        host, port = world["torch"]
+        server = reach("")
+        address = f"[{server}]" if ":" in server else server
+        common = {
+            "size": world["size"],
+            "job_id": world["job_id"],
+            "address": f"{address}:{world['port']}" if world["port"] else "",
+            "processes": world["processes"],
+            "torch": [reach(host), port],
+        }
+        for local_rank, (number, rank) in enumerate(places):
+            self._asking.discard(number)
+            own = {"rank": rank, "local": [local_rank, len(places), node]}
+            self._tell(number, json.dumps({**common, **own}))
 
     def ask_anew(self) -> None:
-        """Tell the members of the world to ask again when their program can. Done once per
-        world."""
-        if not self._told:
-            self._told = True
-            for member in self.ranks:
-                if member not in self.asking:
-                    self._tell(member, "changed")
+        """Tell the ranks of the world to ask again when their program can."""
+        for number in self._placed - self._asking:
+            self._tell(number, "changed")
 
     def refuse(self, reason: str) -> None:
-        """Form no further world: every member that asks, now or later, gets ``reason``."""
+        """Answer every rank that asks, now or later, with ``reason``."""
         self._refusal = reason
-        for member in list(self.asking):
-            self._answer_refusal(member)
-
-    def _answer_refusal(self, member: int) -> None:
-        self.asking.discard(member)
-        self._tell(member, json.dumps({"refused": self._refusal}))
+        for number in list(self._asking):
+            self._answer_refusal(number)
 
     def close(self) -> None:
-        """Close all connections, the store and the reserved port."""
+        """Close all connections and the reserved ports."""
         self._selector.unregister(self._listener)
         self._listener.close()
-        for member in list(self._lines):
-            self._close_line(member)
-        if self._store is not None:
-            self._store.close()
-        if self._meeting is not None:
-            self._meeting.close()
+        for number in list(self._lines):
+            self._close_line(number)
+        for meeting in (self._next, self._last):
+            if meeting is not None:
+                meeting.close()
 
-    def _serve(self, size: int, job_id: str) -> str:
-        """Start the store of a new world and return its address, empty for a world of one. The
-        store of the previous world is closed."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-        if size == 1:
-            return ""
-        try:
-            listener = listen_tcp("127.0.0.1")
-        except OSError:
-            listener = listen_tcp("::1")
-        host, port = listener.getsockname()[:2]
-        key = self._secret.encode()
-        self._store = StoreServer(listener, size, key, job_id, "pycoll run")
-        self._store.start()
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    def _meet(self) -> tuple[str, int]:
-        """Reserve the host and port where torch's ranks of the world meet."""
-        if self._meeting is not None:
-            self._meeting.close()
-        self._meeting = Meeting()
-        return self._meeting.host, self._meeting.port
+    def _answer_refusal(self, number: int) -> None:
+        self._asking.discard(number)
+        self._tell(number, json.dumps({"refused": self._refusal}))
 
     def _accept(self) -> None:
         try:
@@ -163,32 +143,37 @@ class ElasticRendezvous:
         except ValueError:
             self._lose(sock)
             return
-        member, pid = words["member"], words["pid"]
-        if self._lines.get(member) is not sock:
-            self._close_line(member)
-        self._lines[member], self._pids[member] = sock, pid
-        self.asking.add(member)
+        number = words["member"]
+        if self._lines.get(number) is not sock:
+            self._close_line(number)
+        self._lines[number] = sock
+        self._asking.add(number)
         if self._refusal:
-            self._answer_refusal(member)
+            self._answer_refusal(number)
+            return
+        self._next = self._next or Meeting()
+        self._tell_job({"rank": number, "asks": words["pid"], "torch_port": self._next.port})
 
     def _lose(self, sock: socket.socket) -> None:
-        for member, line in list(self._lines.items()):
+        for number, line in list(self._lines.items()):
             if line is sock:
-                self.asking.discard(member)
-                self._close_line(member)
+                if number in self._asking:
+                    self._asking.discard(number)
+                    self._tell_job({"rank": number, "silent": True})
+                self._close_line(number)
                 return
         self._selector.unregister(sock)
         sock.close()
 
-    def _close_line(self, member: int) -> None:
-        line = self._lines.pop(member, None)
+    def _close_line(self, number: int) -> None:
+        line = self._lines.pop(number, None)
         if line is not None:
             self._selector.unregister(line)
             line.close()
 
-    def _tell(self, member: int, text: str) -> None:
-        line = self._lines.get(member)
+    def _tell(self, number: int, text: str) -> None:
+        line = self._lines.get(number)
         if line is not None:
-            # If the send fails, the member has ended, and the reader or the launcher notices it.
+            # If the send fails, the rank has ended, and the reader or the launcher notices it.
             with contextlib.suppress(OSError):
                 line.sendall(text.encode() + b"\n")

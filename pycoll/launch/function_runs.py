@@ -12,8 +12,9 @@ from pycoll.errors import InvalidArgumentError, RankFailedError
 from pycoll.launch.host_agent import RESULT, folder_of_call
 from pycoll.launch.host_list import parse_hosts, place_ranks
 from pycoll.launch.host_starts import HostsOptions, Work, launch_on_hosts
-from pycoll.launch.launcher import LaunchOptions, launch
+from pycoll.launch.launcher import launch
 from pycoll.launch.node_meeting import START_S, Verdict
+from pycoll.launch.rank_crew import LaunchOptions
 
 #: The command of a rank; the launcher of its host adds the folder of the call.
 _COMMAND = ("-m", "pycoll.launch.function_rank")

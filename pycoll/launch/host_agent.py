@@ -1,9 +1,9 @@
 """The agent of one host: ``python -m pycoll.launch.host_agent``, started by the launcher over ssh.
 
 Its stdin and stdout belong to the launcher (host_notes.py). The first order has everything that it
-needs, the secret included. It answers what it found on its host, and node 0 also where it listens.
-The second order has the addresses of node 0. Then it is a launcher like any other, which ends its
-ranks when its stdin ends.
+needs, the secret included. It answers what it found on its host, and also where it listens if it
+may become node 0. The second order has its number and the addresses of node 0. Then it is a
+launcher like any other, which ends its ranks when its stdin ends.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from pycoll.bootstrap.discovery.host import machine_identity
 from pycoll.bootstrap.discovery.network import interfaces, listen_in_range
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_notes import read_order, write_note
-from pycoll.launch.launcher import LaunchOptions, launch, threads_of_ranks
+from pycoll.launch.launcher import launch, threads_of_ranks
 from pycoll.launch.node_meeting import NodeOptions, Verdict, versions
+from pycoll.launch.rank_crew import LaunchOptions
 from pycoll.launch.rank_process import resolve_command
 
 #: Names in the folder of a function that ranks call; see function_rank.py.
@@ -49,7 +51,7 @@ def main() -> int:
         # Before the ranks of any host start; the meeting of the nodes asks again.
         resolve_command(order["command"])
         config = Config.read()
-        if order["node"] == 0:
+        if order["listens"]:
             listener = listen_in_range(None, config.port_range)
         here = {**versions(), "machine": machine_identity(), "places": _places(listener, config)}
     except (PycollError, OSError) as error:
@@ -95,10 +97,13 @@ def _targets(places: list[list[Any]], config: Config) -> list[tuple[int, Any]]:
 
 
 def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, config: Config) -> int:
+    if go["node"] != 0 and listener is not None:
+        listener.close()
+        listener = None
     targets = [] if listener is not None else _targets(go["places"], config)
     node = NodeOptions(
-        nodes=order["nodes"],
-        node=order["node"],
+        nodes=go["nodes"],
+        node=go["node"],
         secret=bytes.fromhex(order["secret"]),
         address=f"host {go['first']}" + "".join(f", {target[1][0]}" for target in targets),
         start_timeout_s=order["start_timeout_s"],
@@ -124,6 +129,7 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
             environment=threads_of_ranks(order["slots"], os.environ),
             quiet=True,
             restarts=order["restarts"],
+            elastic=None if order["elastic"] is None else ElasticOptions(**order["elastic"]),
             node=node,
             output_folder=order["output_folder"],
             control=0,

@@ -45,27 +45,29 @@ def read_hostfile(path: str) -> list[HostSlots]:
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
-            found.append(_host_of_line(words, f"hostfile={path!r}, line {number}"))
+            found.append(parse_line(words, f"hostfile={path!r}, line {number}"))
     return _checked(found, f"hostfile={path!r}")
 
 
-def _host_of_line(words: Sequence[str], where: str) -> HostSlots:
+def parse_line(words: Sequence[str], where: str, least: int = 1) -> HostSlots:
+    """Parse the words of a line; ``least`` is the smallest number of slots. Raises
+    InvalidArgumentError, which begins with ``where``."""
     if len(words) == 1:
-        return _host_of(words[0], where)
+        return _host_of(words[0], where, least)
     key, equals, count = "".join(words[1:]).partition("=")
     if key != "slots" or not equals:
         raise InvalidArgumentError(
             f"{where}: {' '.join(words)!r} is no host: expected host:slots or host slots=n"
         )
-    return HostSlots(_name_of(words[0], where), _slots_of(count, where))
+    return HostSlots(_name_of(words[0], where), _slots_of(count, where, least))
 
 
-def _host_of(word: str, where: str) -> HostSlots:
+def _host_of(word: str, where: str, least: int = 1) -> HostSlots:
     """Parse "host" or "host:slots"; an IPv6 address stands in brackets."""
     name, colon, count = word.rpartition(":")
     if not colon or word.endswith("]"):
         return HostSlots(_name_of(word, where), 1)
-    return HostSlots(_name_of(name, where), _slots_of(count, where))
+    return HostSlots(_name_of(name, where), _slots_of(count, where, least))
 
 
 def _name_of(word: str, where: str) -> str:
@@ -78,9 +80,9 @@ def _name_of(word: str, where: str) -> str:
     return bare
 
 
-def _slots_of(count: str, where: str) -> int:
-    if not (count.isascii() and count.isdigit() and 0 < int(count) < 1 << 20):
-        raise InvalidArgumentError(f"{where}: {count!r} is no number of slots, 1 or more")
+def _slots_of(count: str, where: str, least: int) -> int:
+    if not (count.isascii() and count.isdigit() and least <= int(count) < 1 << 20):
+        raise InvalidArgumentError(f"{where}: {count!r} is no number of slots, {least} or more")
     return int(count)
 
 

@@ -1,9 +1,9 @@
 """Messages between the launcher of a job on several hosts and the agents that it starts there.
 
 The agent's stdin carries orders: a length in decimal digits, a newline, and that many bytes of
-JSON; from the start of the ranks on, single bytes, see ``LaunchOptions.control``. Its stdout
-carries the output of its ranks, and notes between it: the job's mark, JSON, and a newline. The mark
-holds random bytes, so output of ranks does not contain it.
+JSON; from the start of the ranks on, lines with a signal's number, "slots N", or nothing, which is
+a pulse. Its stdout carries the output of its ranks, and notes between it: the job's mark, JSON, and
+a newline. The mark holds random bytes, so output of ranks does not contain it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,24 @@ def read_order(descriptor: int) -> Any:
             raise EOFError("the launcher has ended")
         data += piece
     return read_json(data)
+
+
+def control_line(signum: int = 0, slots: int | None = None) -> bytes:
+    """Encode a signal, a number of slots, or with neither a pulse."""
+    if slots is not None:
+        return b"slots %d\n" % slots
+    return b"%d\n" % signum if signum else b"\n"
+
+
+def read_control(line: bytes) -> tuple[int, int | None]:
+    """Decode the result of ``control_line`` without its newline, as its arguments; a line in
+    another form is a pulse."""
+    word, _, number = line.rpartition(b" ")
+    if not number.isdigit() or len(number) > _DIGITS_MAX:
+        return 0, None
+    if word == b"slots":
+        return 0, int(number)
+    return int(number) if not word else 0, None
 
 
 def write_note(mark: str, note: dict[str, Any]) -> None:

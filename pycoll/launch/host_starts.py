@@ -22,15 +22,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 from pycoll.config import PREFIX, Config
 from pycoll.errors import InvalidArgumentError, TransportError
+from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_list import HostSlots
-from pycoll.launch.host_notes import NoteFilter, new_mark, write_order
-from pycoll.launch.launcher import KILL_S, PULSE_S, SIGNAL_GRACE_S
+from pycoll.launch.host_notes import NoteFilter, control_line, new_mark, write_order
 from pycoll.launch.node_meeting import START_S, Verdict, compare_versions, versions
+from pycoll.launch.rank_crew import KILL_S, PULSE_S, SIGNAL_GRACE_S
 from pycoll.launch.rank_output import RankOutput
 from pycoll.launch.signals import signals_caught
 
@@ -73,7 +74,8 @@ class HostsOptions:
     and the key file of ssh. All agents have to answer and to meet within ``start_timeout_s``.
     ``interfaces`` are the network interfaces that nodes and ranks use. ``variables``: "NAME" or
     "NAME=VALUE", which all ranks get in addition to those that are always carried. ``verbose``: say
-    on stderr how each host is reached.
+    on stderr how each host is reached. ``discovery`` is the command line of a script that names the
+    hosts of an elastic job, instead of ``hosts``.
     """
 
     hosts: Sequence[HostSlots]
@@ -83,12 +85,13 @@ class HostsOptions:
     interfaces: Sequence[str] = ()
     variables: Sequence[str] = ()
     verbose: bool = False
+    discovery: str | None = None
 
 
 @dataclass(frozen=True)
 class Work:
     """The ranks run ``command``; it calls the pickled function ``call`` if there is one.
-    The other fields are those of LaunchOptions."""
+    The other fields are those of LaunchOptions; elastic_hosts.py runs elastic jobs."""
 
     command: Sequence[str]
     prefix: bool = False
@@ -96,9 +99,10 @@ class Work:
     output_folder: str | None = None
     call: bytes | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    elastic: ElasticOptions | None = None
 
 
-class _Agent:
+class HostAgent:
     """The agent of one host, as its launcher sees it."""
 
     def __init__(self, host: HostSlots, process: subprocess.Popen[bytes]) -> None:
@@ -110,6 +114,8 @@ class _Agent:
         #: Whether its ranks run, so that it expects a pulse.
         self.started = False
         self.ended = False
+        #: Why the job has failed, in the words of this agent.
+        self.verdict: Verdict | None = None
         self._lock = threading.Lock()
 
     def order(self, data: dict[str, Any]) -> None:
@@ -120,12 +126,13 @@ class _Agent:
             if stdin is not None and not stdin.closed:
                 write_order(stdin.fileno(), data)
 
-    def send(self, signum: int) -> None:
-        """Have the agent take a signal, or see a pulse if it is 0. Any thread may call it."""
+    def send(self, signum: int = 0, slots: int | None = None) -> None:
+        """Have the agent take a signal or a number of slots, or else see a pulse. Any thread may
+        call it."""
         stdin = self.process.stdin
         with self._lock, contextlib.suppress(BrokenPipeError):
             if stdin is not None and not stdin.closed:
-                os.write(stdin.fileno(), bytes([signum]))
+                os.write(stdin.fileno(), control_line(signum, slots))
 
     def let_go(self) -> None:
         """Close its stdin, after which it ends its ranks and itself."""
@@ -162,51 +169,54 @@ def launch_on_hosts(
     InvalidArgumentError or TransportError, with each host and its reason, if an agent does not
     start. No process of the job is left running on any host that can still be reached.
     """
-    limit = options.start_timeout_s
-    if not 0 < limit < float("inf"):
-        raise InvalidArgumentError(
-            f"start_timeout={limit}: expected seconds, a finite number above 0"
-        )
-    with _HostsJob(options, work, results) as job:
+    with HostsJob(options, work, results) as job:
         if not job.await_answers():
-            signum = job.signals[0]
-            name = signal.Signals(signum).name
-            return Verdict(f"stopped by {name} before the ranks ran", 128 + signum, signum)
-        job.go()
+            return job.stop_early()
+        job.go_all()
         return job.watch()
 
 
-class _HostsJob:
-    """The agents of one job. A context manager: on exit none of them runs."""
+_Job = TypeVar("_Job", bound="HostsJob")
+
+
+class HostsJob:
+    """The agents of one job. A context manager: on exit none of them runs. Raises
+    InvalidArgumentError for options that cannot work."""
 
     def __init__(
         self,
         options: HostsOptions,
         work: Work,
-        results: Callable[[int, bytes], object] | None,
+        results: Callable[[int, bytes], object] | None = None,
     ) -> None:
+        limit = options.start_timeout_s
+        if not 0 < limit < float("inf"):
+            raise InvalidArgumentError(
+                f"start_timeout={limit}: expected seconds, a finite number above 0"
+            )
         self._options, self._work, self._results = options, work, results
+        self._secret = secrets.token_hex(32)
+        self._environment = {**carried(os.environ, options), **work.environment}
+        self._machines: dict[str, str] = {}
         self._mark = new_mark()
-        self._agents: list[_Agent] = []
+        self._agents: list[HostAgent] = []
         self._verdicts: list[Verdict] = []
         self.signals: list[int] = []
         self._passed_on = 0
         self._over = threading.Event()
-        self._due: list[tuple[float, Callable[[_Agent], object]]] = []
+        self._due: list[tuple[float, Callable[[HostAgent], object]]] = []
         self._selector = selectors.DefaultSelector()
         self._output = RankOutput(self._selector)
         self._undo = contextlib.ExitStack()
         self._began = time.monotonic()
 
-    def __enter__(self) -> _HostsJob:
+    def __enter__(self: _Job) -> _Job:
         self._undo.callback(self._selector.close)
         self._undo.enter_context(signals_caught(self._selector, self.signals))
         self._undo.enter_context(_terminal_stop_ignored())
         try:
-            secret = secrets.token_hex(32)
-            environment = carried(os.environ, self._options)
-            for node, host in enumerate(self._options.hosts):
-                self._start(node, host, secret, {**environment, **self._work.environment})
+            for number, host in enumerate(self._options.hosts):
+                self._start(host, number == 0)
         except BaseException:
             self.__exit__()
             raise
@@ -232,12 +242,11 @@ class _HostsJob:
                     pipe.close()
         self._undo.close()
 
-    def _start(
-        self, node: int, host: HostSlots, secret: str, environment: Mapping[str, str]
-    ) -> None:
+    def _start(self, host: HostSlots, listens: bool) -> HostAgent:
+        """Start the agent of a host; with ``listens`` it may become node 0."""
         line = agent_line(host, self._options, _AGENT)
         if self._options.verbose:
-            _say(f"host {host.name}: {shlex.join(line)}")
+            say_plainly(f"host {host.name}: {shlex.join(line)}")
         process = subprocess.Popen(
             line,
             stdin=subprocess.PIPE,
@@ -246,7 +255,7 @@ class _HostsJob:
             # The terminal's Ctrl-C reaches the launcher only.
             start_new_session=True,
         )
-        agent = _Agent(host, process)
+        agent = HostAgent(host, process)
         self._agents.append(agent)
         assert process.stdout is not None and process.stderr is not None
         notes = NoteFilter(self._mark, lambda note: self._take(agent, note))
@@ -259,23 +268,24 @@ class _HostsJob:
         order = {
             "mark": self._mark,
             "host": host.name,
-            "node": node,
-            "nodes": len(self._options.hosts),
+            "listens": listens,
             "slots": host.slots,
-            "secret": secret.encode().hex(),
+            "secret": self._secret.encode().hex(),
             "command": list(work.command),
             "folder": os.getcwd(),
-            "environment": dict(environment),
+            "environment": self._environment,
             "prefix": work.prefix,
             "restarts": work.restarts,
             "output_folder": work.output_folder,
             "start_timeout_s": self._options.start_timeout_s,
             "call": None if work.call is None else base64.b64encode(work.call).decode(),
+            "elastic": None if work.elastic is None else asdict(work.elastic),
         }
         # A long order does not fit the pipe of an ssh that has not connected yet.
         threading.Thread(target=agent.order, args=(order,), daemon=True).start()
+        return agent
 
-    def _read_words(self, agent: _Agent) -> None:
+    def _read_words(self, agent: HostAgent) -> None:
         """Keep what ssh or a starting agent says on stderr, for an error text."""
         stderr = agent.process.stderr
         assert stderr is not None
@@ -290,9 +300,10 @@ class _HostsJob:
         agent.words += piece
         del agent.words[:-_WORDS_MAX]
 
-    def _take(self, agent: _Agent, note: Any) -> None:
+    def _take(self, agent: HostAgent, note: Any) -> None:
         if "verdict" in note:
-            self._verdicts.append(Verdict(**note["verdict"]))
+            agent.verdict = Verdict(**note["verdict"])
+            self._verdicts.append(agent.verdict)
         elif "result" in note:
             if self._results is not None:
                 self._results(note["result"], base64.b64decode(note["data"]))
@@ -335,53 +346,74 @@ class _HostsJob:
         ]
         if failures:
             raise TransportError("\n".join(failures), operation="run")
-        self._compare()
+        for agent in self._agents:
+            self._compare(agent)
         return True
 
-    def _compare(self) -> None:
-        here, machines = versions(), dict[str, str]()
-        for agent in self._agents:
-            name, facts = agent.host.name, agent.facts or {}
-            compare_versions(here, socket.gethostname(), facts, name)
-            if facts["refusal"]:
-                raise InvalidArgumentError(f"host {name}: {facts['refusal']}")
-            other = machines.setdefault(facts["machine"], name)
-            if other != name:
-                raise InvalidArgumentError(
-                    f"hosts {other} and {name} are one machine: name it once, with all its slots"
-                )
+    def stop_early(self) -> Verdict:
+        """Return the verdict on a job that a signal has ended before its ranks ran."""
+        signum = self.signals[0]
+        name = signal.Signals(signum).name
+        return Verdict(f"stopped by {name} before the ranks ran", 128 + signum, signum)
 
-    def go(self) -> None:
-        """Let the agents meet and start their ranks, whose stderr is shown from now on."""
-        first = self._agents[0]
-        for agent in self._agents:
-            if self._options.verbose:
-                _say(f"host {agent.host.name}: the agent starts {agent.host.slots} ranks")
-            stderr = agent.process.stderr
-            assert stderr is not None
-            if stderr in self._selector.get_map():
-                self._selector.unregister(stderr)
-                self._output.add(stderr, 2)
-            places = (first.facts or {})["places"]
-            agent.order({"first": first.host.name, "places": places})
+    def _compare(self, agent: HostAgent) -> None:
+        """Raise InvalidArgumentError if an agent cannot take part in the job."""
+        name, facts = agent.host.name, agent.facts or {}
+        compare_versions(versions(), socket.gethostname(), facts, name)
+        if facts["refusal"]:
+            raise InvalidArgumentError(f"host {name}: {facts['refusal']}")
+        other = self._machines.setdefault(facts["machine"], name)
+        if other != name:
+            raise InvalidArgumentError(
+                f"hosts {other} and {name} are one machine: name it once, with all its slots"
+            )
+
+    def go_all(self) -> None:
+        """Let the agents meet and start their ranks; that of the first host becomes node 0."""
+        for node, agent in enumerate(self._agents):
+            self._go(agent, node, self._agents[0], len(self._agents))
+
+    def _go(self, agent: HostAgent, node: int, first: HostAgent, nodes: int) -> None:
+        """Let an agent join the job of ``nodes`` nodes. Its stderr is shown from now on."""
+        if self._options.verbose:
+            say_plainly(f"host {agent.host.name}: the agent starts {agent.host.slots} ranks")
+        stderr = agent.process.stderr
+        assert stderr is not None
+        if stderr in self._selector.get_map():
+            self._selector.unregister(stderr)
+            self._output.add(stderr, 2)
+        places = (first.facts or {})["places"]
+        who = {"node": node, "nodes": nodes, "first": first.host.name}
+        agent.order({**who, "places": places})
 
     def watch(self) -> Verdict | None:
         """Wait until all agents have ended; returns the job's failure."""
         last: float | None = None
-        # A thread of its own, since writing output may block.
-        threading.Thread(target=self._keep_pulse, daemon=True).start()
+        self._begin_pulse()
         while not all(agent.ended for agent in self._agents):
-            self._step(time.monotonic() + 1.0)
-            self._pass_on()
+            self._watch_once()
             for agent in self._agents:
                 if agent.ended and last is None and (agent.process.returncode or self._verdicts):
                     last = time.monotonic() + _LAST_S
-            while self._due and self._due[0][0] <= time.monotonic():
-                _, act = self._due.pop(0)
-                for agent in self._agents:
-                    act(agent)
             if last is not None and time.monotonic() >= last:
                 break
+        return self._conclude()
+
+    def _begin_pulse(self) -> None:
+        # A thread of its own, since writing output may block.
+        threading.Thread(target=self._keep_pulse, daemon=True).start()
+
+    def _watch_once(self) -> None:
+        """Wait for events, a second at most, and pass signals on."""
+        self._step(time.monotonic() + 1.0)
+        self._pass_on()
+        while self._due and self._due[0][0] <= time.monotonic():
+            _, act = self._due.pop(0)
+            for agent in self._agents:
+                act(agent)
+
+    def _conclude(self) -> Verdict | None:
+        """Return the job's failure after its agents have ended."""
         self._output.drain()
         if self._verdicts:
             # All nodes report one failure, but for one that was cut off from the others.
@@ -399,7 +431,7 @@ class _HostsJob:
         while not self._over.wait(PULSE_S):
             for agent in self._agents:
                 if agent.started:
-                    agent.send(0)
+                    agent.send()
 
     def _pass_on(self) -> None:
         if self._output.broken and not self._passed_on:
@@ -408,13 +440,13 @@ class _HostsJob:
             signum = self.signals.pop(0)
             now = time.monotonic()
             if self._passed_on:
-                self._due = [(now, _Agent.let_go), (now + KILL_S, _kill)]
+                self._due = [(now, HostAgent.let_go), (now + KILL_S, _kill)]
                 continue
             self._passed_on = signum
             for agent in self._agents:
                 agent.send(signum)
             hard = now + SIGNAL_GRACE_S + KILL_S + 1.0
-            self._due = [(hard, _Agent.let_go), (hard + KILL_S, _kill)]
+            self._due = [(hard, HostAgent.let_go), (hard + KILL_S, _kill)]
 
 
 def carried(environ: Mapping[str, str], options: HostsOptions) -> dict[str, str]:
@@ -486,11 +518,12 @@ def _terminal_stop_ignored() -> Iterator[None]:
         signal.signal(signal.SIGTSTP, before or signal.SIG_DFL)
 
 
-def _kill(agent: _Agent) -> None:
+def _kill(agent: HostAgent) -> None:
     if agent.process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(agent.process.pid, signal.SIGKILL)
 
 
-def _say(text: str) -> None:
+def say_plainly(text: str) -> None:
+    """Print a report on stderr, in one line."""
     print(f"pycoll run: {text}", file=sys.stderr, flush=True)

@@ -76,7 +76,8 @@ class NodeOptions:
         """Raise InvalidArgumentError for values that cannot work."""
         if not 1 <= self.nodes <= NODES_MAX:
             raise InvalidArgumentError(f"nnodes={self.nodes}: expected 1 to {NODES_MAX}")
-        if not 0 <= self.node < self.nodes:
+        # A host may join a job that another launcher has started, at any time.
+        if not self.is_started and not 0 <= self.node < self.nodes:
             raise InvalidArgumentError(
                 f"node_rank={self.node} is out of range: nnodes={self.nodes} allows 0 to "
                 f"{self.nodes - 1}"
@@ -220,10 +221,16 @@ class NodeLink:
 def _verdict_of(text: str) -> Verdict:
     """Return the verdict that a node has sent as an alarm; another text becomes one of status 1."""
     with contextlib.suppress(ValueError):
-        found = json_object(read_json(text), dict.fromkeys(_VERDICT, int) | {"text": str})
-        if 0 < found["status"] <= _STATUS_MAX and 0 <= found["signum"] < 65:
-            return Verdict(**found)
+        return to_verdict(read_json(text))
     return Verdict(text, 1)
+
+
+def to_verdict(value: Any) -> Verdict:
+    """Return the verdict that ``Verdict._asdict`` has made into JSON. Raises ValueError."""
+    found = json_object(value, dict.fromkeys(_VERDICT, int) | {"text": str})
+    if not (0 < found["status"] <= _STATUS_MAX and 0 <= found["signum"] < 65):
+        raise ValueError(f"a verdict of status {found['status']} and signal {found['signum']}")
+    return Verdict(**found)
 
 
 #: Opens what node 0 offers to all ranks, and returns the store's port and torch's ports.
@@ -271,7 +278,8 @@ def meet_nodes(
 
 
 def enter_meeting(options: NodeOptions, deadline: Deadline) -> StoreExchange:
-    """Return the exchange between the nodes, before any facts are known. Raises pycoll's errors."""
+    """Return the exchange between the nodes, before any facts are known; node 0 serves its store.
+    Raises pycoll's errors."""
     place = (options.secret, os.environ.get("PYCOLL_JOB_ID", ""))
     if options.listener is not None:
         return serve_store(

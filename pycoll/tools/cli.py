@@ -16,6 +16,7 @@ from pycoll.foreign_words import about_call, about_option
 from pycoll.tools.units import Bytes, Seconds, SecondsPerByte
 
 if TYPE_CHECKING:
+    from pycoll.launch.elastic_jobs import ElasticOptions
     from pycoll.launch.host_starts import HostsOptions
     from pycoll.launch.node_meeting import NodeOptions
 
@@ -188,12 +189,12 @@ def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
     "--max-np",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Start up to N ranks if the host discovery script reports so many slots.",
+    help="Start up to N ranks if there are so many slots.",
 )
 @click.option(
     "--host-discovery-script",
     metavar="COMMAND",
-    help='Run this every second; it prints "host:slots" lines, for this machine only.',
+    help='Run this every second; it prints "host:slots" lines. Other hosts are reached over ssh.',
 )
 @click.option(
     "--elastic-timeout",
@@ -206,11 +207,6 @@ def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     ranks: int | None,
-    restarts: int,
-    min_np: int | None,
-    max_np: int | None,
-    host_discovery_script: str | None,
-    elastic_timeout: float | None,
     command: tuple[str, ...],
     **words: Any,
 ) -> None:
@@ -222,10 +218,11 @@ def run(
     left.
 
     On several machines, type it on each of them with --nnodes, --node-rank and --address, or type
-    it once with -H or --hostfile, which starts the others over ssh.
+    it once with -H or --hostfile, which starts the others over ssh. A host discovery script names
+    the hosts too, and may change them while the job runs.
     """
-    from pycoll.launch.elastic_jobs import PATIENCE_S, ElasticOptions
-    from pycoll.launch.launcher import LaunchOptions, launch, threads_of_ranks
+    from pycoll.launch.launcher import launch, threads_of_ranks
+    from pycoll.launch.rank_crew import LaunchOptions
 
     _check_options(command[0])
     try:
@@ -236,18 +233,9 @@ def run(
                     "--servers starts servers on one machine: on several, let the last ranks call "
                     "pycoll.ps.serve(), or leave out the hosts"
                 )
-            if min_np or max_np or host_discovery_script is not None:
-                raise click.UsageError(
-                    "elastic jobs run on one machine: leave out --min-np, --max-np and "
-                    "--host-discovery-script, or the hosts"
-                )
-            sys.exit(_run_on(hosts, words, restarts, command))
+            sys.exit(_run_on(hosts, words, ranks, command))
         if ranks is None:
             raise click.UsageError("Missing option '-n': how many ranks.")
-        elastic = None
-        if min_np or max_np or host_discovery_script is not None:
-            patience_s = PATIENCE_S if elastic_timeout is None else elastic_timeout
-            elastic = ElasticOptions(min_np, max_np, host_discovery_script, patience_s)
         options = LaunchOptions(
             ranks=ranks,
             command=command,
@@ -255,8 +243,8 @@ def run(
             output_folder=words["output_filename"],
             node=node,
             environment=threads_of_ranks(ranks + words["servers"], os.environ),
-            restarts=restarts,
-            elastic=elastic,
+            restarts=words["restarts"],
+            elastic=_elastic_of(words),
             servers=words["servers"],
         )
         sys.exit(launch(options))
@@ -290,49 +278,85 @@ def _node_of(words: Mapping[str, Any]) -> NodeOptions | None:
     )
 
 
+def _elastic_of(words: Mapping[str, Any]) -> ElasticOptions | None:
+    """Return the limits of an elastic job, or None for a job with a fixed number of ranks."""
+    from pycoll.launch.elastic_jobs import PATIENCE_S, ElasticOptions
+
+    script = words["host_discovery_script"]
+    if not words["min_np"] and not words["max_np"] and script is None:
+        return None
+    limit = words["elastic_timeout"]
+    return ElasticOptions(
+        ranks_min=words["min_np"],
+        ranks_max=words["max_np"],
+        grows=script is not None,
+        patience_s=PATIENCE_S if limit is None else limit,
+    )
+
+
 def _hosts_of(words: Mapping[str, Any], ranks: int | None) -> HostsOptions | None:
-    """Return the hosts of ``-H`` or ``--hostfile``, or None without them."""
+    """Return the hosts of ``-H``, ``--hostfile`` or the host discovery script, or None without
+    them."""
     from pycoll.launch.host_list import parse_hosts, place_ranks, read_hostfile
     from pycoll.launch.host_starts import HostsOptions
     from pycoll.launch.node_meeting import START_S
 
-    text, path = words["hosts"], words["hostfile"]
-    if text is None and path is None:
+    # The command doctor has no script.
+    text, path, script = words["hosts"], words["hostfile"], words.get("host_discovery_script")
+    if script is not None and (text is not None or path is not None or words["nnodes"]):
+        raise click.UsageError(
+            "--host-discovery-script names the hosts: leave out -H, --hostfile and --nnodes"
+        )
+    if text is None and path is None and script is None:
         for option, name in (("-p", "ssh_port"), ("-i", "identity"), ("--verbose", "verbose")):
             if words[name]:
                 raise click.UsageError(f"{option} is for hosts: give -H or --hostfile too")
         return None
     if text is not None and path is not None:
         raise click.UsageError("-H and --hostfile both name the hosts: give one")
-    hosts = parse_hosts(text) if text is not None else read_hostfile(path)
+    hosts = []
+    if script is None:
+        hosts = parse_hosts(text) if text is not None else read_hostfile(path)
+        placed = place_ranks(hosts, ranks)
+        # The other slots of an elastic job replace those that are lost.
+        is_elastic = bool(words.get("min_np") or words.get("max_np"))
+        hosts = hosts if is_elastic else placed
     limit, interfaces = words["start_timeout"], words["network_interfaces"]
     return HostsOptions(
-        hosts=place_ranks(hosts, ranks),
+        hosts=hosts,
         ssh_port=words["ssh_port"],
         identity=words["identity"],
         start_timeout_s=START_S if limit is None else limit,
         interfaces=interfaces.split(",") if interfaces else (),
         variables=words["variables"],
         verbose=words["verbose"],
+        discovery=script,
     )
 
 
 def _run_on(
-    hosts: HostsOptions, words: Mapping[str, Any], restarts: int, command: tuple[str, ...]
+    hosts: HostsOptions, words: Mapping[str, Any], ranks: int | None, command: tuple[str, ...]
 ) -> int:
     """Run the command on hosts, report a failure, and return the exit status."""
+    from pycoll.launch.elastic_hosts import launch_elastic
     from pycoll.launch.host_starts import Work, launch_on_hosts
 
+    if ranks is None and hosts.discovery is not None:
+        raise click.UsageError("Missing option '-n': how many ranks at the start.")
     # Python buffers its output until the end where that is a pipe.
     at_once = words["prefix"] or os.isatty(1)
     work = Work(
         command,
         prefix=words["prefix"],
-        restarts=restarts,
+        restarts=words["restarts"],
         output_folder=words["output_filename"],
         environment={"PYTHONUNBUFFERED": "1"} if at_once else {},
+        elastic=_elastic_of(words),
     )
-    verdict = launch_on_hosts(hosts, work)
+    if work.elastic is None:
+        verdict = launch_on_hosts(hosts, work)
+    else:
+        verdict = launch_elastic(hosts, work, ranks or sum(host.slots for host in hosts.hosts))
     if verdict is None:
         return 0
     for line in verdict.text.splitlines():

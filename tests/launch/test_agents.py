@@ -385,8 +385,18 @@ def test_a_script_must_be_on_every_host(tmp_path: Path) -> None:
             "'nowhere.invalid' does not resolve",
         ),
         (
-            ("--nnodes", "2", "--node-rank", "0", "--address", "a:1", "--min-np", "1"),
-            "elastic jobs run on one machine",
+            (
+                *("--nnodes", "2", "--node-rank", "0", "--address", "a:1"),
+                *("--host-discovery-script", "true"),
+            ),
+            "--host-discovery-script names the hosts: leave out -H, --hostfile and --nnodes",
+        ),
+        (
+            (
+                *("--nnodes", "2", "--node-rank", "1", "--address", "a:1"),
+                *("--min-np", "1", "--elastic-timeout", "0"),
+            ),
+            "elastic_timeout=0.0: expected seconds",
         ),
     ],
 )

@@ -12,63 +12,40 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from launching import HERE, ROOT
+from elastic_worlds import Worlds
+from launching import ROOT
 
 from pycoll.bootstrap.discovery.network import abstract_name
 from pycoll.errors import InvalidArgumentError
 from pycoll.launch.elastic_jobs import ElasticOptions
-from pycoll.launch.host_slots import slots_of
-from pycoll.launch.launcher import LaunchOptions, launch
+from pycoll.launch.host_script import read_hosts
+from pycoll.launch.launcher import launch
+from pycoll.launch.rank_crew import LaunchOptions
 
-RANK = (HERE / "elastic_rank").with_suffix(".py")
 START = (
     "import sys; from pycoll.tools.cli import main; main()",
     "run",
 )
 
 
-class Running:
+class Running(Worlds):
     """An elastic job of elastic_rank.py."""
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
-        self.folder = folder
-        self.tell("")
-        (folder / "said").touch()
-        line = [sys.executable, "-c", *START, *words, str(RANK), str(folder)]
+        super().__init__(folder)
+        line = [sys.executable, "-c", *START, *words, *self.command]
         self.process = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
 
-    def tell(self, text: str) -> None:
-        """Replaced at once, so that nobody reads half of it."""
-        fresh = self.folder / "fresh"
-        fresh.write_text(text)
-        fresh.rename(self.folder / "do")
-
     def slots(self, text: str) -> None:
-        fresh = self.folder / "fresh"
-        fresh.write_text(text)
-        fresh.rename(self.folder / "slots")
-
-    def worlds(self) -> list[list[int]]:
-        """The processes of every whole world, by rank, in order."""
-        found: list[list[int]] = []
-        seen: dict[int, int] = {}
-        for line in (self.folder / "said").read_text().splitlines():
-            pid, rank, size = (int(word) for word in re.findall(r"\d+", line))
-            seen[rank] = pid
-            if len(seen) == size:
-                found.append([seen[one] for one in range(size)])
-                seen = {}
-        return found
+        self.write("slots", text)
 
     def await_worlds(self, count: int) -> list[list[int]]:
-        until = time.monotonic() + 40
-        while len(self.worlds()) < count:
+        def check() -> None:
             assert self.process.poll() is None, self.end()
-            assert time.monotonic() < until, (self.folder / "said").read_text()
-            time.sleep(0.02)
-        return self.worlds()
+
+        return self.wait(lambda worlds: len(worlds) >= count, check, 40)
 
     def end(self) -> tuple[int, str]:
         """Its status, and what the launcher said, on one line."""
@@ -123,7 +100,7 @@ def test_ranks_come_and_go_with_slots(tmp_path: Path) -> None:
         status, said = job.end()
     assert status == 0, said
     assert re.fullmatch(
-        r"pycoll run: rank 0 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", said
+        r"pycoll run: rank 0 on host localhost \(pid \d+\) was killed by signal 9 \(SIGKILL\)", said
     ), said
 
 
@@ -143,7 +120,7 @@ def test_nothing_is_started_where_there_are_no_slots() -> None:
     line = [sys.executable, "-c", *START, "-n", "1", "--elastic-timeout", "0.5"]
     for script, told in (
         ("false", "ended with status 1"),
-        ("echo elsewhere:4", "names the host 'elsewhere': ranks are started on this machine only"),
+        ("echo localhost:many", "'many' is no number of slots"),
         ("/no/such/script", "cannot be run: No such file"),
     ):
         words = [*line, "--host-discovery-script", script, "true"]
@@ -154,15 +131,16 @@ def test_nothing_is_started_where_there_are_no_slots() -> None:
 
 
 def test_lines_of_discovery_scripts() -> None:
-    assert slots_of("") == 0
-    assert slots_of(f"localhost\n\n 127.0.0.1:3 \n{socket.gethostname()}:2\n") == 6
+    assert read_hosts("") == {}
+    text = "localhost  # here\n\n 127.0.0.1:3 \n[fd00::1]:2\nidle:0\nother slots=4\n"
+    assert read_hosts(text) == {"localhost": 1, "127.0.0.1": 3, "fd00::1": 2, "other": 4}
     for text, told in (
-        ("localhost:x", r"line 1 is 'localhost:x': expected \"host:slots\""),
-        ("localhost:1\nlocalhost:-1", r"line 2 is 'localhost:-1'"),
-        ("localhost:2\nother:2", r"line 2 names the host 'other'"),
+        ("localhost:x", "line 1: 'x' is no number of slots, 0 or more"),
+        ("localhost:1\nlocalhost:-1", "line 2: '-1' is no number"),
+        ("a:2\nb:2\na:1", "line 3: host a is named twice"),
     ):
         with pytest.raises(InvalidArgumentError, match=told):
-            slots_of(text)
+            read_hosts(text)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +149,6 @@ def test_lines_of_discovery_scripts() -> None:
         (ElasticOptions(3), "min_np=3: expected 1 to 2"),
         (ElasticOptions(0), "min_np=0: expected 1 to 2"),
         (ElasticOptions(1, 1), "max_np=1: expected at least 2"),
-        (ElasticOptions(discovery=" "), "script is empty"),
         (ElasticOptions(patience_s=0), "elastic_timeout=0: expected seconds"),
     ],
 )

@@ -5,6 +5,7 @@ Stand-ins for ssh say what ssh would say.
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -267,7 +268,10 @@ def test_a_script_that_is_missing() -> None:
     [
         (("-H", "a", "--hostfile", "b"), "-H and --hostfile both name the hosts: give one"),
         (("-H", "a:2", "-n", "3"), "ranks=3: the hosts have 2 slots (a:2)"),
-        (("-H", "a", "--min-np", "1"), "elastic jobs run on one machine"),
+        (("-H", "a:2", "--min-np", "3"), "min_np=3: expected 1 to 2, the number of ranks"),
+        (("-H", "a:2", "-n", "2", "--max-np", "1"), "max_np=1: expected at least 2"),
+        (("-n", "1", "--host-discovery-script", " "), "the host discovery script is empty"),
+        (("--host-discovery-script", "true"), "Missing option '-n': how many ranks"),
         (("-p", "22", "-n", "1"), "-p is for hosts: give -H or --hostfile too"),
         (("-H", "a", "-i", "/none"), "ssh_identity_file='/none': there is no such file"),
         (("-H", "a", "--start-timeout", "0"), "start_timeout=0.0: expected seconds"),
@@ -282,6 +286,13 @@ def test_a_script_that_is_missing() -> None:
 def test_options_that_cannot_work(words: tuple[str, ...], text: str) -> None:
     status, _, err = run(*words, "true", PYCOLL_SECRET="x" * 20)
     assert status != 0 and text in err, err
+
+
+def test_an_elastic_job_on_localhost() -> None:
+    code = "import os; print(sorted(one for one in os.environ if one.startswith('PYCOLL_')))"
+    status, out, err = run("-H", "localhost:2", "-n", "1", "--max-np", "2", *python(code))
+    assert (status, err) == (0, "")
+    assert {"PYCOLL_ROSTER", "PYCOLL_MEMBER"} < set(ast.literal_eval(out.splitlines()[0]))
 
 
 # pycoll.run

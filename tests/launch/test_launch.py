@@ -31,7 +31,8 @@ from launching import (
 )
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.launch.launcher import LaunchOptions, launch
+from pycoll.launch.launcher import launch
+from pycoll.launch.rank_crew import LaunchOptions
 from pycoll.launch.rank_process import resolve_command
 
 SAY_AND_SLEEP = python("import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")

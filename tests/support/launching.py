@@ -24,7 +24,8 @@ RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
 RUN = """
 import json, sys
 sys.path.insert(0, {root!r})
-from pycoll.launch.launcher import LaunchOptions, launch
+from pycoll.launch.launcher import launch
+from pycoll.launch.rank_crew import LaunchOptions
 options = json.loads(sys.argv[1])
 sys.exit(launch(LaunchOptions(**options)))
 """

@@ -150,8 +150,8 @@ class _Followed:
 _followed = _Followed()
 
 
-def follow(rank: int, size: int, host: str, port: int) -> None:
+def follow(share: Share, local_rank: int, host: str, port: int) -> None:
     """Set this process's variables for another world of its elastic job."""
     if _followed.names is None:
         _followed.names = unset_in(os.environ)
-    os.environ.update(variables(Share.whole(size), rank, host, port, _followed.names))
+    os.environ.update(variables(share, local_rank, host, port, _followed.names))

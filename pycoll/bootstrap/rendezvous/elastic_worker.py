@@ -1,8 +1,9 @@
 """A worker's end of the elastic rendezvous, by which the launcher forms the worlds of a job.
 
-A worker asks for a place before it joins each world. The launcher answers when all living workers
-have asked; the answer holds the worker's rank in the new world and the address of its store. The
-connection stays open. The launcher sends a line on it when it wants all workers to ask again.
+A worker asks the launcher of its host for a place before it joins each world. The answer comes when
+all living workers of the job have asked; it holds the worker's rank in the new world and the
+address of its store. The connection stays open. The launcher sends a line on it when all workers
+have to ask again.
 
 Both ends are processes of one user on one host, and each checks the other's user. One thread of the
 worker uses this module.
@@ -16,7 +17,7 @@ import socket
 from typing import Any, NamedTuple
 
 from pycoll.bootstrap.discovery.network import abstract_name, peer_of
-from pycoll.bootstrap.discovery.torch_variables import follow
+from pycoll.bootstrap.discovery.torch_variables import Share, follow
 from pycoll.bootstrap.forks import end_with_process
 from pycoll.errors import TransportError
 from pycoll.untrusted import json_object, read_json, shown
@@ -24,18 +25,22 @@ from pycoll.untrusted import json_object, read_json, shown
 #: Longest question or answer.
 LINE_BYTES_MAX = 1 << 20
 _VARIABLE = "PYCOLL_ROSTER"
+#: The lists of an answer with a fixed length: host and port; rank, number and node.
+_LENGTHS = {"torch": 2, "local": 3}
 
 
 class Invitation(NamedTuple):
-    """A place in a world that is about to form. ``pids`` are the world's processes, by rank.
-    ``torch`` is the host and port where torch's ranks of that world may meet."""
+    """A place in a world that is about to form. ``processes`` names the world's processes, by rank,
+    "node:pid". ``torch`` is the host and port where torch's ranks of that world may meet. ``local``
+    is the rank among those of its host, their number, and the number of the host."""
 
     rank: int
     size: int
     address: str
     job_id: str
-    pids: tuple[int, ...]
+    processes: tuple[str, ...]
     torch: tuple[str, int]
+    local: tuple[int, int, int]
 
 
 class _Line:
@@ -44,7 +49,7 @@ class _Line:
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
         self.pid = 0
-        self.pids: tuple[int, ...] = ()
+        self.processes: tuple[str, ...] = ()
 
 
 _line = _Line()
@@ -75,9 +80,11 @@ def take_place(name: str, member: int) -> Invitation:
         sock.close()
         raise TransportError(answer["refused"], operation="init")
     invitation = Invitation(**answer)
-    follow(invitation.rank, invitation.size, *invitation.torch)
+    local_rank, local_size, node = invitation.local
+    share = Share(invitation.rank - local_rank, local_size, invitation.size, node)
+    follow(share, local_rank, *invitation.torch)
     sock.setblocking(False)
-    _line.sock, _line.pid, _line.pids = sock, os.getpid(), invitation.pids
+    _line.sock, _line.pid, _line.processes = sock, os.getpid(), invitation.processes
     return invitation
 
 
@@ -87,10 +94,12 @@ def _read_answer(line: bytes) -> dict[str, Any]:
     if isinstance(answer, dict) and "refused" in answer:
         return json_object(answer, {"refused": str})
     texts, numbers = {"address": str, "job_id": str}, {"rank": int, "size": int}
-    place = json_object(answer, {**numbers, **texts, "pids": list, "torch": list})
-    if len(place["torch"]) != len(("host", "port")):
-        raise ValueError(f"torch is {shown(place['torch'])}: expected host and port")
-    return place | {name: tuple(place[name]) for name in ("pids", "torch")}
+    lists = dict.fromkeys(_LENGTHS, list)
+    place = json_object(answer, {**numbers, **texts, **lists, "processes": list})
+    for name, length in _LENGTHS.items():
+        if len(place[name]) != length:
+            raise ValueError(f"{name} is {shown(place[name])}: expected {length} values")
+    return place | {name: tuple(place[name]) for name in ("processes", *_LENGTHS)}
 
 
 def changed() -> bool:
@@ -103,9 +112,9 @@ def changed() -> bool:
         return False
 
 
-def pids() -> tuple[int, ...]:
-    """Return the process ids of the world of the last invitation, by rank."""
-    return _line.pids
+def processes() -> tuple[str, ...]:
+    """Return the names of the processes of the world of the last invitation, by rank."""
+    return _line.processes
 
 
 def _connect(name: str) -> socket.socket:

@@ -39,6 +39,7 @@ class Kind(IntEnum):
     FAIL = 4  # store -> member: the meeting failed, as JSON; the last frame
     LEAVE = 5  # member -> store: the member needs nothing more
     ALARM = 6  # member -> store: the member failed, as text; the store tells all members
+    ORDER = 7  # between launchers of an elastic job, which have no store: JSON
 
 
 class Party(NamedTuple):
@@ -78,6 +79,7 @@ PAYLOAD_BYTES_MAX: dict[int, int] = {
     Kind.GATHER: FRAME_BYTES_MAX,
     Kind.LEAVE: 0,
     Kind.ALARM: 64 * 1024,
+    Kind.ORDER: 64 * 1024,
 }
 #: Longest name in a HELLO frame, in characters.
 _NAME_LENGTH_MAX = 512

@@ -194,6 +194,11 @@ class StoreExchange:
             self._sock.sendall(frame(Kind.LEAVE))
         self.abandon()
 
+    def detach(self) -> socket.socket:
+        """Hand over the connection, on which other frames follow. The exchange is not used any
+        more."""
+        return self._sock
+
     def abandon(self) -> None:
         """Close the connection without a LEAVE frame: the others learn that this rank is gone."""
         self._sock.close()

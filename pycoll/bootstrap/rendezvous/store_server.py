@@ -245,6 +245,8 @@ class StoreServer:
             self._fail(member.meeting, failure)
         elif kind == Kind.LEAVE and not member.waiting:
             member.done = True
+        elif kind == Kind.ORDER:
+            raise ValueError("it is elastic (--min-np, --max-np), and this job is not")
         else:
             raise ValueError(f"a frame of kind {kind} out of place")
 

@@ -152,7 +152,8 @@ def launch_bench(
     ``take`` is called with each measurement as it comes, on a separate thread. ``started`` is
     called when the ranks run. ``environment`` is added to that of the ranks.
     """
-    from pycoll.launch.launcher import LaunchOptions, launch
+    from pycoll.launch.launcher import launch
+    from pycoll.launch.rank_crew import LaunchOptions
 
     with tempfile.TemporaryDirectory(prefix="pycoll-bench-") as folder:
         path = os.path.join(folder, "results")

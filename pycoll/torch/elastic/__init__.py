@@ -62,7 +62,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
         commits_then = -1
         while True:
             failure = None
-            processes = elastic_worker.pids()
+            processes = elastic_worker.processes()
             try:
                 state.sync()
                 return function(state, *args, **words)
@@ -77,7 +77,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
                 pass
             horovod_world.shutdown()
             init()
-            if failure is not None and elastic_worker.pids() == processes:
+            if failure is not None and elastic_worker.processes() == processes:
                 raise failure
             state.on_reset()
 

@@ -1,7 +1,6 @@
-"""Runs a host discovery script repeatedly to learn how many ranks may run, as horovodrun does.
+"""Runs a host discovery script repeatedly to learn which hosts may run ranks, as horovodrun does.
 
-The script prints a line for each host, ``name`` or ``name:slots``. Ranks are started on this
-machine only, so every name must be a name of this machine.
+The script prints a line for each host, ``name``, ``name:slots`` or ``name slots=n``.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import os
 import selectors
 import shlex
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
 
 from pycoll.errors import InvalidArgumentError
+from pycoll.launch.host_list import parse_line
 
 #: Seconds between the script's end and its next start.
 PAUSE_S = 1.0
@@ -24,48 +23,41 @@ PAUSE_S = 1.0
 SCRIPT_S = 30.0
 
 
-def slots_of(text: str) -> int:
-    """Return the sum of the slots of all lines. Raises InvalidArgumentError for a line in another
-    form and for a host that is not this machine."""
-    own = socket.gethostname()
-    here = {"localhost", "127.0.0.1", own, own.split(".")[0]}
-    total = 0
+def read_hosts(text: str) -> dict[str, int]:
+    """Return the slots of each host that the script has printed, in its order; hosts without slots
+    are left out. Raises InvalidArgumentError for a line in another form and for a host twice."""
+    found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.strip()
+        words = line.partition("#")[0].split()
         if not words:
             continue
-        name, _, count = words.partition(":") if ":" in words else (words, ":", "1")
-        if not (count.isascii() and count.isdigit()):
-            raise InvalidArgumentError(f'line {number} is {words!r}: expected "host:slots"')
-        if name not in here:
-            raise InvalidArgumentError(
-                f"line {number} names the host {name!r}: ranks are started on this machine only, "
-                f"which is {own!r} or 'localhost'"
-            )
-        total += int(count)
-    return total
+        host = parse_line(words, f"line {number}", 0)
+        if host.name in found:
+            raise InvalidArgumentError(f"line {number}: host {host.name} is named twice")
+        found[host.name] = host.slots
+    return {name: slots for name, slots in found.items() if slots > 0}
 
 
-class HostSlots:
+class HostScript:
     """Runs the script with the owner's selector and thread, and never blocks for it.
 
-    Calls ``found(slots)`` when the number has changed. Calls ``complain(text)`` once for each
-    different failure; the last number then stays in force.
+    Calls ``found(hosts)``, the slots by host, when they have changed. Calls ``complain(text)`` once
+    for each different failure; the last hosts then stay in force.
     """
 
     def __init__(
         self,
         script: str,
         selector: selectors.BaseSelector,
-        found: Callable[[int], None],
-        complain: Callable[[str], None],
+        found: Callable[[dict[str, int]], object],
+        complain: Callable[[str], object],
     ) -> None:
         self._line = command_of(script)
         self._selector, self._found, self._complain = selector, found, complain
         self._process: subprocess.Popen[bytes] | None = None
         self._said = bytearray()
         self._due = 0.0
-        self._slots: int | None = None
+        self._hosts: dict[str, int] | None = None
         self._failure = ""
 
     def advance(self) -> None:
@@ -118,13 +110,13 @@ class HostSlots:
             self._fail(f"ended with status {status}")
             return
         try:
-            slots = slots_of(self._said.decode(errors="replace"))
+            hosts = read_hosts(self._said.decode(errors="replace"))
         except InvalidArgumentError as error:
             self._fail(str(error))
             return
-        if slots != self._slots:
-            self._slots = slots
-            self._found(slots)
+        if hosts != self._hosts:
+            self._hosts = hosts
+            self._found(hosts)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> int:
         assert process.stdout is not None
