@@ -194,7 +194,10 @@ ROOMS = {
 #: Rooms that work without native code and without arrays, and modules of others that do.
 PURE_ROOMS = ("schedule", "algorithms", "plan", "cost")
 PURE_MODULES = tuple(
-    f"gradients/{name}.py" for name in ("communication_plan", "policies", "simulate", "chooser")
+    f"gradients/{name}.py"
+    for name in (
+        *("communication_plan", "points", "policies", "methods", "simulate", "search", "chooser"),
+    )
 )
 
 

@@ -14,16 +14,22 @@ from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import framework_of, input_of
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.layout import Entry
-from pycoll.gradients.policies import Policy, policy_of
+from pycoll.gradients.methods import method_of
+from pycoll.gradients.policies import Policy
 from pycoll.gradients.scheduler import Scheduler, need_alike
 from pycoll.types import DType
 
-#: The schedulers of each communicator, keyed by entries, host entries, policy and op.
+#: The schedulers of each communicator, keyed by entries, host entries, method and op.
 _schedulers: weakref.WeakKeyDictionary[Any, dict[Any, Scheduler]] = weakref.WeakKeyDictionary()
 
 
 def average_gradients(
-    tree: Any, *, comm: Any = None, policy: str | Policy = "auto", op: str = "avg"
+    tree: Any,
+    *,
+    comm: Any = None,
+    policy: str | Policy = "auto",
+    op: str = "avg",
+    architecture: str | None = None,
 ) -> Any:
     """Return a structure like ``tree`` whose arrays are the averages over all ranks.
 
@@ -35,13 +41,16 @@ def average_gradients(
         ``comm``: the communicator, by default the world. Nothing else may use it during the call.
         ``policy``: how arrays become messages, a name or a ``Policy``; see ``Scheduler``.
         ``op``: a reduction of all_reduce.
+        ``architecture``: "a2a", "ps", "auto" or None; see ``Scheduler``. Arrays on a device are
+            reduced by all_reduce.
 
     Result: new arrays of the same framework, shape and dtype, in the same structure.
 
     Blocking and collective. Errors: InvalidArgumentError for a leaf that is not an array and for
-    an unknown policy or op. MismatchError where structure, shapes, dtypes, policy or op differ
-    between ranks. It names the first difference if all ranks see their structure for the first
-    time, and reads as that of any collective otherwise. Other errors are those of all_reduce.
+    an unknown policy, architecture or op. MismatchError where structure, shapes, dtypes, policy,
+    architecture or op differ between ranks. It names the first difference if all ranks see their
+    structure for the first time, and reads as that of any collective otherwise. Other errors are
+    those of all_reduce.
 
     Cost: the function keeps a Scheduler for the next call with arrays of the same names, shapes and
     dtypes. The Scheduler times the first of these calls. Every call copies each host array into
@@ -64,7 +73,8 @@ def average_gradients(
     )
     there = [number for number, view in enumerate(views) if isinstance(view, DeviceView)]
     here = [number for number in range(len(views)) if number not in set(there)]
-    scheduler = _scheduler(comm, entries, here, policy_of(policy), op)
+    method = method_of(policy, architecture)
+    scheduler = _scheduler(comm, entries, here, method, op)
     memory = scheduler.begin()
     for place, number in enumerate(here):
         _core.pack([views[number]], _core.view(memory[place]))
@@ -81,21 +91,25 @@ def average_gradients(
 
 
 def _scheduler(
-    comm: Any, entries: Sequence[Entry], here: Sequence[int], policy: Policy, op: str
+    comm: Any,
+    entries: Sequence[Entry],
+    here: Sequence[int],
+    method: tuple[Policy, str | None],
+    op: str,
 ) -> Scheduler:
     """The scheduler of the entries ``here``, which are in host memory.
 
     For a new key the ranks compare all entries, those on devices included.
     """
     kept = _schedulers.setdefault(comm, {})
-    key = (tuple(entries), tuple(here), policy, op)
+    key = (tuple(entries), tuple(here), method, op)
     if key not in kept:
         if len(here) < len(entries):
             places = dict.fromkeys(here, "in host memory")
             facts = [[*one, places.get(n, "on a device")] for n, one in enumerate(entries)]
             need_alike(comm, "the gradients", [facts, op])
         mine = [entries[number] for number in here]
-        kept[key] = Scheduler(comm, mine, policy=policy, op=op)
+        kept[key] = Scheduler(comm, mine, policy=method[0], architecture=method[1], op=op)
     return kept[key]
 
 

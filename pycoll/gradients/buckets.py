@@ -9,7 +9,7 @@ from typing import Any
 
 from pycoll.arrays.registry import empty
 from pycoll.errors import InvalidArgumentError
-from pycoll.gradients.policies import GRAIN
+from pycoll.gradients.points import GRAIN
 
 Shape = tuple[int, ...]
 

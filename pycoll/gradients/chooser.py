@@ -1,6 +1,8 @@
-"""The policy auto: simulate every candidate policy, choose the fastest, and explain the choice.
+"""The policy auto: search for the point with the shortest step, and explain the choice.
 
-The choice is a pure function of values that are equal on all ranks, so all ranks choose alike.
+Every candidate is a named policy with an architecture. The search starts from the best of them and
+may leave all of them behind. The choice is a pure function of values that are equal on all ranks,
+so all ranks choose alike.
 """
 
 from __future__ import annotations
@@ -9,13 +11,26 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pycoll.cost.selection import bytes_text, seconds_text
-from pycoll.gradients.communication_plan import CommunicationPlan, Gradient, Rate, Rates
-from pycoll.gradients.policies import AUTO, MIB, Policy, comm_plan_of
-from pycoll.gradients.simulate import simulate
+from pycoll.errors import InvalidArgumentError
+from pycoll.gradients.communication_plan import (
+    A2A,
+    ARCHITECTURES,
+    CommunicationPlan,
+    Gradient,
+    Rate,
+    Rates,
+)
+from pycoll.gradients.points import Point, plan_of
+from pycoll.gradients.policies import AUTO, MIB, Policy, point_of
+from pycoll.gradients.search import BUDGET, Scene, search
 
 #: The least relative reduction of exposed communication for which the next forward pass waits for
 #: gradients one by one. Waiting one by one has more costs that the simulation does not model.
 SINGLY_GAIN_MIN = 0.1
+#: The least relative reduction of exposed communication for which auto leaves the named policies.
+SEARCH_GAIN_MIN = 0.01
+#: Candidates that cut all gradients into more parts than this are left out, the default apart.
+PARTS_MAX = 256
 #: Candidates that merge neighbours. Among equally fast candidates the chooser takes the first.
 MERGING = (
     Policy("mg_wfbp"),
@@ -23,13 +38,14 @@ MERGING = (
     Policy("wfbp"),
     Policy("bsp"),
 )
-#: Candidates that gain only where each layer of the next forward pass waits for its own gradients.
+#: Candidates that gain only where each layer of the next forward pass waits for its own gradients,
+#: or where parts of a message pass its stages one after the other.
 OVERTAKING = (
     *(
-        Policy("bytescheduler", partition_bytes=n * MIB, credit_bytes=n * MIB, merge_bytes=merge)
+        Policy("bytescheduler", partition_bytes=n * MIB, credit_bytes=n * MIB, merge_bytes=MIB)
         for n in (1, 4, 16)
-        for merge in (1, MIB)
     ),
+    Policy("bytescheduler"),
     *(Policy("dear", bucket_bytes=n * MIB) for n in (4, 25)),
 )
 
@@ -38,11 +54,13 @@ class Decision(NamedTuple):
     """A communication plan and, as text, the reason for its choice.
 
     ``singly``: whether the next forward pass waits for gradients one by one, where it can.
+    ``exposed_s``: its communication that is not hidden, as simulated.
     """
 
     comm_plan: CommunicationPlan
     why: str
     singly: bool = True
+    exposed_s: float = 0.0
 
 
 class _Tried(NamedTuple):
@@ -51,7 +69,8 @@ class _Tried(NamedTuple):
     exposed_s: float
     place: int
     name: str
-    comm_plan: CommunicationPlan
+    policy: str
+    point: Point
     singly: bool
 
 
@@ -60,46 +79,116 @@ def decide(
     gradients: Sequence[Gradient],
     rates: Rates,
     forward_s: Sequence[float] | None = None,
+    architecture: str = AUTO,
 ) -> Decision:
     """The communication plan of a policy; for auto the plan with the least exposed communication.
 
-    ``simulate`` predicts the exposed communication. ``forward_s``: as of ``simulate``. Where the
-    forward pass can wait for gradients one by one, auto also simulates waiting for all of them at
-    once, since waiting one by one takes time itself. Waiting at once wins unless waiting one by
-    one is better by at least SINGLY_GAIN_MIN.
+    ``simulate`` predicts the exposed communication. ``forward_s``: as of ``simulate``.
+    ``architecture``: "a2a", "ps", or "auto" for the better of those that ``rates`` have.
+
+    Where the forward pass can wait for gradients one by one, auto also simulates waiting for all of
+    them at once, since waiting one by one takes time itself. Waiting at once wins unless waiting
+    one by one is better by at least SINGLY_GAIN_MIN. Raises InvalidArgumentError for an
+    architecture that ``rates`` do not have.
     """
-    if policy.name != AUTO:
-        comm_plan = comm_plan_of(policy, gradients, rates)
-        return Decision(
-            comm_plan, _text(f"{policy}, as asked for", comm_plan, gradients, rates, [])
-        )
-    tried = sorted(_tried(gradients, rates, forward_s), key=lambda one: one[:2])
+    by = _architectures(policy, rates, architecture)
+    scenes = [Scene(gradients, rates, forward_s, by)]
+    # If waiting one by one costs nothing, waiting for all at once cannot be faster.
+    if policy.name == AUTO and forward_s is not None and rates.await_s > 0:
+        scenes.append(Scene(gradients, rates, None, by))
+    tried: list[_Tried] = []
+    points: dict[tuple[Policy, tuple[str, ...]], Point] = {}
+    for scene in scenes:
+        budget = BUDGET // len(scenes)
+        tried += _tried(policy, scene, points, budget, len(tried))
+    tried.sort(key=lambda one: one[:2])
     best = tried[0]
     at_once = next((one for one in tried if not one.singly), best)
     if best.exposed_s > (1 - SINGLY_GAIN_MIN) * at_once.exposed_s:
         best = at_once
+    comm_plan = plan_of(best.policy, best.point, gradients, rates)
     wide = max(len(one.name) for one in tried)
     others = [f"  {one.name:<{wide}} {seconds_text(one.exposed_s)} not hidden" for one in tried]
     head = f"auto takes {best.name}: the least communication that is not hidden, as simulated"
-    why = _text(head, best.comm_plan, gradients, rates, others)
-    return Decision(best.comm_plan, why, best.singly)
+    if policy.name != AUTO:
+        head, others = f"{policy}, as asked for", others if len(tried) > 1 else []
+        if len(tried) > 1:
+            head += f", by {best.point.groups[0].architecture}" if best.point.groups else ""
+    why = _text(head, comm_plan, gradients, rates, others)
+    return Decision(comm_plan, why, best.singly, best.exposed_s)
+
+
+def _architectures(policy: Policy, rates: Rates, architecture: str) -> tuple[str, ...]:
+    if architecture == AUTO:
+        return (A2A,) if policy.name == "dear" else rates.architectures
+    if architecture not in ARCHITECTURES:
+        words = ", ".join((*ARCHITECTURES, AUTO))
+        raise InvalidArgumentError(f"architecture is {architecture!r}: expected one of {words}")
+    return (architecture,)
 
 
 def _tried(
-    gradients: Sequence[Gradient], rates: Rates, forward_s: Sequence[float] | None
+    policy: Policy,
+    scene: Scene,
+    points: dict[tuple[Policy, tuple[str, ...]], Point],
+    budget: int,
+    place: int,
 ) -> list[_Tried]:
-    """Simulate every candidate."""
+    """Simulate the candidates; for auto, search from them as well.
+
+    ``points``: the points of candidates that are known, to be extended. ``place``: the number of
+    candidates in front of these.
+    """
     found: list[_Tried] = []
-    for policy in MERGING if forward_s is None else (*MERGING, *OVERTAKING):
-        comm_plan = comm_plan_of(policy, gradients, rates)
-        exposed_s = simulate(comm_plan, gradients, rates, forward_s).exposed_s
-        found.append(_Tried(exposed_s, len(found), str(policy), comm_plan, True))
-    # If waiting one by one costs nothing, waiting for all at once cannot be faster.
-    for policy in MERGING if forward_s is not None and rates.await_s > 0 else ():
-        comm_plan = comm_plan_of(policy, gradients, rates)
-        exposed_s = simulate(comm_plan, gradients, rates).exposed_s
-        found.append(_Tried(exposed_s, len(found), f"{policy}, all at once", comm_plan, False))
+    # The second scene is the one that waits for all gradients at once.
+    at_once = place > 0
+
+    def tried(name: str, made_by: str, point: Point) -> None:
+        words = f"{name}, all at once" if at_once else name
+        number = place + len(found)
+        exposed_s = scene.exposed_s(point)
+        found.append(_Tried(exposed_s, number, words, made_by, point, not at_once))
+
+    several = len(scene.architectures) > 1
+    for one in _candidates(policy, scene):
+        if policy.name == AUTO and one.name == "dear" and A2A not in scene.architectures:
+            continue
+        able = [name for name in scene.architectures if name == A2A or one.name != "dear"]
+        # Where dear is asked for by servers, point_of says why that cannot be.
+        ways: list[tuple[str, ...]] = [(name,) for name in able or scene.architectures]
+        if one.name == "mg_wfbp" and several:
+            ways.append(tuple(scene.architectures))
+        for by in ways:
+            if (one, by) not in points:
+                points[one, by] = point_of(one, scene.gradients, scene.rates, by)
+            word = by[0] if len(by) == 1 else "both"
+            tried(f"{one} by {word}" if several else str(one), one.name, points[one, by])
+    if policy.name == AUTO and not _is_exact(scene):
+        least_s = min(one.exposed_s for one in found)
+        best = search(scene, [one.point for one in found], budget)
+        if best is not None and best.exposed_s < (1 - SEARCH_GAIN_MIN) * least_s:
+            tried("a plan of its own", AUTO, best.point)
     return found
+
+
+def _candidates(policy: Policy, scene: Scene) -> tuple[Policy, ...]:
+    if policy.name != AUTO:
+        return (policy,)
+    staged = any(len(scene.rates.stages(name)) > 1 for name in scene.architectures)
+    if scene.forward_s is None and not staged:
+        return MERGING
+    nbytes = sum(one.nbytes for one in scene.gradients)
+    least = min(nbytes // PARTS_MAX, Policy.partition_bytes)
+    cut = [one for one in OVERTAKING if one.name == "dear" or one.partition_bytes >= least]
+    return (*MERGING, *cut)
+
+
+def _is_exact(scene: Scene) -> bool:
+    """Whether no point is better than that of mg_wfbp, so that a search cannot gain anything."""
+    rates, kinds = scene.rates, {one.kind for one in scene.gradients}
+    one_stage = all(len(rates.stages(name)) == 1 for name in scene.architectures)
+    at_once = scene.forward_s is None and rates.slowed == 0.0 and rates.host_s == 0.0
+    return at_once and one_stage and len(kinds) < 2
 
 
 def _text(
@@ -120,6 +209,11 @@ def _text(
         f"all_gather {_rate_text(rates.all_gather)}",
         f"  each message takes {seconds_text(rates.host_s)} from the thread that computes",
     ]
+    if rates.push_pull:
+        count = sum(message.architecture != A2A for message in comm_plan.messages)
+        lines.append(
+            f"  a message to servers takes {_rate_text(rates.whole('ps'))}; {count} messages do so"
+        )
     if rates.await_s > 0:
         lines.append(
             f"  to wait for a gradient by itself takes {seconds_text(rates.await_s)} from the next "

@@ -10,6 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+#: Architectures: how a message is reduced. "a2a": by an all_reduce among the workers. "ps": every
+#: worker pushes its values to parameter servers and pulls the sums from them.
+A2A, PS = "a2a", "ps"
+ARCHITECTURES = (A2A, PS)
+
+#: Resources of a worker that messages occupy: its link in both directions, its servers, and the
+#: links inside its host.
+OUT, IN, SERVER, HOST = "out", "in", "server", "host"
+
 
 class Gradient(NamedTuple):
     """A gradient: its size in bytes, the time at which it is ready, and the name of its dtype.
@@ -39,6 +48,7 @@ class Message(NamedTuple):
     """Pieces that one operation reduces: of consecutive gradients of one dtype, in order."""
 
     pieces: tuple[Piece, ...]
+    architecture: str = A2A
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +83,17 @@ class Rate(NamedTuple):
         return self.alpha + self.beta * nbytes
 
 
+class Stage(NamedTuple):
+    """A task of a message: it occupies ``resources``, one message at a time, for ``rate``.
+
+    A message passes its stages one after the other. Each stage begins when the stage before it has
+    ended and the messages in front have left its resources.
+    """
+
+    rate: Rate
+    resources: tuple[str, ...] = (OUT, IN)
+
+
 class Rates(NamedTuple):
     """The rates of the operations of communication plans, and what these cost the computing thread.
 
@@ -87,6 +108,10 @@ class Rates(NamedTuple):
 
     ``await_s``: the seconds that the forward pass loses per gradient by waiting for each gradient
     alone and stepping its parameter alone, compared with waiting for all gradients at once.
+
+    ``push_pull``: the stages of a message of the architecture "ps"; () if there are no servers.
+
+    ``optimizer``: the time of an optimizer's step, from the bytes of the gradients.
     """
 
     all_reduce: Rate
@@ -95,6 +120,31 @@ class Rates(NamedTuple):
     host_s: float = 0.0
     slowed: float = 0.0
     await_s: float = 0.0
+    push_pull: tuple[Stage, ...] = ()
+    optimizer: Rate = Rate(0.0, 0.0)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The architectures that messages can use."""
+        return ARCHITECTURES if self.push_pull else (A2A,)
+
+    def stages(self, architecture: str) -> tuple[Stage, ...]:
+        """The stages of a message that is reduced as a whole."""
+        return (Stage(self.all_reduce),) if architecture == A2A else self.push_pull
+
+    def whole(self, architecture: str) -> Rate:
+        """The time of one message without any other, all of its stages together."""
+        stages = self.stages(architecture)
+        return Rate(
+            sum(stage.rate.alpha for stage in stages), sum(stage.rate.beta for stage in stages)
+        )
+
+    def busy(self, architecture: str) -> Rate:
+        """The time of the longest stage: the distance of the ends of many such messages."""
+        stages = self.stages(architecture)
+        return Rate(
+            max(stage.rate.alpha for stage in stages), max(stage.rate.beta for stage in stages)
+        )
 
 
 def check(comm_plan: CommunicationPlan, gradients: Sequence[Gradient]) -> None:
@@ -106,6 +156,7 @@ def check(comm_plan: CommunicationPlan, gradients: Sequence[Gradient]) -> None:
     covered: dict[int, list[tuple[int, int]]] = {n: [] for n in range(len(gradients))}
     for message in comm_plan.messages:
         assert message.pieces, "a message is empty"
+        assert message.architecture in ARCHITECTURES, message.architecture
         numbers = [piece.gradient for piece in message.pieces]
         assert numbers == sorted(set(numbers)), f"pieces of gradients {numbers}"
         kinds = {gradients[number].kind for number in numbers}
@@ -124,4 +175,5 @@ def check(comm_plan: CommunicationPlan, gradients: Sequence[Gradient]) -> None:
         assert [start for start, _ in edges] == ends[:-1], f"gradient {number}: {edges}"
         assert edges and ends[-1] == gradients[number].nbytes, f"gradient {number}: {edges}"
     if comm_plan.gathers is not None:
+        assert all(message.architecture == A2A for message in comm_plan.messages)
         assert sorted(comm_plan.gathers) == list(range(len(comm_plan.messages))), comm_plan.gathers

@@ -10,7 +10,7 @@ import numpy as np
 
 from pycoll.arrays.registry import empty
 from pycoll.arrays.rows import shares
-from pycoll.gradients.communication_plan import Rate, Rates
+from pycoll.gradients.communication_plan import Rate, Rates, Stage
 
 #: The message lengths that are timed, in bytes, and the number of timed runs of each.
 LENGTHS = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
@@ -35,8 +35,10 @@ OVERLAP_REPEATS = 3
 PATIENCE_S = 0.05
 
 
-def measure(comm: Any, deterministic: bool | None = True) -> Rates:
+def measure(comm: Any, deterministic: bool | None = True, push_pull_by: str | None = None) -> Rates:
     """Measure all_reduce, reduce_scatter and all_gather on ``comm`` while a thread computes.
+
+    ``push_pull_by``: the algorithm of the architecture "ps", to be measured as well.
 
     Also measures what messages take from that thread. Collective: every rank calls, with no other
     operation under way on ``comm``. The slowest rank determines each figure, and the result has the
@@ -48,6 +50,11 @@ def measure(comm: Any, deterministic: bool | None = True) -> Rates:
 
     def all_reduce(part: Any) -> Callable[[], Any]:
         return lambda: comm.all_reduce(part, out=part, deterministic=deterministic)
+
+    def push_pull(part: Any) -> Callable[[], Any]:
+        return lambda: comm.all_reduce(
+            part, out=part, algorithm=push_pull_by, deterministic=deterministic
+        )
 
     def reduce_scatter(part: Any) -> Callable[[], Any]:
         mine = np.empty(shares(len(part), comm.size)[comm.rank], np.float32)
@@ -64,12 +71,14 @@ def measure(comm: Any, deterministic: bool | None = True) -> Rates:
         return rate._replace(alpha=max(rate.alpha, start_s))
 
     rate = _rate(comm, memory, all_reduce)
+    servers = (Stage(overlapped(_rate(comm, memory, push_pull))),) if push_pull_by else ()
     return Rates(
         overlapped(rate),
         overlapped(_rate(comm, memory, reduce_scatter)),
         overlapped(_rate(comm, memory, all_gather)),
         _host_s(comm, memory, deterministic),
         _slowed(comm, memory, rate, deterministic),
+        push_pull=servers,
     )
 
 

@@ -16,14 +16,18 @@ sooner.
 
 If each message also holds up the computing thread, fewer messages delay the coming gradients less.
 So a later end of the messages so far may still give the shorter step. The search then keeps for
-each j all ways that no other way beats in both delay and end. For a hundred gradients and more it
-thins the ways out. For thousands of gradients it keeps only the soonest way, which takes n log n
+each j all ways that no other way beats in both delay and end, and thins them out where there are
+many. For more than WAYS / WAYS_MIN gradients it keeps only the soonest way, which takes n log n
 steps for n gradients.
+
+With two architectures, the cost of a group is that of the cheaper one, so the search stays exact.
 
 The policy bytescheduler turns its priorities into a fixed order in advance: ``by_priority``
 simulates which part is sent next, with the times that all ranks have agreed on. So ranks need not
 ask each other during a step. ``credit_bytes`` bounds the bytes that are committed at a time;
 committed parts are no longer overtaken.
+
+Every policy but auto returns a point (``points``) for an architecture that the caller names.
 
 Sources: MG-WFBP, Shi, Chu and Li 2019; ByteScheduler, Peng et al. 2019; DeAR, Zhang et al. 2023.
 """
@@ -31,30 +35,23 @@ Sources: MG-WFBP, Shi, Chu and Li 2019; ByteScheduler, Peng et al. 2019; DeAR, Z
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.gradients.communication_plan import (
-    CommunicationPlan,
-    Gradient,
-    Message,
-    Piece,
-    Rate,
-    Rates,
-)
+from pycoll.gradients.communication_plan import A2A, CommunicationPlan, Gradient, Rate, Rates
+from pycoll.gradients.points import Group, Point, plan_of
 
 MIB = 1 << 20
 AUTO = "auto"
 #: The number of ways that mg_wfbp keeps over all gradients where messages hold up the thread.
-WAYS = 4096
-#: Parts of a gradient begin at multiples of this many bytes, which suits cache lines and dtypes.
-GRAIN = 64
+WAYS = 512
+#: Fewer ways for each gradient than this are not worth their time.
+WAYS_MIN = 8
 
-Group = range
-"""Numbers of neighbouring gradients."""
+#: The architectures among which a group chooses, each with the cost of one message.
+_Costs = Sequence[tuple[str, Rate]]
 
 
 @dataclass(frozen=True)
@@ -102,97 +99,140 @@ class Policy:
         return f"{self.name}({words})" if words else self.name
 
 
-def policy_of(given: Any) -> Policy:
-    """Return a Policy as it is, or make one from a name. Else raise InvalidArgumentError."""
-    if isinstance(given, Policy):
-        return given
-    if not isinstance(given, str):
-        raise InvalidArgumentError(f"policy is {given!r}: expected a name or a pycoll.optim.Policy")
-    return Policy(given)
-
-
-def comm_plan_of(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> CommunicationPlan:
+def comm_plan_of(
+    policy: Policy, gradients: Sequence[Gradient], rates: Rates, architecture: str = A2A
+) -> CommunicationPlan:
     """The messages of a step for any policy but auto. A pure function.
 
-    Raises InvalidArgumentError unless ``gradients`` are in the order of their ``ready_s``.
+    Raises InvalidArgumentError unless ``gradients`` are in the order of their ``ready_s`` and
+    ``rates`` have the architecture.
+    """
+    return plan_of(
+        policy.name, point_of(policy, gradients, rates, (architecture,)), gradients, rates
+    )
+
+
+def point_of(
+    policy: Policy, gradients: Sequence[Gradient], rates: Rates, architectures: tuple[str, ...]
+) -> Point:
+    """The point of any policy but auto. mg_wfbp picks an architecture for each group, from several.
+
+    Any other policy uses the first architecture. Errors are those of ``comm_plan_of``.
     """
     late = [n for n in range(1, len(gradients)) if gradients[n].ready_s < gradients[n - 1].ready_s]
     if late:
         raise InvalidArgumentError(f"gradient {late[0]} is ready before the one in front of it")
-    return POLICIES[policy.name](policy, gradients, rates)
+    strange = [one for one in architectures if one not in rates.architectures]
+    if strange:
+        words = ", ".join(rates.architectures)
+        raise InvalidArgumentError(
+            f"architecture is {strange[0]!r}: these rates have {words}; "
+            "Rates(push_pull=...) describes servers"
+        )
+    if policy.name == "dear" and architectures[0] != A2A:
+        raise InvalidArgumentError(
+            f"policy is 'dear' and architecture is {architectures[0]!r}: it cuts an all_reduce in "
+            f"halves, so it needs {A2A!r}"
+        )
+    return POLICIES[policy.name](policy, gradients, rates, architectures)
 
 
 # Merging
 
-
-def _bsp(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> CommunicationPlan:
-    groups = [range(len(gradients))] if gradients else []
-    return CommunicationPlan(policy.name, _messages(groups, gradients))
+Maker = Callable[[Policy, Sequence[Gradient], Rates, tuple[str, ...]], Point]
 
 
-def _wfbp(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> CommunicationPlan:
-    groups = [range(n, n + 1) for n in range(len(gradients))]
-    return CommunicationPlan(policy.name, _messages(groups, gradients))
+def _bsp(policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]) -> Point:
+    return Point((Group(0, len(gradients), by[0]),) if gradients else ())
 
 
-def _fixed(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> CommunicationPlan:
-    return CommunicationPlan(
-        policy.name, _messages(_filled(gradients, policy.bucket_bytes), gradients)
-    )
+def _wfbp(
+    policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
+) -> Point:
+    return Point(tuple(Group(n, n + 1, by[0]) for n in range(len(gradients))))
 
 
-def _mg_wfbp(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> CommunicationPlan:
-    return CommunicationPlan(policy.name, _messages(_best_merge(gradients, rates), gradients))
+def _fixed(
+    policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
+) -> Point:
+    return Point(tuple(_filled(gradients, policy.bucket_bytes, Group(0, 0, by[0]))))
 
 
-def _dear(policy: Policy, gradients: Sequence[Gradient], rates: Rates) -> CommunicationPlan:
-    messages = _messages(_filled(gradients, policy.bucket_bytes), gradients)
-    # The next forward pass first needs the gradients of its first layers, which are ready last.
-    return CommunicationPlan(policy.name, messages, tuple(reversed(range(len(messages)))))
+def _mg_wfbp(
+    policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
+) -> Point:
+    costs = [(one, rates.busy(one)) for one in by]
+    return Point(tuple(_best_merge(gradients, costs, rates.host_s)))
 
 
-def _filled(gradients: Sequence[Gradient], bucket_bytes: int) -> list[Group]:
-    """Merge neighbours up to ``bucket_bytes``; a longer gradient is a group by itself."""
+def _dear(
+    policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
+) -> Point:
+    return Point(tuple(_filled(gradients, policy.bucket_bytes, Group(0, 0))), halves=True)
+
+
+def _bytescheduler(
+    policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
+) -> Point:
+    like = Group(0, 0, by[0], policy.partition_bytes)
+    groups = tuple(_filled(gradients, policy.merge_bytes, like))
+    return Point(groups, credit_bytes=policy.credit_bytes)
+
+
+def _filled(gradients: Sequence[Gradient], bucket_bytes: int, like: Group) -> list[Group]:
+    """Merge neighbours up to ``bucket_bytes``; a longer gradient is a group by itself.
+
+    ``like``: a group with the other attributes.
+    """
     groups: list[Group] = []
     first = total = 0
     for number, gradient in enumerate(gradients):
         if number > first and total + gradient.nbytes > bucket_bytes:
-            groups.append(range(first, number))
+            groups.append(like._replace(first=first, stop=number))
             first, total = number, 0
         total += gradient.nbytes
-    return [*groups, range(first, len(gradients))] if gradients else groups
+    return [*groups, like._replace(first=first, stop=len(gradients))] if gradients else groups
 
 
 #: One way to reduce the first gradients: the seconds for which its messages hold up the thread, the
-#: end of its last message, the first gradient of that message, and the way before that message.
-_Way = tuple[float, float, int, Any]
+#: end of its last message, the first gradient and the architecture of that message (its place in
+#: the list of costs), and the way before that message.
+_Way = tuple[float, float, int, int, Any]
+_START: _Way = (0.0, 0.0, 0, 0, None)
 
 
-def _best_merge(gradients: Sequence[Gradient], rates: Rates) -> list[Group]:
+def _best_merge(gradients: Sequence[Gradient], costs: _Costs, host_s: float) -> list[Group]:
     if not gradients:
         return []
     kinds = len({one.kind for one in gradients})
     nbytes = sum(one.nbytes for one in gradients)
-    held_up = kinds * rates.host_s
-    end = gradients[-1].ready_s + held_up + kinds * rates.all_reduce.alpha
-    as_one: _Way = (held_up, end + rates.all_reduce.beta * nbytes, 0, (0.0, 0.0, 0, None))
+    held_up = kinds * host_s
+    took_s, by = _cheapest(costs, kinds, nbytes)
+    as_one: _Way = (held_up, gradients[-1].ready_s + held_up + took_s, 0, by, _START)
     last_s = gradients[-1].ready_s
 
     def step_s(way: _Way) -> float:
         return max(way[1], last_s + way[0])
 
-    soonest = _soonest_way(gradients, rates)
+    soonest = _soonest_way(gradients, costs, host_s)
     best = min(soonest, as_one, key=step_s)
     most = WAYS // len(gradients)
-    if rates.host_s > 0 and most > 1:
-        best = _best_way(gradients, rates, most, step_s(best)) or best
-    way: _Way | None = best
+    if host_s > 0 and most >= WAYS_MIN:
+        best = _best_way(gradients, costs, host_s, most, step_s(best)) or best
+    way: _Way = best
     groups: list[Group] = []
     stop = len(gradients)
-    while way is not None and way[3] is not None:
-        groups.append(range(way[2], stop))
-        stop, way = way[2], way[3]
+    while way[4] is not None:
+        groups.append(Group(way[2], stop, costs[way[3]][0]))
+        stop, way = way[2], way[4]
     return groups[::-1]
+
+
+def _cheapest(costs: _Costs, kinds: int, nbytes: int) -> tuple[float, int]:
+    """The least time of a group, and the place of its architecture in the list of costs."""
+    return min(
+        (kinds * rate.alpha + rate.beta * nbytes, place) for place, (_, rate) in enumerate(costs)
+    )
 
 
 class _Beginnings:
@@ -244,7 +284,7 @@ class _Beginnings:
                 yield -heap[0][2]
 
 
-def _soonest_way(gradients: Sequence[Gradient], rates: Rates) -> _Way:
+def _soonest_way(gradients: Sequence[Gradient], costs: _Costs, host_s: float) -> _Way:
     """The way of ``_best_way`` that keeps only the soonest, for n gradients of k dtypes.
 
     Takes k n log n steps. Treating a group as one of more dtypes than it has only makes it longer.
@@ -253,45 +293,45 @@ def _soonest_way(gradients: Sequence[Gradient], rates: Rates) -> _Way:
     Among ends that are equal except for rounding, its choice may differ from that of a search
     through all beginnings.
     """
-    alpha, beta, host_s = rates.all_reduce.alpha, rates.all_reduce.beta, rates.host_s
-    ways: list[_Way] = [(0.0, 0.0, 0, None)]
+    ways: list[_Way] = [_START]
     before = [0]  # bytes
-    shifts: list[float] = []
     seen: dict[str, int] = {}  # the last gradient of each dtype, in ascending order
     kinds = len({one.kind for one in gradients})
-    every = [_Beginnings(number, host_s) for number in range(1, kinds + 1)]
+    shifts: list[list[float]] = [[] for _ in costs]
+    every = [[_Beginnings(number, host_s) for number in range(1, kinds + 1)] for _ in costs]
     for last, gradient in enumerate(gradients):
-        shifts.append(beta * before[last])
-        for one in every:
-            one.add(*ways[last][:2], shifts[last])
         before.append(before[last] + gradient.nbytes)
         seen.pop(gradient.kind, None)
         seen[gradient.kind] = last
         latest = [*reversed(seen.values()), -1]
         found = []
-        for one in every[: len(seen)]:
-            for first in one.best(gradient.ready_s, latest[one.kinds] + 1, ways, shifts):
-                way = ways[first]
-                held_up = way[0] + one.kinds * host_s
-                start = max(way[1], gradient.ready_s + held_up)
-                end = start + one.kinds * alpha + beta * (before[-1] - before[first])
-                found.append((end, held_up, -first))
-        end, held_up, minus = min(found)
-        ways.append((held_up, end, -minus, ways[-minus]))
+        for by, (_, (alpha, beta)) in enumerate(costs):
+            shifts[by].append(beta * before[last])
+            for one in every[by]:
+                one.add(*ways[last][:2], shifts[by][last])
+            for one in every[by][: len(seen)]:
+                for first in one.best(gradient.ready_s, latest[one.kinds] + 1, ways, shifts[by]):
+                    way = ways[first]
+                    held_up = way[0] + one.kinds * host_s
+                    start = max(way[1], gradient.ready_s + held_up)
+                    end = start + one.kinds * alpha + beta * (before[-1] - before[first])
+                    found.append((end, held_up, -first, by))
+        end, held_up, minus, by = min(found)
+        ways.append((held_up, end, -minus, by, ways[-minus]))
     return ways[-1]
 
 
 def _best_way(
-    gradients: Sequence[Gradient], rates: Rates, most: int, bound_s: float
+    gradients: Sequence[Gradient], costs: _Costs, host_s: float, most: int, bound_s: float
 ) -> _Way | None:
     """The way with the shortest step, if that is shorter than ``bound_s``, else None.
 
     The search keeps at most ``most`` ways for each number of gradients.
     """
-    alpha, beta, host_s = rates.all_reduce.alpha, rates.all_reduce.beta, rates.host_s
+    beta = min(rate.beta for _, rate in costs)
     rest = sum(gradient.nbytes for gradient in gradients)
     last_s = gradients[-1].ready_s
-    ways: list[list[_Way]] = [[(0.0, 0.0, 0, None)]]
+    ways: list[list[_Way]] = [[_START]]
     for last, gradient in enumerate(gradients):
         rest -= gradient.nbytes
         soonest: dict[float, _Way] = {}
@@ -302,16 +342,17 @@ def _best_way(
         for first in range(last, -1, -1):
             nbytes += gradients[first].nbytes
             kinds.add(gradients[first].kind)
+            took_s, by = _cheapest(costs, len(kinds), nbytes)
             for way in ways[first]:
                 if way[0] >= limit:
                     break
                 held_up = way[0] + len(kinds) * host_s
                 sent = gradient.ready_s + held_up
-                end = max(way[1], sent) + len(kinds) * alpha + beta * nbytes
+                end = max(way[1], sent) + took_s
                 if end + beta * rest < bound_s and last_s + held_up < bound_s:
                     known = soonest.get(held_up)
                     if known is None or end < known[1]:
-                        soonest[held_up] = (held_up, end, first, way)
+                        soonest[held_up] = (held_up, end, first, by, way)
                 if way[1] <= sent:
                     limit = way[0]
             if limit == 0:
@@ -333,93 +374,6 @@ def _kept(soonest: dict[float, _Way], most: int) -> list[_Way]:
         return kept
     return [kept[-1 - place * (len(kept) - 1) // max(1, most - 1)] for place in range(most)][::-1]
 
-
-def _messages(groups: Sequence[Group], gradients: Sequence[Gradient]) -> tuple[Message, ...]:
-    """One message per group and dtype."""
-    return tuple(
-        Message(tuple(Piece(n, 0, gradients[n].nbytes) for n in numbers))
-        for group in groups
-        for numbers in _by_kind(group, gradients)
-    )
-
-
-def _by_kind(group: Group, gradients: Sequence[Gradient]) -> list[list[int]]:
-    found: dict[str, list[int]] = {}
-    for number in group:
-        found.setdefault(gradients[number].kind, []).append(number)
-    return list(found.values())
-
-
-# Partitioning
-
-
-def _bytescheduler(
-    policy: Policy, gradients: Sequence[Gradient], rates: Rates
-) -> CommunicationPlan:
-    whole = _messages(_filled(gradients, policy.merge_bytes), gradients)
-    length = max(GRAIN, policy.partition_bytes // GRAIN * GRAIN)
-    parts = [part for message in whole for part in _cut(message, length)]
-    order = by_priority(parts, gradients, rates.all_reduce, policy.credit_bytes)
-    return CommunicationPlan(policy.name, tuple(parts[number] for number in order))
-
-
-def _cut(message: Message, length: int) -> list[Message]:
-    """Cut a message into parts of up to ``length`` bytes, which may end inside gradients."""
-    parts: list[Message] = []
-    pieces: list[Piece] = []
-    space = length
-    for number, start, stop in message.pieces:
-        at = start
-        while stop - at > space:
-            # A cut inside a gradient lies at a multiple of GRAIN.
-            fits = space // GRAIN * GRAIN
-            if fits:
-                pieces.append(Piece(number, at, at + fits))
-            parts.append(Message(tuple(pieces)))
-            pieces, space, at = [], length, at + fits
-        if stop > at or start == stop:
-            pieces.append(Piece(number, at, stop))
-        space -= stop - at
-    return [*parts, Message(tuple(pieces))] if pieces else parts
-
-
-def by_priority(
-    parts: Sequence[Message], gradients: Sequence[Gradient], rate: Rate, credit_bytes: int
-) -> list[int]:
-    """The order of parts if, whenever credit is free, the part of the foremost layer is committed.
-
-    A part takes credit when it is committed and returns it when it has been sent. A part that is
-    longer than all credit is committed when no other part is.
-    """
-    ready = [part.ready_s(gradients) for part in parts]
-    arrivals = deque(sorted(range(len(parts)), key=lambda n: (ready[n], n)))
-    waiting: list[tuple[int, int]] = []
-    committed: deque[tuple[float, int]] = deque()
-    order: list[int] = []
-    now = free = 0.0
-    used = 0
-    while arrivals or waiting:
-        while arrivals and ready[arrivals[0]] <= now:
-            number = arrivals.popleft()
-            foremost = max(piece.gradient for piece in parts[number].pieces)
-            heapq.heappush(waiting, (-foremost, number))
-        while committed and committed[0][0] <= now:
-            used -= committed.popleft()[1]
-        if waiting:
-            nbytes = parts[waiting[0][1]].nbytes
-            if not committed or used + nbytes <= credit_bytes:
-                number = heapq.heappop(waiting)[1]
-                free = max(free, now) + rate.seconds(nbytes)
-                committed.append((free, nbytes))
-                used += nbytes
-                order.append(number)
-                continue
-        coming = [ready[arrivals[0]]] if arrivals else []
-        now = min([*coming, *(end for end, _ in list(committed)[:1])])
-    return order
-
-
-Maker = Callable[[Policy, Sequence[Gradient], Rates], CommunicationPlan]
 
 #: The function of each policy but auto, by name.
 POLICIES: dict[str, Maker] = {

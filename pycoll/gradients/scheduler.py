@@ -30,17 +30,19 @@ import numpy as np
 from pycoll.errors import InvalidArgumentError, MismatchError
 from pycoll.gradients.buckets import zeros
 from pycoll.gradients.chooser import Decision, decide
-from pycoll.gradients.communication_plan import CommunicationPlan, Rate, Rates
+from pycoll.gradients.communication_plan import A2A, PS, CommunicationPlan, Rate, Rates, Stage
 from pycoll.gradients.layout import ITEM_BYTES_OF, Allocate, Entry, Layout
 from pycoll.gradients.measure import measure
-from pycoll.gradients.policies import AUTO, Policy, policy_of
+from pycoll.gradients.methods import method_of
+from pycoll.gradients.policies import AUTO, Policy
 from pycoll.gradients.step_record import Observer, StepLog
 from pycoll.ops import find_reduction
 from pycoll.types import DType
 
 #: The number of timed steps. The first does not count, since it includes one-time preparation.
 TIMED_STEPS = 3
-_FREE = Rates(Rate(0.0, 0.0), Rate(0.0, 0.0), Rate(0.0, 0.0))
+_NOTHING = Rate(0.0, 0.0)
+_FREE = Rates(_NOTHING, _NOTHING, _NOTHING, push_pull=(Stage(_NOTHING),))
 #: Policies whose messages do not depend on the cost of messages.
 _BLIND = ("bsp", "wfbp", "fixed", "dear")
 
@@ -52,7 +54,12 @@ class Scheduler:
         ``comm``: a communicator that only this scheduler uses during a step.
         ``entries``: names, shapes and dtypes of the gradients, equal on all ranks, roughly in the
             order of the backward pass.
-        ``policy``: a name or a ``Policy``.
+        ``policy``: a name of POLICIES or METHODS, "auto", or a ``Policy``.
+        ``architecture``: "a2a" reduces messages by an all_reduce among the ranks. "ps" sends each
+            share of a message to the server that sums it: to the servers of ``comm``, or, where it
+            has none, to the rank that owns the share. "auto" takes what is faster by the model.
+            None: that of the method; where ``policy`` names none, "auto" if ``comm`` has servers
+            and else "a2a". It stays for the life of the scheduler.
         ``op``: a reduction of all_reduce.
         ``overlaps``: whether the next forward pass waits for gradients one by one, by
             ``wait(number)``. If so, auto also considers policies that profit from it.
@@ -64,8 +71,9 @@ class Scheduler:
             ``step_record``.
 
     Errors: InvalidArgumentError for entries that have no name, equal names or an invalid shape, and
-    for unknown dtypes, policies and ops. MismatchError where ranks differ in entries, policy, op,
-    ``overlaps`` or ``deterministic``. Other errors are those of ``comm``.
+    for unknown dtypes, policies, architectures and ops. MismatchError where ranks differ in
+    entries, policy, architecture, op, ``overlaps`` or ``deterministic``. Other errors are those of
+    ``comm``.
 
     Cost: the constructor is collective. ``begin`` of the step after the timed steps is collective
     too, and measures the communicator where the policy depends on the cost of messages. Later
@@ -86,6 +94,7 @@ class Scheduler:
         entries: Sequence[Entry],
         *,
         policy: str | Policy = "auto",
+        architecture: str | None = None,
         op: str = "sum",
         overlaps: bool = False,
         deterministic: bool | None = True,
@@ -93,7 +102,11 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         observer: Observer | None = None,
     ) -> None:
-        self.policy = policy_of(policy)
+        self.policy, given = method_of(policy, architecture)
+        self._architecture = given or (AUTO if comm.servers else A2A)
+        # The algorithm of all_reduce by architecture; None: the communicator's choice. Without
+        # servers of their own, every rank is the server of a share ("direct").
+        self._algorithms = {A2A: None, PS: "ps" if comm.servers else "direct"}
         self._comm, self._entries, self._op = comm, [Entry(*one) for one in entries], op
         self._overlaps, self._allocate, self._clock = overlaps, allocate, clock
         self._strict = deterministic
@@ -101,15 +114,26 @@ class Scheduler:
         self._log: StepLog | None = None
         self._lock = threading.Lock()
         _check_entries(self._entries, op)
-        need_alike(
-            comm, "the gradients", [[*self._entries], str(self.policy), op, overlaps, deterministic]
-        )
+        words = [str(self.policy), self._architecture, op, overlaps, deterministic]
+        need_alike(comm, "the gradients", [[*self._entries], *words])
         self._timed: list[list[float]] = []
         self._sending_s = self._await_s = 0.0
         self._ready = False
         self.rates = _FREE
         self._open = self._flushed = False
         self._follow(range(len(self._entries)), self._first())
+
+    @property
+    def architecture(self) -> str:
+        """The architecture; to set it raises InvalidArgumentError, since it is fixed."""
+        return self._architecture
+
+    @architecture.setter
+    def architecture(self, given: Any) -> None:
+        raise InvalidArgumentError(
+            f"architecture is {self._architecture!r} for all steps of this scheduler and cannot "
+            f"become {given!r}: make a new Scheduler"
+        )
 
     @property
     def timed_step(self) -> int | None:
@@ -256,8 +280,14 @@ class Scheduler:
     def _send(self, place: int) -> None:
         span, begin_s = self._layout.spans[place], time.perf_counter()
         if self.comm_plan.gathers is None:
+            architecture = self.comm_plan.messages[place].architecture
             self._works[place] = self._comm.all_reduce(
-                span.whole, self._op, out=span.whole, async_op=True, deterministic=self._strict
+                span.whole,
+                self._op,
+                out=span.whole,
+                async_op=True,
+                deterministic=self._strict,
+                algorithm=self._algorithms[architecture],
             )
         else:
             self._works[place] = self._comm.reduce_scatter(
@@ -292,11 +322,18 @@ class Scheduler:
             self._entries, order, decision.comm_plan, comm.rank, comm.size, self._allocate
         )
 
+    @property
+    def _is_blind(self) -> bool:
+        """Whether the messages do not depend on the cost of messages."""
+        return self.policy.name in _BLIND and self._architecture != AUTO
+
     def _first(self) -> Decision:
         """The communication plan of the timed steps."""
-        blind = self.policy.name in _BLIND
+        blind = self._is_blind
         policy = self.policy if blind else Policy("fixed", bucket_bytes=self.policy.bucket_bytes)
-        decision = decide(policy, [entry.planned(0.0) for entry in self._entries], _FREE)
+        first = self._architecture if blind else A2A
+        entries = [entry.planned(0.0) for entry in self._entries]
+        decision = decide(policy, entries, _FREE, architecture=first)
         later = f"{self.policy}, after {TIMED_STEPS} steps that are timed; until then"
         return decision if blind else decision._replace(why=f"{later} {decision.why}")
 
@@ -307,10 +344,12 @@ class Scheduler:
         *ready_s, await_s = (float(one) for one in agreed)
         order = sorted(range(len(ready_s)), key=lambda number: (ready_s[number], number))
         gradients = [self._entries[number].planned(ready_s[number]) for number in order]
-        if self.policy.name not in _BLIND:
-            self.rates = measure(self._comm, self._strict)._replace(await_s=await_s)
+        if not self._is_blind:
+            servers = self._algorithms[PS] if self._architecture != A2A else None
+            measured = measure(self._comm, self._strict, servers)
+            self.rates = measured._replace(await_s=await_s)
         forward_s = _forward_s([one.ready_s for one in gradients]) if self._overlaps else None
-        decision = decide(self.policy, gradients, self.rates, forward_s)
+        decision = decide(self.policy, gradients, self.rates, forward_s, self._architecture)
         need_alike(self._comm, "the communication plans", [order, decision.comm_plan])
         self._follow(order, decision)
         self._ready, self._timed = True, []

@@ -1,15 +1,18 @@
-"""Simulate the time of a step with a communication plan, with one channel for all messages.
+"""Simulate the time of a step with a communication plan: a graph of tasks on resources.
 
     backward pass   |--g0--|h|--g1--|----g2----|h|
-    channel                  |==m0==|            |==m1==|
+    link out, in             |==m0==|            |==m1==|
     forward pass                                 |......|--layer of g2--|--g1--|--g0--|
 
 The computing thread starts a message when the backward pass has produced all of it and all messages
-in front of it have been started; this holds the backward pass up (h). The transfer begins when the
-transfer before it has ended. Computing is slower during a transfer, where both share cores or
-memory. A layer of the next forward pass starts when the layer before it has ended, its gradient is
-reduced, and its parameter has stepped. Where the optimizer steps once for all parameters, the
-forward pass starts when all gradients are reduced.
+in front of it have been started; this holds the backward pass up (h). The message then passes its
+stages. Each stage occupies resources and begins when these are free: a message of an all_reduce
+occupies the link in both directions. A message to servers may occupy the link out, then the
+servers, then the link in, while its neighbours occupy the others. Computing is slower during a
+message, where both share cores or memory. A layer of the next forward pass starts when the layer
+before it has ended, its gradient is reduced, and its parameter has stepped. Where the optimizer
+steps once for all parameters, it does so when all gradients are reduced, and the forward pass
+follows.
 """
 
 from __future__ import annotations
@@ -17,7 +20,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pycoll.gradients.communication_plan import CommunicationPlan, Gradient, Rates
+from pycoll.gradients.communication_plan import (
+    HOST,
+    IN,
+    OUT,
+    SERVER,
+    CommunicationPlan,
+    Gradient,
+    Rates,
+    Stage,
+)
+from pycoll.gradients.points import Transfer, transfer_of
+
+_RESOURCES = (OUT, IN, SERVER, HOST)
 
 
 class Outcome(NamedTuple):
@@ -44,47 +59,83 @@ def simulate(
     ``forward_s``: the forward time of the layer of each gradient, where each layer waits for its
     own gradient only. None where the step waits for all gradients.
     """
+    transfers = [transfer_of(message, gradients) for message in comm_plan.messages]
+    return play(transfers, comm_plan.gathers, gradients, rates, forward_s)
+
+
+def play(
+    transfers: Sequence[Transfer],
+    gathers: Sequence[int] | None,
+    gradients: Sequence[Gradient],
+    rates: Rates,
+    forward_s: Sequence[float] | None = None,
+) -> Outcome:
+    """Simulate a step with these transfers, in this order; ``gathers`` as in the plan."""
     if not gradients:
         return Outcome((), 0.0, 0.0)
     backward_s = max(gradient.ready_s for gradient in gradients)
     thread = _Thread(1.0 - rates.slowed)
-    ends = _ends(comm_plan, gradients, rates, thread)
+    ends = _ends(transfers, gathers, backward_s, rates, thread)
     done = [gradient.ready_s for gradient in gradients]
-    for message, end in zip(comm_plan.messages, ends, strict=True):
-        for piece in message.pieces:
-            done[piece.gradient] = max(done[piece.gradient], end)
-    computed = backward_s
+    for transfer, end in zip(transfers, ends, strict=True):
+        for number in transfer.numbers:
+            done[number] = max(done[number], end)
+    alpha, beta = rates.optimizer
+    stepping_s = alpha + (beta * sum(gradient.nbytes for gradient in gradients) if beta else 0.0)
+    computed = backward_s + stepping_s
     if forward_s is None:
         thread.wait(max(done))
+        thread.work(stepping_s)
     else:
-        for number in reversed(range(len(gradients))):
-            thread.wait(done[number])
-            thread.work(rates.await_s + forward_s[number])
+        layers = [rates.await_s + one for one in forward_s]
+        if beta:
+            layers = [one + beta * g.nbytes for one, g in zip(layers, gradients, strict=True)]
+        thread.pass_forward(done, layers)
         computed += sum(forward_s)
     return Outcome(tuple(done), thread.now_s, thread.now_s - computed)
 
 
 class _Thread:
-    """The clock of the computing thread, which is slower while the channel is busy."""
+    """The clock of the computing thread, which is slower while messages are under way."""
 
     def __init__(self, speed: float) -> None:
-        """``speed``: the speed of computing while the channel is busy, 1 while it is not."""
+        """``speed``: the speed of computing while a message is under way, 1 while none is."""
         self.now_s = 0.0
         self._speed = speed
-        #: The (begin, end) intervals in which the channel is busy, in order, and how many are over.
+        #: The (begin, end) intervals with a message under way, in order, and how many are over.
         self._busy: list[tuple[float, float]] = []
         self._over = 0
 
     def overlapped(self, begin_s: float, end_s: float) -> None:
-        """Mark the channel busy from ``begin_s``, which is not in the past, to ``end_s``."""
-        self._busy.append((begin_s, end_s))
+        """Mark the link busy from ``begin_s``, which is not in the past, to ``end_s``.
+
+        Intervals come in the order of their begin. They may overlap.
+        """
+        if self._speed == 1.0:
+            return
+        if self._busy:
+            begin_s = max(begin_s, self._busy[-1][1])
+        if begin_s < end_s:
+            self._busy.append((begin_s, end_s))
 
     def wait(self, until_s: float) -> None:
         """Stay idle until ``until_s``."""
         self.now_s = max(self.now_s, until_s)
 
+    def pass_forward(self, done_s: Sequence[float], layers_s: Sequence[float]) -> None:
+        """Compute the layers from the last to the first, each when its gradient is done."""
+        if self._over == len(self._busy):
+            now_s = self.now_s
+            for done, layer_s in zip(reversed(done_s), reversed(layers_s), strict=True):
+                now_s = (done if done > now_s else now_s) + layer_s
+            self.now_s = now_s
+            return
+        for done, layer_s in zip(reversed(done_s), reversed(layers_s), strict=True):
+            self.wait(done)
+            self.work(layer_s)
+
     def work(self, seconds: float) -> None:
-        """Compute for ``seconds``, counted at full speed (the channel not busy)."""
+        """Compute for ``seconds``, counted at full speed (no message under way)."""
         while self._over < len(self._busy):
             begin_s, end_s = self._busy[self._over]
             alone = max(0.0, begin_s - self.now_s)
@@ -102,28 +153,51 @@ class _Thread:
 
 
 def _ends(
-    comm_plan: CommunicationPlan, gradients: Sequence[Gradient], rates: Rates, thread: _Thread
+    transfers: Sequence[Transfer],
+    gathers: Sequence[int] | None,
+    backward_s: float,
+    rates: Rates,
+    thread: _Thread,
 ) -> list[float]:
     """When each message has been reduced. Leaves ``thread`` at the end of the backward pass."""
-    rate = rates.all_reduce if comm_plan.gathers is None else rates.reduce_scatter
-    backward_s = max(gradient.ready_s for gradient in gradients)
-    free = computed = 0.0
+    stages = {name: _ways(rates.stages(name)) for name in rates.architectures}
+    if gathers is not None:
+        stages = dict.fromkeys(stages, _ways((Stage(rates.reduce_scatter),)))
+    free = [0.0] * len(_RESOURCES)
+    computed = 0.0
     ends = []
 
-    def sent(ready_s: float, seconds: float) -> float:
-        """Send the next message and return the end of its transfer."""
-        nonlocal free, computed
+    def sent(ready_s: float, nbytes: int, ways: Sequence[_Way]) -> float:
+        """Send the next message and return the end of its last stage."""
+        nonlocal computed
         thread.work(max(0.0, ready_s - computed) + rates.host_s)
         computed = max(computed, ready_s)
-        begin = max(free, thread.now_s)
-        free = begin + seconds
-        thread.overlapped(begin, free)
-        return free
+        first = at = thread.now_s
+        for stage, (alpha, beta, resources) in enumerate(ways):
+            for resource in resources:
+                at = max(at, free[resource])
+            if stage == 0:
+                first = at
+            at += alpha + beta * nbytes
+            for resource in resources:
+                free[resource] = at
+        thread.overlapped(first, at)
+        return at
 
-    for message in comm_plan.messages:
-        ends.append(sent(message.ready_s(gradients), rate.seconds(message.nbytes)))
-    for number in comm_plan.gathers or ():
-        seconds = rates.all_gather.seconds(comm_plan.messages[number].nbytes)
-        ends[number] = sent(backward_s, seconds)
+    for ready_s, nbytes, architecture, _ in transfers:
+        ends.append(sent(ready_s, nbytes, stages[architecture]))
+    ways = _ways((Stage(rates.all_gather),))
+    for number in gathers or ():
+        ends[number] = sent(backward_s, transfers[number].nbytes, ways)
     thread.work(backward_s - computed)
     return ends
+
+
+#: A stage as plain numbers: alpha, beta, and the places of its resources in _RESOURCES.
+_Way = tuple[float, float, tuple[int, ...]]
+
+
+def _ways(stages: Sequence[Stage]) -> tuple[_Way, ...]:
+    return tuple(
+        (*stage.rate, tuple(_RESOURCES.index(one) for one in stage.resources)) for stage in stages
+    )

@@ -10,9 +10,13 @@ pays the start cost once per gradient. Sending all gradients as one message wast
 backward pass. The modules of ``pycoll.gradients`` cover the ways in between:
 
     communication_plan   the data types
-    policies             the known methods by name
+    points               the space of communication plans
+    policies             the known policies by name: each returns a point
+    methods              the survey's methods by name: a policy with an architecture
     simulate             predicts the time of a step for a communication plan
+    search               walks from point to point to a shorter step
     chooser              picks the plan with the shortest predicted step
+    compare              predicts all methods for a cluster, without any rank
     measure              measures the cost of messages on a communicator
     scheduler            executes the plan
 
@@ -36,8 +40,25 @@ from __future__ import annotations
 
 from pycoll.gradients.average import average_gradients
 from pycoll.gradients.buckets import Bucket
+from pycoll.gradients.communication_plan import Gradient, Rate
+from pycoll.gradients.compare import Comparison, Network, compare
 from pycoll.gradients.layout import Entry
+from pycoll.gradients.methods import METHODS, Method
 from pycoll.gradients.policies import POLICIES, Policy
 from pycoll.gradients.scheduler import Scheduler
 
-__all__ = ["POLICIES", "Bucket", "Entry", "Policy", "Scheduler", "average_gradients"]
+__all__ = [
+    "METHODS",
+    "POLICIES",
+    "Bucket",
+    "Comparison",
+    "Entry",
+    "Gradient",
+    "Method",
+    "Network",
+    "Policy",
+    "Rate",
+    "Scheduler",
+    "average_gradients",
+    "compare",
+]

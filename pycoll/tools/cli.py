@@ -574,6 +574,11 @@ def doctor(ranks: int | None, as_json: bool, **words: Any) -> None:
 @click.option("--rank", type=click.IntRange(min=0), help="Also list the plan of this rank.")
 @click.option("--measured", is_flag=True, help="Also run it here, on sizes up to --bytes.")
 @click.option(
+    "--gradients",
+    type=click.Path(path_type=Path),
+    help="Compare all methods for the gradients of this CSV file, on --hosts of --local-size.",
+)
+@click.option(
     "--plot",
     "picture",
     type=click.Path(path_type=Path),
@@ -587,6 +592,7 @@ def explain(
     local_beta: float | None,
     rails: int | None,
     flow: float | None,
+    gradients: Path | None,
     **words: Any,
 ) -> None:
     """Print which algorithm runs, why, and its expected cost.
@@ -600,13 +606,21 @@ def explain(
     with powers of ten. A value that is not given is that of pycoll tune on this machine, or a
     built-in one. With --measured it predicts for this machine and measures there; where ranks share
     its cores, "ranks per core" is printed.
+
+    With --gradients it predicts a training step by every method instead, without servers and with
+    --servers of them (by default as many as --hosts), and names the best. Each line of the file is
+    a gradient, in the order of the backward pass: tensor,elements,microseconds_after_previous.
     """
     from pycoll.tools.explain import Question, comparison, explanation
+    from pycoll.tools.explain_methods import methods_text
 
     links = {"alpha": alpha, "beta": beta, "local_alpha": local_alpha, "local_beta": local_beta}
     links |= {"rails": rails, "flow": flow}
     try:
         question = Question(links=links, measured=measured, **words)
+        if gradients is not None:
+            click.echo(methods_text(question, gradients))
+            return
         click.echo(explanation(question))
         if measured:
             for line in comparison(question):

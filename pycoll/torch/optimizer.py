@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from pycoll.gradients.policies import Policy, policy_of
+from pycoll.gradients.methods import method_of
+from pycoll.gradients.policies import Policy
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.horovod import horovod_world, variables
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
-from pycoll.torch.horovod.scaled_ops import Adasum, Average, checked
+from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, checked
 from pycoll.torch.memory.compiling import is_compiled
 from pycoll.torch.memory.deferred_step import Overlap
 from pycoll.torch.optimizers.gradients import Gradients, Parameters, Settings
@@ -42,6 +43,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     process_set: ProcessSet = global_process_set,
     *,
     policy: Any = None,
+    architecture: str | None = None,
     model: torch.nn.Module | None = None,
 ) -> Any:
     """Wrap an optimizer so that it steps by the gradients of all ranks.
@@ -66,8 +68,11 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
             together.
         ``sparse_as_dense``: whether to reduce sparse gradients as dense ones.
         ``process_set``: the ranks that take part.
-        ``policy``: how gradients become messages, a name or a ``pycoll.optim.Policy``. Without a
-            policy, each gradient or group is reduced when all ranks have it.
+        ``policy``: how gradients become messages: a policy or a method by name, or a
+            ``pycoll.optim.Policy``. Without a policy, each gradient or group is reduced when all
+            ranks have it.
+        ``architecture``: with a policy, "a2a", "ps" (every rank is the server of a share) or
+            "auto"; see ``pycoll.optim.Scheduler``.
         ``model``: with a policy, the module that owns the parameters. ``step()`` then does not
             wait. Each parameter steps when the next forward pass, or any other code, reads it; see
             memory/deferred_step.py. Once torch.compile compiles code in the process, ``step()``
@@ -83,6 +88,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         * parameters without a name or with equal names, and invalid groups;
         * fewer than one backward pass, and a predivide factor without Average;
         * an unknown policy, and a policy with groups, Adasum or parameters on a device;
+        * an unknown architecture, and an architecture without a policy;
         * Adasum with a process set other than the global one;
         * with ``model``: no policy, or a model that is not a torch.nn.Module, lacks parameters or
           is compiled;
@@ -104,28 +110,24 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         optimizer.step()
     """
     reduction = checked(op)
-    if gradient_predivide_factor != 1.0 and reduction != Average:
-        raise ValueError(
-            f"gradient_predivide_factor is {gradient_predivide_factor} and op is {reduction.name}: "
-            "it can be used with Average only"
-        )
-    if backward_passes_per_step <= 0:
-        raise ValueError(
-            f"backward_passes_per_step is {backward_passes_per_step}: expected at least 1"
-        )
+    _check_numbers(reduction, gradient_predivide_factor, backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    if policy is not None:
-        policy = _policy(policy)
-        if groups is not None or reduction == Adasum:
-            what = "groups" if groups is not None else "op=Adasum"
-            raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
+    policy, architecture = _method(policy, architecture)
+    if policy is not None and (groups is not None or reduction == Adasum):
+        what = "groups" if groups is not None else "op=Adasum"
+        raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
     names, given = _named(optimizer, named_parameters)
     if model is not None:
         _check_model(optimizer, names, policy, model)
     settings = Settings(
-        compression, reduction, gradient_predivide_factor, sparse_as_dense, process_set
+        compression,
+        reduction,
+        gradient_predivide_factor,
+        sparse_as_dense,
+        process_set,
+        architecture,
     )
     by_adasum = reduction == Adasum and horovod_world.size() > 1
     if by_adasum and process_set.process_set_id != 0:
@@ -149,11 +151,29 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     return wrapped
 
 
-def _policy(given: Any) -> Policy:
-    """The policy; a policy given by name gets its bucket size from HOROVOD_FUSION_THRESHOLD."""
-    found = policy_of(given)
+def _check_numbers(reduction: ReduceOp, predivide: float, passes: int) -> None:
+    if predivide != 1.0 and reduction != Average:
+        raise ValueError(
+            f"gradient_predivide_factor is {predivide} and op is {reduction.name}: "
+            "it can be used with Average only"
+        )
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step is {passes}: expected at least 1")
+
+
+def _method(given: Any, architecture: str | None) -> tuple[Policy | None, str | None]:
+    """Policy and architecture; a policy by name takes its bucket from HOROVOD_FUSION_THRESHOLD."""
+    if given is None and architecture is not None:
+        raise ValueError(
+            f"architecture is {architecture!r} and policy is not given: pass policy='auto'"
+        )
+    if given is None:
+        return None, None
+    found, architecture = method_of(given, architecture)
     most = variables.read().fusion_bytes
-    return replace(found, bucket_bytes=most) if isinstance(given, str) and most else found
+    if isinstance(given, str) and most:
+        found = replace(found, bucket_bytes=most)
+    return found, architecture
 
 
 def _gradients(

@@ -58,7 +58,7 @@ def test_the_example_of_the_docstring() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_policy_gives_the_averages(size: int) -> None:
     def run(comm: pycoll.Communicator) -> None:
-        for policy in (*(Policy(name, **SMALL) for name in POLICIES), "auto", "bsp"):
+        for policy in (*(Policy(name, **SMALL) for name in POLICIES), "auto", "WFBP-PS"):
             for step in range(TIMED_STEPS + 2):
                 found = average_gradients(tree_of(comm.rank, step), comm=comm, policy=policy)
                 every = [flat(tree_of(rank, step)) for rank in range(size)]

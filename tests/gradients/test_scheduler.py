@@ -7,6 +7,7 @@ sums depend on the order of folding, so that equal bits mean something.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,6 +81,59 @@ def test_all_policies_give_the_same_bits(size: int) -> None:
 
     results = world_in_threads(size).run(every)
     assert all(one == results[0][0] for rank in results for one in rank)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_both_architectures_give_the_same_bits(size: int) -> None:
+    pairs = [(policy, "ps") for policy in EVERY if policy.name != "dear"]
+    pairs += [(Policy("bsp"), "a2a"), (Policy("auto"), "auto"), (Policy("wfbp"), "auto")]
+
+    def every(comm: pycoll.Communicator) -> list[list[bytes]]:
+        found = []
+        for policy, architecture in pairs:
+            words: dict[str, Any] = {"policy": policy, "architecture": architecture, "op": "avg"}
+            scheduler = Scheduler(comm, ENTRIES, **words)
+            found.append(train(comm, scheduler, policy.name == "bsp"))
+            used = {message.architecture for message in scheduler.comm_plan.messages}
+            assert architecture == "auto" or used == {architecture}
+        return found
+
+    results = world_in_threads(size).run(every)
+    assert all(one == results[0][0] for rank in results for one in rank)
+
+
+def test_servers_apart_give_the_same_bits() -> None:
+    """Three workers with two servers that are threads of this process."""
+    worlds = pycoll.local_world(3, servers=2)
+    found: list[list[list[bytes]]] = [[] for _ in worlds]
+    ways: list[dict[str, Any]] = [{"policy": "bsp", "architecture": "a2a"}, {"policy": "WFBP-PS"}]
+
+    def run(comm: pycoll.Communicator) -> None:
+        for words, architecture in zip([*ways, {}], ("a2a", "ps", "auto"), strict=True):
+            scheduler = Scheduler(comm, ENTRIES, op="avg", **words)
+            assert scheduler.architecture == architecture
+            found[comm.rank].append(train(comm, scheduler, False))
+
+    threads = [threading.Thread(target=run, args=(comm,)) for comm in worlds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    closing = [threading.Thread(target=comm.close) for comm in worlds]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
+    assert all(len(each) == 3 for each in found), "a rank failed"
+    assert all(one == found[0][0] for each in found for one in each)
+
+
+def test_servers_sum_between_hosts_in_rank_order_as_well() -> None:
+    def run(comm: pycoll.Communicator) -> list[bytes]:
+        return train(comm, Scheduler(comm, ENTRIES, policy="WFBP-PS", op="avg"), True)
+
+    results = world_in_threads(4, "shm,tcp", (0, 0, 1, 1)).run(run)
+    assert results[1:] == results[:-1]
 
 
 def test_rank_order_is_what_keeps_the_bits_between_hosts() -> None:
@@ -296,6 +350,21 @@ def test_ranks_with_other_policies_are_told() -> None:
     world_in_threads(2).run(run)
 
 
+def test_architectures_are_alike_and_stay() -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        with pytest.raises(MismatchError, match="'a2a' and 'ps'"):
+            Scheduler(comm, ENTRIES, policy="bsp", architecture="ps" if comm.rank else None)
+        with pytest.raises(InvalidArgumentError, match="'mesh': expected one of a2a, ps, auto"):
+            Scheduler(comm, ENTRIES, architecture="mesh")
+        scheduler = Scheduler(comm, ENTRIES, policy="BSP-PS")
+        assert scheduler.architecture == "ps" and scheduler.policy.name == "bsp"
+        with pytest.raises(InvalidArgumentError, match=r"'ps' for all steps .* become 'a2a'"):
+            scheduler.architecture = "a2a"
+        train(comm, scheduler, False)
+
+    world_in_threads(2).run(run)
+
+
 def test_a_communicator_that_closes_under_way_ends_the_step() -> None:
     world = fresh_world(2)
 
@@ -367,6 +436,10 @@ def test_what_a_wire_takes_faster_after_a_pause_does_not_count(
 def test_rates_are_alike_on_all_ranks() -> None:
     first, second = world_in_threads(2).run(measure)
     assert first == second
-    *rates, host_s, slowed, await_s = first
+    rates = [first.all_reduce, first.reduce_scatter, first.all_gather]
     assert all(one.alpha >= 0 and one.beta >= 0 for one in rates)
-    assert 0 <= host_s < 0.01 and 0 <= slowed <= 1 and await_s == 0
+    assert 0 <= first.host_s < 0.01 and 0 <= first.slowed <= 1 and first.await_s == 0
+    assert first.push_pull == () and first.architectures == ("a2a",)
+    served, other = world_in_threads(2).run(lambda comm: measure(comm, push_pull_by="direct"))
+    assert served == other and served.architectures == ("a2a", "ps")
+    assert served.whole("ps") == served.busy("ps") > (0.0, 0.0)

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from pycoll.gradients.communication_plan import CommunicationPlan, Gradient, Rate, Rates
-from pycoll.gradients.policies import GRAIN, POLICIES, Policy, comm_plan_of
+from pycoll.gradients.points import GRAIN
+from pycoll.gradients.policies import POLICIES, Policy, comm_plan_of
 from pycoll.gradients.simulate import simulate
 
 HALF = Rate(0.5, 0.005)

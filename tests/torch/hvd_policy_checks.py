@@ -75,6 +75,16 @@ def check_all_policies_give_the_same_bits() -> None:
         found, optimizer = trained(policy)
         assert equal(found, first), policy
         assert hvd.size() == 1 or policy.name in optimizer.explain(), optimizer.explain()
+    more: dict[str, dict[str, Any]] = {
+        "BSP-PS": {},
+        "WFBP-A2A": {},
+        "auto": {"architecture": "auto"},
+    }
+    for name, words in more.items():
+        found, optimizer = trained(name, **words)
+        assert equal(found, first), name
+        alone = hvd.size() == 1 or name != "WFBP-A2A"
+        assert alone or "wfbp" in optimizer.explain(), optimizer.explain()
 
 
 def check_timelines_have_the_steps() -> None:
@@ -180,6 +190,11 @@ def check_wrong_requests_are_told() -> None:
 
     assert "policy is 'quick'" in raised(ValueError, made, policy="quick")
     assert "policy is 3" in raised(ValueError, made, policy=3)
+    assert "architecture is 'mesh'" in raised(ValueError, made, policy="bsp", architecture="mesh")
+    assert "policy is not given" in raised(ValueError, made, architecture="ps")
+    fixed = made(policy="WFBP-PS")
+    told = raised(ValueError, setattr, fixed, "architecture", "a2a")
+    assert fixed.architecture == "ps" and "cannot become 'a2a'" in told
     assert "groups" in raised(ValueError, made, policy="bsp", groups=2)
     assert "op=Adasum" in raised(ValueError, made, policy="bsp", op=hvd.Adasum)
     if hvd.size() == 1:

@@ -35,13 +35,16 @@ def checks_of(module: Any) -> list[str]:
 def _measure_once() -> None:
     """What messages cost is measured by the first optimizer of a world that asks; the others, of
     which there are dozens, share its figures, which are alike on all ranks."""
-    measured: dict[int, Rates] = {}
+    measured: dict[tuple[int, str | None], Rates] = {}
     measure = scheduler.measure
 
-    def remembered(comm: Any, deterministic: bool | None = True) -> Rates:
-        if comm.size not in measured:
-            measured[comm.size] = measure(comm, deterministic)
-        return measured[comm.size]
+    def remembered(
+        comm: Any, deterministic: bool | None = True, push_pull_by: str | None = None
+    ) -> Rates:
+        key = (comm.size, push_pull_by)
+        if key not in measured:
+            measured[key] = measure(comm, deterministic, push_pull_by)
+        return measured[key]
 
     scheduler.measure = remembered
 

@@ -25,6 +25,7 @@ class Settings(NamedTuple):
     predivide: float
     sparse_as_dense: bool
     process_set: ProcessSet
+    architecture: str | None = None
 
 
 class _Reduction(NamedTuple):
@@ -112,7 +113,7 @@ class Gradients:
         return grad is not None and grad.is_sparse and not self.settings.sparse_as_dense
 
     def _startdense(self, bucket: Parameters) -> Callable[[], None]:
-        compression, op, predivide, _, process_set = self.settings
+        compression, op, predivide, _, process_set, _ = self.settings
         pairs = [compression.compress(dense(one.grad)) for one in bucket]
         halves = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         handle = grouped_allreduce_async_(

@@ -192,7 +192,8 @@ class ScheduledGradients:
         self.before_step()
         home = coordinator_of(self.settings.process_set)
         if home is not self._home:
-            task = Collective({"policy": str(self.policy)}, lambda comm: comm.split(0))
+            words = {"policy": str(self.policy), "architecture": self.settings.architecture}
+            task = Collective(words, lambda comm: comm.split(0))
             home.submit(task, None)
             comm = horovod_world.waited(task)
             home.adopt(comm, weakref.WeakMethod(self._before_closing))
@@ -202,6 +203,7 @@ class ScheduledGradients:
                 comm,
                 entries,
                 policy=self.policy,
+                architecture=self.settings.architecture,
                 op=self._word,
                 overlaps=self._overlaps,
                 allocate=_allocated,

@@ -90,6 +90,18 @@ class Distributed:
         return self._settings.process_set
 
     @property
+    def architecture(self) -> str | None:
+        """The architecture that was given; to set it raises ValueError, since it is fixed."""
+        return self._settings.architecture
+
+    @architecture.setter
+    def architecture(self, given: Any) -> None:
+        raise ValueError(
+            f"architecture is {self._settings.architecture!r} for all steps of this optimizer and "
+            f"cannot become {given!r}: make a new DistributedOptimizer"
+        )
+
+    @property
     def backward_passes_per_step(self) -> int:
         """The number of backward passes before a step; can be set."""
         return self._passes

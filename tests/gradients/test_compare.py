@@ -1,0 +1,130 @@
+"""Methods compared by the model: the formulas of servers, the table, and wrong requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pycoll.errors import InvalidArgumentError
+from pycoll.gradients.communication_plan import Gradient, Rate
+from pycoll.gradients.compare import Comparison, Network, compare, rates_of, read_gradients
+from pycoll.gradients.methods import METHODS
+from pycoll.tools.cli import main
+
+CABLE = Network(alpha_s=50e-6, bandwidth=1e9, local_alpha_s=1e-6, local_bandwidth=8e9)
+LAYERS = [Gradient(4 << 20, 0.002 * n) for n in range(1, 20)]
+
+
+def test_rates_are_those_of_the_formulas() -> None:
+    """N = 4 hosts: a ring takes 1.5 D/B, servers max(1, N/S) D/B, and servers beside as a ring."""
+    seconds = {count: rates_of(CABLE, 4, 1, count).whole("ps") for count in (0, 1, 2, 4, 8)}
+    assert rates_of(CABLE, 4, 1).all_reduce == pytest.approx((4 * 50e-6, 1.5e-9))
+    assert {count: rate.beta for count, rate in seconds.items()} == pytest.approx(
+        {0: 1.5e-9, 1: 4e-9, 2: 2e-9, 4: 1e-9, 8: 1e-9}
+    )
+    assert all(rate.alpha == pytest.approx(100e-6) for rate in seconds.values())
+    inside = rates_of(CABLE, 1, 4)
+    assert inside.all_reduce == pytest.approx((6e-6, 1.5 / 8e9))
+    both = rates_of(CABLE._replace(agree_s=1e-3), 4, 4, 4)
+    assert both.all_reduce.alpha == pytest.approx(1e-3 + 6e-6 + 200e-6)
+    assert both.whole("ps").alpha == pytest.approx(1e-3 + 6e-6 + 100e-6)
+
+
+def test_servers_win_where_the_link_is_the_limit() -> None:
+    found = compare(LAYERS, CABLE, hosts=4, servers=[0, 4])
+    assert (found.winner.architecture, found.winner.servers) == ("ps", 4)
+    assert (found.runner_up.architecture, found.runner_up.servers) != ("ps", 4)
+    assert found.winner.step_s < found.runner_up.step_s
+    assert {row.method for row in found.rows} == set(METHODS)
+    named = [row for row in found.rows if row.method != "auto"]
+    for key in {(row.architecture, row.servers) for row in found.rows}:
+        rows = [row for row in found.rows if (row.architecture, row.servers) == key]
+        best = min(rows, key=lambda row: row.step_s)
+        assert best.step_s == min(row.step_s for row in rows if row.method == "auto")
+    assert all(0 <= row.hidden <= 1 for row in named)
+    text = found.explain()
+    assert "winner: " in text and "takes" in text and text.count("\n") == len(found.rows) + 2
+
+
+def test_the_optimizer_and_the_forward_pass_count() -> None:
+    plain = compare(LAYERS, CABLE, hosts=4)
+    slow = compare(LAYERS, CABLE._replace(optimizer=Rate(0.1, 0.0)), hosts=4)
+    assert slow.computing_s == pytest.approx(plain.computing_s + 0.1)
+    assert slow.winner.step_s == pytest.approx(plain.winner.step_s + 0.1)
+    overlapped = compare(LAYERS, CABLE, hosts=4, overlaps=True)
+    assert overlapped.winner.step_s <= plain.winner.step_s
+
+
+def test_equal_architectures_are_called_so() -> None:
+    found = compare(LAYERS, CABLE._replace(bandwidth=1e15, alpha_s=0.0), hosts=2)
+    assert isinstance(found, Comparison) and "is as good" in found.explain()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"gradients": []}, "gradients is empty"),
+        ({"hosts": 0}, "hosts is 0"),
+        ({"hosts": 1}, "at least two ranks"),
+        ({"per_host": True}, "per_host is True"),
+        ({"servers": []}, "servers is empty"),
+        ({"servers": [0, -1]}, "servers has -1"),
+        ({"network": CABLE._replace(bandwidth=0.0)}, "bandwidth is 0.0: expected bytes per second"),
+        ({"network": CABLE._replace(alpha_s=-1.0)}, "alpha_s is -1.0: expected seconds"),
+    ],
+)
+def test_wrong_clusters_are_refused(change: dict[str, Any], text: str) -> None:
+    words: dict[str, Any] = {"gradients": LAYERS, "network": CABLE, "hosts": 4}
+    with pytest.raises(InvalidArgumentError, match=text):
+        compare(**{**words, **change})
+
+
+def test_files_of_gradients(tmp_path: Path) -> None:
+    path = tmp_path / "layers.csv"
+    head = "tensor,elements,microseconds_after_previous,dtype\n"
+    path.write_text(f"{head}a,10,5,float16\nb,3,1.5,\n")
+    one, two = read_gradients(path)
+    assert one == Gradient(20, pytest.approx(5e-6), "float16")
+    assert two == Gradient(12, pytest.approx(6.5e-6))
+    for text, told in {
+        head: "has no gradients",
+        f"{head}a,10,-5,\n": "line 2: expected the columns tensor",
+        f"{head}a,1,5,\na,x,5,\n": "line 3: expected the columns tensor",
+        f"{head}a,1,5,int7\n": "line 2: .*int7",
+        "size\n3\n": "microseconds_after_previous",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(InvalidArgumentError, match=told):
+            read_gradients(path)
+    with pytest.raises(InvalidArgumentError, match="cannot be read: No such file"):
+        read_gradients(tmp_path / "none.csv")
+
+
+def test_the_command_compares_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "layers.csv"
+    path.write_text(
+        "tensor,elements,microseconds_after_previous\n"
+        + "".join(f"layer.{n},1000000,2000\n" for n in range(20))
+    )
+
+    def said(*words: str) -> str:
+        result = CliRunner().invoke(main, ["explain", *words])
+        return result.output if result.exit_code == 0 else f"{result.exit_code}: {result.output}"
+
+    links = ("--hosts", "4", "--local-size", "2", "--alpha", "50us", "--beta", "1GB/s")
+    text = said("--gradients", str(path), *links)
+    assert (
+        text.startswith("4 hosts of 2 ranks; values: ") and "winner: auto by ps, 4 servers" in text
+    )
+    one = said("--gradients", str(path), *links, "--servers", "1")
+    assert "1 servers" not in one.splitlines()[-1] and "winner: auto by " in one
+    for words, told in {
+        ("--gradients", str(path), "--servers", "two"): "'two' is not a valid integer",
+        ("--gradients", str(path), "--rank", "0"): "--gradients excludes --rank",
+        ("--gradients", str(tmp_path / "none"), *links): "cannot be read",
+        ("--gradients", str(path)): "expected at least two ranks",
+    }.items():
+        assert told in said(*words), words
