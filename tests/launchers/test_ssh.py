@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -139,6 +140,19 @@ def test_output_goes_to_files(world: SshHosts, tmp_path: Path) -> None:
     assert run(world, *words, *code("print(1)")) == (0, "", "")
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["rank.0", "rank.1"]
     assert (tmp_path / "logs" / "rank.1" / "stdout").read_text() == "1\n"
+
+
+def test_the_doctor_over_ssh(world: SshHosts) -> None:
+    """Before hosts vanish, which takes their IPv6 addresses."""
+    process = world.start(
+        [sys.executable, "-m", "pycoll", "doctor", "--json", "-H", "host0,host1,host2"]
+    )
+    status, out, err = end(process)
+    report = json.loads(out)
+    assert (status, err) == (0, ""), report["findings"]
+    assert [one["label"] for one in report["hosts"]] == world.names
+    ways = {(one["source"], one["target"]) for one in report["links"] if one["rate"] > 0}
+    assert len(ways) == 6
 
 
 def test_verbose_says_how_hosts_are_reached(world: SshHosts) -> None:
