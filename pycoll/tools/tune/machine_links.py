@@ -210,7 +210,7 @@ class Tuner:
             for transport in self._options.transports
             for job in (
                 *(j for bytes_ in SEGMENTS for j in self._segment_jobs(transport, bytes_)),
-                *(self._stores_jobs() if transport == "shm" else ()),
+                *self._stores_jobs(transport),
                 *self._link_jobs(transport, SEGMENT_BYTES),
             )
         ]
@@ -222,15 +222,16 @@ class Tuner:
         media = {**self._media, transport: changed}
         return Tuning(media, "being measured", slot_stores=self._slot_stores)
 
-    def _stores_jobs(self) -> Iterator[_Job]:
-        for kind in (ORDINARY, STREAMING):
-            for job in self._segment_jobs("shm", SEGMENT_BYTES):
+    def _stores_jobs(self, transport: str) -> Iterator[_Job]:
+        """The jobs with both kinds of stores, which only shared memory has."""
+        for kind in (ORDINARY, STREAMING) if transport == "shm" else ():
+            for job in self._segment_jobs(transport, SEGMENT_BYTES):
                 yield replace(job, values=job.values._replace(slot_stores=kind))
 
     def _best_stores(self) -> str:
         times: dict[str, Times] = {ORDINARY: {}, STREAMING: {}}
         for _ in range(self._options.passes):
-            for job in self._stores_jobs():
+            for job in self._stores_jobs("shm"):
                 self._measure(job, times[job.values.slot_stores or STREAMING])
         return min(times, key=lambda kind: _mean(times[kind], SEGMENT_BYTES))
 
