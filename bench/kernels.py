@@ -40,7 +40,7 @@ class Line:
     memcpy: float
 
 
-def _speed(run: Callable[[int], None], nbytes: int, rounds: int) -> Iterator[float]:
+def speed(run: Callable[[int], None], nbytes: int, rounds: int) -> Iterator[float]:
     """Yield samples in GB/s."""
     begin = time.perf_counter()
     run(1)
@@ -69,7 +69,7 @@ def measure(dtype: DType, word: str, nbytes: int, rounds: int) -> Line:
 
     runs: dict[str, Callable[[int], None]] = {isa: kernel(isa) for isa in _core.isas()}
     runs["memcpy"] = memcpy
-    turns = zip(*(_speed(run, nbytes, rounds) for run in runs.values()), strict=True)
+    turns = zip(*(speed(run, nbytes, rounds) for run in runs.values()), strict=True)
     columns = zip(*turns, strict=True)
     speeds = dict(zip(runs, map(statistics.median, columns), strict=True))
     return Line(dtype.word, word, speeds, speeds.pop("memcpy"))

@@ -395,6 +395,21 @@ def combine(
     target: BufferView, sources: Sequence[BufferView], op: int, isa: str, times: int = 1
 ) -> None: ...
 
+class Codec:
+    def __init__(self, kind: int, block: int, stochastic: bool, seed: int, isa: str) -> None: ...
+    def nbytes(self, count: int) -> int: ...
+    def encode(
+        self,
+        codes: BufferView,
+        values: BufferView,
+        rests: BufferView | None,
+        first: int = 0,
+        times: int = 1,
+    ) -> None: ...
+    def decode(
+        self, values: BufferView, codes: BufferView, adds: bool = False, times: int = 1
+    ) -> None: ...
+
 class Simulation:
     def __init__(
         self, size: int, seed: int, mode: str = "plain", horizon_s: float = 0.001

@@ -1,6 +1,7 @@
 // The functions that each instruction set provides for reduce.h. Private to csrc/kernels.
 #pragma once
 
+#include "kernels/codecs.h"
 #include "kernels/reduce.h"
 #include "kernels/wire.h"
 
@@ -14,6 +15,7 @@ struct Backend {
   ScaleFunction (*scale)(DType dtype);
   EnterFunction (*enter_mean)(DType dtype);  // 16- and 8-bit floats to float32
   LeaveFunction (*leave_mean)(DType dtype);
+  CodecKernels (*codec)(CodecKind kind);
 };
 
 // 2^-k with the smallest k for which 2^k >= ranks. Always inlined, because files of different

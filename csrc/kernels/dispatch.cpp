@@ -136,6 +136,12 @@ ScaleFunction scale_for(DType dtype, Isa isa) {
   return backend(isa).scale(dtype);
 }
 
+CodecKernels codec_kernels(CodecKind kind, Isa isa) {
+  PYCOLL_ASSERT(available(isa), "codec_kernels: instruction set %d is not available",
+                static_cast<int>(isa));
+  return backend(isa).codec(kind);
+}
+
 WireForm small_mean(DType dtype, Isa isa) {
   WireForm form;
   form.enter = backend(isa).enter_mean(dtype);

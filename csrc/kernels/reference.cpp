@@ -231,6 +231,8 @@ struct Reference {
       store<Format>(array, i, load<Real<float>>(wire, i) / divisor);
     }
   }
+
+  static CodecKernels codec(CodecKind kind) { return kPortableBackend.codec(kind); }
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 //
 //   template <DType, ReduceOp> void combine(...)
 //   template <DType> void scale(...), enter_mean(...), leave_mean(...)
+//   CodecKernels codec(CodecKind)
 //
 // The table uses them only for pairs that are defined, and never for kAvg, kUser and operations
 // with a wire form.
@@ -85,6 +86,6 @@ struct Table {
 
 template <typename Family>
 constexpr Backend kBackendOf{Table<Family>::combine, Table<Family>::scale,
-                             Table<Family>::enter_mean, Table<Family>::leave_mean};
+                             Table<Family>::enter_mean, Table<Family>::leave_mean, Family::codec};
 
 }  // namespace pycoll::kernels

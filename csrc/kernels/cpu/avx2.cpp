@@ -65,6 +65,10 @@ struct Avx2 : VectorUnit<Avx2, 32> {
     return whole - (Halves)((Full<std::int16_t>)up < 0);
   }
 
+  PYCOLL_LANES std::uint32_t sign_bits(Float value) {
+    return static_cast<std::uint32_t>(_mm256_movemask_ps((__m256)value));
+  }
+
   PYCOLL_LANES bool any_top_bit(Bytes bytes) { return _mm256_movemask_epi8((__m256i)bytes) != 0; }
 };
 

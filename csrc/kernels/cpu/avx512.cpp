@@ -66,6 +66,8 @@ struct Avx512 : VectorUnit<Avx512, 64> {
                                          (__m512i)(Halves{} + 1));
   }
 
+  PYCOLL_LANES std::uint32_t sign_bits(Float value) { return _mm512_movepi32_mask((__m512i)value); }
+
   PYCOLL_LANES bool any_top_bit(Bytes bytes) { return _mm512_movepi8_mask((__m512i)bytes) != 0; }
 
   template <typename V>

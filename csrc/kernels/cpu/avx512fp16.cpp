@@ -143,16 +143,17 @@ CombineFunction combine(DType dtype, ReduceOp op) {
 ScaleFunction scale(DType dtype) { return kAvx512Backend.scale(dtype); }
 EnterFunction enter_mean(DType dtype) { return kAvx512Backend.enter_mean(dtype); }
 LeaveFunction leave_mean(DType dtype) { return kAvx512Backend.leave_mean(dtype); }
+CodecKernels codec(CodecKind kind) { return kAvx512Backend.codec(kind); }
 
 }  // namespace
 
-const Backend kAvx512Fp16Backend{combine, scale, enter_mean, leave_mean};
+const Backend kAvx512Fp16Backend{combine, scale, enter_mean, leave_mean, codec};
 
 }  // namespace pycoll::kernels
 #else
 namespace pycoll::kernels {
 
-const Backend kAvx512Fp16Backend{nullptr, nullptr, nullptr, nullptr};
+const Backend kAvx512Fp16Backend{nullptr, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace pycoll::kernels
 #endif

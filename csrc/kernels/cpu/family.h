@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/cpu/byte_sums.h"
+#include "kernels/cpu/codecs.h"
 #include "kernels/cpu/fold.h"
 #include "kernels/cpu/half_formats.h"
 #include "kernels/table.h"
@@ -60,6 +61,8 @@ struct Family {
     using MeanOf = decltype(mean<dtype>());
     MeanOf::leave(static_cast<char*>(array), static_cast<const char*>(wire), count, divisor);
   }
+
+  static CodecKernels codec(CodecKind kind) { return Codecs<M>::of(kind); }
 
  private:
   template <DType dtype, ReduceOp op, int sources>

@@ -66,6 +66,16 @@ struct VectorUnit {
     return whole - (V)((fraction | (whole & 1)) > half);
   }
 
+  // Bit i is the sign bit of lane i.
+  PYCOLL_LANES std::uint32_t sign_bits(Float value) {
+    const Words signs = (Words)value >> 31;
+    std::uint32_t bits = 0;
+    for (std::size_t lane = 0; lane < sizeof(value) / sizeof(float); ++lane) {
+      bits |= signs[lane] << lane;
+    }
+    return bits;
+  }
+
   // Whether the top bit of any byte is set.
   PYCOLL_LANES bool any_top_bit(Bytes bytes) {
     const auto words = (Full<std::uint64_t>)bytes;

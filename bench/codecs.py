@@ -1,0 +1,104 @@
+"""The speed of the codecs: GB/s of float32 that are encoded, decoded, and decoded and added.
+
+    .venv/bin/python bench/codecs.py --markdown bench/RESULTS.md
+
+Each codec runs with every instruction set, in turns with a copy of as many bytes, on one core.
+Arrays of ``--bytes`` fit into the second-level cache; those of ``--long`` do not fit into any.
+Encoding also writes what the codes leave out, since error feedback needs it. All figures are
+medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import page
+from kernels import speed
+
+from pycoll import _core
+
+TITLE = "Codecs"
+#: Names in the order of CodecKind of csrc/kernels/codecs.h.
+KINDS = ("bf16", "int8", "int4", "fp8", "sign")
+#: GB/s that encoding and decode-and-add reach with AVX-512, arrays in cache; 0: none.
+TARGETS = {"int8": (10.0, 12.0), "sign": (15.0, 20.0)}
+_BLOCK = 256
+
+
+class Line(NamedTuple):
+    """GB/s of one codec with one instruction set, and of a copy in the same rounds."""
+
+    codec: str
+    isa: str
+    nbytes: int
+    encode: float
+    decode: float
+    decode_add: float
+    copy: float
+
+
+def measure(name: str, isa: str, nbytes: int, rounds: int) -> Line:
+    """Measure one codec in turns with a copy."""
+    values = np.random.default_rng(1).standard_normal(nbytes // 4).astype(np.float32)
+    rests, sums = np.zeros_like(values), np.zeros_like(values)
+    codec = _core.Codec(KINDS.index(name), _BLOCK, False, 0, isa)
+    codes = np.zeros(codec.nbytes(len(values)), np.uint8)
+    told, view, left, total = map(_core.view, (codes, values, rests, sums))
+
+    def copy(times: int) -> None:
+        for _ in range(times):
+            np.copyto(rests, values)
+
+    runs: list[Callable[[int], Any]] = [
+        lambda times: codec.encode(told, view, left, 0, times),
+        lambda times: codec.decode(total, told, False, times),
+        lambda times: codec.decode(total, told, True, times),
+        copy,
+    ]
+    turns = zip(*(speed(run, nbytes, rounds) for run in runs), strict=True)
+    return Line(name, isa, nbytes, *map(statistics.median, zip(*turns, strict=True)))
+
+
+def cells(line: Line) -> list[str]:
+    """Return a row of the table."""
+    shown = [f"{rate:.3g}" for rate in line[3:]]
+    return [line.codec, line.isa, str(line.nbytes), *shown]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bytes", type=int, default=1 << 16, help="of an array in cache")
+    parser.add_argument("--long", type=int, default=1 << 28, help="of an array in memory; 0: none")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--markdown", type=Path, help="put the table on this page")
+    options = parser.parse_args()
+    head = ["codec", "kernel", "bytes", "encode", "decode", "decode and add", "copy"]
+    print("# GB/s of float32")
+    print("".join(f"{word:>15}" for word in head))
+    rows = []
+    isas = [isa for isa in _core.isas() if isa not in ("reference", "avx512fp16")]
+    for nbytes in filter(None, (options.bytes, options.long)):
+        for name in KINDS:
+            for isa in isas if nbytes == options.bytes else isas[-1:]:
+                rows.append(cells(measure(name, isa, nbytes, options.rounds)))
+                print("".join(f"{word:>15}" for word in rows[-1]), flush=True)
+    if options.markdown is not None:
+        what = (
+            f"GB/s of float32, blocks of {_BLOCK} values, one core, in turns with a copy of as many "
+            "bytes; medians. Encoding writes codes and rests."
+        )
+        targets = "; ".join(f"{k}: {a:g} and {b:g}" for k, (a, b) in TARGETS.items())
+        note = f"Targets with AVX-512 in cache, encode and decode-and-add: {targets}."
+        lines = [page.origin(), "", what, note, "", *page.table(head, rows)]
+        page.write_section(options.markdown, TITLE, lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
