@@ -106,6 +106,7 @@ bench-peers: optimized
 	$(BIN)/python bench/peers.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/dtypes.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/kernels.py --markdown bench/RESULTS.md
+	$(BIN)/python bench/codecs.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/overhead.py --markdown bench/RESULTS.md
 
 # It uses the packages that PYTHON has, since a machine with a GPU may have no network. For a

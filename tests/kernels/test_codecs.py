@@ -67,7 +67,9 @@ def test_every_length_gives_the_oracles_bits(name: str, isa: str) -> None:
             assert codes == told, (count, SEED)
             assert same(left, rests), (count, SEED)
             assert same(decoded(codec, codes, count), sent), (count, SEED)
-            assert same(decoded(codec, codes, count, values), values + sent), (count, SEED)
+            with np.errstate(all="ignore"):
+                added = values + sent
+            assert same(decoded(codec, codes, count, values), added), (count, SEED)
 
 
 @pytest.mark.parametrize("block", [32, 128, 4096])

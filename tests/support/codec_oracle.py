@@ -55,10 +55,10 @@ def _scaled_block(kind: int, x: Array, drawn: Array | None) -> tuple[Array, Arra
     most = np.abs(x).max(initial=_F32(0))
     if not np.isfinite(most):
         return _NAN, np.zeros(len(x), np.int32), np.zeros(len(x), _F32)
+    scale, inverse = most / largest, largest / most
     if most < largest * _F32(2.0**-126):
-        return _F32(0), np.zeros(len(x), np.int32), np.zeros(len(x), _F32)
-    scale = most / largest
-    y = x * (largest / most)
+        scale = inverse = _F32(0)
+    y = x * inverse
     if drawn is not None:
         fixed = (y * _F32(65536)).astype(np.int32) + drawn.astype(np.int32)
         code = fixed >> 16
@@ -67,8 +67,8 @@ def _scaled_block(kind: int, x: Array, drawn: Array | None) -> tuple[Array, Arra
         code = _nearest_e4m3(y)
         number = _E4M3[code]
     else:
-        number = np.rint(y)
-        code = number.astype(np.int32)
+        code = np.rint(y).astype(np.int32)
+        number = code.astype(_F32)
     far = np.abs(number * scale * _F32(0.5)) > np.abs(x)
     return scale, np.where(far, 0, code), np.where(far, _F32(0), number)
 
