@@ -90,8 +90,8 @@ def main() -> int:
                 print("".join(f"{word:>15}" for word in rows[-1]), flush=True)
     if options.markdown is not None:
         what = (
-            f"GB/s of float32, blocks of {_BLOCK} values, one core, in turns with a copy of as many "
-            "bytes; medians. Encoding writes codes and rests."
+            f"GB/s of float32, blocks of {_BLOCK} values, one core, in turns with a copy of as "
+            "many bytes; medians. Encoding writes codes and rests."
         )
         targets = "; ".join(f"{k}: {a:g} and {b:g}" for k, (a, b) in TARGETS.items())
         note = f"Targets with AVX-512 in cache, encode and decode-and-add: {targets}."
