@@ -142,7 +142,7 @@ def test_a_search_is_at_least_as_good_as_its_starts_and_repeats(seed: int) -> No
         best = search(scene, starts, 5000)
         assert best is not None
         assert best.exposed_s <= min(scene.exposed_s(point) for point in starts)
-        assert scene.work < 7000, "the budget bounds the work"
+        assert scene.work < 9000, "the budget bounds the work beyond the starts"
         found.append(best)
     assert found[0] == found[1]
 
