@@ -19,7 +19,6 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.cost.slot_stores import STREAMING, slot_stores_of
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
@@ -145,6 +144,7 @@ class Core(_core.Calls):
         cores: int,
         cpu_balancing: bool,
     ) -> None:
+        from pycoll.cost.slot_stores import STREAMING, slot_stores_of
         from pycoll.schedule.topology import topology_of
 
         _finish_imports_at_exit()
