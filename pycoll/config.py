@@ -129,6 +129,10 @@ def _port_range(text: str) -> tuple[int, int]:
     return first, last
 
 
+#: Fields whose values no text shows.
+_HIDDEN = ("secret", "ticket")
+
+
 class Config(NamedTuple):
     """The settings of one process, made by ``Config.read``; ``SETTINGS`` describes each field."""
 
@@ -142,6 +146,7 @@ class Config(NamedTuple):
     store: str = "rank0"
     elastic: str | None = None
     member: int | None = None
+    ticket: str | None = None
     host_id: str | None = None
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
     interfaces: tuple[str, ...] = ()
@@ -163,7 +168,7 @@ class Config(NamedTuple):
     role: str = WORKER
 
     def __repr__(self) -> str:
-        shown = self._asdict() | {"secret": "(hidden)"}
+        shown = self._asdict() | dict.fromkeys(_HIDDEN, "(hidden)")
         return f"Config({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @classmethod
@@ -184,7 +189,7 @@ class Config(NamedTuple):
             try:
                 values[setting.field] = setting.parse(source[name])
             except ValueError as error:
-                shown = "(hidden)" if setting.field == "secret" else repr(source[name])
+                shown = "(hidden)" if setting.field in _HIDDEN else repr(source[name])
                 raise InvalidArgumentError(f"{name}={shown}: {error}") from None
         return cls(**values)
 
@@ -224,6 +229,12 @@ SETTINGS: tuple[Setting, ...] = (
         "address of the elastic rendezvous, which assigns ranks (set by pycoll run)",
     ),
     Setting("PYCOLL_MEMBER", "member", _integer(0), "number of this worker in an elastic job"),
+    Setting(
+        "PYCOLL_TICKET",
+        "ticket",
+        _text,
+        "ticket by which this process joins a communicator that grows; it holds a secret",
+    ),
     Setting(
         "PYCOLL_HOST_ID",
         "host_id",
@@ -372,7 +383,7 @@ def describe(config: Config | None = None) -> list[Described]:
 def _show(name: str, value: object) -> str:
     if value is None or value == ():
         return "-"
-    if name == "secret":
+    if name in _HIDDEN:
         return "(set)"
     if name == "port_range" and isinstance(value, tuple):
         return "-".join(str(port) for port in value)

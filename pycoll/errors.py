@@ -75,6 +75,12 @@ class PeerLostError(PycollError):
     """
 
 
+class LeftOutError(PycollError):
+    """``shrink`` gives this rank no new communicator: the other ranks went on without it, or too
+    few of them answered to go on. ``rank`` is this rank.
+    """
+
+
 class TimeoutError(PycollError, builtins.TimeoutError):
     """A deadline passed; ``ranks`` names the ranks at fault, and is empty if no rank stands still.
 

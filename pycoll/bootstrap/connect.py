@@ -32,6 +32,7 @@ from pycoll.bootstrap.discovery.identity import (
 )
 from pycoll.bootstrap.discovery.limits import check_together, free_descriptors
 from pycoll.bootstrap.discovery.roles import check_roles
+from pycoll.bootstrap.recovery.post import Post
 from pycoll.bootstrap.rendezvous.checked_rounds import facts_of, identities_of
 from pycoll.bootstrap.rendezvous.exchange import Exchange
 from pycoll.bootstrap.shared_memory import Ends, Neighbours
@@ -72,7 +73,8 @@ class Connected(NamedTuple):
     the number of its host, counted from 0 in order of ranks. ``inside`` is the medium between ranks
     of one host. ``oversubscription`` is the ranks per core of the host with the most ranks per
     core, at least 1. ``tuning`` is the text that rank 0 sent. ``identities`` are those of all
-    ranks.
+    ranks. ``post`` is this rank's mailbox for shrinking, which the owner closes; None in a
+    communicator of one rank.
     """
 
     transports: list[Any]
@@ -82,6 +84,7 @@ class Connected(NamedTuple):
     oversubscription: float
     tuning: str
     identities: Sequence[Identity]
+    post: Post | None = None
 
 
 def native_factories() -> dict[str, Factory]:
@@ -98,12 +101,13 @@ def connect(
     deadline: Deadline | None = None,
     factories: Mapping[str, Factory] | None = None,
     bring: Bring | None = None,
+    mailbox: bool = True,
 ) -> Connected:
     """Connect this rank to all others that ``exchange`` reaches.
 
     Rank 0 calls ``bring``: its result becomes ``tuning`` on all ranks, and its error makes all
-    ranks fail. The caller closes ``exchange``. Afterwards no socket listens and no thread of this
-    function is left, also on failure.
+    ranks fail. ``mailbox``: make a mailbox for shrinking. The caller closes ``exchange``.
+    Afterwards no other socket listens and no thread of this function is left, also on failure.
 
     Raises, on all ranks, TransportError that names every pair that could not be connected and the
     reason. Raises InvalidArgumentError if the ranks' settings leave a pair without a transport, and
@@ -122,10 +126,13 @@ def connect(
         rounds = _Rounds(exchange, identities, config, communicator_id, makers)
         cleanup.callback(rounds.close)
         rounds.failure = failure
+        if mailbox and exchange.size > 1:
+            rounds.open_post()
         outcomes = rounds.run(ends, limit.within(_LINK_SHARE * limit.remaining()))
         judge(outcomes, rounds.failure)
         transports = rounds.transports
-    return describe(transports, identities, identities[0].tuning)
+        post, rounds.post = rounds.post, None
+    return describe(transports, identities, identities[0].tuning)._replace(post=post)
 
 
 def describe(transports: list[Any], identities: Sequence[Identity], tuning: str) -> Connected:
@@ -154,6 +161,7 @@ class _Rounds:
     ) -> None:
         self.failure: errors.PycollError | None = None
         self.transports: list[Any] = []
+        self.post: Post | None = None
         self._exchange = exchange
         self._identities = identities
         self._config = config
@@ -179,10 +187,20 @@ class _Rounds:
             self.transports = []
         return outcomes
 
+    def open_post(self) -> None:
+        """Make this rank's mailbox. All ranks have made theirs when one of them has joined."""
+        if self.failure is None:
+            try:
+                self.post = Post(self._key, self._exchange.rank, self._identities)
+            except OSError as error:
+                self.failure = as_error(error)
+
     def close(self) -> None:
         """Close all listeners and end the thread; transports that were handed over stay open."""
         if self._links is not None:
             self._links.close()
+        if self.post is not None:
+            self.post.close()
         self.transports = []
 
     def _meet(self, ends: Ends, deadline: Deadline) -> Neighbours:
@@ -201,7 +219,7 @@ class _Rounds:
         endpoint: dict[str, Any] = {}
         try:
             if self.failure is None:
-                endpoint = neighbours.endpoint() | self._listen()
+                endpoint = neighbours.endpoint() | self._listen() | self._open_network()
         except (errors.PycollError, OSError) as error:
             self.failure = as_error(error)
         endpoints = self._gather(endpoint)
@@ -210,6 +228,9 @@ class _Rounds:
         if any("error" in other for other in endpoints):
             self._gather({})
             return
+        if self.post is not None and any("post" in other for other in endpoints):
+            offers = [other.get("post", []) for other in endpoints]
+            self.post.take_addresses(self._config, offers)
         unreached: dict[int, str] = {}
         try:
             if self._links is not None:
@@ -240,6 +261,14 @@ class _Rounds:
             self._makers,
         )
         return links.listen()
+
+    def _open_network(self) -> dict[str, Any]:
+        """Open the mailbox to other machines. A range of ports is kept for the world's."""
+        one_machine = len({identity.machine for identity in self._identities}) == 1
+        kept = self._config.port_range is not None and self._name != "world"
+        if self.post is None or one_machine or kept:
+            return {}
+        return {"post": self.post.open_network(self._config)}
 
     def _finish(
         self, neighbours: Neighbours, endpoints: Sequence[Mapping[str, Any]], deadline: Deadline

@@ -20,6 +20,7 @@ from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.discover import Placement, discover, open_exchange
 from pycoll.bootstrap.discovery.identity import Identity
 from pycoll.bootstrap.discovery.limits import check_alone
+from pycoll.bootstrap.recovery.post import Post
 from pycoll.bootstrap.rendezvous.exchange import Exchange, MemoryExchange, ParentExchange
 from pycoll.bootstrap.subcommunicators import Parent, make_part
 from pycoll.config import Config
@@ -36,7 +37,8 @@ class Joined(NamedTuple):
     ``names`` are "host:pid" by rank, ``hosts`` the number of the host by rank. ``inside`` is the
     medium between ranks of one host. ``oversubscription`` is the ranks per core of the host with
     the most ranks per core, at least 1. ``tuning`` is the text that rank 0 sent to all.
-    ``identities`` are those of all ranks. ``source`` names the origin of rank and size, such as
+    ``identities`` are those of all ranks. ``post`` is this rank's mailbox for shrinking, which the
+    owner closes; None without other ranks. ``source`` names the origin of rank and size, such as
     "pycoll run".
     """
 
@@ -49,6 +51,7 @@ class Joined(NamedTuple):
     oversubscription: float
     tuning: str
     identities: Sequence[Identity]
+    post: Post | None
     source: str
 
     @property
@@ -66,6 +69,7 @@ def join(
     secret: str | bytes | None = None,
     comm: Any = None,
     all_gather: Any = None,
+    ticket: Any = None,
     factories: Mapping[str, Factory] | None = None,
     bring: Bring | None = None,
 ) -> Joined:
@@ -84,6 +88,7 @@ def join(
         secret=secret,
         comm=comm,
         all_gather=all_gather,
+        ticket=ticket,
     )
     deadline = Deadline(config.init_timeout_s)
     _check_limits(placement, config)
@@ -164,11 +169,11 @@ def join_part(
     rank of the parent must call at the same time. Returns None for a rank without a group.
     """
     make = native_factories()["shm"] if factory is None else factory
-    transports = make_part(parent, members, max(map(len, groups)), make)
+    transports, post = make_part(parent, members, max(map(len, groups)), make)
     if not members:
         return None
     identities = [parent.identities[member] for member in members]
-    connected = describe(transports, identities, tuning)
+    connected = describe(transports, identities, tuning)._replace(post=post)
     return Joined(members.index(parent.rank), len(members), *connected, "split")
 
 

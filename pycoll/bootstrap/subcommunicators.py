@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import json
 import socket
 import struct
@@ -26,6 +27,7 @@ from pycoll.bootstrap.local_rendezvous import (
     descriptors_of,
     of_thread,
 )
+from pycoll.bootstrap.recovery.post import Post
 from pycoll.bootstrap.rendezvous.checked_rounds import facts_of
 
 _Given = TypeVar("_Given")
@@ -42,6 +44,7 @@ class Parent(NamedTuple):
 
     ``numbers`` gathers equally many integers from every rank, ``blobs`` gathers bytes. ``shm`` is
     the shm transport, None in a parent of one rank. ``split`` numbers the parent's splits from 1.
+    ``key`` is known to the ranks of the parent only.
     """
 
     rank: int
@@ -50,6 +53,7 @@ class Parent(NamedTuple):
     numbers: Callable[[list[int]], Sequence[Sequence[int]]]
     blobs: Callable[[bytes], Sequence[bytes]]
     split: int
+    key: bytes
 
 
 def can_share(identities: Sequence[Identity], groups: Sequence[Sequence[int]]) -> bool:
@@ -64,8 +68,10 @@ def make_part(
     members: Sequence[int],
     largest: int,
     make: Callable[[int, int], Any],
-) -> list[Any]:
-    """Return the transports of this rank in its sub-communicator. Every rank of the parent calls.
+) -> tuple[list[Any], Post | None]:
+    """Return the transports of this rank in its sub-communicator, and its mailbox for shrinking.
+
+    Every rank of the parent calls.
 
     ``members`` are parent ranks in the new order, empty if this rank is in no sub-communicator.
     ``largest`` is the number of ranks of the largest one. If one member fails, all ranks of its
@@ -84,7 +90,8 @@ def make_part(
             facts = {} if part.failure is None else {"error": str(part.failure)}
             texts = facts_of(parent.blobs(json.dumps(facts).encode()))
             judge([texts[member] for member in members], part.failure)
-        return [] if part.shm is None else [part.shm]
+        post, part.post = part.post, None
+        return [] if part.shm is None else [part.shm], post
     finally:
         part.close()
 
@@ -102,6 +109,7 @@ class _Part:
 
     def __init__(self, parent: Parent, members: Sequence[int]) -> None:
         self.shm: Any = None
+        self.post: Post | None = None
         self.failure: errors.PycollError | None = None
         self._parent = parent
         self._members = members
@@ -131,9 +139,13 @@ class _Part:
         return self._lines
 
     def open(self, make: Callable[[int, int], Any]) -> None:
-        """Make this rank's memory."""
+        """Make this rank's memory and its mailbox."""
         if len(self._members) > 1:
-            self.shm = make(self._members.index(self._parent.rank), len(self._members))
+            here = self._members.index(self._parent.rank)
+            text = f"{self._parent.split} {list(self._members)}".encode()
+            key = hmac.digest(self._parent.key, text, "sha256")
+            self.post = Post(key, here, [self._parent.identities[one] for one in self._members])
+            self.shm = make(here, len(self._members))
 
     def leave(self, offsets: range) -> None:
         """Send this rank's descriptors to the members at ``offsets`` to its right."""
@@ -164,9 +176,12 @@ class _Part:
             self.shm.attach(self._members.index(peer), *found, identity.pid)
 
     def close(self) -> None:
-        """Close the descriptors that were received and not attached."""
+        """Close the descriptors that were received and not attached, and what was not handed
+        over."""
         for descriptors in self._stash.values():
             close_all(descriptors)
+        if self.post is not None:
+            self.post.close()
         self.shm = None
 
     def _at(self, offsets: range, direction: int) -> Iterator[int]:

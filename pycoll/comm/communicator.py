@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
@@ -16,10 +16,10 @@ from pycoll.arrays.registry import tell_of_refusal
 from pycoll.comm.cpu_balancing import can_balance
 from pycoll.comm.data_movement import Moving
 from pycoll.comm.objects import Objects
-from pycoll.comm.operations import Core, immediate_collective
+from pycoll.comm.operations import Core, immediate, immediate_collective
 from pycoll.comm.reductions import Reducing
 from pycoll.comm.work import wait_all
-from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.errors import ClosedError, InvalidArgumentError, PycollError
 from pycoll.foreign_words import CALLS, about_call, about_dtype, refuse_foreign_calls
 from pycoll.schedule.collectives import Collective
 from pycoll.types import DType, check_timeout
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from pycoll import signatures
     from pycoll.arrays.device_view import DeviceView
     from pycoll.arrays.registered import Registered
-    from pycoll.bootstrap import Joined
+    from pycoll.bootstrap import Joined, Successor
     from pycoll.comm.groups import Group
     from pycoll.config import Config
     from pycoll.device.device_registry import DeviceRegistry
 
+#: Longest time that ``shrink`` may take, in seconds.
+_SHRINK_S_MAX = 3600.0
 _INT64 = range(-(2**63), 2**63)
 #: Communicators of this process that may still be in use; ``abort`` ends all of them.
 _open: WeakSet[Communicator] = WeakSet()
@@ -101,7 +103,10 @@ class Communicator(Reducing, Moving, Objects):
     irecv_any: signatures.IrecvAny
     wait_all = staticmethod(wait_all)
 
-    def __init__(self, joined: Joined, config: Config, name: str) -> None:
+    def __init__(
+        self, joined: Joined, config: Config, name: str, successor: Successor | None = None
+    ) -> None:
+        from pycoll.bootstrap import Successor
         from pycoll.bootstrap.discovery.identity import cores_shared_by, transport_across
         from pycoll.comm.groups import FusionBuffer, Group
 
@@ -122,6 +127,8 @@ class Communicator(Reducing, Moving, Objects):
             config.cpu_balancing and joined.oversubscription > 1 and can_balance(),
         )
         self.name = name
+        #: The name of the first communicator of the succession.
+        self._origin_name = name
         self._config = config
         self._device_memory_max = config.device_memory_mib << 20
         self._device_protocol = config.device_protocol
@@ -134,6 +141,14 @@ class Communicator(Reducing, Moving, Objects):
         mine = joined.identities[joined.rank]
         self._host = f"{mine.machine} {mine.host_id}"
         self._identity = f"{joined.identities[0].nonce} {name}"
+        #: What ``shrink`` needs; None where no other rank is there.
+        self._successor = successor
+        if joined.post is not None:
+            self._successor = Successor(joined.post, joined.rank, joined.identities)
+        self._released = False
+        self._number = 0 if self._successor is None else self._successor.hold()
+        #: Called with the communicator that takes the place of this one.
+        self._replaced: Callable[[Communicator], None] | None = None
         self._fusion = FusionBuffer()
         self._make_group = Group
         self._shared_arrays = _core.SharedArrays() if self.shares_arrays else None
@@ -429,6 +444,7 @@ class Communicator(Reducing, Moving, Objects):
                 lambda numbers: self._all_gather_numbers(numbers, "part", self._quickly_chosen()),
                 self._gather_blobs,
                 self._splits,
+                self._key_of_parts(),
             )
             return join_part(parent, groups, members, tuning)
         # Ranks outside all groups take part in the exchanges of the joining ranks.
@@ -450,7 +466,170 @@ class Communicator(Reducing, Moving, Objects):
         everyone = list(range(self.size))
         name = f"{self.name}/{self._splits}.devices"
         joined = self._join([everyone], everyone, name, self._tuning)
-        return [] if joined is None else joined.transports
+        if joined is None:
+            return []
+        if joined.post is not None:
+            joined.post.close()
+        return joined.transports
+
+    def _key_of_parts(self) -> bytes:
+        """Return a key that only the ranks of this communicator know, for its parts."""
+        import hmac
+
+        key = b"" if self._successor is None else self._successor.post.key
+        return hmac.digest(key, f"parts of {self.name}".encode(), "sha256")
+
+    @immediate
+    def shrink(self, timeout_s: float = 30.0) -> Communicator:
+        """Return a communicator of the ranks that are left, after a rank was lost or on demand.
+
+        ``timeout_s``: the longest wait, in seconds, at most 3600. Ranks that run and do not call
+        ``shrink`` within a third of it are left out.
+
+        Every rank that goes on calls this method, from one thread. A rank in an operation of this
+        communicator raises PeerLostError when another one shrinks it, and then shrinks, too. All
+        ranks that return have the same new communicator, with the old order of ranks; ranks that
+        die meanwhile are dropped. This communicator is closed. If it was the world, the new one is
+        the world. The new ``timeout_s`` and settings are those of this communicator now.
+
+        More than half of the ranks may go on without the others, or half with the lowest rank among
+        them. Fewer ranks may do so only if all others are gone: their processes have ended, or they
+        have closed the communicator. docs/guides/staying-alive.md has the promises and their
+        limits.
+
+        Raises LeftOutError on a rank without which the others went on, and where too few ranks
+        answered; ClosedError; InvalidArgumentError for a wrong ``timeout_s`` and where this
+        communicator has a successor already; PeerLostError, TimeoutError or TransportError if no
+        attempt to connect succeeded.
+
+        Cost: two round trips of the lowest rank with each other one, one thread while it lasts, and
+        new connections as ``init`` makes them.
+
+        >>> with comm.dup() as part:
+        ...     part = part.shrink()
+        >>> part.size  # on 3 ranks
+        3
+        >>> part.close()
+        """
+        seconds = check_timeout(timeout_s, "timeout_s")
+        if seconds > _SHRINK_S_MAX:
+            raise InvalidArgumentError(
+                f"timeout_s is {timeout_s!r}: expected at most {_SHRINK_S_MAX:.0f} seconds"
+            )
+        successor = self._successor
+        if successor is None:
+            return self._succeeded_by(self._split(0, 0, self._tuning))
+        if not successor.post.is_open:
+            raise ClosedError(
+                f"{self.name} is closed, or belongs to the process from which this one was forked"
+            )
+        if successor.newest != self._number:
+            raise InvalidArgumentError(
+                f"{self.name} has been shrunk already: shrink the communicator that took its place"
+            )
+        self._native.abort("it called shrink()")
+        config = self._config._replace(timeout_s=self.timeout_s)
+        joined, name = successor.shrink(config, self._origin_name, self._tuning, seconds)
+        made = Communicator(joined, config, name, successor)
+        made._origin_name = self._origin_name
+        return self._succeeded_by(made)
+
+    @immediate_collective
+    def grow(
+        self, count: int, invite: Callable[[list[str]], object], timeout_s: float = 60.0
+    ) -> Communicator:
+        """Let ``count`` new ranks in, and return a communicator of the old and the new ranks.
+
+        All ranks call this method. ``count``: the number of new ranks, equal on all, so that there
+        are at most 4096. ``invite``: a function that rank 0 calls with a list of ``count`` tickets;
+        it starts the new processes, or passes the tickets to processes that run, and does not wait
+        for them. Each new process calls ``pycoll.init(ticket=...)``, or ``pycoll.init()`` with
+        ``PYCOLL_TICKET`` set. A ticket is secret and serves once; pass it by the environment, a
+        pipe or a private file, never on a command line. ``timeout_s``: the longest wait for the new
+        ranks, in seconds.
+
+        Returns the new communicator. The old ranks keep their numbers, the new ones follow in the
+        order of their tickets. This communicator is closed. If it was the world, the new one is the
+        world.
+
+        Raises InvalidArgumentError for wrong arguments; what ``invite`` raises on rank 0, and
+        PycollError that quotes it on the others; TimeoutError that names the new ranks that did not
+        come, and the other errors of ``init``. After an error this communicator goes on, unless a
+        rank has died.
+
+        Cost: an all_gather of a few hundred bytes, and new connections as ``init`` makes them.
+
+        >>> import threading
+        >>> new = []
+        >>> def invite(tickets):  # normally starts a process; here a thread, on 1 ranks
+        ...     new.append(threading.Thread(target=lambda: pycoll.init(ticket=tickets[0])))
+        ...     new[0].start()
+        >>> with comm.dup() as part, part.grow(1, invite) as bigger:
+        ...     size = bigger.size
+        >>> size
+        2
+        >>> new[0].join()
+        >>> pycoll.finalize()
+        """
+        from pycoll.config import RANKS_MAX
+
+        numbers = [_integer("count", count)]
+        if not callable(invite):
+            raise InvalidArgumentError(
+                f"invite is a {type(invite).__name__}: expected a function of a list of tickets"
+            )
+        numbers.append(int(1e3 * min(check_timeout(timeout_s, "timeout_s"), 1e6)))
+        if not 1 <= count <= RANKS_MAX - self.size:
+            raise InvalidArgumentError(
+                f"count is {count}: expected 1 to {RANKS_MAX - self.size}, since a communicator "
+                f"has at most {RANKS_MAX} ranks"
+            )
+        rows = self._all_gather_numbers(numbers, "grow", self._quickly_chosen())
+        differing = [rank for rank, row in enumerate(rows) if row[0] != count]
+        if differing:
+            raise InvalidArgumentError(
+                f"count is {count} on rank {self.rank} and {rows[differing[0]][0]} on rank "
+                f"{differing[0]}: expected the same on all ranks"
+            )
+        made = self._grow(count, invite, min(row[1] for row in rows) / 1e3)
+        return self._succeeded_by(made)
+
+    def _grow(
+        self, count: int, invite: Callable[[list[str]], object], seconds: float
+    ) -> Communicator:
+        from pycoll.bootstrap.deadline import Deadline
+        from pycoll.bootstrap.recovery.growing import join_grown, opened
+
+        config = self._config._replace(timeout_s=self.timeout_s)
+        size = self.size + count
+        with ExitStack() as closing:
+            place, failure, text = None, None, b""
+            if self.rank == 0:
+                try:
+                    place = closing.enter_context(opened(config))
+                    invite(place.tickets(self.size, count))
+                    text = b"+" + place.meeting.to_bytes()
+                except Exception as error:
+                    failure = error
+                    text = f"-{type(error).__name__}: {error}".encode()
+            told = bytes(self._gather_blobs(text)[0])
+            if failure is not None:
+                raise failure
+            if told[:1] != b"+":
+                reason = told[1:].decode(errors="replace")
+                raise PycollError(f"rank 0 could not invite new ranks: {reason}", rank=0)
+            joined = join_grown(
+                place, told[1:], self.rank, size, config, self._tuning, Deadline(seconds)
+            )
+        return Communicator(joined, config, "world")
+
+    def _succeeded_by(self, made: Communicator | None) -> Communicator:
+        assert made is not None
+        made._replaced = self._replaced
+        if self._replaced is not None:
+            self._replaced(made)
+        self.close()
+        return made
 
     def abort(self, code: int = 1, reason: str = "") -> NoReturn:
         """End the job: this process exits with ``code`` now, and every other rank raises an error.
@@ -503,6 +682,9 @@ class Communicator(Reducing, Moving, Objects):
             self._devices.close()
         self._native.close()
         self._shared_arrays = None
+        if self._successor is not None and not self._released:
+            self._released = True
+            self._successor.release()
         if self._devices is not None:
             self._devices.end()
 

@@ -20,6 +20,7 @@ from pycoll.comm.work import Work, wait_all
 from pycoll.errors import (
     ClosedError,
     InvalidArgumentError,
+    LeftOutError,
     MismatchError,
     PeerLostError,
     PycollError,
@@ -39,6 +40,7 @@ __all__ = [
     "ClosedError",
     "Communicator",
     "InvalidArgumentError",
+    "LeftOutError",
     "MismatchError",
     "PeerLostError",
     "PycollError",
@@ -65,6 +67,7 @@ __all__ = [
     "gather",
     "gather_object",
     "group",
+    "grow",
     "init",
     "iprobe",
     "irecv",
@@ -89,6 +92,7 @@ __all__ = [
     "sendrecv",
     "servers",
     "shared_arrays",
+    "shrink",
     "size",
     "split",
     "wait_all",
@@ -113,6 +117,12 @@ class _World:
         self.communicator = communicator
         self.pid = os.getpid()
         _core.set_world(communicator)
+
+    def replace(self, communicator: Communicator) -> None:
+        """Make this communicator the world, unless the program has left the world."""
+        with self.lock:
+            if self.communicator is not None and self.pid == os.getpid():
+                self.set(communicator)
 
     def get(self) -> Communicator:
         found = self.communicator
@@ -140,6 +150,7 @@ def init(
     secret: str | bytes | None = None,
     comm: Any = None,
     all_gather: Callable[[bytes], Sequence[bytes]] | None = None,
+    ticket: str | None = None,
     transports: str | list[str] | tuple[str, ...] | None = None,
     timeout_s: float | None = None,
     init_timeout_s: float | None = None,
@@ -160,6 +171,8 @@ def init(
       ``address``. It takes bytes and returns the bytes of all ranks, unchanged, as a list in rank
       order. Every rank calls it equally often, at most 5 times, with a few KiB; rank 0 sends up to
       1 MiB more where it has a tuning file. docs/guides/engines.md has the whole contract.
+    * ``ticket``: a text that ``grow`` of a running communicator gave, which this process then joins
+      as a new rank. ``PYCOLL_TICKET`` does the same. It holds a secret.
     * ``transports``: the transports that may be used, of "shm", "verbs" and "tcp".
     * ``timeout_s``: the deadline of an operation, in seconds.
     * ``init_timeout_s``: the deadline of joining, in seconds.
@@ -208,9 +221,11 @@ def init(
             secret=secret,
             comm=comm,
             all_gather=all_gather,
+            ticket=ticket,
             bring=_tuning_text,
         )
         communicator = _made(joined, config)
+        communicator._replaced = _world.replace
         _world.set(communicator)
         return communicator
 
@@ -456,6 +471,8 @@ irecv_any = _on_world(Communicator.irecv_any)
 
 
 abort = _of_world(Communicator.abort)
+grow = _of_world(Communicator.grow)
+shrink = _of_world(Communicator.shrink)
 split = _of_world(Communicator.split)
 dup = _of_world(Communicator.dup)
 group = _of_world(Communicator.group)

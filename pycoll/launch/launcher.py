@@ -52,6 +52,11 @@ def launch(options: LaunchOptions) -> int:
         raise InvalidArgumentError(f"ranks={options.ranks}: expected 1 to {RANKS_MAX}")
     if options.restarts < 0:
         raise InvalidArgumentError(f"restarts={options.restarts}: expected 0 or more")
+    if options.tolerate < 0 or (options.tolerate and options.elastic is not None):
+        raise InvalidArgumentError(
+            f"tolerate={options.tolerate}: expected 0 or more, and 0 in an elastic job, where "
+            "--min-np says how many ranks may fail"
+        )
     _check_servers(options)
     environment = inherited(os.environ) | dict(options.environment)
     if options.timeout_s is not None:

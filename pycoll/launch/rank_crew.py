@@ -62,14 +62,15 @@ class LaunchOptions:
     ``environment`` is added to that of every rank. ``quiet`` suppresses reports about failed ranks.
     ``started`` is called once all ranks run; it may start threads. ``restarts`` is the number of
     failed ranks that are started again, with the same number and environment, instead of ending the
-    launch; it is for programs whose other ranks then join again. ``elastic`` lets the launch go on
-    with fewer and with more ranks; see elastic_jobs.py. ``node`` makes this launcher one of
-    several; ``ranks`` is then the number of this one. ``output_folder`` gets the output of each
-    rank in files. ``control`` is a descriptor from which the launcher reads the lines of another
-    one (host_notes.py): signals, as if it had got them itself, a pulse, and numbers of slots. Its
-    end or silence counts as SIGHUP, and ranks do not read stdin. ``servers`` is the number of
-    further ranks, which run pycoll's own loop instead of the command, and end with the others.
-    ``ended`` is called with the job's failure, if there is one.
+    launch; it is for programs whose other ranks then join again. ``tolerate`` is the number of
+    failed ranks that do not end the launch; it is for programs that shrink. ``elastic`` lets the
+    launch go on with fewer and with more ranks; see elastic_jobs.py. ``node`` makes this launcher
+    one of several; ``ranks`` is then the number of this one. ``output_folder`` gets the output of
+    each rank in files. ``control`` is a descriptor from which the launcher reads the lines of
+    another one (host_notes.py): signals, as if it had got them itself, a pulse, and numbers of
+    slots. Its end or silence counts as SIGHUP, and ranks do not read stdin. ``servers`` is the
+    number of further ranks, which run pycoll's own loop instead of the command, and end with the
+    others. ``ended`` is called with the job's failure, if there is one.
     """
 
     ranks: int
@@ -80,6 +81,7 @@ class LaunchOptions:
     quiet: bool = False
     started: Callable[[], object] | None = None
     restarts: int = 0
+    tolerate: int = 0
     elastic: ElasticOptions | None = None
     node: NodeOptions | None = None
     output_folder: str | None = None
@@ -377,8 +379,16 @@ class Crew:
 
     def _note_end(self, rank: RankProcess, failed: bool) -> None:
         """Act on the end of a rank that is not started again."""
-        if failed:
+        if failed and self._is_tolerated(rank):
+            self._lost.append(rank)
+            say(f"{self._failure_of(rank)}, and the others go on")
+        elif failed:
             self._fail(rank)
+
+    def _is_tolerated(self, rank: RankProcess) -> bool:
+        """Return whether the launch goes on without this rank: some other one has to be left."""
+        left = any(one.status in (None, 0) for one in self._ranks if one is not rank)
+        return left and len(self._lost) < self._options.tolerate
 
     def _dismiss_servers(self) -> None:
         """Stop servers that still run once all workers have ended well: they may not have joined.

@@ -180,6 +180,13 @@ def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
     help="Start up to N ranks that fail again, for programs that use elastic.run.",
 )
 @click.option(
+    "--tolerate",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Go on after up to N ranks of this launcher fail, for programs that shrink.",
+)
+@click.option(
     "--min-np",
     type=click.IntRange(min=1),
     metavar="N",
@@ -213,9 +220,9 @@ def run(
     """Start COMMAND on N ranks of this machine, or of several.
 
     A .py file runs with this Python; any other command runs as it is. When a rank fails and is not
-    started again, the others are stopped, and its exit status becomes that of this command. With
-    --min-np, --max-np or a host discovery script the other ranks go on while --min-np of them are
-    left.
+    started again or tolerated, the others are stopped, and its exit status becomes that of this
+    command. With --min-np, --max-np or a host discovery script the other ranks go on while --min-np
+    of them are left.
 
     On several machines, type it on each of them with --nnodes, --node-rank and --address, or type
     it once with -H or --hostfile, which starts the others over ssh. A host discovery script names
@@ -233,6 +240,10 @@ def run(
                     "--servers starts servers on one machine: on several, let the last ranks call "
                     "pycoll.ps.serve(), or leave out the hosts"
                 )
+            if words["tolerate"]:
+                raise click.UsageError(
+                    "--tolerate works with -n and with --nnodes: leave it out, or the hosts"
+                )
             sys.exit(_run_on(hosts, words, ranks, command))
         if ranks is None:
             raise click.UsageError("Missing option '-n': how many ranks.")
@@ -244,6 +255,7 @@ def run(
             node=node,
             environment=threads_of_ranks(ranks + words["servers"], os.environ),
             restarts=words["restarts"],
+            tolerate=words["tolerate"],
             elastic=_elastic_of(words),
             servers=words["servers"],
         )

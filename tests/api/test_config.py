@@ -20,6 +20,7 @@ GOOD = [
     ("PYCOLL_STORE", "launcher", "store", "launcher"),
     ("PYCOLL_ROSTER", "night-roster", "elastic", "night-roster"),
     ("PYCOLL_MEMBER", "5", "member", 5),
+    ("PYCOLL_TICKET", "dGlja2V0", "ticket", "dGlja2V0"),
     ("PYCOLL_HOST_ID", "rack 7", "host_id", "rack 7"),
     ("PYCOLL_TRANSPORTS", "tcp", "transports", ("tcp",)),
     ("PYCOLL_TRANSPORTS", "tcp, shm", "transports", ("shm", "tcp")),
@@ -129,8 +130,10 @@ def test_the_description_hides_the_secret_and_reads_back() -> None:
     rows = describe(config)
     assert SECRET not in str(rows)
     assert SECRET not in repr(config)
-    shown = {row.variable: row.value for row in rows if row.variable != "PYCOLL_SECRET"}
-    assert config._replace(secret=None) == Config.read(shown)
+    assert "dGlja2V0" not in str(rows) + repr(config)
+    hidden = ("PYCOLL_SECRET", "PYCOLL_TICKET")
+    shown = {row.variable: row.value for row in rows if row.variable not in hidden}
+    assert config._replace(secret=None, ticket=None) == Config.read(shown)
 
 
 def test_an_unset_variable_is_described_by_a_dash() -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.bootstrap.deadline import Deadline
@@ -51,11 +51,12 @@ class Placement(NamedTuple):
     """This process's rank and size, and how it meets the other ranks.
 
     ``source`` names the origin of both ("pycoll run", "Open MPI", ...). ``way`` is the kind of
-    exchange: solo, store, unix, torch, mpi, function, pmi or pmix; empty if the ranks are on
-    several hosts and nothing lets them meet. ``secret`` and ``address`` are for store; for pmi
+    exchange: solo, store, unix, torch, mpi, function, ticket, pmi or pmix; empty if the ranks are
+    on several hosts and nothing lets them meet. ``secret`` and ``address`` are for store; for pmi
     ``address`` is the number in PMI_FD. ``job_id`` keeps jobs apart. ``launcher`` is true if the
     launcher serves the store. ``comm`` is the communicator of mpi4py. ``all_gather`` is the
-    program's function. ``pmix`` is the open exchange, if the PMIx server told rank and size.
+    program's function. ``ticket`` is that of a new rank. ``pmix`` is the open exchange, if the PMIx
+    server told rank and size.
     """
 
     rank: int
@@ -69,6 +70,7 @@ class Placement(NamedTuple):
     comm: Any = None
     all_gather: Callable[[bytes], Any] | None = None
     pmix: PmixExchange | None = None
+    ticket: str = ""
 
 
 def discover(
@@ -81,6 +83,7 @@ def discover(
     secret: str | bytes | None = None,
     comm: Any = None,
     all_gather: Any = None,
+    ticket: Any = None,
 ) -> Placement:
     """Return the placement of this process; the arguments are those of ``pycoll.init``.
 
@@ -93,6 +96,8 @@ def discover(
     if comm is not None:
         from_comm = _from_comm(comm, rank, size, address or all_gather)
         return from_comm._replace(secret=_with_secret(config, secret).secret or b"")
+    if ticket is not None or (config.ticket and rank is None and all_gather is None):
+        return _by_ticket(config, ticket, (rank, size, address, secret, all_gather))
     config = _with_secret(config, secret)
     if all_gather is not None:
         return _from_function(config, all_gather, rank, size, address)
@@ -181,9 +186,9 @@ def _refuse_worker(env: Mapping[str, str]) -> None:
 
 
 def inside_job(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether a launcher, or PYCOLL_RANK, makes this process one rank of a job."""
+    """Return whether a launcher, PYCOLL_RANK or a ticket makes this process one rank of a job."""
     env = os.environ if environ is None else environ
-    named = "PYCOLL_RANK" in env or "PYCOLL_ROSTER" in env
+    named = any(f"PYCOLL_{name}" in env for name in ("RANK", "ROSTER", "TICKET"))
     return named or _launched(env) is not None or _only_pmix(env)
 
 
@@ -202,6 +207,10 @@ def open_exchange(placement: Placement, config: Config, deadline: Deadline) -> E
 def _open(p: Placement, config: Config, deadline: Deadline) -> Exchange:
     if p.way == "solo":
         return SoloExchange()
+    if p.way == "ticket":
+        from pycoll.bootstrap.rendezvous.tickets import meet_by_ticket
+
+        return meet_by_ticket(p.ticket, config, deadline)
     if p.way == "mpi":
         return MpiExchange(p.comm, deadline)
     if p.all_gather is not None:
@@ -319,6 +328,16 @@ def _from_function(
     return Placement(
         rank, size, "all_gather", way, secret=config.secret or b"", all_gather=all_gather
     )
+
+
+def _by_ticket(config: Config, ticket: Any, others: Sequence[Any]) -> Placement:
+    from pycoll.bootstrap.rendezvous.tickets import read_ticket
+
+    if any(one is not None for one in others):
+        raise InvalidArgumentError("ticket= already says rank, size and where: give nothing else")
+    text = config.ticket if ticket is None else ticket
+    rank, size, _ = read_ticket(text)
+    return Placement(rank, size, "ticket", "ticket", ticket=str(text))
 
 
 def _numbers(env: Mapping[str, str], *names: str) -> list[int] | None:

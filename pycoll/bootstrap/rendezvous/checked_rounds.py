@@ -17,11 +17,13 @@ _TYPES = {
     "error": str,
     "without": str,
     "tcp": list,
+    "post": list,
     "descriptors": list,
     "verbs": dict,
     "unreached": dict,
 }
-#: Types of one entry of ``tcp``: address, network, port, device, speed (``dial.Candidate``).
+#: Types of one entry of ``tcp`` and ``post``, a ``dial.Candidate``: address, network, port, device,
+#: speed.
 _LISTENER = (str, str, int, str, int)
 
 
@@ -50,7 +52,7 @@ def _facts(blob: bytes) -> dict[str, Any]:
         sent = read_json(blob)
         known = {name: _TYPES[name] for name in sent if name in _TYPES}
         facts = json_object(sent, known)
-        for listener in facts.get("tcp", ()):
+        for listener in (*facts.get("tcp", ()), *facts.get("post", ())):
             _check_listener(listener)
         _check_all("descriptors", facts.get("descriptors", (0, 0)), int, 2)
         for name in ("verbs", "unreached"):

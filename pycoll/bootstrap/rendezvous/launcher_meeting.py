@@ -13,25 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
-import json
-import secrets
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.dial import Candidate, order_candidates, probe, routes_to
-from pycoll.bootstrap.discovery.host import machine_identity
-from pycoll.bootstrap.discovery.network import interfaces, listen_in_range
+from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.forks import end_with_process
-from pycoll.bootstrap.rendezvous.store import Place, StoreExchange, serve_store
+from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
+from pycoll.bootstrap.rendezvous.store import StoreExchange, serve_store
 from pycoll.config import Config
-from pycoll.untrusted import json_object, read_json
 
-_FACTS = {"secret": str, "machine": str, "port": int, "addresses": list}
-_SECRET_BYTES = 32
 #: Attempts to keep a free port, which another process may take in between.
 _ATTEMPTS = 16
 
@@ -47,42 +40,6 @@ class LauncherExchange(Protocol):
 
     def abandon(self) -> None:
         """Leave the exchange at once, after a failure."""
-
-
-class Meeting(NamedTuple):
-    """Where the ranks of the job meet: rank 0's addresses, its machine, the secret."""
-
-    secret: bytes
-    machine: str
-    candidates: tuple[Candidate, ...]
-
-    def to_bytes(self) -> bytes:
-        """Return the meeting in the form that ``from_bytes`` reads."""
-        facts = {
-            "secret": self.secret.hex(),
-            "machine": self.machine,
-            "port": self.candidates[0].port,
-            "addresses": [[one.address, one.network] for one in self.candidates],
-        }
-        return json.dumps(facts).encode()
-
-    @classmethod
-    def from_bytes(cls, blob: bytes) -> Meeting:
-        """Parse a meeting. Raises ValueError unless ``to_bytes`` could have made it."""
-        facts = json_object(read_json(blob), _FACTS)
-        secret = bytes.fromhex(facts["secret"])
-        if len(secret) != _SECRET_BYTES or not 0 < facts["port"] < 65536:
-            raise ValueError("no secret, or no port")
-        candidates = []
-        for one in facts["addresses"]:
-            if not isinstance(one, list) or len(one) != 2:
-                raise ValueError("an address without its network")
-            address, network = map(str, one)
-            ipaddress.ip_address(address)
-            candidates.append(Candidate(address, network, facts["port"]))
-        if not candidates:
-            raise ValueError("no address")
-        return cls(secret, facts["machine"], tuple(candidates))
 
 
 class _Process:
@@ -117,7 +74,7 @@ def meet(
             # The store owns the listener from here on.
             mine, listener = listener, None
             return serve_store(mine, text, meeting.secret, "", size, deadline)
-        place = _place(meeting, config)
+        place = place_of(meeting, config)
         return StoreExchange(place, meeting.secret, "", rank, size, deadline)
     finally:
         if listener is not None:
@@ -126,7 +83,7 @@ def meet(
 
 def _ask(exchange: LauncherExchange, config: Config, listener: socket.socket | None) -> Meeting:
     try:
-        mine = b"" if listener is None else _offer(config, listener).to_bytes()
+        mine = b"" if listener is None else offer(config, listener).to_bytes()
         told = exchange.blob_of_first(mine)
     except BaseException:
         with contextlib.suppress(Exception):
@@ -134,7 +91,10 @@ def _ask(exchange: LauncherExchange, config: Config, listener: socket.socket | N
         raise
     exchange.close()
     try:
-        return Meeting.from_bytes(told)
+        found = Meeting.from_bytes(told)
+        if not found.secret:
+            raise ValueError("no secret")
+        return found
     except (ValueError, TypeError) as error:
         raise errors.TransportError(
             f"rank 0 told an unreadable meeting place over the launcher's exchange: {error}; "
@@ -142,22 +102,6 @@ def _ask(exchange: LauncherExchange, config: Config, listener: socket.socket | N
             rank=0,
             operation="init",
         ) from None
-
-
-def _offer(config: Config, listener: socket.socket) -> Meeting:
-    port = int(listener.getsockname()[1])
-    families = (4, 6) if listener.family == socket.AF_INET6 else (4,)
-    candidates = [
-        Candidate(one.address, one.network, port)
-        for one in interfaces(config.interfaces)
-        if ipaddress.ip_address(one.address).version in families
-    ]
-    if not candidates:
-        raise errors.TransportError(
-            "rank 0 has no address for the other hosts: see PYCOLL_INTERFACES", operation="init"
-        )
-    secret = secrets.token_bytes(_SECRET_BYTES)
-    return Meeting(secret, machine_identity(), tuple(candidates))
 
 
 def _listen(config: Config) -> socket.socket:
@@ -203,29 +147,3 @@ def _bind(family: int, name: Any) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _place(meeting: Meeting, config: Config) -> Place:
-    """Return rank 0's addresses, those that answer first."""
-    mine = interfaces(config.interfaces)
-    same = meeting.machine == machine_identity()
-    usable = order_candidates(mine, meeting.candidates, same)
-    offered = ", ".join(map(str, meeting.candidates))
-    if not usable:
-        raise errors.TransportError(
-            f"rank 0 offers {offered}, which leads nowhere from this host: PYCOLL_INTERFACES "
-            "chooses its networks",
-            rank=0,
-            operation="init",
-        )
-    if len(usable) > 1:
-        answered = [route.target for route in probe(routes_to(usable, mine))]
-        usable = sorted(usable, key=lambda one: one not in answered)
-    return Place(f"its addresses ({offered})", _targets(usable))
-
-
-def _targets(candidates: Sequence[Candidate]) -> list[tuple[int, Any]]:
-    return [
-        (int(socket.AF_INET6 if ":" in one.address else socket.AF_INET), (one.address, one.port))
-        for one in candidates
-    ]
