@@ -100,6 +100,26 @@ _DTYPES = {
     "bf16": "bfloat16",
 }  # fmt: skip
 
+#: Names for local updates in torch, torchft, fairscale, Hivemind and OpenDiLoCo.
+_OPTIMIZERS = {
+    **dict.fromkeys(
+        ("PostLocalSGDOptimizer", "PostLocalSGDState", "post_localSGD_hook"),
+        "LocalSGD(optimizer, every=PostLocal(start, every))",
+    ),
+    **dict.fromkeys(
+        ("PeriodicModelAverager", "HierarchicalModelAverager", "average_parameters"),
+        "LocalSGD(optimizer, every), or LocalUpdates for arrays without an optimizer",
+    ),
+    **dict.fromkeys(
+        ("DiLoCoOptimizer", "Diloco", "StreamingDiLoCo"),
+        "DiLoCo(optimizer, every, fragments=, delay=)",
+    ),
+    **dict.fromkeys(
+        ("SlowMoOptimizer", "SlowMoDistributedDataParallel"), "SlowMo(optimizer, every)"
+    ),
+    "DistributedOptimizer": "pycoll.torch.DistributedOptimizer",
+}
+
 _RANKS = "the number of ranks is -n N"
 _OPTIONS = {
     "--host": "the hosts are -H host:slots,host:slots or --hostfile FILE",
@@ -164,6 +184,12 @@ def about_dtype(word: Any) -> str:
     """Return the hint for an element type: ``" (pycoll calls it float64)"`` for ``"double"``."""
     here = _DTYPES.get(word) if isinstance(word, str) else None
     return f" (pycoll calls it {here})" if here else ""
+
+
+def about_optimizer(name: str) -> str:
+    """Return the hint for an optimizer: ``": pycoll has LocalSGD(...) for it"``, or ""."""
+    here = _OPTIMIZERS.get(name)
+    return f": pycoll has {here} for it" if here else ""
 
 
 def about_option(command: str, word: str) -> str:

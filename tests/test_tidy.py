@@ -187,7 +187,8 @@ ROOMS = {
     "gradients": EVERYBODY | {"_core", "ops", "cost", "arrays"},
     "launch": EVERYBODY | {"bootstrap"},
     "jax": EVERYBODY | {"_core", "schedule", "arrays", "comm"},
-    "optim": {"gradients"},
+    "local_updates": EVERYBODY | {"arrays", "gradients"},
+    "optim": {"foreign_words", "gradients", "local_updates"},
     "ps": {"errors", "config", "bootstrap", "comm"},
     "integrations": {"errors", "types", "config", "cost", "bootstrap", "comm"},
 }

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import framework_of, input_of
-from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.layout import Entry
 from pycoll.gradients.methods import method_of
 from pycoll.gradients.policies import Policy
 from pycoll.gradients.scheduler import Scheduler, need_alike
+from pycoll.gradients.structures import leaves, rebuilt
 from pycoll.types import DType
 
 #: The schedulers of each communicator, keyed by entries, host entries, method and op.
@@ -65,11 +62,11 @@ def average_gradients(
         import pycoll
 
         comm = pycoll.world()
-    leaves = list(_leaves(tree, ""))
-    views = [input_of(leaf, None, name)[1] for name, leaf in leaves]
+    named = list(leaves(tree, "tree"))
+    views = [input_of(leaf, None, name)[1] for name, leaf in named]
     entries = tuple(
         Entry(name, tuple(view.shape), DType(view.dtype).word)
-        for (name, _), view in zip(leaves, views, strict=True)
+        for (name, _), view in zip(named, views, strict=True)
     )
     there = [number for number, view in enumerate(views) if isinstance(view, DeviceView)]
     here = [number for number in range(len(views)) if number not in set(there)]
@@ -82,12 +79,12 @@ def average_gradients(
     scheduler.wait()
     averages: list[Any] = [None] * len(views)
     for place, number in enumerate(here):
-        averages[number] = _like(leaves[number][1], memory[place])
+        averages[number] = _like(named[number][1], memory[place])
     # Device kernels reduce the arrays in place, without a copy; a list of arrays is one launch.
-    made = comm.all_reduce([leaves[number][1] for number in there], op) if there else []
+    made = comm.all_reduce([named[number][1] for number in there], op) if there else []
     for number, one in zip(there, made, strict=True):
         averages[number] = one
-    return _rebuilt(tree, iter(averages))
+    return rebuilt(tree, iter(averages))
 
 
 def _scheduler(
@@ -119,64 +116,3 @@ def _like(leaf: Any, memory: Any) -> Any:
     made = framework.empty(leaf, view.shape, view.dtype)
     _core.unpack(view, [_core.view(made)])
     return framework.finish(leaf, made)
-
-
-# Structures
-
-
-def _leaves(node: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path, array) pairs: "layer/0/weight"; the path of a single array is "tree"."""
-    parts = _parts(node)
-    if parts is None:
-        yield name or "tree", node
-        return
-    for key, child in parts[0]:
-        yield from _leaves(child, f"{name}/{key}" if name else str(key))
-
-
-def _rebuilt(node: Any, leaves: Iterator[Any]) -> Any:
-    parts = _parts(node)
-    if parts is None:
-        return next(leaves)
-    children, make = parts
-    return make([_rebuilt(child, leaves) for _, child in children])
-
-
-Parts = tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]]
-
-
-def _parts(node: Any) -> Parts | None:
-    """The (key, child) pairs of a node and a function that builds a node of the same kind.
-
-    None for a leaf.
-    """
-    if node is None:
-        return [], lambda _: None
-    if isinstance(node, dict):
-        keys = sorted(node, key=str)
-        twice = next((b for a, b in itertools.pairwise(keys) if str(a) == str(b)), None)
-        if twice is not None:
-            raise InvalidArgumentError(f"tree has two keys that read {str(twice)!r} in one dict")
-        return [(key, node[key]) for key in keys], lambda new: _dict_like(node, keys, new)
-    if isinstance(node, list | tuple):
-        kind: Any = type(node)
-        fields = getattr(kind, "_fields", None)
-        if fields is None:
-            return list(enumerate(node)), kind
-        return list(zip(fields, node, strict=True)), kind._make
-    return _parts_of_jax(node)
-
-
-def _dict_like(node: dict[Any, Any], keys: list[Any], new: list[Any]) -> Any:
-    made = copy.copy(node)
-    made.update(zip(keys, new, strict=True))
-    return made
-
-
-def _parts_of_jax(node: Any) -> Parts | None:
-    """The parts of a pytree node that is registered with JAX, if JAX is loaded."""
-    jax = sys.modules.get("jax")
-    if jax is None or jax.tree_util.all_leaves([node]):
-        return None
-    children, shape = jax.tree_util.tree_flatten(node, is_leaf=lambda one: one is not node)
-    return list(enumerate(children)), shape.unflatten

@@ -34,10 +34,16 @@ Between hosts it excludes algorithms that combine inside each host first;
 ``Scheduler`` serves arrays of any framework; DistributedOptimizer of ``pycoll.torch`` takes the
 policies by name. ``average_gradients`` takes whole structures of arrays. ``Bucket`` gives direct
 access to the flat memory.
+
+``pycoll.local_updates`` averages parameters every few steps instead: ``LocalSGD``, ``SlowMo``
+and ``DiLoCo`` wrap an optimizer of torch, and ``LocalUpdates`` serves arrays of any framework.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from pycoll.foreign_words import about_optimizer
 from pycoll.gradients.average import average_gradients
 from pycoll.gradients.buckets import Bucket
 from pycoll.gradients.communication_plan import Gradient, Rate
@@ -46,19 +52,34 @@ from pycoll.gradients.layout import Entry
 from pycoll.gradients.methods import METHODS, Method
 from pycoll.gradients.policies import POLICIES, Policy
 from pycoll.gradients.scheduler import Scheduler
+from pycoll.local_updates.local_state import LocalState
+from pycoll.local_updates.optimizers import DiLoCo, LocalSGD, SlowMo
+from pycoll.local_updates.schedules import AdaComm, PostLocal
+from pycoll.local_updates.updates import LocalUpdates
 
 __all__ = [
     "METHODS",
     "POLICIES",
+    "AdaComm",
     "Bucket",
     "Comparison",
+    "DiLoCo",
     "Entry",
     "Gradient",
+    "LocalSGD",
+    "LocalState",
+    "LocalUpdates",
     "Method",
     "Network",
     "Policy",
+    "PostLocal",
     "Rate",
     "Scheduler",
+    "SlowMo",
     "average_gradients",
     "compare",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"module 'pycoll.optim' has no attribute {name!r}{about_optimizer(name)}")

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pycoll.bootstrap.rendezvous import elastic_worker
+from pycoll.errors import PeerLostError, TimeoutError
 from pycoll.torch.elastic.sampler import ElasticSampler
 from pycoll.torch.elastic.state import ObjectState, State, TorchState
 from pycoll.torch.horovod import horovod_world
@@ -34,16 +35,17 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "init", "run"
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate ``function(state, ...)`` so that a failure calls it again, from the last commit.
 
-    After HorovodInternalError the state is restored; after HostsUpdatedInterrupt it is kept. Then
-    all ranks leave the world, join a new one, reset the state and synchronize it.
+    After HorovodInternalError the state is restored, and likewise after PeerLostError or
+    TimeoutError of pycoll's own calls; after HostsUpdatedInterrupt it is kept. Then all ranks leave
+    the world, join a new one, reset the state and synchronize it.
 
     Arguments: ``function``, whose first argument is a ``State``.
 
     Result: a function with the same arguments and result.
 
-    Errors: HorovodInternalError, if the state had no commit since the error before and the ranks
-    are the same processes, since the error would repeat forever. Other errors of ``function``, and
-    those of ``init``, pass through.
+    Errors: the error of the failure, if the state had no commit since the error before and the
+    ranks are the same processes, since the error would repeat forever. Other errors of
+    ``function``, and those of ``init``, pass through.
 
     Cost: a synchronization of the state before each call.
 
@@ -61,12 +63,12 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     def begun_anew(state: State, *args: Any, **words: Any) -> Any:
         commits_then = -1
         while True:
-            failure = None
+            failure: Exception | None = None
             processes = elastic_worker.processes()
             try:
                 state.sync()
                 return function(state, *args, **words)
-            except HorovodInternalError as error:
+            except (HorovodInternalError, PeerLostError, TimeoutError) as error:
                 if state.commits == commits_then:
                     failure = error
                     if not elastic_worker.inside():

@@ -1,0 +1,84 @@
+"""Ranks that begin, return or join meet: those that are behind take the state of the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycoll.gradients.scheduler import need_alike
+from pycoll.local_updates.array_values import widened
+from pycoll.local_updates.local_state import LocalState
+
+
+class Met(NamedTuple):
+    """The values of a rank after the meeting; ``extra`` is None where it has kept its own."""
+
+    arrays: list[Any]
+    state: LocalState
+    extra: Any
+
+
+def meet(
+    arrays: Sequence[Any], state: LocalState, comm: Any, facts: list[Any], extra: Any = None
+) -> Met:
+    """Compare the ranks of ``comm`` and level their states. Collective.
+
+    The ranks compare ``facts``. The root is the lowest of the ranks with the most synchronisations
+    and, among these, the most steps. A rank with less takes the root's arrays, state and ``extra``
+    (an object that can be pickled). Before the first synchronisation of all, every rank does so.
+
+    Nothing is changed in place, so a failure leaves the rank as it was. MismatchError names the
+    first fact that differs.
+    """
+    need_alike(comm, "the local updates", facts)
+    mine = np.array([[state.progress, state.step]], np.int64)
+    keys = [tuple(map(int, row)) for row in comm.all_gather(mine)]
+    best = max(keys)
+    root = keys.index(best)
+    first = best[0] == 0
+    met = Met(list(arrays), state, None)
+    if first or any(key < best for key in keys):
+        behind = comm.rank != root and (first or keys[comm.rank] < best)
+        taken = _from_root(arrays, state, comm, root, extra)
+        if behind:
+            met = taken
+    progress = max(1, met.state.progress)
+    return met._replace(state=replace(met.state, progress=progress, comm=comm))
+
+
+def _from_root(arrays: Sequence[Any], state: LocalState, comm: Any, root: int, extra: Any) -> Met:
+    """The root's arrays, state and extra, on every rank. Collective."""
+    own = state.arrays()
+    is_root = comm.rank == root
+    present = {name: _presence(values) for name, values in own.items()}
+    mine = (state.numbers(), present, extra) if is_root else None
+    numbers, present, extra = comm.broadcast_object(mine, root)
+    # Every rank broadcasts arrays of equal shapes and types; only the root's values count.
+    wide = [widened(one) for one in arrays]
+    moved = [_start(comm, list(arrays), [True] * len(arrays), root)]
+    moved += [
+        _start(comm, own[name] if is_root else wide, there, root) for name, there in present.items()
+    ]
+    taken, *got = [[work and work.wait() for work in works or ()] for works in moved]
+    found = {
+        name: None if there is None else values
+        for (name, there), values in zip(present.items(), got, strict=True)
+    }
+    return Met(taken, LocalState.of(numbers, found), extra)
+
+
+def _presence(values: Sequence[Any] | None) -> list[bool] | None:
+    return None if values is None else [one is not None for one in values]
+
+
+def _start(comm: Any, values: Any, there: list[bool] | None, root: int) -> list[Any] | None:
+    """Start to broadcast the values that are ``there``; None stands for each that is not."""
+    if not there:
+        return None
+    return [
+        comm.broadcast(value, root, async_op=True) if is_there else None
+        for value, is_there in zip(values, there, strict=True)
+    ]
