@@ -571,18 +571,17 @@ class Communicator(Reducing, Moving, Objects):
         >>> new[0].join()
         >>> pycoll.finalize()
         """
-        from pycoll.config import RANKS_MAX
-
         numbers = [_integer("count", count)]
         if not callable(invite):
             raise InvalidArgumentError(
                 f"invite is a {type(invite).__name__}: expected a function of a list of tickets"
             )
         numbers.append(int(1e3 * min(check_timeout(timeout_s, "timeout_s"), 1e6)))
-        if not 1 <= count <= RANKS_MAX - self.size:
+        most = self._ranks_max() - self.size
+        if not 1 <= count <= most:
             raise InvalidArgumentError(
-                f"count is {count}: expected 1 to {RANKS_MAX - self.size}, since a communicator "
-                f"has at most {RANKS_MAX} ranks"
+                f"count is {count}: expected 1 to {most}, since a communicator has at most "
+                f"{most + self.size} ranks"
             )
         rows = self._all_gather_numbers(numbers, "grow", self._quickly_chosen())
         differing = [rank for rank, row in enumerate(rows) if row[0] != count]
@@ -593,6 +592,13 @@ class Communicator(Reducing, Moving, Objects):
             )
         made = self._grow(count, invite, min(row[1] for row in rows) / 1e3)
         return self._succeeded_by(made)
+
+    @staticmethod
+    def _ranks_max() -> int:
+        # ``init`` has imported this module; the import of pycoll has not.
+        from pycoll.config import RANKS_MAX
+
+        return RANKS_MAX
 
     def _grow(
         self, count: int, invite: Callable[[list[str]], object], seconds: float
