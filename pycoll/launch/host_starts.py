@@ -21,19 +21,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+from pycoll.bootstrap.rendezvous.frames import PULSE_S
 from pycoll.config import PREFIX, Config
 from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_list import HostSlots
 from pycoll.launch.host_notes import NoteFilter, control_line, new_mark, write_order
 from pycoll.launch.node_meeting import START_S, Verdict, compare_versions, versions
-from pycoll.launch.rank_crew import KILL_S, PULSE_S, SIGNAL_GRACE_S
+from pycoll.launch.rank_crew import KILL_S, SIGNAL_GRACE_S
 from pycoll.launch.rank_output import RankOutput
-from pycoll.launch.signals import signals_caught
+from pycoll.launch.signals import signals_caught, terminal_stop_ignored
 
 #: Seconds from the first agent that fails to start until the launcher gives up the others.
 _MORE_FAILURES_S = 1.0
@@ -213,7 +214,7 @@ class HostsJob:
     def __enter__(self: _Job) -> _Job:
         self._undo.callback(self._selector.close)
         self._undo.enter_context(signals_caught(self._selector, self.signals))
-        self._undo.enter_context(_terminal_stop_ignored())
+        self._undo.enter_context(terminal_stop_ignored())
         try:
             for number, host in enumerate(self._options.hosts):
                 self._start(host, number == 0)
@@ -502,20 +503,6 @@ def agent_line(host: HostSlots, options: HostsOptions, module: str) -> list[str]
             )
         line += ["-i", options.identity]
     return [*line, "--", host.name, shlex.join(agent)]
-
-
-@contextlib.contextmanager
-def _terminal_stop_ignored() -> Iterator[None]:
-    """Within the context Ctrl-Z does nothing: a launcher that stands still has no pulse. Children
-    keep the default, since a handler ends with exec."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTSTP, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, before or signal.SIG_DFL)
 
 
 def _kill(agent: HostAgent) -> None:

@@ -14,6 +14,8 @@ import json
 import os
 import platform
 import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from pycoll import __version__
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import parse_address
 from pycoll.bootstrap.discovery.torch_variables import Share
-from pycoll.bootstrap.rendezvous.frames import NODES
+from pycoll.bootstrap.rendezvous.frames import NODES, PULSE_S, SILENCE_S
 from pycoll.bootstrap.rendezvous.store import Place, StoreExchange, join_store, serve_store
 from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN
 from pycoll.errors import InvalidArgumentError, PycollError
@@ -148,7 +150,8 @@ class Verdict(NamedTuple):
 
 
 class NodeLink:
-    """This node's connection to the store of all nodes. One thread uses it.
+    """This node's connection to the store of all nodes. One thread uses it, and one that the link
+    starts sends the pulse, since writing output may block the first.
 
     ``share`` are this node's ranks. ``over``: nothing more will come. ``verdict``: the failure that
     ends the job, None while there is none.
@@ -161,6 +164,8 @@ class NodeLink:
         self.verdict: Verdict | None = None
         self._exchange, self._facts = exchange, facts
         self._posted = False
+        self._closed = threading.Event()
+        threading.Thread(target=self._keep_pulse, daemon=True).start()
         slots = [one["slots"] for one in facts]
         node = options.node
         self.share = Share(sum(slots[:node]), slots[node], sum(slots), node)
@@ -181,6 +186,8 @@ class NodeLink:
 
     def read(self) -> None:
         """Take what the store has sent."""
+        if not self._exchange.skip_pulses():
+            return
         try:
             if self._posted:
                 self._exchange.collect()
@@ -189,6 +196,28 @@ class NodeLink:
                 self._exchange.check()
         except PycollError as error:
             self._judge(_verdict_of(str(error)))
+
+    @property
+    def silent_at(self) -> float | None:
+        """When silence of the store ends the job, on the monotonic clock; None if nothing ends."""
+        heard = self._exchange.heard
+        return heard + SILENCE_S if heard and not self.over else None
+
+    def check_silence(self) -> None:
+        """End the job if node 0 has stood still, and sent back no pulse, for ``SILENCE_S``."""
+        due = self.silent_at
+        if due is None or time.monotonic() < due:
+            return
+        # This node may have stood still itself, and pulses have come meanwhile.
+        self.read()
+        due = self.silent_at
+        if due is not None and time.monotonic() >= due:
+            name = self._facts[0]["host"]
+            self._judge(Verdict(f"node 0 (host {name}) {NODES.stopped}", 1))
+
+    def _keep_pulse(self) -> None:
+        while not self._closed.wait(PULSE_S):
+            self._exchange.pulse()
 
     def fail(self, verdict: Verdict) -> None:
         """Tell all nodes that the job has failed. The store's answer, which ``read`` takes, is the
@@ -211,6 +240,7 @@ class NodeLink:
 
     def close(self) -> None:
         """Leave; node 0 then closes the store."""
+        self._closed.set()
         self._exchange.close()
 
     def _judge(self, verdict: Verdict) -> None:

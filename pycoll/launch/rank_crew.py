@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.discovery.torch_variables import Share, TorchPlaces
-from pycoll.bootstrap.rendezvous.frames import list_ranks
+from pycoll.bootstrap.rendezvous.frames import SILENCE_S, list_ranks
 from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_notes import read_control
 from pycoll.launch.node_meeting import NodeLink, NodeOptions, Verdict
 from pycoll.launch.rank_output import RankOutput
 from pycoll.launch.rank_process import Piped, RankProcess, Streams
-from pycoll.launch.signals import signals_caught
+from pycoll.launch.signals import signals_caught, terminal_stop_ignored
 
 #: Seconds that the other ranks have to notice and report the failure of a rank themselves.
 GRACE_S = 2.5
@@ -36,9 +36,6 @@ SIGNAL_GRACE_S = 5.0
 KILL_S = 2.5
 #: Seconds that a launcher waits for the verdict of the other nodes after its own ranks have ended.
 VERDICT_S = 5.0
-#: A launcher that controls another one sends it a word every ``PULSE_S`` seconds. Silence of
-#: ``SILENCE_S`` means that its host has vanished, which ends no connection.
-PULSE_S, SILENCE_S = 1.0, 7.0
 #: Seconds between two checks of the ranks where the kernel has no pidfd.
 _POLL_S = 0.05
 #: The guard reads process groups from its input. The word "end" ends it; at end-of-file it kills
@@ -142,6 +139,7 @@ class Crew:
         self._undo.enter_context(signals_caught(self._selector, self._signals))
         if self._link is not None:
             self._selector.register(self._link, selectors.EVENT_READ, self._hear)
+            self._undo.enter_context(terminal_stop_ignored())
         if self._options.control is not None:
             control = self._options.control
             self._silent_at = time.monotonic() + SILENCE_S
@@ -265,7 +263,8 @@ class Crew:
     def _patience(self) -> float | None:
         blind = any(rank.pidfd < 0 and rank.status is None for rank in self._ranks)
         waits = self._output.waits()
-        for due in (self._verdict_by, self._silent_at):
+        link_silent_at = None if self._link is None else self._link.silent_at
+        for due in (self._verdict_by, self._silent_at, link_silent_at):
             waits += [] if due is None else [max(0.0, due - time.monotonic())]
         waits += [max(0.0, self._due[0][0] - time.monotonic())] if self._due else []
         waits += self._waits()
@@ -287,10 +286,9 @@ class Crew:
         """Take news of the other nodes, and end the ranks if the job has failed there."""
         assert self._link is not None
         self._link.read()
-        if not self._link.over:
-            return
-        self._selector.unregister(self._link)
-        self._heed_verdict()
+        if self._link.over:
+            self._selector.unregister(self._link)
+            self._heed_verdict()
 
     def _heed_verdict(self) -> None:
         """End the ranks because the job has failed, unless they are ending already."""
@@ -321,6 +319,11 @@ class Crew:
         """Take this host's number of slots; the ranks of a fixed job stay as they are."""
 
     def _check_silence(self) -> None:
+        if self._link is not None and not self._link.over:
+            self._link.check_silence()
+            if self._link.over:
+                self._selector.unregister(self._link)
+                self._heed_verdict()
         control = self._options.control
         if control is None or self._silent_at is None or time.monotonic() < self._silent_at:
             return

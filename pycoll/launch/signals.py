@@ -47,3 +47,17 @@ def signals_caught(selector: selectors.BaseSelector, caught: list[int]) -> Itera
         selector.unregister(reader)
         os.close(reader)
         os.close(writer)
+
+
+@contextlib.contextmanager
+def terminal_stop_ignored() -> Iterator[None]:
+    """Within the context Ctrl-Z does nothing: a launcher that stands still sends no pulse. Children
+    keep the default, since a handler ends with exec."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTSTP, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before or signal.SIG_DFL)

@@ -16,6 +16,8 @@ import pytest
 from harness import free_port
 from launching import ROOT, await_end, python
 
+from pycoll.bootstrap.rendezvous.frames import PULSE_S, SILENCE_S
+
 SECRET = "a secret of the tests"
 #: The promise for one node's failure, on all others.
 FAILURE_S = 10.0
@@ -216,6 +218,29 @@ def test_an_agent_that_is_killed_ends_the_job_everywhere(node: int) -> None:
     assert status == 1
     assert re.search(rf"pycoll run: node {node}.* is gone: its pycoll run was killed", err), err
     assert seconds < FAILURE_S
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_an_agent_that_is_stopped_ends_the_job_elsewhere(node: int) -> None:
+    """Its kernel still answers, so only its missing pulse tells. It ends when it goes on."""
+    agents = Agents(2)
+    agents.start(0, python(SLEEP), 2)
+    agents.start(1, python(SLEEP), 1)
+    pids = agents.pids([2, 1])
+    time.sleep(2.5 * PULSE_S)
+    began = time.monotonic()
+    agents.processes[node].send_signal(signal.SIGSTOP)
+    try:
+        _, err = agents.processes[1 - node].communicate(timeout=60)
+        seconds = time.monotonic() - began
+    finally:
+        agents.processes[node].send_signal(signal.SIGCONT)
+    found = agents.end()
+    await_end([pid for one in pids for pid in one])
+    assert found[1 - node][0] == 1
+    assert re.search(rf"pycoll run: node {node} \(.*\) stands still: its pycoll run was", err), err
+    assert seconds < SILENCE_S + FAILURE_S
+    assert found[node][0] != 0, "it goes on and finds that the job is over"
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -16,7 +16,7 @@ import pytest
 import ssh_hosts
 from ssh_hosts import ROOT, SshHosts
 
-from pycoll.launch.rank_crew import SILENCE_S
+from pycoll.bootstrap.rendezvous.frames import SILENCE_S
 
 #: The promise for a failure on one host, on all others; and for what no host may have left.
 FAILURE_S, GONE_S = 10.0, 10.0

@@ -23,6 +23,9 @@ HEAD = struct.Struct("<IB3x")
 #: Head of a GATHER payload: the round, milliseconds left, the rank's whole limit in milliseconds.
 GATHER_HEAD = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
+#: Nodes send a pulse every ``PULSE_S`` seconds, and so does a launcher to agents that it controls.
+#: Silence of ``SILENCE_S`` means that the other end stands still, which ends no connection.
+PULSE_S, SILENCE_S = 1.0, 7.0
 #: Longest frame; larger ones are refused. A blob of one rank is a few kilobytes.
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 #: Most bytes of all ranks' blobs of a round together. One RESULT frame holds all of them with their
@@ -40,6 +43,7 @@ class Kind(IntEnum):
     LEAVE = 5  # member -> store: the member needs nothing more
     ALARM = 6  # member -> store: the member failed, as text; the store tells all members
     ORDER = 7  # between launchers of an elastic job, which have no store: JSON
+    PULSE = 8  # member -> store, which sends it back: the process at this end runs
 
 
 class Party(NamedTuple):
@@ -48,7 +52,8 @@ class Party(NamedTuple):
     ``member`` is one of them and ``waiter`` the subject that waits for all. ``size`` and ``limit``
     name the settings of their number and of the wait, ``number`` that of a member's own number.
     ``lost`` says what has happened to a member whose connection ends. ``watched``: both ends of a
-    connection notice within ``HOST_LOST_S`` that the other end's host has vanished.
+    connection notice within ``HOST_LOST_S`` that the other end's host has vanished. ``stopped``
+    says what has happened to a member that has sent a pulse and then none for ``SILENCE_S``.
     """
 
     member: str = "rank"
@@ -58,6 +63,7 @@ class Party(NamedTuple):
     number: str = "number"
     lost: str = "ended while the ranks were joining"
     watched: bool = False
+    stopped: str = "does not run"
 
 
 RANKS = Party()
@@ -70,6 +76,7 @@ NODES = Party(
     number="--node-rank",
     lost="is gone: its pycoll run was killed, or its host or the network to it has failed",
     watched=True,
+    stopped="stands still: its pycoll run was stopped (SIGSTOP, a debugger), or its host hangs",
 )
 
 
@@ -80,6 +87,7 @@ PAYLOAD_BYTES_MAX: dict[int, int] = {
     Kind.LEAVE: 0,
     Kind.ALARM: 64 * 1024,
     Kind.ORDER: 64 * 1024,
+    Kind.PULSE: 0,
 }
 #: Longest name in a HELLO frame, in characters.
 _NAME_LENGTH_MAX = 512

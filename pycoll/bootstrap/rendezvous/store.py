@@ -10,6 +10,7 @@ import json
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -115,6 +116,9 @@ class StoreExchange:
         self._party = place.party
         self._round = 0
         self._failed: errors.PycollError | None = None
+        self._sending = threading.Lock()
+        #: When the store last sent back a pulse, on the monotonic clock; 0 before the first one.
+        self.heard = 0.0
         with contextlib.ExitStack() as undo:
             if server is not None:
                 undo.callback(server.close)
@@ -173,6 +177,28 @@ class StoreExchange:
             self._failed = self._decode_failure(payload)
             raise self._failed
 
+    def pulse(self) -> None:
+        """Tell the store that this process runs; the store sends the pulse back. Any thread may
+        call it. A connection that has ended is noticed elsewhere."""
+        with contextlib.suppress(errors.PycollError, OSError):
+            self._send(frame(Kind.PULSE))
+
+    def skip_pulses(self) -> bool:
+        """Take the pulses that have come; returns whether something else follows them. Never waits
+        for a frame."""
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        while poller.poll(0):
+            try:
+                head = self._sock.recv(HEAD.size, socket.MSG_PEEK)
+            except OSError:
+                return True
+            if len(head) < HEAD.size or HEAD.unpack(head)[1] != Kind.PULSE:
+                return len(head) in (0, HEAD.size)
+            self._sock.recv(HEAD.size)
+            self.heard = time.monotonic()
+        return False
+
     def fileno(self) -> int:
         """Return the descriptor of the connection, readable when ``check`` or ``collect`` finds a
         frame."""
@@ -208,8 +234,9 @@ class StoreExchange:
 
     def _send(self, data: bytes) -> None:
         try:
-            self._sock.settimeout(self._deadline.remaining() + _SLACK_S)
-            self._sock.sendall(data)
+            with self._sending:
+                self._sock.settimeout(self._deadline.remaining() + _SLACK_S)
+                self._sock.sendall(data)
         except ConnectionError:
             # A FAIL frame with the reason may still be unread; the next receive raises it.
             return

@@ -23,6 +23,7 @@ from pycoll.bootstrap.rendezvous.frames import (
     HEAD,
     PAYLOAD_BYTES_MAX,
     RANKS,
+    SILENCE_S,
     Kind,
     Party,
     fail_frame,
@@ -50,6 +51,7 @@ class _Member:
     outgoing: deque[memoryview] = field(default_factory=deque)
     rounds: int = 0  # number of rounds for which it has sent its blob
     waiting: bool = False  # it waits for the result of the last of these rounds
+    heard: float = 0.0  # when its last pulse came; 0 before the first one
     done: bool = False  # the server expects nothing more from it and sends nothing more to it
 
 
@@ -142,6 +144,9 @@ class StoreServer:
         if now < self._next_check:
             return
         self._next_check = now + _CHECK_S
+        for member in list(self._members):
+            if member.heard and not member.done and now - member.heard > SILENCE_S:
+                self._lose(member, self._party.stopped)
         for meeting in {m.meeting for m in self._members if m.meeting is not None}:
             if meeting.failure is not None:
                 continue
@@ -245,6 +250,9 @@ class StoreServer:
             self._fail(member.meeting, failure)
         elif kind == Kind.LEAVE and not member.waiting:
             member.done = True
+        elif kind == Kind.PULSE and member.meeting is not None:
+            member.heard = time.monotonic()
+            self._send(member, frame(Kind.PULSE))
         elif kind == Kind.ORDER:
             raise ValueError("it is elastic (--min-np, --max-np), and this job is not")
         else:
@@ -341,7 +349,7 @@ class StoreServer:
             if member.meeting is not None:
                 member.meeting.informed.add(member.rank)
 
-    def _lose(self, member: _Member) -> None:
+    def _lose(self, member: _Member, how: str = "") -> None:
         self._loop.selector.unregister(member.sock)
         member.sock.close()
         self._members.discard(member)
@@ -354,7 +362,7 @@ class StoreServer:
             meeting.informed.add(member.rank)
         if expected and meeting is not None:
             party = self._party
-            text = f"{party.member} {member.rank} ({member.name}) {party.lost}"
+            text = f"{party.member} {member.rank} ({member.name}) {how or party.lost}"
             self._fail(meeting, fail_frame("lost", text, [member.rank]))
 
     def _send(self, member: _Member, data: bytes) -> None:
