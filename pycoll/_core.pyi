@@ -110,6 +110,25 @@ def verbs_missing() -> str: ...
 class UserOp:
     def __init__(self, function: Callable[[Any, Any], object], dtype: np.dtype[Any]) -> None: ...
 
+class CallArrays:
+    def add(self, dtype: int, op: int, shape: Sequence[int]) -> None: ...
+    @property
+    def key(self) -> int: ...
+
+class Request:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        dtype: int,
+        op: int,
+        counts: Sequence[int],
+        plan_key: int,
+        segment_bytes: int = 65536,
+        user_op: UserOp | None = None,
+        arrays: CallArrays | None = None,
+    ) -> None: ...
+
 @final
 class Work(Generic[_Result_co]):
     def done(self) -> bool: ...
@@ -128,18 +147,11 @@ XLA_FFI_VERSION: str
 def xla_handler() -> object: ...
 def xla_bind(
     communicator: Communicator,
-    plan: Plan,
+    request: Request,
     *,
-    dtype: int,
-    op: int,
-    counts: Sequence[int],
-    plan_key: int,
-    count: int,
-    segment_bytes: int,
     input_count: int,
     output_count: int,
     reads: bool,
-    shape: Sequence[int] | None = None,
 ) -> int: ...
 def xla_forget(number: int) -> None: ...
 def work_in_background() -> None: ...
@@ -163,22 +175,11 @@ class Communicator:
     def size(self) -> int: ...
     def run(
         self,
-        plan: Plan,
+        request: Request,
         input: BufferView | None,
         output: BufferView | None,
-        *,
-        dtype: int,
-        op: int,
-        counts: Sequence[int],
-        plan_key: int,
-        count: int,
-        segment_bytes: int = 65536,
-        user_op: UserOp | None = None,
         asynchronous: bool = False,
         finish: Callable[[], object] | None = None,
-        timeout_s: float | None = None,
-        shape: Sequence[int] | None = None,
-        arrays: CallArrays | None = None,
     ) -> Work[Any] | None: ...
     def calls(self) -> int: ...
     def refuse(self, why: str) -> None: ...
@@ -265,15 +266,9 @@ FUSED_BYTES_MAX: int
 MESSAGE_BYTES_MAX: int
 
 def fuse(
-    group: Group, work: Work[Any], key: tuple[Any, ...], source: BufferView, target: BufferView
+    group: Group, work: Work[Any], message: object, source: BufferView, target: BufferView
 ) -> None: ...
 def run_fusion(group: Group, communicator: Calls, number: int) -> None: ...
-
-class CallArrays:
-    def add(self, dtype: int, op: int, shape: Sequence[int]) -> None: ...
-    @property
-    def key(self) -> int: ...
-
 def note_array(group: object, dtype: int, op: int, shape: Sequence[int]) -> None: ...
 def arrays_of(group: object) -> CallArrays: ...
 def arrays_key(arrays: Sequence[tuple[int, Sequence[int]]]) -> int: ...
@@ -283,8 +278,18 @@ def set_world(communicator: Calls | None) -> None: ...
 def world_function(
     method: Method[Any, _Arguments], find: Callable[[], Calls]
 ) -> BoundMethod[_Arguments]: ...
-def find_prepared(calls: Calls, collective: int, key: tuple[Any, ...]) -> Any: ...
-def note(calls: Calls, collective: int, key: tuple[Any, ...], prepared: Any) -> None: ...
+def offer(
+    calls: Calls,
+    request: Request | None,
+    source: BufferView | None,
+    target: BufferView | None,
+    makes: bool,
+    message: object = None,
+    identity: bytes = b"",
+) -> None: ...
+def offer_exchange(
+    calls: Calls, request: Request, mine: BufferView | None, every: BufferView
+) -> None: ...
 def forget(calls: Calls) -> None: ...
 def method(
     function: Callable[..., Any], wrapped: Callable[Concatenate[_Self, _Arguments], Any]
@@ -310,15 +315,10 @@ class DeviceCommunicator:
     def warnings(self) -> list[str]: ...
     def run(
         self,
-        plan: Plan,
+        request: Request,
         input: tuple[int, int],
         output: tuple[int, int],
         *,
-        dtype: int,
-        op: int,
-        counts: Sequence[int],
-        plan_key: int,
-        count: int,
         lanes: int,
         stream: int,
         on_stream: bool = False,
@@ -417,16 +417,9 @@ class Simulation:
     def add(
         self,
         rank: int,
-        plan: Plan,
+        request: Request,
         input: BufferView | None,
         output: BufferView | None,
-        *,
-        dtype: int,
-        op: int,
-        counts: Sequence[int],
-        plan_key: int,
-        count: int,
-        segment_bytes: int = 65536,
         timeout_s: float = 10.0,
         at_s: float = 0.0,
     ) -> int: ...

@@ -34,7 +34,7 @@ struct BoundCallObject {
   PyObject* names;      // a tuple of the names of the named arguments, or nullptr
   bool is_sorted;
   Arguments sorted;
-  CallCache cache;
+  CompiledCallHandle compiled;  // what it did last
 };
 
 PyTypeObject* bound_type = nullptr;
@@ -63,21 +63,19 @@ PyObject* call_bound(PyObject* object, PyObject* const* arguments, std::size_t c
   const py::object held = self_of(object);
   PyObject* self = held.ptr();
   if (self == nullptr) return nullptr;
-  if (method.collective) {
-    const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
-    CallsObject* calls = as_calls(self);
-    const InPlace here = read_in_place(method, arguments, given, names);
-    if (calls != nullptr && here.x != nullptr) {
-      const std::optional<PyObject*> result = reduce_in_place(calls, here.x, here.async);
-      if (result) return *result;
-    }
-    Arguments sorted;
-    if (calls != nullptr && sort_arguments(method, arguments, given, names, &sorted)) {
-      const std::optional<PyObject*> result = call_natively(calls, *method.collective, sorted);
-      if (result) return *result;
-    }
+  const auto definition = [&] { return call_definition(method, self, arguments, count, names); };
+  CallsObject* calls = as_calls(self);
+  if (calls == nullptr || !method.collective) return definition();
+  const Collective collective = *method.collective;
+  if (is_in_place(method, arguments, count, names)) {
+    const std::optional<PyObject*> result =
+        repeat_in_place(calls, collective, method.defaults.data(), arguments[0]);
+    if (result) return *result;
   }
-  return call_definition(method, self, arguments, count, names);
+  Arguments sorted;
+  const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
+  if (!sort_arguments(method, arguments, given, names, &sorted)) return definition();
+  return call_sorted(calls, collective, sorted, nullptr, definition);
 }
 
 int traverse_bound(PyObject* object, visitproc visit, void* arg) {
@@ -162,19 +160,15 @@ PyObject* run_bound(PyObject* object, PyObject* const* /*arguments*/, std::size_
     return nullptr;
   }
   const auto& method = *reinterpret_cast<MethodObject*>(bound->method);
-  if (method.collective && bound->is_sorted) {
-    auto* self = reinterpret_cast<CallsObject*>(bound->self);
-    PyObject* x = bound->sorted[static_cast<std::size_t>(Parameter::kX)];
-    PyObject* out = bound->sorted[static_cast<std::size_t>(Parameter::kOut)];
-    std::optional<PyObject*> result = bound->cache.run(self, *method.collective, x, out);
-    if (result) return *result;
-    result = call_natively(self, *method.collective, bound->sorted, &bound->cache);
-    if (result) return *result;
-  }
-  const Py_ssize_t named = bound->names == nullptr ? 0 : PyTuple_GET_SIZE(bound->names);
-  const Py_ssize_t positional = PyTuple_GET_SIZE(bound->arguments) - named;
-  return call_definition(method, bound->self, &PyTuple_GET_ITEM(bound->arguments, 0),
-                         static_cast<std::size_t>(positional), bound->names);
+  const auto definition = [&] {
+    const Py_ssize_t named = bound->names == nullptr ? 0 : PyTuple_GET_SIZE(bound->names);
+    const Py_ssize_t positional = PyTuple_GET_SIZE(bound->arguments) - named;
+    return call_definition(method, bound->self, &PyTuple_GET_ITEM(bound->arguments, 0),
+                           static_cast<std::size_t>(positional), bound->names);
+  };
+  if (!bound->is_sorted || !method.collective) return definition();
+  return call_sorted(as_calls(bound->self), *method.collective, bound->sorted, &bound->compiled,
+                     definition);
 }
 
 // Raises the TypeError of a call whose arguments do not fit the parameters.
@@ -199,7 +193,7 @@ PyObject* bind(PyObject* object, PyObject* const* arguments, Py_ssize_t count, P
     PyObject* made = bound_call_type->tp_alloc(bound_call_type, 0);
     if (made == nullptr) return nullptr;
     BoundCallObject* bound = as_bound_call(made);
-    new (&bound->cache) CallCache();
+    new (&bound->compiled) CompiledCallHandle();
     bound->vectorcall = &run_bound;
     bound->method = Py_NewRef(cast_bound(object)->method);
     bound->self = self.release().ptr();
@@ -239,7 +233,7 @@ int clear_bound_call(PyObject* object) {
 void dealloc_bound_call(PyObject* object) {
   PyObject_GC_UnTrack(object);
   (void)clear_bound_call(object);
-  as_bound_call(object)->cache.~CallCache();
+  as_bound_call(object)->compiled.~CompiledCallHandle();
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);

@@ -3,32 +3,14 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <bit>
-#include <numeric>
+#include <string_view>
 #include <utility>
 
 #include "bindings/calls/fusions.h"
-#include "bindings/calls/request.h"
-#include "bindings/core/plan.h"
 #include "bindings/core/raw.h"
 
 namespace pycoll::bindings {
 namespace {
-
-bool same_text(PyObject* one, PyObject* other) {
-  if (one == other) return true;
-  return one != nullptr && other != nullptr && PyUnicode_Compare(one, other) == 0;
-}
-
-void mix(std::size_t& hash, std::uint64_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-  hash ^= hash >> 29;
-}
-
-std::uint64_t next_generation() {
-  static std::uint64_t newest = 0;
-  return ++newest;
-}
 
 // Whether any peer can access memory of this process in place.
 bool is_reached(const engine::Communicator& communicator) {
@@ -39,133 +21,123 @@ bool is_reached(const engine::Communicator& communicator) {
   return false;
 }
 
-std::uint64_t total_of(std::span<const std::uint64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+// Whether the definition's view is the memory that native code reads of the same argument.
+bool is_view_of(const std::optional<BufferView>& view, PyObject* object,
+                const ContiguousView& flat) {
+  return view && object != nullptr && view->contiguous && view->data == flat.data &&
+         view->dtype == flat.dtype && view->count == flat.count;
 }
 
 }  // namespace
 
-const CallKey& CallKey::plain(DType dtype) {
-  static const std::array<CallKey, kDTypeCount> all = [] {
-    std::array<CallKey, kDTypeCount> made;
-    for (int one = 0; one < kDTypeCount; ++one) {
-      CallKey& choice = made[static_cast<std::size_t>(one)];
-      choice.collective = Collective::kAllReduce;
-      choice.dtype = static_cast<DType>(one);
-      choice.op = static_cast<std::int8_t>(ReduceOp::kSum);
+OperationHandle operation_of(const RequestHandle& request, std::uint64_t input_bytes,
+                             std::uint64_t output_bytes) {
+  auto operation = std::make_shared<Operation>();
+  operation->request = request.request;
+  operation->request.input.bytes = input_bytes;
+  operation->request.output.bytes = output_bytes;
+  return operation;
+}
+
+CallState::CallState(SharedHandle shared)
+    : handle(std::move(shared)), memory(is_reached(*handle->native)) {}
+
+CallState::~CallState() = default;
+
+std::unique_ptr<Fusions> CallState::take_fusions() {
+  return spare_ != nullptr ? std::move(spare_) : std::make_unique<Fusions>();
+}
+
+void CallState::give_back(std::unique_ptr<Fusions> fusions) { spare_ = std::move(fusions); }
+
+// ---- What definitions tell
+
+thread_local Offers* Offers::current = nullptr;
+
+Offers::Offers(const PythonCall& call) : call_(call), outer_(current) {
+  current = this;
+  ParsedCall parsed;
+  if (parse(call.arguments, &parsed) && CallKey::has_plain_words(parsed)) {
+    before_.emplace(call.collective, parsed);
+  }
+}
+
+Offers::~Offers() { current = outer_; }
+
+Offers* Offers::of(const CallsObject& self) {
+  return current != nullptr && current->call_.self == &self ? current : nullptr;
+}
+
+void Offers::take() noexcept {
+  if (told_.empty() || call_.self->state == nullptr) return;
+  try {
+    PyObject* x = at(call_.arguments, Parameter::kX);
+    if (is_list(x)) return take_list(items_of(x));
+    ParsedCall parsed;
+    if (told_.size() == 1 && before_ && parse(call_.arguments, &parsed) && before_->fits(parsed)) {
+      (void)add(parsed, told_.front());
     }
-    return made;
-  }();
-  return all[static_cast<std::size_t>(dtype)];
-}
-
-bool CallKey::has_same_rest(const CallKey& other) const {
-  return std::equal(trailing.begin(), trailing.begin() + trailing_count, other.trailing.begin()) &&
-         same_text(algorithm, other.algorithm);
-}
-
-// The algorithm is not hashed, because its text would have to be read.
-std::size_t CallKey::hash() const {
-  std::size_t hash = 0;
-  mix(hash, static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 8 |
-                static_cast<std::uint64_t>(static_cast<std::uint8_t>(op)) << 16 |
-                static_cast<std::uint64_t>(static_cast<std::uint8_t>(deterministic)) << 24 |
-                static_cast<std::uint64_t>(static_cast<std::uint32_t>(bucket)) << 32);
-  mix(hash, static_cast<std::uint64_t>(root) | static_cast<std::uint64_t>(trailing_count) << 32);
-  for (std::uint32_t axis = 0; axis < trailing_count; ++axis) {
-    mix(hash, static_cast<std::uint64_t>(trailing[axis]));
+  } catch (const std::exception&) {
+    told_.clear();  // without memory the call stays unknown; its result stands
   }
-  return hash;
 }
 
-// The same size classes as in Core._prepare: up to the next power of two.
-void CallKey::set_bytes(std::uint64_t bytes) {
-  bucket = bytes == 0 ? -1 : static_cast<std::int32_t>(std::bit_width(bytes - 1));
-}
-
-CallTable::CallTable(SharedHandle shared)
-    : handle_(std::move(shared)),
-      generation_(next_generation()),
-      fusion_memory_(is_reached(*handle_->native)) {}
-
-CallTable::~CallTable() = default;
-
-std::unique_ptr<Fusions> CallTable::take_fusions() {
-  return fusions_ != nullptr ? std::move(fusions_) : std::make_unique<Fusions>();
-}
-
-void CallTable::give_back(std::unique_ptr<Fusions> fusions) { fusions_ = std::move(fusions); }
-
-const CompiledCallHandle& CallTable::find(const CallKey& choice) {
-  static const CompiledCallHandle nothing;
-  const CompiledCallHandle*& newest = newest_[static_cast<std::size_t>(choice.collective)];
-  if (newest != nullptr && (*newest)->choice == choice) return *newest;
-  const auto [first, last] = prepared_.equal_range(choice.hash());
-  for (auto one = first; one != last; ++one) {
-    if (one->second->choice == choice) return *(newest = &one->second);
+// Every array of a list is a call of its own, which shares a message with others.
+void Offers::take_list(const py::tuple& xs) {
+  PyObject* out = at(call_.arguments, Parameter::kOut);
+  const py::tuple outs = is_list(out) ? items_of(out) : py::tuple();
+  if (told_.size() != xs.size() || (is_list(out) && outs.size() != xs.size())) return;
+  ParsedCall parsed;
+  parsed.words = call_.arguments.data();
+  if (!CallKey::has_plain_words(parsed)) return;
+  Fusions fusions;
+  for (std::size_t number = 0; number < xs.size(); ++number) {
+    const auto place = static_cast<py::ssize_t>(number);
+    PyObject* one = is_list(out) ? PyTuple_GET_ITEM(outs.ptr(), place) : Py_None;
+    if (!parse(PyTuple_GET_ITEM(xs.ptr(), place), one, &parsed)) return;
+    const CompiledCallHandle compiled = add(parsed, told_[number]);
+    if (compiled == nullptr) return;
+    fusions.add(*compiled, parsed.source, nullptr, nullptr, false);
   }
-  return nothing;
-}
-
-void CallTable::add(CompiledCallHandle prepared) {
-  if (find(prepared->choice) != nullptr) return;
-  if (prepared_.size() >= kPreparedMax) forget();
-  CallKey plain = CallKey::plain(prepared->choice.dtype);
-  plain.bucket = prepared->choice.bucket;
-  if (plain == prepared->choice && plain.bucket >= 0) {
-    plain_[static_cast<std::size_t>(plain.dtype)] |= std::uint64_t{1} << plain.bucket;
+  fusions.compare_all();
+  for (std::size_t number = 0; number < fusions.size(); ++number) {
+    (void)prepare_fusion(call_.self, fusions, number);
   }
-  const std::size_t hash = prepared->choice.hash();
-  prepared_.emplace(hash, std::move(prepared));
 }
 
-void CallTable::forget() {
-  newest_.fill(nullptr);
-  plain_.fill(0);
-  in_place_.fill(InPlace{});
-  generation_ = next_generation();
-  // Destroying an entry may run Python code, which may call this table again.
-  const auto slots = std::exchange(slots_, {});
-  const auto prepared = std::exchange(prepared_, {});
-}
-
-executor::CollectiveRequest request_of(const CompiledCall& prepared,
-                                       std::span<const std::uint64_t> counts,
-                                       std::uint64_t input_bytes, std::uint64_t output_bytes,
-                                       const ArraysTerms& arrays) {
-  executor::CollectiveRequest request = prepared.request;
-  request.descriptor.plan_key ^= arrays.key;
-  if (arrays.only != nullptr) {
-    request.arrays = one_array(request.descriptor, arrays.only->ndim, arrays.only->shape);
-  }
-  request.counts.assign(counts.begin(), counts.end());
-  request.descriptor.count = total_of(counts);
-  request.input.bytes = input_bytes;
-  request.output.bytes = output_bytes;
-  return request;
-}
-
-const std::shared_ptr<engine::Call>* CallTable::call(const CompiledCallHandle& prepared,
-                                                     std::span<const std::uint64_t> counts,
-                                                     std::uint64_t input_bytes,
-                                                     std::uint64_t output_bytes,
-                                                     const ArraysTerms& arrays) {
-  if (std::max(input_bytes, output_bytes) > engine::Call::kShortBytes) return nullptr;
-  std::size_t hash = reinterpret_cast<std::uintptr_t>(prepared.get());
-  mix(hash, arrays.key ^ (counts.empty() ? 0 : counts.front()));
-  const std::uint64_t plan_key = prepared->request.descriptor.plan_key ^ arrays.key;
-  Slot& slot = slots_[hash % kCallsMax];
-  if (slot.prepared == prepared) {
-    const executor::CollectiveRequest& known = slot.call->request();
-    if (known.input.bytes == input_bytes && known.output.bytes == output_bytes &&
-        known.descriptor.plan_key == plan_key &&
-        std::equal(counts.begin(), counts.end(), known.counts.begin(), known.counts.end())) {
-      return &slot.call;
+CompiledCallHandle Offers::add(const ParsedCall& parsed, const Told& told) {
+  if (told.source && !is_view_of(told.source, parsed.x, parsed.source)) return nullptr;
+  if (told.target && !told.makes) {
+    const bool in_place = parsed.out == parsed.x;
+    if (!is_view_of(told.target, parsed.out, in_place ? parsed.source : parsed.target)) {
+      return nullptr;
     }
   }
-  slot = {prepared, std::make_shared<engine::Call>(
-                        request_of(*prepared, counts, input_bytes, output_bytes, arrays))};
-  return &slot.call;
+  CallCache& cache = call_.self->state->cache;
+  if (told.request == nullptr) {
+    const CompiledCallHandle* known = cache.find(call_.collective, parsed);
+    if (known != nullptr) return *known;
+  }
+  const auto compiled = std::make_shared<CompiledCall>(CallKey(call_.collective, parsed));
+  compiled->exchanges = exchanges_;
+  compiled->reads = told.source.has_value();
+  compiled->writes = told.target.has_value();
+  if (told.request != nullptr) {
+    compiled->operation = operation_of(*told.request, told.source ? told.source->bytes() : 0,
+                                       told.target ? told.target->bytes() : 0);
+  }
+  compiled->makes = told.makes;
+  if (told.makes && told.target) {
+    compiled->dtype = told.target->dtype;
+    compiled->shape = told.target->shape;
+    // make_flat() makes an array of x's class and dtype.
+    if (parsed.x != nullptr && compiled->dtype != parsed.source.dtype) return nullptr;
+  }
+  compiled->identity = told.identity;
+  compiled->message = told.message;
+  if (told.message) compiled->op = static_cast<ReduceOp>(told.message.attr("code").cast<int>());
+  cache.add(parsed, compiled);
+  return compiled;
 }
 
 // ---- The type
@@ -195,7 +167,7 @@ int traverse_calls(PyObject* object, visitproc visit, void* arg) {
 }
 
 int clear_calls(PyObject* object) {
-  delete std::exchange(cast_calls(object)->table, nullptr);
+  delete std::exchange(cast_calls(object)->state, nullptr);
   Py_CLEAR(cast_calls(object)->native);
   Py_CLEAR(cast_calls(object)->group);
   return 0;
@@ -223,7 +195,7 @@ int set_native(PyObject* object, PyObject* value, void* /*unused*/) {
     if (value == nullptr) throw py::type_error("_native cannot be deleted");
     auto shared = py::handle(value).cast<SharedHandle>();
     if (shared == nullptr) throw py::type_error("_native must be a _core.Communicator");
-    delete std::exchange(cast_calls(object)->table, new CallTable(std::move(shared)));
+    delete std::exchange(cast_calls(object)->state, new CallState(std::move(shared)));
     Py_XSETREF(cast_calls(object)->native, Py_NewRef(value));
     return Py_None;
   });
@@ -234,81 +206,42 @@ PyObject* get_group(PyObject* object, void* /*unused*/) {
   return Py_NewRef(cast_calls(object)->group);
 }
 
-CallTable& table_of(const py::object& self) {
-  CallsObject* calls = as_calls(self.ptr());
-  if (calls == nullptr || calls->table == nullptr) throw py::type_error("expected a communicator");
-  return *calls->table;
-}
-
-py::object find_prepared(const py::object& self, int collective, const py::tuple& key) {
-  CallTable& table = table_of(self);
-  CallKey choice;
-  if (!read_choice(collective, key, choice)) return py::none();
-  const CompiledCallHandle& found = table.find(choice);
-  return found != nullptr ? found->python : py::none();
-}
-
-void note(const py::object& self, int collective, const py::tuple& key, const py::object& made) {
-  CallTable& table = table_of(self);
-  CallKey choice;
-  if (read_choice(collective, key, choice)) table.add(make_prepared(choice, made));
-}
-
 PyGetSetDef calls_members[] = {
     {"_native", &get_native, &set_native, "The engine.", nullptr},
     {"_group", &get_group, nullptr, "The group in progress, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
+std::optional<BufferView> copy_of(const BufferView* view) {
+  return view == nullptr ? std::nullopt : std::optional<BufferView>(*view);
+}
+
+void offer(const py::object& calls, const std::shared_ptr<RequestHandle>& request,
+           const BufferView* source, const BufferView* target, bool makes, py::object message,
+           std::string identity) {
+  Offers* offers = Offers::of(need_calls(calls));
+  if (offers == nullptr) return;
+  if (message.is_none()) message = py::object();
+  offers->tell(
+      {request, copy_of(source), copy_of(target), makes, std::move(message), std::move(identity)});
+}
+
+std::vector<std::byte> bytes_of(const BufferView& view) {
+  return {view.data, view.data + view.bytes()};
+}
+
+void offer_exchange(const py::object& calls, const RequestHandle& request, const BufferView* mine,
+                    const BufferView& every) {
+  Offers* offers = Offers::of(need_calls(calls));
+  if (offers == nullptr) return;
+  Exchange exchange;
+  exchange.operation = operation_of(request, mine == nullptr ? 0 : mine->bytes(), every.bytes());
+  if (mine != nullptr) exchange.mine = bytes_of(*mine);
+  exchange.expected = bytes_of(every);
+  exchange.in_place = mine != nullptr && mine->data == every.data;
+  offers->tell(std::move(exchange));
+}
+
 }  // namespace
-
-CompiledCallHandle make_prepared(const CallKey& choice, const py::object& made) {
-  const auto prepared = std::make_shared<CompiledCall>();
-  prepared->choice = choice;
-  prepared->python = made;
-  if (choice.algorithm != nullptr) {
-    prepared->algorithm = py::reinterpret_borrow<py::object>(choice.algorithm);
-  }
-  prepared->identity = made.attr("identity").cast<std::string>();
-  const Terms terms{static_cast<int>(choice.dtype),
-                    made.attr("op").cast<int>(),
-                    {},
-                    made.attr("key").cast<std::uint64_t>(),
-                    0,
-                    made.attr("segment_bytes").cast<std::uint32_t>()};
-  const auto plan = made.attr("plan").cast<PlanHandle>();
-  prepared->request = make_request(plan, nullptr, nullptr, terms, nullptr);
-  return prepared;
-}
-
-bool read_choice(int collective, const py::tuple& key, CallKey& choice) {
-  choice.collective = static_cast<Collective>(collective);
-  choice.dtype = static_cast<DType>(key[0].cast<int>());
-  choice.root = key[2].cast<int>();
-  choice.bucket = key[3].cast<int>();
-  if (!key[1].is_none()) {
-    choice.op = static_cast<std::int8_t>(find_op(py::object(key[1]).ptr()));
-    if (choice.op < 0) return false;
-  }
-  const py::object algorithm = key[4];
-  const py::object deterministic = key[5];
-  if (!algorithm.is_none()) {
-    if (!PyUnicode_CheckExact(algorithm.ptr())) return false;
-    choice.algorithm = algorithm.ptr();
-  }
-  if (!deterministic.is_none()) {
-    if (!PyBool_Check(deterministic.ptr())) return false;
-    choice.deterministic = deterministic.ptr() == Py_True ? 1 : 0;
-  }
-  const auto trailing = key[6].cast<py::tuple>();
-  if (trailing.size() > CallKey::kTrailingMax) return false;
-  for (const py::handle length : trailing) {
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(length.ptr(), &overflow);
-    if (overflow != 0 || value < 0) return false;
-    choice.trailing[choice.trailing_count++] = value;
-  }
-  return true;
-}
 
 CallsObject* as_calls(PyObject* object) {
   // Most programs have one class of communicators. Classes are never freed, so no other class gets
@@ -320,25 +253,10 @@ CallsObject* as_calls(PyObject* object) {
   return cast_calls(object);
 }
 
-int find_op(PyObject* word) {
-  static const std::array<PyObject*, kReduceOpCount> words = [] {
-    std::array<PyObject*, kReduceOpCount> made{};
-    for (int op = 0; op < kReduceOpCount; ++op) {
-      const std::string name(name_of(static_cast<ReduceOp>(op)));
-      made[static_cast<std::size_t>(op)] = PyUnicode_InternFromString(name.c_str());
-    }
-    return made;
-  }();
-  constexpr int kUser = static_cast<int>(ReduceOp::kUser);
-  for (int op = 0; op < kReduceOpCount; ++op) {
-    if (words[static_cast<std::size_t>(op)] == word) return op != kUser ? op : -1;
-  }
-  if (!PyUnicode_CheckExact(word)) return -1;
-  for (int op = 0; op < kReduceOpCount; ++op) {
-    if (op == kUser) continue;
-    if (PyUnicode_Compare(words[static_cast<std::size_t>(op)], word) == 0) return op;
-  }
-  return -1;
+CallsObject& need_calls(const py::object& object) {
+  CallsObject* calls = as_calls(object.ptr());
+  if (calls == nullptr || calls->state == nullptr) throw py::type_error("expected a communicator");
+  return *calls;
 }
 
 void bind_calls(py::module_& module) {
@@ -352,15 +270,16 @@ void bind_calls(py::module_& module) {
   PyType_Spec spec = {"pycoll._core.Calls", sizeof(CallsObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
   calls_type = add_type(module, "Calls", spec);
-  module.def("find_prepared", &find_prepared, py::arg("calls"), py::arg("collective"),
-             py::arg("key"), "The call that was noted for Core._prepare's key, or None.");
+  module.def("offer", &offer, py::arg("calls"), py::arg("request").none(true),
+             py::arg("source").none(true), py::arg("target").none(true), py::arg("makes"),
+             py::arg("message") = py::none(), py::arg("identity") = py::bytes(),
+             "Tell native code what the current call does, so that it can run such calls later.");
+  module.def("offer_exchange", &offer_exchange, py::arg("calls"), py::arg("request"),
+             py::arg("mine").none(true), py::arg("every"),
+             "Tell it of an exchange that the current call has run before its operation.");
   module.def(
-      "note", &note, py::arg("calls"), py::arg("collective"), py::arg("key"), py::arg("prepared"),
-      "Let native calls find the prepared call for Core._prepare's key. Keys without a native "
-      "form, such as one with an algorithm that is no plain str, are left out.");
-  module.def(
-      "forget", [](const py::object& calls) { table_of(calls).forget(); }, py::arg("calls"),
-      "Drop all prepared calls, as a full table does; later calls are prepared anew.");
+      "forget", [](const py::object& calls) { need_calls(calls).state->cache.forget(); },
+      py::arg("calls"), "Drop all that is known of calls; later calls go to Python first.");
 }
 
 }  // namespace pycoll::bindings

@@ -20,26 +20,25 @@ void let_go(const Member& member) { Py_XDECREF(member.held); }
 
 }  // namespace
 
-std::size_t Fusions::place(const CallKey& choice, std::uint64_t bytes) {
+std::size_t Fusions::place_elsewhere(PyObject* message, std::uint64_t bytes) {
   const bool alone = bytes > kMemberBytesMax;
-  const auto open = std::find_if(open_.begin(), open_.end(),
-                                 [&](std::size_t number) { return all_[number].choice == choice; });
+  const auto open = std::find_if(open_.begin(), open_.end(), [&](std::size_t number) {
+    return all_[number].message.ptr() == message;
+  });
   if (!alone && open != open_.end() && all_[*open].bytes + bytes <= kMessageBytesMax) {
     return newest_ = *open;
   }
   if (used_ == all_.size()) all_.emplace_back();
   Fusion& fusion = all_[used_];
   fusion.members.reserve(1);
-  fusion.choice = choice;
-  fusion.algorithm = choice.algorithm == nullptr
-                         ? py::object(py::none())
-                         : py::reinterpret_borrow<py::object>(choice.algorithm);
+  fusion.message = py::reinterpret_borrow<py::object>(message);
   fusion.bytes = 0;
-  fusion.plain.reset();
+  fusion.open = !alone;
   fusion.arrays = {};
   newest_ = used_++;
   if (alone) return newest_;
   if (open != open_.end()) {
+    all_[*open].open = false;
     *open = newest_;
   } else {
     open_.push_back(newest_);
@@ -47,36 +46,23 @@ std::size_t Fusions::place(const CallKey& choice, std::uint64_t bytes) {
   return newest_;
 }
 
-// A faster place() for the common case: groups whose calls are all alike.
-Fusion& Fusions::place_plain(DType dtype, std::uint64_t bytes) {
-  const bool alone = bytes > kMemberBytesMax;
-  if (used_ != 0 && !alone && all_[newest_].plain == dtype &&
-      all_[newest_].bytes + bytes <= kMessageBytesMax) {
-    return all_[newest_];
-  }
-  Fusion& fusion = all_[place(CallKey::plain(dtype), bytes)];
-  if (!alone) fusion.plain = dtype;
-  return fusion;
-}
-
 // Most programs drop each Work at once. The next member then reuses that Work, which
 // is cheaper than a new one.
-PyObject* Fusions::add_in_place(PyObject* x, const ContiguousView& flat) {
-  py::object work;
+PyObject* Fusions::add_in_place(const CompiledCall& compiled, PyObject* x,
+                                const ContiguousView& flat) {
+  PyObject* work = nullptr;
   if (used_ != 0 && !all_[newest_].members.empty()) {
     Member& last = all_[newest_].members.back();
     PyObject* before = last.has_work ? take_over_work(last.held, x) : nullptr;
     if (before != nullptr) {
-      work = py::reinterpret_steal<py::object>(std::exchange(last.held, before));
+      work = std::exchange(last.held, before);
       last.has_work = false;
     }
   }
-  auto array = py::reinterpret_borrow<py::object>(x);
-  if (!work) work = py::reinterpret_steal<py::object>(make_open_work(std::move(array)));
-  place_plain(flat.dtype, flat.bytes())
-      .add(work.ptr(), flat.data, flat.data, flat.bytes(), flat.shape_key(), true);
-  arrays_.add(flat.dtype, ReduceOp::kSum, flat.ndim, flat.shape);
-  return Py_NewRef(work.release().ptr());
+  if (work == nullptr) work = make_open_work(py::reinterpret_borrow<py::object>(x));
+  auto owned = py::reinterpret_steal<py::object>(work);
+  add(compiled, flat, work, flat.data, true);
+  return Py_NewRef(owned.release().ptr());
 }
 
 void Fusions::add_other(py::object other) { others_.push_back({used_, std::move(other)}); }
@@ -235,117 +221,88 @@ void fill(Fusion& fusion) {
   fusion.members.clear();
 }
 
-py::tuple key_of(const Fusion& fusion) {
-  const CallKey& choice = fusion.choice;
-  const py::object deterministic =
-      choice.deterministic < 0 ? py::object(py::none()) : py::bool_(choice.deterministic == 1);
-  return py::make_tuple(static_cast<int>(choice.dtype),
-                        std::string(name_of(static_cast<ReduceOp>(choice.op))), choice.root, -1,
-                        fusion.algorithm, deterministic, py::tuple());
-}
-
-void note_array(const py::object& group, DType dtype, int op,
-                const std::vector<std::int64_t>& shape) {
-  fusions_of(group).arrays().add(dtype, static_cast<ReduceOp>(op), static_cast<int>(shape.size()),
-                                 shape.data());
-}
-
 // Adds a member that Python has read.
-void add(const py::object& group, const py::object& work, const py::tuple& key,
+void add(const py::object& group, const py::object& work, const py::object& message,
          const BufferView& source, const BufferView& target) {
-  CallKey choice;
-  if (!read_choice(static_cast<int>(Collective::kAllReduce), key, choice)) {
-    throw py::value_error("the key of a fusion has no native form");
-  }
-  choice.bucket = -1;
   (void)fusions_of(group).add(
-      choice, work.ptr(), source.data, target.data, source.bytes(),
+      message.ptr(), work.ptr(), source.data, target.data, source.bytes(),
       transport::shape_key(static_cast<int>(source.shape.size()), source.shape.data()), true);
   work.inc_ref();
-  note_array(group, choice.dtype, choice.op, source.shape);
-}
-
-void run_numbered(const py::object& group, const py::object& communicator, std::size_t number) {
-  CallsObject* self = as_calls(communicator.ptr());
-  if (self == nullptr || self->table == nullptr) throw py::type_error("expected a communicator");
-  run_fusion(self, fusions_of(group), number);
-}
-
-// The prepared call for `choice`, which is the fusion's key with its bytes; prepared by
-// Python if it is unknown.
-CompiledCallHandle prepared_for(CallsObject* self, const Fusion& fusion, const CallKey& choice) {
-  const CompiledCallHandle& known = self->table->find(choice);
-  if (known != nullptr) return known;
-  const py::tuple key = key_of(fusion);
-  const py::object all_reduce =
-      py::module_::import("pycoll.schedule.collectives").attr("Collective").attr("ALL_REDUCE");
-  const py::object prepare = py::handle(reinterpret_cast<PyObject*>(self)).attr("_prepare");
-  const py::object dtype = key[0];
-  const py::object op = key[1];
-  const py::object root = key[2];
-  const py::object algorithm = key[4];
-  const py::object deterministic = key[5];
-  return make_prepared(choice, call_python(prepare, all_reduce, dtype, op, root,
-                                           py::int_(fusion.bytes), algorithm, deterministic));
 }
 
 }  // namespace
 
+// Messages are entries of the cache, too: the lengths and shapes of the members stand for an array.
+OperationHandle prepare_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
+  const Fusion& fusion = fusions.at(number);
+  const std::uint64_t arrays = fusion.arrays.value() ^ fusions.list_key();
+  const py::ssize_t shape[] = {static_cast<py::ssize_t>(fusion.bytes),
+                               static_cast<py::ssize_t>(arrays)};
+  const std::array<PyObject*, kWordCount> words{fusion.message.ptr()};
+  ParsedCall parsed;
+  parsed.words = words.data();
+  parsed.x = fusion.message.ptr();
+  parsed.source.ndim = 2;
+  parsed.source.shape = shape;
+  CallCache& cache = self->state->cache;
+  const CompiledCallHandle* known = cache.find(Collective::kAllReduce, parsed);
+  if (known != nullptr) return (*known)->operation;
+  const py::object made = call_python(as_handle(self).attr("_message"), fusion.message,
+                                      py::int_(fusion.bytes), py::int_(arrays));
+  auto compiled = std::make_shared<CompiledCall>(CallKey(Collective::kAllReduce, parsed));
+  compiled->operation = operation_of(made.cast<const RequestHandle&>(), fusion.bytes, fusion.bytes);
+  cache.add(parsed, compiled);
+  return compiled->operation;
+}
+
 void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   Fusion& fusion = fusions.at(number);
   if (fusion.members.empty()) return;  // without memory for its first member
-  ParsedCall parsed;
-  parsed.choice = fusion.choice;
-  parsed.choice.set_bytes(fusion.bytes);
-  const CompiledCallHandle prepared = prepared_for(self, fusion, parsed.choice);
+  const OperationHandle operation = prepare_fusion(self, fusions, number);
   const bool shared = fusion.members.size() > 1;
-  const ArraysTerms terms{fusion.arrays.value() ^ fusions.list_key(), nullptr, &fusions.arrays()};
   if (shared && fusion.bytes > kPackedBytesMax) {
     std::vector<executor::Part> parts = parts_of(fusion);
     if (are_apart(fusion, parts)) {
-      run_parts(self, *prepared, fusion.choice.dtype, std::move(parts), terms);
+      run_parts(self, *operation, std::move(parts), fusions.arrays());
       return fill(fusion);
     }
   }
-  const Member& first = fusion.members.front();
-  FusionMemory space;
-  if (shared) space = std::move(self->table->fusion_memory());
-  std::byte* memory = shared ? space.of(fusion.bytes) : first.target;
-  if (shared) without_gil_if_long(fusion.bytes, [&] { gather(fusion, memory); });
-  parsed.source.data = shared ? memory : const_cast<std::byte*>(first.source);
-  parsed.target.data = memory;
-  parsed.source.dtype = parsed.target.dtype = fusion.choice.dtype;
-  parsed.source.count = parsed.target.count = fusion.bytes / item_bytes(fusion.choice.dtype);
-  parsed.arrays = terms;
-  parsed.count_count = 1;
-  parsed.counts[0] = parsed.source.count;
-  parsed.result = py::none();
-  Py_DECREF(run_parsed(self, prepared, parsed));
-  if (shared) {
-    without_gil_if_long(fusion.bytes, [&] { scatter(memory, fusion); });
-    self->table->fusion_memory() = std::move(space);
+  const std::string_view name = name_of(Collective::kAllReduce);
+  if (!shared) {
+    const Member& only = fusion.members.front();
+    run_operation(self, operation, only.source, only.target, name, &fusions.arrays());
+    return fill(fusion);
   }
+  FusionMemory space = std::move(self->state->memory);
+  std::byte* memory = space.of(fusion.bytes);
+  without_gil_if_long(fusion.bytes, [&] { gather(fusion, memory); });
+  run_operation(self, operation, memory, memory, name, &fusions.arrays());
+  without_gil_if_long(fusion.bytes, [&] { scatter(memory, fusion); });
+  self->state->memory = std::move(space);
   fill(fusion);
 }
 
-std::optional<PyObject*> defer_in_place(CallsObject* self, PyObject* x,
-                                        const ContiguousView& flat) {
-  if (self->fusions == nullptr || !self->table->knows_plain(flat.dtype, flat.bytes())) {
-    return std::nullopt;
+std::optional<PyObject*> defer(CallsObject* self, const CompiledCallHandle& compiled,
+                               const ParsedCall& parsed) {
+  if (parsed.out == parsed.x) {
+    return guarded([&] { return self->fusions->add_in_place(*compiled, parsed.x, parsed.source); });
   }
-  return guarded([&] { return self->fusions->add_in_place(x, flat); });
-}
-
-std::optional<PyObject*> defer_natively(CallsObject* self, ParsedCall& parsed) {
-  if (self->table->find(parsed.choice) == nullptr) return std::nullopt;
-  auto work = py::reinterpret_steal<py::object>(
-      make_open_work(std::move(parsed.result), {}, py::reinterpret_borrow<py::object>(parsed.x)));
-  parsed.choice.bucket = -1;
-  (void)self->fusions->add(parsed.choice, work.ptr(), parsed.source.data, parsed.target.data,
-                           parsed.source.bytes(), parsed.source.shape_key(), true);
-  self->fusions->arrays().add(parsed.choice.dtype, static_cast<ReduceOp>(parsed.choice.op),
-                              parsed.source.ndim, parsed.source.shape);
-  return Py_NewRef(work.release().ptr());
+  std::optional<PyObject*> deferred;
+  // Holds the call, because a new array may run Python code.
+  PyObject* done = guarded([&, held = compiled]() -> PyObject* {
+    ContiguousView target = parsed.target;
+    auto result = py::reinterpret_borrow<py::object>(parsed.out);
+    if (held->makes) {
+      result = py::reinterpret_steal<py::object>(make_result(*held, parsed, &target));
+      if (!result) return Py_None;
+    }
+    auto work = py::reinterpret_steal<py::object>(
+        make_open_work(std::move(result), {}, py::reinterpret_borrow<py::object>(parsed.x)));
+    self->fusions->add(*held, parsed.source, work.ptr(), target.data, true);
+    deferred = Py_NewRef(work.release().ptr());
+    return Py_None;
+  });
+  return done != nullptr ? deferred : nullptr;
 }
 
 void bind_fusions(py::module_& module) {
@@ -359,28 +316,17 @@ void bind_fusions(py::module_& module) {
       },
       py::arg("finish") = py::none(), py::arg("kept") = py::none(),
       "A Work of a group that has not ended; finish() will return its result.");
-  module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("key"), py::arg("source"),
-             py::arg("target"), "Add an all_reduce; `key` is Core._prepare's.");
-  py::class_<executor::CallArrays, std::shared_ptr<executor::CallArrays>>(
-      module, "CallArrays", "The arrays of a list or group, in order, for error texts.")
-      .def(py::init<>())
-      .def(
-          "add",
-          [](executor::CallArrays& self, int dtype, int op,
-             const std::vector<std::int64_t>& shape) {
-            self.add(static_cast<DType>(dtype), static_cast<ReduceOp>(op),
-                     static_cast<int>(shape.size()), shape.data());
-          },
-          py::arg("dtype"), py::arg("op"), py::arg("shape"))
-      .def_property_readonly("key", &executor::CallArrays::key,
-                             "A hash of all arrays; a part of the key of each message of a list.");
+  module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("message"), py::arg("source"),
+             py::arg("target"),
+             "Add an all_reduce; calls with the same object `message` may share messages.");
   module.def(
       "note_array",
       [](const py::object& group, int dtype, int op, const std::vector<std::int64_t>& shape) {
-        note_array(group, static_cast<DType>(dtype), op, shape);
+        fusions_of(group).arrays().add(static_cast<DType>(dtype), static_cast<ReduceOp>(op),
+                                       static_cast<int>(shape.size()), shape.data());
       },
       py::arg("group"), py::arg("dtype"), py::arg("op"), py::arg("shape"),
-      "Name an array of the group that Python reduces in error texts.");
+      "Name an array of the group that Python has read in error texts.");
   module.def(
       "arrays_of",
       [](const py::object& group) {
@@ -398,8 +344,13 @@ void bind_fusions(py::module_& module) {
       },
       py::arg("arrays"),
       "Part of a message's key, to be combined by exclusive or; arrays: pairs of bytes and shape.");
-  module.def("run_fusion", &run_numbered, py::arg("group"), py::arg("communicator"),
-             py::arg("number"), "Run one fusion, prepared if necessary, and fill its Works.");
+  module.def(
+      "run_fusion",
+      [](const py::object& group, const py::object& communicator, std::size_t number) {
+        run_fusion(&need_calls(communicator), fusions_of(group), number);
+      },
+      py::arg("group"), py::arg("communicator"), py::arg("number"),
+      "Run one fusion, prepared if necessary, and fill its Works.");
 }
 
 }  // namespace pycoll::bindings

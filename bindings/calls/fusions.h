@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "bindings/calls/collectives.h"
+#include "bindings/calls/calls.h"
 #include "executor/call_arrays.h"
 
 namespace pycoll::bindings {
@@ -52,10 +52,10 @@ struct Member {
 };
 
 struct Fusion {
-  CallKey choice;  // without bytes
-  pybind11::object algorithm;
+  // Python prepares the message from this; all calls that may be members have the same object.
+  pybind11::object message;
   std::uint64_t bytes = 0;
-  std::optional<DType> plain;  // the key is CallKey::plain() of this dtype, and the fusion is open
+  bool open = false;  // further members may join
   ArraysKey arrays;
   std::vector<Member> members;
   // Parts of an earlier message whose outputs did not overlap any other part.
@@ -86,11 +86,18 @@ class Fusions {
 
   // Adds a member with the fields of Member; takes the reference unless it throws. Returns the
   // number of its fusion.
-  std::size_t add(const CallKey& choice, PyObject* held, const std::byte* source, std::byte* target,
+  std::size_t add(PyObject* message, PyObject* held, const std::byte* source, std::byte* target,
                   std::uint64_t bytes, std::uint64_t shape_key, bool has_work) {
-    const std::size_t number = place(choice, bytes);
+    const std::size_t number = place(message, bytes);
     all_[number].add(held, source, target, bytes, shape_key, has_work);
     return number;
+  }
+  // Adds a known call as a member, and its array to arrays(). `flat`: the memory of x.
+  void add(const CompiledCall& compiled, const ContiguousView& flat, PyObject* held,
+           std::byte* target, bool has_work) {
+    arrays_.add(flat.dtype, compiled.op, flat.ndim, flat.shape);
+    (void)add(compiled.message.ptr(), held, flat.data, target, flat.bytes(), flat.shape_key(),
+              has_work);
   }
   // All arrays of the list or group, with those that Python reduces, for error texts.
   executor::CallArrays& arrays() { return arrays_; }
@@ -98,9 +105,9 @@ class Fusions {
   // is shorter could leave before another rank begins its last message.
   void compare_all() { list_key_ = used_ > 1 ? arrays_.key() : 0; }
   std::uint64_t list_key() const { return list_key_; }
-  // Adds all_reduce(x, out=x) of an array with this memory. Returns a Work for the
-  // caller; throws without memory.
-  [[nodiscard]] PyObject* add_in_place(PyObject* x, const ContiguousView& flat);
+  // Adds an all_reduce that works in place. Returns a Work for the caller; throws without memory.
+  [[nodiscard]] PyObject* add_in_place(const CompiledCall& compiled, PyObject* x,
+                                       const ContiguousView& flat);
   Fusion& at(std::size_t number) { return all_.at(number); }
   std::size_t size() const { return used_; }
   // Adds another operation, which Python runs after everything that came before.
@@ -122,8 +129,17 @@ class Fusions {
   };
 
   // Number of the fusion to which a member of `bytes` bytes is added; a new one has space for it.
-  std::size_t place(const CallKey& choice, std::uint64_t bytes);
-  Fusion& place_plain(DType dtype, std::uint64_t bytes);
+  std::size_t place(PyObject* message, std::uint64_t bytes) {
+    if (used_ != 0 && bytes <= kMemberBytesMax) {
+      const Fusion& newest = all_[newest_];
+      if (newest.open && newest.message.ptr() == message &&
+          newest.bytes + bytes <= kMessageBytesMax) {
+        return newest_;
+      }
+    }
+    return place_elsewhere(message, bytes);
+  }
+  std::size_t place_elsewhere(PyObject* message, std::uint64_t bytes);
 
   std::vector<Fusion> all_;  // the first used_ are in use; the rest is spare capacity
   std::size_t used_ = 0;
@@ -134,19 +150,23 @@ class Fusions {
   std::uint64_t list_key_ = 0;
 };
 
-// all_reduce(x, out=x) inside a group; `flat` is what flatten() gave, and x is writable. Returns a
-// Work, nullptr with an error set, or nullopt: declined.
-[[nodiscard]] std::optional<PyObject*> defer_in_place(CallsObject* self, PyObject* x,
-                                                      const ContiguousView& flat);
+// A known all_reduce inside a group: a Work, or nullptr with an error set; nullopt as in
+// call_natively().
+[[nodiscard]] std::optional<PyObject*> defer(CallsObject* self, const CompiledCallHandle& compiled,
+                                             const ParsedCall& parsed);
 
-// An all_reduce inside a group: a Work, or nullopt: declined.
-[[nodiscard]] std::optional<PyObject*> defer_natively(CallsObject* self, ParsedCall& parsed);
-
-// Runs an all_reduce of a list or tuple of arrays that native code can read, to its end. Returns a
-// new list, or `out`; nullopt: declined.
-bool is_list(PyObject* x);
+// Runs an all_reduce of a list or tuple of arrays to its end, if each of them alone is known. A new
+// list, or `out`; otherwise as call_natively().
+inline bool is_list(PyObject* x) {
+  return x != nullptr && (PyList_CheckExact(x) || PyTuple_CheckExact(x));
+}
+// The current items of the list, independent of later changes.
+pybind11::tuple items_of(PyObject* list);
 [[nodiscard]] std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments);
 
+// The operation of a fusion; Python prepares it if it is unknown.
+[[nodiscard]] OperationHandle prepare_fusion(CallsObject* self, Fusions& fusions,
+                                             std::size_t number);
 // Runs one fusion, which it prepares if necessary, and fills its Works. Throws on failure.
 void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number);
 

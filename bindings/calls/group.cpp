@@ -34,8 +34,8 @@ PyObject* make_group(PyTypeObject* type, PyObject* arguments, PyObject* /*names*
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
   cast_group(object)->communicator = Py_NewRef(PyTuple_GET_ITEM(arguments, 0));
-  CallTable* table = calls_of(object)->table;
-  cast_group(object)->fusions = table == nullptr ? new Fusions() : table->take_fusions().release();
+  CallState* state = calls_of(object)->state;
+  cast_group(object)->fusions = state == nullptr ? new Fusions() : state->take_fusions().release();
   return object;
 }
 
@@ -54,9 +54,9 @@ void dealloc_group(PyObject* object) {
   PyObject_GC_UnTrack(object);
   std::unique_ptr<Fusions> fusions(std::exchange(cast_group(object)->fusions, nullptr));
   CallsObject* calls = cast_group(object)->communicator == nullptr ? nullptr : calls_of(object);
-  if (calls != nullptr && calls->table != nullptr) {
+  if (calls != nullptr && calls->state != nullptr) {
     fusions->clear();
-    calls->table->give_back(std::move(fusions));
+    calls->state->give_back(std::move(fusions));
   }
   fusions.reset();
   (void)clear_group(object);
@@ -82,7 +82,7 @@ void run_members(PyObject* object) {
     return;
   }
   CallsObject* calls = calls_of(object);
-  if (fusions.size() != 0 && calls->table == nullptr) throw py::type_error("no communicator");
+  if (fusions.size() != 0 && calls->state == nullptr) throw py::type_error("no communicator");
   for (std::size_t number = 0; number < fusions.size(); ++number) {
     run_fusion(calls, fusions, number);
   }

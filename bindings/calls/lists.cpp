@@ -10,26 +10,22 @@
 
 namespace pycoll::bindings {
 
-bool is_list(PyObject* x) {
-  return x != nullptr && (PyList_CheckExact(x) || PyTuple_CheckExact(x));
-}
-
 namespace {
 
 // Borrows Fusions from the table for its lifetime, and returns them empty.
 class Borrowed {
  public:
-  explicit Borrowed(CallTable& table) : table_(table), fusions_(table.take_fusions()) {}
+  explicit Borrowed(CallState& state) : state_(state), fusions_(state.take_fusions()) {}
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
   ~Borrowed() {
     fusions_->clear();
-    table_.give_back(std::move(fusions_));
+    state_.give_back(std::move(fusions_));
   }
   Fusions& get() const { return *fusions_; }
 
  private:
-  CallTable& table_;
+  CallState& state_;
   std::unique_ptr<Fusions> fusions_;
 };
 
@@ -54,48 +50,33 @@ class OneCall {
   engine::Communicator* native_;
 };
 
-// The current items of the list, independent of later changes.
-py::tuple items_of(PyObject* list) {
-  if (PyTuple_CheckExact(list)) return py::reinterpret_borrow<py::tuple>(list);
-  return py::reinterpret_steal<py::tuple>(PyList_AsTuple(list));
-}
-
 // Adds every array of the list as a member. `results` gets the new arrays and keeps them alive
-// while they are written. False if an array cannot be read.
+// while they are written. False if an array alone is not known.
 bool read_members(const CallsObject& self, const Arguments& arguments, const py::tuple& xs,
-                  const py::tuple& outs, Fusions& fusions, py::list& results) {
+                  PyObject* outs, Fusions& fusions, py::list& results) {
   ParsedCall parsed;
-  const int size = self.table->handle().native->size();
-  if (!read_choice(Collective::kAllReduce, arguments, size, parsed) || parsed.async) return false;
-  Arguments one{};
+  parsed.words = arguments.data();
+  CompiledCallHandle known;  // of the array before; reading a tensor may run Python code
   for (std::size_t number = 0; number < xs.size(); ++number) {
     const auto place = static_cast<py::ssize_t>(number);
-    parsed.x = PyTuple_GET_ITEM(xs.ptr(), place);
-    PyObject*& out = one[static_cast<std::size_t>(Parameter::kOut)];
-    if (outs) out = PyTuple_GET_ITEM(outs.ptr(), place);
-    const ContiguousView& source = parsed.source;
-    if (!flatten(parsed.x, &parsed.source) || (absent(out) && records_gradients(parsed.x)) ||
-        !read_target(one, source.ndim, source.shape, true, parsed)) {
-      return false;
+    PyObject* out = outs == nullptr ? Py_None : PyTuple_GET_ITEM(outs, place);
+    if (!parse(PyTuple_GET_ITEM(xs.ptr(), place), out, &parsed)) return false;
+    if (known == nullptr || !known->key.fits_arrays(parsed)) {
+      const CompiledCallHandle* found = self.state->cache.find(Collective::kAllReduce, parsed);
+      if (found == nullptr || !(*found)->message) return false;
+      known = *found;
     }
-    // Not stored again if it is equal: see CallKey::plain().
-    if (parsed.choice.dtype != source.dtype) parsed.choice.dtype = source.dtype;
-    (void)fusions.add(parsed.choice, nullptr, source.data, parsed.target.data, source.bytes(),
-                      source.shape_key(), false);
-    fusions.arrays().add(source.dtype, static_cast<ReduceOp>(parsed.choice.op), source.ndim,
-                         source.shape);
-    if (absent(out)) results.append(std::move(parsed.result));
+    std::byte* target = parsed.out == parsed.x ? parsed.source.data : parsed.target.data;
+    if (known->makes) {
+      ContiguousView made;
+      auto result = py::reinterpret_steal<py::object>(make_result(*known, parsed, &made));
+      if (!result) return false;
+      results.append(std::move(result));
+      target = made.data;
+    }
+    fusions.add(*known, parsed.source, nullptr, target, false);
   }
   fusions.compare_all();
-  return true;
-}
-
-bool all_prepared(CallTable& table, Fusions& fusions) {
-  for (std::size_t number = 0; number < fusions.size(); ++number) {
-    CallKey choice = fusions.at(number).choice;
-    choice.set_bytes(fusions.at(number).bytes);
-    if (table.find(choice) == nullptr) return false;
-  }
   return true;
 }
 
@@ -105,10 +86,9 @@ py::list messages_of(const std::vector<std::pair<int, std::uint64_t>>& arrays) {
   Fusions fusions;
   std::vector<py::list> messages;
   for (std::size_t number = 0; number < arrays.size(); ++number) {
-    CallKey choice;
-    choice.dtype = static_cast<DType>(arrays[number].first);
+    const py::int_ dtype(arrays[number].first);  // one object for each dtype, as a small number
     const std::size_t message =
-        fusions.add(choice, nullptr, nullptr, nullptr, arrays[number].second, 0, false);
+        fusions.add(dtype.ptr(), nullptr, nullptr, nullptr, arrays[number].second, 0, false);
     if (message == messages.size()) messages.emplace_back();
     messages[message].append(number);
   }
@@ -117,26 +97,39 @@ py::list messages_of(const std::vector<std::pair<int, std::uint64_t>>& arrays) {
 
 }  // namespace
 
+py::tuple items_of(PyObject* list) {
+  if (PyTuple_CheckExact(list)) return py::reinterpret_borrow<py::tuple>(list);
+  return py::reinterpret_steal<py::tuple>(PyList_AsTuple(list));
+}
+
 std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments) {
+  PyObject* x = at(arguments, Parameter::kX);
   PyObject* out = at(arguments, Parameter::kOut);
-  if (!absent(out) && !is_list(out)) return std::nullopt;
-  const Borrowed borrowed(*self->table);
-  const py::tuple xs = items_of(at(arguments, Parameter::kX));
-  py::object outs;
-  if (!absent(out)) outs = out == at(arguments, Parameter::kX) ? xs : items_of(out);
-  if (xs.empty() || (outs && py::len(outs) != xs.size())) return std::nullopt;
-  py::list results;
-  Fusions& fusions = borrowed.get();
-  if (!read_members(*self, arguments, xs, py::reinterpret_borrow<py::tuple>(outs), fusions,
-                    results) ||
-      !all_prepared(*self->table, fusions)) {
+  if (at(arguments, Parameter::kAsync) != Py_False || (out != Py_None && !is_list(out))) {
     return std::nullopt;
   }
-  const OneCall call(self->table->handle(), fusions.size() > 1);
-  for (std::size_t number = 0; number < fusions.size(); ++number) {
-    run_fusion(self, fusions, number);
-  }
-  return outs ? Py_NewRef(out) : results.release().ptr();
+  std::optional<PyObject*> result;
+  PyObject* done = guarded([&]() -> PyObject* {
+    const Borrowed borrowed(*self->state);
+    const py::tuple xs = items_of(x);
+    py::object outs;
+    if (out != Py_None) outs = out == x ? xs : items_of(out);
+    if (xs.empty() || (outs && py::len(outs) != xs.size())) return Py_None;
+    py::list results;
+    Fusions& fusions = borrowed.get();
+    if (!read_members(*self, arguments, xs, outs.ptr(), fusions, results)) return Py_None;
+    // Errors of the arguments come before the first message.
+    for (std::size_t number = 0; number < fusions.size(); ++number) {
+      (void)prepare_fusion(self, fusions, number);
+    }
+    const OneCall call(*self->state->handle, fusions.size() > 1);
+    for (std::size_t number = 0; number < fusions.size(); ++number) {
+      run_fusion(self, fusions, number);
+    }
+    result = outs ? Py_NewRef(out) : results.release().ptr();
+    return Py_None;
+  });
+  return done != nullptr ? result : nullptr;
 }
 
 void bind_lists(py::module_& module) {

@@ -22,20 +22,18 @@ PyObject* call_method(PyObject* object, PyObject* const* arguments, std::size_t 
                       PyObject* names) {
   const MethodObject& method = *cast_method(object);
   const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
-  if (method.collective && given > 0) {
-    CallsObject* self = as_calls(arguments[0]);
-    const InPlace here = read_in_place(method, arguments + 1, given - 1, names);
-    if (self != nullptr && here.x != nullptr) {
-      const std::optional<PyObject*> result = reduce_in_place(self, here.x, here.async);
-      if (result) return *result;
-    }
-    Arguments sorted;
-    if (self != nullptr && sort_arguments(method, arguments + 1, given - 1, names, &sorted)) {
-      const std::optional<PyObject*> result = call_natively(self, *method.collective, sorted);
-      if (result) return *result;
-    }
+  const auto definition = [&] { return call_python(method.function, arguments, count, names); };
+  CallsObject* self = given > 0 ? as_calls(arguments[0]) : nullptr;
+  if (self == nullptr || !method.collective) return definition();
+  const Collective collective = *method.collective;
+  if (is_in_place(method, arguments + 1, given - 1, names)) {
+    const std::optional<PyObject*> result =
+        repeat_in_place(self, collective, method.defaults.data(), arguments[1]);
+    if (result) return *result;
   }
-  return call_python(method.function, arguments, count, names);
+  Arguments sorted;
+  if (!sort_arguments(method, arguments + 1, given - 1, names, &sorted)) return definition();
+  return call_sorted(self, collective, sorted, nullptr, definition);
 }
 
 PyObject* get(PyObject* object, PyObject* self, PyObject* /*type*/) {
@@ -62,6 +60,7 @@ void dealloc_method(PyObject* object) {
   for (std::size_t one = 0; one < cast_method(object)->name_count; ++one) {
     Py_DECREF(cast_method(object)->names[one]);
   }
+  for (PyObject* value : cast_method(object)->defaults) Py_XDECREF(value);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
@@ -100,22 +99,30 @@ PyObject* represent_method(PyObject* object) {
 // Reads the parameters of the definition. Disables the native call if one of them is unknown.
 void read_parameters(MethodObject& method, const py::handle& wrapped) {
   const py::object code = wrapped.attr("__code__");
-  const auto all = code.attr("co_varnames").cast<py::tuple>();
+  const auto names = code.attr("co_varnames").cast<py::tuple>();
   const auto positional = code.attr("co_argcount").cast<std::size_t>();
   const std::size_t count = positional + code.attr("co_kwonlyargcount").cast<std::size_t>();
-  if (count - 1 > MethodObject::kNamesMax) return method.collective.reset();
-  for (std::size_t one = 1; one < count; ++one) {
-    const auto parameter = find_parameter(all[one].cast<std::string>());
-    if (!parameter) return method.collective.reset();
-    PyObject* name = py::str(all[one]).release().ptr();
-    PyUnicode_InternInPlace(&name);
-    method.names[method.name_count] = name;
-    method.parameters[method.name_count++] = *parameter;
-    if (method.collective != Collective::kAllReduce) continue;
-    if (*parameter == Parameter::kOut) method.out_name = name;
-    if (*parameter == Parameter::kAsync) method.async_name = name;
-  }
+  const py::object given = wrapped.attr("__defaults__");
+  const auto values = given.is_none() ? py::tuple() : given.cast<py::tuple>();
+  const auto named_values = wrapped.attr("__kwdefaults__").cast<py::dict>();
   method.positional_count = positional - 1;
+  method.required = method.positional_count - values.size();
+  for (std::size_t one = 0; one + 1 < count; ++one) {
+    const auto word = names[one + 1].cast<std::string>();
+    const auto* const found = std::find(kParameterNames.begin(), kParameterNames.end(), word);
+    if (found == kParameterNames.end()) return method.collective.reset();
+    const auto number = static_cast<std::size_t>(found - kParameterNames.begin());
+    method.names[method.name_count] = PyUnicode_InternFromString(word.c_str());
+    method.parameters[method.name_count++] = static_cast<Parameter>(number);
+    if (static_cast<Parameter>(number) == Parameter::kOut && method.required == 1 &&
+        method.parameters[0] == Parameter::kX) {
+      method.out_name = method.names[one];
+    }
+    if (one < method.required) continue;
+    py::object value = named_values.attr("get")(word);
+    if (one < method.positional_count) value = values[one - method.required];
+    method.defaults[number] = value.release().ptr();
+  }
 }
 
 std::optional<Collective> find_collective(const std::string& name) {
@@ -160,25 +167,27 @@ MethodObject* as_method(PyObject* object) {
 
 bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std::size_t count,
                     PyObject* names, Arguments* sorted) {
-  sorted->fill(nullptr);
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   if (count > method.positional_count) return false;
+  *sorted = method.defaults;
+  std::size_t missing = method.required;
   for (std::size_t one = 0; one < count; ++one) {
     (*sorted)[static_cast<std::size_t>(method.parameters[one])] = arguments[one];
   }
-  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  missing -= std::min(missing, count);
   for (Py_ssize_t one = 0; one < named; ++one) {
     // Names in program text are interned; calls with other names go to the definition.
     PyObject* name = PyTuple_GET_ITEM(names, one);
     PyObject* const* first = method.names.data();
     PyObject* const* last = first + method.name_count;
-    PyObject* const* found = std::find(first, last, name);
+    PyObject* const* found = std::find(first + count, last, name);
     if (found == last) return false;
-    PyObject*& place = (*sorted)[static_cast<std::size_t>(
-        method.parameters[static_cast<std::size_t>(found - first)])];
-    if (place != nullptr) return false;
-    place = arguments[count + static_cast<std::size_t>(one)];
+    const auto number = static_cast<std::size_t>(found - first);
+    if (number < method.required) --missing;
+    (*sorted)[static_cast<std::size_t>(method.parameters[number])] =
+        arguments[count + static_cast<std::size_t>(one)];
   }
-  return true;
+  return missing == 0;
 }
 
 void bind_methods(py::module_& module) {
@@ -201,6 +210,7 @@ void bind_methods(py::module_& module) {
 
 void bind_native_calls(py::module_& module) {
   bind_work(module);
+  bind_requests(module);
   bind_flat(module);
   bind_calls(module);
   bind_fusions(module);

@@ -6,53 +6,53 @@
 
 #include <array>
 #include <optional>
+#include <utility>
 
-#include "bindings/calls/collectives.h"
+#include "bindings/calls/calls.h"
 
 namespace pycoll::bindings {
 
 // _core.Method: a descriptor in a class, like a function.
 struct MethodObject {
-  static constexpr std::size_t kNamesMax = 12;
-
   PyObject head;
   vectorcallfunc vectorcall;
   // The definition in Python; the native call must give the same result or error.
   PyObject* function;
   PyObject* wrapped;                     // signature and documentation come from here
   std::optional<Collective> collective;  // of the native call; nullopt: none exists
-  // Parameters of the definition without self, in order.
+  // Parameters of the definition without self, in order: interned names, and their numbers.
   std::size_t name_count;
   std::size_t positional_count;
-  std::array<PyObject*, kNamesMax> names;  // interned
-  std::array<Parameter, kNamesMax> parameters;
-  // The names `out` and `async_op`; nullptr unless the method is all_reduce.
-  PyObject* out_name;
-  PyObject* async_name;
+  std::size_t required;  // the first ones, which have no default values
+  std::array<PyObject*, kParameterCount> names;
+  std::array<Parameter, kParameterCount> parameters;
+  PyObject* out_name;  // the name `out`; nullptr unless the method takes x and `out`
+  // Default values; nullptr where the definition has none. Owned.
+  Arguments defaults;
 };
 
-// Sorts the arguments without self by parameter; false if only the definition can handle them.
+// Sorts the arguments without self by parameter, with the default values of the definition; false
+// if only the definition can read them.
 [[nodiscard]] bool sort_arguments(const MethodObject& method, PyObject* const* arguments,
                                   std::size_t count, PyObject* names, Arguments* sorted);
 
-// all_reduce(x, out=x), optionally followed by async_op=True: the most common call.
-struct InPlace {
-  PyObject* x = nullptr;  // borrowed; nullptr for every other call
-  bool async = false;
-};
+// Whether the arguments without self are (x, out=x), with default values otherwise: the most common
+// call.
+inline bool is_in_place(const MethodObject& method, PyObject* const* arguments, std::size_t count,
+                        PyObject* names) {
+  return PyVectorcall_NARGS(count) == 1 && names != nullptr && PyTuple_GET_SIZE(names) == 1 &&
+         PyTuple_GET_ITEM(names, 0) == method.out_name && arguments[1] == arguments[0];
+}
 
-// Arguments without self.
-inline InPlace read_in_place(const MethodObject& method, PyObject* const* arguments,
-                             std::size_t count, PyObject* names) {
-  if (count != 1 || names == nullptr || method.out_name == nullptr ||
-      PyTuple_GET_SIZE(names) == 0 || PyTuple_GET_ITEM(names, 0) != method.out_name ||
-      arguments[1] != arguments[0]) {
-    return {};
-  }
-  if (PyTuple_GET_SIZE(names) == 1) return {arguments[0], false};
-  const bool async = PyTuple_GET_SIZE(names) == 2 &&
-                     PyTuple_GET_ITEM(names, 1) == method.async_name && arguments[2] == Py_True;
-  return {async ? arguments[0] : nullptr, async};
+// The whole call: natively if the cache knows it; otherwise the result of `definition`, a function
+// that calls the definition.
+template <typename Definition>
+[[nodiscard]] PyObject* call_sorted(CallsObject* self, Collective collective,
+                                    const Arguments& sorted, CompiledCallHandle* hint,
+                                    const Definition& definition) {
+  const std::optional<PyObject*> result = call_natively(self, collective, sorted, hint);
+  if (result) return *result;
+  return run_definition({self, collective, sorted}, definition);
 }
 
 // Calls method(self, ...) in Python. If `count` has PY_VECTORCALL_ARGUMENTS_OFFSET, the callee may

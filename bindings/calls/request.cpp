@@ -1,8 +1,14 @@
 #include "bindings/calls/request.h"
 
+#include <pybind11/stl.h>
+
+#include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "bindings/core/bind.h"
+#include "bindings/core/plan.h"
 #include "plan/layout.h"
 
 namespace pycoll::bindings {
@@ -10,57 +16,81 @@ namespace {
 
 void check_code(const char* name, int value, int count) {
   if (value >= 0 && value < count) return;
-  throw pybind11::value_error(std::string(name) + " is " + std::to_string(value) +
-                              ": expected a number from 0 to " + std::to_string(count - 1));
+  throw py::value_error(std::string(name) + " is " + std::to_string(value) +
+                        ": expected a number from 0 to " + std::to_string(count - 1));
 }
 
-}  // namespace
-
-std::shared_ptr<const executor::CallArrays> one_array(const transport::Descriptor& descriptor,
-                                                      int axes, const std::int64_t* lengths) {
-  auto arrays = std::make_shared<executor::CallArrays>();
-  arrays->add(descriptor.dtype, descriptor.op, axes, lengths);
-  return arrays;
-}
-
-executor::CollectiveRequest make_request(const PlanHandle& plan, const BufferView* input,
-                                         BufferView* output, Terms terms,
-                                         const std::shared_ptr<UserOp>& user_op) {
+// `counts`: elements of each block (csrc/plan/FORMAT.md). `arrays`: of the call, for error texts.
+RequestHandle make_request(const PlanHandle& plan, int dtype, int op,
+                           std::vector<std::uint64_t> counts, std::uint64_t plan_key,
+                           std::uint32_t segment_bytes, std::shared_ptr<UserOp> user_op,
+                           std::shared_ptr<executor::CallArrays> arrays) {
+  check_code("dtype", dtype, kDTypeCount);
+  check_code("op", op, kReduceOpCount);
+  const plan::Header& header = plan.image->header();
   executor::CollectiveRequest request;
   request.plan = plan.image;
-  check_code("dtype", terms.dtype, kDTypeCount);
-  check_code("op", terms.op, kReduceOpCount);
-  const auto dtype = static_cast<DType>(terms.dtype);
-  // Uses the arrays' own types, so that a wrong type shows as a wrong number of bytes.
-  if (input != nullptr) request.input = {input->data, input->count * item_bytes(input->dtype)};
-  if (output != nullptr) request.output = {output->data, output->count * item_bytes(output->dtype)};
-  request.counts = std::move(terms.counts);
-  request.segment_bytes = terms.segment_bytes;
-  const plan::Header& header = plan.image->header();
-  request.descriptor.count = terms.count;
-  request.descriptor.plan_key = terms.plan_key;
-  request.descriptor.root = header.root;
-  request.descriptor.collective = static_cast<Collective>(header.collective);
-  request.descriptor.dtype = dtype;
-  request.descriptor.op = static_cast<ReduceOp>(terms.op);
-  if (terms.arrays != nullptr) {
-    request.arrays = std::move(terms.arrays);
-  } else if (terms.shape) {
-    request.arrays =
-        one_array(request.descriptor, static_cast<int>(terms.shape->size()), terms.shape->data());
-  }
+  request.counts = std::move(counts);
+  request.segment_bytes = segment_bytes;
+  transport::Descriptor& descriptor = request.descriptor;
+  descriptor.count =
+      std::accumulate(request.counts.begin(), request.counts.end(), std::uint64_t{0});
+  descriptor.plan_key = plan_key;
+  descriptor.root = header.root;
+  descriptor.collective = static_cast<Collective>(header.collective);
+  descriptor.dtype = static_cast<DType>(dtype);
+  descriptor.op = static_cast<ReduceOp>(op);
+  request.arrays = std::move(arrays);
   if (user_op != nullptr) {
     request.combine = user_op->combine();
     request.reduction_failed = user_op->failed();
   } else {
-    const ReduceOp op = request.descriptor.op;
+    const bool averages = descriptor.op == ReduceOp::kAvg;
     // The average of one rank's array is the array itself.
-    if (op != ReduceOp::kAvg || plan::workers(header) > 1)
-      request.form = kernels::wire_form(dtype, op);
-    request.combine = kernels::combine_for(dtype, op);
-    if (op == ReduceOp::kAvg && !request.form) request.scale = kernels::scale_for(dtype);
+    if (!averages || plan::workers(header) > 1) {
+      request.form = kernels::wire_form(descriptor.dtype, descriptor.op);
+    }
+    request.combine = kernels::combine_for(descriptor.dtype, descriptor.op);
+    if (averages && !request.form) request.scale = kernels::scale_for(descriptor.dtype);
   }
+  return {std::move(request), std::move(user_op)};
+}
+
+}  // namespace
+
+// The lengths come from the arrays' own types, so that a wrong type shows as a wrong number of
+// bytes.
+executor::CollectiveRequest with_memory(const RequestHandle& handle, const BufferView* input,
+                                        const BufferView* output) {
+  executor::CollectiveRequest request = handle.request;
+  if (input != nullptr) request.input = {input->data, input->bytes()};
+  if (output != nullptr) request.output = {output->data, output->bytes()};
   return request;
+}
+
+void bind_requests(py::module_& module) {
+  bind_user_op(module);
+  py::class_<executor::CallArrays, std::shared_ptr<executor::CallArrays>>(
+      module, "CallArrays", "The arrays of a call, list or group, in order, for error texts.")
+      .def(py::init<>())
+      .def(
+          "add",
+          [](executor::CallArrays& self, int dtype, int op,
+             const std::vector<std::int64_t>& shape) {
+            check_code("dtype", dtype, kDTypeCount);
+            check_code("op", op, kReduceOpCount);
+            self.add(static_cast<DType>(dtype), static_cast<ReduceOp>(op),
+                     static_cast<int>(shape.size()), shape.data());
+          },
+          py::arg("dtype"), py::arg("op"), py::arg("shape"))
+      .def_property_readonly("key", &executor::CallArrays::key,
+                             "A hash of all arrays; a part of the key of each message of a list.");
+  py::class_<RequestHandle, std::shared_ptr<RequestHandle>>(
+      module, "Request", "A collective with everything but its memory; immutable.")
+      .def(py::init(&make_request), py::arg("plan"), py::kw_only(), py::arg("dtype"), py::arg("op"),
+           py::arg("counts"), py::arg("plan_key"),
+           py::arg("segment_bytes") = transport::kSegmentBytesMax, py::arg("user_op") = py::none(),
+           py::arg("arrays") = py::none());
 }
 
 }  // namespace pycoll::bindings

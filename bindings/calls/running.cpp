@@ -1,13 +1,10 @@
-// Runs a parsed call.
-#include <algorithm>
+// Runs calls that the cache knows.
 #include <cstring>
 #include <memory>
 #include <utility>
 
-#include "bindings/calls/collectives.h"
+#include "bindings/calls/calls.h"
 #include "bindings/calls/fusions.h"
-#include "bindings/calls/user_op.h"
-#include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
 #include "bindings/core/work.h"
@@ -15,41 +12,36 @@
 namespace pycoll::bindings {
 namespace {
 
-using engine::Operation;
-
 // A handle without ownership; the caller keeps `operation` alive until it has ended.
-std::shared_ptr<Operation> borrowed(Operation& operation) {
-  return {std::shared_ptr<Operation>(), &operation};
+std::shared_ptr<engine::Operation> borrowed(engine::Operation& operation) {
+  return {std::shared_ptr<engine::Operation>(), &operation};
 }
 
-}  // namespace
-
-void complete(CallsObject* self, py::error_already_set& error, std::string_view name) {
-  const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
-  const py::object& value = error.value();
-  if (!py::isinstance(value, kind)) return;
-  const py::object add = py::handle(reinterpret_cast<PyObject*>(self)).attr("_complete");
-  (void)call_python(add, value, py::str(name));
-}
-
-void fail(CallsObject* self, const Status& status, std::string_view part, std::string_view name) {
-  self->table->handle().note_told(status);
+// Throws the error of `status`, for an operation that is part of the call `name`, as the definition
+// of that call would.
+[[noreturn]] void fail(CallsObject* self, const Status& status, Collective part,
+                       std::string_view name) {
+  self->state->handle->note_told(status);
   try {
-    raise_if_failed(status, part);
+    raise_if_failed(status, name_of(part));
   } catch (py::error_already_set& error) {
-    complete(self, error, name);
+    const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
+    if (py::isinstance(error.value(), kind)) {
+      (void)call_python(as_handle(self).attr("_complete"), error.value(), py::str(name));
+    }
     throw;
   }
   throw py::error_already_set();
 }
 
-Status run_call(CommunicatorHandle& handle, const std::shared_ptr<engine::Call>& call,
-                const std::byte* input, std::byte* output, const executor::CallArrays* arrays) {
+Status run_bound(CommunicatorHandle& handle, const std::shared_ptr<engine::Call>& call,
+                 const std::byte* input, std::byte* output,
+                 const executor::CallArrays* arrays = nullptr) {
   engine::Communicator& native = *handle.native;
   Status status;
   if (native.size() == 1 && native.try_alone(*call, input, output, &status)) return status;
   const Nanoseconds timeout = handle.timeout();
-  Operation operation;
+  engine::Operation operation;
   operation.belongs_to(arrays);
   const bool started = native.try_start(call, input, output, borrowed(operation), timeout,
                                         handle.alone ? kSpin : 0, false);
@@ -60,34 +52,32 @@ Status run_call(CommunicatorHandle& handle, const std::shared_ptr<engine::Call>&
   return native.run(std::move(held), input, output, borrowed(operation), timeout, signal_raised);
 }
 
-namespace {
-
-std::shared_ptr<Operation> start_call(CommunicatorHandle& handle,
-                                      const std::shared_ptr<engine::Call>& call,
-                                      const std::byte* input, std::byte* output) {
+std::shared_ptr<engine::Operation> start_bound(CommunicatorHandle& handle,
+                                               const std::shared_ptr<engine::Call>& call,
+                                               const std::byte* input, std::byte* output) {
   engine::Communicator& native = *handle.native;
   const Nanoseconds timeout = handle.timeout();
-  std::shared_ptr<Operation> operation = new_operation();
-  if (native.try_start(call, input, output, operation, timeout, 0, true)) {
-    return operation;
-  }
+  std::shared_ptr<engine::Operation> operation = new_operation();
+  if (native.try_start(call, input, output, operation, timeout, 0, true)) return operation;
   std::shared_ptr<engine::Call> held = call;
   const ReleasedGil release;
   native.start(std::move(held), input, output, operation, timeout);
   return operation;
 }
 
-// Refers to the arrays of a list or a group, which outlive the operation.
-void belong_to(const ArraysTerms& arrays, executor::CollectiveRequest& request) {
-  if (arrays.all != nullptr) request.arrays = {std::shared_ptr<void>(), arrays.all};
+executor::CollectiveRequest request_at(const Operation& operation, const std::byte* input,
+                                       std::byte* output) {
+  executor::CollectiveRequest request = operation.request;
+  request.input.data = input;
+  request.output.data = output;
+  return request;
 }
 
-executor::CollectiveRequest make_request(const CompiledCall& prepared, const ParsedCall& parsed) {
-  executor::CollectiveRequest request = request_of(prepared, parsed.blocks(), parsed.input_bytes(),
-                                                   parsed.output_bytes(), parsed.arrays);
-  request.input.data = parsed.input();
-  request.output.data = parsed.output();
-  belong_to(parsed.arrays, request);
+// The request with the arrays of a list or a group, which outlive the operation; nullptr:
+// unchanged.
+executor::CollectiveRequest belonging(executor::CollectiveRequest request,
+                                      const executor::CallArrays* arrays) {
+  if (arrays != nullptr) request.arrays = {std::shared_ptr<void>(), arrays};
   return request;
 }
 
@@ -97,218 +87,219 @@ Status run_request(CommunicatorHandle& handle, executor::CollectiveRequest reque
   return handle.native->run(std::move(request), timeout, signal_raised);
 }
 
-// Writes exscan's result on rank 0, whose plan writes nothing.
-void fill_identity(const CompiledCall& prepared, const ContiguousView& target) {
-  const std::size_t item = item_bytes(target.dtype);
-  for (std::uint64_t element = 0; element < target.count; ++element) {
-    std::memcpy(target.data + element * item, prepared.identity.data(), item);
-  }
-}
-
-std::shared_ptr<Operation> start_request(CommunicatorHandle& handle,
-                                         executor::CollectiveRequest request) {
+std::shared_ptr<engine::Operation> start_request(CommunicatorHandle& handle,
+                                                 executor::CollectiveRequest request) {
   const Nanoseconds timeout = handle.timeout();
   const ReleasedGil release;
   return handle.native->start(std::move(request), timeout);
 }
 
-}  // namespace
-
-PyObject* run_parsed(CallsObject* self, const CompiledCallHandle& prepared, ParsedCall& parsed,
-                     CallCache* cache, PyObject* out) {
-  CallTable& table = *self->table;
-  CommunicatorHandle& handle = table.handle();
-  const auto* call = table.call(prepared, parsed.blocks(), parsed.input_bytes(),
-                                parsed.output_bytes(), parsed.arrays);
-  const std::string_view name = name_of(parsed.choice.collective);
-  // Copies of handles that are used after the operation, during which the table may drop them.
-  CompiledCallHandle filling;
-  if (parsed.fills_identity) filling = prepared;
-  std::shared_ptr<engine::Call> noted;
-  if (cache != nullptr && call != nullptr) noted = *call;
-  if (parsed.plain_in_place && call != nullptr) {
-    table.in_place(parsed.source) = *call;
-  }
-  if (!parsed.async) {
-    const Status status = call != nullptr ? run_call(handle, *call, parsed.input(), parsed.output(),
-                                                     parsed.arrays.all)
-                                          : run_request(handle, make_request(*prepared, parsed));
-    if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name, name);
-    if (filling != nullptr) fill_identity(*filling, parsed.target);
-    if (noted != nullptr) cache->note(self, parsed, noted, out);
-    return parsed.result.release().ptr();
-  }
-  Status alone;
-  if (call != nullptr && handle.native->size() == 1 &&
-      handle.native->try_alone(**call, parsed.input(), parsed.output(), &alone) && alone.ok()) {
-    PyObject* work = make_open_work(std::move(parsed.result));
-    fill_work(work);
-    return work;
-  }
-  std::shared_ptr<Operation> operation =
-      call != nullptr ? start_call(handle, *call, parsed.input(), parsed.output())
-                      : start_request(handle, make_request(*prepared, parsed));
-  py::object x;
-  if (!operation->done()) x = py::reinterpret_borrow<py::object>(parsed.x);
-  return make_work({table.shared(), std::move(operation), nullptr, name, call != nullptr},
-                   std::move(parsed.result), {}, std::move(x))
-      .release()
-      .ptr();
-}
-
-void run_parts(CallsObject* self, const CompiledCall& prepared, DType dtype,
-               std::vector<executor::Part> parts, const ArraysTerms& arrays) {
-  const std::uint64_t bytes = parts.back().end;
-  const std::uint64_t count = bytes / item_bytes(dtype);
-  executor::CollectiveRequest request = request_of(prepared, {&count, 1}, bytes, bytes, arrays);
-  belong_to(arrays, request);
-  request.input.data = parts.front().input;
-  request.output.data = parts.front().output;
-  request.parts = std::move(parts);
-  const Status status = run_request(self->table->handle(), std::move(request));
-  const std::string_view name = name_of(Collective::kAllReduce);
-  if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name, name);
-}
-
-namespace {
-
-bool is_plain_in_place(Collective collective, const Arguments& arguments) {
-  if (collective != Collective::kAllReduce ||
-      at(arguments, Parameter::kOut) != at(arguments, Parameter::kX)) {
-    return false;
-  }
-  for (const Parameter other : {Parameter::kOp, Parameter::kAlgorithm, Parameter::kDeterministic}) {
-    if (at(arguments, other) != nullptr) return false;
-  }
-  return true;
-}
-
-std::optional<PyObject*> read_and_run(CallsObject* self, Collective collective,
-                                      const Arguments& arguments, CallCache* cache) {
-  const bool grouped = self->group != Py_None;
-  if (self->table == nullptr || UserOp::running()) return std::nullopt;
-  if (!absent(at(arguments, Parameter::kStream))) return std::nullopt;  // for device arrays
-  if (collective != Collective::kAllToAll && !absent(at(arguments, Parameter::kSplits))) {
-    return std::nullopt;
-  }
-  if (grouped && (self->fusions == nullptr || collective != Collective::kAllReduce)) {
-    return std::nullopt;
-  }
-  if (!self->table->handle().attend()) throw py::error_already_set();
-  if (!grouped && needs_telling(collective, arguments)) {
-    return tell_and_run(self, collective, arguments);
-  }
-  if (collective == Collective::kAllReduce && is_list(at(arguments, Parameter::kX))) {
-    return grouped ? std::nullopt : run_list(self, arguments);
-  }
+// One call that the cache knows, with its arguments and its result.
+struct KnownCall {
+  CompiledCallHandle compiled;
   ParsedCall parsed;
-  if (!read_call(*self, collective, arguments, &parsed)) return std::nullopt;
-  if (grouped) return defer_natively(self, parsed);
-  parsed.plain_in_place = is_plain_in_place(collective, arguments);
-  const CompiledCallHandle& prepared = self->table->find(parsed.choice);
-  if (prepared == nullptr) return std::nullopt;
-  return run_parsed(self, prepared, parsed, cache,
-                    arguments[static_cast<std::size_t>(Parameter::kOut)]);
-}
+  py::object result;
+  ContiguousView made;  // of the result, if it is a new array
 
-}  // namespace
-
-namespace {
-
-// Returns a new reference to `out`, or nullptr with an error set.
-PyObject* run_known(CallsObject* self, Collective collective,
-                    const std::shared_ptr<engine::Call>& call, const std::byte* input,
-                    std::byte* output, PyObject* out) {
-  CommunicatorHandle& handle = self->table->handle();
-  // A wire form may change elements even with one rank: truth values become 1 and 0.
-  const bool rests = input == output && !call->request().form && handle.native->rests_alone();
-  if (rests) return Py_NewRef(out);
-  const Status status = run_call(handle, call, input, output);
-  if (status.ok() && PyErr_Occurred() == nullptr) return Py_NewRef(out);
-  return guarded(
-      [&]() -> PyObject* { fail(self, status, name_of(collective), name_of(collective)); });
-}
-
-}  // namespace
-
-namespace {
-
-// As run_known(), but starts the call and returns a Work.
-PyObject* start_known(CallsObject* self, const std::shared_ptr<engine::Call>& call, std::byte* data,
-                      PyObject* x) {
-  CommunicatorHandle& handle = self->table->handle();
-  auto result = py::reinterpret_borrow<py::object>(x);
-  if (handle.native->rests_alone()) {
-    PyObject* work = make_open_work(std::move(result));
-    fill_work(work);
-    return work;
+  const std::byte* input() const { return compiled->reads ? parsed.source.data : nullptr; }
+  std::byte* output() const {
+    if (!compiled->writes) return nullptr;
+    if (compiled->makes) return made.data;
+    return parsed.out == parsed.x ? parsed.source.data : parsed.target.data;
   }
-  std::shared_ptr<Operation> operation = start_call(handle, call, data, data);
-  return make_work({self->table->shared(), std::move(operation), nullptr,
-                    name_of(Collective::kAllReduce), true},
-                   std::move(result), {})
+  // Makes the result. False if its class cannot make it this way.
+  bool prepare() {
+    if (compiled->makes) {
+      result = py::reinterpret_steal<py::object>(make_result(*compiled, parsed, &made));
+      return static_cast<bool>(result);
+    }
+    result = py::reinterpret_borrow<py::object>(parsed.out == nullptr ? Py_None : parsed.out);
+    return true;
+  }
+};
+
+void fill(const std::string& identity, std::byte* output, std::uint64_t bytes) {
+  for (std::uint64_t place = 0; place < bytes; place += identity.size()) {
+    std::memcpy(output + place, identity.data(), identity.size());
+  }
+}
+
+PyObject* start_known(CallsObject* self, KnownCall& call) {
+  CommunicatorHandle& handle = *self->state->handle;
+  const OperationHandle& known = call.compiled->operation;
+  std::shared_ptr<engine::Operation> operation;
+  if (known->is_short()) {
+    const std::shared_ptr<engine::Call>& bound = self->state->cache.bind(known);
+    Status alone;
+    if (handle.native->size() == 1 &&
+        handle.native->try_alone(*bound, call.input(), call.output(), &alone) && alone.ok()) {
+      PyObject* work = make_open_work(std::move(call.result));
+      fill_work(work);
+      return work;
+    }
+    operation = start_bound(handle, bound, call.input(), call.output());
+  } else {
+    operation = start_request(handle, request_at(*known, call.input(), call.output()));
+  }
+  py::object x;
+  if (!operation->done() && call.parsed.x != nullptr)
+    x = py::reinterpret_borrow<py::object>(call.parsed.x);
+  return make_work({self->state->handle, std::move(operation), nullptr,
+                    name_of(call.compiled->key.collective()), known->is_short()},
+                   std::move(call.result), {}, std::move(x))
       .release()
       .ptr();
 }
 
+PyObject* run_known(CallsObject* self, KnownCall& call, bool async) {
+  if (async) return start_known(self, call);
+  const CompiledCall& compiled = *call.compiled;
+  run_operation(self, compiled.operation, call.input(), call.output(),
+                name_of(compiled.key.collective()));
+  if (!compiled.identity.empty()) {
+    fill(compiled.identity, call.output(), compiled.operation->request.output.bytes);
+  }
+  return call.result.release().ptr();
+}
+
+// Continues in Python a call whose first exchanges had these outputs.
+PyObject* resume(const PythonCall& call, const std::vector<std::vector<std::byte>>& outputs) {
+  py::list told;
+  for (const std::vector<std::byte>& output : outputs) {
+    told.append(py::bytes(reinterpret_cast<const char*>(output.data()), output.size()));
+  }
+  py::dict words;
+  for (std::size_t number = 0; number < kParameterCount; ++number) {
+    PyObject* argument = call.arguments[number];
+    if (argument != nullptr) words[kParameterNames[number].data()] = py::handle(argument);
+  }
+  const py::str name{std::string(name_of(call.collective))};
+  const py::object definition = as_handle(call.self).attr("_resume");
+  PyObject* given[] = {nullptr, name.ptr(), told.ptr(), words.ptr()};
+  PyObject* result = run_definition(call, [&] {
+    return call_python(definition.ptr(), given + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  });
+  if (result == nullptr) throw py::error_already_set();
+  return result;
+}
+
+// Runs the exchanges of a call, then its operation. Where an exchange had another output than
+// expected, the call is another one: either known too, or Python continues.
+PyObject* exchange_and_run(const PythonCall& call, KnownCall& known) {
+  CallsObject* self = call.self;
+  std::vector<std::vector<std::byte>> outputs;
+  while (outputs.size() < known.compiled->exchanges.size()) {
+    const Exchange& exchange = known.compiled->exchanges[outputs.size()];
+    std::vector<std::byte> output(exchange.expected.size());
+    const std::byte* input = exchange.mine.empty() ? nullptr : exchange.mine.data();
+    if (exchange.in_place) {
+      output = exchange.mine;
+      input = output.data();
+    }
+    run_operation(self, exchange.operation, input, output.data(), name_of(call.collective));
+    const bool expected = output == exchange.expected;
+    outputs.push_back(std::move(output));
+    if (expected) continue;
+    known.compiled = self->state->cache.find_after(call.collective, known.parsed, outputs);
+    if (known.compiled == nullptr) return resume(call, outputs);
+  }
+  if (!known.prepare()) return resume(call, outputs);
+  return run_known(self, known, at(call.arguments, Parameter::kAsync) == Py_True);
+}
+
 }  // namespace
 
-std::optional<PyObject*> reduce_in_place(CallsObject* self, PyObject* x, bool async) {
-  if (self->table == nullptr || UserOp::running()) return std::nullopt;
-  // First, because it may run Python code, which may change everything that is read below.
-  if (!self->table->handle().attend()) return nullptr;
+void run_operation(CallsObject* self, const OperationHandle& operation, const std::byte* input,
+                   std::byte* output, std::string_view name, const executor::CallArrays* arrays) {
+  CommunicatorHandle& handle = *self->state->handle;
+  const Collective collective = operation->request.descriptor.collective;
+  const Status status =
+      operation->is_short()
+          ? run_bound(handle, self->state->cache.bind(operation), input, output, arrays)
+          : run_request(handle, belonging(request_at(*operation, input, output), arrays));
+  if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, collective, name);
+}
+
+void run_parts(CallsObject* self, const Operation& operation, std::vector<executor::Part> parts,
+               const executor::CallArrays& arrays) {
+  executor::CollectiveRequest request =
+      belonging(request_at(operation, parts.front().input, parts.front().output), &arrays);
+  request.parts = std::move(parts);
+  const Collective collective = request.descriptor.collective;
+  const Status status = run_request(*self->state->handle, std::move(request));
+  if (!status.ok() || PyErr_Occurred() != nullptr) {
+    fail(self, status, collective, name_of(collective));
+  }
+}
+
+std::optional<PyObject*> repeat_in_place(CallsObject* self, Collective collective,
+                                         PyObject* const* words, PyObject* x) {
+  if (self->state == nullptr || UserOp::running()) return std::nullopt;
+  CommunicatorHandle& handle = *self->state->handle;
+  if (!handle.attend()) return nullptr;  // first: see call_natively()
   ContiguousView flat;
-  if (!flatten(x, &flat) || !flat.writable) return std::nullopt;
-  if (self->group != Py_None) return defer_in_place(self, x, flat);
-  const auto& call = self->table->in_place(flat);
-  if (call == nullptr) return std::nullopt;
-  if (async) return guarded([&] { return start_known(self, call, flat.data, x); });
-  return run_known(self, Collective::kAllReduce, call, flat.data, flat.data, x);
-}
-
-bool Look::same(PyObject* object) const {
-  ContiguousView now;
-  return flatten(object, &now) && now.data == flat.data && now.dtype == flat.dtype &&
-         now.writable == flat.writable && same_shape(now, flat.ndim, shape.data());
-}
-
-bool Look::take(const ContiguousView& seen) {
-  if (seen.ndim > kAxesMax) return false;
-  flat = seen;
-  std::copy(seen.shape, seen.shape + seen.ndim, shape.begin());
-  return true;
-}
-
-std::optional<PyObject*> CallCache::run(CallsObject* self, Collective collective, PyObject* x,
-                                        PyObject* out) {
-  if (call_ == nullptr || self->table == nullptr || UserOp::running()) return std::nullopt;
-  if (!self->table->handle().attend()) return nullptr;  // first: see reduce_in_place()
-  if (call_ == nullptr || self->group != Py_None || self->table->generation() != generation_ ||
-      !x_.same(x) || (out != x && !out_.same(out))) {
+  if (!flatten(x, &flat)) return std::nullopt;
+  const CompiledCallHandle& newest = self->state->cache.newest(collective);
+  if (newest == nullptr || !newest->key.fits_in_place(words, x, flat)) return std::nullopt;
+  if (self->group != Py_None) {
+    if (self->fusions == nullptr || !newest->message) return std::nullopt;
+    return guarded([&] { return self->fusions->add_in_place(*newest, x, flat); });
+  }
+  if (newest->operation == nullptr || !newest->rests() || !newest->operation->is_short()) {
     return std::nullopt;
   }
-  return run_known(self, collective, call_, x_.flat.data, out_.flat.data, out);
-}
-
-// Remembers only calls that write to the caller's memory, because a new array differs at each call.
-void CallCache::note(CallsObject* self, const ParsedCall& parsed,
-                     const std::shared_ptr<engine::Call>& call, PyObject* out) {
-  call_ = nullptr;
-  if (out == nullptr || parsed.result.ptr() != out || !parsed.reads || !parsed.writes ||
-      parsed.async || parsed.fills_identity) {
-    return;
-  }
-  ContiguousView target;
-  if (!x_.take(parsed.source) || !flatten(out, &target) || !out_.take(target)) return;
-  generation_ = self->table->generation();
-  call_ = call;
+  if (handle.native->rests_alone()) return Py_NewRef(x);
+  return guarded([&] {
+    const std::shared_ptr<engine::Call>& bound = self->state->cache.bind(newest->operation);
+    const Status status = run_bound(handle, bound, flat.data, flat.data);
+    if (!status.ok() || PyErr_Occurred() != nullptr) {
+      fail(self, status, collective, name_of(collective));
+    }
+    return Py_NewRef(x);
+  });
 }
 
 std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
-                                       const Arguments& arguments, CallCache* cache) {
-  std::optional<PyObject*> result = nullptr;
-  PyObject* done = guarded([&] {
-    result = read_and_run(self, collective, arguments, cache);
+                                       const Arguments& arguments, CompiledCallHandle* hint) {
+  if (self->state == nullptr || UserOp::running()) return std::nullopt;
+  CommunicatorHandle& handle = *self->state->handle;
+  // First, because it may run Python code, which may change everything that is read below.
+  if (!handle.attend()) return nullptr;
+  if (collective == Collective::kAllReduce && is_list(at(arguments, Parameter::kX))) {
+    return self->group != Py_None ? std::nullopt : run_list(self, arguments);
+  }
+  ParsedCall parsed;
+  if (!parse(arguments, &parsed)) return std::nullopt;
+  const CompiledCallHandle* found = hint;
+  if (hint == nullptr || *hint == nullptr || (*hint)->operation == nullptr ||
+      !(*hint)->key.fits(parsed)) {
+    found = self->state->cache.find(collective, parsed);
+    if (found == nullptr) return std::nullopt;
+    if (hint != nullptr) *hint = *found;
+  }
+  if (self->group != Py_None) {
+    if (self->fusions == nullptr || !(*found)->message) return std::nullopt;
+    return defer(self, *found, parsed);
+  }
+  if ((*found)->operation == nullptr) return std::nullopt;
+  const bool async = at(arguments, Parameter::kAsync) == Py_True;
+  if (parsed.out != nullptr && parsed.out == parsed.x && handle.native->rests_alone() &&
+      (*found)->rests()) {
+    if (!async) return Py_NewRef(parsed.out);
+    return guarded([&] {
+      PyObject* work = make_open_work(py::reinterpret_borrow<py::object>(parsed.out));
+      fill_work(work);
+      return work;
+    });
+  }
+  KnownCall call{*found, parsed, {}, {}};
+  std::optional<PyObject*> result;
+  PyObject* done = guarded([&]() -> PyObject* {
+    if (!call.compiled->exchanges.empty()) {
+      result = exchange_and_run({self, collective, arguments}, call);
+    } else if (call.prepare()) {
+      result = run_known(self, call, async);
+    }
     return Py_None;
   });
   return done != nullptr ? result : nullptr;

@@ -92,25 +92,16 @@ py::object submit(const Shared& communicator, Request&& request, std::string_vie
   return py::none();
 }
 
-py::object run(const Shared& communicator, const PlanHandle& plan, const BufferView* input,
-               BufferView* output, int dtype, int op, std::vector<std::uint64_t> counts,
-               std::uint64_t plan_key, std::uint64_t count, std::uint32_t segment_bytes,
-               const std::shared_ptr<UserOp>& user_op, bool asynchronous, py::object finish,
-               const std::optional<double>& timeout_s,
-               std::optional<std::vector<std::int64_t>> shape,
-               std::shared_ptr<executor::CallArrays> arrays) {
-  executor::CollectiveRequest request =
-      make_request(plan, input, output,
-                   {dtype, op, std::move(counts), plan_key, count, segment_bytes, std::move(shape),
-                    std::move(arrays)},
-                   user_op);
-  const std::string_view name = name_of(request.descriptor.collective);
+py::object run_collective(const Shared& communicator, const std::shared_ptr<RequestHandle>& request,
+                          const BufferView* input, const BufferView* output, bool asynchronous,
+                          py::object finish) {
+  const std::string_view name = name_of(request->request.descriptor.collective);
   py::tuple objects =
       py::make_tuple(py::cast(input, py::return_value_policy::reference),
-                     py::cast(output, py::return_value_policy::reference), py::cast(user_op));
-  return submit(communicator, std::move(request), name,
-                {asynchronous, timeout_s, py::none(), std::move(finish)}, std::move(objects),
-                user_op);
+                     py::cast(output, py::return_value_policy::reference), py::cast(request));
+  return submit(communicator, with_memory(*request, input, output), name,
+                {asynchronous, std::nullopt, py::none(), std::move(finish)}, std::move(objects),
+                request->user_op);
 }
 
 py::object message(const Shared& communicator, executor::MessageRequest::Kind kind,
@@ -172,13 +163,6 @@ std::string transport_of(const Shared& communicator, int peer) {
   return std::string(communicator->native->transport_of(peer));
 }
 
-// Functions and types that are used together with communicators.
-void bind_companions(py::module_& module) {
-  bind_user_op(module);
-  module.def("work_in_background", &engine::Communicator::work_in_background,
-             "Mark the calling thread as one that waits while others compute and need its core.");
-}
-
 // The functions that keep the sequence numbers of ranks equal, whatever a call consists of.
 void bind_calls_of(py::class_<CommunicatorHandle, Shared>& type) {
   type.def(
@@ -212,7 +196,8 @@ void bind_calls_of(py::class_<CommunicatorHandle, Shared>& type) {
 
 void bind_communicator(py::module_& module) {
   using MessageKind = executor::MessageRequest::Kind;
-  bind_companions(module);
+  module.def("work_in_background", &engine::Communicator::work_in_background,
+             "Mark the calling thread as one that waits while others compute and need its core.");
   module.def("can_move_to_core", &can_move,
              "Whether this thread may set its affinity mask, and finds it as it was set.");
   py::class_<CommunicatorHandle, Shared> type(module, "Communicator",
@@ -226,12 +211,9 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("rank", [](const Shared& self) { return self->native->rank(); })
       .def_property_readonly("size", [](const Shared& self) { return self->native->size(); })
       .def_readwrite("timeout_s", &CommunicatorHandle::timeout_s)
-      .def("run", &run, py::arg("plan"), py::arg("input").none(true), py::arg("output").none(true),
-           py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
-           py::arg("count"), py::arg("segment_bytes") = transport::kSegmentBytesMax,
-           py::arg("user_op") = py::none(), py::arg("asynchronous") = false,
-           py::arg("finish") = py::none(), py::arg("timeout_s") = py::none(),
-           py::arg("shape") = py::none(), py::arg("arrays") = py::none())
+      .def("run", &run_collective, py::arg("request"), py::arg("input").none(true),
+           py::arg("output").none(true), py::arg("asynchronous") = false,
+           py::arg("finish") = py::none())
       .def(
           "send",
           [](const Shared& self, BufferView& data, int dest, std::uint32_t tag, bool asynchronous,

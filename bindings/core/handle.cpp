@@ -101,13 +101,15 @@ void CommunicatorHandle::report(const Status& status, const Dropped& dropped) no
     told_ = status.message();
     untold_ = status;
     untold_from_ = {dropped.name, nullptr};
-    raise_dropped(status, dropped, *this);
-  } catch (py::error_already_set& error) {
-    const std::string name =
-        "a Work of " + std::string(dropped.name) + " that was dropped before wait()";
-    error.restore();
-    const auto what = py::reinterpret_steal<py::object>(PyUnicode_FromString(name.c_str()));
-    or_park([&] { PyErr_WriteUnraisable(what.ptr()); });
+    try {
+      raise_dropped(status, dropped, *this);
+    } catch (py::error_already_set& error) {
+      const std::string name =
+          "a Work of " + std::string(dropped.name) + " that was dropped before wait()";
+      error.restore();
+      const auto what = py::reinterpret_steal<py::object>(PyUnicode_FromString(name.c_str()));
+      or_park([&] { PyErr_WriteUnraisable(what.ptr()); });
+    }
   } catch (const std::exception& error) {
     // No memory for the text; the next call raises the error.
     PyErr_SetString(PyExc_MemoryError, error.what());

@@ -29,7 +29,7 @@ inline void* text(const char* words) { return const_cast<char*>(words); }
 
 // Returns the result of `body`. Exceptions become Python errors, with nullptr. Parks as or_park().
 template <typename Body>
-[[nodiscard]] PyObject* guarded(Body body) {
+[[nodiscard]] PyObject* guarded(const Body& body) {
   try {
     return body();
   } catch (py::error_already_set& error) {

@@ -37,19 +37,14 @@ std::unique_ptr<SimulationHandle> make(int size, std::uint64_t seed, const std::
   return std::make_unique<SimulationHandle>(std::move(options));
 }
 
-std::size_t add(SimulationHandle& self, int rank, const PlanHandle& plan, py::object input,
-                py::object output, int dtype, int op, std::vector<std::uint64_t> counts,
-                std::uint64_t plan_key, std::uint64_t count, std::uint32_t segment_bytes,
-                double timeout_s, double at_s) {
-  auto* in = input.is_none() ? nullptr : input.cast<BufferView*>();
-  auto* out = output.is_none() ? nullptr : output.cast<BufferView*>();
+std::size_t add(SimulationHandle& self, int rank, const RequestHandle& request, py::object input,
+                py::object output, double timeout_s, double at_s) {
+  const auto* in = input.is_none() ? nullptr : input.cast<const BufferView*>();
+  const auto* out = output.is_none() ? nullptr : output.cast<const BufferView*>();
   self.arrays.push_back(std::move(input));
   self.arrays.push_back(std::move(output));
-  return self.native.add(
-      rank,
-      make_request(plan, in, out, {dtype, op, std::move(counts), plan_key, count, segment_bytes},
-                   nullptr),
-      nanoseconds(timeout_s), nanoseconds(at_s));
+  return self.native.add(rank, with_memory(request, in, out), nanoseconds(timeout_s),
+                         nanoseconds(at_s));
 }
 
 std::size_t add_message(SimulationHandle& self, int rank, bool sending, py::object data, int peer,
@@ -76,11 +71,8 @@ void bind_simulation(py::module_& module) {
                      "Real engines of all ranks over a virtual network; a function of its seed.")
       .def(py::init(&make), py::arg("size"), py::arg("seed"), py::arg("mode") = "plain",
            py::arg("horizon_s") = 0.001)
-      .def("add", &add, py::arg("rank"), py::arg("plan"), py::arg("input").none(true),
-           py::arg("output").none(true), py::kw_only(), py::arg("dtype"), py::arg("op"),
-           py::arg("counts"), py::arg("plan_key"), py::arg("count"),
-           py::arg("segment_bytes") = transport::kSegmentBytesMax, py::arg("timeout_s") = 10.0,
-           py::arg("at_s") = 0.0)
+      .def("add", &add, py::arg("rank"), py::arg("request"), py::arg("input").none(true),
+           py::arg("output").none(true), py::arg("timeout_s") = 10.0, py::arg("at_s") = 0.0)
       .def("add_message", &add_message, py::arg("rank"), py::arg("sending"), py::arg("data"),
            py::arg("peer"), py::arg("tag"), py::arg("timeout_s") = 10.0, py::arg("at_s") = 0.0)
       .def("close_when_done", [](Handle& self, int rank) { self.native.close_when_done(rank); })

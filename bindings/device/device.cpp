@@ -136,30 +136,21 @@ class DeviceHandle {
   OfProcess<device::Communicator> native_;
 };
 
-executor::CollectiveRequest device_request(const PlanHandle& plan, const py::tuple& input,
-                                           const py::tuple& output, Terms terms) {
-  executor::CollectiveRequest request = make_request(plan, nullptr, nullptr, std::move(terms), {});
-  request.input = {std::bit_cast<const std::byte*>(input[0].cast<std::uintptr_t>()),
-                   input[1].cast<std::uint64_t>()};
-  request.output = {std::bit_cast<std::byte*>(output[0].cast<std::uintptr_t>()),
-                    output[1].cast<std::uint64_t>()};
-  return request;
-}
-
 // Addresses of input and output, and the bytes up to the end of this array.
 using PartOfList = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
 
-std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const PlanHandle& plan,
-                                    const py::tuple& input, const py::tuple& output, int dtype,
-                                    int op, std::vector<std::uint64_t> counts,
-                                    std::uint64_t plan_key, std::uint64_t count,
+// Address and bytes.
+using MemoryWords = std::pair<std::uintptr_t, std::uint64_t>;
+
+std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const RequestHandle& handle,
+                                    const MemoryWords& input, const MemoryWords& output,
                                     std::uint32_t lanes, std::uintptr_t stream, bool on_stream,
                                     const std::vector<PartOfList>& parts,
                                     const std::vector<py::tuple>& before,
                                     const std::vector<py::tuple>& after) {
-  executor::CollectiveRequest request =
-      device_request(plan, input, output,
-                     {dtype, op, std::move(counts), plan_key, count, transport::kSegmentBytesMax});
+  executor::CollectiveRequest request = handle.request;
+  request.input = {std::bit_cast<const std::byte*>(input.first), input.second};
+  request.output = {std::bit_cast<std::byte*>(output.first), output.second};
   for (const auto& [source, target, end] : parts) {
     request.parts.push_back(
         {std::bit_cast<const std::byte*>(source), std::bit_cast<std::byte*>(target), end});
@@ -285,9 +276,8 @@ void bind_devices(py::module_& module) {
       .def(
           "warnings", [](const DeviceHandle& self) { return self.native().warnings(); },
           "Why some devices cannot reach each other although they should; same on all ranks.")
-      .def("run", &run_on_device, py::arg("plan"), py::arg("input"), py::arg("output"),
-           py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
-           py::arg("count"), py::arg("lanes"), py::arg("stream"), py::arg("on_stream") = false,
+      .def("run", &run_on_device, py::arg("request"), py::arg("input"), py::arg("output"),
+           py::kw_only(), py::arg("lanes"), py::arg("stream"), py::arg("on_stream") = false,
            py::arg("parts") = std::vector<PartOfList>(),
            py::arg("before") = std::vector<py::tuple>(),
            py::arg("after") = std::vector<py::tuple>(),

@@ -217,19 +217,14 @@ xla::Error* handle(xla::CallFrame* frame) {
   }
 }
 
-std::int64_t bind(const SharedHandle& communicator, const PlanHandle& plan, int dtype, int op,
-                  std::vector<std::uint64_t> counts, std::uint64_t plan_key, std::uint64_t count,
-                  std::uint32_t segment_bytes, std::uint64_t input_count,
-                  std::uint64_t output_count, bool reads,
-                  std::optional<std::vector<std::int64_t>> shape) {
+std::int64_t bind(const SharedHandle& communicator, const RequestHandle& request,
+                  std::uint64_t input_count, std::uint64_t output_count, bool reads) {
   Bound bound;
   bound.communicator = communicator;
   bound.timeout = communicator->timeout();
   bound.input_count = input_count;
   bound.output_count = output_count;
-  bound.request = make_request(
-      plan, nullptr, nullptr,
-      {dtype, op, std::move(counts), plan_key, count, segment_bytes, std::move(shape)}, nullptr);
+  bound.request = request.request;
   const std::size_t item = item_bytes(bound.request.descriptor.dtype);
   bound.request.input.bytes = reads ? input_count * item : 0;
   bound.request.output.bytes = output_count * item;
@@ -250,10 +245,8 @@ void bind_xla(py::module_& module) {
             PyCapsule_New(reinterpret_cast<void*>(&handle), nullptr, nullptr));
       },
       "The function that XLA calls, for jax.ffi.register_ffi_target.");
-  module.def("xla_bind", &bind, py::arg("communicator"), py::arg("plan"), py::kw_only(),
-             py::arg("dtype"), py::arg("op"), py::arg("counts"), py::arg("plan_key"),
-             py::arg("count"), py::arg("segment_bytes"), py::arg("input_count"),
-             py::arg("output_count"), py::arg("reads"), py::arg("shape") = py::none(),
+  module.def("xla_bind", &bind, py::arg("communicator"), py::arg("request"), py::kw_only(),
+             py::arg("input_count"), py::arg("output_count"), py::arg("reads"),
              "Bind a collective for XLA's programs; returns the number by which they call it.");
   module.def(
       "xla_forget", [](std::int64_t number) { registry().remove(number); }, py::arg("number"),

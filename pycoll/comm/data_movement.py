@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
 from pycoll.arrays.device_view import Where
@@ -24,10 +24,13 @@ from pycoll.arrays.rows import (
     split_rows,
     with_rows,
 )
-from pycoll.comm.operations import Core, ends_of, finisher, nothing, operation
+from pycoll.comm.operations import Core, Ends, ends_of, nothing, operation
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType
+
+if TYPE_CHECKING:
+    from pycoll.comm.plans import Prepared
 
 
 class Moving(Core):
@@ -68,22 +71,14 @@ class Moving(Core):
         array([1, 1])
         """
         root = self._check_rank(root, "root")
-        framework, source, memory, target = ends_of(x, out)
-        dtype, count = source.dtype, source.count
+        ends = ends_of(x, out)
+        source = ends.source
         prepared = self._prepare(
-            Collective.BROADCAST, dtype, None, root, source.nbytes, algorithm, None
+            Collective.BROADCAST, source.dtype, None, root, source.nbytes, algorithm, None
         ).of_array(source.shape)
-        return self._start(
-            prepared,
-            source if self.rank == root else None,
-            target,
-            dtype,
-            [count],
-            count,
-            async_op,
-            finisher(framework, x, memory, out),
-            Where(framework, x, stream),
-        )
+        if self.rank != root:
+            ends = ends._replace(source=None)
+        return self._run(prepared, ends, x, out, [source.count], async_op, stream)
 
     @operation
     def all_gather(
@@ -208,46 +203,27 @@ class Moving(Core):
             framework = NUMPY if x is None else framework_of(x)
             numbers = self._broadcast_numbers(None, HEADER_LENGTH, root)
             rows = self._rows_of_header(numbers, root)
-            return self._start(
-                *self._scatter_ready(
-                    framework, None, x, root, numbers, rows, out, algorithm, async_op, stream
-                )
+            ready = self._scatter_ready(
+                framework, None, x, root, numbers, rows, out, algorithm, stream
             )
+            return self._run(*ready, async_op, stream)
         framework, source = input_of(x, out)
         need_axis(source.shape, "scatter")
         rows = split_rows(splits, source.shape[0], self.size)
         numbers = header(source.dtype, source.shape, splits is not None)
         ready = self._scatter_ready(
-            framework, source, x, root, numbers, rows, out, algorithm, async_op, stream
+            framework, source, x, root, numbers, rows, out, algorithm, stream
         )
         self._broadcast_numbers(numbers, HEADER_LENGTH, root)
         if splits is not None:
             self._broadcast_numbers(rows, self.size, root)
-        return self._start(*ready)
+        return self._run(*ready, async_op, stream)
 
     def _rows_of_header(self, numbers: Any, root: int) -> list[int]:
         """Return the rows of each rank: from the root's header, or from its next broadcast."""
         if has_splits(numbers):
             return self._broadcast_numbers(None, self.size, root)
         return shares(read_header(numbers)[1][0], self.size)
-
-    def _scatter_rest(
-        self, x: Any, root: int, numbers: Any, out: Any, algorithm: str | None, async_op: bool
-    ) -> Any:
-        """Finish a scatter of which native code has broadcast the header and no more."""
-        self._exchanged = calls = self._native.calls()
-        try:
-            framework = NUMPY if x is None else framework_of(x)
-            source = framework.view(x, "x") if self.rank == root else None
-            rows = self._rows_of_header(numbers, root)
-            return self._start(
-                *self._scatter_ready(
-                    framework, source, x, root, numbers, rows, out, algorithm, async_op, None
-                )
-            )
-        except Exception as error:
-            self._failed(error, "scatter", calls)
-            raise
 
     def _scatter_ready(
         self,
@@ -259,10 +235,9 @@ class Moving(Core):
         rows: list[int],
         out: Any,
         algorithm: str | None,
-        async_op: bool,
         stream: Any,
-    ) -> tuple[Any, ...]:
-        """Check all arguments, and return the arguments of ``_start``."""
+    ) -> tuple[Prepared, Ends, Any, Any, list[int]]:
+        """Check all arguments, and return the first arguments of ``_run``."""
         dtype, shape = read_header(numbers)
         counts = elements(rows, shape)
         own = with_rows(shape, rows[self.rank])
@@ -270,19 +245,8 @@ class Moving(Core):
         memory, target = self._memory(framework, x, source, own, dtype, out, place)
         nbytes = sum(counts) * ITEM_BYTES[dtype]
         prepared = self._prepare(Collective.SCATTER, dtype, None, root, nbytes, algorithm, None)
-        where = Where(framework, x, stream)
-        self._check_place(source, target, where)
-        return (
-            prepared,
-            source,
-            target,
-            dtype,
-            counts,
-            sum(counts),
-            async_op,
-            finisher(framework, x, memory, out),
-            where,
-        )
+        self._check_place(source, target, Where(framework, x, stream))
+        return prepared, Ends(framework, source, memory, target), x, out, counts
 
     @operation
     def all_to_all(
@@ -334,17 +298,8 @@ class Moving(Core):
         )
         if splits is None:
             prepared = prepared.of_array(source.shape)
-        return self._start(
-            prepared,
-            source,
-            target,
-            source.dtype,
-            counts,
-            total,
-            async_op,
-            finisher(framework, x, memory, out),
-            Where(framework, x, stream),
-        )
+        ends = Ends(framework, source, memory, target)
+        return self._run(prepared, ends, x, out, counts, async_op, stream)
 
     @operation
     def barrier(self, *, algorithm: str | None = None, async_op: bool = False) -> Any:
@@ -362,7 +317,8 @@ class Moving(Core):
         >>> comm.barrier()
         """
         prepared = self._prepare(Collective.BARRIER, DType.UINT8, None, 0, 0, algorithm, None)
-        return self._start(prepared, None, None, DType.UINT8, [], 0, async_op, nothing)
+        offer = (False, None, b"")
+        return self._start(prepared, None, None, [], async_op, nothing, None, offer)
 
     def _all_rows(
         self,
@@ -415,11 +371,8 @@ class Moving(Core):
             None,
             row_shape[1:],
         )
-        finish = finisher(framework, x, memory, out) if receives else lambda: out
-        where = Where(framework, x, stream)
-        return self._start(
-            prepared, source, target, source.dtype, counts, total, async_op, finish, where
-        )
+        ends = Ends(framework, source, memory, target)
+        return self._run(prepared, ends, x, out, counts, async_op, stream)
 
     def _exchanged_rows(
         self, source: _core.BufferView, splits: Sequence[int] | None

@@ -3,8 +3,8 @@
 Arrays of equal dtype, of up to 256 KiB each, travel end to end in messages of up to 16 MiB. A
 longer array travels alone, straight from its memory. The assignment of arrays to messages depends
 only on their order, dtypes and lengths (bindings/calls/fusions.h), so all ranks compute the same
-one. Native code parses and runs common lists (bindings/calls/lists.cpp); this module runs the
-others.
+one. Native code repeats lists all of whose arrays it knows (bindings/calls/lists.cpp); this module
+runs the others.
 
 Arrays on devices are not copied into messages. One kernel launch reduces all arrays of equal dtype,
 of any length, in place.
@@ -58,23 +58,21 @@ class Message(NamedTuple):
         ``async_op`` it runs on a stream of pycoll.
         """
         first = self.members[0]
-        dtype = first.source.dtype
         if isinstance(first.source, DeviceView):
             return self._launch(communicator, finish, async_op)
         if len(self.members) == 1:
             source, target, then = first.source, first.target, finish
         else:
             nbytes = sum(one.source.nbytes for one in self.members)
-            source = target = fused_view(aligned(nbytes), dtype)
+            source = target = fused_view(aligned(nbytes), self.prepared.dtype)
             _core.pack([one.source for one in self.members], source)
 
             def then() -> Any:
                 _core.unpack(target, [one.target for one in self.members])
                 return finish()
 
-        count = source.count
         work: Work = communicator._start(
-            self.prepared, source, target, dtype, [count], count, True, then, self.wheres[0]
+            self.prepared, source, target, [source.count], True, then, self.wheres[0]
         )
         return work
 
@@ -187,14 +185,19 @@ def start_list(
     lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
     messages = []
     call = _core.CallArrays()
+    #: By number, of the arrays that native code can add to messages.
+    keys: dict[int, Any] = {}
     for numbers in _shared(members, lengths):
         dtype = lengths[numbers[0]][0]
         nbytes = sum(lengths[number][1] for number in numbers)
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
+        key = communicator._message_key(prepared, algorithm, deterministic)
         for number in numbers:
             prepared.check_shape(members[number].ends.source.shape)
+            if not prepared.by_python and not isinstance(members[number].ends.source, DeviceView):
+                keys[number] = key
         prepared = prepared.of_arrays(
             ((lengths[number][1], members[number].ends.source.shape) for number in numbers), call
         )
@@ -216,6 +219,9 @@ def start_list(
             work.wait()
         return results()
 
+    if len(keys) == len(members) and not async_op:
+        for number, member in enumerate(members):
+            communicator._offer_member(member.ends, keys[number])
     with one_call(communicator, len(messages) > 1):
         earlier.extend(message.start(communicator, nothing, async_op) for message in messages[:-1])
         return messages[-1].start(communicator, last, async_op)

@@ -21,7 +21,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import empty
 from pycoll.comm.fused_batches import Member, fused_view, members_of
-from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
+from pycoll.comm.operations import Ends, MessageKey, asks_for_servers, ends_of, nothing
 from pycoll.comm.work import Work
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
@@ -36,7 +36,7 @@ _MESSAGES = {"send": "isend", "isend": "isend", "recv": "irecv", "irecv": "irecv
 class _UserReduction:
     """An all_reduce with a user's reduction, which runs at the end of the group."""
 
-    def __init__(self, key: tuple[Any, ...], ends: Ends, work: Work, finish: _Finish) -> None:
+    def __init__(self, key: MessageKey, ends: Ends, work: Work, finish: _Finish) -> None:
         self.key = key
         self.ends = ends
         self.work = work
@@ -63,7 +63,7 @@ class _OnDevice(NamedTuple):
 class _Launch(list["_OnDevice"]):
     """All_reduces on device arrays that share a kernel launch, and their common key."""
 
-    def __init__(self, key: tuple[Any, ...]) -> None:
+    def __init__(self, key: MessageKey) -> None:
         super().__init__()
         self.key = key
 
@@ -90,8 +90,8 @@ class Group(_core.Group):
     #: Calls of send, isend, recv and irecv; None until Python adds the first call.
     _messages: list[tuple[str, tuple[Any, ...], dict[str, Any], Work]] | None = None
     _works: list[Work]
-    _open: dict[tuple[Any, ...], _UserFusion]
-    _launches: dict[tuple[Any, ...], _Launch]
+    _open: dict[MessageKey, _UserFusion]
+    _launches: dict[MessageKey, _Launch]
 
     def add(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Work:
         """Add a call. The Work holds its result after the end of the group."""
@@ -156,17 +156,15 @@ class Group(_core.Group):
     ) -> Work:
         ends, finish = member.ends, member.finisher()
         prepared = self._prepared(member, op, algorithm, deterministic)
-        dtype, nbytes = ends.source.dtype, ends.source.nbytes
+        nbytes = ends.source.nbytes
         work = _core.open_work(finish, member)
-        word = prepared.reduction.name if prepared.reduction is not None else "sum"
-        name = None if algorithm is None else str(algorithm)
-        strict = None if deterministic is None else bool(deterministic)
-        key = (dtype, word, 0, -1, name, strict, ())
+        key = self.communicator._message_key(prepared, algorithm, deterministic)
+        _core.note_array(self, ends.source.dtype, prepared.op, ends.source.shape)
         if not prepared.by_python:
             _core.fuse(self, work, key, ends.source, ends.target)
+            self.communicator._offer_member(ends, key)
             return work
         one = _UserReduction(key, ends, work, finish)
-        _core.note_array(self, dtype, prepared.op, ends.source.shape)
         fusion = self._open.get(key)
         if nbytes > _core.FUSED_BYTES_MAX:
             self.add_other(_UserFusion([one]))
@@ -186,8 +184,7 @@ class Group(_core.Group):
         stream: Any,
     ) -> Work:
         prepared = self._prepared(member, op, algorithm, deterministic)
-        word = prepared.reduction.name if prepared.reduction is not None else "sum"
-        key = (member.ends.source.dtype, word, algorithm, deterministic)
+        key = self.communicator._message_key(prepared, algorithm, deterministic)
         launch = self._launches.get(key)
         if launch is None or len(launch) == _core.DEVICE_PARTS_MAX:
             launch = self._launches[key] = _Launch(key)
@@ -280,7 +277,7 @@ class Group(_core.Group):
         else:
             source = target = communicator._fusion_view(fusion.nbytes, first.ends.source.dtype)
             _core.pack([one.ends.source for one in fusion], source)
-        dtype, op, _, _, algorithm, deterministic, _ = first.key
+        dtype, op, algorithm, deterministic, _ = first.key
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, source.nbytes, algorithm, deterministic
         )
@@ -288,8 +285,7 @@ class Group(_core.Group):
             ((one.ends.source.nbytes, one.ends.source.shape) for one in fusion),
             _core.arrays_of(self),
         )
-        count = source.count
-        communicator._start(prepared, source, target, dtype, [count], count, False, nothing)
+        communicator._start(prepared, source, target, [source.count], False, nothing)
         if len(fusion) > 1:
             _core.unpack(target, [one.ends.target for one in fusion])
         for one in fusion:
@@ -299,7 +295,7 @@ class Group(_core.Group):
         from pycoll.device.device_operations import OnDevice
 
         communicator = self.communicator
-        dtype, op, algorithm, deterministic = launch.key
+        dtype, op, algorithm, deterministic, _ = launch.key
         nbytes = sum(one.member.ends.source.nbytes for one in launch)
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic

@@ -302,8 +302,8 @@ class Objects(Messages):
         prepared = self._prepare(
             Collective.BROADCAST, DType.UINT8, None, root, view.nbytes, None, None, (_OBJECTS,)
         )
-        source, count = view if self.rank == root else None, view.count
-        self._start(prepared, source, view, DType.UINT8, [count], count, False, nothing)
+        source = view if self.rank == root else None
+        self._start(prepared, source, view, [view.count], False, nothing)
 
     def _start_send(self, parts: Parts, dest: int, tag: int) -> list[Any]:
         return [self._native.send(_core.view(part), dest, tag, True) for part in parts]

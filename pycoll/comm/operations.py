@@ -9,6 +9,7 @@ import itertools
 import operator
 import re
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -22,7 +23,7 @@ from pycoll.arrays.registry import framework_of, input_of, output_view
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
-from pycoll.types import MEAN_RANKS_MAX, DType, ReduceOp
+from pycoll.types import ITEM_BYTES, MEAN_RANKS_MAX, DType, ReduceOp
 
 if TYPE_CHECKING:
     from array import array
@@ -36,6 +37,8 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _Self = TypeVar("_Self", bound="Core")
 
+#: Prepared calls that a communicator keeps at most.
+_PREPARED_MAX = 4096
 #: Operations begin with internal exchanges. An engine's MismatchError may name such an exchange by
 #: a text of this pattern; the note then tells the user which calls make them.
 _EXCHANGES = r"(all_gather|broadcast) of \d+ int64"
@@ -58,9 +61,9 @@ def operation(function: Callable[Concatenate[_Self, _Arguments], Any]) -> Any:
 
     The result is a ``_core.Method``; type checkers take its type from ``pycoll.signatures``.
 
-    Native code parses and runs common calls; it uses the same table of prepared calls as
-    ``_prepare``. The function defines the meaning of all calls, and runs those that native code
-    declines.
+    The function reads and checks the arguments, and tells native code what the call does
+    (``Core._run``). Native code repeats that for later calls whose arguments look alike; all other
+    calls come here.
     """
     name = function.__name__
     # A TypeError about arguments names the public class.
@@ -113,6 +116,25 @@ def immediate_collective(function: Callable[_Arguments, _Result]) -> Callable[_A
     return immediate(function, True)
 
 
+class MessageKey(NamedTuple):
+    """The arguments that members of one fused message of all_reduce have in common."""
+
+    dtype: int
+    op: str
+    algorithm: str | None
+    deterministic: bool | None
+    #: The reduction's number, for native code.
+    code: int
+
+
+class _Told(threading.local):
+    """The outputs of the exchanges of a call that native code has begun on this thread."""
+
+    def __init__(self) -> None:
+        self.communicator: Any = None
+        self.outputs: list[bytes] = []
+
+
 class Core(_core.Calls):
     """State of a communicator and the common path of its operations. See ``Communicator``."""
 
@@ -125,6 +147,8 @@ class Core(_core.Calls):
     _made_plans: Plans | None = None
     #: The servers of these ranks, if this is the world of a job that has some.
     _served: Served | None = None
+    #: The outputs of exchanges that native code has made already, see ``_resume``.
+    _told: _Told = _Told()
     #: The value of ``_native.calls()`` after the newest internal exchange.
     _exchanged = -1
 
@@ -167,6 +191,8 @@ class Core(_core.Calls):
         self._device_protocol = "auto"
         self._device_rdma = True
         self._devices: Devices | None = None
+        self._prepared: dict[tuple[Any, ...], Prepared] = {}
+        self._messages: dict[MessageKey, MessageKey] = {}
 
     @property
     def _plans(self) -> Plans:
@@ -237,15 +263,15 @@ class Core(_core.Calls):
         """Return the part of a call that does not depend on its arrays.
 
         ``op`` is None where nothing is reduced. ``nbytes`` is rounded up to the next power of two,
-        so similar sizes share an entry. The native table of calls keeps the entries. A call with a
-        user's reduction is prepared each time, since the program may register the name again.
+        so similar sizes share an entry. A call with a user's reduction is prepared each time, since
+        the program may register the name again.
         """
         bucket = (nbytes - 1).bit_length() if nbytes > 0 else -1
         word = op.word if isinstance(op, ReduceOp) else op
         strict = self._deterministic if deterministic is None else bool(deterministic)
-        own = None if deterministic is None else strict
-        key = (dtype, word, root, bucket, algorithm, own, shape_key)
-        known: Prepared | None = _core.find_prepared(self, collective, key)
+        key = (collective, dtype, word, root, bucket, algorithm, strict, shape_key)
+        plain = isinstance(word, str | None) and isinstance(algorithm, str | None)
+        known = self._prepared.get(key) if plain else None
         if known is not None:
             return known
         reduction: Reduction | None = None
@@ -260,55 +286,132 @@ class Core(_core.Calls):
         found = self._plans.prepare(
             collective, dtype, reduction, root, message, algorithm, strict, shape_key
         )
-        if not found.by_python:
-            _core.note(self, collective, key, found)
+        if plain and not found.by_python:
+            if len(self._prepared) >= _PREPARED_MAX:
+                self._prepared.clear()
+            self._prepared[key] = found
         return found
+
+    def _message_key(
+        self, prepared: Prepared, algorithm: str | None, deterministic: bool | None
+    ) -> MessageKey:
+        """Return the key of the messages that such an all_reduce may share.
+
+        Equal keys are the same object.
+        """
+        name = prepared.reduction.name if prepared.reduction is not None else "sum"
+        made = MessageKey(
+            prepared.dtype,
+            name,
+            None if algorithm is None else str(algorithm),
+            None if deterministic is None else bool(deterministic),
+            prepared.op,
+        )
+        return self._messages.setdefault(made, made)
+
+    def _offer_member(self, ends: Ends, message: MessageKey) -> None:
+        """Tell native code of an array that waits for its message; see ``_run``."""
+        _core.offer(self, None, ends.source, ends.target, ends.memory is not None, message)
+
+    def _message(self, message: MessageKey, nbytes: int, arrays_key: int) -> _core.Request:
+        """Return the request of a message, for native code.
+
+        ``arrays_key`` is a hash of its arrays, as ``_core.arrays_key`` makes it.
+        """
+        prepared = self._prepare(
+            Collective.ALL_REDUCE,
+            message.dtype,
+            message.op,
+            0,
+            nbytes,
+            message.algorithm,
+            message.deterministic,
+        )
+        prepared = prepared._replace(key=prepared.key ^ arrays_key)
+        return prepared.request([nbytes // ITEM_BYTES[message.dtype]])
+
+    def _resume(self, name: str, told: list[bytes], words: dict[str, Any]) -> Any:
+        """Run a call whose first exchanges native code has made, with these outputs."""
+        here = self._told
+        before, here.communicator, here.outputs = (here.communicator, here.outputs), self, told
+        try:
+            return getattr(type(self), name).definition(self, **words)
+        finally:
+            here.communicator, here.outputs = before
+
+    def _run(
+        self,
+        prepared: Prepared,
+        ends: Ends,
+        x: Any,
+        out: Any,
+        counts: list[int],
+        async_op: bool,
+        stream: Any,
+        message: MessageKey | None = None,
+        identity: bytes = b"",
+    ) -> Any:
+        """Run the operation of a call, and return the call's result, or a Work of that.
+
+        It tells native code what the call does, so that native code can repeat it. ``message``: see
+        ``_message_key``. ``identity``: the bytes of the element that fills the result of this rank
+        in the end, whatever the operation computes.
+        """
+        framework, source, memory, target = ends
+        where = Where(framework, x, stream)
+        returns = memory is not None or out is not None
+        finish = finisher(framework, x, memory, out) if returns else nothing
+        if identity and isinstance(target, DeviceView):
+            lanes = self._plans.lanes(prepared.plan)
+            return self._on_devices().run(
+                prepared, (source, target), counts, lanes, async_op, finish, where, identity
+            )
+        offer = (memory is not None, message, identity)
+        if identity:
+            assert target is not None  # a rank that gets the identity has a result
+            given, filled = finish, target
+
+            def finish() -> Any:
+                _core.fill(filled, identity)
+                return given()
+
+        told = None if identity and async_op else offer
+        return self._start(prepared, source, target, counts, async_op, finish, where, told)
 
     def _start(
         self,
         prepared: Prepared,
         source: _core.BufferView | None,
         target: _core.BufferView | None,
-        dtype: int,
         counts: list[int],
-        count: int,
         async_op: bool,
         finish: Callable[[], Any],
         where: Where | None = None,
+        offer: tuple[bool, MessageKey | None, bytes] | None = None,
     ) -> Any:
         """Run the operation and return ``finish()``. With ``async_op`` return a Work of that.
 
         ``where`` names the stream. It is None for barriers and for internal exchanges on the host.
+        ``offer``: what native code needs besides, to repeat this call: whether the result is a new
+        array, and as in ``_run``; None where it cannot.
         """
         if where is not None:
             if isinstance(source, DeviceView) or isinstance(target, DeviceView):
                 lanes = self._plans.lanes(prepared.plan)
                 return self._on_devices().run(
-                    prepared, (source, target), dtype, counts, count, lanes, async_op, finish, where
+                    prepared, (source, target), counts, lanes, async_op, finish, where
                 )
             where.need_none()
         user = prepared.user
-        run = UserRun(user, dtype, self.size) if user is not None else None
+        run = UserRun(user, prepared.dtype, self.size) if user is not None else None
         then = finish if run is None else run.judged(finish)
         if run is not None:
             self._native.begin_call()  # covers the operation and the exchange after it
         try:
-            work = self._native.run(
-                prepared.plan,
-                source,
-                target,
-                dtype=dtype,
-                op=prepared.op,
-                counts=counts,
-                plan_key=prepared.key,
-                count=count,
-                segment_bytes=prepared.segment_bytes,
-                user_op=run.native() if run is not None else None,
-                asynchronous=async_op,
-                finish=then if async_op else None,
-                shape=prepared.shape,
-                arrays=prepared.arrays,
-            )
+            request = prepared.request(counts, run.native() if run is not None else None)
+            if offer is not None and not prepared.by_python:
+                _core.offer(self, request, source, target, *offer)
+            work = self._native.run(request, source, target, async_op, then if async_op else None)
             if run is not None and self.size > 1:
                 self._exchange_records(run, async_op)
         finally:
@@ -325,9 +428,7 @@ class Core(_core.Calls):
             Collective.ALL_GATHER, DType.UINT8, None, 0, every.nbytes, None, None, key
         )
         # The engine reads the record when this exchange begins; then the operation has ended.
-        made = self._start(
-            prepared, mine, every, DType.UINT8, counts, every.count, async_op, nothing
-        )
+        made = self._start(prepared, mine, every, counts, async_op, nothing)
         if async_op:
             run.exchange = made
 
@@ -407,40 +508,44 @@ class Core(_core.Calls):
         algorithm: str | None,
     ) -> None:
         """Run an internal all_gather. It avoids NumPy arrays, whose first view is slow."""
-        target = _core.view(every)
+        nbytes = sum(counts) * ITEM_BYTES[dtype]
         prepared = self._prepare(
-            Collective.ALL_GATHER,
-            dtype,
-            None,
-            0,
-            target.nbytes,
-            algorithm,
-            None,
-            (salt(purpose),),
+            Collective.ALL_GATHER, dtype, None, 0, nbytes, algorithm, None, (salt(purpose),)
         )
-        source = _core.view(mine)
-        self._start(prepared, source, target, dtype, counts, target.count, False, nothing)
+        self._run_exchange(prepared, _core.view(mine), every, counts)
+
+    def _run_exchange(
+        self,
+        prepared: Prepared,
+        mine: _core.BufferView | None,
+        every: bytearray | memoryview | array[int],
+        counts: list[int],
+    ) -> None:
+        """Run an internal exchange of a call, unless native code has run it already.
+
+        It tells native code of the exchange. ``mine`` is the input, and None without one; ``every``
+        is the memory of the output, which may be the same.
+        """
+        target = _core.view(every)
+        request = prepared.request(counts)
+        told = self._told
+        if told.communicator is self and told.outputs:
+            memoryview(every).cast("B")[:] = told.outputs.pop(0)
+        else:
+            self._native.run(request, mine, target)
         self._exchanged = self._native.calls()
+        _core.offer_exchange(self, request, mine, target)
 
     def _broadcast_numbers(self, numbers: list[int] | None, length: int, root: int) -> list[int]:
         """Return the root's numbers on all ranks."""
         from array import array
 
         line = array("q", bytes(8 * length) if numbers is None else numbers)
-        view = _core.view(line)
         prepared = self._prepare(
-            Collective.BROADCAST,
-            DType.INT64,
-            None,
-            root,
-            view.nbytes,
-            None,
-            None,
-            (salt("header"),),
+            Collective.BROADCAST, DType.INT64, None, root, 8 * length, None, None, (salt("header"),)
         )
-        source = view if self.rank == root else None
-        self._start(prepared, source, view, DType.INT64, [length], length, False, nothing)
-        self._exchanged = self._native.calls()
+        mine = _core.view(line) if self.rank == root else None
+        self._run_exchange(prepared, mine, line, [length])
         return line.tolist()
 
     def _gather_blobs(self, blob: bytes) -> list[bytes]:
@@ -495,20 +600,20 @@ def nothing() -> None:
 
 
 def salt(purpose: str) -> int:
-    """Return a number that marks an internal exchange. No dimension of an array is as large.
-
-    Native exchanges compute the same number (bindings/calls/exchange.cpp).
-    """
+    """Return a number that marks an internal exchange. No dimension of an array is as large."""
     return 1 << 62 | zlib.crc32(purpose.encode())
 
 
 class Ends(NamedTuple):
-    """The memory that an operation reads and writes; ``memory`` becomes the result without out."""
+    """The views that an operation reads and writes, or None where this rank has none.
+
+    ``memory`` becomes the result without ``out``.
+    """
 
     framework: Framework
-    source: _core.BufferView
+    source: Any
     memory: Any
-    target: _core.BufferView
+    target: Any
 
 
 def ends_of(x: Any, out: Any) -> Ends:

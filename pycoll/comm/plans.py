@@ -5,7 +5,7 @@ The choice is a function of values that are the same on all ranks, so all ranks 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -27,20 +27,18 @@ from pycoll.types import LOCATION
 class Prepared(NamedTuple):
     """The part of a call that does not depend on its arrays.
 
-    ``user``: the reduction, if it is a user's. ``identity``: for an exscan with a builtin
-    reduction, the bytes of the element that rank 0 gets.
+    ``user``: the reduction, if it is a user's.
     """
 
     plan: _core.Plan
     key: int
+    dtype: int
     op: int
     segment_bytes: int
     reduction: Reduction | None
     user: Reduction | None
-    identity: bytes = b""
-    #: The array's shape, for the text of a MismatchError; None where ranks compare no shape.
-    shape: Shape | None = None
-    #: All arrays of the list or group to which the message belongs, for the same text.
+    #: The array, or all arrays of the list or group to which a message belongs, for the text of a
+    #: MismatchError; None where ranks compare no shape.
     arrays: _core.CallArrays | None = None
 
     @property
@@ -49,6 +47,19 @@ class Prepared(NamedTuple):
         reduction = self.reduction
         return reduction is not None and (self.user is not None or reduction.code in LOCATION)
 
+    def request(self, counts: Sequence[int], user_op: _core.UserOp | None = None) -> _core.Request:
+        """Return the request for blocks of so many elements each (csrc/plan/FORMAT.md)."""
+        return _core.Request(
+            self.plan,
+            dtype=self.dtype,
+            op=self.op,
+            counts=counts,
+            plan_key=self.key,
+            segment_bytes=self.segment_bytes,
+            user_op=user_op,
+            arrays=self.arrays,
+        )
+
     def check_shape(self, shape: tuple[int, ...], axes: int = 1) -> None:
         """Raise InvalidArgumentError unless the reduction takes arrays of this shape."""
         if self.reduction is not None:
@@ -56,7 +67,9 @@ class Prepared(NamedTuple):
 
     def of_array(self, shape: Shape) -> Prepared:
         """Return the same for one array, whose shape must be equal on all ranks."""
-        return self._replace(key=self.key ^ _core.arrays_key([(0, shape)]), shape=shape)
+        call = _core.CallArrays()
+        call.add(self.dtype, self.op, shape)
+        return self.of_arrays([(0, shape)], call)
 
     def of_arrays(
         self, arrays: Iterable[tuple[int, Shape]], call: _core.CallArrays | None = None
@@ -119,10 +132,7 @@ class Plans:
         segment_bytes = self.parameters.segment_bytes
         key = _hash(f"{name}/{segment_bytes}/{word}/{shape_key}")
         code = reduction.code if reduction is not None else 0
-        identity = b""
-        if collective is Collective.EXSCAN and reduction is not None and user is None:
-            identity = reduction.identity_bytes(dtype)
-        return Prepared(plan, key, code, segment_bytes, reduction, user, identity)
+        return Prepared(plan, key, dtype, code, segment_bytes, reduction, user)
 
     def algorithm_name(
         self,

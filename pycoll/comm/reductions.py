@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pycoll import _core
-from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import input_of, output_view
 from pycoll.arrays.rows import elements, need_axis, split_rows, with_rows
-from pycoll.comm.operations import (
-    PS,
-    Core,
-    Ends,
-    asks_for_servers,
-    ends_of,
-    finisher,
-    operation,
-    salt,
-)
+from pycoll.comm.operations import PS, Core, Ends, asks_for_servers, ends_of, operation, salt
 from pycoll.schedule.collectives import Collective
 
 
@@ -164,11 +153,8 @@ class Reducing(Core):
         )
         prepared.check_shape(source.shape)
         prepared = prepared.of_array(source.shape)
-        count = source.count
-        where = Where(framework, x, stream)
-        return self._start(
-            prepared, source, None, source.dtype, [count], count, async_op, lambda: out, where
-        )
+        ends = Ends(framework, source, None, None)
+        return self._run(prepared, ends, x, out, [source.count], async_op, stream)
 
     @operation
     def reduce_scatter(
@@ -221,17 +207,9 @@ class Reducing(Core):
         )
         prepared.check_shape(source.shape, 2)
         prepared = prepared.of_array(source.shape)
-        return self._start(
-            prepared,
-            source,
-            target,
-            source.dtype,
-            elements(rows, source.shape),
-            source.count,
-            async_op,
-            finisher(framework, x, memory, out),
-            Where(framework, x, stream),
-        )
+        ends = Ends(framework, source, memory, target)
+        counts = elements(rows, source.shape)
+        return self._run(prepared, ends, x, out, counts, async_op, stream)
 
     @operation
     def scan(
@@ -316,37 +294,24 @@ class Reducing(Core):
         stream: Any,
     ) -> Any:
         """Prepare and run a collective whose result has the shape of x."""
-        framework, source, memory, target = ends
-        dtype, count = source.dtype, source.count
+        source = ends.source
         prepared = self._prepare(
-            collective, dtype, op, root, source.nbytes, algorithm, deterministic
+            collective, source.dtype, op, root, source.nbytes, algorithm, deterministic
         )
         prepared.check_shape(source.shape)
-        prepared = prepared.of_array(source.shape)
-        finish = finisher(framework, x, memory, out)
-        where = Where(framework, x, stream)
+        message, identity = None, b""
+        if collective is Collective.ALL_REDUCE and not prepared.by_python:
+            message = self._message_key(prepared, algorithm, deterministic)
         if collective is Collective.EXSCAN and prepared.reduction is not None:
-            identity = prepared.reduction.identity_bytes(dtype)
-            if self.rank == 0 and isinstance(target, DeviceView):
-                ends_there = (source, target)
-                lanes = self._plans.lanes(prepared.plan)
-                return self._on_devices().run(
-                    prepared,
-                    ends_there,
-                    dtype,
-                    [count],
-                    count,
-                    lanes,
-                    async_op,
-                    finish,
-                    where,
-                    identity,
-                )
-            if self.rank == 0:
-                given = finish
-
-                def finish() -> Any:
-                    _core.fill(target, identity)
-                    return given()
-
-        return self._start(prepared, source, target, dtype, [count], count, async_op, finish, where)
+            identity = prepared.reduction.identity_bytes(source.dtype)
+        return self._run(
+            prepared.of_array(source.shape),
+            ends,
+            x,
+            out,
+            [source.count],
+            async_op,
+            stream,
+            message,
+            identity if self.rank == 0 else b"",
+        )

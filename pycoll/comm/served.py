@@ -389,15 +389,6 @@ class ServerLoop:
         prepared = terms.prepare(base)
 
         def begin() -> Any:
-            return base._start(
-                prepared,
-                None,
-                None,
-                terms.dtype,
-                [terms.elements],
-                terms.elements,
-                True,
-                nothing,
-            )
+            return base._start(prepared, None, None, [terms.elements], True, nothing)
 
         return begin

@@ -47,14 +47,11 @@ class OnDevice(NamedTuple):
 class Launch(NamedTuple):
     """An operation without its memory.
 
-    ``total`` counts elements of all ranks' arrays, as the descriptor does. ``lanes`` is the
-    largest number of lanes that any rank's plan has.
+    ``lanes`` is the largest number of lanes that any rank's plan has.
     """
 
     prepared: Prepared
-    dtype: int
     counts: list[int]
-    total: int
     lanes: int
     async_op: bool
     where: Where
@@ -68,20 +65,16 @@ class Launch(NamedTuple):
         parts: Sequence[tuple[int, int, int]] = (),
     ) -> _core.DeviceMark | None:
         """Put the operation at the end of its stream; see ``_core.DeviceCommunicator.run``."""
-        wire, dtype, op, key = copies.wire, self.dtype, self.prepared.op, self.prepared.key
+        wire, dtype, op, key = copies.wire, self.prepared.dtype, self.prepared.op, self.prepared.key
         items = 1
         if wire is not None:
             dtype, op, items = wire.form.dtype, wire.step, wire.form.wire_items
             key ^= wire.key
+        counts = [items * count for count in self.counts]
         return native.run(
-            self.prepared.plan,
+            _core.Request(self.prepared.plan, dtype=dtype, op=op, counts=counts, plan_key=key),
             source,
             target,
-            dtype=dtype,
-            op=op,
-            counts=[items * count for count in self.counts],
-            plan_key=key,
-            count=items * self.total,
             lanes=self.lanes,
             stream=self.where.handle(),
             on_stream=self.async_op,
@@ -136,9 +129,7 @@ class Devices:
         self,
         prepared: Prepared,
         ends: tuple[Any, Any],
-        dtype: int,
         counts: list[int],
-        count: int,
         lanes: int,
         async_op: bool,
         finish: Callable[[], Any],
@@ -153,12 +144,12 @@ class Devices:
         """
         source, target = ends
         native = self._opened(source, target)
-        launch = Launch(prepared, dtype, counts, count, lanes, async_op, where)
+        launch = Launch(prepared, counts, lanes, async_op, where)
         stream = where.handle()
         for view in (source, target):
             if view is not None and view.order is not None:
                 view.order(stream)
-        copies = Copies(self._conversion(dtype, prepared))
+        copies = Copies(self._conversion(prepared))
         packed, made = copies.source(source, where), copies.target(target, where)
         if fill is not None:
             copies.fill(made, fill)
@@ -184,7 +175,7 @@ class Devices:
         The operation is ordered on the streams of all members. Requires: one dtype, and from 1 to
         ``_core.DEVICE_PARTS_MAX`` members.
         """
-        copies = Copies(self._conversion(members[0].source.dtype, prepared))
+        copies = Copies(self._conversion(prepared))
         parts, nbytes, count = [], 0, 0
         for source, target, where in members:
             native = self._opened(source, target)
@@ -199,7 +190,7 @@ class Devices:
         if len(parts) == 1:
             parts = []  # the kernels for one array are faster
         where = members[0].where
-        launch = Launch(prepared, members[0].source.dtype, [count], count, lanes, async_op, where)
+        launch = Launch(prepared, [count], lanes, async_op, where)
         stream = where.handle()
         others = {one.where.handle() for one in members} - {stream}
         for other in others:
@@ -219,8 +210,8 @@ class Devices:
         _hand_on(native, where)
         return finish()
 
-    def _conversion(self, dtype: int, prepared: Prepared) -> Conversion | None:
-        return conversion(dtype, prepared.reduction, len(self._names))
+    def _conversion(self, prepared: Prepared) -> Conversion | None:
+        return conversion(prepared.dtype, prepared.reduction, len(self._names))
 
     def exchange(self, messages: Sequence[Message], async_op: bool) -> DeviceWork | None:
         """Launch messages, those of a group together, and return a Work if ``async_op``.

@@ -104,15 +104,8 @@ def _bound(how: How, shape: Shape, kind: DType) -> int:
     prepared.check_shape(shape, 2 if rowed else 1)
     return _core.xla_bind(
         how.comm._native,
-        prepared.plan,
-        dtype=kind,
-        op=prepared.op,
-        counts=counts,
-        plan_key=prepared.key,
-        count=total,
-        segment_bytes=prepared.segment_bytes,
+        prepared.request(counts),
         input_count=math.prod(shape),
         output_count=math.prod(how.shape(shape)),
         reads=how.collective is not Collective.BROADCAST or how.comm.rank == how.root,
-        shape=prepared.shape,
     )

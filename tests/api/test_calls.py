@@ -246,3 +246,40 @@ def test_async_calls_end_without_anybodys_help() -> None:
         while not all(work.done() for work in works):
             assert time.monotonic() < end
         assert x.tolist() == y.tolist() == [3, 3, 3]
+
+
+def test_native_calls_follow_what_ranks_exchange_first() -> None:
+    """One rank's arguments stay the same, and those of the other change."""
+
+    def rank(comm: Comm) -> None:
+        for lengths in ((2, 2), (2, 3), (2, 2), (2, 0), (2, 3), (2, 2)):
+            x = np.full(lengths[comm.rank], float(comm.rank))
+            wanted = [0.0] * lengths[0] + [1.0] * lengths[1]
+            assert comm.all_gather(x).tolist() == wanted
+            found = comm.gather(x, root=1)
+            assert (None if comm.rank == 0 else found.tolist() == wanted) in (None, True)
+        for rows in ([1, 3], [2, 2], [1, 3], None, [4, 0], [2, 2]):
+            whole = np.arange(4.0) if comm.rank == 0 else None
+            part = comm.scatter(whole, splits=rows)
+            first = (rows or [2, 2])[0]
+            assert (
+                part.tolist() == list(range(4))[slice(first) if comm.rank == 0 else slice(first, 4)]
+            )
+        for _ in range(2):
+            with pytest.raises(pycoll.MismatchError):
+                comm.all_gather(np.zeros(2, np.float32 if comm.rank else np.float64))
+            assert comm.all_gather(np.zeros(2)).shape == (4,)
+
+    world_in_threads(2).run(rank)
+
+
+def test_bound_calls_that_began_in_a_group_become_native() -> None:
+    def rank(comm: Comm) -> list[str]:
+        x = np.ones(3)
+        bound = comm.all_reduce.bind(x, out=x)
+        with comm.group():
+            bound()
+        bound()
+        return frames_of(bound)
+
+    assert world_in_threads(2).run(rank) == [[], []]

@@ -105,26 +105,33 @@ class Case:
         return self.outputs[rank]
 
     def add_to(self, simulation: Any, rank: int, **words: Any) -> int:
-        """Let ``rank`` enter the collective; ``words`` go to Simulation.add."""
+        """Let ``rank`` enter the collective.
+
+        ``words`` go to Simulation.add, or replace those of the request.
+        """
         entry = lookup(self.collective, self.algorithm)
         schedule = entry.build(self.size, root=self.root, only=rank, topology=self.topology)
         if self.collective in ROOTED or self.collective in (Collective.SCAN, Collective.EXSCAN):
             schedule = acknowledged(schedule)
         empty = self.collective is Collective.BARRIER or rank >= self.size - self.servers
-        return simulation.add(
-            rank,
+        times = {word: words.pop(word) for word in ("timeout_s", "at_s") if word in words}
+        request = _core.Request(
             _core.Plan(lower(schedule, rank)),
-            None if empty else _core.view(self.inputs[rank]),
-            None if empty else _core.view(self.outputs[rank]),
             **{
                 "dtype": self.dtype,
                 "op": SUM,
                 "counts": self.counts,
                 "plan_key": 1,
-                "count": sum(self.counts),
                 "segment_bytes": self.segment_bytes,
                 **words,
             },
+        )
+        return simulation.add(
+            rank,
+            request,
+            None if empty else _core.view(self.inputs[rank]),
+            None if empty else _core.view(self.outputs[rank]),
+            **times,
         )
 
     def wrong_at(self, rank: int) -> str | None:
