@@ -86,8 +86,8 @@ def _check_servers(options: LaunchOptions) -> None:
         return
     if options.node is not None:
         raise InvalidArgumentError(
-            "servers start on one machine: on several, start ranks and let the last ones call "
-            "pycoll.ps.serve(), or run python -m pycoll.ps there"
+            "--servers starts servers on one machine: with --nnodes, give the last nodes the "
+            "command -m pycoll.ps, and their number of servers as -n"
         )
     if options.elastic is not None or options.restarts:
         raise InvalidArgumentError(

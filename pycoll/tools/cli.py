@@ -237,8 +237,8 @@ def run(
         if hosts is not None:
             if words["servers"]:
                 raise click.UsageError(
-                    "--servers starts servers on one machine: on several, let the last ranks call "
-                    "pycoll.ps.serve(), or leave out the hosts"
+                    "--servers starts servers on one machine: on several, use --nnodes, and give "
+                    "the last nodes the command -m pycoll.ps"
                 )
             if words["tolerate"]:
                 raise click.UsageError(

@@ -372,6 +372,32 @@ except pycoll.PeerLostError as error:
     assert status == 1, text
 
 
+def test_a_node_of_servers_only() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    code = HEAD + 'print("size", pycoll.size(), "servers", pycoll.servers())'
+    commands = ([sys.executable, "-c", code], ["-m", "pycoll.ps"])
+    nodes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pycoll", "run", "--nnodes", "2", "-n", "2"),
+                *("--node-rank", str(node), "--address", address, *command),
+            ],
+            env=environment(PYCOLL_SECRET=SECRET, PYCOLL_HOST_ID=f"host {node}"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node, command in enumerate(commands)
+    ]
+    try:
+        texts = [node.communicate(timeout=JOB_S)[0] for node in nodes]
+        assert [node.returncode for node in nodes] == [0, 0], texts
+        assert texts[0].count("size 2 servers (2, 3)") == 2
+    finally:
+        for node in nodes:
+            node.kill()
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
