@@ -37,14 +37,12 @@ from pycoll.bootstrap.discovery.network import listen_tcp
 from pycoll.bootstrap.rendezvous.store import Place, StoreExchange
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 
-TITLE = "Joining"
 WORKER = str(Path(__file__).with_name("join_worker.py"))
 LIBRARIES = ("pycoll", "openmpi")
 #: Bytes of a rank's blob in each round of joining over TCP.
 ROUNDS = (600, 200, 32, 8)
-#: The targets: of the ratio to Open MPI, per peer, and of the large meeting.
-READY_RATIO, PEER_BYTES, PEER_DESCRIPTORS = 1.5, 16 << 10, 2
-MEETING_S, MEMBER_BYTES = 10.0, 64 << 10
+#: The targets: the ratio of ready times to those of Open MPI, and the time of the large meeting.
+READY_RATIO, MEETING_S = 1.5, 10.0
 _LIMIT_S = 120
 
 
@@ -227,14 +225,17 @@ def _resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def report(cases: Sequence[Case], large: tuple[int, float, float]) -> list[str]:
-    """Return the lines of the page."""
+def times(cases: Sequence[Case]) -> list[str]:
+    """Return the table of times."""
     head = ["job", *(f"{one} joins" for one in LIBRARIES), "ratio"]
     head += [*(f"{one} ready" for one in LIBRARIES), "ratio"]
-    lines = [page.origin(), "", *page.table(head, [case.row() for case in cases]), ""]
-    here = [case for case in cases if "one host" in case.name]
-    few, many = here[0], here[-1]
-    for library in many.runs if many is not few else ():
+    return page.table(head, [case.row() for case in cases])
+
+
+def growth(few: Case, many: Case) -> list[str]:
+    """Return what each peer costs the rank that has the most."""
+    lines = []
+    for library in many.runs:
         grown = []
         for name in ("memory", "descriptors"):
 
@@ -245,28 +246,56 @@ def report(cases: Sequence[Case], large: tuple[int, float, float]) -> list[str]:
             grown.append(rise / (many.ranks - few.ranks))
         own = " (at most 16 and 2 are wanted)" if library == "pycoll" else ""
         lines += [
-            f"From {few.ranks} to {many.ranks} ranks on one host, the rank of {library} with the "
-            f"most takes {grown[0] / 1024:.1f} KiB and {grown[1]:.2f} descriptors more for each "
-            f"peer{own}.",
             "",
+            f"From {few.ranks} to {many.ranks} ranks, the rank of {library} with the most takes "
+            f"{grown[0] / 1024:.1f} KiB and {grown[1]:.2f} descriptors more for each peer{own}.",
         ]
-    count, seconds, size = large
-    lines.append(
-        f"{count} members, threads of one process, meet at a store in {seconds:.2f} s (at most "
-        f"{MEETING_S:g} s is wanted). The process of the store grows by at most "
-        f"{size / 1024:.1f} KiB for each (64 KiB)."
-    )
     return lines
 
 
+def on_one_host(libraries: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Measure jobs on this host; return the lines of the section."""
+    cases = cases_here(libraries, options.ranks, options.rounds)
+    rest = growth(cases[0], cases[-1]) if len(cases) > 1 else []
+    return [*times(cases), *rest]
+
+
+def over_hosts(libraries: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Measure jobs on network namespaces; return the lines of the section."""
+    why = obstacle()
+    if why:
+        raise SystemExit(f"no jobs on hosts: {why}")
+    wanted = ((4, 2), (8, 8))
+    cases = [case_on_hosts(libraries, *one, options.rounds) for one in wanted]
+    text = f"Ready within {READY_RATIO:g} times the time of mpirun is wanted on 4 hosts."
+    return [*times(cases), "", text]
+
+
+def at_a_store(libraries: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Measure the large meeting; return the lines of the section."""
+    seconds, size = meeting(options.meeting)
+    return [
+        f"{options.meeting} members, threads of one process, meet at a store in {seconds:.2f} s "
+        f"(at most {MEETING_S:g} s is wanted). The process of the store grows by at most "
+        f"{size / 1024:.1f} KiB for each of them (64 KiB)."
+    ]
+
+
+PARTS = {
+    "one-host": ("Joining on one host", on_one_host),
+    "hosts": ("Joining over hosts", over_hosts),
+    "meeting": ("A large meeting", at_a_store),
+}
+
+
 def main() -> None:
-    """Measure, print the page's section, and write it with --markdown."""
+    """Measure, print the page's sections, and write them with --markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="runs of each job by each library")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64], help="ranks on one host")
     parser.add_argument("--meeting", type=int, default=1024, help="members of the large meeting")
-    parser.add_argument("--no-hosts", action="store_true", help="leave out network namespaces")
-    parser.add_argument("--markdown", type=Path, help="the page whose section to replace")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="what to do")
+    parser.add_argument("--markdown", type=Path, help="the page whose sections to replace")
     parser.add_argument("--members", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.members is not None:
@@ -274,19 +303,13 @@ def main() -> None:
         members(("127.0.0.1", int(port)), key.encode(), int(count))
         return
     libraries = [one for one in LIBRARIES if (binaries_of(one) / "python").exists()]
-    cases = cases_here(libraries, options.ranks, options.rounds)
-    why = "" if not options.no_hosts else "--no-hosts"
-    why = why or obstacle()
-    if why:
-        print(f"skipped: jobs on hosts ({why})", file=sys.stderr)
-    else:
-        cases.append(case_on_hosts(libraries, 4, 2, options.rounds))
-        cases.append(case_on_hosts(libraries, 8, 8, options.rounds))
-    large = (options.meeting, *meeting(options.meeting))
-    lines = report(cases, large)
-    print("\n".join(lines))
-    if options.markdown is not None:
-        page.write_section(options.markdown, TITLE, lines)
+    for part in options.parts:
+        title, measure = PARTS[part]
+        lines = measure(libraries, options)
+        lines = [page.origin(), "", *lines]
+        print("\n".join([f"## {title}", "", *lines]))
+        if options.markdown is not None:
+            page.write_section(options.markdown, title, lines)
 
 
 if __name__ == "__main__":

@@ -192,16 +192,17 @@ class Visitor:
 
 def receive_exactly(sock: socket.socket, count: int, deadline: Deadline) -> bytes:
     """Read ``count`` bytes. Raises EOFError, or the builtin TimeoutError at the deadline."""
-    data = bytearray()
-    while len(data) < count:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
         left = deadline.remaining()
         if left <= 0:
             raise TimeoutError("timed out")
         sock.settimeout(left)
-        piece = sock.recv(count - len(data))
-        if not piece:
+        got = sock.recv_into(view)
+        if not got:
             raise EOFError("the connection was closed")
-        data += piece
+        view = view[got:]
     return bytes(data)
 
 
