@@ -1,5 +1,6 @@
 #include "transport/shm/shm_stores.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>

@@ -13,7 +13,6 @@
 
 #include <sched.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -26,6 +25,8 @@ namespace pycoll::transport::shm {
 
 // Shorter segments always use ordinary stores, because the choice gains too little.
 inline constexpr std::size_t kStreamedBytesMin = 2 * 1024;
+// Write windows that are longer than this number of a core's caches use streaming stores.
+inline constexpr std::size_t kWindowCaches = 8;
 
 // For one channel. One thread at a time.
 class Stores {
@@ -58,12 +59,12 @@ class Stores {
     return streams;
   }
 
-  // Writes a part of a segment, or all of it, into a write window of `window_bytes` in total. A
-  // window that no cache holds is written past the caches. Result as of fill().
+  // Writes a part of a segment, or all of it, into a write window of `window_bytes` in total. Both
+  // ranks use the memory of a window again, so a window is written through the caches unless it is
+  // longer than they hold. Result as of fill().
   bool put(std::size_t window_bytes, std::byte* to, const std::byte* from,
            std::size_t bytes) const {
-    const bool streams =
-        streaming_ || window_bytes > std::max(core_cache_bytes(), shared_cache_bytes());
+    const bool streams = window_bytes > kWindowCaches * core_cache_bytes();
     streams ? stream_copy(to, from, bytes) : copy_bytes(to, from, bytes);
     return streams;
   }
