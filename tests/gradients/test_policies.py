@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -291,8 +292,9 @@ def test_a_draw_goes_to_waiting_for_all_at_once() -> None:
     drawn = decide(Policy(), gradients, rates._replace(await_s=1e-9), forward_s)
     assert not drawn.singly
     head, *lines = drawn.why.splitlines()
-    first = next(line for line in lines if line.endswith("not hidden"))
-    assert "at once" in head and "at once" not in first
+    times = dict(re.findall(r"  (\S.*?) +(\S+ \S+) not hidden", "\n".join(lines)))
+    assert "takes mg_wfbp, all at once" in head
+    assert times["mg_wfbp, all at once"] == times["mg_wfbp"] == next(iter(times.values()))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12), st.booleans())

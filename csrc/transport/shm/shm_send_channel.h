@@ -190,7 +190,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     return sequence != 0 && static_cast<std::int64_t>(sequence - header.sequence) >= 0;
   }
   void write(std::byte* there, const std::byte* from, std::size_t bytes) override {
-    streamed_ |= stores_.put(window_bytes_, there, from, bytes);
+    streamed_ |= fill_window(window_bytes_, there, from, bytes);
   }
   void commit_written(const SegmentHeader& header) override {
     if (std::exchange(streamed_, false)) stream_fence();

@@ -59,16 +59,6 @@ class Stores {
     return streams;
   }
 
-  // Writes a part of a segment, or all of it, into a write window of `window_bytes` in total. Both
-  // ranks use the memory of a window again, so a window is written through the caches unless it is
-  // longer than they hold. Result as of fill().
-  bool put(std::size_t window_bytes, std::byte* to, const std::byte* from,
-           std::size_t bytes) const {
-    const bool streams = window_bytes > kWindowCaches * core_cache_bytes();
-    streams ? stream_copy(to, from, bytes) : copy_bytes(to, from, bytes);
-    return streams;
-  }
-
  private:
   bool is_near() const {
     return reader_core_ != nullptr &&
@@ -78,6 +68,16 @@ class Stores {
   bool streaming_;
   const std::uint64_t* reader_core_;
 };
+
+// Writes a part of a segment, or all of it, into a write window of `window_bytes` in total. Both
+// ranks use the memory of a window again, so a window is written through the caches unless it is
+// longer than they hold. Result as of Stores::fill().
+inline bool fill_window(std::size_t window_bytes, std::byte* to, const std::byte* from,
+                        std::size_t bytes) {
+  const bool streams = window_bytes > kWindowCaches * core_cache_bytes();
+  streams ? stream_copy(to, from, bytes) : copy_bytes(to, from, bytes);
+  return streams;
+}
 
 // Nanoseconds that two ranks on two cores take to exchange one KiB through slot buffers.
 struct StoreTimes {
