@@ -193,7 +193,7 @@ def start_list(
         prepared = communicator._prepare(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
-        key = communicator._message_key(prepared, algorithm, deterministic)
+        key = communicator._plans.message_key(prepared, algorithm, deterministic)
         for number in numbers:
             prepared.check_shape(members[number].ends.source.shape)
             if not prepared.by_python and not isinstance(members[number].ends.source, DeviceView):

@@ -21,13 +21,13 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import empty
 from pycoll.comm.fused_batches import Member, fused_view, members_of
-from pycoll.comm.operations import Ends, MessageKey, asks_for_servers, ends_of, nothing
+from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
 from pycoll.comm.work import Work
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import MessageKey, Prepared
 
 _Finish = Callable[[], Any]
 _MESSAGES = {"send": "isend", "isend": "isend", "recv": "irecv", "irecv": "irecv"}
@@ -158,7 +158,7 @@ class Group(_core.Group):
         prepared = self._prepared(member, op, algorithm, deterministic)
         nbytes = ends.source.nbytes
         work = _core.open_work(finish, member)
-        key = self.communicator._message_key(prepared, algorithm, deterministic)
+        key = self.communicator._plans.message_key(prepared, algorithm, deterministic)
         _core.note_array(self, ends.source.dtype, prepared.op, ends.source.shape)
         if not prepared.by_python:
             _core.fuse(self, work, key, ends.source, ends.target)
@@ -184,7 +184,7 @@ class Group(_core.Group):
         stream: Any,
     ) -> Work:
         prepared = self._prepared(member, op, algorithm, deterministic)
-        key = self.communicator._message_key(prepared, algorithm, deterministic)
+        key = self.communicator._plans.message_key(prepared, algorithm, deterministic)
         launch = self._launches.get(key)
         if launch is None or len(launch) == _core.DEVICE_PARTS_MAX:
             launch = self._launches[key] = _Launch(key)

@@ -28,7 +28,7 @@ from pycoll.types import ITEM_BYTES, MEAN_RANKS_MAX, DType, ReduceOp
 if TYPE_CHECKING:
     from array import array
 
-    from pycoll.comm.plans import Plans, Prepared
+    from pycoll.comm.plans import MessageKey, Plans, Prepared
     from pycoll.comm.served import Served
     from pycoll.device.device_operations import Devices
     from pycoll.schedule.topology import Topology
@@ -116,17 +116,6 @@ def immediate_collective(function: Callable[_Arguments, _Result]) -> Callable[_A
     return immediate(function, True)
 
 
-class MessageKey(NamedTuple):
-    """The arguments that members of one fused message of all_reduce have in common."""
-
-    dtype: int
-    op: str
-    algorithm: str | None
-    deterministic: bool | None
-    #: The reduction's number, for native code.
-    code: int
-
-
 class _Told(threading.local):
     """The outputs of the exchanges of a call that native code has begun on this thread."""
 
@@ -191,8 +180,6 @@ class Core(_core.Calls):
         self._device_protocol = "auto"
         self._device_rdma = True
         self._devices: Devices | None = None
-        self._prepared: dict[tuple[Any, ...], Prepared] = {}
-        self._messages: dict[MessageKey, MessageKey] = {}
 
     @property
     def _plans(self) -> Plans:
@@ -271,7 +258,7 @@ class Core(_core.Calls):
         strict = self._deterministic if deterministic is None else bool(deterministic)
         key = (collective, dtype, word, root, bucket, algorithm, strict, shape_key)
         plain = isinstance(word, str | None) and isinstance(algorithm, str | None)
-        known = self._prepared.get(key) if plain else None
+        known = self._plans.known.get(key) if plain else None
         if known is not None:
             return known
         reduction: Reduction | None = None
@@ -287,27 +274,10 @@ class Core(_core.Calls):
             collective, dtype, reduction, root, message, algorithm, strict, shape_key
         )
         if plain and not found.by_python:
-            if len(self._prepared) >= _PREPARED_MAX:
-                self._prepared.clear()
-            self._prepared[key] = found
+            if len(self._plans.known) >= _PREPARED_MAX:
+                self._plans.known.clear()
+            self._plans.known[key] = found
         return found
-
-    def _message_key(
-        self, prepared: Prepared, algorithm: str | None, deterministic: bool | None
-    ) -> MessageKey:
-        """Return the key of the messages that such an all_reduce may share.
-
-        Equal keys are the same object.
-        """
-        name = prepared.reduction.name if prepared.reduction is not None else "sum"
-        made = MessageKey(
-            prepared.dtype,
-            name,
-            None if algorithm is None else str(algorithm),
-            None if deterministic is None else bool(deterministic),
-            prepared.op,
-        )
-        return self._messages.setdefault(made, made)
 
     def _offer_member(self, ends: Ends, message: MessageKey) -> None:
         """Tell native code of an array that waits for its message; see ``_run``."""
@@ -353,9 +323,9 @@ class Core(_core.Calls):
     ) -> Any:
         """Run the operation of a call, and return the call's result, or a Work of that.
 
-        It tells native code what the call does, so that native code can repeat it. ``message``: see
-        ``_message_key``. ``identity``: the bytes of the element that fills the result of this rank
-        in the end, whatever the operation computes.
+        It tells native code what the call does, so that native code can repeat it. ``message``: as
+        ``Plans.message_key`` returns it. ``identity``: the bytes of the element that fills the
+        result of this rank in the end, whatever the operation computes.
         """
         framework, source, memory, target = ends
         where = Where(framework, x, stream)

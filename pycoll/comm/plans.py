@@ -82,6 +82,17 @@ class Prepared(NamedTuple):
         return self._replace(key=self.key ^ _core.arrays_key(list(arrays)), arrays=call)
 
 
+class MessageKey(NamedTuple):
+    """The arguments that members of one fused message of all_reduce have in common."""
+
+    dtype: int
+    op: str
+    algorithm: str | None
+    deterministic: bool | None
+    #: The reduction's number, for native code.
+    code: int
+
+
 class _Key(NamedTuple):
     """All that the plans of a topology depend on; equal on all ranks."""
 
@@ -104,6 +115,27 @@ class Plans:
         self._plans: dict[_Key, _core.Plan] = {}
         self._keys: dict[_core.Plan, _Key] = {}
         self._lanes: dict[_core.Plan, int] = {}
+        #: By the key of Core._prepare. It is no attribute of the communicator, because CPython
+        #: caches the methods only of objects with at most 30 attributes.
+        self.known: dict[tuple[object, ...], Prepared] = {}
+        self._messages: dict[MessageKey, MessageKey] = {}
+
+    def message_key(
+        self, prepared: Prepared, algorithm: str | None, deterministic: bool | None
+    ) -> MessageKey:
+        """Return the key of the messages that such an all_reduce may share.
+
+        Equal keys are the same object.
+        """
+        name = prepared.reduction.name if prepared.reduction is not None else "sum"
+        made = MessageKey(
+            prepared.dtype,
+            name,
+            None if algorithm is None else str(algorithm),
+            None if deterministic is None else bool(deterministic),
+            prepared.op,
+        )
+        return self._messages.setdefault(made, made)
 
     def prepare(
         self,

@@ -301,7 +301,7 @@ class Reducing(Core):
         prepared.check_shape(source.shape)
         message, identity = None, b""
         if collective is Collective.ALL_REDUCE and not prepared.by_python:
-            message = self._message_key(prepared, algorithm, deterministic)
+            message = self._plans.message_key(prepared, algorithm, deterministic)
         if collective is Collective.EXSCAN and prepared.reduction is not None:
             identity = prepared.reduction.identity_bytes(source.dtype)
         return self._run(
