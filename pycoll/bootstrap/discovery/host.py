@@ -53,7 +53,7 @@ def _numbering() -> str:
 def _beginning(pid: int) -> str:
     """Return the start time of the process in clock ticks of the kernel; "" if no process with this
     number runs."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = read_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in "XZ" else ""
 
 
@@ -64,18 +64,19 @@ def machine_identity() -> str:
     That requires one kernel and one network namespace. Virtual machines cloned from one image share
     the boot id and the numbers of namespaces, so the text also covers the hardware addresses.
     """
-    parts = [_read("/proc/sys/kernel/random/boot_id"), _read("/etc/machine-id")]
+    parts = [read_file("/proc/sys/kernel/random/boot_id"), read_file("/etc/machine-id")]
     try:
         namespace = os.stat("/proc/self/ns/net")
         parts.append(f"{namespace.st_dev}:{namespace.st_ino}")
     except OSError:
         parts.append(socket.gethostname())
-    devices = sorted(f"/sys/class/net/{name}" for name in _names("/sys/class/net"))
-    parts += [_read(f"{one}/address") for one in devices if os.path.exists(f"{one}/device")]
+    devices = [f"/sys/class/net/{name}" for name in names_in("/sys/class/net")]
+    parts += [read_file(f"{one}/address") for one in devices if os.path.exists(f"{one}/device")]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _read(path: str) -> str:
+def read_file(path: str) -> str:
+    """Return the stripped text of a file; an empty text if it cannot be read."""
     try:
         with open(path) as file:
             return file.read().strip()
@@ -83,8 +84,9 @@ def _read(path: str) -> str:
         return ""
 
 
-def _names(folder: str) -> list[str]:
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names in a folder; none if it cannot be read."""
     try:
-        return os.listdir(folder)
+        return sorted(os.listdir(folder))
     except OSError:
         return []

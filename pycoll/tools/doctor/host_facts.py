@@ -15,7 +15,7 @@ from typing import Any
 
 from pycoll import __version__
 from pycoll.bootstrap.discovery.cores import cpu_quota
-from pycoll.bootstrap.discovery.host import machine_identity
+from pycoll.bootstrap.discovery.host import machine_identity, names_in, read_file
 from pycoll.bootstrap.discovery.network import Interface, interfaces
 from pycoll.config import Config
 from pycoll.errors import PycollError
@@ -143,10 +143,10 @@ def collect_facts(
         memlock=_limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         shm=_size_of_shm(),
         memfd=_missing_memfd(),
-        ptrace=int(_read("/proc/sys/kernel/yama/ptrace_scope") or -1),
-        rdma=_names("/sys/class/infiniband"),
+        ptrace=int(read_file("/proc/sys/kernel/yama/ptrace_scope") or -1),
+        rdma=names_in("/sys/class/infiniband"),
         networks=networks,
-        routes_ipv6=_has_default_ipv6(_read("/proc/net/ipv6_route")),
+        routes_ipv6=_has_default_ipv6(read_file("/proc/net/ipv6_route")),
         addresses=addresses,
         unresolved=unresolved,
         problems=problems,
@@ -210,18 +210,3 @@ def _has_default_ipv6(routes: str) -> bool:
     """Return whether the kernel's table has a route to ::/0 that is not one of loopback."""
     rows = [line.split() for line in routes.splitlines()]
     return any(row[0] == "0" * 32 and row[1] == "00" and row[-1] != "lo" for row in rows if row)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
