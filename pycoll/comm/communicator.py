@@ -387,7 +387,8 @@ class Communicator(Reducing, Moving, Objects):
 
         All ranks call this method. A library that communicates next to its caller needs it: the
         collectives and messages of the two communicators never meet. The new ``timeout_s`` and
-        settings are those of this communicator now.
+        settings are those of this communicator now. If this is a world with servers, the new one
+        has the same servers.
 
         Raises the errors of ``split``, and costs as much.
 
@@ -396,6 +397,9 @@ class Communicator(Reducing, Moving, Objects):
         >>> total
         3
         """
+        if self._served is not None:
+            self._splits += 1
+            return self._served.dup(f"{self.name}/{self._splits}.dup")
         made = self._split(0, 0, self._tuning)
         assert made is not None
         return made

@@ -8,6 +8,9 @@ prepare, and takes part in the operation without an array.
 All workers use the base in the same order, so announcements have the order of the operations. The
 engine compares what each worker passes with what the server was told, as in any collective. Worker
 0 also announces the end. Without it, the server's wait ends when worker 0 is gone.
+
+A duplicate of the world has a base of its own, and each server a thread for its loop there. So
+operations of the two worlds need no common order.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ AHEAD_MAX = 64
 _LOOK_S = 0.25
 _TAG = 0
 _END = b'{"end": true}'
+_DUP = b'{"dup": true}'
 
 
 def without_servers(size: int) -> NoReturn:
@@ -53,8 +57,8 @@ def without_servers(size: int) -> NoReturn:
     )
 
 
-def part_workers(base: Communicator, servers: int) -> Communicator | None:
-    """Make the world of the workers; returns None on a server.
+def part_workers(base: Communicator, servers: int, name: str = "world") -> Communicator | None:
+    """Make the world of the workers, with this name; returns None on a server.
 
     ``base``: the communicator of all ranks, of which the last ``servers`` serve. All ranks call
     this function at the same time.
@@ -63,14 +67,28 @@ def part_workers(base: Communicator, servers: int) -> Communicator | None:
     base._splits += 1
     choices = [(int(rank < workers), 0, rank) for rank in range(base.size)]
     color = 0 if base.rank < workers else None
-    joined = base._join_part(choices, color, "world", base._tuning)
+    joined = base._join_part(choices, color, name, base._tuning)
     base._topology = base._topology.serving(servers)
     base._made_plans = None
     if joined is None:
         return None
-    world = type(base)(joined, base._config, "world")
+    world = type(base)(joined, base._config, name)
     world._served = Served(base, workers)
     return world
+
+
+def dup_base(base: Communicator) -> Communicator:
+    """Return a duplicate of the communicator of all ranks, all of which call this function.
+
+    No operation may begin on ``base`` meanwhile.
+    """
+    # For the exchanges of a duplication, servers contribute like workers.
+    serving, plans = base._topology, base._made_plans
+    base._topology, base._made_plans = serving.serving(0), None
+    try:
+        return base.dup()
+    finally:
+        base._topology, base._made_plans = serving, plans
 
 
 def part_threads(bases: Sequence[Communicator], servers: int) -> list[Communicator]:
@@ -303,6 +321,18 @@ class Served:
             return f"part {owned[0]} of parts 0 to {schedule.parts - 1}"
         return f"parts {owned[0]} to {owned[-1]} of parts 0 to {schedule.parts - 1}"
 
+    def dup(self, name: str) -> Communicator:
+        """Return a duplicate of the world, which has the same servers."""
+        with self._lock:
+            try:
+                self._announce(_DUP)
+                made = part_workers(dup_base(self.base), len(self.ranks), name)
+            except PycollError as error:
+                self.name(error)
+                raise
+        assert made is not None
+        return made
+
     def failure(self) -> str | None:
         """Return the text of the error that ended the base, or None."""
         return self.base.failure
@@ -328,14 +358,16 @@ class ServerLoop:
         self.workers = workers
         #: The number of operations that it has run.
         self.served = 0
-        self._known: dict[bytes, Callable[[], Any]] = {}
+        self._known: dict[bytes, Callable[[], Any]] = {_DUP: self._dup}
         self._running: deque[Work[Any]] = deque()
+        #: The loops of duplicates of the world, each with its thread.
+        self._others: list[tuple[ServerLoop, threading.Thread]] = []
 
     def run(self) -> int:
         """Serve until worker 0 ends, and return the number of operations.
 
-        Raises PeerLostError that names the rank that is gone, and the errors of operations that end
-        the communicator.
+        It includes those of duplicates of the world, and ends after them. Raises PeerLostError that
+        names the rank that is gone, and the errors of operations that end the communicator.
         """
         try:
             while (text := self._next()) != _END:
@@ -350,7 +382,18 @@ class ServerLoop:
                 self._end(self._running.popleft())
         finally:
             self.base.close()
-        return self.served
+        for _, thread in self._others:
+            thread.join()
+        return self.served + sum(loop.served for loop, _ in self._others)
+
+    def _dup(self) -> None:
+        """Take part in the duplication of the world, and serve the duplicate in a thread."""
+        base = dup_base(self.base)
+        part_workers(base, base.size - self.workers)
+        loop = ServerLoop(base, self.workers)
+        thread = threading.Thread(target=loop.run_until_failure, name="pycoll-server", daemon=True)
+        thread.start()
+        self._others.append((loop, thread))
 
     def run_until_failure(self) -> None:
         """Serve as a thread: an error ends it, and the workers raise their own."""

@@ -32,7 +32,8 @@ def serve(
     included; servers are the last ranks. The workers call ``pycoll.init`` at the same time. This
     process must not have called it.
 
-    Returns the number of operations that it served, when worker 0 has left its world.
+    Returns the number of operations that it served, when worker 0 has left its world and the
+    duplicates of that.
 
     Raises the errors of ``pycoll.init``; InvalidArgumentError that names two ranks whose roles do
     not fit. Raises PeerLostError where a worker is gone without an end, and MismatchError where

@@ -71,8 +71,9 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         ``policy``: how gradients become messages: a policy or a method by name, or a
             ``pycoll.optim.Policy``. Without a policy, each gradient or group is reduced when all
             ranks have it.
-        ``architecture``: with a policy, "a2a", "ps" (every rank is the server of a share) or
-            "auto"; see ``pycoll.optim.Scheduler``.
+        ``architecture``: with a policy, "a2a", "ps" or "auto"; see ``pycoll.optim.Scheduler``.
+            The servers are those of the job. Without any, and in a process set other than the
+            global one, every rank is the server of a share.
         ``model``: with a policy, the module that owns the parameters. ``step()`` then does not
             wait. Each parameter steps when the next forward pass, or any other code, reads it; see
             memory/deferred_step.py. Once torch.compile compiles code in the process, ``step()``

@@ -106,6 +106,22 @@ def test_size_counts_workers_and_servers_names_the_others(world: World) -> None:
     assert world.run(rank) == [(4, (4, 5), 4)] * 4
 
 
+def test_a_duplicate_has_the_servers_and_an_order_of_its_own(world: World) -> None:
+    def rank(comm: Comm) -> None:
+        with comm.dup() as other, other.dup() as third:
+            assert other.servers == third.servers == comm.servers
+            for round in range(3):
+                pair = [other, comm][:: 1 if comm.rank % 2 else -1]
+                works = [
+                    one.all_reduce(round + comm.rank, algorithm="ps", async_op=True) for one in pair
+                ]
+                assert [work.wait() for work in works] == [4 * round + 6] * 2
+            assert third.all_reduce(1, algorithm="servers") == 4
+        assert comm.all_reduce(1, algorithm="ps") == 4
+
+    world.run(rank)
+
+
 def test_hosts_reduce_among_themselves_first() -> None:
     world = World(4, 2, hosts=[0, 0, 1, 1, 2, 3])
     try:
@@ -353,6 +369,45 @@ except pycoll.PeerLostError as error:
     lost = "lost 3 server 1 (rank 3) is lost, which owned part 1 of parts 0 to 1 of each message"
     assert text.count(lost) == 2, text
     assert "server 1 (rank 3, pid" in text
+
+
+def test_an_optimizer_of_torch_steps_by_the_servers_to_the_same_bits() -> None:
+    code = """
+import torch
+import pycoll
+import pycoll.torch as hvd
+
+hvd.init()
+torch.set_num_threads(1)
+words = []
+
+
+def trained(policy, architecture):
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, net.named_parameters(), policy=policy, architecture=architecture
+    )
+    torch.manual_seed(hvd.rank())
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(torch.randn(4, 6)).square().sum().backward()
+        optimizer.step()
+    words.append(optimizer._gradients._scheduler._algorithms["ps"])
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+first = trained("bsp", "a2a")
+for policy, architecture in (("BSP-PS", None), ("wfbp", "ps"), ("bytescheduler", "ps")):
+    assert torch.equal(first, trained(policy, architecture)), policy
+assert pycoll.world().all_reduce(1, algorithm="ps") == 2
+hvd.shutdown()
+print("alike by", *set(words), flush=True)
+"""
+    status, text = job(code, "-n", "2", "--servers", "2")
+    assert status == 0, text
+    assert text.count("alike by ps") == 2, text
 
 
 def test_a_worker_that_ends_early_is_named() -> None:

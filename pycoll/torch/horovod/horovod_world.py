@@ -220,7 +220,9 @@ def _build(comm: Any, owns: bool) -> None:
         pycoll.init(comm=None if chosen is not None else comm, timeout_s=limit)
     base = pycoll.world()
     inside = not chosen or base.rank in chosen
-    own = base.split(0 if inside else None, chosen.index(base.rank) if chosen and inside else 0)
+    place = chosen.index(base.rank) if chosen and inside else 0
+    # A duplicate has the servers of the world, a split has none.
+    own = base.dup() if not chosen else base.split(0 if inside else None, place)
     if own is None:
         raise ValueError(f"rank {base.rank} is not among the ranks {chosen} of hvd.init(comm=...)")
     _state.world = World(own, owns, settings)

@@ -193,7 +193,7 @@ class ScheduledGradients:
         home = coordinator_of(self.settings.process_set)
         if home is not self._home:
             words = {"policy": str(self.policy), "architecture": self.settings.architecture}
-            task = Collective(words, lambda comm: comm.split(0))
+            task = Collective(words, lambda comm: comm.dup())
             home.submit(task, None)
             comm = horovod_world.waited(task)
             home.adopt(comm, weakref.WeakMethod(self._before_closing))
