@@ -189,7 +189,7 @@ ROOMS = {
     "jax": EVERYBODY | {"_core", "schedule", "arrays", "comm"},
     "local_updates": EVERYBODY | {"arrays", "gradients"},
     "optim": {"foreign_words", "gradients", "local_updates"},
-    "ps": {"errors", "config", "bootstrap", "comm"},
+    "ps": EVERYBODY | {"_core", "arrays", "bootstrap", "comm"},
     "integrations": {"errors", "types", "config", "cost", "bootstrap", "comm"},
 }
 #: Rooms that work without native code and without arrays, and modules of others that do.

@@ -1,0 +1,162 @@
+"""Values that are arrays: how pushes are folded, with the bits of a deterministic all_reduce.
+
+A part's value is an array of one axis. Pushes arrive as bytes. Sums run in the native kernels, in
+rank order. A mean is divided once, in the form that all_reduce uses for the type.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pycoll import _core
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import COMPLEX, INTEGERS, ITEM_BYTES, DType, ReduceOp, numpy_dtype
+
+Array = npt.NDArray[Any]
+
+#: How pushes change a value, by the word of ``Store.init``. "sum" and "mean" replace it.
+UPDATES = {"add": 0, "sum": 1, "mean": 2}
+ADD, SUM, MEAN = UPDATES.values()
+#: The kernels fold this many arrays at once.
+_SOURCES_MAX = 4
+_NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3, DType.FLOAT8_E5M2})
+
+
+def rule_of(update: str, dtype: int) -> int:
+    """Return the number of a rule. Raises InvalidArgumentError for an unknown ``update``."""
+    if update not in UPDATES:
+        words = ", ".join(map(repr, UPDATES))
+        raise InvalidArgumentError(f"update is {update!r}: expected one of {words}")
+    return UPDATES[update] | dtype << 8
+
+
+class ArrayValue:
+    """A part's value. ``answers``: the views that tell it, as far as they still exist."""
+
+    __slots__ = ("answers", "array")
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.answers: list[weakref.ref[Array]] = []
+
+
+class ArrayValues:
+    """The arithmetic of arrays; see ``shard.Arithmetic``."""
+
+    def load(self, rule: int, payload: Any) -> ArrayValue:
+        """Return the value of a new part. Raises ValueError for a type that there is not."""
+        return ArrayValue(as_type(payload, rule >> 8).copy())
+
+    def refusal(self, rule: int, value: ArrayValue, payload: Any) -> str:
+        """Return why the payload is no push of this part, or an empty text."""
+        given = 0 if payload is None else memoryview(payload).nbytes
+        if given != value.array.nbytes:
+            return f"a push of {given} bytes for a part of {value.array.nbytes} bytes"
+        return ""
+
+    def apply(
+        self, rule: int, value: ArrayValue, pushes: Sequence[Any], workers: int
+    ) -> ArrayValue:
+        """Return the value after the pushes."""
+        dtype = DType(rule >> 8)
+        arrays = [as_type(one, dtype) for one in pushes]
+        old = value.array
+        if any(answer() is not None for answer in value.answers):
+            # The bytes of an answer that is being sent must not change.
+            value = ArrayValue(np.empty_like(old))
+        value.answers.clear()
+        if rule & 0xFF == ADD:
+            fold(value.array, [old, *arrays], dtype)
+        elif rule & 0xFF == MEAN:
+            mean(value.array, arrays, workers, dtype)
+        else:
+            fold(value.array, arrays, dtype)
+        return value
+
+    def read(self, value: ArrayValue) -> Array:
+        """Return a view of the value. Its elements stay as they are while this object exists."""
+        answer: Array = value.array.view()
+        value.answers.append(weakref.ref(answer))
+        return answer
+
+    def pieces(self, value: ArrayValue) -> Sequence[Any]:
+        """Return the payloads of a value."""
+        return (self.read(value),)
+
+    def join(self, rule: int, pieces: Sequence[Any]) -> ArrayValue:
+        """Return the value of which ``pieces`` made these payloads."""
+        if len(pieces) != 1:
+            raise ValueError(f"a value of {len(pieces)} pieces: expected 1")
+        return self.load(rule, pieces[0])
+
+
+def as_type(payload: Any, dtype: int) -> Array:
+    """Return the bytes as elements. Raises ValueError where they are none of that type."""
+    if not 0 <= dtype < len(ITEM_BYTES):
+        raise ValueError(f"{dtype} is no element type")
+    data = np.frombuffer(b"" if payload is None else payload, np.uint8)
+    elements: Array = data.view(numpy_dtype(dtype))
+    return elements
+
+
+def fold(target: Array, arrays: Sequence[Array], dtype: int) -> Array:
+    """Write the sum of the arrays into ``target``, which may be the first one; return it."""
+    if not target.size:
+        return target
+    if len(arrays) == 1:
+        target[...] = arrays[0]
+        return target
+    op = ReduceOp.BOR if dtype == DType.BOOL else ReduceOp.SUM
+    # The types that round in each step are folded one by one.
+    step = 1 if dtype in _NARROW else _SOURCES_MAX - 1
+    view, total = _core.view(target), _core.view(arrays[0])
+    for first in range(1, len(arrays), step):
+        sources = [_core.view(one) for one in arrays[first : first + step]]
+        _core.combine(view, [total, *sources], op, _core.isa())
+        total = view
+    return target
+
+
+def mean(target: Array, arrays: Sequence[Array], workers: int, dtype: int) -> Array:
+    """Write the sum of the arrays, divided by ``workers``, into ``target``; return it.
+
+    Integers are divided exactly and rounded towards zero.
+    """
+    if dtype == DType.BOOL:
+        return fold(target, arrays, dtype)
+    if dtype in INTEGERS:
+        target[...] = _whole_mean(arrays, workers)
+    elif dtype in _NARROW:
+        # The sum of many values would leave the range of the type: it is kept small by 2**-k.
+        factor = np.float32(2.0 ** -(workers - 1).bit_length())
+        scaled = [one.astype(np.float32) * factor for one in arrays]
+        total = fold(scaled[0], scaled, DType.FLOAT32)
+        target[...] = (total / (np.float32(workers) * factor)).astype(target.dtype)
+    else:
+        fold(target, arrays, dtype)
+        plain = target.view(target.real.dtype) if dtype in COMPLEX else target
+        np.divide(plain, plain.dtype.type(workers), out=plain)
+    return target
+
+
+def _whole_mean(arrays: Sequence[Array], workers: int) -> Array:
+    """Return the means of whole numbers: quotients and remainders are added apart, so that no sum
+    leaves 64 bits."""
+    wide = np.uint64 if arrays[0].dtype == np.uint64 else np.int64
+    count = wide(workers)
+    quotients = np.zeros(arrays[0].shape, wide)
+    rests = np.zeros(arrays[0].shape, wide)
+    for one in arrays:
+        quotient, rest = np.divmod(one.astype(wide), count)
+        quotients += quotient
+        rests += rest
+    more, rest = np.divmod(rests, count)
+    quotients += more
+    # divmod rounds down; below zero that is away from zero.
+    quotients[(quotients < 0) & (rest != 0)] += wide(1)
+    return quotients

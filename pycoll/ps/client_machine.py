@@ -1,0 +1,224 @@
+"""The worker's side as a machine: it numbers requests, sends them again, and takes answers.
+
+It has no sockets, threads or clocks. Updates of a shard go to the first server of its chain in one
+order; reads go to the last one. After a change of the view it sends again what is not answered.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from pycoll.ps.messages import DROPPED, UPDATES, Kind, Message
+from pycoll.ps.replica import WORKER_LOST
+from pycoll.ps.views import View
+
+#: Pushes of one shard that are on their way at most; later ones wait by priority.
+WINDOW = 16
+_ORDERED = frozenset((Kind.PUSH, Kind.LOAD))
+
+
+class Request:
+    """A request of a worker. ``answer``: the answer once it has come; ``failure``: why none will.
+
+    ``target``: where the payload of the answer goes, for the owner. ``lost``: the worker or the
+    servers that are gone, if that is the reason. ``slowest``: the worker for which a server makes
+    the request wait, and its clock.
+    """
+
+    __slots__ = ("answer", "failure", "lost", "message", "priority", "slowest", "target", "then")
+
+    def __init__(self, message: Message, priority: int, target: Any) -> None:
+        self.message = message
+        self.priority = priority
+        self.target = target
+        self.answer: Message | None = None
+        self.failure = ""
+        self.lost: tuple[int, ...] = ()
+        self.slowest: tuple[int, int] | None = None
+        #: Called when the request has ended.
+        self.then: Callable[[Request], None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is an answer or a failure."""
+        return self.answer is not None or self.failure != ""
+
+    @property
+    def dropped(self) -> bool:
+        """Whether a push came too late for its round."""
+        return self.answer is not None and bool(self.answer.flags & DROPPED)
+
+
+class _Lane:
+    """The requests of one shard. ``seq``: the number of the newest update that was sent."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.waiting: list[tuple[int, int, int, Request]] = []
+        self.updates: dict[int, Request] = {}
+        self.reads: dict[int, Request] = {}
+        self.pushing = 0
+        #: Requests before and after a CLOCK keep their order.
+        self.epoch = 0
+        #: By key the lowest priority that waits, so requests of a key keep their order.
+        self.lowest: dict[int, list[int]] = {}
+        #: Whether a loop sends what waits; a request that fails meanwhile begins no other loop.
+        self.is_sending = False
+
+
+class ClientMachine:
+    """A worker. ``me``: its rank. ``out`` collects messages as (server, message)."""
+
+    def __init__(self, me: int, view: View) -> None:
+        self.me = me
+        self.view = view
+        self.out: list[tuple[int, Message]] = []
+        self._lanes = [_Lane() for _ in view.chains]
+        self._numbers = 0
+        #: The servers whose connections are gone.
+        self.gone: set[int] = set()
+        #: Whether a view manager may still replace servers.
+        self.is_managed = True
+
+    def add(self, message: Message, priority: int = 0, target: Any = None) -> Request:
+        """Begin a request. A higher priority is sent earlier, within what consistency allows."""
+        request = Request(message, priority, target)
+        lane = self._lanes[message.shard]
+        self._numbers += 1
+        if message.kind is Kind.CLOCK:
+            lane.epoch += 1
+        key = message.key
+        below = lane.lowest.setdefault(key, [])
+        rank = min([priority, *below])
+        below.append(rank)
+        heapq.heappush(lane.waiting, (lane.epoch, -rank, self._numbers, request))
+        if message.kind is Kind.CLOCK:
+            lane.epoch += 1
+        self._send_waiting(message.shard, lane)
+        return request
+
+    def _send_waiting(self, shard: int, lane: _Lane) -> None:
+        if lane.is_sending:
+            return
+        lane.is_sending = True
+        while lane.waiting:
+            request = lane.waiting[0][3]
+            is_push = request.message.kind in _ORDERED
+            if is_push and lane.pushing >= WINDOW:
+                break
+            _, rank, number, _ = heapq.heappop(lane.waiting)
+            below = lane.lowest[request.message.key]
+            below.remove(-rank)
+            if not below:
+                del lane.lowest[request.message.key]
+            if request.message.kind in UPDATES:
+                lane.seq += 1
+                lane.pushing += is_push
+                request.message = request.message._replace(worker=self.me, seq=lane.seq)
+                lane.updates[lane.seq] = request
+            else:
+                request.message = request.message._replace(
+                    worker=self.me, seq=number, after=lane.seq
+                )
+                lane.reads[number] = request
+            self._send(shard, request)
+        lane.is_sending = False
+
+    def _send(self, shard: int, request: Request) -> None:
+        chain = self.view.chains[shard]
+        message = request.message
+        to = (chain[0] if message.kind in UPDATES else chain[-1]) if chain else None
+        if to is None:
+            self._fail(request, "all its servers are gone", tuple(sorted(self.gone)))
+        elif to not in self.gone:
+            self.out.append((to, message._replace(view=self.view.number)))
+        elif len(chain) == 1 or not self.is_managed:
+            self._fail(request, "its server is gone", (to,))
+
+    def hear(self, source: int, message: Message) -> None:
+        """Take a message of a server."""
+        if message.kind is Kind.VIEW:
+            self.adopt(View.from_bytes(bytes(message.payload)))
+            return
+        request = self.asked(message)
+        if request is None:
+            return
+        if message.kind is Kind.HELD:
+            request.slowest = (message.key, message.round)
+        elif message.kind is not Kind.FAILED:
+            request.answer = message
+            self._end(request)
+        elif message.flags == WORKER_LOST:
+            self._fail(request, "a worker is gone", (message.key,))
+        else:
+            text = b"" if message.payload is None else bytes(message.payload)
+            self._fail(request, text.decode("utf-8", "replace") or "the server refused it")
+
+    def asked(self, message: Message) -> Request | None:
+        """Return the request that a message answers; None if it has been answered."""
+        if message.shard >= len(self._lanes):
+            return None
+        lane = self._lanes[message.shard]
+        if message.kind is Kind.VALUE or message.kind is Kind.TEXT:
+            return lane.reads.get(message.seq)
+        if message.kind is Kind.DONE:
+            return lane.updates.get(message.seq)
+        if message.kind in (Kind.HELD, Kind.FAILED):
+            # The numbers of reads and updates overlap; ``after`` tells which one is meant.
+            found = lane.reads if message.after else lane.updates
+            return found.get(message.seq)
+        return None
+
+    def lose(self, server: int) -> None:
+        """Note that the connection to a server is gone."""
+        self.gone.add(server)
+        self._resend(only=server)
+
+    def unmanaged(self) -> None:
+        """Note that no view follows: requests of servers that are gone fail."""
+        self.is_managed = False
+        self._resend(only=None)
+
+    def adopt(self, view: View) -> None:
+        """Go on to a newer view, and send again what is not answered."""
+        if view.number > self.view.number and len(view.chains) == len(self._lanes):
+            self.view = view
+            self._resend(only=None)
+
+    def _resend(self, only: int | None) -> None:
+        """Send all requests again; with ``only``, fail those that no other server can answer."""
+        for shard, lane in enumerate(self._lanes):
+            chain = self.view.chains[shard]
+            if only is not None and (only not in chain or (len(chain) > 1 and self.is_managed)):
+                continue
+            for request in [*lane.updates.values(), *lane.reads.values()]:
+                self._send(shard, request)
+            self._send_waiting(shard, lane)
+
+    def _fail(self, request: Request, why: str, lost: tuple[int, ...] = ()) -> None:
+        request.failure, request.lost = why, lost
+        self._end(request)
+
+    def _end(self, request: Request) -> None:
+        message = request.message
+        lane = self._lanes[message.shard]
+        if message.kind in UPDATES:
+            if lane.updates.pop(message.seq, None) is not None and message.kind in _ORDERED:
+                lane.pushing -= 1
+                self._send_waiting(message.shard, lane)
+        else:
+            lane.reads.pop(message.seq, None)
+        if request.then is not None:
+            request.then(request)
+
+    def slowest(self) -> tuple[int, int] | None:
+        """Return the slowest worker that servers have told, and its clock; None if none waits."""
+        told = [
+            request.slowest
+            for lane in self._lanes
+            for request in [*lane.updates.values(), *lane.reads.values()]
+            if request.slowest is not None
+        ]
+        return min(told, key=lambda one: one[1], default=None)

@@ -1,0 +1,111 @@
+"""The consistency of a store: which pushes a pull sees, and how far workers may be apart.
+
+    "bsp"           a pull sees all pushes of the rounds before, and none of this one
+    "asp"           a push is applied when it arrives, and no worker waits
+    SSP(staleness)  as "asp", but a worker is at most ``staleness`` clocks ahead of the slowest
+    Backup(share)   as "bsp", but a round ends with the first workers; later pushes are dropped
+
+``SSP(0)`` is "bsp", and ``Backup(1.0)`` too. A worker's clock of a part counts its ended rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from pycoll.errors import InvalidArgumentError
+
+_WORDS = '"bsp", "asp", pycoll.ps.SSP(staleness) or pycoll.ps.Backup(share)'
+#: The largest staleness; a larger one is "asp".
+STALENESS_MAX = 1 << 20
+
+
+class Consistency(NamedTuple):
+    """The rule by which a shard ends rounds.
+
+    ``folds``: pushes of a round are kept, and applied in rank order when it ends. ``staleness``:
+    how many rounds a reader may be ahead of the version that it reads; None is any number.
+    ``share``: the share of the workers that end a round.
+    """
+
+    name: str
+    folds: bool
+    staleness: int | None
+    share: float = 1.0
+
+    def needed(self, workers: int) -> int:
+        """Return how many of so many workers end a round."""
+        # A share such as 0.9 has no exact double: 0.9 * 10 must be 9, and not 9 + 1.
+        return max(1, math.ceil(self.share * workers - 1e-9))
+
+    @property
+    def survives_workers(self) -> bool:
+        """Whether the other workers go on without one that is gone."""
+        return self.name != "bsp"
+
+    def __str__(self) -> str:
+        if self.name == "ssp":
+            return f"SSP({self.staleness})"
+        return f"Backup({self.share!r})" if self.name == "backup" else self.name
+
+
+BSP = Consistency("bsp", True, 0)
+ASP = Consistency("asp", False, None)
+
+
+def SSP(staleness: int) -> Consistency:  # noqa: N802
+    """Return the consistency in which a worker is at most ``staleness`` clocks ahead.
+
+    ``staleness``: a whole number from 0 to 2**20; 0 is "bsp".
+
+    Raises InvalidArgumentError for anything else.
+
+    >>> str(pycoll.ps.SSP(3)), str(pycoll.ps.SSP(0))
+    ('SSP(3)', 'bsp')
+    """
+    is_whole = isinstance(staleness, int) and not isinstance(staleness, bool)
+    if not is_whole or not 0 <= staleness <= STALENESS_MAX:
+        raise InvalidArgumentError(
+            f"staleness is {staleness!r}: expected a whole number from 0 to {STALENESS_MAX}"
+        )
+    return Consistency("ssp", False, staleness) if staleness else BSP
+
+
+def Backup(share: float) -> Consistency:  # noqa: N802
+    """Return the consistency in which a round ends with the first ``share`` of the workers.
+
+    ``share``: a number above 0 and at most 1; a round ends with ceil(share * workers) workers, and
+    pushes that come later for it are dropped. 1 is "bsp".
+
+    Raises InvalidArgumentError for anything else.
+
+    >>> pycoll.ps.Backup(0.9).needed(10)
+    9
+    """
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not is_number or not 0 < share <= 1:
+        raise InvalidArgumentError(f"share is {share!r}: expected a number above 0, at most 1")
+    return Consistency("backup", True, 0, float(share)) if share < 1 else BSP
+
+
+def consistency_of(given: Any) -> Consistency:
+    """Return the consistency of an argument. Raises InvalidArgumentError that lists them."""
+    if isinstance(given, Consistency):
+        return given
+    found = {"bsp": BSP, "asp": ASP}.get(given) if isinstance(given, str) else None
+    if found is None:
+        raise InvalidArgumentError(f"consistency is {given!r}: expected {_WORDS}")
+    return found
+
+
+def consistency_from(text: str) -> Consistency:
+    """Return the consistency that ``str`` wrote. Raises ValueError for another text."""
+    name, _, rest = text.partition("(")
+    try:
+        if name == "SSP":
+            return SSP(int(rest.removesuffix(")")))
+        if name == "Backup":
+            return Backup(float(rest.removesuffix(")")))
+        return consistency_of(text)
+    except InvalidArgumentError as error:
+        raise ValueError(str(error)) from None

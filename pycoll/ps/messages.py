@@ -1,0 +1,145 @@
+"""The messages between workers, servers and the view manager, and their form on the wire.
+
+A message is a fixed header and a payload. The header is a struct without pickled parts; ``unpack``
+refuses what no peer could have sent. The payload is an array, a text, or nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+#: The longest part of an array, in bytes; a payload is never longer.
+PART_BYTES_MAX = 4 << 20
+#: The longest text in a message, in bytes.
+TEXT_BYTES_MAX = 1 << 20
+#: The peer number of the view manager; workers and servers have their ranks.
+MANAGER = -1
+
+
+class Kind(IntEnum):
+    """The kinds of messages."""
+
+    # Updates: a worker sends them to the first server of a chain, and the chain applies them.
+    LOAD = 1
+    PUSH = 2
+    CLOCK = 3
+    WRITE = 4
+    LEAVE = 5
+    # Reads: a worker sends them to the last server of a chain.
+    PULL = 8
+    LOOKUP = 9
+    ASK = 10
+    # Answers of the last server to a worker.
+    DONE = 16
+    VALUE = 17
+    TEXT = 18
+    HELD = 19
+    FAILED = 20
+    # Between neighbours of a chain.
+    SYNC = 24
+    SYNCED = 25
+    COMMIT = 26
+    PIECE = 27
+    # Views.
+    VIEW = 32
+    ADOPTED = 33
+    FILLED = 34
+    BYE = 35
+
+
+UPDATES = frozenset((Kind.LOAD, Kind.PUSH, Kind.CLOCK, Kind.WRITE, Kind.LEAVE))
+READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.ASK))
+
+#: Flags of a PUSH: the worker pushes this part no more in this round.
+LAST = 1
+#: Flags of a DONE: the push came too late for its round, and nothing was applied.
+DROPPED = 2
+#: Flags of a DONE: the update had been applied before.
+REPEATED = 4
+#: Flags of any message: the payload follows as a message of its own.
+APART = 128
+
+_HEAD = struct.Struct("<HBBHHIIIIQQQQ")
+HEAD_BYTES = _HEAD.size
+_MAGIC = 0x5053
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Message(NamedTuple):
+    """A message.
+
+    ``shard``: the number of the shard. ``view``: the number of the view in which the sender sent
+    it. ``key`` and ``part`` name a part of an array. ``worker``: the rank of the worker whose
+    request this is, or answers. ``seq``: the number of the worker's update of this shard, counted
+    from 1; for reads, a number that the answer repeats. ``after``: for a read, the newest update of
+    the same worker that the answer must contain. ``round``: the round of a push, the clock of a
+    CLOCK, or the version in an answer. ``lsn``: the place in the order of the shard's updates, from
+    1; 0 before the first server has numbered it. ``rule``: how a LOAD's part combines pushes.
+    """
+
+    kind: Kind
+    shard: int = 0
+    view: int = 0
+    key: int = 0
+    part: int = 0
+    worker: int = 0
+    seq: int = 0
+    after: int = 0
+    round: int = 0
+    lsn: int = 0
+    flags: int = 0
+    rule: int = 0
+    payload: Any = None
+
+
+def pack(message: Message, nbytes: int, apart: bool) -> bytes:
+    """Return the header. ``nbytes``: of the payload. ``apart``: the payload is no part of it."""
+    flags = message.flags | (APART if apart else 0)
+    return _HEAD.pack(
+        _MAGIC,
+        message.kind,
+        flags,
+        message.shard,
+        message.rule,
+        message.view,
+        message.key,
+        message.part,
+        message.worker,
+        message.seq,
+        message.after,
+        message.round,
+        message.lsn << 24 | nbytes,
+    )
+
+
+def unpack(head: bytes | memoryview) -> tuple[Message, int, bool]:
+    """Return the message without its payload, the payload's bytes, and whether it comes apart.
+
+    Raises ValueError for bytes that ``pack`` did not make.
+    """
+    if len(head) < HEAD_BYTES:
+        raise ValueError(f"a header of {len(head)} bytes: expected {HEAD_BYTES}")
+    fields = _HEAD.unpack_from(head)
+    magic, kind, flags, shard, rule, view, key, part, worker, seq, after, turn, last = fields
+    nbytes = last & 0xFFFFFF
+    if magic != _MAGIC or kind not in _KINDS:
+        raise ValueError(f"a header that begins with {magic:#x} and kind {kind}")
+    if nbytes > PART_BYTES_MAX:
+        raise ValueError(f"a payload of {nbytes} bytes: expected at most {PART_BYTES_MAX}")
+    message = Message(
+        _KINDS[kind],
+        shard,
+        view,
+        key,
+        part,
+        worker,
+        seq,
+        after,
+        turn,
+        last >> 24,
+        flags & ~APART,
+        rule,
+    )
+    return message, nbytes, bool(flags & APART)

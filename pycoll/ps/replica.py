@@ -1,0 +1,263 @@
+"""A shard on one server: its place in the chain, its log, and the requests that it holds back.
+
+The first server of a chain numbers the updates of workers, and each server applies them in that
+order and passes them on. The last one acknowledges updates and answers reads, so a worker never
+sees what some server of the chain has not. A server keeps an update in its log until the last one
+has applied it. After a change of the chain it sends its new neighbour what that one lacks. Workers
+send again what is not acknowledged; the shard knows by the numbers of their updates what it has
+applied, and the last server acknowledges those too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+
+from pycoll.ps.messages import MANAGER, READS, UPDATES, Kind, Message
+from pycoll.ps.shard import Effect, Part, Shard
+from pycoll.ps.snapshot import Filling, pieces_of
+
+#: Flag of a FAILED: the worker ``key`` is gone, and the store does not go on without it.
+WORKER_LOST = 1
+
+
+class Replica:
+    """A shard on server ``me``. ``out`` collects messages as (peer, message)."""
+
+    def __init__(self, me: int, number: int, shard: Shard, out: list[tuple[int, Message]]) -> None:
+        self.me = me
+        self.number = number
+        self.shard = shard
+        self.view = 0
+        self.chain: tuple[int, ...] = ()
+        #: The number of the newest update that was applied here.
+        self.lsn = 0
+        self._out = out
+        self._log: deque[Message] = deque()
+        #: The reads, and the CLOCKs, that wait. Each with the slowest worker that was told.
+        self._held: list[tuple[Message, tuple[int, int]]] = []
+        self._before: int | None = None
+        self._next: int | None = None
+        #: Whether the next server has said what it has, in this view.
+        self._next_knows = False
+        #: Whether this server has all that the last server of an earlier view answered.
+        self._current = True
+        self._filling: Filling | None = None
+        self.held_most = 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this server acknowledges and answers."""
+        return bool(self.chain) and self.chain[-1] == self.me
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this server numbers the updates."""
+        return bool(self.chain) and self.chain[0] == self.me
+
+    @property
+    def held(self) -> int:
+        """The number of requests that wait."""
+        return len(self._held)
+
+    def adopt(self, view: int, chain: tuple[int, ...], filling: int) -> None:
+        """Take the place that a new view gives to this server, a member or the filled one."""
+        was_member = self.me in self.chain
+        order = chain if filling < 0 else (*chain, filling)
+        place = order.index(self.me)
+        is_new_store = self.view == 0 and view == 1
+        self._current = self.me in chain and (is_new_store or (was_member and self._current))
+        self.view, self.chain = view, chain
+        self._before = order[place - 1] if place > 0 else None
+        self._next = order[place + 1] if place + 1 < len(order) else None
+        self._next_knows = False
+        # Workers send again in the new view what is not answered.
+        self._held.clear()
+        self._filling = None
+        if self._before is not None:
+            self._send(self._before, Message(Kind.SYNC, lsn=self.lsn))
+        if self.is_last:
+            self._commit()
+
+    def leave_of(self, worker: int) -> None:
+        """On the first server: take a worker out that is gone."""
+        if self.is_first and worker in self.shard.live:
+            self._take(Message(Kind.LEAVE, worker=worker, lsn=self.lsn + 1))
+
+    def hear(self, source: int, message: Message) -> None:
+        """Take a message of this view from a worker or a neighbour."""
+        kind = message.kind
+        if self.is_first and not self._current:
+            # The servers that had acknowledged updates which this one lacks are all gone.
+            if kind in READS or (kind in UPDATES and message.lsn == 0):
+                self._refuse(message, f"shard {self.number} is lost: all its servers are gone")
+        elif kind in UPDATES:
+            if message.lsn == 0 and self.is_first and kind is not Kind.LEAVE:
+                self._take(message._replace(lsn=self.lsn + 1))
+            elif message.lsn == self.lsn + 1 and source == self._before:
+                self._take(message)
+        elif kind in READS:
+            if self.is_last and not self._answer(message):
+                self._hold(message)
+        elif kind is Kind.SYNC and source == self._next:
+            self._bring_up(message.lsn)
+        elif kind is Kind.PIECE and source == self._before:
+            self._fill(message)
+        elif kind is Kind.SYNCED and source == self._before:
+            self._current = True
+            if not self.is_last:
+                self._tell(Kind.FILLED)
+            self._look_again()
+        elif kind is Kind.COMMIT and source == self._next:
+            while self._log and self._log[0].lsn <= message.lsn:
+                self._log.popleft()
+            if not self.is_last and self._before is not None:
+                self._send(self._before, Message(Kind.COMMIT, lsn=message.lsn))
+
+    def _take(self, update: Message) -> None:
+        """Apply an update, pass it on, and acknowledge it if this server is the last one."""
+        effect = self.shard.apply(update)
+        self.lsn = update.lsn
+        self._log.append(update)
+        if self._next is not None and self._next_knows:
+            self._send(self._next, update)
+        if self.is_last:
+            self._acknowledge(update, effect)
+            self._commit()
+            self._look_again()
+        elif self.me not in self.chain and self._before is not None:
+            self._send(self._before, Message(Kind.COMMIT, lsn=self.lsn))
+            self._log.clear()
+
+    def _commit(self) -> None:
+        if self._before is not None:
+            self._send(self._before, Message(Kind.COMMIT, lsn=self.lsn))
+        if self._next is None:
+            self._log.clear()
+
+    def _bring_up(self, lsn: int) -> None:
+        """Send the next server the updates that it lacks, or all of the shard."""
+        assert self._next is not None
+        first = self._log[0].lsn if self._log else self.lsn + 1
+        if lsn + 1 < first:
+            for piece in pieces_of(self.shard, self.lsn):
+                self._send(self._next, piece)
+        else:
+            for update in self._log:
+                if update.lsn > lsn:
+                    self._send(self._next, update)
+        self._next_knows = True
+        self._send(self._next, Message(Kind.SYNCED, lsn=self.lsn))
+
+    def _fill(self, piece: Message) -> None:
+        if self._filling is None:
+            self._filling = Filling(self.shard)
+        if self._filling.take(piece):
+            self.lsn = piece.lsn
+            self._log.clear()
+            self._filling = None
+            if self._before is not None:
+                self._send(self._before, Message(Kind.COMMIT, lsn=self.lsn))
+
+    # Answers
+
+    def _acknowledge(self, update: Message, effect: Effect) -> None:
+        if update.kind is Kind.LEAVE:
+            self._held = [one for one in self._held if one[0].worker != update.worker]
+        elif effect.refusal:
+            self._refuse(update, effect.refusal)
+        elif update.kind is Kind.CLOCK and not self.shard.is_open(update.worker, None):
+            self._hold(update)
+        else:
+            # The version for a CLOCK may have grown since.
+            version = self.shard.version if update.kind is Kind.CLOCK else effect.version
+            self._reply(update, Kind.DONE, round=version, flags=effect.flags)
+
+    def _answer(self, request: Message) -> bool:
+        """Answer a read or a CLOCK, unless it has to wait; return whether it is answered."""
+        shard = self.shard
+        if not self._current or shard.applied.get(request.worker, 0) < request.after:
+            return False
+        if request.kind is Kind.ASK:
+            self._reply(request, Kind.TEXT, payload=json.dumps(self.stats()).encode())
+            return True
+        if request.kind is Kind.LOOKUP:
+            text = shard.texts.get(bytes(request.payload).decode("utf-8", "replace"))
+            if text is not None:
+                self._reply(request, Kind.TEXT, payload=text.encode())
+            return text is not None
+        part: Part | None = None
+        if request.kind is Kind.PULL:
+            part = shard.parts.get((request.key, request.part))
+            if part is None:
+                self._refuse(request, f"part {request.part} of key {request.key} is not known here")
+                return True
+        if not shard.is_open(request.worker, part):
+            if shard.lost is None:
+                return False
+            self._reply(request, Kind.FAILED, key=shard.lost, flags=WORKER_LOST)
+        elif part is None:
+            self._reply(request, Kind.DONE, round=shard.version)
+        else:
+            self._reply(
+                request, Kind.VALUE, round=part.version, payload=shard.arithmetic.read(part.value)
+            )
+        return True
+
+    def _hold(self, request: Message) -> None:
+        slowest = self._slowest_for(request)
+        self._held.append((request, slowest))
+        self.held_most = max(self.held_most, len(self._held))
+        self._tell_slowest(request, slowest)
+        if self.shard.lost is not None:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Answer the requests that need not wait any more."""
+        waiting, self._held = self._held, []
+        for request, told in waiting:
+            if not self._answer(request):
+                slowest = self._slowest_for(request)
+                if slowest != told:
+                    self._tell_slowest(request, slowest)
+                self._held.append((request, slowest))
+
+    def _slowest_for(self, request: Message) -> tuple[int, int]:
+        name = (request.key, request.part)
+        return self.shard.slowest(self.shard.parts.get(name) if request.kind is Kind.PULL else None)
+
+    def _tell_slowest(self, request: Message, slowest: tuple[int, int]) -> None:
+        if request.kind in (Kind.PULL, Kind.CLOCK):
+            self._reply(request, Kind.HELD, key=slowest[0], round=slowest[1])
+
+    def stats(self) -> dict[str, object]:
+        """Return the figures of this shard on this server, for ``Store.stats``."""
+        shard = self.shard
+        return {
+            "shard": self.number,
+            "chain": list(self.chain),
+            "parts": len(shard.parts),
+            "version": shard.version,
+            "clocks": {str(worker): shard.clocks[worker] for worker in shard.live},
+            "gone": [worker for worker in sorted(shard.clocks) if worker not in shard.live],
+            "pushes": shard.counts.pushes,
+            "dropped": shard.counts.dropped,
+            "repeated": shard.counts.repeated,
+            "rounds": shard.counts.rounds,
+            "waiting": len(self._held),
+        }
+
+    def _refuse(self, request: Message, why: str) -> None:
+        self._reply(request, Kind.FAILED, payload=why.encode())
+
+    def _reply(self, request: Message, kind: Kind, **fields: object) -> None:
+        is_read = int(request.kind in READS)
+        same = {"key": request.key, "part": request.part, "seq": request.seq, "after": is_read}
+        made = Message(kind, worker=request.worker, **{**same, **fields})  # type: ignore[arg-type]
+        self._send(request.worker, made)
+
+    def _tell(self, kind: Kind) -> None:
+        self._send(MANAGER, Message(kind))
+
+    def _send(self, peer: int, message: Message) -> None:
+        self._out.append((peer, message._replace(shard=self.number, view=self.view)))

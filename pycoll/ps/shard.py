@@ -1,0 +1,221 @@
+"""The state of a shard, and the updates that change it; the same updates make the same state.
+
+A shard holds parts of arrays, texts by name, the clocks of the workers, and for each worker the
+number of its newest update. It reads no clock and uses no randomness, so all servers of a chain
+that apply the same updates in the same order hold the same state, bit for bit.
+
+The clock of a worker for a part counts the rounds that it has ended there: by a CLOCK, which ends a
+round for all parts, or by a push with the flag LAST, which ends it for one. The version of a part
+is the number of rounds that enough workers have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pycoll.ps.consistency import Consistency
+from pycoll.ps.messages import DROPPED, LAST, REPEATED, Kind, Message
+
+#: The most names of a shard's texts.
+TEXTS_MAX = 1 << 16
+
+
+class Arithmetic(Protocol):
+    """The values of a shard: whole numbers in a simulation, arrays on servers."""
+
+    def load(self, rule: int, payload: Any) -> Any:
+        """Return the value of a new part."""
+
+    def refusal(self, rule: int, value: Any, payload: Any) -> str:
+        """Return why the payload is no push of this part, or an empty text."""
+
+    def apply(self, rule: int, value: Any, pushes: Sequence[Any], workers: int) -> Any:
+        """Return the value after the pushes, which are in rank order, of so many workers.
+
+        The value that was passed is not used again. An earlier result of ``read`` stays as it is.
+        """
+
+    def read(self, value: Any) -> Any:
+        """Return the payload that tells the value."""
+
+    def pieces(self, value: Any) -> Sequence[Any]:
+        """Return payloads that hold all of the value, for a server that is filled."""
+
+    def join(self, rule: int, pieces: Sequence[Any]) -> Any:
+        """Return the value of which ``pieces`` made these payloads.
+
+        Raises ValueError for other payloads.
+        """
+
+
+class Part:
+    """A part of an array. ``clocks``: of workers that ended rounds of this part alone.
+
+    ``pending``: by round and worker the pushes that wait for the end of the round.
+    """
+
+    __slots__ = ("clocks", "pending", "rule", "value", "version")
+
+    def __init__(self, rule: int, value: Any, version: int) -> None:
+        self.rule = rule
+        self.value = value
+        self.version = version
+        self.clocks: dict[int, int] = {}
+        self.pending: dict[int, dict[int, list[Any]]] = {}
+
+
+class Effect(NamedTuple):
+    """The result of an update. ``flags``: of the DONE. ``version``: of the part, or of the shard.
+
+    ``refusal``: why it was no update of this shard, for the worker's error.
+    """
+
+    flags: int = 0
+    version: int = 0
+    refusal: str = ""
+
+
+class Counts:
+    """Counters of a shard since the server began; they are no part of the replicated state."""
+
+    def __init__(self) -> None:
+        self.pushes = 0
+        self.dropped = 0
+        self.repeated = 0
+        self.rounds = 0
+
+
+class Shard:
+    """The state of a shard. ``live``: the workers that take part, in rank order."""
+
+    def __init__(
+        self, consistency: Consistency, workers: Iterable[int], arithmetic: Arithmetic
+    ) -> None:
+        self.consistency = consistency
+        self.live = sorted(workers)
+        self.clocks = dict.fromkeys(self.live, 0)
+        self.applied = dict.fromkeys(self.live, 0)
+        self.parts: dict[tuple[int, int], Part] = {}
+        self.texts: dict[str, str] = {}
+        #: The number of rounds that enough workers have ended by their clocks.
+        self.version = 0
+        #: The first worker that is gone from a store that cannot go on without one.
+        self.lost: int | None = None
+        self.counts = Counts()
+        self.arithmetic = arithmetic
+
+    def apply(self, update: Message) -> Effect:
+        """Apply an update, unless it has been applied before."""
+        worker = update.worker
+        if update.kind is Kind.LEAVE:
+            self._leave(worker)
+            return Effect(0, self.version)
+        if worker not in self.applied or worker not in self.live:
+            return Effect(refusal=f"rank {worker} is no worker of this store, or was found gone")
+        if update.seq <= self.applied[worker]:
+            self.counts.repeated += 1
+            return Effect(REPEATED, self._version_for(update))
+        self.applied[worker] = update.seq
+        if update.kind is Kind.PUSH:
+            return self._push(update)
+        if update.kind is Kind.CLOCK:
+            self.clocks[worker] = max(self.clocks[worker], update.round)
+            self._advance_all()
+        elif update.kind is Kind.LOAD:
+            name = (update.key, update.part)
+            if name not in self.parts:
+                value = self.arithmetic.load(update.rule, update.payload)
+                self.parts[name] = Part(update.rule, value, self.version)
+        elif update.kind is Kind.WRITE:
+            return self._write(update)
+        return Effect(0, self._version_for(update))
+
+    def _version_for(self, update: Message) -> int:
+        part = self.parts.get((update.key, update.part))
+        return part.version if update.kind is Kind.PUSH and part is not None else self.version
+
+    def _write(self, update: Message) -> Effect:
+        name, _, text = bytes(update.payload).decode("utf-8", "replace").partition("\0")
+        if len(self.texts) >= TEXTS_MAX and name not in self.texts:
+            return Effect(refusal=f"the store has {TEXTS_MAX} names already")
+        self.texts.setdefault(name, text)
+        return Effect(0, self.version)
+
+    def _push(self, push: Message) -> Effect:
+        part = self.parts.get((push.key, push.part))
+        if part is None:
+            return Effect(refusal=f"part {push.part} of key {push.key} is not known here")
+        if refusal := self.arithmetic.refusal(part.rule, part.value, push.payload):
+            return Effect(refusal=refusal)
+        self.counts.pushes += 1
+        flags = 0
+        if not self.consistency.folds:
+            pushes = [push.payload]
+            part.value = self.arithmetic.apply(part.rule, part.value, pushes, 1)
+        elif push.round < part.version:
+            self.counts.dropped += 1
+            flags = DROPPED
+        else:
+            kept = part.pending.setdefault(push.round, {})
+            kept.setdefault(push.worker, []).append(push.payload)
+        if push.flags & LAST:
+            part.clocks[push.worker] = max(part.clocks.get(push.worker, 0), push.round + 1)
+            self._advance(part)
+        return Effect(flags, part.version)
+
+    def _leave(self, worker: int) -> None:
+        if worker not in self.live:
+            return
+        if not self.consistency.survives_workers:
+            # The rounds of this shard cannot end any more; those that have ended can be read.
+            self.lost = worker if self.lost is None else self.lost
+            return
+        self.live.remove(worker)
+        self._advance_all()
+
+    # Clocks and versions
+
+    def clock_of(self, worker: int, part: Part | None) -> int:
+        """Return the number of rounds that the worker has ended, of this part or of all."""
+        clock = self.clocks.get(worker, 0)
+        return clock if part is None else max(clock, part.clocks.get(worker, 0))
+
+    def _reached(self, part: Part | None) -> int:
+        """Return the number of rounds that enough workers have ended."""
+        if not self.live or self.lost is not None:
+            return 0
+        clocks = sorted(self.clock_of(worker, part) for worker in self.live)
+        return clocks[len(clocks) - self.consistency.needed(len(clocks))]
+
+    def _advance_all(self) -> None:
+        self.version = max(self.version, self._reached(None))
+        for part in self.parts.values():
+            self._advance(part)
+
+    def _advance(self, part: Part) -> None:
+        """End the rounds that enough workers have ended, and apply their pushes in rank order."""
+        reached = self._reached(part)
+        while part.version < reached:
+            pushes = part.pending.pop(part.version, None)
+            if pushes:
+                ordered = [one for worker in sorted(pushes) for one in pushes[worker]]
+                part.value = self.arithmetic.apply(part.rule, part.value, ordered, len(pushes))
+                self.counts.rounds += 1
+            part.version += 1
+
+    def is_open(self, worker: int, part: Part | None) -> bool:
+        """Return whether the worker may go on: it is not too far ahead of the others."""
+        staleness = self.consistency.staleness
+        if staleness is None:
+            return True
+        version = self.version if part is None else part.version
+        return version >= self.clock_of(worker, part) - staleness
+
+    def slowest(self, part: Part | None) -> tuple[int, int]:
+        """Return the live worker with the smallest clock, and that clock."""
+        return min(
+            ((worker, self.clock_of(worker, part)) for worker in self.live),
+            key=lambda one: one[1],
+            default=(0, 0),
+        )

@@ -1,0 +1,127 @@
+"""A shard as a sequence of messages, by which a server fills another one.
+
+The first pieces hold one JSON text of all that is no value: clocks, numbers, texts and the list of
+parts. A piece per value follows, in the order of that list, and then the pushes that wait for the
+end of their round. The last piece has the flag END.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pycoll.ps.messages import TEXT_BYTES_MAX, Kind, Message
+from pycoll.ps.shard import Part, Shard
+from pycoll.untrusted import json_object, read_json
+
+#: Flags of a PIECE.
+META, END = 1, 2
+
+_FACTS = {
+    "live": list,
+    "clocks": dict,
+    "applied": dict,
+    "texts": dict,
+    "version": int,
+    "lost": int,
+    "parts": list,
+}
+_PART_FACTS = {
+    "key": int,
+    "part": int,
+    "rule": int,
+    "version": int,
+    "clocks": dict,
+    "values": int,
+    "pending": list,
+}
+
+
+def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
+    """Yield the messages that hold the shard after update ``lsn``."""
+    parts, payloads = [], []
+    for (key, number), part in sorted(shard.parts.items()):
+        values = list(shard.arithmetic.pieces(part.value))
+        payloads += values
+        kept = [
+            (turn, who, one)
+            for turn, by in sorted(part.pending.items())
+            for who, one in sorted(by.items())
+        ]
+        for _, _, pushes in kept:
+            payloads += pushes
+        parts.append(
+            {
+                "key": key,
+                "part": number,
+                "rule": part.rule,
+                "version": part.version,
+                "clocks": part.clocks,
+                "values": len(values),
+                "pending": [[turn, who, len(pushes)] for turn, who, pushes in kept],
+            }
+        )
+    facts = {
+        "live": shard.live,
+        "clocks": shard.clocks,
+        "applied": shard.applied,
+        "texts": shard.texts,
+        "version": shard.version,
+        "lost": -1 if shard.lost is None else shard.lost,
+        "parts": parts,
+    }
+    text = json.dumps(facts).encode()
+    for start in range(0, len(text), TEXT_BYTES_MAX):
+        yield Message(Kind.PIECE, flags=META, payload=text[start : start + TEXT_BYTES_MAX])
+    for payload in payloads:
+        yield Message(Kind.PIECE, payload=payload)
+    yield Message(Kind.PIECE, flags=END, lsn=lsn)
+
+
+class Filling:
+    """Takes the pieces, and fills the shard when the last one has come."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._text: list[bytes] = []
+        self._payloads: list[Any] = []
+
+    def take(self, piece: Message) -> bool:
+        """Take the next piece; return whether the shard is filled now.
+
+        Raises ValueError for pieces that ``pieces_of`` did not make.
+        """
+        if piece.flags == META:
+            self._text.append(bytes(piece.payload))
+        elif piece.flags == END:
+            self._fill()
+            return True
+        else:
+            self._payloads.append(piece.payload)
+        return False
+
+    def _fill(self) -> None:
+        shard = self._shard
+        facts = json_object(read_json(b"".join(self._text)), _FACTS)
+        payloads = iter(self._payloads)
+        shard.parts.clear()
+        for one in facts["parts"]:
+            told = json_object(one, _PART_FACTS)
+            values = [next(payloads) for _ in range(told["values"])]
+            part = Part(told["rule"], shard.arithmetic.join(told["rule"], values), told["version"])
+            part.clocks = _numbers(told["clocks"])
+            for turn, who, count in told["pending"]:
+                pushes = [next(payloads) for _ in range(count)]
+                part.pending.setdefault(turn, {})[who] = pushes
+            shard.parts[told["key"], told["part"]] = part
+        shard.live = list(facts["live"])
+        shard.clocks = _numbers(facts["clocks"])
+        shard.applied = _numbers(facts["applied"])
+        shard.texts = dict(facts["texts"])
+        shard.version = facts["version"]
+        shard.lost = None if facts["lost"] < 0 else facts["lost"]
+
+
+def _numbers(table: dict[str, int]) -> dict[int, int]:
+    return {int(name): int(value) for name, value in table.items()}

@@ -1,0 +1,117 @@
+"""Views: which servers hold each shard, in order; and the machine that decides about them.
+
+One rank runs the ``ViewManager``. It is told of servers that are gone and of servers that have been
+filled, and numbers the views from 1. Servers and workers stamp messages with the view that they
+know, and a server answers in its own view only.
+
+A server whose connection breaks counts as dead. The manager never takes a server back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pycoll.ps.messages import TEXT_BYTES_MAX, Kind, Message
+from pycoll.untrusted import json_object, read_json
+
+_FACTS = {"number": int, "chains": list, "filling": list}
+
+
+class View(NamedTuple):
+    """A view. ``chains``: by shard the servers that hold it; the first one takes updates, the last
+    one answers. ``filling``: by shard the server that is being filled and follows the last one, or
+    -1."""
+
+    number: int
+    chains: tuple[tuple[int, ...], ...]
+    filling: tuple[int, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the view in the form that ``from_bytes`` reads."""
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> View:
+        """Read a view. Raises ValueError for what ``to_bytes`` did not make."""
+        if len(text) > TEXT_BYTES_MAX:
+            raise ValueError(f"a view of {len(text)} bytes: expected at most {TEXT_BYTES_MAX}")
+        facts = json_object(read_json(text), _FACTS)
+        chains = facts["chains"]
+        if not all(isinstance(one, list) and _are_whole(one) for one in chains):
+            raise ValueError("chains that are no lists of ranks")
+        if len(facts["filling"]) != len(chains) or not _are_whole(facts["filling"]):
+            raise ValueError("filling is no rank for each chain")
+        return cls(facts["number"], tuple(map(tuple, chains)), tuple(facts["filling"]))
+
+
+def _are_whole(values: list[object]) -> bool:
+    return all(type(one) is int and -1 <= one < 1 << 31 for one in values)
+
+
+def first_view(servers: Iterable[int], replicas: int) -> View:
+    """Return the view of a new store: as many shards as servers, each with ``replicas`` more."""
+    ranks = list(servers)
+    chains = tuple(
+        tuple(ranks[(first + further) % len(ranks)] for further in range(replicas + 1))
+        for first in range(len(ranks))
+    )
+    return View(1, chains, (-1,) * len(chains))
+
+
+class ViewManager:
+    """Decides about views. ``servers``: all of them; ``length``: the members that a chain wants.
+
+    ``out`` collects messages as (server, message); the owner takes them off.
+    """
+
+    def __init__(self, view: View, servers: Iterable[int], length: int) -> None:
+        self.view = view
+        self.alive = set(servers)
+        self.length = length
+        self.out: list[tuple[int, Message]] = []
+
+    def lose(self, server: int) -> None:
+        """Take a server that is gone out of all chains."""
+        if server in self.alive:
+            self.alive.discard(server)
+            chains = [tuple(one for one in chain if one != server) for chain in self.view.chains]
+            filling = [-1 if one == server else one for one in self.view.filling]
+            self._decide(chains, filling)
+
+    def hear(self, server: int, message: Message) -> None:
+        """Take a FILLED of a server: it is the last one of its chain from now on."""
+        view, shard = self.view, message.shard
+        fits = message.kind is Kind.FILLED and shard < len(view.chains)
+        if fits and view.filling[shard] == server and message.view == view.number:
+            chains = list(view.chains)
+            chains[shard] = (*chains[shard], server)
+            filling = list(view.filling)
+            filling[shard] = -1
+            self._decide(chains, filling)
+
+    def add(self, server: int) -> None:
+        """Take a new server in; it is filled where a chain is too short."""
+        if server not in self.alive:
+            self.alive.add(server)
+            self._decide(list(self.view.chains), list(self.view.filling))
+
+    def _decide(self, chains: list[tuple[int, ...]], filling: list[int]) -> None:
+        for shard, chain in enumerate(chains):
+            if chain and filling[shard] < 0 and len(chain) < self.length:
+                filling[shard] = self._spare(chains, filling, chain)
+        self.view = View(self.view.number + 1, tuple(chains), tuple(filling))
+        text = self.view.to_bytes()
+        told = Message(Kind.VIEW, view=self.view.number, payload=text)
+        self.out += [(server, told) for server in sorted(self.alive)]
+
+    def _spare(
+        self, chains: list[tuple[int, ...]], filling: list[int], chain: tuple[int, ...]
+    ) -> int:
+        """Return the server outside the chain that holds the fewest shards, or -1."""
+        shares = dict.fromkeys(sorted(self.alive - set(chain)), 0)
+        for one in [*(one for chain in chains for one in chain), *filling]:
+            if one in shares:
+                shares[one] += 1
+        return min(shares, key=lambda one: shares[one], default=-1)

@@ -1,0 +1,323 @@
+"""Stores on a simulated network: linearizable keys, staleness, backup workers, and lost servers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from simulated_servers import Program, Records, World
+
+from pycoll.ps.consistency import ASP, BSP, SSP, Backup, Consistency
+from pycoll.ps.messages import LAST, Kind
+
+SEEDS = 1000
+KEYS = (0, 1, 2)
+
+
+class Call(NamedTuple):
+    """A push or a pull of a key: the push's bit, the pull's value, and when it began and ended."""
+
+    key: int
+    bit: int
+    value: int
+    begin: int
+    end: int | None
+
+
+class History:
+    """The calls of all workers, in the order of the events of a run."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.pushes: list[list[Any]] = []
+        self.pulls: list[list[Any]] = []
+        self.bits = dict.fromkeys(KEYS, 0)
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def push(self, world: World, rank: int, key: int) -> Any:
+        bit = 1 << self.bits[key]
+        self.bits[key] += 1
+        call = [key, bit, 0, self.tick(), None]
+        self.pushes.append(call)
+        request = world.request(rank, Kind.PUSH, key, payload=bit)
+        request.then = lambda one: self._end(call, one)
+        return request
+
+    def pull(self, world: World, rank: int, key: int) -> Any:
+        call = [key, 0, 0, self.tick(), None]
+        request = world.request(rank, Kind.PULL, key)
+        self.pulls.append(call)
+        request.then = lambda one: self._end(call, one)
+        return request
+
+    def _end(self, call: list[Any], request: Any) -> None:
+        if request.answer is not None:
+            call[4] = self.tick()
+            call[2] = request.answer.payload
+
+    def check(self) -> None:
+        """Assert that each key is linearizable: its pulls are sets of pushes, in one order."""
+        for key in KEYS:
+            pushes = [Call(*one) for one in self.pushes if one[0] == key]
+            pulls = [Call(*one) for one in self.pulls if one[0] == key and one[4] is not None]
+            pulls.sort(key=lambda pull: (pull.value.bit_count(), pull.end))
+            for pull in pulls:
+                must = sum(one.bit for one in pushes if one.end and one.end < pull.begin)
+                may = sum(one.bit for one in pushes if one.begin < pull.end)
+                assert pull.value & must == must, (key, bin(pull.value), bin(must))
+                assert pull.value & ~may == 0, (key, bin(pull.value), bin(may))
+            for first, second in itertools.pairwise(pulls):
+                assert first.value & second.value == first.value, (key, first, second)
+                assert not second.end < first.begin, (key, first, second)
+
+
+def random_calls(world: World, history: History, rank: int, calls: int) -> Program:
+    """Push and pull keys at random, several at a time; at the end pull all keys."""
+    draw = world.random
+    if rank == 0:
+        yield world.load(rank, KEYS, 0)
+    else:
+        yield [world.request(rank, Kind.LOOKUP, shard=0, payload=b"ready")]
+    if rank == 0:
+        yield [world.request(rank, Kind.WRITE, shard=0, payload=b"ready\0yes")]
+    running: list[Any] = []
+    for _ in range(calls):
+        key = draw.choice(KEYS)
+        begin = history.push if draw.random() < 0.6 else history.pull
+        running.append(begin(world, rank, key))
+        if draw.random() < 0.5:
+            yield running
+            running = []
+    yield running
+    yield [history.pull(world, rank, key) for key in KEYS]
+
+
+def masks(seed: int, consistency: Consistency, servers: int, replicas: int) -> World:
+    world = World(seed, consistency, workers=3, servers=servers, replicas=replicas)
+    world.history = History()
+    for rank in range(3):
+        world.start(rank, random_calls(world, world.history, rank, 6))
+    return world
+
+
+def test_keys_are_linearizable_in_every_seed() -> None:
+    for seed in range(SEEDS):
+        world = masks(seed, ASP, 1 + seed % 2, 0)
+        world.run()
+        assert world.ended == {0, 1, 2} and world.failed == {}, seed
+        world.history.check()
+
+
+def test_the_check_of_histories_finds_faults() -> None:
+    history = History()
+    history.pushes = [[0, 1, 0, 1, 2], [0, 2, 0, 3, 6]]
+    history.pulls = [[0, 0, 1, 4, 5]]
+    history.check()
+    for fault in ([0, 0, 0, 4, 5], [0, 0, 4, 4, 5], [0, 0, 2, 7, 8]):
+        history.pulls = [fault]
+        with pytest.raises(AssertionError):
+            history.check()
+    history.pulls = [[0, 0, 3, 4, 5], [0, 0, 1, 7, 8]]
+    with pytest.raises(AssertionError):
+        history.check()
+
+
+def kill_at(world: World, boundary: int, rank: int) -> None:
+    world.faults[boundary] = lambda: world.kill(rank)
+
+
+def survives(seed: int, replicas: int, kills: Callable[[World], None]) -> World:
+    world = masks(seed, ASP, 3, replicas)
+    kills(world)
+    world.run()
+    assert world.ended == {0, 1, 2} and world.failed == {}, (seed, world.ended, world.failed)
+    world.history.check()
+    states: dict[int, list[Any]] = {}
+    for rank, server in world.servers.items():
+        if rank in world.alive:
+            for number, replica in server.replicas.items():
+                values = {name: part.value for name, part in replica.shard.parts.items()}
+                states.setdefault(number, []).append((replica.lsn, values, replica.shard.applied))
+    assert set(states) == {0, 1, 2}
+    wanted = min(1 + replicas, len(world.alive & world.servers.keys()))
+    assert [len(chain) for chain in world.manager.view.chains] == [wanted] * 3, seed
+    for number, found in states.items():
+        assert all(one == found[0] for one in found), (seed, number, found)
+    return world
+
+
+def test_a_server_killed_ahead_of_any_message_loses_no_push() -> None:
+    boundaries = survives(7, 1, lambda _: None).boundaries
+    assert boundaries > 100
+    for boundary in range(1, boundaries, 3):
+        for rank in (3, 4, 5):
+            survives(7, 1, lambda world: kill_at(world, boundary, rank))  # noqa: B023
+
+
+def test_servers_killed_in_every_seed_lose_no_push() -> None:
+    for seed in range(SEEDS // 2):
+
+        def kills(world: World) -> None:
+            draw = world.random
+            for rank in draw.sample((3, 4, 5), world.manager.length - 1):
+                kill_at(world, draw.randint(1, 250), rank)
+
+        survives(seed, 1 + seed % 2, kills)
+
+
+# Staleness
+
+
+def stepping(world: World, rank: int, steps: int, seen: list[Any]) -> Program:
+    """Pull, push a bit of the step and the worker, and clock."""
+    if rank == 0:
+        yield world.load(rank, KEYS, 0)
+        yield [world.request(rank, Kind.WRITE, shard=0, payload=b"ready\0yes")]
+    else:
+        yield [world.request(rank, Kind.LOOKUP, shard=0, payload=b"ready")]
+    for step in range(steps):
+        key = world.random.choice(KEYS)
+        pull = world.request(rank, Kind.PULL, key)
+        yield [pull]
+        seen.append((rank, step, key, pull.answer.payload))
+        bit = 1 << (step * len(world.clients) + rank)
+        yield [world.request(rank, Kind.PUSH, one, payload=bit, round=step) for one in KEYS]
+        yield world.clock(rank, step + 1)
+
+
+def clocks_in(mask: int, workers: int) -> list[int]:
+    """By worker the number of steps whose pushes are in the mask."""
+    steps = range(mask.bit_length() // workers + 1)
+    return [sum(mask >> (step * workers + one) & 1 for step in steps) for one in range(workers)]
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_staleness_is_bounded_in_every_seed(staleness: int) -> None:
+    for seed in range(SEEDS // 4):
+        world = World(seed, SSP(staleness), servers=2)
+        seen: list[Any] = []
+        for rank in world.clients:
+            world.start(rank, stepping(world, rank, 5, seen))
+        world.run()
+        assert world.ended == set(world.clients), "a worker was not woken"
+        for _, step, _, mask in seen:
+            clocks = clocks_in(mask, 3)
+            assert min(clocks) >= step - staleness, (seed, step, clocks)
+            # A push of a step is on its way before its clock, so one step may be begun.
+            assert max(clocks) <= min(clocks) + staleness + 1, (seed, clocks)
+
+
+def test_without_staleness_nobody_waits() -> None:
+    world = World(1, ASP)
+    seen: list[Any] = []
+    for rank in world.clients:
+        world.start(rank, stepping(world, rank, 5, seen))
+    world.run()
+    replica = world.servers[3].replicas[0]
+    assert (replica.held_most, len(seen)) == (2, 15), "only the two that look up wait"
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_workers_that_die_leave_the_minimum(replicas: int) -> None:
+    for seed in range(SEEDS // 10):
+        world = World(seed, SSP(1), servers=2, replicas=replicas)
+        seen: list[Any] = []
+        for rank in world.clients:
+            world.start(rank, stepping(world, rank, 5, seen))
+        kill_at(world, world.random.randint(20, 150), 1 + seed % 2)
+        world.run()
+        assert world.ended >= world.clients.keys() & world.alive, (seed, world.ended)
+        assert world.failed == {}
+
+
+def test_bulk_synchronous_stores_name_the_worker_that_died() -> None:
+    failures = 0
+    for seed in range(SEEDS // 10):
+        world = World(seed, BSP, servers=2)
+        seen: list[Any] = []
+        for rank in world.clients:
+            world.start(rank, stepping(world, rank, 5, seen))
+        kill_at(world, world.random.randint(20, 150), 2)
+        world.run()
+        assert world.ended >= {0, 1}, seed
+        for requests in world.failed.values():
+            failures += 1
+            assert all(one.lost == (2,) for one in requests), seed
+    assert failures > 50
+
+
+# Rounds that are folded
+
+
+def exchanging(world: World, rank: int, steps: int, results: list[Any]) -> Program:
+    """Push a part and pull it again, without a clock, until each key has so many rounds."""
+    if rank == 0:
+        yield world.load(rank, KEYS, ())
+        yield [world.request(rank, Kind.WRITE, shard=0, payload=b"ready\0yes")]
+    else:
+        yield [world.request(rank, Kind.LOOKUP, shard=0, payload=b"ready")]
+    rounds = dict.fromkeys(KEYS, 0)
+    for step in itertools.count():
+        pulls: list[Any] = []
+        behind = [key for key in KEYS if rounds[key] < steps]
+        if not behind:
+            return
+        for key in world.random.sample(behind, len(behind)):
+            tag = (rounds[key], rank, step)
+            world.request(rank, Kind.PUSH, key, payload=tag, round=rounds[key], flags=LAST)
+            pulls.append((key, world.request(rank, Kind.PULL, key)))
+        yield [pull for _, pull in pulls]
+        for key, pull in pulls:
+            rounds[key] = max(rounds[key] + 1, pull.answer.round)
+            results.append((rank, step, key, pull.answer.round, pull.answer.payload))
+
+
+def run_rounds(seed: int, consistency: Consistency, workers: int, replicas: int = 0) -> list[Any]:
+    world = World(seed, consistency, workers, 2, replicas, Records())
+    results: list[Any] = []
+    for rank in world.clients:
+        world.start(rank, exchanging(world, rank, 3, results))
+    if replicas:
+        kill_at(world, world.random.randint(1, 200), world.random.choice(list(world.servers)))
+    world.run()
+    assert world.ended == set(world.clients) and world.failed == {}, seed
+    for server in world.servers.values():
+        for replica in server.replicas.values():
+            parts = replica.shard.parts.values()
+            # A dropped push is counted, and not kept.
+            kept = sum(len(by) for part in parts for by in part.pending.values())
+            folded = sum(workers for part in parts for _, workers in part.value)
+            counts = replica.shard.counts
+            assert replicas or counts.pushes == folded + counts.dropped + kept, seed
+            assert all(turn >= part.version for part in parts for turn in part.pending), seed
+    return results
+
+
+@pytest.mark.parametrize(("consistency", "replicas"), [(BSP, 0), (SSP(0), 0), (Backup(1.0), 1)])
+def test_rounds_are_folded_in_rank_order(consistency: Consistency, replicas: int) -> None:
+    for seed in range(SEEDS // 8):
+        for _, step, key, version, value in run_rounds(seed, consistency, 3, replicas):
+            assert version == step + 1
+            expected = [
+                (tuple((turn, rank, turn) for rank in range(3)), 3) for turn in range(step + 1)
+            ]
+            assert list(value) == expected, (seed, key)
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_backup_workers_end_rounds_and_late_pushes_enter_none(replicas: int) -> None:
+    late = 0
+    for seed in range(SEEDS // 8):
+        for _, _, _, version, value in run_rounds(seed, Backup(0.75), 4, replicas):
+            used = [turn for pushes, _ in value for turn in {one[0] for one in pushes}]
+            assert used == sorted(set(used)) and len(value) == len(used) <= version, seed
+            for pushes, workers in value:
+                ranks = [rank for _, rank, _ in pushes]
+                assert ranks == sorted(set(ranks)) and workers == len(ranks) == 3, seed
+                late += any(turn != step for turn, _, step in pushes)
+    assert late > 0, "no worker was ever late: the seeds show nothing"

@@ -1,0 +1,216 @@
+"""A parameter server in simulation: the machines of ``pycoll.ps`` on a seeded network and clock.
+
+A seed decides about delays; messages of a pair keep their order, as on a real connection, and pairs
+overtake each other. A process can be killed ahead of any message: some of what it sent still
+arrives, and then its peers find the connection lost.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+from pycoll.ps.client_machine import ClientMachine, Request
+from pycoll.ps.consistency import Consistency
+from pycoll.ps.messages import MANAGER, Kind, Message
+from pycoll.ps.server_machine import ServerMachine
+from pycoll.ps.shard import Shard
+from pycoll.ps.views import ViewManager, first_view
+
+#: A program of a worker: it yields the requests for which it waits.
+Program = Generator[Sequence[Request], None, None]
+
+
+class Masks:
+    """Values are whole numbers, and a push adds its own bit."""
+
+    def load(self, rule: int, payload: int) -> int:
+        return payload
+
+    def refusal(self, rule: int, value: int, payload: int) -> str:
+        return ""
+
+    def apply(self, rule: int, value: int, pushes: Sequence[int], workers: int) -> int:
+        return value + sum(pushes)
+
+    def read(self, value: int) -> int:
+        return value
+
+    def pieces(self, value: int) -> Sequence[int]:
+        return (value,)
+
+    def join(self, rule: int, pieces: Sequence[int]) -> int:
+        return pieces[0]
+
+
+class Records(Masks):
+    """A value is the list of what was applied: the pushes together, and the count of workers."""
+
+    def apply(self, rule: int, value: Any, pushes: Sequence[Any], workers: int) -> Any:
+        return (*value, (tuple(pushes), workers))
+
+
+class World:
+    """Workers 0 to W - 1, servers W to W + S - 1, a view manager in the process of worker 0."""
+
+    def __init__(
+        self,
+        seed: int,
+        consistency: Consistency,
+        workers: int = 3,
+        servers: int = 1,
+        replicas: int = 0,
+        arithmetic: Any = None,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.counter = itertools.count()
+        self.slow = self.random.choice((0.001, 0.01, 0.1))
+        self.consistency = consistency
+        ranks = range(workers, workers + servers)
+        view = first_view(ranks, replicas)
+        made = Masks() if arithmetic is None else arithmetic
+
+        def make(_: int) -> Shard:
+            return Shard(consistency, range(workers), made)
+
+        self.servers = {rank: ServerMachine(rank, range(workers), view, make) for rank in ranks}
+        self.clients = {rank: ClientMachine(rank, view) for rank in range(workers)}
+        self.manager = ViewManager(view, ranks, replicas + 1)
+        self.manager_alive = True
+        self.alive = {*self.servers, *self.clients}
+        self.flying: dict[tuple[int, int], deque[Message]] = {}
+        self.arrival: dict[tuple[int, int], float] = {}
+        self.boundaries = 0
+        #: By number of the message ahead of which it happens: what happens.
+        self.faults: dict[int, Callable[[], None]] = {}
+        self.programs: dict[int, Program] = {}
+        self.waiting: dict[int, Sequence[Request]] = {}
+        self.ended: set[int] = set()
+        self.failed: dict[int, list[Request]] = {}
+
+    # Time and messages
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now + delay, next(self.counter), action))
+
+    def run(self, limit: float = 1000.0) -> None:
+        while self.events and self.now < limit:
+            self.now, _, action = heapq.heappop(self.events)
+            action()
+
+    def is_alive(self, peer: int) -> bool:
+        return self.manager_alive if peer == MANAGER else peer in self.alive
+
+    def send(self, source: int, to: int, message: Message) -> None:
+        self.boundaries += 1
+        fault = self.faults.pop(self.boundaries, None)
+        if fault is not None:
+            fault()
+        if not self.is_alive(source) or not self.is_alive(to):
+            return
+        pair = (source, to)
+        delay = self.random.expovariate(1 / self.slow)
+        self.arrival[pair] = max(self.arrival.get(pair, 0.0), self.now + delay)
+        self.flying.setdefault(pair, deque()).append(message)
+        self.at(self.arrival[pair] - self.now, lambda: self.deliver(pair))
+
+    def deliver(self, pair: tuple[int, int]) -> None:
+        source, to = pair
+        if self.flying[pair] and self.is_alive(to):
+            message = self.flying[pair].popleft()
+            self.act(to, lambda machine: machine.hear(source, message))
+
+    def act(self, peer: int, action: Callable[[Any], None]) -> None:
+        """Run a machine, and send what it gives."""
+        machine: Any = (
+            self.manager if peer == MANAGER else self.servers.get(peer) or self.clients[peer]
+        )
+        action(machine)
+        out, machine.out[:] = list(machine.out), []
+        for to, message in out:
+            self.send(peer, to, message)
+        if peer in self.clients:
+            self.go_on(peer)
+
+    def kill(self, rank: int) -> None:
+        """End a process. Of what it sent to a peer, the first so many messages arrive."""
+        if rank not in self.alive:
+            return
+        self.alive.discard(rank)
+        gone = {rank}
+        if rank == 0:
+            self.manager_alive = False
+            gone.add(MANAGER)
+        for (source, to), queue in self.flying.items():
+            if source in gone:
+                for _ in range(self.random.randint(0, len(queue))):
+                    queue.pop()
+            elif to in gone:
+                queue.clear()
+        peers = [*self.servers, *(self.clients if rank in self.servers else ())]
+        if rank in self.servers:
+            peers.append(MANAGER)
+        for peer in peers:
+            ahead = self.arrival.get((rank, peer), 0.0) - self.now
+            self.at(
+                max(0.0, ahead) + self.random.random() * self.slow,
+                lambda p=peer: self.lose(p, rank),
+            )
+
+    def lose(self, peer: int, gone: int) -> None:
+        if self.is_alive(peer):
+            self.act(peer, lambda machine: machine.lose(gone))
+
+    # Programs
+
+    def start(self, rank: int, program: Program) -> None:
+        self.programs[rank] = program
+        self.waiting[rank] = ()
+        self.at(0.0, lambda: self.act(rank, lambda _: None))
+
+    def go_on(self, rank: int) -> None:
+        """Run a worker's program until it waits."""
+        client = self.clients[rank]
+        while rank in self.alive and rank in self.programs and rank not in self.ended:
+            if not all(request.ended for request in self.waiting[rank]):
+                return
+            failed = [one for one in self.waiting[rank] if one.failure]
+            if failed:
+                self.failed[rank] = failed
+                self.ended.add(rank)
+                return
+            try:
+                self.waiting[rank] = next(self.programs[rank])
+            except StopIteration:
+                self.ended.add(rank)
+                return
+            out, client.out[:] = list(client.out), []
+            for to, message in out:
+                self.send(rank, to, message)
+
+    def load(self, rank: int, keys: Iterable[int], value: Any) -> Sequence[Request]:
+        """Begin the parts of these keys; key k lies in shard k modulo the number of shards."""
+        client = self.clients[rank]
+        shards = len(client.view.chains)
+        return [
+            client.add(Message(Kind.LOAD, shard=key % shards, key=key, payload=value))
+            for key in keys
+        ]
+
+    def request(self, rank: int, kind: Kind, key: int = 0, **fields: Any) -> Request:
+        client = self.clients[rank]
+        shard = fields.pop("shard", key % len(client.view.chains))
+        return client.add(Message(kind, shard=shard, key=key, **fields))
+
+    def clock(self, rank: int, clock: int) -> Sequence[Request]:
+        """Tell all shards that the worker has ended so many rounds."""
+        return [
+            self.request(rank, Kind.CLOCK, shard=shard, round=clock)
+            for shard in range(len(self.clients[rank].view.chains))
+        ]
