@@ -214,3 +214,19 @@ def check_timeout(timeout: Any, name: str = "timeout") -> float:
     if math.isnan(seconds) or seconds <= 0:
         raise InvalidArgumentError(f"{name} is {timeout!r}: expected more than 0 seconds")
     return seconds
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """Return ``value`` as an int. Raise InvalidArgumentError unless it is that."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise InvalidArgumentError(
+            f"{name} is {value!r}: expected a whole number of at least {least}"
+        )
+    return int(value)
+
+
+def real(name: str, value: Any, expected: str) -> float:
+    """Return ``value`` as a finite float. The error says what is ``expected``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise InvalidArgumentError(f"{name} is {value!r}: expected {expected}")
+    return float(value)

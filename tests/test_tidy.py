@@ -181,13 +181,15 @@ ROOMS = {
     "cost": {"errors", "config", "untrusted", "schedule", "algorithms"},
     "bootstrap": {"errors", "config", "untrusted"},
     "arrays": EVERYBODY | {"_core"},
+    "compress": EVERYBODY | {"_core", "ops", "arrays"},
     "device": EVERYBODY | {"_core", "ops", "schedule", "plan", "arrays", "bootstrap"},
     "comm": EVERYBODY
-    | {"_core", "ops", "schedule", "algorithms", "plan", "cost", "arrays", "bootstrap", "device"},
-    "gradients": EVERYBODY | {"_core", "ops", "cost", "arrays"},
+    | {"_core", "ops", "schedule", "algorithms", "plan", "cost", "arrays", "bootstrap", "device"}
+    | {"compress"},
+    "gradients": EVERYBODY | {"_core", "ops", "cost", "arrays", "compress"},
     "launch": EVERYBODY | {"bootstrap"},
     "jax": EVERYBODY | {"_core", "schedule", "arrays", "comm"},
-    "local_updates": EVERYBODY | {"arrays", "gradients"},
+    "local_updates": EVERYBODY | {"arrays", "compress", "gradients"},
     "optim": {"foreign_words", "gradients", "local_updates"},
     "ps": EVERYBODY | {"_core", "arrays", "bootstrap", "comm"},
     "integrations": {"errors", "types", "config", "cost", "bootstrap", "comm"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.local_updates.schedules import real
+from pycoll.types import real
 
 _NAMES = ("lr", "momentum", "nesterov", "in_inner_rate")
 

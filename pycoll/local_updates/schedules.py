@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pycoll.errors import InvalidArgumentError
+from pycoll.types import real, whole
 
 
 class Round(NamedTuple):
@@ -218,19 +219,3 @@ def schedule_of(every: Any) -> Schedule:
             "such as PostLocal(start=1000, every=8)"
         )
     return Constant(int(every))
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """``value`` as an int; InvalidArgumentError unless it is a whole number of at least this."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise InvalidArgumentError(
-            f"{name} is {value!r}: expected a whole number of at least {least}"
-        )
-    return int(value)
-
-
-def real(name: str, value: Any, expected: str) -> float:
-    """``value`` as a finite float; InvalidArgumentError says what is ``expected``."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise InvalidArgumentError(f"{name} is {value!r}: expected {expected}")
-    return float(value)

@@ -14,7 +14,8 @@ from pycoll.local_updates.array_values import check, converted, copied, mixed, r
 from pycoll.local_updates.local_state import LocalState, Pending
 from pycoll.local_updates.meeting import Met, meet
 from pycoll.local_updates.outer_step import Outer, outer_of
-from pycoll.local_updates.schedules import Schedule, real, schedule_of, whole
+from pycoll.local_updates.schedules import Schedule, schedule_of
+from pycoll.types import real, whole
 
 _NAN = float("nan")
 

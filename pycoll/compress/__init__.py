@@ -1,0 +1,45 @@
+"""Codecs: values that say how a collective holds floats in fewer bytes.
+
+    comm.all_reduce(gradient, "avg", compress=Block("int8"), feedback=feedback)
+
+``BF16``, ``FP8``, ``Block`` and ``Sign`` keep a few bits of every value. ``TopK``, ``Threshold``
+and ``RandomK`` keep some values whole. ``PowerSGD`` keeps two thin matrices. ``Custom`` has two
+functions of the program. ``Feedback`` owns what they leave out. docs/guides/compression.md says
+when they pay.
+
+The modules, bottom up:
+
+    codec       the base of codecs
+    dense       codecs of which the executor has kernels; ``native()`` describes them
+    sparse      codecs of places and values
+    low_rank    PowerSGD
+    custom      codecs of two functions
+    feedback    residuals and velocities
+
+A collective reads its argument ``compress`` so: ``codec.native()`` is a ``Native`` that the
+executor runs, or None. Then ``codec.all_reduce(comm, x, op, out=, feedback=, async_op=, stream=)``
+is the collective.
+"""
+
+from __future__ import annotations
+
+from pycoll.compress.codec import Codec
+from pycoll.compress.custom import Custom
+from pycoll.compress.dense import BF16, FP8, Block, Sign
+from pycoll.compress.feedback import Feedback
+from pycoll.compress.low_rank import PowerSGD
+from pycoll.compress.sparse import RandomK, Threshold, TopK
+
+__all__ = [
+    "BF16",
+    "FP8",
+    "Block",
+    "Codec",
+    "Custom",
+    "Feedback",
+    "PowerSGD",
+    "RandomK",
+    "Sign",
+    "Threshold",
+    "TopK",
+]

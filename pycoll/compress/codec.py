@@ -1,0 +1,102 @@
+"""The base of all codecs, and the arrays that they take."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import DType
+
+if TYPE_CHECKING:
+    from pycoll.compress.feedback import Feedback
+
+#: A NumPy array.
+Array = Any
+
+
+class Native(NamedTuple):
+    """A codec that the executor runs: the arguments of ``_core.Codec`` but the last."""
+
+    kind: int
+    block: int
+    stochastic: bool
+    seed: int
+
+
+class Codec(ABC):
+    """A way to hold an array of floats in fewer bytes. Codecs are immutable and hashable.
+
+    ``compress=codec`` of a collective takes one. All ranks pass equal codecs.
+    """
+
+    def native(self) -> Native | None:
+        """Return the codec as the executor knows it.
+
+        None means that the executor does not; the collective then is a method of the codec.
+        """
+        return None
+
+    @abstractmethod
+    def encode(self, x: Any) -> Array:
+        """Return the codes of an array of float16, bfloat16 or float32, as one axis of uint8."""
+
+    @abstractmethod
+    def decode(self, codes: Any, count: int) -> Array:
+        """Return the ``count`` float32 values of some codes, on one axis.
+
+        Raises InvalidArgumentError where the codes do not hold this many values.
+        """
+
+
+class ComposedCodec(Codec):
+    """A codec whose collectives are sequences of other collectives."""
+
+    def all_reduce(
+        self,
+        comm: Any,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        feedback: Feedback | None = None,
+        async_op: bool = False,
+        stream: Any = None,
+    ) -> Any:
+        """Run ``comm.all_reduce(x, op, compress=self)``; see there.
+
+        The other arguments are those of ``Communicator.all_reduce``.
+        """
+        raise InvalidArgumentError(
+            f"compress is {self!r}, which has no all_reduce: take a codec of blocks, or none"
+        )
+
+
+#: Types that codecs take. Those of 16 bits are widened to float32, which holds them exactly.
+FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+def as_float32(x: Any, name: str = "x") -> Array:
+    """Return an array of floats as one axis of float32; values of other types raise."""
+    array = np.asarray(x)
+    word = array.dtype.name
+    if word not in ("float16", "bfloat16", "float32"):
+        hint = f": pass {name}.astype(numpy.float32)" if word == "float64" else ""
+        raise InvalidArgumentError(
+            f"{name} has dtype {word}, but codes hold float16, bfloat16 and float32{hint}"
+        )
+    return np.ascontiguousarray(array, np.float32).reshape(-1)
+
+
+def as_bytes(codes: Any) -> Array:
+    """Return an object with bytes as one axis of uint8."""
+    return np.frombuffer(codes, np.uint8)
+
+
+def wrong_length(codec: Codec, found: int, count: int, expected: str) -> InvalidArgumentError:
+    """Return the error about codes that do not hold ``count`` values."""
+    return InvalidArgumentError(
+        f"codes of {codec!r} have {found} bytes for {count} values: expected {expected}"
+    )

@@ -1,0 +1,168 @@
+"""Feedback: the memory of what codecs left out, which later calls send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pycoll.compress.codec import Array
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import real, whole
+
+#: The version of the form in checkpoints.
+FORM = 1
+_FIELDS = ("residuals", "velocities", "factors")
+
+
+class Feedback:
+    """Keep what a codec leaves out of an array, and add it to the array of the next call.
+
+    One Feedback serves the calls with one array, or one list of arrays, in turn. What was sent plus
+    the residual is the array plus the last residual, bit for bit; ``Sign`` and stochastic rounding
+    round the residual.
+
+    Arguments:
+        ``momentum``: of momentum correction, from 0 to below 1: each rank sums up velocities
+            u = momentum u + x, and sends these, so the optimizer behind it has no momentum.
+        ``masking``: whether the velocity of an entry that was sent becomes 0. Dense codecs send
+            every entry and ignore it.
+        ``warmup``: the calls over which the density of TopK and RandomK falls to its value: call t
+            of w has the density d ** ((t + 1) / (w + 1)).
+
+    Attributes: ``step``, the number of calls so far.
+
+    Errors: InvalidArgumentError for other arguments, and from a call with arrays of other shapes or
+    types than those of the calls before: then use ``reset()``, or another Feedback.
+
+    Cost: memory for one copy of the arrays, and one more with momentum.
+
+    Source: Seide et al. 2014 for residuals; Lin et al., "Deep gradient compression", 2018 (arXiv
+    1712.01887) for momentum correction, masking and warm-up.
+
+    >>> feedback = pycoll.compress.Feedback()
+    >>> codec = pycoll.compress.TopK(0.5)
+    >>> comm.all_reduce(np.float32([1, 2]), compress=codec, feedback=feedback)  # on 2 ranks
+    array([0., 4.], dtype=float32)
+    >>> feedback.residual
+    array([1., 0.], dtype=float32)
+    """
+
+    def __init__(self, *, momentum: float = 0.0, masking: bool = True, warmup: int = 0) -> None:
+        expected = "a number from 0 to below 1"
+        self._momentum = real("momentum", momentum, expected)
+        if not 0 <= self._momentum < 1:
+            raise InvalidArgumentError(f"momentum is {momentum!r}: expected {expected}")
+        if not isinstance(masking, bool):
+            raise InvalidArgumentError(f"masking is {masking!r}: expected a bool")
+        self._masking = masking
+        self._warmup = whole("warmup", warmup, 0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, for example because the model has changed; ``step`` becomes 0."""
+        self.step = 0
+        #: By the number of the array in the call.
+        self._residuals: dict[int, Array] = {}
+        self._velocities: dict[int, Array] = {}
+        #: The last Q of PowerSGD.
+        self._factors: dict[int, Array] = {}
+
+    @property
+    def residual(self) -> Any:
+        """The array of values that were held back, not a copy; None before the first call.
+
+        A list of arrays after calls with a list of several.
+        """
+        found = [self._residuals[number] for number in sorted(self._residuals)]
+        return None if not found else found[0] if len(found) == 1 else found
+
+    def norm(self) -> float:
+        """Return the Euclidean norm of all residuals."""
+        squares = [
+            float(np.square(one, dtype=np.float64).sum()) for one in self._residuals.values()
+        ]
+        return float(np.sqrt(sum(squares)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a dict of numbers and copies of arrays, for a checkpoint of this rank."""
+        own = {"form": FORM, "step": self.step}
+        return own | {
+            name: {number: one.copy() for number, one in getattr(self, f"_{name}").items()}
+            for name in _FIELDS
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a ``state_dict``; it copies the arrays.
+
+        Errors: InvalidArgumentError for another form.
+        """
+        if not isinstance(state, Mapping) or state.get("form") != FORM:
+            raise InvalidArgumentError(
+                f"the saved state is {type(state).__name__} without form {FORM}: expected what "
+                "Feedback.state_dict() returns"
+            )
+        for name in _FIELDS:
+            saved = {int(number): np.array(one) for number, one in state[name].items()}
+            setattr(self, f"_{name}", saved)
+        self.step = int(state["step"])
+
+    # For the collectives
+
+    def corrected(self, x: Array, number: int = 0) -> Array:
+        """Return the array to send in place of ``x``: the velocity, if there is momentum.
+
+        ``x``: a NumPy array. ``number``: its place in the call's list. Every call asks once.
+        """
+        if not self._momentum:
+            return x
+        velocity = self._kept(self._velocities, x.shape, x.dtype, number)
+        velocity *= self._momentum
+        velocity += x
+        return velocity
+
+    def memory(self, shape: tuple[int, ...], number: int = 0, dtype: Any = np.float32) -> Array:
+        """Return the residual of an array, zeros at first, for the collective to change.
+
+        Raises InvalidArgumentError where calls before had another shape or dtype.
+        """
+        return self._kept(self._residuals, shape, np.dtype(dtype), number)
+
+    def ended(self) -> None:
+        """Count a call."""
+        self.step += 1
+
+    def mask(self, places: Array, number: int = 0) -> None:
+        """Note that entries have been sent: masking sets their velocities to 0."""
+        if self._masking and number in self._velocities:
+            self._velocities[number].reshape(-1)[places] = 0
+
+    def density(self, last: float) -> float:
+        """Return the density of the next call, where the one behind the warm-up is ``last``."""
+        if self.step >= self._warmup:
+            return last
+        return float(last ** ((self.step + 1) / (self._warmup + 1)))
+
+    def factor(self, number: int = 0) -> Array | None:
+        """Return the last Q of an array."""
+        return self._factors.get(number)
+
+    def keep_factor(self, q: Array, number: int = 0) -> None:
+        """Keep the Q of an array for the next call."""
+        self._factors[number] = q
+
+    @staticmethod
+    def _kept(
+        kept: dict[int, Array], shape: tuple[int, ...], dtype: np.dtype[Any], number: int
+    ) -> Array:
+        found = kept.get(number)
+        if found is None:
+            found = kept[number] = np.zeros(shape, dtype)
+        if found.shape != tuple(shape) or found.dtype != dtype:
+            raise InvalidArgumentError(
+                f"x has shape {tuple(shape)} and dtype {dtype}, but feedback holds a residual of "
+                f"shape {found.shape} and dtype {found.dtype}: call feedback.reset(), or pass the "
+                "Feedback of this array"
+            )
+        return found

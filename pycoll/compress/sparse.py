@@ -1,0 +1,235 @@
+"""Codecs that keep some values whole: TopK, Threshold and RandomK."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pycoll.compress.codec import Array, ComposedCodec, as_bytes, as_float32, wrong_length
+from pycoll.compress.dense import check_seed
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import real, whole
+
+#: Values in the sample from which TopK guesses the smallest value that it keeps.
+_SAMPLE = 1 << 13
+#: Arrays of fewer values are partitioned as a whole.
+_SHORT = 1 << 15
+
+
+def check_density(density: Any) -> float:
+    """Return a density. Raise InvalidArgumentError unless it is above 0 and at most 1."""
+    expected = "a number above 0 and at most 1"
+    value = real("density", density, expected)
+    if not 0 < value <= 1:
+        raise InvalidArgumentError(f"density is {density!r}: expected {expected}")
+    return value
+
+
+def kept(density: float, count: int) -> int:
+    """Return how many of ``count`` values a density keeps: rounded up, so at least one of some."""
+    return min(count, math.ceil(density * count))
+
+
+class SparseCodec(ComposedCodec):
+    """A codec that sends some values as they are, with their places; the others decode to 0.
+
+    Codes are the places, uint32, in ascending order, and then the values, float32.
+    """
+
+    @abstractmethod
+    def chosen(self, x: Array, step: int = 0) -> Array:
+        """Return the places that are sent, ascending.
+
+        ``x``: one axis of floats. ``step``: the number of the call, see ``Feedback.step``.
+        """
+
+    def encode(self, x: Any) -> Array:
+        """Return the codes of an array of float16, bfloat16 or float32, as one axis of uint8."""
+        values = as_float32(x)
+        return packed(self.chosen(values), values)
+
+    def decode(self, codes: Any, count: int) -> Array:
+        """Return the ``count`` float32 values of some codes, on one axis."""
+        values = np.zeros(whole("count", count, 0), np.float32)
+        places, sent = unpacked(self, codes, count, values.dtype)
+        values[places] = sent
+        return values
+
+
+def packed(places: Array, values: Array) -> Array:
+    """Return the codes of the values at some places."""
+    sent = values[places]
+    codes = np.empty(4 * len(places) + sent.nbytes, np.uint8)
+    codes[: 4 * len(places)] = np.ascontiguousarray(places, np.uint32).view(np.uint8)
+    codes[4 * len(places) :] = sent.view(np.uint8)
+    return codes
+
+
+def unpacked(
+    codec: SparseCodec, codes: Any, count: int, dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """Return the places and the values of some codes. Raise unless places ascend below count."""
+    given = as_bytes(codes)
+    number, rest = divmod(len(given), 4 + dtype.itemsize)
+    if rest:
+        raise wrong_length(codec, len(given), count, f"a multiple of {4 + dtype.itemsize}")
+    places = given[: 4 * number].view(np.uint32)
+    if number and (int(places[-1]) >= count or not (places[1:] > places[:-1]).all()):
+        raise InvalidArgumentError(
+            f"codes of {codec!r} have places that do not ascend from 0 to {count - 1}: these bytes "
+            "are not from encode"
+        )
+    # A copy, since the values may begin at any byte.
+    return places, np.frombuffer(given[4 * number :].tobytes(), dtype)
+
+
+@dataclass(frozen=True)
+class TopK(SparseCodec):
+    """Send the values of largest magnitude, and their places.
+
+    It needs feedback: without one, small values are never sent.
+
+    Arguments: ``density``, the share of the values that is sent, above 0 and at most 1. The number
+    is rounded up.
+
+    NaN counts as larger than infinity. Of equal magnitudes the first ones are sent. Errors:
+    InvalidArgumentError for another density. Cost: 8 bytes for each value that is sent, and a
+    search over all values in NumPy.
+
+    >>> codec = pycoll.compress.TopK(density=0.5)
+    >>> codec.decode(codec.encode(np.float32([1, -3, 0, 2])), 4)
+    array([ 0., -3.,  0.,  2.], dtype=float32)
+    """
+
+    density: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "density", check_density(self.density))
+
+    def chosen(self, x: Array, step: int = 0) -> Array:
+        """Return the places of the largest magnitudes, ascending."""
+        number = kept(self.density, len(x))
+        if number == len(x):
+            return np.arange(len(x), dtype=np.uint32)
+        size = np.abs(x)
+        candidates = _above(size, _guess(size, number)) if len(x) > _SHORT else None
+        if candidates is None or len(candidates) < number:
+            candidates = np.arange(len(x))
+        keys = _keys(size[candidates])
+        bound = np.partition(keys, len(keys) - number)[len(keys) - number]
+        larger = keys > bound
+        larger[np.flatnonzero(keys == bound)[: number - int(larger.sum())]] = True
+        return candidates[larger].astype(np.uint32)
+
+    def at(self, density: float) -> TopK:
+        """Return this codec with another density."""
+        return replace(self, density=density)
+
+
+def _above(size: Array, bound: float) -> Array:
+    # The comparison that is negated finds NaN as well: NaN is not below any bound.
+    return np.flatnonzero(~(size < bound))
+
+
+def _keys(size: Array) -> Array:
+    """Return whole numbers in the order of magnitudes; all NaN have one number, the largest."""
+    kind = np.dtype(f"u{size.itemsize}")
+    infinity = np.array(np.inf, size.dtype).view(kind)
+    return np.minimum(size.view(kind), infinity + kind.type(1))
+
+
+def _guess(size: Array, number: int) -> float:
+    """Return a bound that a little more than ``number`` values are likely to reach."""
+    step = len(size) // _SAMPLE or 1
+    sample = np.nan_to_num(size[::step], nan=np.inf)
+    share = number / len(size) * len(sample)
+    wanted = math.ceil(share + 4 * math.sqrt(share) + 4)
+    if wanted >= len(sample):
+        return 0.0
+    return float(np.partition(sample, len(sample) - wanted)[len(sample) - wanted])
+
+
+@dataclass(frozen=True)
+class Threshold(SparseCodec):
+    """Send the values of at least some magnitude, and their places. NaN is sent.
+
+    It needs feedback: without one, smaller values are never sent.
+
+    Arguments: ``value``, the smallest magnitude that is sent, finite and at least 0.
+
+    Errors: InvalidArgumentError for another value. Cost: 8 bytes for each value that is sent, which
+    may be all of them.
+
+    >>> codec = pycoll.compress.Threshold(2)
+    >>> codec.decode(codec.encode(np.float32([1, -3, 0, 2])), 4)
+    array([ 0., -3.,  0.,  2.], dtype=float32)
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        expected = "a finite number of at least 0"
+        value = real("value", self.value, expected)
+        if value < 0:
+            raise InvalidArgumentError(f"value is {self.value!r}: expected {expected}")
+        object.__setattr__(self, "value", value)
+
+    def chosen(self, x: Array, step: int = 0) -> Array:
+        """Return the places of the magnitudes from the threshold on, ascending."""
+        return np.flatnonzero(~(np.abs(x) < self.value)).astype(np.uint32)
+
+
+@dataclass(frozen=True)
+class RandomK(SparseCodec):
+    """Send values at random places, the same on all ranks, so that no place has to be sent.
+
+    The array is cut into as many parts of nearly equal length as values are sent; one place of
+    each part is drawn. A collective needs feedback: its ``step`` changes the places from call to
+    call.
+
+    Arguments: ``density``, the share of the values that is sent, above 0 and at most 1; ``seed``,
+    of the draws, from 0 to 2**64 - 1.
+
+    Errors: InvalidArgumentError for other arguments. Cost: 4 bytes for each value that is sent.
+
+    >>> codec = pycoll.compress.RandomK(density=0.5, seed=1)
+    >>> int(np.count_nonzero(codec.decode(codec.encode(np.ones(8, np.float32)), 8)))
+    4
+    """
+
+    density: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "density", check_density(self.density))
+        object.__setattr__(self, "seed", check_seed(self.seed))
+
+    def chosen(self, x: Array, step: int = 0) -> Array:
+        """Return one place of each part, ascending: a function of length, seed and step."""
+        count = len(x)
+        number = kept(self.density, count)
+        ends = np.arange(number + 1, dtype=np.uint64) * np.uint64(count) // np.uint64(number or 1)
+        lengths = np.diff(ends)
+        draws = hashes(self.seed ^ hashes(step, 1).tolist()[0], number)
+        return np.asarray(ends[:-1] + draws % np.maximum(lengths, 1), np.uint32)
+
+    def at(self, density: float) -> RandomK:
+        """Return this codec with another density."""
+        return replace(self, density=density)
+
+
+def hashes(seed: int, count: int) -> Array:
+    """Return ``count`` numbers of 64 random bits: the sequence of splitmix64 from a seed.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    with np.errstate(over="ignore"):
+        z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z += np.uint64(seed)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(z ^ (z >> np.uint64(31)))

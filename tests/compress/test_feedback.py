@@ -1,0 +1,70 @@
+"""Feedback by itself: what it keeps, its form in checkpoints, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pycoll import InvalidArgumentError
+from pycoll.compress import Feedback
+
+
+def test_memory_is_zeros_at_first_and_belongs_to_one_array() -> None:
+    feedback = Feedback()
+    assert feedback.residual is None and feedback.norm() == 0 and feedback.step == 0
+    memory = feedback.memory((2, 2))
+    assert memory.dtype == np.float32 and not memory.any()
+    memory[:] = [[3, 0], [0, 4]]
+    assert feedback.residual is memory and feedback.norm() == 5
+    for shape, kind in (((4,), np.float32), ((2, 2), np.float64)):
+        with pytest.raises(
+            InvalidArgumentError, match=r"call feedback\.reset\(\), or pass the Fee"
+        ):
+            feedback.memory(shape, dtype=kind)
+    feedback.memory((1,), 1)
+    assert [one.shape for one in feedback.residual] == [(2, 2), (1,)]
+    feedback.ended()
+    feedback.reset()
+    assert feedback.residual is None and feedback.step == 0
+
+
+def test_momentum_sums_velocities_and_masking_clears_what_was_sent() -> None:
+    feedback = Feedback(momentum=0.5)
+    x = np.float32([1, 2, 4])
+    assert feedback.corrected(x).tolist() == [1, 2, 4]
+    feedback.mask(np.array([1]))
+    assert feedback.corrected(x).tolist() == [1.5, 2, 6]
+    feedback = Feedback(momentum=0.5, masking=False)
+    feedback.corrected(x)
+    feedback.mask(np.array([1]))
+    assert feedback.corrected(x).tolist() == [1.5, 3, 6]
+    plain = Feedback()
+    assert plain.corrected(x) is x
+
+
+def test_the_density_falls_by_the_same_factor() -> None:
+    feedback = Feedback(warmup=3)
+    found = []
+    for _ in range(5):
+        found.append(feedback.density(0.0001))
+        feedback.ended()
+    assert np.allclose(found, [0.1, 0.01, 0.001, 0.0001, 0.0001])
+
+
+def test_a_checkpoint_goes_on_bit_by_bit() -> None:
+    feedback = Feedback(momentum=0.5)
+    x = np.float32([1, 2, 4])
+    feedback.memory((3,))[:] = 0.5
+    feedback.corrected(x)
+    feedback.keep_factor(np.ones((2, 1), np.float32))
+    feedback.ended()
+    saved = feedback.state_dict()
+    other = Feedback(momentum=0.5)
+    other.load_state_dict(saved)
+    feedback.reset()
+    assert other.step == 1 and other.residual.tolist() == [0.5] * 3
+    assert other.corrected(x).tolist() == [1.5, 3, 6]
+    factor = other.factor()
+    assert factor is not None and factor.tolist() == [[1], [1]] and other.factor(1) is None
+    with pytest.raises(InvalidArgumentError, match="saved state is dict without form 1"):
+        other.load_state_dict({"step": 3})
