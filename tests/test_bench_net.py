@@ -115,3 +115,24 @@ def test_nothing_is_left_however_it_ends(how: signal.Signals) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_steps_are_replayed_between_hosts(tmp_path: Path) -> None:
+    page = tmp_path / "replay.md"
+    words = ("--quick", "--workers", "2", "--servers", "1")
+    paths = ("--markdown", str(page), "--plot", str(tmp_path))
+    script = str(ROOT / "bench" / "replay.py")
+    done = subprocess.run(
+        [sys.executable, script, *words, *paths],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    for method in ("BSP-PS", "MG-WFBP", "dear", "auto"):
+        row = rf"\| {method} \| [\d.]+ \| [\d.]+ \| [+-][\d.]+% \| \d+% \| \d+% \| \d+ \|"
+        assert re.search(row, text), text
+    assert "1 MiB: servers apart " in text and "auto takes " in text
+    assert "BSP-PS: 1 messages" in (tmp_path / "replay-resnet50.svg").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,30 +23,41 @@ WORK_BYTES = 64 << 10
 WORK_REPEATS = 8
 #: The distance between the values of short messages, in elements: no two share a cache line.
 SPACING = 64
-#: The seconds for which a link is kept busy before its rate counts, and the limit on the number of
-#: messages that do so.
-SUSTAINED_S = 0.02
+#: Messages of a length are sent in batches of these seconds, of at most this many messages. The
+#: first batch does not count, since an idle link takes the first bytes faster.
+SUSTAINED_S = 0.012
 SUSTAINED_MAX = 4096
+BATCHES = 4
+#: Messages take turns in memory of this length, as gradients of a step do: more than caches hold.
+#: There are at most this many turns, so that short messages stay in caches.
+COLD_BYTES = 64 << 20
+TURNS_MAX = 64
 #: Long messages sent during a computation: the seconds that they take together, the limit on their
 #: number, and the number of timed runs.
 OVERLAP_S = 0.025
 OVERLAP_MESSAGES = 8
 OVERLAP_REPEATS = 3
 #: Messages that would take more than this many seconds are not measured.
-PATIENCE_S = 0.05
+PATIENCE_S = 0.15
 
 
-def measure(comm: Any, deterministic: bool | None = True, push_pull_by: str | None = None) -> Rates:
+def measure(
+    comm: Any,
+    deterministic: bool | None = True,
+    push_pull_by: str | None = None,
+    accelerated: bool = False,
+) -> Rates:
     """Measure all_reduce, reduce_scatter and all_gather on ``comm`` while a thread computes.
 
     ``push_pull_by``: the algorithm of the architecture "ps", to be measured as well.
+    ``accelerated``: whether a device computes, so that messages take nothing from computing.
 
     Also measures what messages take from that thread. Collective: every rank calls, with no other
     operation under way on ``comm``. The slowest rank determines each figure, and the result has the
     same bits on all ranks. Takes seconds, more where ranks outnumber cores. Raises what ``comm``
     raises.
     """
-    memory = empty(LENGTHS[-1] // 4, np.float32)
+    memory = empty(COLD_BYTES // 4, np.float32)
     memory[...] = 0
 
     def all_reduce(part: Any) -> Callable[[], Any]:
@@ -65,7 +77,7 @@ def measure(comm: Any, deterministic: bool | None = True, push_pull_by: str | No
         mine = np.zeros(lengths[comm.rank], np.float32)
         return lambda: comm.all_gather(mine, lengths=lengths, out=part)
 
-    start_s = _start_s(comm, memory, deterministic)
+    start_s = 0.0 if accelerated else _start_s(comm, memory, deterministic)
 
     def overlapped(rate: Rate) -> Rate:
         return rate._replace(alpha=max(rate.alpha, start_s))
@@ -76,8 +88,8 @@ def measure(comm: Any, deterministic: bool | None = True, push_pull_by: str | No
         overlapped(rate),
         overlapped(_rate(comm, memory, reduce_scatter)),
         overlapped(_rate(comm, memory, all_gather)),
-        _host_s(comm, memory, deterministic),
-        _slowed(comm, memory, rate, deterministic),
+        0.0 if accelerated else _host_s(comm, memory, deterministic),
+        0.0 if accelerated else _slowed(comm, memory, rate, deterministic),
         push_pull=servers,
     )
 
@@ -90,8 +102,17 @@ def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> R
         if seconds and seconds[-1] * nbytes / lengths[-1] > PATIENCE_S:
             break
         lengths.append(nbytes)
-        seconds.append(_seconds(comm, make(memory[: nbytes // 4])))
+        seconds.append(_seconds(comm, _in_turns(memory, nbytes // 4, make)))
     return fitted(lengths, seconds)
+
+
+def _in_turns(
+    memory: Any, count: int, make: Callable[[Any], Callable[[], Any]]
+) -> Callable[[], Any]:
+    """A call that each time takes another part of ``memory``, of ``count`` elements."""
+    turns = min(TURNS_MAX, len(memory) // count)
+    calls = itertools.cycle([make(memory[n * count :][:count]) for n in range(turns)])
+    return lambda: next(calls)()  # noqa: PLW0108  # the next call, not always the same one
 
 
 def _slowed(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> float:
@@ -204,18 +225,22 @@ def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
 
 
 def _seconds(comm: Any, call: Callable[[], Any]) -> float:
-    """The seconds of a call: the median of several, on the rank where that is longest.
+    """The seconds of a call among many, on the rank where that is longest.
 
-    Short calls are repeated for SUSTAINED_S, and the second half counts, so that the higher rate
-    of a link after a pause does not.
+    It is a mean, since over a link most calls may return early and few wait for all bytes in front
+    of them. Of the batches the median counts.
     """
+
+    def batch(count: int) -> float:
+        return _took(lambda: [call() for _ in range(count)]) / count
+
     # The first call includes one-time preparation and does not count.
-    first = _middle(comm, [_took(call) for _ in range(REPEATS + 1)][1:])
+    batch(1)
+    first = _middle(comm, [batch(REPEATS)])
     count = round(min(SUSTAINED_MAX, SUSTAINED_S / first)) if first > 0 else 0
     if count < REPEATS:
         return first
-    took = [_took(call) for _ in range(count)]
-    return _middle(comm, took[count // 2 :])
+    return _middle(comm, [batch(count) for _ in range(BATCHES)][1:])
 
 
 def _middle(comm: Any, took: Sequence[float]) -> float:

@@ -63,6 +63,8 @@ class Scheduler:
         ``op``: a reduction of all_reduce.
         ``overlaps``: whether the next forward pass waits for gradients one by one, by
             ``wait(number)``. If so, auto also considers policies that profit from it.
+        ``accelerated``: whether a device computes the passes, so that messages take no time from
+            them.
         ``deterministic``: as of all_reduce. Without it, policies may differ in rounding.
         ``allocate``: allocates zeros from a number of elements and a dtype name, for arrays of a
             framework other than NumPy. The result has one axis, and its slices share its memory.
@@ -71,9 +73,8 @@ class Scheduler:
             ``step_record``.
 
     Errors: InvalidArgumentError for entries that have no name, equal names or an invalid shape, and
-    for unknown dtypes, policies, architectures and ops. MismatchError where ranks differ in
-    entries, policy, architecture, op, ``overlaps`` or ``deterministic``. Other errors are those of
-    ``comm``.
+    for unknown dtypes, policies, architectures and ops. MismatchError where ranks differ in entries
+    or in the other arguments. Other errors are those of ``comm``.
 
     Cost: the constructor is collective. ``begin`` of the step after the timed steps is collective
     too, and measures the communicator where the policy depends on the cost of messages. Later
@@ -97,6 +98,7 @@ class Scheduler:
         architecture: str | None = None,
         op: str = "sum",
         overlaps: bool = False,
+        accelerated: bool = False,
         deterministic: bool | None = True,
         allocate: Allocate = zeros,
         clock: Callable[[], float] = time.perf_counter,
@@ -109,12 +111,12 @@ class Scheduler:
         self._algorithms = {A2A: None, PS: "ps" if comm.servers else "direct"}
         self._comm, self._entries, self._op = comm, [Entry(*one) for one in entries], op
         self._overlaps, self._allocate, self._clock = overlaps, allocate, clock
-        self._strict = deterministic
+        self._strict, self._accelerated = deterministic, accelerated
         self._observer, self._steps = observer, 0
         self._log: StepLog | None = None
         self._lock = threading.Lock()
         _check_entries(self._entries, op)
-        words = [str(self.policy), self._architecture, op, overlaps, deterministic]
+        words = [str(self.policy), self._architecture, op, overlaps, accelerated, deterministic]
         need_alike(comm, "the gradients", [[*self._entries], *words])
         self._timed: list[list[float]] = []
         self._sending_s = self._await_s = 0.0
@@ -261,8 +263,10 @@ class Scheduler:
         if self._log is not None:
             self._log.ready(self._entries[number].name)
         if not self._ready:
-            # Without the time spent on sending messages: the rates count that.
-            self._times[number] = self._clock() - self._start_s - self._sending_s
+            # Without the time spent on sending messages: the rates count that. A device computes
+            # meanwhile.
+            held_s = 0.0 if self._accelerated else self._sending_s
+            self._times[number] = self._clock() - self._start_s - held_s
         for place in self._layout.messages_of[number]:
             self._missing[place] -= 1
 
@@ -346,7 +350,7 @@ class Scheduler:
         gradients = [self._entries[number].planned(ready_s[number]) for number in order]
         if not self._is_blind:
             servers = self._algorithms[PS] if self._architecture != A2A else None
-            measured = measure(self._comm, self._strict, servers)
+            measured = measure(self._comm, self._strict, servers, self._accelerated)
             self.rates = measured._replace(await_s=await_s)
         forward_s = _forward_s([one.ready_s for one in gradients]) if self._overlaps else None
         decision = decide(self.policy, gradients, self.rates, forward_s, self._architecture)

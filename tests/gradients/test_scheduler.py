@@ -18,7 +18,7 @@ from harness import fresh_world, world_in_threads
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
-from pycoll.gradients.measure import LENGTHS, _seconds, fitted, measure
+from pycoll.gradients.measure import LENGTHS, _in_turns, _seconds, fitted, measure
 from pycoll.gradients.scheduler import TIMED_STEPS
 from pycoll.optim import POLICIES, Bucket, Entry, Policy, Scheduler
 
@@ -431,6 +431,36 @@ def test_what_a_wire_takes_faster_after_a_pause_does_not_count(
         assert _seconds(comm, call) == pytest.approx(1e-4)
         now = 0.0
         assert _seconds(comm, lambda: None) == 0
+
+
+def test_calls_that_return_early_count_with_those_that_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    sent = 0
+
+    def call() -> None:
+        nonlocal now, sent
+        sent += 1
+        now += 1e-3 if sent % 10 == 0 else 1e-5
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    (comm,) = pycoll.local_world(1)
+    with comm:
+        assert _seconds(comm, call) == pytest.approx(1.09e-4, rel=0.1)
+
+
+def test_messages_that_are_measured_take_turns_in_memory() -> None:
+    memory, seen = np.arange(40), []
+    call = _in_turns(memory, 12, lambda part: lambda: seen.append(part[0]))
+    for _ in range(5):
+        call()
+    assert seen == [0, 12, 24, 0, 12]
+
+
+def test_a_device_that_computes_loses_nothing_to_messages() -> None:
+    rates, _ = world_in_threads(2).run(lambda comm: measure(comm, accelerated=True))
+    assert rates.host_s == rates.slowed == 0 < rates.all_reduce.beta
 
 
 def test_rates_are_alike_on_all_ranks() -> None:

@@ -35,15 +35,13 @@ def checks_of(module: Any) -> list[str]:
 def _measure_once() -> None:
     """What messages cost is measured by the first optimizer of a world that asks; the others, of
     which there are dozens, share its figures, which are alike on all ranks."""
-    measured: dict[tuple[int, str | None], Rates] = {}
+    measured: dict[tuple[Any, ...], Rates] = {}
     measure = scheduler.measure
 
-    def remembered(
-        comm: Any, deterministic: bool | None = True, push_pull_by: str | None = None
-    ) -> Rates:
-        key = (comm.size, push_pull_by)
+    def remembered(comm: Any, *terms: Any) -> Rates:
+        key = (comm.size, comm.servers, *terms)
         if key not in measured:
-            measured[key] = measure(comm, deterministic, push_pull_by)
+            measured[key] = measure(comm, *terms)
         return measured[key]
 
     scheduler.measure = remembered
