@@ -47,6 +47,7 @@ class BoundPlan {
   std::size_t item_bytes() const { return item_bytes_; }
   // Bytes of the longest segment that any rank sends; the same on all ranks.
   std::size_t longest_bytes() const { return longest_bytes_; }
+  const std::byte* input() const { return input_; }
   std::byte* output() const { return output_; }
 
  private:

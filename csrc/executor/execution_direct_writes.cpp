@@ -54,7 +54,11 @@ std::byte* Execution::find_window(const BoundRow& bound, int i, std::size_t skip
   transport::DirectWriter* writer = abilities_[row.send[i]].send.direct_writer;
   if (writer == nullptr) return nullptr;
   const auto index = static_cast<std::size_t>(&bound - bound_.rows().data());
-  return writer->find_window(header_, {direct_writes_->use(index, i), bound.receiver_bytes + skip});
+  // A row that combines has read the peers' inputs, which are their outputs if the call is in place
+  // on all ranks.
+  const bool cached = plan::operand_count(row) > 1 && bound_.input() == bound_.output();
+  return writer->find_window(header_,
+                             {direct_writes_->use(index, i), bound.receiver_bytes + skip, cached});
 }
 
 }  // namespace pycoll::executor

@@ -57,6 +57,9 @@ struct ZeroCopySender : Capability {
 struct DirectWrite {
   std::uint8_t use = 0;
   std::uint64_t offset = 0;
+  // Whether the sender has just read the peer's memory there, so that its caches hold the lines.
+  // Only the speed depends on it.
+  bool cached = false;
 };
 
 // Writes payloads into the peer's write window (WriteWindow), instead of into slot buffers.

@@ -182,7 +182,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     }
     std::byte* there =
         peer_arena_->writable(generation, offset + direct_write.offset, header.bytes);
-    if (there != nullptr) window_bytes_ = bytes;
+    if (there != nullptr) streams_window_ = window_wants_streams(bytes, direct_write.cached);
     return there;
   }
   bool is_answered(const SegmentHeader& header) override {
@@ -190,7 +190,8 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     return sequence != 0 && static_cast<std::int64_t>(sequence - header.sequence) >= 0;
   }
   void write(std::byte* there, const std::byte* from, std::size_t bytes) override {
-    streamed_ |= fill_window(window_bytes_, there, from, bytes);
+    streams_window_ ? stream_copy(there, from, bytes) : copy_bytes(there, from, bytes);
+    streamed_ |= streams_window_;
   }
   void commit_written(const SegmentHeader& header) override {
     if (std::exchange(streamed_, false)) stream_fence();
@@ -290,7 +291,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   PeerArena* peer_arena_;
   const OfferLine* offer_;
   Stores stores_;
-  std::size_t window_bytes_ = 0;  // of the window that find_window() found last
+  bool streams_window_ = false;  // the stores for the window that find_window() found last
   SlotBuffer slot_buffers_[kChannelDepth];
 };
 

@@ -69,14 +69,12 @@ class Stores {
   const std::uint64_t* reader_core_;
 };
 
-// Writes a part of a segment, or all of it, into a write window of `window_bytes` in total. Both
-// ranks use the memory of a window again, so a window is written through the caches unless it is
-// longer than they hold. Result as of Stores::fill().
-inline bool fill_window(std::size_t window_bytes, std::byte* to, const std::byte* from,
-                        std::size_t bytes) {
-  const bool streams = window_bytes > kWindowCaches * core_cache_bytes();
-  streams ? stream_copy(to, from, bytes) : copy_bytes(to, from, bytes);
-  return streams;
+// Whether streaming stores suit a write window of `window_bytes` in total. Both ranks use the
+// memory of a window again, so ordinary stores suit unless the window is longer than the caches
+// hold. They also suit where this rank's caches hold the window's lines already (`cached`): a
+// streaming store would first have to write them back.
+inline bool window_wants_streams(std::size_t window_bytes, bool cached) {
+  return !cached && window_bytes > kWindowCaches * core_cache_bytes();
 }
 
 // Nanoseconds that two ranks on two cores take to exchange one KiB through slot buffers.
