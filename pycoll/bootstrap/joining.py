@@ -93,7 +93,7 @@ def join(
     deadline = Deadline(config.init_timeout_s)
     _check_limits(placement, config)
     exchange = open_exchange(placement, config, deadline)
-    connected = _connect_and_close(exchange, config, "world", deadline, factories, bring)
+    connected = connect_and_close(exchange, config, "world", deadline, factories, bring)
     return _joined(exchange, connected, placement.source)
 
 
@@ -128,7 +128,7 @@ def join_threads(
 
     def one(exchange: Exchange) -> Joined:
         config = configs[exchange.rank]
-        connected = _connect_and_close(exchange, config, "threads", None, factories, bring)
+        connected = connect_and_close(exchange, config, "threads", None, factories, bring)
         return _joined(exchange, connected, "local_world")
 
     jobs = [functools.partial(one, exchange) for exchange in exchanges]
@@ -177,14 +177,16 @@ def join_part(
     return Joined(members.index(parent.rank), len(members), *connected, "split")
 
 
-def _connect_and_close(
+def connect_and_close(
     exchange: Exchange,
     config: Config,
     communicator_id: str,
     deadline: Deadline | None,
-    factories: Mapping[str, Factory] | None,
-    bring: Bring | None,
+    factories: Mapping[str, Factory] | None = None,
+    bring: Bring | None = None,
+    mailbox: bool = True,
 ) -> Connected:
+    """Connect over ``exchange`` as ``connect`` does, and close it; after a failure abandon it."""
     try:
         connected = connect(
             exchange,
@@ -193,6 +195,7 @@ def _connect_and_close(
             deadline=deadline,
             factories=factories,
             bring=bring,
+            mailbox=mailbox,
         )
     except BaseException:
         with contextlib.suppress(Exception):

@@ -17,7 +17,7 @@ def test_local_updates_learn_digits_like_synchronous_training() -> None:
     pytest.importorskip("sklearn")
     command = [sys.executable, "-m", "pycoll", "run", "-n", "2", str(EXAMPLE)]
     done = subprocess.run(
-        [*command, "--seeds", "5", "--steps", "250"],
+        [*command, "--seeds", "5", "--steps", "120"],
         capture_output=True,
         text=True,
         timeout=250,

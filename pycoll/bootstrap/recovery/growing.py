@@ -6,10 +6,9 @@ import contextlib
 import socket
 from collections.abc import Generator
 
-from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_in_range
-from pycoll.bootstrap.joining import Joined
+from pycoll.bootstrap.joining import Joined, connect_and_close
 from pycoll.bootstrap.rendezvous.exchange import Exchange
 from pycoll.bootstrap.rendezvous.meeting import Meeting, offer
 from pycoll.bootstrap.rendezvous.store import serve_store
@@ -60,11 +59,5 @@ def join_grown(
         exchange = serve_store(place.listener.dup(), "grow", secret, JOB, size, deadline)
     else:
         exchange = meet_at(Meeting.from_bytes(told), rank, size, config, deadline)
-    try:
-        connected = connect(exchange, config, deadline=deadline, bring=lambda _: tuning)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            exchange.abandon()
-        raise
-    exchange.close()
+    connected = connect_and_close(exchange, config, "world", deadline, bring=lambda _: tuning)
     return Joined(rank, size, *connected, "grow")

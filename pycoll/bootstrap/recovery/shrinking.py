@@ -7,14 +7,13 @@ import hmac
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
 from pycoll import errors
-from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.identity import Identity
 from pycoll.bootstrap.discovery.network import listen_in_range
-from pycoll.bootstrap.joining import Joined
+from pycoll.bootstrap.joining import Joined, connect_and_close
 from pycoll.bootstrap.recovery.council import REPEAT_S, Council, Roll, Succession
 from pycoll.bootstrap.recovery.post import Post
 from pycoll.bootstrap.rendezvous.exchange import Exchange, SoloExchange
@@ -212,19 +211,7 @@ class Successor:
     def _connect(
         self, exchange: Exchange, config: Config, name: str, tuning: str, limit: Deadline
     ) -> tuple[Joined, str]:
-        bring: Callable[[Config], str] = lambda _: tuning  # noqa: E731
-        try:
-            connected = connect(
-                exchange,
-                config,
-                communicator_id=name,
-                deadline=limit,
-                bring=bring,
-                mailbox=False,
-            )
-        except BaseException:
-            with contextlib.suppress(Exception):
-                exchange.abandon()
-            raise
-        exchange.close()
+        connected = connect_and_close(
+            exchange, config, name, limit, bring=lambda _: tuning, mailbox=False
+        )
         return Joined(exchange.rank, exchange.size, *connected, "shrink"), name

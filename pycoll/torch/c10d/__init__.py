@@ -2,6 +2,7 @@
 
 group_setup      makes process groups from the store of torch
 process_group    translates the collectives of torch; ``membership`` is its base class
+reconfiguration  process groups whose members change, from torch 2.14 on
 group_work       translates handles (Work); ``watcher`` completes their futures
 """
 

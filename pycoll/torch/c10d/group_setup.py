@@ -7,9 +7,9 @@ from typing import Any
 import torch.distributed as dist
 
 from pycoll.bootstrap import Joined
-from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.limits import check_alone
+from pycoll.bootstrap.joining import connect_and_close
 from pycoll.bootstrap.rendezvous.exchange import Exchange, SoloExchange
 from pycoll.bootstrap.rendezvous.torch_store import TorchStoreExchange
 from pycoll.comm.communicator import Communicator
@@ -17,6 +17,7 @@ from pycoll.comm.start_tuning import tuning_text
 from pycoll.config import Config
 from pycoll.torch.c10d.other_backends import NAME, Origin
 from pycoll.torch.c10d.process_group import PycollProcessGroup
+from pycoll.torch.c10d.reconfiguration import ReconfigurableGroup
 
 
 def register() -> None:
@@ -32,21 +33,17 @@ def make_group(options: Any, backend_options: Any) -> PycollProcessGroup:
     seconds = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
     config = Config.read()._replace(timeout_s=seconds)
+    ranks = list(options.global_ranks_in_group)
+    origin = Origin(options.store, options.timeout, options.group_id, ranks)
+    # torch 2.13 has no such option.
+    if getattr(options, "enable_reconfigure", False):
+        return ReconfigurableGroup(rank, size, config, origin)
     deadline = Deadline(seconds)
     exchange: Exchange = SoloExchange()
     if size > 1:
         check_alone(rank, size, config, serves=False, together=False)
         exchange = TorchStoreExchange(options.store, rank, size, deadline)
     name = f"torch/{options.group_id}"
-    try:
-        connected = connect(
-            exchange, config, communicator_id=name, deadline=deadline, bring=tuning_text
-        )
-    except BaseException:
-        exchange.abandon()
-        raise
-    exchange.close()
+    connected = connect_and_close(exchange, config, name, deadline, bring=tuning_text)
     joined = Joined(rank, size, *connected, source="torch.distributed")
-    ranks = list(options.global_ranks_in_group)
-    origin = Origin(options.store, options.timeout, options.group_id, ranks)
     return PycollProcessGroup(Communicator(joined, config, name), origin)

@@ -30,16 +30,23 @@ class Membership(dist.ProcessGroup):
     """
 
     def __init__(self, comm: Communicator, origin: Origin | None = None) -> None:
-        super().__init__(comm.rank, comm.size)
-        self.communicator = comm
+        self._begin(comm.rank, comm.size, origin)
+        self._take(comm)
+
+    def _begin(self, rank: int, size: int, origin: Origin | None) -> None:
+        super().__init__(rank, size)
         self._origin = origin
         self._watcher = Watcher()
-        self._storages = SharedStorages() if comm.shares_arrays else None
+        self._storages: SharedStorages | None = None
         self._name = ""
         self._desc = ""
         #: The backends by type of device; None means this group itself.
         self._other_backends: dict[str, Any] = {"cpu": None}
         _open.add(self)
+
+    def _take(self, comm: Communicator) -> None:
+        self.communicator = comm
+        self._storages = SharedStorages() if comm.shares_arrays else None
 
     def getBackendName(self) -> str:  # noqa: N802
         """The name of the backend."""
@@ -76,6 +83,21 @@ class Membership(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations."""
         self.communicator.timeout_s = timeout.total_seconds()
+
+    # New members. torch 2.14 asks; ``reconfiguration`` has the groups that can.
+
+    supports_reconfigure = False
+
+    def get_reconfigure_handle(self) -> str:
+        """Raise DistBackendError: the group was made without enable_reconfigure."""
+        raise dist.DistBackendError(
+            "pycoll: this process group keeps its members: one made by "
+            "init_process_group(enable_reconfigure=True), from torch 2.14 on, can change them"
+        )
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Raise DistBackendError, as get_reconfigure_handle does."""
+        self.get_reconfigure_handle()
 
     # Subgroups. torch asks the backend of the group whether it can split; that is the group itself.
 
@@ -143,12 +165,16 @@ class Membership(dist.ProcessGroup):
             raise translated(error) from error
         if comm is None:
             return None
-        made = type(self)(comm, self._origin_of_part(list(ranks), group_name or "part", timeout))
+        origin = self._origin_of_part(list(ranks), group_name or "part", timeout)
+        made = self._make_part(comm, origin)
         if timeout is not None:
             made.set_timeout(timeout)
         made.setGroupName(group_name or "")
         made.setGroupDesc(group_desc or "")
         return made
+
+    def _make_part(self, comm: Communicator, origin: Origin | None) -> Membership:
+        return type(self)(comm, origin)
 
     def _origin_of_part(
         self, ranks: list[int], name: str, timeout: timedelta | None
