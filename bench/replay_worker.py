@@ -151,7 +151,7 @@ class Rank:
         accelerator.step(scheduler)
         recorder.is_recording = False
         step_s, right = self._median(took), checked(self.comm, scheduler, accelerator)
-        rates = self.measured(self.comm, True, scheduler._algorithms["ps"], True)
+        rates = self.measured(self.comm, True, scheduler._push_pulls, True)
         forward_s = accelerator.forward_s if order["overlaps"] else None
         plan = scheduler.comm_plan
         outcome = simulate(plan, gradients, rates, forward_s)

@@ -211,8 +211,10 @@ def _text(
     ]
     if rates.push_pull:
         count = sum(message.architecture != A2A for message in comm_plan.messages)
+        by = f" by {rates.push_pull_by}" if rates.push_pull_by else ""
         lines.append(
-            f"  a message to servers takes {_rate_text(rates.whole('ps'))}; {count} messages do so"
+            f"  a message to servers takes {_rate_text(rates.whole('ps'))}{by}; "
+            f"{count} messages do so"
         )
     if rates.await_s > 0:
         lines.append(

@@ -111,6 +111,8 @@ class Rates(NamedTuple):
 
     ``push_pull``: the stages of a message of the architecture "ps"; () if there are no servers.
 
+    ``push_pull_by``: the algorithm of all_reduce that does so, where the rates were measured.
+
     ``optimizer``: the time of an optimizer's step, from the bytes of the gradients.
     """
 
@@ -122,6 +124,7 @@ class Rates(NamedTuple):
     await_s: float = 0.0
     push_pull: tuple[Stage, ...] = ()
     optimizer: Rate = Rate(0.0, 0.0)
+    push_pull_by: str = ""
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ link of a host carries B bytes/s each way. A message of n bytes takes:
 
     inside a host      2 (G-1)/G n at the rate of a rank, while the rest is between hosts
     a2a                2 (H-1)/H n/B, and 2 log2(H) latencies
-    ps, S servers      max(1, H/S) n/B, and 2 latencies: push and pull run at the same time
+    ps, S >= H         n/B, and 2 latencies: push and pull run at the same time
+    ps, mixed, S < H   2H (H-1) / (H^2 + SH - 2S) n/B: the workers own a part of the sums as well
     ps, no servers     2 (H-1)/H n/B, and 2 latencies: every host is the server of a share
 
 Every message also takes what the ranks need to agree on it, where a system negotiates each message.
@@ -52,7 +53,10 @@ class Network(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The prediction for one method; ``servers``: hosts of servers, 0 for none apart."""
+    """The prediction for one method; ``servers``: hosts of servers, 0 for none apart.
+
+    ``is_mixed``: whether workers own a part of the sums next to the servers.
+    """
 
     method: str
     architecture: str
@@ -60,6 +64,7 @@ class Row(NamedTuple):
     step_s: float
     hidden: float
     messages: int
+    is_mixed: bool = False
 
 
 class Comparison(NamedTuple):
@@ -93,12 +98,14 @@ class Comparison(NamedTuple):
         )
         lines = [
             head,
-            f"  {'method':<18} {'by':<4} {'servers':>7} {'step':>9} {'hidden':>7} {'messages':>9}",
+            f"  {'method':<18} {'by':<4} {'servers':>8} {'step':>9} {'hidden':>7} {'messages':>9}",
         ]
         for row in self.rows:
             servers = str(row.servers) if row.servers else "-"
+            if row.is_mixed:
+                servers += " mixed"
             figures = f"{seconds_text(row.step_s):>9} {row.hidden:>7.0%} {row.messages:>9}"
-            lines.append(f"  {row.method:<18} {row.architecture:<4} {servers:>7} {figures}")
+            lines.append(f"  {row.method:<18} {row.architecture:<4} {servers:>8} {figures}")
         best, other = self.winner, self.runner_up
         price = other.step_s / best.step_s - 1
         words = f"the best other choice, {_name(other)}, takes {price:.1%} longer"
@@ -110,7 +117,8 @@ class Comparison(NamedTuple):
 def _name(row: Row) -> str:
     if row.architecture == A2A:
         return f"{row.method} by a2a"
-    return f"{row.method} by ps, {f'{row.servers} servers' if row.servers else 'on the workers'}"
+    apart = f"{row.servers} servers{' and the workers' if row.is_mixed else ''}"
+    return f"{row.method} by ps, {apart if row.servers else 'on the workers'}"
 
 
 def rates_of(network: Network, hosts: int, per_host: int, servers: int = 0) -> Rates:
@@ -122,10 +130,20 @@ def rates_of(network: Network, hosts: int, per_host: int, servers: int = 0) -> R
     start_s = network.agree_s + inside_s
     ring = Rate(start_s + rounds * network.alpha_s, max(inside, shared))
     half = Rate(network.agree_s + (ring.alpha - network.agree_s) / 2, ring.beta / 2)
-    by_servers = max(1.0, hosts / servers) / network.bandwidth if servers else shared
+    by_servers = _served(hosts, servers) / network.bandwidth if servers else shared
     hops_s = 2 * network.alpha_s if hosts > 1 or servers else 0.0
     served = Rate(start_s + hops_s, max(inside, by_servers))
     return Rates(ring, half, half, push_pull=(Stage(served),), optimizer=network.optimizer)
+
+
+def _served(hosts: int, servers: int) -> float:
+    """The n/B of a message through servers; fewer than the hosts share the sums with the workers.
+
+    The latter is BytePS's optimal split (Jiang et al. 2020).
+    """
+    if servers >= hosts:
+        return 1.0
+    return 2 * hosts * (hosts - 1) / (hosts**2 + servers * hosts - 2 * servers)
 
 
 def compare(
@@ -182,7 +200,8 @@ def compare(
                 hidden = 1 - min(1.0, exposed_s / took_s) if took_s > 0 else 1.0
                 step_s = computing_s + found.exposed_s
                 messages = len(found.comm_plan.messages)
-                rows.append(Row(name, architecture, count, step_s, hidden, messages))
+                mixed = architecture == PS and 0 < count < hosts
+                rows.append(Row(name, architecture, count, step_s, hidden, messages, mixed))
     rows.sort(key=lambda row: (row.step_s, row.servers, row.architecture != A2A))
     return Comparison(tuple(rows), computing_s, nbytes)
 

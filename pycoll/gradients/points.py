@@ -128,27 +128,34 @@ def by_priority(parts: Sequence[Transfer], rates: Rates, credit_bytes: int) -> l
     of its stages.
     """
     busy = {name: rates.busy(name) for name in {part.architecture for part in parts}}
-    arrivals = deque(sorted(range(len(parts)), key=lambda n: (parts[n].ready_s, n)))
+    ready = [part.ready_s for part in parts]
+    sizes = [part.nbytes for part in parts]
+    took = [busy[part.architecture].seconds(part.nbytes) for part in parts]
+    fronts = [-part.numbers[-1] for part in parts]
+    arrivals = sorted(range(len(parts)), key=ready.__getitem__)
     waiting: list[tuple[int, int]] = []
     committed: deque[tuple[float, int]] = deque()
     order: list[int] = []
     now = free = 0.0
-    used = 0
-    while arrivals or waiting:
-        while arrivals and parts[arrivals[0]].ready_s <= now:
-            number = arrivals.popleft()
-            heapq.heappush(waiting, (-parts[number].numbers[-1], number))
+    used = arrived = 0
+    while arrived < len(arrivals) or waiting:
+        while arrived < len(arrivals) and ready[arrivals[arrived]] <= now:
+            number = arrivals[arrived]
+            arrived += 1
+            heapq.heappush(waiting, (fronts[number], number))
         while committed and committed[0][0] <= now:
             used -= committed.popleft()[1]
         if waiting:
-            part = parts[waiting[0][1]]
-            if not committed or used + part.nbytes <= credit_bytes:
-                number = heapq.heappop(waiting)[1]
-                free = max(free, now) + busy[part.architecture].seconds(part.nbytes)
-                committed.append((free, part.nbytes))
-                used += part.nbytes
+            number = waiting[0][1]
+            if not committed or used + sizes[number] <= credit_bytes:
+                heapq.heappop(waiting)
+                free = (free if free > now else now) + took[number]
+                committed.append((free, sizes[number]))
+                used += sizes[number]
                 order.append(number)
                 continue
-        coming = [parts[arrivals[0]].ready_s] if arrivals else []
-        now = min([*coming, *(end for end, _ in list(committed)[:1])])
+        if arrived == len(arrivals) or (committed and committed[0][0] < ready[arrivals[arrived]]):
+            now = committed[0][0]
+        else:
+            now = ready[arrivals[arrived]]
     return order

@@ -108,7 +108,11 @@ class Scheduler:
         self._architecture = given or (AUTO if comm.servers else A2A)
         # The algorithm of all_reduce by architecture; None: the communicator's choice. Without
         # servers of their own, every rank is the server of a share ("direct").
-        self._algorithms = {A2A: None, PS: "ps" if comm.servers else "direct"}
+        # Fewer servers than workers share the sums best with these ("servers_mixed").
+        served = ("ps",) if comm.servers else ("direct",)
+        is_mixed = 0 < len(comm.servers) < comm.size
+        self._push_pulls = (*served, "servers_mixed") if is_mixed else served
+        self._algorithms = {A2A: None, PS: served[0]}
         self._comm, self._entries, self._op = comm, [Entry(*one) for one in entries], op
         self._overlaps, self._allocate, self._clock = overlaps, allocate, clock
         self._strict, self._accelerated = deterministic, accelerated
@@ -349,9 +353,10 @@ class Scheduler:
         order = sorted(range(len(ready_s)), key=lambda number: (ready_s[number], number))
         gradients = [self._entries[number].planned(ready_s[number]) for number in order]
         if not self._is_blind:
-            servers = self._algorithms[PS] if self._architecture != A2A else None
+            servers = self._push_pulls if self._architecture != A2A else ()
             measured = measure(self._comm, self._strict, servers, self._accelerated)
             self.rates = measured._replace(await_s=await_s)
+            self._algorithms[PS] = measured.push_pull_by or self._algorithms[PS]
         forward_s = _forward_s([one.ready_s for one in gradients]) if self._overlaps else None
         decision = decide(self.policy, gradients, self.rates, forward_s, self._architecture)
         need_alike(self._comm, "the communication plans", [order, decision.comm_plan])

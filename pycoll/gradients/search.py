@@ -72,7 +72,8 @@ class Scene:
 
     def exposed_s(self, point: Point) -> float:
         """The communication of a point that is not hidden, as ``simulate`` finds it."""
-        if point not in self._known:
+        known = self._known.get(point)
+        if known is None:
             transfers = [one for group in point.groups for one in self._of(group)]
             if point.credit_bytes:
                 order = by_priority(transfers, self.rates, point.credit_bytes)
@@ -81,19 +82,23 @@ class Scene:
             played = play(transfers, gathers, self.gradients, self.rates, self.forward_s)
             # To find an order takes longer than to play it.
             self.work += (3 if point.credit_bytes else 1) * len(transfers) + len(self.gradients)
-            self._known[point] = played.exposed_s
-        return self._known[point]
+            known = self._known[point] = played.exposed_s
+        return known
 
     def _of(self, group: Group) -> list[Transfer]:
-        if group not in self._transfers:
-            if self._one_kind and not group.part_bytes:
+        made = self._transfers.get(group)
+        if made is None:
+            # A group that is no longer than a part is one message.
+            length = max(GRAIN, group.part_bytes // GRAIN * GRAIN)
+            is_whole = not group.part_bytes or self.nbytes(group) <= length
+            if self._one_kind and is_whole:
                 last_s, numbers = self.gradients[group.stop - 1].ready_s, range(*group[:2])
                 made = [Transfer(last_s, self.nbytes(group), group.architecture, numbers)]
             else:
                 messages = messages_of(group, self.gradients)
                 made = [transfer_of(message, self.gradients) for message in messages]
             self._transfers[group] = made
-        return self._transfers[group]
+        return made
 
 
 def search(scene: Scene, starts: Sequence[Point], budget: int) -> Scored | None:

@@ -79,7 +79,7 @@ def play(
     done = [gradient.ready_s for gradient in gradients]
     for transfer, end in zip(transfers, ends, strict=True):
         for number in transfer.numbers:
-            done[number] = max(done[number], end)
+            done[number] = end if end > done[number] else done[number]
     alpha, beta = rates.optimizer
     stepping_s = alpha + (beta * sum(gradient.nbytes for gradient in gradients) if beta else 0.0)
     computed = backward_s + stepping_s
@@ -164,24 +164,29 @@ def _ends(
     if gathers is not None:
         stages = dict.fromkeys(stages, _ways((Stage(rates.reduce_scatter),)))
     free = [0.0] * len(_RESOURCES)
-    computed = 0.0
+    computed, host_s, slows = 0.0, rates.host_s, rates.slowed > 0.0
     ends = []
 
     def sent(ready_s: float, nbytes: int, ways: Sequence[_Way]) -> float:
         """Send the next message and return the end of its last stage."""
         nonlocal computed
-        thread.work(max(0.0, ready_s - computed) + rates.host_s)
-        computed = max(computed, ready_s)
-        first = at = thread.now_s
-        for stage, (alpha, beta, resources) in enumerate(ways):
+        alone_s = ready_s - computed
+        if alone_s > 0.0:
+            computed = ready_s
+            thread.work(alone_s + host_s)
+        elif host_s:
+            thread.work(host_s)
+        first, at = None, thread.now_s
+        for alpha, beta, resources in ways:
             for resource in resources:
-                at = max(at, free[resource])
-            if stage == 0:
+                at = free[resource] if free[resource] > at else at
+            if first is None:
                 first = at
             at += alpha + beta * nbytes
             for resource in resources:
                 free[resource] = at
-        thread.overlapped(first, at)
+        if slows and first is not None:
+            thread.overlapped(first, at)
         return at
 
     for ready_s, nbytes, architecture, _ in transfers:

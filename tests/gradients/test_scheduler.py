@@ -470,6 +470,7 @@ def test_rates_are_alike_on_all_ranks() -> None:
     assert all(one.alpha >= 0 and one.beta >= 0 for one in rates)
     assert 0 <= first.host_s < 0.01 and 0 <= first.slowed <= 1 and first.await_s == 0
     assert first.push_pull == () and first.architectures == ("a2a",)
-    served, other = world_in_threads(2).run(lambda comm: measure(comm, push_pull_by="direct"))
+    served, other = world_in_threads(2).run(lambda comm: measure(comm, push_pull_by=("direct",)))
     assert served == other and served.architectures == ("a2a", "ps")
+    assert served.push_pull_by == "direct"
     assert served.whole("ps") == served.busy("ps") > (0.0, 0.0)

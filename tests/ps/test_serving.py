@@ -19,6 +19,7 @@ import pycoll
 from pycoll import InvalidArgumentError, MismatchError
 from pycoll.bootstrap import join_threads
 from pycoll.config import Config
+from pycoll.optim import Entry, Scheduler
 
 Comm = pycoll.Communicator
 SECRET = "a secret of the tests"
@@ -120,6 +121,26 @@ def test_a_duplicate_has_the_servers_and_an_order_of_its_own(world: World) -> No
         assert comm.all_reduce(1, algorithm="ps") == 4
 
     world.run(rank)
+
+
+def test_auto_measures_the_mixed_split_and_takes_one(world: World) -> None:
+    entries = [Entry("a", (3000,)), Entry("b", (50_000,))]
+
+    def rank(comm: Comm) -> tuple[str, str]:
+        scheduler = Scheduler(comm, entries, policy="auto", architecture="ps")
+        for step in range(5):
+            for number, view in enumerate(scheduler.begin()):
+                view[...] = step + number + comm.rank
+                scheduler.ready(number)
+            scheduler.wait()
+        assert (scheduler.begin()[1] == 4 * 5 + 6).all()
+        scheduler.wait()
+        return scheduler.rates.push_pull_by, scheduler.explain()
+
+    found = world.run(rank)
+    assert len(set(found)) == 1
+    by, text = found[0]
+    assert by in ("ps", "servers_mixed") and f" by {by}; " in text
 
 
 def test_hosts_reduce_among_themselves_first() -> None:
