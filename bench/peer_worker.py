@@ -23,6 +23,20 @@ import numpy as np
 Operation = Callable[[], Any]
 
 
+def there_and_back(rank: int, send: Callable[[int], Any], recv: Callable[[int], Any]) -> Operation:
+    """Return an operation in which rank 0 sends a message to rank 1 and gets another one back."""
+
+    def operation() -> None:
+        if rank == 0:
+            send(1)
+            recv(1)
+        elif rank == 1:
+            recv(0)
+            send(0)
+
+    return operation
+
+
 class Pycoll:
     def __init__(self) -> None:
         import pycoll
@@ -36,18 +50,27 @@ class Pycoll:
     def barrier(self) -> None:
         self.comm.barrier()
 
-    def operation(self, collective: str, x: np.ndarray, out: np.ndarray) -> Operation:
+    def operation(self, collective: str, x: Any, out: Any) -> Operation:
         comm, algorithm = self.comm, self.algorithm
-        if collective == "all_reduce":
-            if algorithm is not None:
-                return lambda: comm.all_reduce(x, out=x, algorithm=algorithm)
-            return lambda: comm.all_reduce(x, out=x)
-        if collective == "broadcast":
-            return lambda: comm.broadcast(x, root=0, out=x)
-        if collective == "all_gather":
-            lengths = [len(x)] * self.size  # the peers' calls assume equal lengths
-            return lambda: comm.all_gather(x, lengths=lengths, out=out)
-        return lambda: comm.reduce_scatter(x, out=out)
+        if algorithm is not None:
+            return lambda: comm.all_reduce(x, out=x, algorithm=algorithm)
+        at_root = out if self.rank == 0 else None
+        equal = [len(x)] * self.size  # the peers' calls assume equal lengths
+        return {
+            "all_reduce": lambda: comm.all_reduce(x, out=x),
+            "reduce": lambda: comm.reduce(x, out=at_root),
+            "scan": lambda: comm.scan(x, out=out),
+            "reduce_scatter": lambda: comm.reduce_scatter(x, out=out),
+            "broadcast": lambda: comm.broadcast(x, root=0, out=x),
+            "all_gather": lambda: comm.all_gather(x, lengths=equal, out=out),
+            "gather": lambda: comm.gather(x, lengths=equal, out=at_root),
+            "scatter": lambda: comm.scatter(x, out=out),
+            "all_to_all": lambda: comm.all_to_all(x, out=out),
+            "barrier": comm.barrier,
+            "send_recv": there_and_back(
+                self.rank, lambda peer: comm.send(x, peer), lambda peer: comm.recv(out, peer)
+            ),
+        }[collective]
 
 
 class Mpi:
@@ -63,13 +86,22 @@ class Mpi:
 
     def operation(self, collective: str, x: np.ndarray, out: np.ndarray) -> Operation:
         comm, mpi = self.comm, self.mpi
-        if collective == "all_reduce":
-            return lambda: comm.Allreduce(mpi.IN_PLACE, x)
-        if collective == "broadcast":
-            return lambda: comm.Bcast(x, 0)
-        if collective == "all_gather":
-            return lambda: comm.Allgather(x, out)
-        return lambda: comm.Reduce_scatter_block(x, out)
+        at_root = out if self.rank == 0 else None
+        return {
+            "all_reduce": lambda: comm.Allreduce(mpi.IN_PLACE, x),
+            "reduce": lambda: comm.Reduce(x, at_root),
+            "scan": lambda: comm.Scan(x, out),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(x, out),
+            "broadcast": lambda: comm.Bcast(x, 0),
+            "all_gather": lambda: comm.Allgather(x, out),
+            "gather": lambda: comm.Gather(x, at_root),
+            "scatter": lambda: comm.Scatter(x if self.rank == 0 else None, out),
+            "all_to_all": lambda: comm.Alltoall(x, out),
+            "barrier": comm.Barrier,
+            "send_recv": there_and_back(
+                self.rank, lambda peer: comm.Send(x, peer), lambda peer: comm.Recv(out, peer)
+            ),
+        }[collective]
 
     def leave(self) -> None:
         """Finalize MPI: without it the launcher reports the process's end as a crash."""
@@ -92,16 +124,19 @@ class Gloo:
     def operation(self, collective: str, x: np.ndarray, out: np.ndarray) -> Operation:
         dist = self.dist
         source, target = self.torch.from_numpy(x), self.torch.from_numpy(out)
-        if collective == "all_reduce":
-            return lambda: dist.all_reduce(source)
-        if collective == "broadcast":
-            return lambda: dist.broadcast(source, 0)
-        if collective == "all_gather":
-            return lambda: dist.all_gather_into_tensor(target, source)
-        return lambda: dist.reduce_scatter_tensor(target, source)
+        return {
+            "all_reduce": lambda: dist.all_reduce(source),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(target, source),
+            "broadcast": lambda: dist.broadcast(source, 0),
+            "all_gather": lambda: dist.all_gather_into_tensor(target, source),
+        }[collective]
 
 
 LIBRARIES = {"pycoll": Pycoll, "openmpi": Mpi, "mpich": Mpi, "gloo": Gloo}
+
+
+#: Collectives whose input, or output, is a rank's share of the bytes. Of all others both are whole.
+SHARE_IN, SHARE_OUT = ("all_gather", "gather"), ("reduce_scatter", "scatter")
 
 
 def arrays(
@@ -114,11 +149,10 @@ def arrays(
         kind, values = numpy_dtype(DType[dtype.upper()]), 3  # sums are exact in 8-bit types too
     items = nbytes // kind.itemsize
     count = max(size, items // size * size) if size > 1 else max(1, items)
-    total = ((np.arange(count) % values) + rank).astype(kind)
-    share = total[: count // size].copy()
-    if collective == "all_gather":
-        return share, np.zeros(count, kind)
-    return total, np.zeros(count // size, kind)
+    x = ((np.arange(count) % values) + rank).astype(kind)
+    if collective in SHARE_IN:
+        x = x[: count // size].copy()
+    return x, np.zeros(count // size if collective in SHARE_OUT else count, kind)
 
 
 def shared(array: np.ndarray) -> np.ndarray:
@@ -129,34 +163,55 @@ def shared(array: np.ndarray) -> np.ndarray:
         return array.copy()
 
 
+def tensor(array: np.ndarray) -> Any:
+    """Return a torch tensor in the array's memory."""
+    import torch
+
+    return torch.from_numpy(array)
+
+
 #: Functions that move an array to a kind of memory; ordinary arrays stay where they are.
-MEMORY = {"ordinary": lambda array: array, "shared": shared}
+MEMORY = {"ordinary": lambda array: array, "torch": tensor, "shared": shared}
 
 
 def prepared(
     library: Any, collective: str, nbytes: int, memory: str, dtype: str
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Any, Any]:
     """Make this rank's arrays. ``memory`` is one of MEMORY, "ordinary" for all libraries but
     pycoll; ``dtype`` is a dtype word of pycoll, "float32" for all other libraries."""
     x, out = arrays(collective, nbytes, dtype, library.rank, library.size)
     return MEMORY[memory](x), MEMORY[memory](out)
 
 
+def expected(collective: str, peers: list[np.ndarray], rank: int) -> np.ndarray:
+    """Return the result of a rank that has one, from the inputs of all ranks."""
+    size, kind = len(peers), peers[0].dtype
+
+    def share(whole: np.ndarray) -> np.ndarray:
+        return whole[len(whole) // size * rank : len(whole) // size * (rank + 1)]
+
+    if collective in ("all_reduce", "reduce", "scan", "reduce_scatter"):
+        total = np.sum(peers[: rank + 1] if collective == "scan" else peers, axis=0, dtype=kind)
+        return share(total) if collective == "reduce_scatter" else total
+    if collective in ("broadcast", "scatter"):
+        return share(peers[0]) if collective == "scatter" else peers[0]
+    if collective == "send_recv":
+        return peers[1 - rank]
+    return np.concatenate([share(one) for one in peers] if collective == "all_to_all" else peers)
+
+
 def check(library: Any, collective: str, nbytes: int, memory: str, dtype: str) -> bool:
     """Return whether one operation gives the exact result."""
-    size = library.size
+    rank, size = library.rank, library.size
     x, out = prepared(library, collective, nbytes, memory, dtype)
-    peers = [arrays(collective, nbytes, dtype, rank, size)[0] for rank in range(size)]
+    peers = [arrays(collective, nbytes, dtype, one, size)[0] for one in range(size)]
     library.barrier()
     library.operation(collective, x, out)()
-    if collective == "all_reduce":
-        return bool(np.array_equal(x, sum(peers)))
-    if collective == "broadcast":
-        return bool(np.array_equal(x, peers[0]))
-    if collective == "all_gather":
-        return bool(np.array_equal(out, np.concatenate(peers)))
-    share = len(out) * library.rank
-    return bool(np.array_equal(out, sum(peers)[share : share + len(out)]))
+    waits = collective == "barrier"
+    if waits or rank >= {"reduce": 1, "gather": 1, "send_recv": 2}.get(collective, size):
+        return True  # this rank has no result
+    result = x if collective in ("all_reduce", "broadcast") else out
+    return bool(np.array_equal(np.asarray(result), expected(collective, peers, rank)))
 
 
 def time_batch(operation: Operation, batch: int) -> float:
@@ -175,6 +230,22 @@ def time_each(operation: Operation, batch: int) -> list[float]:
         operation()
         marks.append(clock())
     return [end - begin for begin, end in itertools.pairwise(marks)]
+
+
+def processor_time(operation: Operation, batch: int) -> float:
+    """Return the mean seconds of processor time that this process spends on an operation."""
+    begin = time.process_time()
+    for _ in range(batch):
+        operation()
+    return (time.process_time() - begin) / batch
+
+
+#: What an order may ask for, besides a check.
+MEASURES: dict[str, Callable[[Operation, int], Any]] = {
+    "time": time_batch,
+    "each": time_each,
+    "processor": processor_time,
+}
 
 
 def serve(library: Any, controller: socket.socket) -> None:
@@ -208,8 +279,7 @@ def serve(library: Any, controller: socket.socket) -> None:
         for _ in range(order.get("warm", 1)):
             operation()
         library.barrier()
-        measure = time_each if order["what"] == "each" else time_batch
-        took = measure(operation, order["batch"])
+        took = MEASURES[order["what"]](operation, order["batch"])
         library.barrier()  # a rank that answers early would take a core from ranks not done yet
         answer(took)
 

@@ -2,19 +2,23 @@
 
     .venv/bin/python bench/shm.py --markdown bench/RESULTS.md --plot bench/shm.svg
 
-The ranks are processes with NumPy arrays (float32 sum, in place if the collective allows it) that
-call the public API. The samples of the libraries are interleaved (bench/jobs.py). The ratio to a
-peer is the median over rounds of the peer's time divided by pycoll's time of the same round. Of the
-MPIs the faster one counts.
+The ranks are processes with arrays of float32 (sums in place if the collective allows it) that call
+the public API. The samples of the libraries are interleaved (bench/jobs.py). The ratio to a peer is
+the median over rounds of the peer's time divided by pycoll's time of the same round. Of the MPIs
+the faster one counts. "bytes" are those of the whole message: a rank of gather or all_gather gives
+its share of them, and one of scatter or reduce_scatter gets its share. send_recv is a message from
+rank 0 to rank 1 and another one back.
 
 The limit of a long all_reduce is 2 n p / B: each of p ranks reads its n bytes once and writes them
 once. B is the rate of the memory when every core runs `a += b` at once, as threads of one process,
 on its own arrays that fit in no cache, in the same run. Three bytes count for each byte of `a`: `a`
 is read and written while `b` is read. B is the median over rounds, and the share is limit / time.
 
-The first column of pycoll has ordinary arrays, which are copied through slots. From 8 KiB on a
-second column has shared arrays, which peers on the same host read in place (docs/shared-arrays.md).
-The table has the shares of both.
+The first column of pycoll has ordinary NumPy arrays and the second torch tensors, which are copied
+through slots. From 8 KiB on a third column has shared arrays, which peers on the same host read in
+place (docs/shared-arrays.md). The table has the shares of the limit of all kinds.
+
+Where many ranks share two cores, the table also has the processor time of all ranks together.
 
 For an all_reduce of 2 ranks from 64 KiB up, the table also has the time of a bare exchange of as
 many bytes: two processes with nothing but slots between them, and ordinary memory
@@ -26,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import statistics
 import sys
@@ -46,72 +51,108 @@ from pycoll.tools.bench.metrics import Measurement
 
 TITLE = "Shared memory, against the peers and the hardware"
 KIB, MIB = 1 << 10, 1 << 20
-#: Name of the second column of pycoll, with arrays that peers read in place.
-SHARED = "pycoll, shared arrays"
+#: Names of the columns of pycoll with torch tensors, and with arrays that peers read in place.
+TORCH, SHARED = "pycoll, torch", "pycoll, shared arrays"
+#: The kinds of memory of pycoll's columns, and what texts call them.
+KINDS = {"pycoll": "ordinary arrays", TORCH: "torch tensors", SHARED: "shared arrays"}
 #: Bytes of `a` per core when measuring B. With `b` that is more than any cache has per core.
 RATE_BYTES = 64 * MIB
 #: Targets of the share of the limit, by kind of memory.
-SHARES = {"pycoll": None, SHARED: 0.70}
-KINDS = {"pycoll": "ordinary arrays", SHARED: "shared arrays"}
+SHARES = {"pycoll": 0.65, TORCH: 0.65, SHARED: 0.70}
 #: Least message sizes at which shared arrays, and the bare exchange, are measured too.
 SHARED_BYTES, LONG_BYTES = 8 * KIB, 64 * KIB
 
 
 @dataclass(frozen=True)
 class Row:
-    """Message sizes with one pair of targets, the least ratios to MPI and to Gloo."""
+    """Message sizes with their targets: the least ratios to the faster MPI, of ordinary and of
+    shared arrays, and to Gloo, which is left out without a target."""
 
     collective: str
     ranks: int
     sizes: tuple[int, ...]
     mpi: float
-    gloo: float
+    shared: float
+    gloo: float | None = None
     limit: bool = False
+    #: Whether the processor time of all ranks is measured too.
+    processor: bool = False
+    #: The least mean, over the sizes, of the ratios of ordinary arrays.
+    mean: float | None = None
 
 
-def _moving(collective: str) -> Row:
-    sizes = (64, KIB, 16 * KIB, 64 * KIB, MIB, 4 * MIB, 32 * MIB)
-    return Row(collective, 2, sizes, 1.1, 10)
+#: Collectives that move values without adding them.
+MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
+ADDING = ("reduce_scatter", "reduce", "scan")
+
+
+def _long(collective: str) -> Row:
+    sizes = (64, 4 * KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+    gloo = 10 if collective in ("broadcast", "all_gather", "reduce_scatter") else None
+    if collective in MOVING:
+        return Row(collective, 2, sizes, 1.15, 1.15, gloo, mean=1.3)
+    return Row(collective, 2, sizes[:-1], 1.7, 1.7, gloo)
+
+
+def _shared_cores(ranks: int, collective: str) -> Row:
+    sizes = (64, 4 * KIB, 64 * KIB, MIB, 16 * MIB)
+    return Row(collective, ranks, sizes, 1.5, 1.5)
 
 
 ROWS = (
-    Row("all_reduce", 2, (8, 64, 256, KIB), 1.5, 50),
-    Row("all_reduce", 2, (4 * KIB, 8 * KIB, 16 * KIB), 1.5, 40),
-    Row("all_reduce", 2, (64 * KIB, 256 * KIB, MIB, 4 * MIB), 2, 10),
-    Row("all_reduce", 2, (32 * MIB,), 3, 6),
-    Row("all_reduce", 2, (256 * MIB,), 4, 8, limit=True),
-    *map(_moving, ("broadcast", "all_gather", "reduce_scatter")),
+    Row("all_reduce", 2, (8, 64, 256, KIB), 2, 1.5, 50),
+    Row("all_reduce", 2, (4 * KIB, 8 * KIB, 16 * KIB), 2, 1.5, 40),
+    Row("all_reduce", 2, (64 * KIB,), 2, 2, 10),
+    Row("all_reduce", 2, (256 * KIB, MIB, 4 * MIB, 16 * MIB), 1.8, 2, 10),
+    Row("all_reduce", 2, (32 * MIB, 64 * MIB), 2.5, 3, 6),
+    Row("all_reduce", 2, (256 * MIB,), 2.5, 4, 8, limit=True),
+    *map(_long, (*MOVING, *ADDING)),
+    Row("send_recv", 2, (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB), 1.2, 1.2),
     # Oversubscribed: these ranks run on two cores, also on a machine that has more.
-    Row("all_reduce", 8, (64, KIB, 16 * KIB), 3, 5),
-    Row("all_reduce", 8, (MIB, 4 * MIB, 16 * MIB), 2, 2),
+    *(_shared_cores(4, collective) for collective in ("all_reduce", *MOVING, *ADDING)),
+    Row("all_reduce", 8, (64,), 2.5, 2.5, 5),
+    Row("all_reduce", 8, (KIB, 16 * KIB), 2, 3, 5),
+    Row("all_reduce", 8, (MIB, 4 * MIB, 16 * MIB), 1.5, 2, 2),
+    *(_shared_cores(8, collective) for collective in (*MOVING, *ADDING)),
+    Row("all_reduce", 64, (64,), 1, 1, processor=True),
+    Row("barrier", 64, (0,), 1, 1, processor=True),
 )
 #: The rows of a quick run, short enough for a test.
 QUICK = (
-    Row("all_reduce", 2, (64, 16 * KIB), 1.5, 50),
-    Row("all_reduce", 2, (MIB,), 4, 8, limit=True),
-    Row("all_gather", 2, (16 * KIB,), 1.1, 10),
-    Row("all_reduce", 4, (KIB,), 3, 5),
+    Row("all_reduce", 2, (64, 16 * KIB), 2, 1.5, 50),
+    Row("all_reduce", 2, (MIB,), 1.8, 4, 8, limit=True),
+    Row("all_gather", 2, (16 * KIB,), 1.15, 1.1, 10, mean=1.3),
+    Row("send_recv", 2, (64,), 1.2, 1.2),
+    Row("all_reduce", 4, (KIB,), 1.5, 3, 5, processor=True),
 )
 OVERSUBSCRIBED_CORES = 2
+#: Seconds of a measurement of processor time.
+PROCESSOR_S = 0.5
 
 
 @dataclass(frozen=True)
 class Result:
     """One measured size. ``rate``: B in bytes per second, if the row has a limit. ``bare_s``:
-    seconds of a bare exchange, if it was measured."""
+    seconds of a bare exchange, if it was measured. ``processor_s``: seconds of processor time of
+    all ranks, by library, if they were measured."""
 
     row: Row
     nbytes: int
     times: dict[str, Times]
     rate: float | None
     bare_s: float | None
+    processor_s: dict[str, float]
 
     def share(self, name: str) -> float | None:
         """Return the reached share of the limit; None without a limit."""
         if self.rate is None or name not in self.times:
             return None
-        limit = 2 * self.nbytes * self.row.ranks / self.rate
-        return limit / self.times[name].median
+        return limit_s(self, self.rate) / self.times[name].median
+
+
+def limit_s(result: Result, rate: float) -> float:
+    """Return the least seconds of an all_reduce at ``rate`` bytes of memory per second."""
+    return 2 * result.nbytes * result.row.ranks / rate
 
 
 class MemoryRate:
@@ -180,13 +221,15 @@ def cores_for(ranks: int) -> Iterator[None]:
 def measure(rows: Sequence[Row], effort: Effort, libraries: Sequence[str]) -> Iterator[Result]:
     """Measure all rows, grouped by their number of ranks."""
     for ranks in dict.fromkeys(row.ranks for row in rows):
+        mine = [row for row in rows if row.ranks == ranks]
+        names = [one for one in libraries if one != "gloo" or any(row.gloo for row in mine)]
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as cleanup:
             program = built(folder) if ranks == 2 else None
             with cores_for(ranks):
-                jobs = start_jobs(ranks, folder, libraries)
+                jobs = start_jobs(ranks, folder, names)
             for job in jobs:
                 cleanup.callback(job.close)
-            for row in (one for one in rows if one.ranks == ranks):
+            for row in mine:
                 for nbytes in row.sizes:
                     yield _measured(row, nbytes, jobs, effort, program)
 
@@ -194,10 +237,12 @@ def measure(rows: Sequence[Row], effort: Effort, libraries: Sequence[str]) -> It
 def _measured(
     row: Row, nbytes: int, jobs: Sequence[Job], effort: Effort, program: Path | None
 ) -> Result:
-    entrants = [Entrant(job.name, job) for job in jobs]
+    entrants = [Entrant(job.name, job) for job in jobs if row.gloo or job.name != "gloo"]
     long = nbytes >= LONG_BYTES
     if nbytes >= SHARED_BYTES:
         entrants.insert(1, Entrant(SHARED, jobs[0], (("memory", "shared"),)))
+    if has_torch() and row.collective != "barrier":
+        entrants.insert(1, Entrant(TORCH, jobs[0], (("memory", "torch"),)))
     rate = MemoryRate(min(RATE_BYTES, nbytes)) if row.limit else None
     bare = None
     if program is not None and long and row.collective == "all_reduce":
@@ -212,8 +257,26 @@ def _measured(
     times = compare(entrants, row.collective, nbytes, effort, sample)
     if bare is not None:
         bare.close()
-    measured = (None if one is None else one.median for one in (rate, bare))
-    return Result(row, nbytes, times, *measured)
+    rate_found, bare_found = (None if one is None else one.median for one in (rate, bare))
+    spent = processor_times(entrants, row, nbytes, times) if row.processor else {}
+    return Result(row, nbytes, times, rate_found, bare_found, spent)
+
+
+def has_torch() -> bool:
+    """Return whether this Python, which also runs pycoll's ranks, has torch."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def processor_times(
+    entrants: Sequence[Entrant], row: Row, nbytes: int, times: dict[str, Times]
+) -> dict[str, float]:
+    """Return each library's seconds of processor time in an operation, of all ranks together."""
+    found = {}
+    for one in entrants:
+        batch = max(1, int(PROCESSOR_S / times[one.name].median))
+        words = {"collective": row.collective, "bytes": nbytes, "batch": batch, "warm": 1}
+        found[one.name] = sum(one.order(what="processor", **words))
+    return found
 
 
 # Tables and pictures
@@ -238,8 +301,9 @@ def cells(result: Result, names: Sequence[str]) -> list[str]:
         *(row.collective, str(row.ranks), str(result.nbytes), *shown),
         "-" if result.bare_s is None else _us(result.bare_s),
         ratio_text(mpi_ratio(times), row.mpi),
-        ratio_text(mpi_ratio(times, SHARED), row.mpi),
-        ratio_text(ratio(times, "gloo"), row.gloo),
+        ratio_text(mpi_ratio(times, TORCH), row.mpi),
+        ratio_text(mpi_ratio(times, SHARED), row.shared),
+        "-" if row.gloo is None else ratio_text(ratio(times, "gloo"), row.gloo),
     ]
 
 
@@ -249,8 +313,35 @@ def _us(seconds: float) -> str:
 
 def head(names: Sequence[str]) -> list[str]:
     """Return the titles of the columns of ``cells``."""
-    ratios = ("best MPI / pycoll", f"best MPI / {SHARED}", "Gloo / pycoll")
+    ratios = ("best MPI / pycoll", f"best MPI / {TORCH}", f"best MPI / {SHARED}", "Gloo / pycoll")
     return ["collective", "ranks", "bytes", *names, "bare exchange", *ratios]
+
+
+def lines_of(results: Sequence[Result]) -> list[str]:
+    """Return the lines below the table: shares of the limit, means, and processor times."""
+    return [*limit_lines(results), *mean_lines(results), *processor_lines(results)]
+
+
+def mean_lines(results: Sequence[Result]) -> list[str]:
+    """Return the lines with the mean ratio of each row that has a target of it."""
+    lines = []
+    for row in dict.fromkeys(one.row for one in results):
+        ratios = [mpi_ratio(one.times) for one in results if one.row is row]
+        found = [one for one in ratios if one is not None]
+        if row.mean is not None and found:
+            mean = ratio_text(statistics.mean(found), row.mean)
+            lines.append(f"{row.collective} on {row.ranks} ranks: best MPI / pycoll {mean}, mean")
+    return lines
+
+
+def processor_lines(results: Sequence[Result]) -> list[str]:
+    """Return the lines with the processor time of all ranks."""
+    return [
+        f"{one.row.collective} of {one.nbytes} bytes on {one.row.ranks} ranks takes processor "
+        f"time, us of all ranks: {', '.join(f'{n} {_us(s)}' for n, s in one.processor_s.items())}"
+        for one in results
+        if one.processor_s
+    ]
 
 
 def limit_lines(results: Sequence[Result]) -> list[str]:
@@ -261,9 +352,7 @@ def limit_lines(results: Sequence[Result]) -> list[str]:
             share = result.share(name)
             if share is None or result.rate is None:
                 continue
-            aim = ""
-            if target is not None:
-                aim = f", target {target:.0%}, {'reached' if share >= target else 'missed'}"
+            aim = f", target {target:.0%}, {'reached' if share >= target else 'missed'}"
             lines.append(
                 f"{result.row.collective} of {result.nbytes} bytes on {result.row.ranks} ranks, "
                 f"{KINDS[name]}: {share:.0%} of 2np/B{aim} "
@@ -274,7 +363,7 @@ def limit_lines(results: Sequence[Result]) -> list[str]:
 
 def names_of(results: Sequence[Result]) -> list[str]:
     """Return the libraries that were measured, pycoll first."""
-    known = (LIBRARIES[0], SHARED, *LIBRARIES[1:])
+    known = (*KINDS, *LIBRARIES[1:])
     return [name for name in known if any(name in result.times for result in results)]
 
 
@@ -284,14 +373,14 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
     lines = [
         page.origin(),
         "",
-        "float32 sum, in place, ordinary NumPy arrays, processes, interleaved samples; "
+        "float32 sum, in place, ordinary NumPy arrays first, processes, interleaved samples; "
         "microseconds of the slowest rank, median / p99; ratios are medians over rounds "
         "(bench/shm.py says how). Shared arrays are those of docs/shared-arrays.md. "
         "A bare exchange is what two processes need that have nothing but slots between them.",
         "",
         *page.table(head(names), [cells(result, names) for result in results]),
     ]
-    for line in limit_lines(results):
+    for line in lines_of(results):
         lines += ["", line + "."]
     if picture is not None:
         place = os.path.relpath(picture, path.parent)
@@ -300,20 +389,25 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:
-    """Draw time and bus bandwidth of the all_reduce of 2 ranks, a curve per library."""
+    """Draw time and bus bandwidth of the all_reduce of 2 ranks, a curve per library, and one of
+    the limit of long messages."""
     mine = [result for result in results if (result.row.collective, result.row.ranks) == _DRAWN]
     curves = {
-        name: [_point(result, name) for result in mine if name in result.times]
+        name: [_point(result, name, result.times[name]) for result in mine if name in result.times]
         for name in names_of(mine)
     }
+    rates = [result.rate for result in mine if result.rate is not None]
+    if rates:
+        limits = [(one, limit_s(one, rates[-1])) for one in mine if one.nbytes >= LONG_BYTES]
+        curves["limit, 2np/B"] = [_point(one, "limit", Times([s], [s])) for one, s in limits]
     report.draw(path, curves, "all_reduce in place, 2 ranks, float32, shared memory; median")
 
 
 _DRAWN = ("all_reduce", 2)
 
 
-def _point(result: Result, name: str) -> Measurement:
-    times, row = result.times[name], result.row
+def _point(result: Result, name: str, times: Times) -> Measurement:
+    row = result.row
     return Measurement(
         collective=row.collective,
         algorithm=name,
@@ -349,7 +443,7 @@ def main() -> int:
         line = [f"{t}: {c}" for t, c in zip(head(names), cells(result, names), strict=True)]
         print(line[0].partition(": ")[2] + "  " + "  ".join(line[1:]), flush=True)
         results.append(result)
-    for text in limit_lines(results):
+    for text in lines_of(results):
         print(f"# {text}")
     if options.plot is not None:
         draw(options.plot, results)

@@ -47,18 +47,22 @@ def test_shared_memory_is_compared_with_targets_and_with_the_limit(
 ) -> None:
     picture = tmp_path / "shm.svg"
     text = run("shm.py", "--quick", "--markdown", str(page), "--plot", str(picture))
-    rows = [line for line in text.splitlines() if line.startswith(("all_reduce", "all_gather"))]
-    assert len(rows) == 5
+    begins = ("all_reduce", "all_gather", "send_recv")
+    rows = [line for line in text.splitlines() if line.startswith(begins)]
+    assert len(rows) == 6
     assert all(re.search(r"pycoll: [\d.]+ / [\d.]+", row) for row in rows)
     assert all("best MPI / pycoll: " in row and "Gloo / pycoll: " in row for row in rows)
+    assert all(re.search(r"pycoll, torch: [\d.]+ / [\d.]+", row) for row in rows)
+    assert re.search(r"# .* on 4 ranks takes processor time, us of all ranks: pycoll [\d.]+", text)
     bare = r"[\d.]+ " if platform.machine() == "x86_64" else "- "
     (long,) = [row for row in rows if "bytes: 1048576" in row]
     times = r": [\d.]+ / [\d.]+ .*"
     assert re.search(rf"pycoll, shared arrays{times}bare exchange: {bare}", long)
     assert re.search(r"# .*shared arrays: \d+% of 2np/B, target 70%", text)
-    assert re.search(r"# .*ordinary arrays: \d+% of 2np/B \(B", text)
+    assert re.search(r"# .*(ordinary arrays|torch tensors): \d+% of 2np/B, target 65%", text)
     section = page.read_text().partition("## Shared memory")[2]
     assert section.count("\n| all_") == 5
+    assert section.count("\n| send_recv ") == 1
     assert "shm.svg" in section
     assert "bus bandwidth" in picture.read_text()
     assert kept(page)
