@@ -127,6 +127,7 @@ class Request:
         segment_bytes: int = 65536,
         user_op: UserOp | None = None,
         arrays: CallArrays | None = None,
+        codec: Codec | None = None,
     ) -> None: ...
 
 @final
@@ -180,6 +181,7 @@ class Communicator:
         output: BufferView | None,
         asynchronous: bool = False,
         finish: Callable[[], object] | None = None,
+        residual: BufferView | None = None,
     ) -> Work[Any] | None: ...
     def calls(self) -> int: ...
     def refuse(self, why: str) -> None: ...
@@ -396,7 +398,9 @@ def combine(
 ) -> None: ...
 
 class Codec:
-    def __init__(self, kind: int, block: int, stochastic: bool, seed: int, isa: str) -> None: ...
+    def __init__(
+        self, kind: int, block: int, stochastic: bool, seed: int, isa: str = ""
+    ) -> None: ...
     def nbytes(self, count: int) -> int: ...
     def encode(
         self,
@@ -422,6 +426,7 @@ class Simulation:
         output: BufferView | None,
         timeout_s: float = 10.0,
         at_s: float = 0.0,
+        residual: BufferView | None = None,
     ) -> int: ...
     def add_message(
         self,

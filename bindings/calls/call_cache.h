@@ -32,14 +32,16 @@ enum class Parameter : std::uint8_t {
   kLengths,
   kSplits,
   kStream,
+  kCompress,
+  kFeedback,
   kX,
   kOut,
 };
-inline constexpr std::size_t kParameterCount = 10;
-inline constexpr std::size_t kWordCount = 8;
+inline constexpr std::size_t kParameterCount = 12;
+inline constexpr std::size_t kWordCount = 10;
 inline constexpr std::array<std::string_view, kParameterCount> kParameterNames = {
-    "op",      "root",   "algorithm", "async_op", "deterministic",
-    "lengths", "splits", "stream",    "x",        "out"};
+    "op",       "root",     "algorithm", "async_op", "deterministic", "lengths", "splits", "stream",
+    "compress", "feedback", "x",         "out"};
 
 // By Parameter; borrowed. nullptr if the method has no such parameter.
 using Arguments = std::array<PyObject*, kParameterCount>;

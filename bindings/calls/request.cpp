@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/calls/codec.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/plan.h"
 #include "plan/layout.h"
@@ -24,7 +25,7 @@ void check_code(const char* name, int value, int count) {
 RequestHandle make_request(const PlanHandle& plan, int dtype, int op,
                            std::vector<std::uint64_t> counts, std::uint64_t plan_key,
                            std::uint32_t segment_bytes, std::shared_ptr<UserOp> user_op,
-                           std::shared_ptr<executor::CallArrays> arrays) {
+                           std::shared_ptr<executor::CallArrays> arrays, const BoundCodec* codec) {
   check_code("dtype", dtype, kDTypeCount);
   check_code("op", op, kReduceOpCount);
   const plan::Header& header = plan.image->header();
@@ -41,6 +42,10 @@ RequestHandle make_request(const PlanHandle& plan, int dtype, int op,
   descriptor.dtype = static_cast<DType>(dtype);
   descriptor.op = static_cast<ReduceOp>(op);
   request.arrays = std::move(arrays);
+  if (codec != nullptr) {
+    request.codec = codec->codec;
+    descriptor.codec = kernels::code_of(codec->codec);
+  }
   if (user_op != nullptr) {
     request.combine = user_op->combine();
     request.reduction_failed = user_op->failed();
@@ -61,10 +66,16 @@ RequestHandle make_request(const PlanHandle& plan, int dtype, int op,
 // The lengths come from the arrays' own types, so that a wrong type shows as a wrong number of
 // bytes.
 executor::CollectiveRequest with_memory(const RequestHandle& handle, const BufferView* input,
-                                        const BufferView* output) {
+                                        const BufferView* output, const BufferView* residual) {
   executor::CollectiveRequest request = handle.request;
   if (input != nullptr) request.input = {input->data, input->bytes()};
   if (output != nullptr) request.output = {output->data, output->bytes()};
+  if (residual != nullptr) {
+    if (residual->dtype != DType::kFloat32 || !residual->contiguous || !residual->writable) {
+      throw py::value_error("residual must be writable float32 in one piece");
+    }
+    request.residual = {residual->data, residual->bytes()};
+  }
   return request;
 }
 
@@ -90,7 +101,7 @@ void bind_requests(py::module_& module) {
       .def(py::init(&make_request), py::arg("plan"), py::kw_only(), py::arg("dtype"), py::arg("op"),
            py::arg("counts"), py::arg("plan_key"),
            py::arg("segment_bytes") = transport::kSegmentBytesMax, py::arg("user_op") = py::none(),
-           py::arg("arrays") = py::none());
+           py::arg("arrays") = py::none(), py::arg("codec") = py::none());
 }
 
 }  // namespace pycoll::bindings

@@ -19,9 +19,10 @@ struct RequestHandle {
 using SharedRequest = std::shared_ptr<const RequestHandle>;
 
 // The request for the memory of these arrays; nullptr: none. The caller keeps the views alive until
-// the operation is done.
+// the operation is done. `residual`: see CollectiveRequest.
 executor::CollectiveRequest with_memory(const RequestHandle& handle, const BufferView* input,
-                                        const BufferView* output);
+                                        const BufferView* output,
+                                        const BufferView* residual = nullptr);
 
 void bind_requests(pybind11::module_& module);
 

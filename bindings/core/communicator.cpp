@@ -94,12 +94,13 @@ py::object submit(const Shared& communicator, Request&& request, std::string_vie
 
 py::object run_collective(const Shared& communicator, const std::shared_ptr<RequestHandle>& request,
                           const BufferView* input, const BufferView* output, bool asynchronous,
-                          py::object finish) {
+                          py::object finish, const BufferView* residual) {
   const std::string_view name = name_of(request->request.descriptor.collective);
   py::tuple objects =
       py::make_tuple(py::cast(input, py::return_value_policy::reference),
-                     py::cast(output, py::return_value_policy::reference), py::cast(request));
-  return submit(communicator, with_memory(*request, input, output), name,
+                     py::cast(output, py::return_value_policy::reference), py::cast(request),
+                     py::cast(residual, py::return_value_policy::reference));
+  return submit(communicator, with_memory(*request, input, output, residual), name,
                 {asynchronous, std::nullopt, py::none(), std::move(finish)}, std::move(objects),
                 request->user_op);
 }
@@ -213,7 +214,7 @@ void bind_communicator(py::module_& module) {
       .def_readwrite("timeout_s", &CommunicatorHandle::timeout_s)
       .def("run", &run_collective, py::arg("request"), py::arg("input").none(true),
            py::arg("output").none(true), py::arg("asynchronous") = false,
-           py::arg("finish") = py::none())
+           py::arg("finish") = py::none(), py::arg("residual").none(true) = py::none())
       .def(
           "send",
           [](const Shared& self, BufferView& data, int dest, std::uint32_t tag, bool asynchronous,

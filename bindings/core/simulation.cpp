@@ -38,12 +38,14 @@ std::unique_ptr<SimulationHandle> make(int size, std::uint64_t seed, const std::
 }
 
 std::size_t add(SimulationHandle& self, int rank, const RequestHandle& request, py::object input,
-                py::object output, double timeout_s, double at_s) {
+                py::object output, double timeout_s, double at_s, py::object residual) {
   const auto* in = input.is_none() ? nullptr : input.cast<const BufferView*>();
   const auto* out = output.is_none() ? nullptr : output.cast<const BufferView*>();
+  const auto* rests = residual.is_none() ? nullptr : residual.cast<const BufferView*>();
+  self.arrays.push_back(std::move(residual));
   self.arrays.push_back(std::move(input));
   self.arrays.push_back(std::move(output));
-  return self.native.add(rank, with_memory(request, in, out), nanoseconds(timeout_s),
+  return self.native.add(rank, with_memory(request, in, out, rests), nanoseconds(timeout_s),
                          nanoseconds(at_s));
 }
 
@@ -72,7 +74,8 @@ void bind_simulation(py::module_& module) {
       .def(py::init(&make), py::arg("size"), py::arg("seed"), py::arg("mode") = "plain",
            py::arg("horizon_s") = 0.001)
       .def("add", &add, py::arg("rank"), py::arg("request"), py::arg("input").none(true),
-           py::arg("output").none(true), py::arg("timeout_s") = 10.0, py::arg("at_s") = 0.0)
+           py::arg("output").none(true), py::arg("timeout_s") = 10.0, py::arg("at_s") = 0.0,
+           py::arg("residual") = py::none())
       .def("add_message", &add_message, py::arg("rank"), py::arg("sending"), py::arg("data"),
            py::arg("peer"), py::arg("tag"), py::arg("timeout_s") = 10.0, py::arg("at_s") = 0.0)
       .def("close_when_done", [](Handle& self, int rank) { self.native.close_when_done(rank); })

@@ -40,6 +40,7 @@ Status check(const executor::CollectiveRequest& request, const Shape& shape, con
       request.descriptor.op == ReduceOp::kUser) {
     return invalid("a reduction registered by the user runs on the host only");
   }
+  if (request.codec) return invalid("a codec takes arrays in host memory only");
   if (request.form) return invalid("elements have their wire form before they come to a device");
   if (request.parts.size() > kPartsMax) {
     return invalid("memory is " + std::to_string(request.parts.size()) +

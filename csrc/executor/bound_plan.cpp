@@ -33,6 +33,33 @@ Status check_parts(const CollectiveRequest& request, std::size_t item_bytes) {
                           std::to_string(request.output.bytes));
 }
 
+// Checks that the call has a codec if the plan has codes, and that the codec can hold the call's
+// elements.
+Status check_codec(const CollectiveRequest& request) {
+  const auto rows = request.plan->plan().rows;
+  const bool coded = std::any_of(rows.begin(), rows.end(), plan::is_coded);
+  if (!request.codec) {
+    return coded ? invalid_argument("the plan has codes, and the call has no codec") : Status();
+  }
+  const transport::Descriptor& descriptor = request.descriptor;
+  if (descriptor.dtype != DType::kFloat32 || request.form) {
+    return invalid_argument("a codec holds float32, not " + std::string(name_of(descriptor.dtype)));
+  }
+  const bool sums = descriptor.op == ReduceOp::kSum || descriptor.op == ReduceOp::kAvg;
+  if (plan::reduces(descriptor.collective) && !sums) {
+    return invalid_argument("op is " + std::string(name_of(descriptor.op)) +
+                            ": with a codec it is sum or avg");
+  }
+  if (!request.parts.empty()) return invalid_argument("a codec takes one array, not several");
+  if (!kernels::valid(*request.codec)) return invalid_argument("the codec is not defined");
+  const std::uint64_t residual = request.residual.bytes;
+  if (request.residual.data != nullptr && residual != request.input.bytes) {
+    return invalid_argument("the residual has " + std::to_string(residual) + " bytes, the input " +
+                            std::to_string(request.input.bytes));
+  }
+  return Status();
+}
+
 // More than the memory of any host, and small enough that no sum of offsets overflows.
 constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 62;
 
@@ -52,6 +79,11 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
                             std::to_string(kSlotBytes));
   }
   segment_length_ = request.segment_bytes / item_bytes_;
+  if (request.codec) {
+    // Whole blocks, so that the codes of a segment do not depend on other segments.
+    const std::uint64_t block = request.codec->block;
+    segment_length_ = std::max(block, segment_length_ / block * block);
+  }
   counts_ = request.counts;
   input_offsets_.assign(counts_.size(), 0);
   output_offsets_.assign(counts_.size(), 0);
@@ -99,7 +131,8 @@ std::byte* BoundPlan::scratch(std::uint32_t slot) {
 }
 
 Status BoundPlan::bind(const CollectiveRequest& request) {
-  Status status = measure(request);
+  Status status = check_codec(request);
+  if (status.ok()) status = measure(request);
   if (!status.ok()) return status;
   const plan::Header& header = request.plan->header();
   if (request.input.bytes != input_length_ * item_bytes_) {
@@ -176,8 +209,23 @@ Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) 
     bound.source = address(row.source, row.source_slot, source, request);
     if (row.carry != 0) bound.carry = scratch(row.carry - 1u);
     bound.target = address(row.target, row.target_slot, target, request);
+    rows_[index] = bound;
+    if ((row.coded_local & plan::kEncode) != 0) return bind_residual(request, index, chunk);
   }
   rows_[index] = bound;
+  return Status();
+}
+
+Status BoundPlan::bind_residual(const CollectiveRequest& request, std::size_t index,
+                                const Place& chunk) {
+  if (request.residual.data == nullptr) return Status();
+  const plan::Header& header = request.plan->header();
+  const std::uint32_t number = rows_[index].row->chunk;
+  if (!plan::holds_input(header, number / header.parts)) {
+    return invalid_argument("row " + std::to_string(index) + " of the plan encodes chunk " +
+                            std::to_string(number) + ", which has no residual on this rank");
+  }
+  rows_[index].residual = reinterpret_cast<float*>(request.residual.data) + chunk.input_offset;
   return Status();
 }
 

@@ -26,6 +26,7 @@ struct BoundRow {
   std::byte* target = nullptr;
   std::uint64_t length = 0;          // elements of the chunk
   std::uint64_t receiver_bytes = 0;  // byte offset of the chunk in its receivers' outputs
+  float* residual = nullptr;         // of element 0, in a row that encodes; nullptr: none
 };
 
 // Reusable: bind() keeps the capacity of earlier calls, so that it
@@ -62,6 +63,7 @@ class BoundPlan {
 
   Status measure(const CollectiveRequest& request);
   Status bind_row(const CollectiveRequest& request, std::size_t index);
+  Status bind_residual(const CollectiveRequest& request, std::size_t index, const Place& chunk);
   Place locate(const plan::Header& header, std::uint32_t chunk) const;
   std::byte* address(std::uint8_t buffer, std::uint32_t slot, const Place& place,
                      const CollectiveRequest& request);

@@ -64,6 +64,7 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   if (status.ok()) status = bound_.bind(request_);
   if (!status.ok()) return status;
   const plan::Plan& plan = request_.plan->plan();
+  bind_codec();
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
   combines_ = combines(plan);
   const std::size_t moved = request_.input.bytes + request_.output.bytes;
@@ -146,8 +147,9 @@ bool Execution::segment_of(const BoundRow& bound, std::uint64_t tile, std::uint6
 }
 
 // Finds the segment at the head of every receive channel. kMoved if all segments have arrived and
-// belong to this operation.
-Progress Execution::collect(const plan::Row& row, std::size_t bytes, Collected* all) {
+// belong to this operation. `bytes` and `code_bytes`: of a segment of values, and of codes.
+Progress Execution::collect(const plan::Row& row, std::size_t bytes, std::size_t code_bytes,
+                            Collected* all) {
   for (int i = 0; i < row.recv_count; ++i) {
     const Port& port = ports_[row.recv[i]];
     const transport::Segment* segment = port.recv->peek();
@@ -162,7 +164,7 @@ Progress Execution::collect(const plan::Row& row, std::size_t bytes, Collected* 
       return Progress::kBlocked;
     }
     if (header.sequence != header_.sequence || header.agreement != header_.agreement ||
-        header.bytes != bytes ||
+        header.bytes != ((row.coded_recv >> i & 1) != 0 ? code_bytes : bytes) ||
         (segment->placed && !(offers_ && (row.flags & plan::kFlagDirectWrite) != 0))) {
       odd_peer_ = port.peer;
       return Progress::kDisagree;
@@ -232,7 +234,7 @@ Progress Execution::run_row(Lane& lane) {
   header_.bytes = static_cast<std::uint32_t>(bytes);
 
   Collected arrived;
-  const Progress ready = collect(row, bytes, &arrived);
+  const Progress ready = collect(row, bytes, code_bytes(row, length), &arrived);
   if (ready != Progress::kMoved) return ready;
   const std::size_t skip = offset * bound_.item_bytes();
   Gathered all;
@@ -241,6 +243,7 @@ Progress Execution::run_row(Lane& lane) {
   if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && reads(all.target, bytes)) {
     return Progress::kBlocked;
   }
+  if (plan::is_coded(row)) return run_coded_row(bound, offset, length, arrived, all);
   // The caller's memory does not change before it is sent; a scratch slot is reused.
   const auto source = static_cast<plan::Buffer>(row.source);
   const bool stable = source != plan::Buffer::kNone && source != plan::Buffer::kScratch;

@@ -175,7 +175,7 @@ class Execution {
   [[nodiscard]] bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                                 std::uint64_t* length) const;
   struct Collected;
-  Progress collect(const plan::Row& row, std::size_t bytes, Collected* all);
+  Progress collect(const plan::Row& row, std::size_t bytes, std::size_t code_bytes, Collected* all);
   static void gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
                      Gathered* all);
   [[nodiscard]] bool hand_over(Lane& lane, std::size_t skip, const Gathered& gathered);
@@ -193,6 +193,19 @@ class Execution {
   void combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const;
   void copy(const Gathered& all, std::size_t bytes) const;
   void fold(void* result, const void** operands, int operand_count, std::uint64_t count) const;
+  struct CodedPiece;
+  void bind_codec();
+  std::size_t code_bytes(const plan::Row& row, std::uint64_t length) const;
+  Progress run_coded_row(const BoundRow& bound, std::uint64_t offset, std::uint64_t length,
+                         const Collected& arrived, const Gathered& all);
+  void run_coded_piece(const BoundRow& bound, std::uint64_t offset, const Gathered& all,
+                       std::byte* const* slots, CodedPiece piece);
+  const float* fold_codes(const plan::Row& row, const Gathered& all, const CodedPiece& piece,
+                          float* made) const;
+  void encode_piece(const BoundRow& bound, std::uint64_t offset, const CodedPiece& piece,
+                    float* made, std::byte* codes);
+  void hand_out(const plan::Row& row, const Gathered& all, std::byte* const* slots,
+                const CodedPiece& piece) const;
   bool spoiled() const;
   bool reads(const std::byte* target, std::size_t bytes) const;
 
@@ -205,6 +218,8 @@ class Execution {
   std::vector<transport::shm::Hold> held_;
   // nullptr if no segment is long enough for a direct write.
   const plan::DirectWrites* direct_writes_ = nullptr;
+  kernels::Codec codec_;  // of the plan's codes; its seed is this rank's own
+  kernels::CodecKernels codec_kernels_;
   transport::SegmentHeader header_;
   ChannelSource* channels_ = nullptr;
   Traversal traversal_;

@@ -6,10 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/clock.h"
 #include "executor/call_arrays.h"
+#include "kernels/codecs.h"
 #include "kernels/reduce.h"
 #include "kernels/wire.h"
 #include "plan/image.h"
@@ -58,6 +60,11 @@ struct CollectiveRequest {
   // If not empty: counts, memory and the descriptor count elements of the array; `combine` and the
   // rows of the plan count wire elements. An Execution converts between the two (wire_memory.h).
   kernels::WireForm form;
+  // How the plan's codes hold float32; nullopt only if the plan has no codes.
+  std::optional<kernels::Codec> codec;
+  // One float32 for each element of the input, or no memory: the part that codes of earlier calls
+  // left out. A row that encodes adds it, and writes there the part that its own codes leave out.
+  Memory residual;
   // A user's reduction sets this flag when it cannot go on; the operation then fails on all ranks.
   // nullptr: no such reduction.
   const std::atomic<bool>* reduction_failed = nullptr;

@@ -31,6 +31,12 @@ std::size_t encoded_bytes(const Codec& codec, std::size_t count) {
   return bytes;
 }
 
+std::uint8_t code_of(const Codec& codec) {
+  const int kind = static_cast<int>(codec.kind) + 1;
+  const int blocks = std::countr_zero(codec.block / kCodecBlockMin);
+  return static_cast<std::uint8_t>(kind | (codec.stochastic ? 8 : 0) | blocks << 4);
+}
+
 bool valid(const Codec& codec) {
   if (static_cast<int>(codec.kind) >= kCodecCount) return false;
   const bool integer = codec.kind == CodecKind::kInt8 || codec.kind == CodecKind::kInt4;

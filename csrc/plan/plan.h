@@ -13,7 +13,7 @@
 namespace pycoll::plan {
 
 inline constexpr std::uint32_t kMagic = 0x4c504350;  // "PCPL"
-inline constexpr std::uint16_t kVersion = 2;
+inline constexpr std::uint16_t kVersion = 3;
 
 inline constexpr int kRecvMax = 8;
 inline constexpr int kSendMax = 8;
@@ -73,6 +73,12 @@ inline constexpr std::uint8_t kFlagsAll = 63;
 // them in place, the sender writes them into the receiver's output, or both do so in turn.
 enum class CopyStrategy : std::uint8_t { kReceiver = 0, kSender = 1, kSplit = 2 };
 
+// Whether a row's local memory holds codes, and whether it encodes its result; FORMAT.md, "Codecs".
+inline constexpr std::uint8_t kCodedSource = 1;  // the scratch slot of the operand holds codes
+inline constexpr std::uint8_t kCodedTarget = 2;  // the scratch slot of the result gets codes
+inline constexpr std::uint8_t kEncode = 4;       // the row encodes its result, once for all takers
+inline constexpr std::uint8_t kCodedAll = 7;
+
 struct Row {
   std::uint32_t chunk;  // data chunk that sets the segment's bytes, or kToken
   std::uint8_t lane;
@@ -87,13 +93,26 @@ struct Row {
   std::uint32_t target_slot;
   std::uint16_t recv[kRecvMax];  // indices into the channel table, in fold order; 0xffff if unused
   std::uint16_t send[kSendMax];
-  std::uint8_t copies;        // CopyStrategy
-  std::uint8_t reserved[11];  // zero
+  std::uint8_t copies;       // CopyStrategy
+  std::uint8_t coded_recv;   // bit i: the segment of recv[i] holds codes
+  std::uint8_t coded_send;   // bit i: send[i] gets codes
+  std::uint8_t coded_local;  // kCodedSource, kCodedTarget, kEncode
+  std::uint8_t reserved[8];  // zero
 };
 static_assert(sizeof(Row) == 64 && std::has_unique_object_representations_v<Row>);
 
 constexpr int operand_count(const Row& row) {
   return row.recv_count + (row.source != 0 ? 1 : 0) + (row.carry != 0 ? 1 : 0);
+}
+
+// Whether the row reads, makes or passes on codes.
+constexpr bool is_coded(const Row& row) {
+  return (row.coded_recv | row.coded_send | row.coded_local) != 0;
+}
+// Whether the row's only operand is codes, which it passes on unchanged.
+constexpr bool passes_codes(const Row& row) {
+  return operand_count(row) == 1 &&
+         (row.recv_count == 1 ? row.coded_recv != 0 : (row.coded_local & kCodedSource) != 0);
 }
 
 inline constexpr std::uint16_t kNoChannel = 0xffff;

@@ -43,6 +43,11 @@ void append(std::string* list, const std::string& item, const char* separator) {
   *list += item;
 }
 
+// "codes " if bit `number` of the mask is set.
+std::string codes(std::uint8_t mask, int number) {
+  return (mask >> number & 1) != 0 ? "codes " : "";
+}
+
 std::string operands(const Plan& plan, const Row& row) {
   std::string list;
   if (row.carry != 0) {
@@ -50,18 +55,22 @@ std::string operands(const Plan& plan, const Row& row) {
   }
   for (int i = 0; i <= row.recv_count; ++i) {
     if (row.source != 0 && row.source_position == i) {
-      append(&list, place(row.source, row.source_slot), " + ");
+      append(&list, codes(row.coded_local, 0) + place(row.source, row.source_slot), " + ");
     }
-    if (i < row.recv_count) append(&list, "recv " + port(plan, row, row.recv[i]), " + ");
+    if (i < row.recv_count) {
+      append(&list, codes(row.coded_recv, i) + "recv " + port(plan, row, row.recv[i]), " + ");
+    }
   }
   return list.empty() ? "nothing" : list;
 }
 
 std::string results(const Plan& plan, const Row& row) {
   std::string list;
-  if (row.target != 0) append(&list, place(row.target, row.target_slot), ", ");
+  if (row.target != 0) {
+    append(&list, codes(row.coded_local, 1) + place(row.target, row.target_slot), ", ");
+  }
   for (int i = 0; i < row.send_count; ++i) {
-    append(&list, "send " + port(plan, row, row.send[i]), ", ");
+    append(&list, codes(row.coded_send, i) + "send " + port(plan, row, row.send[i]), ", ");
   }
   return list.empty() ? "nothing" : list;
 }
@@ -77,6 +86,7 @@ std::string line(const Plan& plan, const Row& row) {
   if ((row.flags & kFlagDirectWrite) != 0) append(&flags, "direct_write", ", ");
   if ((row.flags & kFlagAwaitWindow) != 0) append(&flags, "await_window", ", ");
   if ((row.flags & kFlagAnnounceWindow) != 0) append(&flags, "announce_window", ", ");
+  if ((row.coded_local & kEncode) != 0) append(&flags, "encode", ", ");
   if (row.copies == static_cast<std::uint8_t>(CopyStrategy::kSender)) {
     append(&flags, "sender copies", ", ");
   }

@@ -11,6 +11,7 @@ Status RowChecker::check(const Row& row, std::size_t index) {
   index_ = index;
   Status status = check_scalars(row);
   if (status.ok()) status = check_meaning(row);
+  if (status.ok()) status = check_codes(row);
   if (status.ok()) status = check_ports(row, "recv", row.recv, row.recv_count, Direction::kRecv);
   if (status.ok()) status = check_ports(row, "send", row.send, row.send_count, Direction::kSend);
   if (status.ok()) status = check_source(row);
@@ -131,6 +132,54 @@ Status RowChecker::check_meaning(const Row& row) const {
   return Status();
 }
 
+Status RowChecker::check_mask(std::string_view field, std::uint8_t mask, std::uint8_t used,
+                              std::string_view ports) const {
+  if (mask < 1u << used) return Status();
+  return violation(place(), field, mask,
+                   "below 2^" + std::to_string(used) + ", a bit for each of the " +
+                       std::string(ports) + " channels");
+}
+
+// Checks which operands and results are codes. A row passes on the codes of its only operand, or it
+// encodes its result, or its results are no codes.
+Status RowChecker::check_codes(const Row& row) const {
+  if (row.coded_local > kCodedAll) {
+    return violation(place(), "coded_local", row.coded_local, at_most(kCodedAll));
+  }
+  if (!is_coded(row)) return Status();
+  if (row.chunk == kToken) {
+    const unsigned codes = row.coded_recv | row.coded_send | row.coded_local;
+    return violation(place(), "coded_recv | coded_send | coded_local", codes, "0 in a token");
+  }
+  Status status = check_mask("coded_recv", row.coded_recv, row.recv_count, "receive");
+  if (status.ok()) status = check_mask("coded_send", row.coded_send, row.send_count, "send");
+  if (!status.ok()) return status;
+  if ((row.coded_local & kCodedSource) != 0 && static_cast<Buffer>(row.source) != Buffer::kScratch)
+    return violation(place(), "coded_local", row.coded_local,
+                     "without 1, the source is no scratch");
+  if ((row.coded_local & kCodedTarget) != 0 && static_cast<Buffer>(row.target) != Buffer::kScratch)
+    return violation(place(), "coded_local", row.coded_local,
+                     "without 2, the target is no scratch");
+  const bool encodes = (row.coded_local & kEncode) != 0;
+  if (encodes && passes_codes(row)) {
+    return violation(place(), "coded_local", row.coded_local, "without 4, its operand is codes");
+  }
+  if (encodes && row.target == 0 && row.send_count == 0) {
+    return violation(place(), "coded_local", row.coded_local, "without 4, the row has no result");
+  }
+  const bool makes_codes = row.coded_send != 0 || (row.coded_local & kCodedTarget) != 0;
+  if (makes_codes && !encodes && !passes_codes(row)) {
+    return violation(place(), "coded_local", row.coded_local, "with 4, its results are codes");
+  }
+  constexpr std::uint8_t kInPlace = kFlagZeroCopy | kFlagDirectWrite | kFlagAwaitWindow;
+  if ((row.flags & kInPlace) != 0) {
+    return violation(place(), "flags", row.flags,
+                     "without 4, 8 and 16, codes are neither read nor written in place");
+  }
+  if (row.copies != 0) return violation(place(), "copies", row.copies, "0 in a row with codes");
+  return Status();
+}
+
 Status RowChecker::check_ports(const Row& row, std::string_view field,
                                std::span<const std::uint16_t> ports, std::uint8_t used,
                                Direction direction) {
@@ -186,14 +235,15 @@ Status RowChecker::check_source(const Row& row) const {
     return slot == 0 ? Status() : violation(place(), "source_slot", slot, "0 without a source");
   }
   if (buffer != Buffer::kScratch) return check_place("source_slot", slot, buffer);
-  return check_written("source_slot", slot, row);
+  return check_written("source_slot", slot, (row.coded_local & kCodedSource) != 0, row);
 }
 
 Status RowChecker::check_carry(const Row& row) const {
-  return row.carry == 0 ? Status() : check_written("carry - 1", row.carry - 1u, row);
+  return row.carry == 0 ? Status() : check_written("carry - 1", row.carry - 1u, false, row);
 }
 
-Status RowChecker::check_written(std::string_view field, std::uint32_t slot, const Row& row) const {
+Status RowChecker::check_written(std::string_view field, std::uint32_t slot, bool coded,
+                                 const Row& row) const {
   if (slot >= header_.scratch_slots) {
     return violation(place(), field, slot, below("scratch_slots", header_.scratch_slots));
   }
@@ -201,6 +251,10 @@ Status RowChecker::check_written(std::string_view field, std::uint32_t slot, con
     return violation(
         place(), field, slot,
         "a scratch slot that an earlier row of lane " + std::to_string(row.lane) + " wrote");
+  }
+  if (slot_coded_[slot] != coded) {
+    return violation(place(), field, slot,
+                     coded ? "a scratch slot that holds codes" : "a scratch slot without codes");
   }
   return Status();
 }
@@ -216,6 +270,7 @@ Status RowChecker::check_target(const Row& row) {
     return violation(place(), "target_slot", slot, below("scratch_slots", header_.scratch_slots));
   }
   slot_lane_[slot] = row.lane;
+  slot_coded_[slot] = (row.coded_local & kCodedTarget) != 0;
   return Status();
 }
 

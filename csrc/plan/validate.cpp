@@ -37,7 +37,8 @@ Status check_frame(std::span<const std::byte> bytes) {
     return violation("header", "magic", header.magic, std::to_string(kMagic) + " (\"PCPL\")");
   }
   if (header.version != kVersion) {
-    return violation("header", "version", header.version, std::to_string(kVersion));
+    return violation("header", "version", header.version,
+                     std::to_string(kVersion) + " (lower the schedule again)");
   }
   if (header.channel_count > kChannelEntriesMax) {
     return violation("header", "channel_count", header.channel_count, at_most(kChannelEntriesMax));

@@ -1,5 +1,7 @@
 #include "transport/transport.h"
 
+#include <iterator>
+
 namespace pycoll::transport {
 namespace {
 
@@ -22,6 +24,19 @@ bool counts_may_differ(Collective collective) {
          collective == Collective::kAllToAll;
 }
 
+// In the order of kernels::CodecKind.
+constexpr const char* kCodecNames[] = {"bf16", "int8", "int4", "fp8_e4m3", "sign"};
+constexpr unsigned kBlockMin = 32;
+
+// "int8 in blocks of 256"; the byte may come from a stranger.
+std::string codec_text(unsigned code) {
+  const unsigned kind = code & 7;
+  if (kind == 0 || kind > std::size(kCodecNames)) return "unknown";
+  std::string text = kCodecNames[kind - 1];
+  if (kind > 1) text += " in blocks of " + std::to_string(kBlockMin << (code >> 4));
+  return text + ((code & 8) != 0 ? ", rounded by chance" : "");
+}
+
 }  // namespace
 
 std::string to_text(const Descriptor& descriptor) {
@@ -38,6 +53,7 @@ std::string to_text(const Descriptor& descriptor) {
     text += ", op ";
     text += name_of(descriptor.op);
   }
+  if (descriptor.codec != 0) text += ", codec " + codec_text(descriptor.codec);
   return text;
 }
 

@@ -46,7 +46,9 @@ struct Descriptor {
   Collective collective = Collective::kBarrier;
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
-  std::uint8_t reserved = 0;
+  // 0 without a codec. Else 1 + kernels::CodecKind; + 8 if it rounds by chance; + 16 * log2(values
+  // of a block / 32). The seed is in plan_key.
+  std::uint8_t codec = 0;
 
   bool operator==(const Descriptor&) const = default;
 };

@@ -37,6 +37,10 @@ class Algorithm(NamedTuple):
 
     ``exposes``: peers on a host read at least part of the sent data in place from reachable memory,
     even if the result is written to the same memory. A test compares the flag with the plans.
+
+    ``coded``: data may travel as the codes of a codec. Then every value is encoded at most twice on
+    its way, and all ranks that share a result hold the same bits. A test compares the flag with the
+    proof of the plans. A hierarchy encodes data between hosts only.
     """
 
     collective: Collective
@@ -50,11 +54,25 @@ class Algorithm(NamedTuple):
     levels: Callable[[Topology], Levels] | None = None
     exposes: bool = True
     serves: bool = False
+    coded: bool = False
 
     @property
     def needs_topology(self) -> bool:
         """Whether the builder needs a topology."""
         return self.levels is not None or self.serves
+
+    def encode(self, schedule: Schedule, topology: Topology) -> Schedule:
+        """The schedule with codes: between hosts in a hierarchy, else between all ranks.
+
+        Raises InvalidArgumentError unless the algorithm is ``coded``.
+        """
+        if not self.coded:
+            raise InvalidArgumentError(
+                f"{self.name} {self.collective.name.lower()} takes no codec: values would be "
+                "rounded more than twice, or differ between ranks"
+            )
+        labels = tuple(range(schedule.size)) if self.levels is None else topology.levels[0]
+        return schedule._replace(coded=labels)
 
     def build(
         self,

@@ -311,4 +311,5 @@ def compose(table: Table, collective: Collective, inner: str, outer: str) -> Alg
         "Cho et al., BlueConnect, MLSys 2019",
         levels=by_level,
         serves=table[collective][outer].serves,
+        coded=table[collective][outer].coded,
     )

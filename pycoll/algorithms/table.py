@@ -48,6 +48,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         THAKUR,
         rank_ordered=True,
         keeps_order=True,
+        coded=True,
     ),
     Algorithm(
         Collective.ALL_REDUCE,
@@ -154,6 +155,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.direct_broadcast,
         "the root to every rank",
         THAKUR,
+        coded=True,
     ),
     Algorithm(
         Collective.BROADCAST,
@@ -162,6 +164,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.binomial_broadcast,
         "log steps of the whole message, for short messages",
         THAKUR,
+        coded=True,
     ),
     Algorithm(
         Collective.BROADCAST,
@@ -170,6 +173,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.tree_broadcast,
         "double binary tree: full bandwidth in log steps",
         SANDERS,
+        coded=True,
     ),
     Algorithm(
         Collective.BROADCAST,
@@ -178,6 +182,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.chain_broadcast,
         "along the ranks, pipelined",
         THAKUR,
+        coded=True,
     ),
     Algorithm(
         Collective.BROADCAST,
@@ -186,6 +191,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.scatter_all_gather,
         "scatter, then a ring's all_gather",
         "Barnett et al., SHPCC 1994",
+        coded=True,
     ),
     Algorithm(
         Collective.REDUCE_SCATTER,
@@ -204,6 +210,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         THAKUR,
         rank_ordered=True,
         keeps_order=True,
+        coded=True,
     ),
     Algorithm(
         Collective.REDUCE_SCATTER,
@@ -221,6 +228,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.ring_all_gather,
         "bandwidth-optimal, neighbours only, p-1 steps",
         PATARASU,
+        coded=True,
     ),
     Algorithm(
         Collective.ALL_GATHER,
@@ -229,6 +237,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.direct_all_gather,
         "every rank to every rank",
         THAKUR,
+        coded=True,
     ),
     Algorithm(
         Collective.ALL_GATHER,
@@ -237,6 +246,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.doubling_all_gather,
         "log steps; best for powers of two",
         THAKUR,
+        coded=True,
     ),
     Algorithm(
         Collective.ALL_GATHER,
@@ -245,6 +255,7 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.bruck_all_gather,
         "log steps for any size",
         BRUCK,
+        coded=True,
     ),
     Algorithm(
         Collective.GATHER,

@@ -21,6 +21,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import aligned
+from pycoll.comm.codecs import Coding, refuse_device, remembered
 from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -42,6 +43,8 @@ class Message(NamedTuple):
     members: list[Ends]
     prepared: Prepared
     wheres: list[Where]
+    #: Of each member, what codecs left out; empty without feedback.
+    residuals: Sequence[_core.BufferView] = ()
 
     def in_list(self, key: int) -> Message:
         """Return the same with the key of the whole list as a part of its own.
@@ -50,6 +53,17 @@ class Message(NamedTuple):
         message.
         """
         return self._replace(prepared=self.prepared._replace(key=self.prepared.key ^ key))
+
+    def with_feedback(self, feedback: Any, numbers: list[int]) -> Message:
+        """Return the same with the residuals of its arrays, whose ``numbers`` are of the list."""
+        both = [
+            remembered(feedback, one.source, number)
+            for one, number in zip(self.members, numbers, strict=True)
+        ]
+        members = [
+            one._replace(source=source) for one, (source, _) in zip(self.members, both, strict=True)
+        ]
+        return self._replace(members=members, residuals=[residual for _, residual in both])
 
     def start(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
         """Start the operation. ``wait()`` of the Work unpacks the results and returns ``finish()``.
@@ -62,17 +76,28 @@ class Message(NamedTuple):
             return self._launch(communicator, finish, async_op)
         if len(self.members) == 1:
             source, target, then = first.source, first.target, finish
+            residual = self.residuals[0] if self.residuals else None
         else:
             nbytes = sum(one.source.nbytes for one in self.members)
             source = target = fused_view(aligned(nbytes), self.prepared.dtype)
             _core.pack([one.source for one in self.members], source)
+            residual = packed_residual(self.residuals, nbytes)
 
             def then() -> Any:
                 _core.unpack(target, [one.target for one in self.members])
+                if residual is not None:
+                    _core.unpack(residual, self.residuals)
                 return finish()
 
         work: Work = communicator._start(
-            self.prepared, source, target, [source.count], True, then, self.wheres[0]
+            self.prepared,
+            source,
+            target,
+            [source.count],
+            True,
+            then,
+            self.wheres[0],
+            residual=residual,
         )
         return work
 
@@ -91,6 +116,15 @@ class Message(NamedTuple):
         if not async_op:
             _core.fill_work(work, made)
         return work
+
+
+def packed_residual(residuals: Sequence[_core.BufferView], nbytes: int) -> _core.BufferView | None:
+    """Return the residuals of a message as one array of ``nbytes`` bytes; None without any."""
+    if not residuals:
+        return None
+    whole = _core.view(np.empty(nbytes // 4, np.float32))
+    _core.pack(residuals, whole)
+    return whole
 
 
 def fused_view(memory: Any, dtype: int) -> _core.BufferView:
@@ -174,6 +208,8 @@ def start_list(
     deterministic: bool | None,
     stream: Any = None,
     async_op: bool = True,
+    coding: Coding | None = None,
+    feedback: Any = None,
 ) -> Work:
     """Start all messages of a list. The Work's result is ``out``, or a list of results."""
     members = members_of(arrays, out)
@@ -183,15 +219,18 @@ def start_list(
         return made if out is None else out
 
     lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
+    if coding is not None and any(isinstance(one.ends.source, DeviceView) for one in members):
+        refuse_device()
+    shared = _shared(members, lengths)
     messages = []
     call = _core.CallArrays()
     #: By number, of the arrays that native code can add to messages.
     keys: dict[int, Any] = {}
-    for numbers in _shared(members, lengths):
+    for numbers in shared:
         dtype = lengths[numbers[0]][0]
         nbytes = sum(lengths[number][1] for number in numbers)
         prepared = communicator._prepare(
-            Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
+            Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic, coding=coding
         )
         key = communicator._plans.message_key(prepared, algorithm, deterministic)
         for number in numbers:
@@ -208,10 +247,22 @@ def start_list(
         work = _core.open_work()
         _core.fill_work(work, results())
         return work
+    if feedback is not None:
+        messages = _with_feedback(messages, feedback, shared)
     for one in members:
         call.add(one.ends.source.dtype, messages[0].prepared.op, one.ends.source.shape)
     if len(messages) > 1:
         messages = [message.in_list(call.key) for message in messages]
+    if len(keys) == len(members) and not async_op:
+        for number, member in enumerate(members):
+            communicator._offer_member(member.ends, keys[number])
+    return _start_all(communicator, messages, results, async_op)
+
+
+def _start_all(
+    communicator: Core, messages: list[Message], results: Callable[[], Any], async_op: bool
+) -> Work:
+    """Start the messages of a list. The result of the Work is ``results()``."""
     earlier: list[Work] = []
 
     def last() -> Any:
@@ -219,12 +270,24 @@ def start_list(
             work.wait()
         return results()
 
-    if len(keys) == len(members) and not async_op:
-        for number, member in enumerate(members):
-            communicator._offer_member(member.ends, keys[number])
     with one_call(communicator, len(messages) > 1):
         earlier.extend(message.start(communicator, nothing, async_op) for message in messages[:-1])
         return messages[-1].start(communicator, last, async_op)
+
+
+def _with_feedback(
+    messages: list[Message], feedback: Any, shared: list[list[int]]
+) -> list[Message]:
+    """Return the messages of one call with the residuals of their arrays.
+
+    ``shared``: the arrays of each message, by their numbers.
+    """
+    made = [
+        message.with_feedback(feedback, numbers)
+        for message, numbers in zip(messages, shared, strict=True)
+    ]
+    feedback.ended()
+    return made
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import empty
+from pycoll.comm.codecs import check_feedback, coding_of
 from pycoll.comm.fused_batches import Member, fused_view, members_of
 from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
 from pycoll.comm.work import Work
@@ -121,7 +122,16 @@ class Group(_core.Group):
         algorithm: str | None = None,
         deterministic: bool | None = None,
         stream: Any = None,
+        compress: Any = None,
+        feedback: Any = None,
     ) -> Work:
+        if compress is not None or feedback is not None:
+            check_feedback(feedback, compress, coding_of(compress))
+            words = {"algorithm": algorithm, "deterministic": deterministic, "stream": stream}
+            coded = {"out": out, "compress": compress, "feedback": feedback}
+            work = _core.open_work()
+            self.add_other(("all_reduce", (x, op), {**words, **coded}, work))
+            return work
         if asks_for_servers(algorithm):
             words = {"algorithm": algorithm, "deterministic": deterministic, "stream": stream}
             work = _core.open_work()

@@ -20,6 +20,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
+from pycoll.comm.codecs import refuse_device
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
@@ -28,6 +29,7 @@ from pycoll.types import ITEM_BYTES, MEAN_RANKS_MAX, DType, ReduceOp
 if TYPE_CHECKING:
     from array import array
 
+    from pycoll.comm.codecs import Coding
     from pycoll.comm.plans import MessageKey, Plans, Prepared
     from pycoll.comm.served import Served
     from pycoll.device.device_operations import Devices
@@ -246,6 +248,7 @@ class Core(_core.Calls):
         algorithm: str | None,
         deterministic: bool | None,
         shape_key: tuple[int, ...] = (),
+        coding: Coding | None = None,
     ) -> Prepared:
         """Return the part of a call that does not depend on its arrays.
 
@@ -256,7 +259,7 @@ class Core(_core.Calls):
         bucket = (nbytes - 1).bit_length() if nbytes > 0 else -1
         word = op.word if isinstance(op, ReduceOp) else op
         strict = self._deterministic if deterministic is None else bool(deterministic)
-        key = (collective, dtype, word, root, bucket, algorithm, strict, shape_key)
+        key = (collective, dtype, word, root, bucket, algorithm, strict, shape_key, coding)
         plain = isinstance(word, str | None) and isinstance(algorithm, str | None)
         known = self._plans.known.get(key) if plain else None
         if known is not None:
@@ -271,9 +274,9 @@ class Core(_core.Calls):
                 )
         message = 0 if bucket < 0 else 1 << bucket
         found = self._plans.prepare(
-            collective, dtype, reduction, root, message, algorithm, strict, shape_key
+            collective, dtype, reduction, root, message, algorithm, strict, shape_key, coding
         )
-        if plain and not found.by_python:
+        if plain and (coding is not None or not found.by_python):
             if len(self._plans.known) >= _PREPARED_MAX:
                 self._plans.known.clear()
             self._plans.known[key] = found
@@ -320,15 +323,19 @@ class Core(_core.Calls):
         stream: Any,
         message: MessageKey | None = None,
         identity: bytes = b"",
+        residual: _core.BufferView | None = None,
     ) -> Any:
         """Run the operation of a call, and return the call's result, or a Work of that.
 
         It tells native code what the call does, so that native code can repeat it. ``message``: as
         ``Plans.message_key`` returns it. ``identity``: the bytes of the element that fills the
-        result of this rank in the end, whatever the operation computes.
+        result of this rank in the end, whatever the operation computes. ``residual``: the memory of
+        what codecs leave out.
         """
         framework, source, memory, target = ends
         where = Where(framework, x, stream)
+        if prepared.codec is not None and isinstance(source or target, DeviceView):
+            refuse_device()
         returns = memory is not None or out is not None
         finish = finisher(framework, x, memory, out) if returns else nothing
         if identity and isinstance(target, DeviceView):
@@ -346,7 +353,9 @@ class Core(_core.Calls):
                 return given()
 
         told = None if identity and async_op else offer
-        return self._start(prepared, source, target, counts, async_op, finish, where, told)
+        return self._start(
+            prepared, source, target, counts, async_op, finish, where, told, residual
+        )
 
     def _start(
         self,
@@ -358,6 +367,7 @@ class Core(_core.Calls):
         finish: Callable[[], Any],
         where: Where | None = None,
         offer: tuple[bool, MessageKey | None, bytes] | None = None,
+        residual: _core.BufferView | None = None,
     ) -> Any:
         """Run the operation and return ``finish()``. With ``async_op`` return a Work of that.
 
@@ -381,7 +391,9 @@ class Core(_core.Calls):
             request = prepared.request(counts, run.native() if run is not None else None)
             if offer is not None and not prepared.by_python:
                 _core.offer(self, request, source, target, *offer)
-            work = self._native.run(request, source, target, async_op, then if async_op else None)
+            work = self._native.run(
+                request, source, target, async_op, then if async_op else None, residual
+            )
             if run is not None and self.size > 1:
                 self._exchange_records(run, async_op)
         finally:

@@ -12,15 +12,22 @@ from typing import NamedTuple
 from pycoll import _core
 from pycoll.algorithms import SERVED, TABLE, Algorithm, lookup
 from pycoll.arrays.rows import Shape
+from pycoll.comm.codecs import Coding, check_elements
 from pycoll.cost.copying import choose_copies
 from pycoll.cost.model import DEFAULT, Parameters
-from pycoll.cost.selection import SERVED_HIERARCHIES, choose
+from pycoll.cost.selection import (
+    CODED,
+    SERVED_HIERARCHIES,
+    choose,
+    choose_coded,
+    coded_candidates,
+)
 from pycoll.errors import InvalidArgumentError
 from pycoll.ops import Reduction
 from pycoll.plan.lowering import acknowledged, lower
 from pycoll.schedule.collectives import REDUCING, Collective
 from pycoll.schedule.copies import Copies
-from pycoll.schedule.topology import Topology
+from pycoll.schedule.topology import Topology, single_host
 from pycoll.types import LOCATION
 
 
@@ -40,11 +47,16 @@ class Prepared(NamedTuple):
     #: The array, or all arrays of the list or group to which a message belongs, for the text of a
     #: MismatchError; None where ranks compare no shape.
     arrays: _core.CallArrays | None = None
+    #: How the plan's codes hold float32; None: the plan has none.
+    codec: _core.Codec | None = None
 
     @property
     def by_python(self) -> bool:
-        """Whether Python runs such calls: native code runs no user's function and no pairs."""
+        """Whether Python runs such calls: native code runs no user's function, no pairs and no
+        codec."""
         reduction = self.reduction
+        if self.codec is not None:
+            return True
         return reduction is not None and (self.user is not None or reduction.code in LOCATION)
 
     def request(self, counts: Sequence[int], user_op: _core.UserOp | None = None) -> _core.Request:
@@ -58,6 +70,7 @@ class Prepared(NamedTuple):
             segment_bytes=self.segment_bytes,
             user_op=user_op,
             arrays=self.arrays,
+            codec=self.codec,
         )
 
     def check_shape(self, shape: tuple[int, ...], axes: int = 1) -> None:
@@ -100,6 +113,7 @@ class _Key(NamedTuple):
     name: str
     root: int
     copies: Copies
+    is_coded: bool = False
 
 
 class Plans:
@@ -147,24 +161,36 @@ class Plans:
         algorithm: str | None,
         deterministic: bool,
         shape_key: tuple[int, ...],
+        coding: Coding | None = None,
     ) -> Prepared:
         """Return what the engine needs for a call.
 
         ``nbytes``: the message in bytes. ``shape_key``: further numbers that must be equal on all
-        ranks.
+        ranks. ``coding``: the codec, if data travels as codes.
         """
+        if coding is not None:
+            check_elements(collective, dtype, None if reduction is None else reduction.code)
         if reduction is not None and nbytes:
             nbytes = reduction.wire_bytes(dtype, nbytes)
         name = self.algorithm_name(
-            collective, dtype, reduction, root, nbytes, algorithm, deterministic
+            collective,
+            dtype,
+            reduction,
+            root,
+            nbytes,
+            algorithm,
+            deterministic,
+            coding is not None,
         )
-        plan = self._plan(collective, name, root, nbytes)
+        plan = self._plan(collective, name, root, nbytes, coding is not None)
         user = reduction if reduction is not None and reduction.function is not None else None
         word = user.name if user is not None else ""
         segment_bytes = self.parameters.segment_bytes
-        key = _hash(f"{name}/{segment_bytes}/{word}/{shape_key}")
+        text = f"{name}/{segment_bytes}/{word}/{shape_key}"
+        key = _hash(text if coding is None else f"{text}/{tuple(coding)}")
         code = reduction.code if reduction is not None else 0
-        return Prepared(plan, key, dtype, code, segment_bytes, reduction, user)
+        codec = None if coding is None else coding.native()
+        return Prepared(plan, key, dtype, code, segment_bytes, reduction, user, None, codec)
 
     def algorithm_name(
         self,
@@ -175,14 +201,21 @@ class Plans:
         nbytes: int,
         algorithm: str | None,
         deterministic: bool,
+        is_coded: bool = False,
     ) -> str:
         """Return the caller's algorithm after a check, or the choice of the cost model."""
-        needs = _Needs.of(dtype, reduction, root, deterministic)
+        needs = _Needs.of(dtype, reduction, root, deterministic)._replace(is_coded=is_coded)
         if algorithm is None:
             return self._choose(collective, nbytes, needs)
         if not isinstance(algorithm, str):
             raise InvalidArgumentError(f"algorithm is {algorithm!r}: expected a name or None")
         found = lookup(collective, algorithm)
+        if is_coded and not found.coded:
+            raise InvalidArgumentError(
+                f"algorithm {algorithm!r} takes no codec: values would be rounded more than twice, "
+                "or differ between ranks; those that take one: "
+                f"{', '.join(self._names(collective, needs))}"
+            )
         if self.topology.size > 1 and not needs.met_by(found):
             raise InvalidArgumentError(
                 f"algorithm {algorithm!r} does not {needs.words}; those that do: "
@@ -191,11 +224,22 @@ class Plans:
         return algorithm
 
     def _choose(self, collective: Collective, nbytes: int, needs: _Needs) -> str:
+        if needs.is_coded:
+            return choose_coded(
+                collective,
+                self.topology,
+                nbytes,
+                deterministic=needs.rank_ordered,
+                parameters=self.parameters,
+            ).name
         names = self._names(collective, needs)
         choice = choose(collective, self.topology, nbytes, among=names, parameters=self.parameters)
         return choice.name
 
     def _names(self, collective: Collective, needs: _Needs) -> list[str]:
+        if needs.is_coded:
+            flat = coded_candidates(collective, single_host(self.topology.size), needs.rank_ordered)
+            return [*flat, *(() if needs.rank_ordered else CODED[collective])]
         names = list(TABLE[collective])
         if self.topology.servers:
             found = SERVED[collective]
@@ -204,9 +248,11 @@ class Plans:
             return names
         return [name for name in names if needs.met_by(lookup(collective, name))]
 
-    def _plan(self, collective: Collective, name: str, root: int, nbytes: int) -> _core.Plan:
+    def _plan(
+        self, collective: Collective, name: str, root: int, nbytes: int, is_coded: bool
+    ) -> _core.Plan:
         copies = choose_copies(collective, self.topology.size, nbytes, self.parameters)
-        key = _Key(collective, name, root, copies)
+        key = _Key(collective, name, root, copies, is_coded)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = _core.Plan(_lowered(key, self.topology, self.rank))
@@ -232,10 +278,12 @@ class _Needs(NamedTuple):
     """The order of folding that a call needs from an algorithm.
 
     ``rank_ordered``: one fold in exact rank order. ``keeps_order``: operands stay in rank order.
+    ``is_coded``: data travels as codes.
     """
 
     rank_ordered: bool
     keeps_order: bool
+    is_coded: bool = False
 
     @classmethod
     def of(cls, dtype: int, reduction: Reduction | None, root: int, deterministic: bool) -> _Needs:
@@ -280,9 +328,10 @@ def plan_bytes(
 
 
 def _lowered(key: _Key, topology: Topology, rank: int) -> bytes:
-    schedule = lookup(key.collective, key.name).build(
-        topology.size, root=key.root, only=rank, topology=topology
-    )
+    algorithm = lookup(key.collective, key.name)
+    schedule = algorithm.build(topology.size, root=key.root, only=rank, topology=topology)
+    if key.is_coded:
+        schedule = algorithm.encode(schedule, topology)
     return lower(acknowledged(schedule), rank, key.copies)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import input_of, output_view
 from pycoll.arrays.rows import elements, need_axis, split_rows, with_rows
+from pycoll.comm.codecs import Coding, check_feedback, coding_of, remembered
 from pycoll.comm.operations import PS, Core, Ends, asks_for_servers, ends_of, operation, salt
 from pycoll.schedule.collectives import Collective
 
@@ -45,13 +47,24 @@ class Reducing(Core):
         async_op: bool = False,
         deterministic: bool | None = None,
         stream: Any = None,
+        compress: Any = None,
+        feedback: Any = None,
     ) -> Any:
         """Combine the arrays ``x`` of all ranks; every rank gets the result with the same bits.
 
         ``x``: an array with the same shape and dtype on all ranks, or a list or tuple of arrays.
         ``op``: the reduction (docs/reductions.md). ``out``: None for a new array, an array of the
-        shape and dtype of x, or x itself; for a list, a list of as many arrays. The other arguments
-        are those of all collectives, see Communicator.
+        shape and dtype of x, or x itself; for a list, a list of as many arrays. ``compress``: None,
+        or a codec of pycoll.compress, the same on all ranks. With one, x is float32 in host memory
+        and ``op`` "sum" or "avg". ``feedback``: None, or a pycoll.compress.Feedback of this array
+        or list, which keeps what the codec leaves out for the next call. The other arguments are
+        those of all collectives, see Communicator.
+
+        With a codec that keeps every element, such as ``Block("int8")``, each rank encodes what it
+        sends; one rank folds a part of the array in full precision, in rank order, and encodes it
+        once; all ranks, that one included, get what these codes decode to. So no value is rounded
+        more than twice. Between the ranks of a host data keeps full precision if there are several
+        hosts.
 
         The arrays of a list are independent of each other. Those of equal dtype and up to 256 KiB
         travel in messages of up to 16 MiB. On a device up to 128 arrays of one dtype are one
@@ -74,7 +87,13 @@ class Reducing(Core):
         >>> comm.all_reduce([np.ones(2), 5])  # many at once, here too
         [array([4., 4.]), 20]
         """
-        if asks_for_servers(algorithm):
+        coding = coding_of(compress)
+        if compress is not None and coding is None:
+            return compress.all_reduce(
+                self, x, op, out=out, feedback=feedback, async_op=async_op, stream=stream
+            )
+        check_feedback(feedback, compress, coding)
+        if coding is None and asks_for_servers(algorithm):
             from pycoll.comm.served import without_servers
 
             if self._served is not None:
@@ -92,11 +111,24 @@ class Reducing(Core):
         if isinstance(x, list | tuple):
             from pycoll.comm.fused_batches import start_list
 
-            work = start_list(self, x, op, out, algorithm, deterministic, stream, async_op)
+            work = start_list(
+                self, x, op, out, algorithm, deterministic, stream, async_op, coding, feedback
+            )
             return work if async_op else work.wait()
         ends = ends_of(x, out)
         return self._reduce_alike(
-            Collective.ALL_REDUCE, x, ends, op, 0, out, algorithm, async_op, deterministic, stream
+            Collective.ALL_REDUCE,
+            x,
+            ends,
+            op,
+            0,
+            out,
+            algorithm,
+            async_op,
+            deterministic,
+            stream,
+            coding,
+            feedback,
         )
 
     @operation
@@ -292,11 +324,20 @@ class Reducing(Core):
         async_op: bool,
         deterministic: bool | None,
         stream: Any,
+        coding: Coding | None = None,
+        feedback: Any = None,
     ) -> Any:
         """Prepare and run a collective whose result has the shape of x."""
         source = ends.source
         prepared = self._prepare(
-            collective, source.dtype, op, root, source.nbytes, algorithm, deterministic
+            collective,
+            source.dtype,
+            op,
+            root,
+            source.nbytes,
+            algorithm,
+            deterministic,
+            coding=coding,
         )
         prepared.check_shape(source.shape)
         message, identity = None, b""
@@ -304,6 +345,11 @@ class Reducing(Core):
             message = self._plans.message_key(prepared, algorithm, deterministic)
         if collective is Collective.EXSCAN and prepared.reduction is not None:
             identity = prepared.reduction.identity_bytes(source.dtype)
+        residual = None
+        if feedback is not None and not isinstance(source, DeviceView):
+            source, residual = remembered(feedback, source)
+            ends = ends._replace(source=source)
+            feedback.ended()
         return self._run(
             prepared.of_array(source.shape),
             ends,
@@ -314,4 +360,5 @@ class Reducing(Core):
             stream,
             message,
             identity if self.rank == 0 else b"",
+            residual,
         )

@@ -110,6 +110,11 @@ class Feedback:
 
     # For the collectives
 
+    @property
+    def momentum(self) -> float:
+        """The factor of momentum correction; 0 means that ``corrected`` returns its argument."""
+        return self._momentum
+
     def corrected(self, x: Array, number: int = 0) -> Array:
         """Return the array to send in place of ``x``: the velocity, if there is momentum.
 

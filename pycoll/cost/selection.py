@@ -36,6 +36,13 @@ HIERARCHIES: dict[Collective, tuple[str, ...]] = {
 }
 #: Hierarchies that are candidates where some ranks serve.
 SERVED_HIERARCHIES = ("hierarchical:direct+servers", "hierarchical:direct+servers_mixed")
+#: Hierarchies that are candidates for data that travels as codes between hosts.
+CODED: dict[Collective, tuple[str, ...]] = {
+    Collective.ALL_REDUCE: ("hierarchical:direct+direct",),
+    Collective.BROADCAST: ("hierarchical", "hierarchical:binomial+tree"),
+    Collective.REDUCE_SCATTER: ("hierarchical:direct+direct",),
+    Collective.ALL_GATHER: ("hierarchical", "hierarchical:direct+direct"),
+}
 #: Between hosts, predicted times whose ratio differs by less from 1 are a draw.
 DRAW = 0.1
 #: Texts mention the cost of combining a byte if it exceeds this share of the cost of moving it.
@@ -93,6 +100,24 @@ def candidates(
     return tuple(names)
 
 
+def coded_candidates(
+    collective: Collective, topology: Topology, deterministic: bool = False
+) -> tuple[str, ...]:
+    """The names of the algorithms to predict for a call with a codec.
+
+    They are hierarchies where there are several hosts and ranks share one. ``deterministic``
+    excludes reductions that do not fold in rank order, and so all hierarchies of these.
+    """
+    strict = deterministic and collective in REDUCING
+    if 1 < len(topology.hosts) < topology.size and not strict:
+        return CODED[collective]
+    return tuple(
+        name
+        for name, one in TABLE[collective].items()
+        if one.coded and one.levels is None and (one.rank_ordered or not strict)
+    )
+
+
 def _served(
     collective: Collective,
     topology: Topology,
@@ -148,6 +173,19 @@ def choose(
             f"deterministic={deterministic}, commutes={commutes}, among={allowed}"
         )
     return _choose(collective, topology, nbytes, names, parameters, tuple(measured))
+
+
+def choose_coded(
+    collective: Collective,
+    topology: Topology,
+    nbytes: int,
+    *,
+    deterministic: bool = False,
+    parameters: Parameters = DEFAULT,
+) -> Choice:
+    """The algorithm for a message of ``nbytes`` whose data travels as codes."""
+    names = coded_candidates(collective, topology, deterministic)
+    return _choose(collective, topology, nbytes, names, parameters, ())
 
 
 @lru_cache(maxsize=4096)

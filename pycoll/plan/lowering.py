@@ -13,7 +13,10 @@ from pycoll.plan import plan_format
 from pycoll.plan.plan_format import (
     ANNOUNCE_WINDOW,
     AWAIT_WINDOW,
+    CODED_SOURCE,
+    CODED_TARGET,
     DIRECT_WRITE,
+    ENCODE,
     FINAL,
     FLUSH,
     NO_CARRY,
@@ -201,8 +204,10 @@ class _Placing:
                 value.home = Buffer.SCRATCH
                 continue
             place = value.output if value.output >= 0 else value.chunk
-            mine = place < self.building.data_chunks and (
-                place // self.schedule.parts in self.building.outputs
+            mine = (
+                not value.codes_read
+                and place < self.building.data_chunks
+                and (place // self.schedule.parts in self.building.outputs)
             )
             if mine and busy.get(place, -1) <= index:
                 value.home, value.slot = Buffer.OUTPUT, place
@@ -244,7 +249,7 @@ class _Placing:
         for lane, builders in enumerate(by_lane):
             for index, builder in builders:
                 own = builder.own
-                if own is None or builder.recv or not builder.send:
+                if own is None or builder.recv or not builder.send or any(self._codes(builder)):
                     continue
                 if own.home is Buffer.OUTPUT or (own.home is Buffer.INPUT and self.in_place):
                     handed.setdefault(own.slot, {}).setdefault(lane, index)
@@ -264,14 +269,16 @@ class _Placing:
         elif value is not None and value.home:
             target, target_slot = value.home, value.slot
         flags = 0
+        codes = self._codes(builder)
         if target is Buffer.OUTPUT and self._needs_flush(builder, lane, index, target_slot):
             flags |= FLUSH
         if self._is_final(builder):
             flags |= FINAL
-        if builder.send and self._may_expose(builder):
-            flags |= ZERO_COPY
-        if target is Buffer.OUTPUT and self._may_write_directly(builder, target_slot):
-            flags |= DIRECT_WRITE
+        if not any(codes):
+            if builder.send and self._may_expose(builder):
+                flags |= ZERO_COPY
+            if target is Buffer.OUTPUT and self._may_write_directly(builder, target_slot):
+                flags |= DIRECT_WRITE
         copies = self._copy_strategy(builder)
         if self.is_idle and copies is not CopyStrategy.RECEIVER:
             flags |= AWAIT_WINDOW
@@ -290,7 +297,30 @@ class _Placing:
             tuple([channels.setdefault(channel, len(channels)) for channel in builder.send]),
             builder.carry.slot if builder.carry is not None else NO_CARRY,
             copies,
+            *codes,
         )
+
+    def _codes(self, builder: RowBuilder) -> tuple[int, int, int]:
+        """Which received and sent segments are codes, and the same of local memory."""
+        schedule, rank = self.schedule, self.building.rank
+        if schedule.coded is None or builder.chunk == TOKEN:
+            return 0, 0, 0
+        recv = sum(schedule.is_coded(end.peer, rank) << i for i, end in enumerate(builder.recv))
+        send = sum(schedule.is_coded(rank, end.peer) << i for i, end in enumerate(builder.send))
+        own, value = builder.own, builder.result
+        local = ENCODE if builder.encodes else 0
+        if own is not None and own.codes_read:
+            local |= CODED_SOURCE
+        if value is not None and value.codes_read:
+            local |= CODED_TARGET
+        if builder.encodes and not (value is not None and value.rounded):
+            stays = builder.copies_out >= 0 or (value is not None and value.home is not Buffer.NONE)
+            if stays or send + 1 != 1 << len(builder.send):
+                raise ScheduleError(
+                    f"rank {rank} keeps or sends chunk {builder.chunk} in full precision, and "
+                    "encodes it in the same row"
+                )
+        return recv, send, local
 
     def _copy_strategy(self, builder: RowBuilder) -> CopyStrategy:
         """The side that copies the segments that this row sends, where both sides could.
@@ -299,7 +329,7 @@ class _Placing:
         Segments that the receiver does not store in its output unchanged can only be read in place.
         Several receivers of one row read the same memory.
         """
-        if builder.chunk == TOKEN or not builder.send:
+        if builder.chunk == TOKEN or not builder.send or any(self._codes(builder)):
             return CopyStrategy.RECEIVER
         if builder.recv:
             return CopyStrategy.SENDER
@@ -373,7 +403,7 @@ class _Placing:
     def _needs_flush(self, builder: RowBuilder, lane: int, index: int, chunk: int) -> bool:
         own = builder.own
         stays = own is not None and own.home is Buffer.INPUT and own.slot == chunk
-        if self.in_place and stays and not builder.recv:
+        if self.in_place and stays and not builder.recv and not builder.encodes:
             return False  # in place the row writes nothing; else no row sent from this output yet
         first = self.handed.get(chunk, {})
         return any(other != lane or at < index for other, at in first.items())

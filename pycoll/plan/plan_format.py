@@ -23,7 +23,7 @@ from pycoll.schedule.language import (
 )
 
 MAGIC = b"PCPL"
-VERSION = 2
+VERSION = 3
 #: The chunk of a token row, which moves no bytes.
 TOKEN_ROW = 0xFFFFFFFF
 NO_CHANNEL = 0xFFFF
@@ -49,11 +49,18 @@ DIRECT_WRITE = 8
 AWAIT_WINDOW = 16
 #: When the operation begins, the receiver tells the senders of the row whether it opens a window.
 ANNOUNCE_WINDOW = 32
+#: The scratch slot of the local operand holds codes.
+CODED_SOURCE = 1
+#: The scratch slot of the result gets codes.
+CODED_TARGET = 2
+#: The row encodes its result, once for all that take it.
+ENCODE = 4
+_CODED = CODED_SOURCE | CODED_TARGET | ENCODE
 _FLAGS = FINAL | FLUSH | ZERO_COPY | DIRECT_WRITE | AWAIT_WINDOW | ANNOUNCE_WINDOW
 
 HEADER = struct.Struct("<4sHBB10I12sI")
 CHANNEL = struct.Struct("<IHBB")
-ROW = struct.Struct("<I8BII16HB11s")
+ROW = struct.Struct("<I8BII16H4B8s")
 assert (HEADER.size, CHANNEL.size, ROW.size) == (64, 8, 64)
 
 
@@ -75,7 +82,10 @@ class Channel(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row; ``recv`` and ``send`` are indices into the channel table."""
+    """One row; ``recv`` and ``send`` are indices into the channel table.
+
+    ``coded_recv``, ``coded_send``: bit i is set if entry i of ``recv`` or ``send`` holds codes.
+    """
 
     chunk: int
     lane: int
@@ -89,6 +99,20 @@ class Row(NamedTuple):
     send: tuple[int, ...]
     carry: int = NO_CARRY
     copies: CopyStrategy = CopyStrategy.RECEIVER
+    coded_recv: int = 0
+    coded_send: int = 0
+    coded_local: int = 0
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the row reads, makes or passes on codes."""
+        return bool(self.coded_recv or self.coded_send or self.coded_local)
+
+    @property
+    def passes_codes(self) -> bool:
+        """Whether the only operand of the row is codes, which it passes on unchanged."""
+        coded = self.coded_recv if self.recv else self.coded_local & CODED_SOURCE
+        return self.operands == 1 and bool(coded)
 
     @property
     def operands(self) -> int:
@@ -147,7 +171,7 @@ _FILL = tuple((NO_CHANNEL,) * (FAN_MAX - n) for n in range(FAN_MAX + 1))
 
 def _pack_row(row: Row) -> bytes:
     chunk, lane, flags, source, position, source_slot, target, target_slot = row[:8]
-    recv, send, carry, copies = row[8:]
+    recv, send, carry, *local = row[8:]
     if carry > CARRY_MAX:
         raise ScheduleError(
             f"the carry of a fold is in scratch slot {carry}; the highest allowed is {CARRY_MAX}"
@@ -168,7 +192,7 @@ def _pack_row(row: Row) -> bytes:
         *_FILL[len(recv)],
         *send,
         *_FILL[len(send)],
-        copies,
+        *local,
         b"",
     )
 
@@ -234,8 +258,14 @@ def _read_row(words: tuple[Any, ...], index: int) -> Row:
     source_slot, target_slot = words[9:11]
     if recv_count > FAN_MAX or send_count > FAN_MAX:
         _malformed(f"row {index}: recv_count {recv_count}, send_count {send_count}")
-    recv, send, copies, reserved = words[11:19], words[19:27], words[27], words[28]
-    if reserved != bytes(11):
+    recv, send, copies, coded, reserved = (
+        words[11:19],
+        words[19:27],
+        words[27],
+        words[28:31],
+        words[31],
+    )
+    if reserved != bytes(8):
         _malformed(f"row {index}: reserved bytes are not zero")
     unused = (*recv[recv_count:], *send[send_count:])
     if unused.count(NO_CHANNEL) != len(unused):
@@ -255,6 +285,7 @@ def _read_row(words: tuple[Any, ...], index: int) -> Row:
         tuple(send[:send_count]),
         carry - 1,
         CopyStrategy(copies),
+        *coded,
     )
 
 
@@ -325,7 +356,8 @@ def _is_copy_to_output(row: Row) -> bool:
 def _wrong_place(plan: Plan, row: Row, data_chunks: int) -> str:
     """Names the first error in the row's places and operands; empty if there is none."""
     if row.chunk == TOKEN_ROW:
-        if row.source or row.target or row.flags or row.source_position or row.carry != NO_CARRY:
+        moves = row.source or row.target or row.flags or row.source_position or row.is_coded
+        if moves or row.carry != NO_CARRY:
             return "a token row moves data"
         return "" if row.recv or row.send else "does nothing"
     if row.copies and not (row.send and row.chunk != TOKEN_ROW):
@@ -340,6 +372,8 @@ def _wrong_place(plan: Plan, row: Row, data_chunks: int) -> str:
         return "is flagged direct-write but does more than copy one segment to the output"
     if row.chunk >= data_chunks:
         return f"chunk {row.chunk} of {data_chunks}"
+    if row.is_coded and (wrong := _wrong_codes(row)):
+        return wrong
     scratch = plan.scratch_slots
     for buffer, slot, name in (
         (row.source, row.source_slot, "source"),
@@ -359,6 +393,24 @@ def _wrong_place(plan: Plan, row: Row, data_chunks: int) -> str:
     if not 1 <= row.operands <= OPERANDS_MAX:
         return f"has {row.operands} operands"
     return "" if row.target or row.send or row.recv else "does nothing"
+
+
+def _wrong_codes(row: Row) -> str:
+    """Names the first error in the codes of a row; empty if there is none."""
+    local = row.coded_local
+    if local > _CODED or row.coded_recv >> len(row.recv) or row.coded_send >> len(row.send):
+        return f"codes {row.coded_recv}, {row.coded_send}, {local}"
+    for bit, buffer in ((CODED_SOURCE, row.source), (CODED_TARGET, row.target)):
+        if local & bit and buffer != Buffer.SCRATCH:
+            return f"keeps codes in buffer {buffer}, which is no scratch"
+    makes, encodes = bool(row.coded_send or local & CODED_TARGET), bool(local & ENCODE)
+    if encodes and (row.passes_codes or not (row.target or row.send)):
+        return "encodes codes, or a result that nothing takes"
+    if makes and not (encodes or row.passes_codes):
+        return "does not encode its result, and hands it out as codes"
+    if row.flags & (ZERO_COPY | DIRECT_WRITE | AWAIT_WINDOW) or row.copies:
+        return "has codes, which are neither read nor written in place"
+    return ""
 
 
 def _require(holds: bool, what: str) -> None:

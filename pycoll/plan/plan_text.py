@@ -7,7 +7,10 @@ from itertools import groupby
 from pycoll.plan.plan_format import (
     ANNOUNCE_WINDOW,
     AWAIT_WINDOW,
+    CODED_SOURCE,
+    CODED_TARGET,
     DIRECT_WRITE,
+    ENCODE,
     FINAL,
     FLUSH,
     NO_CARRY,
@@ -81,16 +84,30 @@ def plan_text(image: bytes) -> str:
 
 
 def _row_text(plan: Plan, row: Row) -> str:
-    operands = [f"rank {plan.channels[end].peer}" for end in row.recv]
+    local = row.coded_local
+    operands = [
+        f"{_codes(row.coded_recv >> i & 1)}rank {plan.channels[end].peer}"
+        for i, end in enumerate(row.recv)
+    ]
     if row.source:
-        operands.insert(row.source_position, place_text(row.source, row.source_slot))
+        place = place_text(row.source, row.source_slot)
+        operands.insert(row.source_position, _codes(local & CODED_SOURCE) + place)
     if row.carry != NO_CARRY:
         operands.insert(0, place_text(Buffer.SCRATCH, row.carry))
-    results = [f"rank {plan.channels[end].peer}" for end in row.send]
+    results = [
+        f"{_codes(row.coded_send >> i & 1)}rank {plan.channels[end].peer}"
+        for i, end in enumerate(row.send)
+    ]
     if row.target:
-        results.insert(0, place_text(row.target, row.target_slot))
+        place = place_text(row.target, row.target_slot)
+        results.insert(0, _codes(local & CODED_TARGET) + place)
     chunk = "token" if row.chunk == TOKEN_ROW else f"chunk {row.chunk}"
     flags = "".join(f" {name}" for flag, name in _FLAG_NAMES.items() if row.flags & flag)
+    flags += " encode" if local & ENCODE else ""
     copies = f" {row.copies.name.lower()}-copies" if row.copies else ""
     made, sent = " + ".join(operands) or "nothing", ", ".join(results) or "none"
     return f"{chunk}: {made} -> {sent}{flags}{copies}"
+
+
+def _codes(coded: int) -> str:
+    return "codes " if coded else ""

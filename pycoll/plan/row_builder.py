@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pycoll.plan.plan_format import DEPTH, Buffer, Channel
-from pycoll.schedule.collectives import Collective
+from pycoll.schedule.collectives import SHARING, Collective
 from pycoll.schedule.language import (
     FAN_MAX,
     LANES_MAX,
@@ -46,10 +46,14 @@ class StoredValue:
     __slots__ = (
         "carried",
         "chunk",
+        "codes_read",
         "combined",
+        "encoder",
+        "has_codes",
         "home",
         "last_read",
         "output",
+        "rounded",
         "row",
         "sender",
         "sent",
@@ -67,6 +71,10 @@ class StoredValue:
         self.output = -1  # the output chunk whose final value it is; -1: none
         self.home = Buffer.NONE
         self.slot = 0
+        self.rounded = False  # it is what its codes decode to
+        self.has_codes = False  # its row makes or receives its codes
+        self.codes_read = False  # a later row sends its codes, so memory holds these
+        self.encoder = -1  # the row that encodes it; -1: none
 
 
 class RowBuilder:
@@ -76,6 +84,7 @@ class RowBuilder:
         "carry",
         "chunk",
         "copies_out",
+        "encodes",
         "label",
         "lane",
         "own",
@@ -99,6 +108,7 @@ class RowBuilder:
         self.copies_out = -1  # the output chunk to which the row copies its operand; -1: none
         # Whether every receiver stores the sent segments in its output without combining them.
         self.reaches_outputs = True
+        self.encodes = False
 
 
 class Arrival(NamedTuple):
@@ -150,6 +160,8 @@ class RowBuilding:
         self.made: set[int] = set()  # chunks that have changed at least once
         self.sends: dict[Channel, list[tuple[int, Label]]] = {}  # (row, label) of each segment
         self.joined = list(range(LANES_MAX))  # union-find over the schedule's lanes
+        #: Whether several ranks end with the same value, and codes travel.
+        self.shares_codes = schedule.coded is not None and schedule.collective in SHARING
         self.token_lane = -1  # one lane has all tokens, since a token covers all earlier ones
 
     def run(self) -> None:
@@ -255,6 +267,8 @@ class RowBuilding:
                 maker = self._add_row(TOKEN, t.lane, label)
         else:
             value = self._value(t.chunk)
+            if self.shares_codes and not (t.reduce or t.partial):
+                value = self._rounded(value, t.lane, label)
             value.sent = True
             value.combined |= t.reduce or t.partial
             maker = value.row
@@ -266,8 +280,42 @@ class RowBuilding:
         builder = self.rows[maker]
         builder.send.append(channel)
         builder.reaches_outputs = builder.reaches_outputs and self._reaches_output(t)
+        if t.chunk != TOKEN and self.schedule.is_coded(self.rank, t.destination):
+            self._send_codes(value, maker, t)
         self._join(self.rows[maker].lane, t.lane)
         self.sends.setdefault(channel, []).append((maker, label))
+
+    def _rounded(self, value: StoredValue, lane: int, label: Label) -> StoredValue:
+        """The complete value as its codes decode to it; the row that makes the value encodes it."""
+        if value.rounded:
+            return value
+        if value.row < 0:
+            made = StoredValue(value.chunk, self._add_row(value.chunk, lane, label, value))
+            self.rows[made.row].result = self.current[value.chunk] = made
+        else:
+            made = value
+        if made.combined or made.encoder >= 0:
+            raise ScheduleError(
+                f"rank {self.rank} combines chunk {value.chunk} again after it has encoded it"
+            )
+        made.rounded = made.has_codes = self.rows[made.row].encodes = True
+        made.encoder = made.row
+        return made
+
+    def _send_codes(self, value: StoredValue, maker: int, t: Transfer) -> None:
+        """Lets row ``maker`` send the codes of the value."""
+        if value.rounded:
+            if not value.has_codes:
+                raise ScheduleError(
+                    f"step {t.step}: rank {self.rank} sends the codes of chunk {t.chunk}, which it "
+                    "has decoded from others; encoded anew, it would be rounded again"
+                )
+            value.codes_read |= maker != value.row
+        elif value.encoder not in (-1, maker):
+            raise ScheduleError(f"step {t.step}: rank {self.rank} encodes chunk {t.chunk} twice")
+        else:
+            value.encoder = maker
+            self.rows[maker].encodes = True
 
     def _join_tokens(self, lane: int) -> None:
         if self.token_lane < 0:
@@ -302,6 +350,10 @@ class RowBuilding:
         if arrival.position >= 0:
             own = self._value(target)
             own.combined = True
+            if own.rounded:
+                raise ScheduleError(
+                    f"rank {self.rank} combines chunk {target}, which has been rounded"
+                )
         index = self._add_row(target, arrival.segments[0][2].lane, label, own)
         builder = self.rows[index]
         builder.position = max(arrival.position, 0)
@@ -322,6 +374,10 @@ class RowBuilding:
             self._join_tokens(builder.lane)
         else:
             builder.result = folded[target] = StoredValue(target, index)
+            first = arrival.segments[0][2]
+            if self.shares_codes and not (first.reduce or first.partial):
+                builder.result.rounded = True
+                builder.result.has_codes = self.schedule.is_coded(first.source, self.rank)
 
     def _finish(self) -> None:
         """Records the value of every output chunk.
@@ -334,6 +390,8 @@ class RowBuilding:
         for block in self.outputs:
             for chunk in range(block * parts, (block + 1) * parts):
                 value = self._value(chunk)
+                if self.shares_codes:
+                    value = self._rounded(value, self._any_lane(), (FOREVER, 0))
                 value.output = chunk
                 if value.row >= 0:
                     continue

@@ -32,8 +32,11 @@ from pycoll.plan.lowering import DIVIDING, IN_PLACE
 from pycoll.plan.plan_format import (
     ANNOUNCE_WINDOW,
     AWAIT_WINDOW,
+    CODED_SOURCE,
+    CODED_TARGET,
     DEPTH,
     DIRECT_WRITE,
+    ENCODE,
     FINAL,
     FLUSH,
     NO_CARRY,
@@ -48,12 +51,13 @@ from pycoll.plan.plan_format import (
     unpack,
 )
 from pycoll.plan.verifier_state import Epoch, Place, Process, Queue, Segment, StoredValue
-from pycoll.schedule.collectives import Collective
+from pycoll.schedule.collectives import CODED, SHARING, Collective
 from pycoll.schedule.contributions import (
     Trees,
     Value,
     check_same_bits,
     combine,
+    encoded,
     initial,
     outputs_of,
     ranks_text,
@@ -68,6 +72,7 @@ def verify_plans(
     tiles: int = 3,
     tiles_of: Callable[[int], int] | None = None,
     everyone_heard: bool = False,
+    coded: Sequence[int] | None = None,
 ) -> None:
     """Proves the plans of all ranks, given in order of rank; raises ScheduleError with details.
 
@@ -82,14 +87,21 @@ def verify_plans(
     * A row waits for write windows exactly if its rank receives no data and is to write into them,
       and every receiver announces one.
     * The final flag is on exactly the rows that complete a value.
+    * Codes are received and read as codes. Every value is encoded at most twice on its way, and a
+      rank encodes a chunk at most once. If codes travel, a value that several ranks end with is
+      encoded once where it is complete, and all of them end with what its codes decode to. A value
+      that one rank ends with is not encoded there.
 
     A flush waits for the medium only, never for another row, so it cannot cause a deadlock.
 
     ``tiles_of`` gives each data chunk its own number of tiles (1..tiles), as uneven sizes do. If
     ``everyone_heard`` is set, every worker must end causally after the start of every rank, and a
-    server after the start of every worker.
+    server after the start of every worker. ``coded``: one label per rank; exactly the data between
+    ranks of different labels must be codes. None: any data may be.
     """
-    PlanVerifier([unpack(image) for image in plans], depth, tiles, tiles_of).run(everyone_heard)
+    verifier = PlanVerifier([unpack(image) for image in plans], depth, tiles, tiles_of)
+    verifier.labels = coded
+    verifier.run(everyone_heard)
 
 
 class PlanVerifier:
@@ -129,6 +141,13 @@ class PlanVerifier:
         self.queues: dict[tuple[int, int, int], Queue] = {}
         self.processes: list[Process] = []
         self.trees: Trees = {}
+        #: Whether codes travel or are made; the labels of `verify_plans`; (rank, chunk, tile) of
+        #: what has been encoded.
+        self.coded = any(row.is_coded for plan in plans for row in plan.rows)
+        self.labels: Sequence[int] | None = None
+        self.encoded: set[tuple[int, int, int]] = set()
+        if self.coded and self.kind not in CODED:
+            raise ScheduleError(f"{self.kind.name.lower()} takes no codec")
         self._connect()
         for plan in plans:
             self._check_waits(plan)
@@ -236,20 +255,24 @@ class PlanVerifier:
         now = (index, clock[index])
         for segment in arrived:
             segment.consumed = now
+        self._check_codes(process, row, arrived)
         held = None if row.chunk == TOKEN_ROW else self._result(process, row, arrived, now)
         if row.flags & DIRECT_WRITE:
             self._check_direct_write(process, row, arrived[0].clock)
         if row.target:
             self._write(process, row, held, now)
         where = exposed_place(row) if row.flags & ZERO_COPY or not row.recv else None
+        if row.is_coded:
+            where = None  # what it sends lies in slot buffers
         known = clock.copy()
-        for queue in send:
+        for i, queue in enumerate(send):
             segment = Segment(
                 row.chunk,
                 held,
                 known,
                 bool(row.flags & ZERO_COPY),
                 bool(row.flags & AWAIT_WINDOW),
+                coded=bool(row.coded_send >> i & 1),
             )
             queue.segments.append(segment)
             if where is not None:
@@ -260,7 +283,8 @@ class PlanVerifier:
     ) -> StoredValue:
         operands = [segment.held for segment in arrived]
         if row.source:
-            own = self._read(process, row.source, row.source_slot, now)
+            coded = bool(row.coded_local & CODED_SOURCE)
+            own = self._read(process, row.source, row.source_slot, now, coded)
             operands.insert(row.source_position, own)
         if row.carry != NO_CARRY:
             operands.insert(0, self._read(process, Buffer.SCRATCH, row.carry, now))
@@ -268,8 +292,8 @@ class PlanVerifier:
         for held in present:
             if held.value.chunk != row.chunk or held.tile != process.tile:
                 self._refuse(process, f"takes {held.value} of tile {held.tile}")
-        value = present[0].value
-        final = present[0].final
+        value, final, sealed = present[0].value, present[0].final, present[0].sealed
+        roundings = max(held.roundings for held in present)
         for held in present[1:]:
             try:
                 value = combine(value, held.value, self.trees)
@@ -281,7 +305,43 @@ class PlanVerifier:
         if bool(row.flags & FINAL) != complete:
             state = "is final but" if row.flags & FINAL else "is not final though it"
             self._refuse(process, f"{state} makes {value} from {len(present)} operands")
-        return StoredValue(value, process.tile, final or complete)
+        if row.coded_local & ENCODE:
+            value, roundings, sealed = self._encode(process, row, value), roundings + 1, True
+            if roundings > 2:
+                self._refuse(process, f"encodes {value} for the third time")
+        else:
+            sealed &= len(present) == 1
+        return StoredValue(value, process.tile, final or complete, roundings, sealed)
+
+    def _check_codes(self, process: Process, row: Row, arrived: list[Segment]) -> None:
+        """Checks that segments that hold codes are received as codes, and where codes travel."""
+        plan = self.plans[process.rank]
+        for i, segment in enumerate(arrived):
+            is_coded = bool(row.coded_recv >> i & 1)
+            if segment.coded != is_coded:
+                what = ("values", "codes")
+                self._refuse(
+                    process,
+                    f"receives {what[segment.coded]} as {what[is_coded]} from rank "
+                    f"{plan.channels[row.recv[i]].peer}",
+                )
+        if self.labels is None or row.chunk == TOKEN_ROW:
+            return
+        for i, end in enumerate(row.send):
+            peer = plan.channels[end].peer
+            must = self.labels[process.rank] != self.labels[peer]
+            if bool(row.coded_send >> i & 1) != must:
+                self._refuse(process, f"must{'' if must else ' not'} send codes to rank {peer}")
+
+    def _encode(self, process: Process, row: Row, value: Value) -> Value:
+        """The value that the codes decode to. A rank has one residual for each chunk."""
+        key = (process.rank, row.chunk, process.tile)
+        if key in self.encoded:
+            self._refuse(process, f"encodes chunk {row.chunk} again")
+        if row.chunk // self.parts not in self.inputs[process.rank]:
+            self._refuse(process, f"encodes chunk {row.chunk}, which its input lacks")
+        self.encoded.add(key)
+        return encoded(value, process.rank, self.trees)
 
     def _place(self, process: Process, buffer: int, slot: int) -> Place:
         """The place of a buffer and slot; in place, input and output of a chunk share one place."""
@@ -298,7 +358,9 @@ class PlanVerifier:
         block = chunk // self.parts
         return self.in_place and block in self.inputs[rank] and block in self.outputs[rank]
 
-    def _read(self, process: Process, buffer: int, slot: int, now: Epoch) -> StoredValue:
+    def _read(
+        self, process: Process, buffer: int, slot: int, now: Epoch, coded: bool = False
+    ) -> StoredValue:
         place = self._place(process, buffer, slot)
         place.reads[now[0]] = now[1]
         wrote = [place.written, place.copied if buffer == Buffer.OUTPUT else None]
@@ -318,6 +380,8 @@ class PlanVerifier:
             return StoredValue(initial(slot, process.rank), process.tile, False)
         if place.held is None:
             self._refuse(process, f"reads {place_text(buffer, slot)}, which nothing has written")
+        if place.held.coded != coded:
+            self._refuse(process, f"takes {place_text(buffer, slot)} for what it is not: codes")
         return place.held
 
     def _write(self, process: Process, row: Row, held: StoredValue | None, now: Epoch) -> None:
@@ -327,8 +391,11 @@ class PlanVerifier:
             self._refuse(process, f"writes output chunk {slot}, which is not there")
         if to_output and slot != row.chunk:
             self._refuse(process, f"writes output chunk {slot}, which may differ in size")
+        if held is not None:
+            held = held._replace(coded=bool(row.coded_local & CODED_TARGET))
         place.held = held
         stays = row.source == Buffer.INPUT and row.source_slot == slot and not row.recv
+        stays = stays and not row.coded_local & ENCODE
         if to_output and stays and self._shared(process.rank, slot):
             place.copied = now
             return  # a later writer must follow this row's read, so only later reads need a check
@@ -429,7 +496,7 @@ class PlanVerifier:
                 for chunk, ranks in outputs_of(operation, rank):
                     if tile < self.tiles_of(chunk):
                         values.append((rank, self._output(rank, chunk, tile, ranks)))
-            check_same_bits(operation, values)
+            check_same_bits(operation, values, self.coded and self.kind in SHARING)
 
     def _output(self, rank: int, chunk: int, tile: int, ranks: int) -> Value:
         place = self.places.get((rank, Buffer.OUTPUT, chunk, tile))
@@ -443,6 +510,9 @@ class PlanVerifier:
             )
         if held.final != (self.kind in DIVIDING and self.workers > 1):
             raise ScheduleError(f"output chunk {chunk} of rank {rank} is never final")
+        if self.coded and held.sealed != (self.kind in SHARING):
+            what = "is what codes decode to" if held.sealed else "is not what codes decode to"
+            raise ScheduleError(f"output chunk {chunk} of rank {rank} {what}")
         return held.value
 
     def _check_heard(self) -> None:

@@ -14,11 +14,18 @@ Epoch = tuple[int, int]
 
 
 class StoredValue(NamedTuple):
-    """A value in memory or in flight; ``final`` is set once a final row has made it."""
+    """A value in memory or in flight; ``final`` is set once a final row has made it.
+
+    ``roundings``: how often a contribution has been encoded, at most. ``sealed``: it is what codes
+    decode to, and has not been combined since. ``coded``: its codes lie there.
+    """
 
     value: Value
     tile: int
     final: bool
+    roundings: int = 0
+    sealed: bool = False
+    coded: bool = False
 
 
 @dataclass(slots=True)
@@ -35,6 +42,7 @@ class Segment:
     exposed: bool = False  # the receiver reads it in place, so a flush does not end the read
     waits: bool = False  # the sender waits for the receiver's announcement of a write window
     consumed: Epoch | None = None
+    coded: bool = False  # it holds codes
 
 
 @dataclass(slots=True)

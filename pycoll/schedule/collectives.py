@@ -40,6 +40,11 @@ FROM_ROOT = frozenset({Collective.BROADCAST, Collective.SCATTER})
 TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
 #: The collectives that take a root.
 ROOTED = FROM_ROOT | TO_ROOT
+#: The collectives in which several ranks end with the same value. With a codec they hold what its
+#: codes decode to.
+SHARING = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST, Collective.ALL_GATHER})
+#: The collectives whose data may travel as codes.
+CODED = SHARING | {Collective.REDUCE_SCATTER}
 #: The collectives whose ranks all hold the same block; in these, ranks may serve.
 SERVABLE = frozenset(
     {

@@ -13,6 +13,8 @@ from pycoll.schedule.language import Schedule, ScheduleError
 
 #: Numbers of combinations: the trees of both operands (lower number first) -> tree of the result.
 Trees = dict[tuple[int, int], int]
+#: Less than any tree; stands for the encoding of a value in the place of the second operand.
+_ENCODES = -(1 << 62)
 
 
 class Value(NamedTuple):
@@ -58,6 +60,15 @@ def combine(left: Value, right: Value, trees: Trees) -> Value:
     if left.first >= 0 and right.first == right.last == left.last + 1:
         return Value(left.chunk, ranks, left.first, right.last, tree)
     return Value(left.chunk, ranks, -1, -1, tree)
+
+
+def encoded(value: Value, rank: int, trees: Trees) -> Value:
+    """The value that the codes of ``value`` decode to, if ``rank`` encodes it.
+
+    The bits are those of no other value: another rank may round otherwise.
+    """
+    tree = trees.setdefault((value.tree, _ENCODES - rank), len(trees))
+    return value._replace(tree=tree)
 
 
 def wanted(collective: Collective, workers: int, root: int, rank: int, block: int) -> int:
@@ -108,13 +119,15 @@ def ranks_text(ranks: int) -> str:
     return f"rank {text}" if ranks.bit_count() == 1 else f"ranks {text}"
 
 
-def check_same_bits(schedule: Schedule, values: Iterable[tuple[int, Value]]) -> None:
+def check_same_bits(
+    schedule: Schedule, values: Iterable[tuple[int, Value]], coded: bool = False
+) -> None:
     """Raises ScheduleError unless all ranks of an all_reduce combined each chunk in one order.
 
     ``values`` are pairs of a rank and the value of one of its output chunks. Other collectives pass
-    without a check.
+    without a check, unless their values were ``coded``.
     """
-    if schedule.collective is not Collective.ALL_REDUCE:
+    if schedule.collective is not Collective.ALL_REDUCE and not coded:
         return
     seen: dict[int, tuple[int, int]] = {}
     for rank, value in values:

@@ -130,6 +130,10 @@ class Schedule(NamedTuple):
     chunk that has the size of temporary ``data_chunks + i``. ``transfers`` are sorted by step;
     their order within a step is the order in which segments enter a channel. The last ``servers``
     ranks serve.
+
+    ``coded``: None, or one label per rank. Data between ranks of different labels travels as the
+    codes of a codec. A value that several ranks hold in the end is encoded once where it is
+    complete, and all of them hold what its codes decode to.
     """
 
     collective: Collective
@@ -140,6 +144,11 @@ class Schedule(NamedTuple):
     temporaries: tuple[int, ...] = ()
     only: int | None = None
     servers: int = 0
+    coded: tuple[int, ...] | None = None
+
+    def is_coded(self, source: int, destination: int) -> bool:
+        """Whether data from ``source`` to ``destination`` travels as codes."""
+        return self.coded is not None and self.coded[source] != self.coded[destination]
 
     @property
     def workers(self) -> int:

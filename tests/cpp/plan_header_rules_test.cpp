@@ -15,7 +15,8 @@ TEST(header_rules) {
   check_rules(
       {
           {"header: magic is 7, must be 1280328528 (\"PCPL\")", DAMAGE(plan.header.magic = 7)},
-          {"header: version is 1, must be 2", DAMAGE(plan.header.version = 1)},
+          {"header: version is 2, must be 3 (lower the schedule again)",
+           DAMAGE(plan.header.version = 2)},
           {"header: collective is 11, must be at most 10", DAMAGE(plan.header.collective = 11)},
           {"header: lane_count is 0, must be 1 to 7", DAMAGE(plan.header.lane_count = 0)},
           {"header: lane_count is 8, must be 1 to 7", DAMAGE(plan.header.lane_count = 8)},

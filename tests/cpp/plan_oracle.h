@@ -132,6 +132,26 @@ class PlanOracle {
     }
   }
 
+  // "Codecs" of FORMAT.md.
+  void look_at_codes(std::size_t at, std::uint64_t index) {
+    const std::uint64_t recvs = u8(at + 5), sends = u8(at + 6), source = u8(at + 8);
+    const std::uint64_t target = u8(at + 10), in = u8(at + 53), out = u8(at + 54);
+    const std::uint64_t local = u8(at + 55);
+    if (in == 0 && out == 0 && local == 0) return;
+    if (u32(at) == kToken) harm("token with codes", index);
+    if (local > 7 || in >> recvs != 0 || out >> sends != 0) harm("codes of nothing", index);
+    if ((local & 1) != 0 && source != 3) harm("takes codes from an array", index);
+    if ((local & 2) != 0 && target != 3) harm("puts codes into an array", index);
+    const std::uint64_t operands = recvs + (source != 0) + (u8(at + 11) != 0);
+    const bool relays = operands == 1 && (in != 0 || (local & 1) != 0);
+    if ((local & 4) != 0 && relays) harm("encodes codes", index);
+    if ((local & 4) != 0 && target == 0 && sends == 0) harm("encodes for nobody", index);
+    if ((out != 0 || (local & 2) != 0) && (local & 4) == 0 && !relays) {
+      harm("hands out codes that nobody made", index);
+    }
+    if ((u8(at + 7) & 28) != 0 || u8(at + 52) != 0) harm("codes in place", index);
+  }
+
   void look_at_row(std::uint64_t index) {
     const std::size_t at = 64 + 8 * channels_ + 64 * index;
     const std::uint64_t chunk = u32(at), lane = u8(at + 4), recvs = u8(at + 5), sends = u8(at + 6);
@@ -150,6 +170,7 @@ class PlanOracle {
     const std::uint64_t exposed = recvs != 0 ? target : source;
     if ((flags & 4) != 0 && (sends == 0 || exposed == 0 || exposed == 3))
       harm("exposes nothing", index);
+    look_at_codes(at, index);
     if (u8(at + 9) > (source == 0 ? 0 : recvs)) harm("source_position", index);
     if (chunk == kToken && (source != 0 || target != 0)) harm("token with data", index);
     if (chunk == kToken && flags != 0) harm("token with flags", index);
@@ -168,8 +189,12 @@ class PlanOracle {
     look_at_ports(at + 36, sends, 1, lane, index);
     if (source != 0) look_at_slot(source, u32(at + 12), index);
     if (source == 3 && written_.count({lane, u32(at + 12)}) == 0) harm("reads no value", index);
+    const bool reads_codes = (u8(at + 55) & 1) != 0;
+    if (source == 3 && codes_[u32(at + 12)] != reads_codes) harm("mistakes codes", index);
+    if (carry != 0 && codes_[carry - 1]) harm("carries codes", index);
     if (target != 0) look_at_slot(target, u32(at + 16), index);
     if (target == 3) written_.insert({lane, u32(at + 16)});
+    if (target == 3) codes_[u32(at + 16)] = (u8(at + 55) & 2) != 0;
   }
 
   std::span<const std::byte> bytes_;
@@ -179,6 +204,7 @@ class PlanOracle {
   std::set<std::uint64_t> ports_;
   std::map<std::uint64_t, std::uint64_t> lane_of_;
   std::set<std::pair<std::uint64_t, std::uint64_t>> written_;
+  std::map<std::uint64_t, bool> codes_;  // by scratch slot, whether it holds codes
   std::map<std::uint64_t, Place> places_[2];
   std::uint64_t lengths_[2] = {0, 0};
   bool laid_out_ = false;

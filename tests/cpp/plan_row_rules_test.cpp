@@ -108,6 +108,48 @@ TEST(row_meaning_rules) {
       broadcast);
 }
 
+TEST(code_rules) {
+  // Row 0 receives two segments, folds them into scratch and sends twice; row 1 sends from there.
+  const auto coded = [] {
+    Builder plan = sample();
+    plan.rows[0].coded_recv = 3;
+    plan.rows[0].coded_send = 1;
+    plan.rows[0].coded_local = plan::kEncode | plan::kCodedTarget;
+    plan.rows[1].coded_send = 1;
+    plan.rows[1].coded_local = plan::kCodedSource;
+    return plan;
+  };
+  check_rules(
+      {{"row 0: coded_local is 8, must be at most 7", DAMAGE(plan.rows[0].coded_local = 8)},
+       {"row 0: coded_recv is 4, must be below 2^2, a bit for each of the receive channels",
+        DAMAGE(plan.rows[0].coded_recv = 4)},
+       {"row 1: coded_send is 2, must be below 2^1, a bit for each of the send channels",
+        DAMAGE(plan.rows[1].coded_send = 2)},
+       {"row 2: coded_recv | coded_send | coded_local is 1, must be 0 in a token",
+        DAMAGE(plan.rows[2].coded_recv = 1)},
+       {"row 0: coded_local is 5, must be without 1, the source is no scratch",
+        DAMAGE(plan.rows[0].coded_local = plan::kEncode | plan::kCodedSource)},
+       {"row 1: coded_local is 3, must be without 2, the target is no scratch",
+        DAMAGE(plan.rows[1].coded_local |= plan::kCodedTarget)},
+       {"row 1: coded_local is 5, must be without 4, its operand is codes",
+        DAMAGE(plan.rows[1].coded_local |= plan::kEncode)},
+       {"row 0: coded_local is 2, must be with 4, its results are codes",
+        DAMAGE(plan.rows[0].coded_local = plan::kCodedTarget)},
+       {"row 3: coded_local is 4, must be without 4, the row has no result",
+        DAMAGE(plan.rows[3].target = 0; plan.rows[3].target_slot = 0;
+               plan.rows[3].coded_local = plan::kEncode)},
+       {"row 1: source_slot is 1, must be a scratch slot that holds codes",
+        DAMAGE(plan.rows[0].coded_local = plan::kEncode)},
+       {"row 1: source_slot is 1, must be a scratch slot without codes",
+        DAMAGE(plan.rows[1].coded_local = 0; plan.rows[1].coded_send = 0)},
+       {"row 0: flags is 5, must be without 4, 8 and 16, codes are neither read nor written in "
+        "place",
+        DAMAGE(plan.rows[0].target = 2; plan.rows[0].target_slot = 0;
+               plan.rows[0].coded_local = plan::kEncode; plan.rows[0].flags |= kFlagZeroCopy)},
+       {"row 0: copies is 1, must be 0 in a row with codes", DAMAGE(plan.rows[0].copies = 1)}},
+      coded);
+}
+
 TEST(port_rules) {
   check_rules(
       {

@@ -21,6 +21,7 @@ NONE, INPUT, OUTPUT, SCRATCH = range(4)
 RECV, SEND = range(2)
 FINAL, FLUSH, ZERO_COPY, DIRECT_WRITE, AWAIT_WINDOW, ANNOUNCE_WINDOW = 1, 2, 4, 8, 16, 32
 BY_RECEIVER, BY_SENDER, SPLIT = range(3)
+CODED_SOURCE, CODED_TARGET, ENCODE = 1, 2, 4
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Plan:
         lane: int = 0,
         carry: int = 0,
         copies: int = BY_RECEIVER,
+        codes: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         """Appends a row; recv and send name peers, on the channel with the lane's number."""
         recvs = [self.channel(peer, RECV, lane) for peer in recv]
@@ -64,10 +66,12 @@ class Plan:
         head = struct.pack(
             "<I8B", chunk, lane, len(recv), len(send), flags, source[0], position, target[0], carry
         )
-        self.rows.append(head + struct.pack("<II16HB11x", source[1], target[1], *ports, copies))
+        self.rows.append(
+            head + struct.pack("<II16H4B8x", source[1], target[1], *ports, copies, *codes)
+        )
 
     def encode(self) -> bytes:
-        head = struct.pack("<4sHBB", b"PCPL", 2, self.collective, self.lanes)
+        head = struct.pack("<4sHBB", b"PCPL", 3, self.collective, self.lanes)
         head += struct.pack("<5I", self.size, self.rank, self.root, self.blocks, self.parts)
         head += struct.pack("<2I", self.temporaries, self.scratch)
         head += struct.pack("<2I16x", len(self.channels), len(self.rows))
@@ -192,6 +196,26 @@ def ring_all_gather() -> Plan:
     return plan
 
 
+def coded_all_reduce() -> Plan:
+    """Three ranks, two-shot; the codes of the sum wait in scratch for the second receiver."""
+    plan = Plan(ALL_REDUCE, 3, 0, parts=3, scratch=1)
+    for peer in (1, 2):
+        plan.row(peer, send=(peer,), source=(INPUT, peer), codes=(0, 1, ENCODE))
+    plan.row(
+        0,
+        (1, 2),
+        (1,),
+        source=(INPUT, 0),
+        target=(SCRATCH, 0),
+        flags=FINAL,
+        codes=(3, 1, ENCODE | CODED_TARGET),
+    )
+    plan.row(0, (), (2,), (SCRATCH, 0), (OUTPUT, 0), codes=(0, 1, CODED_SOURCE))
+    for peer in (1, 2):
+        plan.row(peer, (peer,), target=(OUTPUT, peer), codes=(1, 0, 0))
+    return plan
+
+
 def alone() -> Plan:
     plan = Plan(ALL_REDUCE, 1, 0)
     plan.row(0, source=(INPUT, 0), target=(OUTPUT, 0))
@@ -217,6 +241,7 @@ def corpus() -> dict[str, Plan]:
         "all_reduce_ring_4": ring_all_reduce(4, 2),
         "all_reduce_tree": tree_all_reduce(),
         "all_reduce_alone": alone(),
+        "all_reduce_coded": coded_all_reduce(),
         "all_reduce_one_shot_low": one_shot(5, 2),
         "all_reduce_one_shot_high": one_shot(6, 4),
         "all_to_all_direct": direct_all_to_all(3, 1),

@@ -107,7 +107,7 @@ def test_acknowledged_lets_nobody_leave_early(name: str, schedule: Schedule) -> 
 
 def test_the_bytes_are_those_of_the_format() -> None:
     image = lower(ring(2), 1)
-    assert image[:8] == b"PCPL\x02\x00\x00\x01"
+    assert image[:8] == b"PCPL\x03\x00\x00\x01"
     words = struct.unpack_from("<9I", image, 8)
     assert words == (2, 1, 0, 1, 2, 0, 0, 2, 3)
     assert image[44:60] == bytes(16)

@@ -1,0 +1,99 @@
+"""Dense codecs of calls: what ``compress=`` means for plans and for the engine."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.errors import InvalidArgumentError
+from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.types import DType, ReduceOp
+
+#: Reductions of values that have been rounded by a codec.
+_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
+
+
+class Coding(NamedTuple):
+    """A codec of csrc/kernels/codecs.h; equal on all ranks."""
+
+    kind: int
+    block: int
+    stochastic: bool
+    seed: int
+
+    def native(self) -> _core.Codec:
+        """Return the codec that requests take."""
+        return _core.Codec(self.kind, self.block, self.stochastic, self.seed)
+
+
+def coding_of(compress: Any) -> Coding | None:
+    """Return the codec of a call; None if there is none, or if it runs collectives by itself.
+
+    Raises InvalidArgumentError unless ``compress`` is None or a codec.
+    """
+    if compress is None:
+        return None
+    native = getattr(compress, "native", None)
+    if native is None or isinstance(compress, type):
+        raise InvalidArgumentError(
+            f"compress is {compress!r}: expected a codec of pycoll.compress, or None"
+        )
+    described = native()
+    return None if described is None else Coding(*described)
+
+
+def check_elements(collective: Collective, dtype: int, code: int | None) -> None:
+    """Raise InvalidArgumentError unless a codec can hold the elements and the reduction suits it.
+
+    ``code``: the number of the reduction; None where nothing is reduced.
+    """
+    if dtype != DType.FLOAT32:
+        raise InvalidArgumentError(
+            f"x is {DType(dtype).word}: compress needs float32; convert the array, or leave "
+            "compress out"
+        )
+    if collective in REDUCING and code not in _SUMS:
+        word = "a function" if code == ReduceOp.USER else repr(ReduceOp(code or 0).word)
+        raise InvalidArgumentError(
+            f"op is {word}: compress needs 'sum' or 'avg'; take one of these, or leave compress out"
+        )
+
+
+def check_feedback(feedback: Any, compress: Any, coding: Coding | None) -> None:
+    """Raise InvalidArgumentError for a feedback that is none, or that no codec fills."""
+    if feedback is None or (compress is not None and coding is None):
+        return  # a codec that runs collectives by itself reads its feedback too
+    if not hasattr(feedback, "memory"):
+        raise InvalidArgumentError(
+            f"feedback is {feedback!r}: expected a pycoll.compress.Feedback, or None"
+        )
+    if coding is None:
+        raise InvalidArgumentError(
+            "feedback keeps what a codec leaves out, and compress is None: pass a codec, or leave "
+            "feedback out"
+        )
+
+
+def remembered(
+    feedback: Any, source: _core.BufferView, number: int = 0
+) -> tuple[_core.BufferView, _core.BufferView]:
+    """Return the array to send in place of ``source``, and the residual of array ``number``.
+
+    Raises InvalidArgumentError where earlier calls had another shape.
+    """
+    residual = _core.view(feedback.memory(source.shape, number), "feedback")
+    if feedback.momentum:
+        array = np.empty(source.shape, np.float32)
+        _core.pack([source], _core.view(array))
+        source = _core.view(feedback.corrected(array, number))
+    return source, residual
+
+
+def refuse_device() -> NoReturn:
+    """Raise the error of a call with a codec for an array on a device."""
+    raise InvalidArgumentError(
+        "x is on a device: compress takes arrays in host memory; copy x to the host, or leave "
+        "compress out"
+    )

@@ -1,0 +1,310 @@
+"""Collectives with dense codecs against NumPy, bit by bit, over all media."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import coded_sums
+import numpy as np
+import pytest
+from harness import fresh_world, world_in_threads
+
+import pycoll
+from pycoll import _core
+from pycoll.algorithms import lookup
+from pycoll.comm.codecs import coding_of
+from pycoll.compress import BF16, FP8, Block, Feedback, Sign
+from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError
+from pycoll.plan.lowering import lower
+from pycoll.schedule.collectives import Collective
+from pycoll.schedule.topology import single_host
+
+Array = Any
+CODECS = [
+    BF16(),
+    FP8(block=64),
+    Block("int8", block=64),
+    Block("int4", block=32),
+    Block("int8", block=64, rounding="stochastic", seed=7),
+    Block("int4", block=128, rounding="stochastic", seed=2**63),
+    Sign(block=64),
+]
+LENGTHS = [0, 1, 2, 63, 65, 64 * 5, 1001, 20_011]
+INT8 = Block("int8", block=64)
+
+
+def values(rank: int, count: int) -> Array:
+    """Values of many magnitudes."""
+    random = np.random.default_rng(1000 * count + rank)
+    return (random.standard_normal(count) * 2.0 ** random.integers(-20, 20, count)).astype(
+        np.float32
+    )
+
+
+def ran(size: int, function: Callable[[pycoll.Communicator], Any], transports: str = "shm") -> Any:
+    return world_in_threads(size, transports).run(function)
+
+
+def sums(xs: list[Array], transports: str = "shm", op: str = "sum", **words: Any) -> list[Array]:
+    """The all_reduce of ``xs`` on each rank. ``feedbacks``: one for each rank."""
+    feedbacks = words.pop("feedbacks", [None] * len(xs))
+
+    def call(comm: pycoll.Communicator) -> Array:
+        return comm.all_reduce(xs[comm.rank], op, feedback=feedbacks[comm.rank], **words)
+
+    found: list[Array] = ran(len(xs), call, transports)
+    return found
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@pytest.mark.parametrize(("transports", "size"), [
+    ("shm", 1), ("shm", 2), ("shm", 3), ("shm", 5), ("tcp", 2), ("tcp", 3)])  # fmt: skip
+def test_all_reduce_gives_the_oracles_bits(codec: Any, transports: str, size: int) -> None:
+    for count in LENGTHS:
+        xs = [values(rank, count) for rank in range(size)]
+        for op in ("sum", "avg"):
+            expected = coded_sums.all_reduce(codec, xs, op == "avg")
+            for found in sums(xs, transports, op, compress=codec):
+                assert coded_sums.same(found, expected), (count, op)
+
+
+def test_segments_of_every_length_and_order() -> None:
+    """Many tiles, forwards and backwards, in the simulator and with segments below a block."""
+    for seed in range(12):
+        size, codec = 2 + seed % 4, CODECS[seed % len(CODECS)]
+        count = 3000 + 777 * seed
+        xs = [values(rank, count) for rank in range(size)]
+        simulation = _core.Simulation(size, seed, "swarm")
+        coding = coding_of(codec)
+        assert coding is not None
+        operations, outs = [], []
+        for _ in range(2):
+            for rank in range(size):
+                algorithm = lookup(Collective.ALL_REDUCE, "direct")
+                schedule = algorithm.build(size, only=rank)
+                plan = _core.Plan(lower(algorithm.encode(schedule, single_host(size)), rank))
+                request = _core.Request(
+                    plan, dtype=11, op=0, counts=[count], plan_key=1,
+                    segment_bytes=(64, 512, 1024)[seed % 3], codec=coding.native(),
+                )  # fmt: skip
+                outs.append(np.empty(count, np.float32))
+                operations.append(
+                    simulation.add(rank, request, _core.view(xs[rank]), _core.view(outs[-1]))
+                )
+        assert simulation.run(30.0), f"seed {seed}: it hangs"
+        for operation in operations:
+            simulation.check(operation)
+        expected = coded_sums.all_reduce(codec, xs)
+        assert all(coded_sums.same(found, expected) for found in outs), f"seed {seed}"
+
+
+def test_a_lost_rank_is_named_by_all_others() -> None:
+    for seed in range(6):
+        size = 3 + seed % 3
+        simulation = _core.Simulation(size, seed, "plain")
+        coding = coding_of(INT8)
+        assert coding is not None
+        operations = []
+        for rank in range(size - 1):
+            algorithm = lookup(Collective.ALL_REDUCE, "direct")
+            schedule = algorithm.encode(algorithm.build(size, only=rank), single_host(size))
+            request = _core.Request(
+                _core.Plan(lower(schedule, rank)), dtype=11, op=0, counts=[50_000], plan_key=1,
+                codec=coding.native(),
+            )  # fmt: skip
+            x = values(rank, 50_000)
+            operations.append(simulation.add(rank, request, _core.view(x), _core.view(x)))
+        simulation.kill(size - 1)
+        assert simulation.run(30.0)
+        for operation in operations:
+            with pytest.raises(PeerLostError) as lost:
+                simulation.check(operation)
+            assert lost.value.rank == size - 1
+
+
+def test_nan_and_infinities_reach_all_ranks() -> None:
+    for codec in CODECS:
+        xs = [values(rank, 500) for rank in range(3)]
+        xs[1][7], xs[2][300], xs[0][499] = np.nan, np.inf, -np.inf
+        expected = coded_sums.all_reduce(codec, xs)
+        assert np.isnan(expected[7]) and not np.isfinite(expected[[300, 499]]).any()
+        for found in sums(xs, compress=codec):
+            assert coded_sums.same(found, expected), codec
+
+
+def test_every_way_to_call() -> None:
+    """In place, bound, asynchronous, of several axes, of no axis, in lists and in groups."""
+    xs = [values(rank, 3 * 700).reshape(3, 700) for rank in range(3)]
+    expected = coded_sums.all_reduce(INT8, xs)
+
+    def calls(comm: pycoll.Communicator) -> list[Array]:
+        mine = xs[comm.rank].copy()
+        found = [comm.all_reduce(xs[comm.rank], compress=INT8)]
+        bound = comm.all_reduce.bind(mine, out=mine, compress=INT8)
+        bound()
+        found.append(mine.copy())
+        mine[:] = xs[comm.rank]
+        found.append(bound().copy())
+        found.append(comm.all_reduce(xs[comm.rank], compress=INT8, async_op=True).wait())
+        out = np.empty_like(mine)
+        comm.all_reduce(xs[comm.rank], out=out, compress=INT8, deterministic=True)
+        found.append(out)
+        with comm.group():
+            alone = comm.all_reduce(xs[comm.rank], compress=INT8)
+            listed = comm.all_reduce([xs[comm.rank]], compress=INT8)
+        return [*found, alone.wait(), listed.wait()[0]]
+
+    for transports in ("shm", "tcp"):
+        for found in ran(3, calls, transports):
+            assert all(coded_sums.same(one, expected) for one in found), transports
+
+
+def test_the_arrays_of_a_list_travel_in_one_message() -> None:
+    lengths = (0, 5, 300, 70_000, 1)
+    xs = [[values(10 * rank + i, count) for i, count in enumerate(lengths)] for rank in range(2)]
+    short = [0, 1, 2, 4]
+    joined = [np.concatenate([mine[i] for i in short]) for mine in xs]
+    message = coded_sums.all_reduce(INT8, joined)
+    alone = coded_sums.all_reduce(INT8, [mine[3] for mine in xs])
+    for asynchronous in (False, True):
+
+        def call(comm: pycoll.Communicator, asynchronous: bool = asynchronous) -> list[Array]:
+            made = comm.all_reduce(xs[comm.rank], compress=INT8, async_op=asynchronous)
+            found: list[Array] = made.wait() if asynchronous else made
+            return found
+
+        for found in ran(2, call):
+            assert coded_sums.same(np.concatenate([found[i] for i in short]), message)
+            assert coded_sums.same(found[3], alone)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_feedback_sends_later_what_was_left_out(codec: Any, op: str) -> None:
+    """The residuals are the oracle's, on the ranks that send a part and on the one that owns it."""
+    size, count = 3, 1500
+    feedbacks = [Feedback() for _ in range(size)]
+    residuals = [np.zeros(count, np.float32) for _ in range(size)]
+    for step in range(3):
+        xs = [values(10 * step + rank, count) for rank in range(size)]
+        expected = coded_sums.all_reduce(codec, xs, op == "avg", residuals)
+        for found in sums(xs, op=op, compress=codec, feedbacks=feedbacks):
+            assert coded_sums.same(found, expected), step
+        for feedback, residual in zip(feedbacks, residuals, strict=True):
+            assert coded_sums.same(feedback.residual, residual), step
+            assert feedback.step == step + 1
+
+
+def test_nothing_is_lost_with_feedback() -> None:
+    """Whole numbers whose sums are exact: all that was given is in the results or in residuals."""
+    for codec in (INT8, Block("int4", block=32), FP8(block=64), BF16()):
+        random = np.random.default_rng(3)
+        given, got = np.zeros(900), np.zeros(900)
+        feedbacks = [Feedback() for _ in range(3)]
+        for _ in range(8):
+            xs = [random.integers(-99, 100, 900).astype(np.float32) for _ in range(3)]
+            given += sum(xs)
+            got += sums(xs, compress=codec, feedbacks=feedbacks)[0]
+        held = sum(feedback.residual.astype(np.float64) for feedback in feedbacks)
+        assert np.allclose(got + held, given, rtol=0, atol=1e-3), codec
+
+
+def test_feedback_of_lists_and_bound_calls_and_momentum() -> None:
+    xs = [[values(5 * rank + i, 400 + i) for i in range(2)] for rank in range(2)]
+
+    def call(comm: pycoll.Communicator) -> Any:
+        feedback, other = Feedback(), Feedback(momentum=0.5)
+        comm.all_reduce(xs[comm.rank], compress=INT8, feedback=feedback)
+        bound = comm.all_reduce.bind(xs[comm.rank][0], compress=INT8, feedback=other)
+        return feedback.residual, bound().copy(), bound().copy(), other.residual
+
+    joined = [np.concatenate(mine) for mine in xs]
+    residuals = [np.zeros(801, np.float32) for _ in range(2)]
+    coded_sums.all_reduce(INT8, joined, residuals=residuals)
+    own = [np.zeros(400, np.float32) for _ in range(2)]
+    first = coded_sums.all_reduce(INT8, [mine[0] for mine in xs], residuals=own)
+    sped = [np.float32(0.5) * mine[0] + mine[0] for mine in xs]
+    second = coded_sums.all_reduce(INT8, sped, residuals=own)
+    for rank, (kept, one, two, last) in enumerate(ran(2, call)):
+        assert coded_sums.same(np.concatenate(kept), residuals[rank])
+        assert coded_sums.same(one, first) and coded_sums.same(two, second)
+        assert coded_sums.same(last, own[rank])
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [
+        (Block("int4", block=64), "codec int4 in blocks of 64"),
+        (Block("int8", block=128), "codec int8 in blocks of 128"),
+        (Block("int8", block=64, rounding="stochastic"), "rounded by chance"),
+        (None, "op sum"),
+    ],
+    ids=repr,
+)
+def test_ranks_with_different_codecs_name_the_odd_one(codec: Any, words: str) -> None:
+    world = fresh_world(3)
+    outcomes = world.outcomes(
+        lambda comm: comm.all_reduce(
+            np.ones(1000, np.float32), compress=codec if comm.rank == 1 else INT8
+        )
+    )
+    world.close()
+    for outcome in outcomes:
+        assert isinstance(outcome, MismatchError), outcome
+        assert outcome.ranks == (1,)
+        assert words in str(outcome) and "codec int8 in blocks of 64" in str(outcome)
+
+
+def test_seeds_that_differ_are_a_mismatch() -> None:
+    world = fresh_world(3)
+    outcomes = world.outcomes(
+        lambda comm: comm.all_reduce(
+            np.ones(10, np.float32),
+            compress=Block("int8", rounding="stochastic", seed=5 if comm.rank == 2 else 4),
+        )
+    )
+    world.close()
+    assert [getattr(one, "ranks", one) for one in outcomes] == [(2,)] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ({"x": np.ones(3, np.int32)}, "x is int32: compress needs float32; convert the array"),
+        ({"x": np.ones(3)}, "x is float64: compress needs float32"),
+        ({"x": np.ones(3, np.float16)}, "x is float16: compress needs float32"),
+        ({"x": np.ones(3, np.complex64)}, "x is complex64: compress needs float32"),
+        ({"op": "max"}, "op is 'max': compress needs 'sum' or 'avg'"),
+        ({"algorithm": "ring"}, "algorithm 'ring' takes no codec: values would be rounded more"),
+        ({"algorithm": "ps"}, "algorithm 'ps' does not exist for all_reduce"),
+        ({"compress": "int8"}, "compress is 'int8': expected a codec of pycoll.compress, or None"),
+        ({"compress": Sign}, "expected a codec of pycoll.compress, or None"),
+        ({"compress": None, "feedback": Feedback()}, "compress is None: pass a codec"),
+        ({"feedback": 3}, "feedback is 3: expected a pycoll.compress.Feedback, or None"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_byte(words: dict[str, Any], text: str) -> None:
+    world = fresh_world(2)
+
+    def call(comm: pycoll.Communicator) -> Any:
+        given = {"x": np.ones(3, np.float32), "compress": INT8, **words}
+        with pytest.raises(InvalidArgumentError) as refused:
+            comm.all_reduce(given.pop("x"), given.pop("op", "sum"), **given)
+        return str(refused.value)
+
+    assert all(text in found for found in world.run(call))
+    world.close()
+
+
+def test_a_residual_of_another_shape_is_refused() -> None:
+    world = fresh_world(2)
+
+    def call(comm: pycoll.Communicator) -> None:
+        feedback = Feedback()
+        comm.all_reduce(np.ones(5, np.float32), compress=INT8, feedback=feedback)
+        with pytest.raises(InvalidArgumentError, match=r"call feedback\.reset\(\)"):
+            comm.all_reduce(np.ones(6, np.float32), compress=INT8, feedback=feedback)
+
+    world.run(call)
+    world.close()
