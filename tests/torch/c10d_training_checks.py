@@ -25,6 +25,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch_ranks import raised
+
+import pycoll
+from pycoll.optim import Policy
+from pycoll.torch.method_hooks import MethodState, method_hook
 
 #: On a busy machine; less than the patience of whoever waits for all checks.
 WORKERS_START_WITHIN = datetime.timedelta(seconds=100)
@@ -134,6 +139,45 @@ def check_ddp_hooks() -> None:
         for a, b in zip(net.parameters(), wanted.parameters(), strict=True):
             assert a.grad is not None and b.grad is not None
             assert torch.allclose(a.grad, b.grad, rtol=tolerance, atol=tolerance), hook
+
+
+def check_ddp_by_methods() -> None:
+    """Every method gives the same bits, across the steps in which DDP makes its buckets anew."""
+
+    def trained(policy: str | Policy, architecture: str | None) -> list[torch.Tensor]:
+        net = DistributedDataParallel(network(), bucket_cap_mb=0.0001)
+        state = MethodState(net, policy, architecture=architecture)
+        net.register_comm_hook(state, method_hook)
+        own_steps(net, torch.optim.Adam(net.parameters(), 0.1), 6)
+        assert dist.get_world_size() == 1 or "messages of 4 gradients" in state.explain()
+        state.close()
+        return [parameter.detach() for parameter in net.parameters()]
+
+    wanted = [parameter.detach() for parameter in plain(6).parameters()]
+    first = trained("BSP-A2A", None)
+    assert all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(first, wanted, strict=True))
+    parts = Policy("bytescheduler", partition_bytes=64, credit_bytes=128)
+    for policy, architecture in (
+        ("WFBP-PS", None),
+        (parts, "ps"),
+        ("dear", None),
+        ("auto", "auto"),
+    ):
+        found = trained(policy, architecture)
+        assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True)), policy
+
+
+def check_methods_of_ddp_say_what_they_need() -> None:
+    net = DistributedDataParallel(network())
+    alone = pycoll.local_world(1)[0] if dist.get_world_size() > 1 else None
+    for words, told in (
+        ({"policy": "BSP"}, "policy is 'BSP': expected one of bsp, "),
+        ({"architecture": "both"}, "architecture is 'both': expected one of a2a, ps, auto"),
+        ({"comm": alone}, "comm has rank 0 of 1, and the process group of the model has rank"),
+    ):
+        if words.get("comm", 0) is not None:
+            assert told in raised(pycoll.InvalidArgumentError, MethodState, net, **words)
+    assert "expected a Distributed" in raised(pycoll.InvalidArgumentError, MethodState, network())
 
 
 def check_ddp_hooks_that_wait_for_collectives() -> None:

@@ -206,7 +206,7 @@ class ScheduledGradients:
                 architecture=self.settings.architecture,
                 op=self._word,
                 overlaps=self._overlaps,
-                allocate=_allocated,
+                allocate=allocated,
                 observer=home.timeline,
             )
             self._home = home
@@ -255,7 +255,7 @@ def _as_horovod_errors() -> Iterator[None]:
         raise HorovodInternalError(str(error)) from error
 
 
-def _allocated(count: int, kind: str) -> torch.Tensor:
+def allocated(count: int, kind: str) -> torch.Tensor:
     """Allocate a torch tensor of zeros for the scheduler."""
     dtype = getattr(torch, kind)
     made = torch.from_numpy(empty(count * dtype.itemsize, "uint8")).view(dtype)
