@@ -123,12 +123,14 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
     held = folder_of_call(base64.b64decode(call)) if call is not None else None
     with held or contextlib.nullcontext("") as folder:
         options = LaunchOptions(
-            ranks=order["slots"],
+            ranks=order["slots"] - order["servers"],
+            servers=order["servers"],
             command=[*order["command"], *([folder] if folder else [])],
             prefix=order["prefix"],
             environment=threads_of_ranks(order["slots"], os.environ),
             quiet=True,
             restarts=order["restarts"],
+            tolerate=order["tolerate"],
             elastic=None if order["elastic"] is None else ElasticOptions(**order["elastic"]),
             node=node,
             output_folder=order["output_folder"],

@@ -13,10 +13,11 @@ _FILE_BYTES_MAX = 1 << 20
 
 
 class HostSlots(NamedTuple):
-    """A host, by the name that ssh gets, and the number of its ranks."""
+    """A host, by the name that ssh gets, the number of its ranks, and how many of these serve."""
 
     name: str
     slots: int
+    servers: int = 0
 
     @property
     def is_here(self) -> bool:
@@ -98,21 +99,25 @@ def _checked(hosts: list[HostSlots], where: str) -> list[HostSlots]:
     return hosts
 
 
-def place_ranks(hosts: Sequence[HostSlots], ranks: int | None) -> list[HostSlots]:
+def place_ranks(hosts: Sequence[HostSlots], ranks: int | None, servers: int = 0) -> list[HostSlots]:
     """Return the hosts that get ranks, with the number of each: the slots are filled in order.
 
-    ``ranks`` None: all slots. Raises InvalidArgumentError if there are fewer slots.
+    ``ranks`` None: all slots that ``servers`` leave. The servers take the slots behind the ranks.
+    Raises InvalidArgumentError if there are fewer slots.
     """
     total = sum(host.slots for host in hosts)
-    left = total if ranks is None else ranks
-    if left > total:
+    workers = total - servers if ranks is None else ranks
+    if workers + servers > total or workers < 1:
         listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts[:8])
+        wanted = f"ranks={max(workers, 1)}" + (f" and servers={servers}" if servers else "")
         raise InvalidArgumentError(
-            f"ranks={left}: the hosts have {total} slots ({listed}{', ...' * (len(hosts) > 8)})"
+            f"{wanted}: the hosts have {total} slots ({listed}{', ...' * (len(hosts) > 8)})"
         )
-    found = []
+    found, left = [], workers + servers
     for host in hosts:
         if left > 0:
-            found.append(host._replace(slots=min(host.slots, left)))
-            left -= host.slots
+            slots = min(host.slots, left)
+            serving = min(slots, max(0, servers - (left - slots)))
+            found.append(host._replace(slots=slots, servers=serving))
+            left -= slots
     return found

@@ -92,11 +92,12 @@ class HostsOptions:
 @dataclass(frozen=True)
 class Work:
     """The ranks run ``command``; it calls the pickled function ``call`` if there is one.
-    The other fields are those of LaunchOptions; elastic_hosts.py runs elastic jobs."""
+    The other fields are those of LaunchOptions on each host; elastic_hosts.py runs elastic jobs."""
 
     command: Sequence[str]
     prefix: bool = False
     restarts: int = 0
+    tolerate: int = 0
     output_folder: str | None = None
     call: bytes | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -271,12 +272,14 @@ class HostsJob:
             "host": host.name,
             "listens": listens,
             "slots": host.slots,
+            "servers": host.servers,
             "secret": self._secret.encode().hex(),
             "command": list(work.command),
             "folder": os.getcwd(),
             "environment": self._environment,
             "prefix": work.prefix,
             "restarts": work.restarts,
+            "tolerate": work.tolerate,
             "output_folder": work.output_folder,
             "start_timeout_s": self._options.start_timeout_s,
             "call": None if work.call is None else base64.b64encode(work.call).decode(),

@@ -48,16 +48,17 @@ def launch(options: LaunchOptions) -> int:
     """
     node = options.node
     command = list(options.command) if node is not None else resolve_command(options.command)
-    if not 1 <= options.ranks <= RANKS_MAX:
+    # A host of several may have servers only.
+    least = 0 if node is not None and options.servers else 1
+    if not least <= options.ranks <= RANKS_MAX:
         raise InvalidArgumentError(f"ranks={options.ranks}: expected 1 to {RANKS_MAX}")
-    if options.restarts < 0:
-        raise InvalidArgumentError(f"restarts={options.restarts}: expected 0 or more")
-    if options.tolerate < 0 or (options.tolerate and options.elastic is not None):
+    most = RANKS_MAX - options.ranks
+    if not 0 <= options.servers <= most:
         raise InvalidArgumentError(
-            f"tolerate={options.tolerate}: expected 0 or more, and 0 in an elastic job, where "
-            "--min-np says how many ranks may fail"
+            f"servers={options.servers}: expected 0 to {most}, so that {options.ranks} ranks and "
+            f"the servers are at most {RANKS_MAX}"
         )
-    _check_servers(options)
+    check_combination(options.restarts, options.tolerate, options.servers, options.elastic)
     environment = inherited(os.environ) | dict(options.environment)
     if options.timeout_s is not None:
         environment["PYCOLL_TIMEOUT_S"] = f"{options.timeout_s:g}"
@@ -75,21 +76,18 @@ def launch(options: LaunchOptions) -> int:
         raise TransportError(text, operation="run") from error
 
 
-def _check_servers(options: LaunchOptions) -> None:
-    most = RANKS_MAX - options.ranks
-    if not 0 <= options.servers <= most:
+def check_combination(
+    restarts: int, tolerate: int, servers: int, elastic: ElasticOptions | None
+) -> None:
+    """Raise InvalidArgumentError if no job can have these options of LaunchOptions at once."""
+    if restarts < 0:
+        raise InvalidArgumentError(f"restarts={restarts}: expected 0 or more")
+    if tolerate < 0 or (tolerate and elastic is not None):
         raise InvalidArgumentError(
-            f"servers={options.servers}: expected 0 to {most}, so that {options.ranks} ranks and "
-            f"the servers are at most {RANKS_MAX}"
+            f"tolerate={tolerate}: expected 0 or more, and 0 in an elastic job, where "
+            "--min-np says how many ranks may fail"
         )
-    if not options.servers:
-        return
-    if options.node is not None:
-        raise InvalidArgumentError(
-            "--servers starts servers on one machine: with --nnodes, give the last nodes the "
-            "command -m pycoll.ps, and their number of servers as -n"
-        )
-    if options.elastic is not None or options.restarts:
+    if servers and (elastic is not None or restarts):
         raise InvalidArgumentError(
             "servers end with the job that they serve: leave out --restarts, --min-np, --max-np "
             "and --host-discovery-script, or --servers"
@@ -148,7 +146,7 @@ def _launch_node(
         def check() -> None:
             command.extend(resolve_command(options.command))
 
-        link = meet_nodes(node, options.ranks, check, offer)
+        link = meet_nodes(node, options.total, options.servers, check, offer)
         undo.callback(link.close)
         share = link.share
         environment |= {
@@ -164,7 +162,7 @@ def _launch_node(
             key = link.rank_secret.encode()
             store = StoreServer(listeners[0], share.size, key, link.job_id, "pycoll run")
             undo.callback(store.close)
-        torch = TorchPlaces(share, environment, link.torch_place)
+        torch = TorchPlaces(link.workers, environment, link.torch_place)
         with Crew(options, command, environment, torch, link) as crew:
             if store is not None:
                 store.start()

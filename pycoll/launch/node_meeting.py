@@ -42,11 +42,13 @@ _SECRET_BYTES_MAX = 4096
 _STATUS_MAX = 255
 
 _FACTS = {
-    **{"slots": int, "pycoll": str, "python": str, "host": str, "refusal": str},
+    **{"slots": int, "servers": int, "pycoll": str, "python": str, "host": str, "refusal": str},
     **{"nonce": str, "store_port": int, "torch_ports": list},
 }
 
 
+#: The last message of a node none of whose ranks has ended well.
+_ALL_FAILED = b"failed"
 _VERDICT = ("text", "status", "signum", "rank")
 
 
@@ -153,7 +155,8 @@ class NodeLink:
     """This node's connection to the store of all nodes. One thread uses it, and one that the link
     starts sends the pulse, since writing output may block the first.
 
-    ``share`` are this node's ranks. ``over``: nothing more will come. ``verdict``: the failure that
+    ``share`` are this node's ranks, servers included, and ``workers`` those that run the command.
+    ``over``: nothing more will come. ``verdict``: the failure that
     ends the job, None while there is none.
     """
 
@@ -169,6 +172,8 @@ class NodeLink:
         slots = [one["slots"] for one in facts]
         node = options.node
         self.share = Share(sum(slots[:node]), slots[node], sum(slots), node)
+        workers = [one["slots"] - one["servers"] for one in facts]
+        self.workers = Share(sum(workers[:node]), workers[node], sum(workers), node)
         self.host = facts[node]["host"]
         self.job_id = f"run-{facts[0]['nonce']}"
         seed = "".join(one["nonce"] for one in facts).encode()
@@ -190,8 +195,10 @@ class NodeLink:
             return
         try:
             if self._posted:
-                self._exchange.collect()
+                blobs = self._exchange.collect()
                 self.over = True
+                if all(blob == _ALL_FAILED for blob in blobs):
+                    self._judge(Verdict("all ranks have failed", 1))
             else:
                 self._exchange.check()
         except PycollError as error:
@@ -227,13 +234,14 @@ class NodeLink:
         except PycollError as error:
             self._judge(_verdict_of(str(error)))
 
-    def done(self) -> None:
-        """Tell all nodes that this node's ranks have ended well. ``over`` becomes true once all
-        nodes have said so."""
+    def done(self, all_failed: bool = False) -> None:
+        """Tell all nodes that this node's ranks have ended, well or tolerated. ``over`` becomes
+        true once all nodes have said so. ``all_failed``: no rank of this node has ended well; the
+        job has failed if all nodes say that."""
         if self._posted or self.over:
             return
         try:
-            self._exchange.post(b"")
+            self._exchange.post(_ALL_FAILED if all_failed else b"")
             self._posted = True
         except PycollError as error:
             self._judge(_verdict_of(str(error)))
@@ -268,13 +276,13 @@ Offer = Callable[[], tuple[int, Sequence[int]]]
 
 
 def meet_nodes(
-    options: NodeOptions, slots: int, check: Callable[[], object], offer: Offer
+    options: NodeOptions, slots: int, servers: int, check: Callable[[], object], offer: Offer
 ) -> NodeLink:
     """Meet all nodes and exchange facts; returns the connection to them.
 
-    ``slots`` is the number of this node's ranks. ``check`` raises InvalidArgumentError if they
-    cannot be started here; all nodes then raise that error, with this host's name. Raises pycoll's
-    errors, within ``start_timeout_s`` and a few seconds.
+    ``slots`` is the number of this node's ranks, of which the last ``servers`` serve. ``check``
+    raises InvalidArgumentError if they cannot be started here; all nodes then raise that error,
+    with this host's name. Raises pycoll's errors, within ``start_timeout_s`` and a few seconds.
     """
     options.check()
     refusal = ""
@@ -292,6 +300,7 @@ def meet_nodes(
         facts = {
             **versions(),
             "slots": slots,
+            "servers": servers,
             "host": options.host or socket.gethostname(),
             "refusal": refusal,
             "nonce": os.urandom(16).hex(),
@@ -342,6 +351,14 @@ def _agreed(exchange: StoreExchange, mine: dict[str, Any]) -> list[dict[str, Any
     for node, facts in enumerate(found):
         if facts["refusal"]:
             raise InvalidArgumentError(f"host {facts['host']} (node {node}): {facts['refusal']}")
+    serving = -1
+    for node, facts in enumerate(found):
+        if facts["slots"] > facts["servers"] and serving >= 0:
+            raise InvalidArgumentError(
+                f"node {node} starts ranks behind the servers of node {serving}, and servers are "
+                "the last ranks: give --servers to the last node only"
+            )
+        serving = node if facts["servers"] else serving
     size = sum(facts["slots"] for facts in found)
     if size > RANKS_MAX:
         raise InvalidArgumentError(f"the nodes start {size} ranks: at most {RANKS_MAX} can join")

@@ -125,7 +125,7 @@ class Crew:
         self._guard: subprocess.Popen[bytes] | None = None
         self._torch = torch
         self._link = link
-        self._share = Share.whole(options.ranks) if link is None else link.share
+        self._share = Share.whole(options.total) if link is None else link.share
         self._verdict_by: float | None = None
         #: The host in reports; empty for a job of one host.
         self._host = "" if link is None else link.host
@@ -205,7 +205,7 @@ class Crew:
         rank = RankProcess(number, command, environment, streams, guard)
         if rank.pidfd >= 0:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: None)
-        width = len(str(self._share.size + self._options.servers - 1))
+        width = len(str(self._share.size - 1))
         host = f" {self._host}" if self._host else ""
         for pipe, target in ((rank.process.stdout, 1), (rank.process.stderr, 2)):
             if pipe is not None:
@@ -254,7 +254,7 @@ class Crew:
             return True
         if self._link is not None and not self._link.over:
             if self._first is None and not self._passed_on:
-                self._link.done()
+                self._link.done(all(rank.status != 0 for rank in self._ranks))
             elif self._verdict_by is None:
                 self._verdict_by = time.monotonic() + VERDICT_S
             return not self._link.over and not self._is_verdict_late()
@@ -389,8 +389,10 @@ class Crew:
             self._fail(rank)
 
     def _is_tolerated(self, rank: RankProcess) -> bool:
-        """Return whether the launch goes on without this rank: some other one has to be left."""
+        """Return whether the launch goes on without this rank: some other one has to be left, here
+        or on another node."""
         left = any(one.status in (None, 0) for one in self._ranks if one is not rank)
+        left = left or self._share.size > len(self._ranks)
         return left and len(self._lost) < self._options.tolerate
 
     def _dismiss_servers(self) -> None:

@@ -184,7 +184,7 @@ def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Go on after up to N ranks of this launcher fail, for programs that shrink.",
+    help="Go on after up to N ranks of each host fail, for programs that shrink.",
 )
 @click.option(
     "--min-np",
@@ -235,15 +235,6 @@ def run(
     try:
         node, hosts = _node_of(words), _hosts_of(words, ranks)
         if hosts is not None:
-            if words["servers"]:
-                raise click.UsageError(
-                    "--servers starts servers on one machine: on several, use --nnodes, and give "
-                    "the last nodes the command -m pycoll.ps"
-                )
-            if words["tolerate"]:
-                raise click.UsageError(
-                    "--tolerate works with -n and with --nnodes: leave it out, or the hosts"
-                )
             sys.exit(_run_on(hosts, words, ranks, command))
         if ranks is None:
             raise click.UsageError("Missing option '-n': how many ranks.")
@@ -329,7 +320,7 @@ def _hosts_of(words: Mapping[str, Any], ranks: int | None) -> HostsOptions | Non
     hosts = []
     if script is None:
         hosts = parse_hosts(text) if text is not None else read_hostfile(path)
-        placed = place_ranks(hosts, ranks)
+        placed = place_ranks(hosts, ranks, words.get("servers") or 0)
         # The other slots of an elastic job replace those that are lost.
         is_elastic = bool(words.get("min_np") or words.get("max_np"))
         hosts = hosts if is_elastic else placed
@@ -352,6 +343,7 @@ def _run_on(
     """Run the command on hosts, report a failure, and return the exit status."""
     from pycoll.launch.elastic_hosts import launch_elastic
     from pycoll.launch.host_starts import Work, launch_on_hosts
+    from pycoll.launch.launcher import check_combination
 
     if ranks is None and hosts.discovery is not None:
         raise click.UsageError("Missing option '-n': how many ranks at the start.")
@@ -361,10 +353,12 @@ def _run_on(
         command,
         prefix=words["prefix"],
         restarts=words["restarts"],
+        tolerate=words["tolerate"],
         output_folder=words["output_filename"],
         environment={"PYTHONUNBUFFERED": "1"} if at_once else {},
         elastic=_elastic_of(words),
     )
+    check_combination(work.restarts, work.tolerate, words["servers"], work.elastic)
     if work.elastic is None:
         verdict = launch_on_hosts(hosts, work)
     else:

@@ -436,3 +436,73 @@ def test_options_that_cannot_work(options: tuple[str, ...], text: str) -> None:
         check=False,
     )
     assert done.returncode != 0 and text in done.stderr, done.stderr
+
+
+# Ranks that may fail, and servers
+
+#: Rank 1 is killed, and the others shrink.
+SURVIVE = (
+    "import os, pycoll, signal\n"
+    "comm = pycoll.init()\n"
+    "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+    "try:\n"
+    "    comm.all_reduce(1)\n"
+    "except pycoll.PeerLostError:\n"
+    "    print('of', comm.shrink().all_reduce(1), flush=True)\n"
+)
+
+
+def test_the_only_rank_of_a_node_may_fail_where_that_is_tolerated() -> None:
+    agents = Agents(3)
+    for node in range(3):
+        agents.start(node, python(SURVIVE), 1, "--tolerate", "1")
+    found = agents.end()
+    assert [status for status, _, _ in found] == [0, 0, 0], found
+    assert [out for _, out, _ in found] == ["of 2\n", "", "of 2\n"]
+    assert "rank 1 on host" in found[1][2] and "and the others go on" in found[1][2]
+
+
+def test_a_job_of_which_no_rank_is_left_fails() -> None:
+    agents = Agents(2)
+    for node in range(2):
+        agents.start(node, python("raise SystemExit(3)"), 1, "--tolerate", "1")
+    for status, _, err in agents.end():
+        assert status == 1 and "pycoll run: all ranks have failed" in err, err
+
+
+SERVED = "import pycoll; print(pycoll.init().all_reduce(1, algorithm='ps'), pycoll.servers())"
+
+
+def test_the_last_node_may_have_servers_too() -> None:
+    agents = Agents(2)
+    agents.start(0, python(SERVED), 1)
+    agents.start(1, python(SERVED), 1, "--servers", "2")
+    assert agents.end() == [(0, "2 (2, 3)\n", "")] * 2
+
+
+def test_a_node_may_have_servers_only() -> None:
+    agents = Agents(2)
+    agents.start(0, python(SERVED), 2)
+    code = (
+        "from pycoll.launch.launcher import launch, LaunchOptions; "
+        "from pycoll.launch.node_meeting import NodeOptions; "
+        f"node = NodeOptions(2, 1, {SECRET.encode()!r}, {agents.address!r}); "
+        "raise SystemExit(launch(LaunchOptions(0, ['true'], servers=2, node=node)))"
+    )
+    served = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    agents.processes.append(served)
+    assert agents.end() == [(0, "2 (2, 3)\n2 (2, 3)\n", ""), (0, "", "")]
+
+
+def test_servers_are_the_last_ranks() -> None:
+    agents = Agents(2)
+    agents.start(0, python(SERVED), 1, "--servers", "1")
+    agents.start(1, python(SERVED), 1)
+    for status, _, err in agents.end():
+        assert status == 1 and "node 1 starts ranks behind the servers of node 0" in err, err

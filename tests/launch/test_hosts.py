@@ -100,6 +100,21 @@ def test_slots_are_filled_in_order() -> None:
         place_ranks(hosts, 7)
 
 
+def test_servers_take_the_slots_behind_the_ranks() -> None:
+    hosts = parse_hosts("a:2,b:3,c:2")
+
+    def placed(ranks: int | None, servers: int) -> list[tuple[int, int]]:
+        return [(host.slots, host.servers) for host in place_ranks(hosts, ranks, servers)]
+
+    assert placed(2, 1) == [(2, 0), (1, 1)]
+    assert placed(3, 4) == [(2, 0), (3, 2), (2, 2)]
+    assert placed(None, 3) == [(2, 0), (3, 1), (2, 2)]
+    assert placed(1, 1) == [(2, 1)]
+    for ranks, servers in ((5, 3), (None, 7)):
+        with pytest.raises(pycoll.InvalidArgumentError, match=rf"and servers={servers}: the hosts"):
+            place_ranks(hosts, ranks, servers)
+
+
 def test_chosen_variables_are_carried() -> None:
     environ = {
         **{"PATH": "/bin", "HOME": "/root", "PYTHONHASHSEED": "1", "OMP_PROC_BIND": "true"},
@@ -161,6 +176,24 @@ def test_nothing_is_left_after_a_signal(signum: int) -> None:
     process.communicate(timeout=20)
     await_end(pids)
     assert process.returncode == (-signum if signum == signal.SIGKILL else 128 + signum)
+
+
+def test_a_tolerated_rank_and_servers_on_localhost() -> None:
+    program = (
+        "import os, pycoll, signal\n"
+        "comm = pycoll.init()\n"
+        "assert comm.all_reduce(1, algorithm='ps') == 3 and pycoll.servers() == (3,)\n"
+        "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "try:\n"
+        "    comm.all_reduce(1)\n"
+        "except pycoll.PeerLostError:\n"
+        "    print('of', comm.shrink().all_reduce(1), flush=True)\n"
+    )
+    words = ("-H", "localhost:4", "-n", "3", "--servers", "1", "--tolerate", "2")
+    status, out, err = run(*words, *python(program))
+    assert status == 0, err
+    assert out.splitlines() == ["of 2"] * 2
+    assert "rank 1 on host localhost (pid" in err and "and the others go on" in err
 
 
 # Hosts that cannot be used, with a stand-in for ssh
@@ -273,6 +306,11 @@ def test_a_script_that_is_missing() -> None:
         (("-n", "1", "--host-discovery-script", " "), "the host discovery script is empty"),
         (("--host-discovery-script", "true"), "Missing option '-n': how many ranks"),
         (("-p", "22", "-n", "1"), "-p is for hosts: give -H or --hostfile too"),
+        (("-H", "a:4", "--servers", "1", "--restarts", "1"), "servers end with the job that they"),
+        (
+            ("-H", "a:4", "--tolerate", "1", "--min-np", "2"),
+            "tolerate=1: expected 0 or more, and 0",
+        ),
         (("-H", "a", "-i", "/none"), "ssh_identity_file='/none': there is no such file"),
         (("-H", "a", "--start-timeout", "0"), "start_timeout=0.0: expected seconds"),
         (("-H", "a", "-x", "NOT_SET"), "-x NOT_SET: the variable is not set here"),

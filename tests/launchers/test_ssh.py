@@ -86,6 +86,41 @@ def test_ranks_of_all_hosts_join(world: SshHosts, hosts: str, names: str) -> Non
     assert sorted(out.splitlines()) == expected
 
 
+def test_the_rest_goes_on_where_the_rank_of_a_host_is_killed(world: SshHosts) -> None:
+    program = code(
+        "import os, pycoll, signal\n"
+        "comm = pycoll.init()\n"
+        "if comm.rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "try:\n"
+        "    comm.all_reduce(1)\n"
+        "except pycoll.PeerLostError:\n"
+        "    print('of', comm.shrink().all_reduce(1), flush=True)\n"
+    )
+    hosts = ("-H", "host0:2,host1:1,host2:1")
+    status, out, err = run(world, *hosts, "--tolerate", "1", *program)
+    assert (status, out) == (0, "of 3\n" * 3), err
+    assert "rank 2 on host host1 (pid" in err and "and the others go on" in err
+    status, out, err = run(world, *hosts, *program)
+    assert status == 137 and "rank 2 on host host1" in err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks"), [("host0:2,host1:2,host2:2", "3"), ("host0:2,host1:2", "2")]
+)
+def test_servers_run_on_the_last_hosts(world: SshHosts, hosts: str, ranks: str) -> None:
+    slots = 2 * len(hosts.split(","))
+    served = code(
+        "import pycoll; comm = pycoll.init()\n"
+        "print(comm.size, comm.all_reduce(1, algorithm='ps'), pycoll.servers())"
+    )
+    servers = slots - int(ranks)
+    words = ("-H", hosts, "-n", ranks, "--servers", str(servers))
+    status, out, err = run(world, *words, *served)
+    assert (status, err) == (0, "")
+    places = tuple(range(int(ranks), slots))
+    assert out == f"{ranks} {ranks} {places}\n" * int(ranks)
+
+
 def test_a_file_of_hosts_and_fewer_ranks_than_slots(world: SshHosts, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("host1 slots=2  # the first\nhost2:4\n")
     status, out, err = run(world, "--hostfile", str(tmp_path / "hosts"), "-n", "3", *SUM)

@@ -479,7 +479,10 @@ def test_a_node_of_servers_only() -> None:
     [
         (["-n", "2", "--servers", "4095"], "servers=4095: expected 0 to 4094"),
         (["-n", "2", "--servers", "1", "--restarts", "1"], "leave out --restarts"),
-        (["-H", "localhost:2", "--servers", "1"], "--servers starts servers on one machine"),
+        (
+            ["-H", "localhost:2", "-n", "2", "--servers", "1"],
+            "ranks=2 and servers=1: the hosts have 2",
+        ),
     ],
 )
 def test_launches_with_servers_that_cannot_work_are_refused(words: list[str], text: str) -> None:
