@@ -20,8 +20,8 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError, Time
 from pycoll.ops import find_reduction
 from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, ReduceOp
+
+_Result = TypeVar("_Result")
 
 if TYPE_CHECKING:
     from pycoll.comm.communicator import Communicator
@@ -46,6 +48,10 @@ _LOOK_S = 0.25
 _TAG = 0
 _END = b'{"end": true}'
 _DUP = b'{"dup": true}'
+_STORE = b'{"store": true}'
+#: Called on a server when workers open a store, with the communicator of all ranks; it returns the
+#: function that serves the store. The package of stores, which is above this one, sets it.
+serve_stores: list[Callable[[Communicator], Callable[[], None]]] = []
 
 
 def without_servers(size: int) -> NoReturn:
@@ -82,11 +88,20 @@ def dup_base(base: Communicator) -> Communicator:
 
     No operation may begin on ``base`` meanwhile.
     """
-    # For the exchanges of a duplication, servers contribute like workers.
+    with exchanging(base):
+        return base.dup()
+
+
+@contextlib.contextmanager
+def exchanging(base: Communicator) -> Iterator[None]:
+    """Let servers contribute like workers, for exchanges on the communicator of all ranks.
+
+    All ranks enter the block, and no other operation may begin on ``base`` meanwhile.
+    """
     serving, plans = base._topology, base._made_plans
     base._topology, base._made_plans = serving.serving(0), None
     try:
-        return base.dup()
+        yield
     finally:
         base._topology, base._made_plans = serving, plans
 
@@ -333,6 +348,20 @@ class Served:
         assert made is not None
         return made
 
+    def open_store(self, meet: Callable[[Communicator], _Result]) -> _Result:
+        """Have the servers open a store, and return what ``meet`` returns.
+
+        ``meet``: takes part for this worker, on the communicator of all ranks.
+        """
+        with self._lock:
+            try:
+                self._announce(_STORE)
+                with exchanging(self.base):
+                    return meet(self.base)
+            except PycollError as error:
+                self.name(error)
+                raise
+
     def failure(self) -> str | None:
         """Return the text of the error that ended the base, or None."""
         return self.base.failure
@@ -358,10 +387,12 @@ class ServerLoop:
         self.workers = workers
         #: The number of operations that it has run.
         self.served = 0
-        self._known: dict[bytes, Callable[[], Any]] = {_DUP: self._dup}
+        self._known: dict[bytes, Callable[[], Any]] = {_DUP: self._dup, _STORE: self._open_store}
         self._running: deque[Work[Any]] = deque()
         #: The loops of duplicates of the world, each with its thread.
         self._others: list[tuple[ServerLoop, threading.Thread]] = []
+        #: The threads that serve stores; they may outlive the communicator of all ranks.
+        self._stores: list[threading.Thread] = []
 
     def run(self) -> int:
         """Serve until worker 0 ends, and return the number of operations.
@@ -382,6 +413,8 @@ class ServerLoop:
                 self._end(self._running.popleft())
         finally:
             self.base.close()
+            for thread in self._stores:
+                thread.join()
         for _, thread in self._others:
             thread.join()
         return self.served + sum(loop.served for loop, _ in self._others)
@@ -394,6 +427,18 @@ class ServerLoop:
         thread = threading.Thread(target=loop.run_until_failure, name="pycoll-server", daemon=True)
         thread.start()
         self._others.append((loop, thread))
+
+    def _open_store(self) -> None:
+        """Take part in opening a store, and serve it in a thread."""
+        try:
+            with exchanging(self.base):
+                serve = serve_stores[0](self.base)
+        except PycollError:
+            # The workers raise the same error. If it ended the base, the next wait raises it.
+            return
+        thread = threading.Thread(target=serve, name="pycoll-store", daemon=True)
+        thread.start()
+        self._stores.append(thread)
 
     def run_until_failure(self) -> None:
         """Serve as a thread: an error ends it, and the workers raise their own."""

@@ -1,4 +1,4 @@
-"""Parameter servers: ranks that combine the values of the workers and run no program of the user.
+"""Parameter servers: ranks that hold or combine values of the workers, and run no user's program.
 
     pycoll run -n 4 --servers 2 train.py        workers are ranks 0-3, servers ranks 4 and 5
 
@@ -8,10 +8,22 @@
 
 Under any other launcher the last ranks run a script that calls ``pycoll.ps.serve()``, or
 ``python -m pycoll.ps``. ``pycoll.size()`` counts workers, ``pycoll.servers()`` names the servers.
+
+The same servers hold stores, keyed arrays that workers push to and pull from at their own pace:
+
+    store = pycoll.ps.connect(consistency="asp")
+    store.init("w", weights)
+    store.push("w", gradient)
+    store.pull("w", out=weights)
+
+On any other communicator some ranks call ``serve_store(comm, servers=...)``, and the others
+``connect(comm)``.
 """
 
 from __future__ import annotations
 
-from pycoll.ps.serving import serve
+from pycoll.ps.consistency import SSP, Backup
+from pycoll.ps.serving import connect, serve, serve_store
+from pycoll.ps.store import Store, StoreWork
 
-__all__ = ["serve"]
+__all__ = ["SSP", "Backup", "Store", "StoreWork", "connect", "serve", "serve_store"]

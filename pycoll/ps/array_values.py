@@ -79,8 +79,8 @@ class ArrayValues:
         return value
 
     def read(self, value: ArrayValue) -> Array:
-        """Return a view of the value. Its elements stay as they are while this object exists."""
-        answer: Array = value.array.view()
+        """Return the bytes of the value. They stay as they are while this object exists."""
+        answer: Array = value.array.view(np.uint8)
         value.answers.append(weakref.ref(answer))
         return answer
 

@@ -27,11 +27,10 @@ class Request:
     the request wait, and its clock.
     """
 
-    __slots__ = ("answer", "failure", "lost", "message", "priority", "slowest", "target", "then")
+    __slots__ = ("answer", "failure", "lost", "message", "slowest", "target", "then")
 
-    def __init__(self, message: Message, priority: int, target: Any) -> None:
+    def __init__(self, message: Message, target: Any) -> None:
         self.message = message
-        self.priority = priority
         self.target = target
         self.answer: Message | None = None
         self.failure = ""
@@ -77,14 +76,23 @@ class ClientMachine:
         self.out: list[tuple[int, Message]] = []
         self._lanes = [_Lane() for _ in view.chains]
         self._numbers = 0
+        #: By shard its newest servers, also when they are gone.
+        self._holders = list(view.chains)
         #: The servers whose connections are gone.
         self.gone: set[int] = set()
         #: Whether a view manager may still replace servers.
         self.is_managed = True
 
-    def add(self, message: Message, priority: int = 0, target: Any = None) -> Request:
+    def add(
+        self,
+        message: Message,
+        priority: int = 0,
+        target: Any = None,
+        then: Callable[[Request], None] | None = None,
+    ) -> Request:
         """Begin a request. A higher priority is sent earlier, within what consistency allows."""
-        request = Request(message, priority, target)
+        request = Request(message, target)
+        request.then = then
         lane = self._lanes[message.shard]
         self._numbers += 1
         if message.kind is Kind.CLOCK:
@@ -131,7 +139,7 @@ class ClientMachine:
         message = request.message
         to = (chain[0] if message.kind in UPDATES else chain[-1]) if chain else None
         if to is None:
-            self._fail(request, "all its servers are gone", tuple(sorted(self.gone)))
+            self._fail(request, "all its servers are gone", self._holders[shard])
         elif to not in self.gone:
             self.out.append((to, message._replace(view=self.view.number)))
         elif len(chain) == 1 or not self.is_managed:
@@ -185,6 +193,8 @@ class ClientMachine:
         """Go on to a newer view, and send again what is not answered."""
         if view.number > self.view.number and len(view.chains) == len(self._lanes):
             self.view = view
+            for shard, chain in enumerate(view.chains):
+                self._holders[shard] = chain or self._holders[shard]
             self._resend(only=None)
 
     def _resend(self, only: int | None) -> None:
@@ -212,6 +222,11 @@ class ClientMachine:
             lane.reads.pop(message.seq, None)
         if request.then is not None:
             request.then(request)
+
+    def answering(self, request: Request) -> int | None:
+        """Return the server that answers a request; None while none does."""
+        chain = self.view.chains[request.message.shard]
+        return chain[-1] if chain and chain[-1] not in self.gone else None
 
     def slowest(self) -> tuple[int, int] | None:
         """Return the slowest worker that servers have told, and its clock; None if none waits."""

@@ -107,5 +107,5 @@ def consistency_from(text: str) -> Consistency:
         if name == "Backup":
             return Backup(float(rest.removesuffix(")")))
         return consistency_of(text)
-    except InvalidArgumentError as error:
-        raise ValueError(str(error)) from None
+    except ValueError:
+        raise ValueError(f"{text!r} is no consistency: expected {_WORDS}") from None

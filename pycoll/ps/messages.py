@@ -44,9 +44,9 @@ class Kind(IntEnum):
     PIECE = 27
     # Views.
     VIEW = 32
-    ADOPTED = 33
     FILLED = 34
     BYE = 35
+    UNMANAGED = 36
 
 
 UPDATES = frozenset((Kind.LOAD, Kind.PUSH, Kind.CLOCK, Kind.WRITE, Kind.LEAVE))

@@ -9,9 +9,11 @@ from pycoll.bootstrap import join
 from pycoll.bootstrap.discovery.roles import count_servers
 from pycoll.comm import world
 from pycoll.comm.communicator import Communicator
-from pycoll.comm.served import ServerLoop, part_workers
+from pycoll.comm.served import ServerLoop, part_workers, serve_stores
 from pycoll.config import SERVER
 from pycoll.errors import InvalidArgumentError
+from pycoll.ps.opening import Opening, Terms, checked_terms
+from pycoll.ps.store import Store
 
 
 def serve(
@@ -26,7 +28,10 @@ def serve(
     timeout_s: float | None = None,
     init_timeout_s: float | None = None,
 ) -> int:
-    """Join the job as a server, and combine the values of the workers until they end.
+    """Join the job as a server, and serve the workers until they end.
+
+    The server combines the values of their collectives with ``algorithm="ps"``, and holds its share
+    of each store that they open by ``connect``.
 
     The arguments are those of ``pycoll.init``. ``rank`` and ``size`` count all ranks, servers
     included; servers are the last ranks. The workers call ``pycoll.init`` at the same time. This
@@ -66,3 +71,93 @@ def serve(
     base = Communicator(joined, config, "workers and servers")
     part_workers(base, servers)
     return ServerLoop(base, base.size - servers).run()
+
+
+def serve_store(
+    comm: Communicator, servers: Sequence[int], *, replicas: int = 0, consistency: Any = "bsp"
+) -> None:
+    """Serve a store on this rank of a communicator, until all its workers have left.
+
+    Each rank of ``servers`` calls this function with the same arguments, while all other ranks of
+    ``comm`` call ``connect(comm)``. ``replicas``: how many servers hold each part in addition to
+    the first one, 0 to 2. ``consistency``: "bsp", "asp", ``SSP(staleness)`` or ``Backup(share)``.
+
+    In a job with servers of their own (``pycoll run --servers``), this function is not needed: its
+    servers run ``serve()``, and the workers name the terms in ``connect``.
+
+    Raises InvalidArgumentError and MismatchError, as all ranks do, for terms that do not fit; the
+    errors of ``init``. A server whose neighbours die goes on.
+
+    Cost: a connection to each worker and each server; a thread for each of them.
+
+    >>> pycoll.ps.serve_store(comm, servers=[2])  # on rank 2, while the others connect
+    """
+
+    def terms() -> Terms:
+        found = checked_terms(servers, replicas, consistency, comm.size)
+        if comm.rank not in found.servers:
+            raise InvalidArgumentError(
+                f"servers is {list(found.servers)} without rank {comm.rank}, which called "
+                "serve_store(): call connect(comm) on the workers"
+            )
+        return found
+
+    Opening(comm, True, terms).server().run()
+
+
+def connect(
+    comm: Communicator | None = None, *, replicas: int | None = None, consistency: Any = None
+) -> Store:
+    """Open a store as a worker, and return it. All workers call this function.
+
+    ``comm``: a communicator on whose other ranks ``serve_store(comm, ...)`` runs, or the world of a
+    job with servers; None is the world. ``replicas`` and ``consistency``: as in ``serve_store``,
+    which names them in the first case. In a job with servers the workers name them here, all the
+    same; without them a store has no replicas and is "bsp".
+
+    Returns a ``Store``. Its ``close()`` leaves it.
+
+    Raises InvalidArgumentError for wrong terms and where no rank serves, MismatchError where ranks
+    pass different ones, and the errors of ``init``.
+
+    Cost: a connection to each server.
+
+    >>> store = pycoll.ps.connect(comm)  # while rank 2 serves
+    """
+    used = world.world() if comm is None else comm
+    served = used._served
+    if served is None:
+        if replicas is not None or consistency is not None:
+            raise InvalidArgumentError(
+                "connect() was given replicas or consistency on a communicator without servers of "
+                "its own: pass them to serve_store(comm, ...) on the ranks that serve"
+            )
+        return _opened(used, lambda: None)
+
+    def terms() -> Terms:
+        words = "bsp" if consistency is None else consistency
+        count = 0 if replicas is None else replicas
+        return checked_terms(served.ranks, count, words, served.base.size)
+
+    return served.open_store(lambda base: _opened(base, terms))
+
+
+def _opened(base: Communicator, terms: Callable[[], Terms | None]) -> Store:
+    opening = Opening(base, False, terms)
+    agreed, links, manager = opening.worker()
+
+    def close() -> None:
+        links.close()
+        if manager is not None:
+            manager.close()
+
+    workers = tuple(rank for rank in range(base.size) if rank not in agreed.servers)
+    return Store(links, (base.rank, workers), agreed.consistency, base.timeout_s, close)
+
+
+def _serve_store_of_job(base: Communicator) -> Callable[[], None]:
+    """Take part, as a server of a job, in opening a store; return the function that serves it."""
+    return Opening(base, True, lambda: None).server().run
+
+
+serve_stores.append(_serve_store_of_job)

@@ -25,7 +25,7 @@ class Arithmetic(Protocol):
     """The values of a shard: whole numbers in a simulation, arrays on servers."""
 
     def load(self, rule: int, payload: Any) -> Any:
-        """Return the value of a new part."""
+        """Return the value of a new part. Raises ValueError for bytes that are none."""
 
     def refusal(self, rule: int, value: Any, payload: Any) -> str:
         """Return why the payload is no push of this part, or an empty text."""
@@ -123,10 +123,7 @@ class Shard:
             self.clocks[worker] = max(self.clocks[worker], update.round)
             self._advance_all()
         elif update.kind is Kind.LOAD:
-            name = (update.key, update.part)
-            if name not in self.parts:
-                value = self.arithmetic.load(update.rule, update.payload)
-                self.parts[name] = Part(update.rule, value, self.version)
+            return self._load(update)
         elif update.kind is Kind.WRITE:
             return self._write(update)
         return Effect(0, self._version_for(update))
@@ -134,6 +131,16 @@ class Shard:
     def _version_for(self, update: Message) -> int:
         part = self.parts.get((update.key, update.part))
         return part.version if update.kind is Kind.PUSH and part is not None else self.version
+
+    def _load(self, update: Message) -> Effect:
+        name = (update.key, update.part)
+        if name not in self.parts:
+            try:
+                value = self.arithmetic.load(update.rule, update.payload)
+            except ValueError as error:
+                return Effect(refusal=str(error))
+            self.parts[name] = Part(update.rule, value, self.version)
+        return Effect(0, self.version)
 
     def _write(self, update: Message) -> Effect:
         name, _, text = bytes(update.payload).decode("utf-8", "replace").partition("\0")

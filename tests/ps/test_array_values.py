@@ -68,7 +68,7 @@ def test_an_answer_keeps_its_bytes_while_pushes_go_on() -> None:
     assert same is value, "without a reader the value changes in place"
     answer = values.read(value)
     value = values.apply(rule, value, [push], 1)
-    assert answer.tolist() == [1, 2, 3, 4]
+    assert answer.view(np.int64).tolist() == [1, 2, 3, 4]
     assert value.array.tolist() == [2, 3, 4, 5]
     del answer
     assert values.apply(rule, value, [push], 1) is value
@@ -83,5 +83,7 @@ def test_pushes_of_another_length_are_refused() -> None:
     assert "0 bytes" in values.refusal(rule, value, None)
     with pytest.raises(ValueError, match="no element type"):
         values.load(99 << 8, bytes(16))
+    with pytest.raises(ValueError, match="size"):
+        values.load(rule, bytes(15))
     with pytest.raises(pycoll.InvalidArgumentError, match="'add', 'sum', 'mean'"):
         rule_of("max", DType.FLOAT32)

@@ -1,0 +1,221 @@
+"""How workers and servers open a store: they compare their terms, and connect each pair."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery.network import listen_in_range
+from pycoll.bootstrap.rendezvous.meeting import Meeting
+from pycoll.comm.communicator import Communicator
+from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
+from pycoll.ps.array_values import ArrayValues
+from pycoll.ps.client_machine import ClientMachine
+from pycoll.ps.consistency import Consistency, consistency_from, consistency_of
+from pycoll.ps.links import Circle, Link, offered, pairs_of
+from pycoll.ps.messages import MANAGER
+from pycoll.ps.server_machine import ServerMachine
+from pycoll.ps.server_threads import ManagerThread, ServerThreads
+from pycoll.ps.shard import Shard
+from pycoll.ps.views import ViewManager, first_view
+from pycoll.ps.worker_links import WorkerLinks
+from pycoll.untrusted import json_object, read_json
+
+#: The most servers that hold a shard, in addition to its first one.
+REPLICAS_MAX = 2
+_FACTS = {"serves": bool, "terms": list, "meeting": str, "refused": str}
+
+
+class Terms(NamedTuple):
+    """The terms of a store. ``servers``: the ranks that serve it."""
+
+    servers: tuple[int, ...]
+    replicas: int
+    consistency: Consistency
+
+    def to_list(self) -> list[Any]:
+        """Return the form that ``from_list`` reads."""
+        return [list(self.servers), self.replicas, str(self.consistency)]
+
+    @classmethod
+    def from_list(cls, facts: list[Any]) -> Terms:
+        """Read terms. Raises ValueError for other lists."""
+        servers, replicas, text = facts
+        if not isinstance(servers, list) or not all(type(one) is int for one in servers):
+            raise ValueError("servers that are no ranks")
+        if type(replicas) is not int or not isinstance(text, str):
+            raise ValueError("replicas or a consistency of another type")
+        return cls(tuple(servers), replicas, consistency_from(text))
+
+    def __str__(self) -> str:
+        return f"servers={list(self.servers)}, replicas={self.replicas}, {self.consistency}"
+
+
+def checked_terms(servers: Any, replicas: Any, consistency: Any, size: int) -> Terms:
+    """Return the terms of arguments. Raises InvalidArgumentError that names the wrong one."""
+    found = consistency_of(consistency)
+    try:
+        ranks = sorted({int(one) for one in servers if not isinstance(one, bool)})
+    except (TypeError, ValueError):
+        ranks = []
+    if not ranks or len(ranks) != len(servers) or not 0 <= ranks[0] <= ranks[-1] < size:
+        raise InvalidArgumentError(
+            f"servers is {servers!r}: expected different ranks from 0 to {size - 1}"
+        )
+    if len(ranks) == size:
+        raise InvalidArgumentError(f"servers is {servers!r}: all {size} ranks; leave a worker")
+    most = min(REPLICAS_MAX, len(ranks) - 1)
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= most:
+        raise InvalidArgumentError(
+            f"replicas is {replicas!r}: expected 0 to {most}, since there are {len(ranks)} servers "
+            f"and at most {REPLICAS_MAX} replicas"
+        )
+    return Terms(tuple(ranks), replicas, found)
+
+
+class Opening:
+    """One rank's part in opening a store on ``base``, all ranks of which take part at once.
+
+    ``serves``: whether this rank serves. ``terms``: returns them, or None where only other ranks
+    know them. If it raises InvalidArgumentError, all ranks do.
+    """
+
+    def __init__(self, base: Communicator, serves: bool, terms: Callable[[], Terms | None]) -> None:
+        self._base = base
+        self._serves = serves
+        self._given: Terms | None = None
+        self._refused = ""
+        try:
+            self._given = terms()
+        except InvalidArgumentError as error:
+            self._refused = str(error)
+
+    @contextlib.contextmanager
+    def _links(self) -> Iterator[tuple[Terms, dict[tuple[int, str], Link]]]:
+        """Agree on the terms and connect this rank; give the links by peer and purpose.
+
+        An error inside the block closes the links.
+        """
+        base = self._base
+        base._splits += 1
+        number = base._splits
+        with self._listening() as (listener, meeting):
+            mine = {
+                "serves": self._serves,
+                "terms": [] if self._given is None else self._given.to_list(),
+                "meeting": meeting.decode(),
+                "refused": self._refused,
+            }
+            blobs = base._gather_blobs(json.dumps(mine).encode())
+            terms, meetings = agreed(blobs)
+            key = base._key_of_parts()
+            circle = Circle(
+                base.rank,
+                base._config._replace(timeout_s=base.timeout_s),
+                key,
+                base._tuning,
+                base._chosen_by[3],
+                meetings,
+            )
+            with contextlib.ExitStack() as undo:
+                made = {}
+                limit = Deadline(base._config.init_timeout_s)
+                for host, guest, purpose in pairs_of(self._workers(terms), terms.servers):
+                    if base.rank in (host, guest):
+                        name = f"store {number} {purpose}"
+                        comm = circle.link(host, guest, name, listener, limit)
+                        peer = guest if base.rank == host else host
+                        made[peer, purpose] = Link(comm, peer)
+                        undo.callback(made[peer, purpose].close)
+                yield terms, made
+                undo.pop_all()
+
+    def _workers(self, terms: Terms) -> list[int]:
+        return [rank for rank in range(self._base.size) if rank not in terms.servers]
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[tuple[socket.socket | None, bytes]]:
+        """Give a listener where other machines can meet this server; none on one machine."""
+        machines = {identity.machine for identity in self._base._identities}
+        if not self._serves or len(machines) == 1:
+            yield None, b""
+            return
+        config = self._base._config
+        with listen_in_range(None, config.port_range) as listener:
+            yield listener, offered(config, listener)
+
+    def worker(self) -> tuple[Terms, WorkerLinks, ManagerThread | None]:
+        """Take part as a worker."""
+        with self._links() as (terms, made):
+            view = first_view(terms.servers, terms.replicas)
+            links = {peer: link for (peer, purpose), link in made.items() if purpose == "worker"}
+            worker_links = WorkerLinks(ClientMachine(self._base.rank, view), links)
+            manager = None
+            if self._base.rank == self._workers(terms)[0]:
+                own = {peer: one for (peer, purpose), one in made.items() if purpose == "manager"}
+                machine = ViewManager(view, terms.servers, terms.replicas + 1)
+                manager = ManagerThread(machine, own)
+            return terms, worker_links, manager
+
+    def server(self) -> ServerThreads:
+        """Take part as a server."""
+        with self._links() as (terms, made):
+            workers = self._workers(terms)
+            links = {}
+            for (_, purpose), link in made.items():
+                if purpose == "manager":
+                    link.peer = MANAGER
+                links[link.peer] = link
+            machine = ServerMachine(
+                self._base.rank,
+                workers,
+                first_view(terms.servers, terms.replicas),
+                lambda _: Shard(terms.consistency, workers, ArrayValues()),
+            )
+            return ServerThreads(machine, links)
+
+
+def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting]]:
+    """Return the terms on which all ranks agree, and where servers can be met.
+
+    Raises, on all ranks alike, InvalidArgumentError and MismatchError that name the odd rank.
+    """
+    found: dict[int, Terms] = {}
+    serving, meetings = [], {}
+    for rank, blob in enumerate(blobs):
+        try:
+            facts = json_object(read_json(blob), _FACTS)
+            if facts["refused"]:
+                raise InvalidArgumentError(f"rank {rank}: {facts['refused']}", rank=rank)
+            if facts["terms"]:
+                found[rank] = Terms.from_list(facts["terms"])
+            if facts["meeting"]:
+                meetings[rank] = Meeting.from_bytes(facts["meeting"].encode())
+        except ValueError as error:
+            if isinstance(error, PycollError):
+                raise
+            raise MismatchError(f"rank {rank} opened no store here: {error}", rank=rank) from None
+        if facts["serves"]:
+            serving.append(rank)
+    if not found:
+        raise InvalidArgumentError(
+            "no rank serves this store: call pycoll.ps.serve_store(comm, servers=...) on the ranks "
+            "that serve, while the others call pycoll.ps.connect(comm)"
+        )
+    first, terms = next(iter(found.items()))
+    for rank, other in found.items():
+        if other != terms:
+            raise MismatchError(
+                f"rank {rank} opens a store with {other}, rank {first} with {terms}", rank=rank
+            )
+    for rank in range(len(blobs)):
+        if (rank in serving) != (rank in terms.servers):
+            did = "serves" if rank in serving else "works"
+            raise MismatchError(
+                f"rank {rank} {did}, but servers are {list(terms.servers)}", rank=rank
+            )
+    return terms, meetings

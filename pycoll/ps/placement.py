@@ -1,0 +1,85 @@
+"""How arrays are cut into parts and spread over shards, and the texts that tell it to workers."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from pycoll.ps.array_memory import Terms
+from pycoll.ps.messages import PART_BYTES_MAX
+from pycoll.types import ITEM_BYTES
+from pycoll.untrusted import json_object, read_json
+
+_FACTS = {"number": int, "dtype": int, "shape": list, "update": str, "shards": list}
+
+
+class Placed(NamedTuple):
+    """A key's place. ``number``: of the key; ``shards``: by part the shard that holds it."""
+
+    number: int
+    terms: Terms
+    update: str
+    shards: tuple[int, ...]
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The bytes of each part, as (begin, end)."""
+        return ranges_of(self.terms)
+
+    def to_text(self) -> str:
+        """Return the form that ``from_text`` reads."""
+        facts = {
+            "number": self.number,
+            "dtype": self.terms.dtype,
+            "shape": self.terms.shape,
+            "update": self.update,
+            "shards": self.shards,
+        }
+        return json.dumps(facts)
+
+    @classmethod
+    def from_text(cls, text: str | bytes, shards: int) -> Placed:
+        """Read a place in a store of so many shards. Raises ValueError for any other text."""
+        facts = json_object(read_json(text), _FACTS)
+        shape, places = facts["shape"], facts["shards"]
+        if not all(type(one) is int and one >= 0 for one in shape):
+            raise ValueError("a shape that is none")
+        if not 0 <= facts["dtype"] < len(ITEM_BYTES) or facts["number"] < 0:
+            raise ValueError("an unknown element type, or a negative number")
+        made = cls(facts["number"], Terms(facts["dtype"], tuple(shape)), facts["update"], ())
+        if len(places) != len(made.ranges):
+            raise ValueError(f"{len(places)} shards for {len(made.ranges)} parts")
+        if not all(type(one) is int and 0 <= one < shards for one in places):
+            raise ValueError("a shard that there is not")
+        return made._replace(shards=tuple(places))
+
+
+def ranges_of(terms: Terms) -> list[tuple[int, int]]:
+    """Return the bytes of each part as (begin, end); an empty array has one empty part."""
+    item = ITEM_BYTES[terms.dtype]
+    nbytes = item
+    for axis in terms.shape:
+        nbytes *= axis
+    step = PART_BYTES_MAX // item * item
+    return [(begin, min(begin + step, nbytes)) for begin in range(0, max(nbytes, 1), step)]
+
+
+class Placement:
+    """Spreads parts over shards: each one to the shard with the fewest bytes.
+
+    So the largest load is at most the mean and one part.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self.loads = [0] * shards
+        self._keys = 0
+
+    def place(self, terms: Terms, update: str) -> Placed:
+        """Return the place of a new key."""
+        chosen = []
+        for begin, end in ranges_of(terms):
+            shard = min(range(len(self.loads)), key=self.loads.__getitem__)
+            self.loads[shard] += end - begin
+            chosen.append(shard)
+        self._keys += 1
+        return Placed(self._keys - 1, terms, update, tuple(chosen))

@@ -1,0 +1,490 @@
+"""The store of a worker: keyed arrays on servers, with init, push, pull, push_pull and clock."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pycoll.arrays.host_arrays import Framework
+from pycoll.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    PycollError,
+    TimeoutError,
+)
+from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
+from pycoll.ps.array_values import MEAN, SUM, rule_of
+from pycoll.ps.client_machine import Request
+from pycoll.ps.consistency import Consistency
+from pycoll.ps.messages import LAST, Kind, Message
+from pycoll.ps.placement import Placed, Placement
+from pycoll.ps.worker_links import WorkerLinks
+from pycoll.types import DType, check_timeout
+
+#: The longest name of a key, in bytes of UTF-8.
+KEY_BYTES_MAX = 1024
+
+
+class _Key:
+    """A key that this worker knows. ``rounds``: by part the rounds that it has ended alone."""
+
+    def __init__(self, name: str, placed: Placed, framework: Framework, like: Any) -> None:
+        self.name = name
+        self.placed = placed
+        self.framework = framework
+        self.like = like
+        self.rounds = [0] * len(placed.shards)
+
+
+class StoreWork:
+    """A request of a store that runs; like ``pycoll.Work``."""
+
+    def __init__(
+        self, store: Store, requests: Sequence[Request], what: str, finish: Callable[[], Any]
+    ) -> None:
+        self._store = store
+        self._requests = requests
+        self._what = what
+        self._finish: Callable[[], Any] | None = finish
+        self._result: Any = None
+
+    def done(self) -> bool:
+        """Return whether the request has ended, with a result or an error."""
+        return all(request.ended for request in self._requests)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait and return the result. ``timeout``: seconds; None for the store's ``timeout_s``.
+
+        Raises the errors of the request; TimeoutError that names the slowest worker.
+        """
+        self._store._wait(self._requests, self._what, timeout)
+        if self._finish is not None:
+            self._result, self._finish = self._finish(), None
+        return self._result
+
+
+class Store:
+    """Keyed arrays that servers hold; ``pycoll.ps.connect`` makes it. Threads: any.
+
+    ``consistency``: the consistency of the store. ``timeout_s``: the longest wait of a call, in
+    seconds. ``rank``: this worker, a rank of the communicator on which the store was opened.
+    """
+
+    def __init__(
+        self,
+        links: WorkerLinks,
+        ranks: tuple[int, tuple[int, ...]],
+        consistency: Consistency,
+        timeout_s: float,
+        close: Callable[[], None],
+    ) -> None:
+        self.rank, self.workers = ranks
+        self.consistency = consistency
+        self.timeout_s = timeout_s
+        self._links = links
+        self._close = close
+        self._closed = False
+        self._keys: dict[str, _Key] = {}
+        self._clock = 0
+        self._shards = len(links.machine.view.chains)
+        self._placement = Placement(self._shards)
+        #: The pushes of this worker that came too late for their round.
+        self.dropped = 0
+
+    def __repr__(self) -> str:
+        return f"<pycoll.ps.Store: worker {self.rank}, {len(self._keys)} keys, {self.consistency}>"
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    # Keys
+
+    def init(self, key: str, x: Any, update: str = "add") -> None:
+        """Make a key, with the values of the first worker.
+
+        ``key``: a name of at most 1024 bytes. ``x``: an array in host memory, of any framework; all
+        workers pass the same dtype and shape. ``update``: how pushes change the value. "add" adds
+        them to it; "sum" and "mean" replace it by the sum or the mean of the pushes of a round, and
+        need "bsp" or ``Backup``. All workers call this method. A second identical call changes
+        nothing.
+
+        Raises InvalidArgumentError for wrong arguments and for a known key with other terms;
+        MismatchError where the first worker has passed others; TimeoutError where it has not called
+        ``init``; PeerLostError where servers are gone.
+
+        Cost: the first worker sends its values; the others one short message.
+
+        >>> store.init("w", np.zeros(4))
+        >>> store.pull("w")
+        array([0., 0., 0., 0.])
+        """
+        self._check_open()
+        name = _checked_name(key)
+        framework, terms, data = read_array(x)
+        rule = rule_of(update, terms.dtype)
+        if rule & 0xFF in (SUM, MEAN) and not self.consistency.folds:
+            raise InvalidArgumentError(
+                f'update is {update!r}, which replaces the value once a round: expected "add" with '
+                f"consistency {self.consistency}"
+            )
+        known = self._keys.get(key)
+        if known is not None:
+            self._compare(known.placed, terms, update, key, InvalidArgumentError)
+            return
+        if self.rank == self.workers[0]:
+            placed = self._placement.place(terms, update)
+            self._load(placed, data, rule, key)
+            written = name + b"\0" + placed.to_text().encode()
+            self._wait([self._begin(Kind.WRITE, 0, payload=written)], f"init of {key!r}")
+        else:
+            lookup = self._begin(Kind.LOOKUP, 0, payload=name)
+            self._wait([lookup], f"init of {key!r}, which rank {self.workers[0]} begins,")
+            assert lookup.answer is not None
+            placed = Placed.from_text(bytes(lookup.answer.payload), self._shards)
+            self._compare(placed, terms, update, key, MismatchError)
+        like = framework.empty(x, (0,), terms.dtype)
+        self._keys[key] = _Key(key, placed, framework, like)
+
+    def _load(self, placed: Placed, data: Bytes, rule: int, key: str) -> None:
+        requests = [
+            self._begin(
+                Kind.LOAD,
+                placed.shards[part],
+                key=placed.number,
+                part=part,
+                rule=rule,
+                payload=data[begin:end],
+            )
+            for part, (begin, end) in enumerate(placed.ranges)
+        ]
+        self._wait(requests, f"init of {key!r}")
+
+    @staticmethod
+    def _compare(
+        placed: Placed, terms: Terms, update: str, key: str, kind: type[PycollError]
+    ) -> None:
+        if (placed.terms, placed.update) != (terms, update):
+            raise kind(
+                f"init of {key!r} with {_shown(terms, update)}: the store has "
+                f"{_shown(placed.terms, placed.update)}"
+            )
+
+    # Values
+
+    def push(self, key: str, x: Any, *, priority: int = 0, async_op: bool = False) -> Any:
+        """Send values, by which the servers change the key's value as ``init`` said.
+
+        ``x``: an array with the dtype and shape of the key. ``priority``: a whole number; requests
+        with a higher one are sent earlier, as long as the order within a key and around a clock is
+        kept. ``async_op``: return a work at once; x must stay unchanged until its ``wait()``
+        returns.
+
+        Returns None, once the servers have the values: with "asp" and SSP they are applied, with
+        "bsp" and Backup when the round ends. After Backup has ended the round of a push, it has no
+        effect, and ``dropped`` counts it.
+
+        Raises InvalidArgumentError for an unknown key and for another dtype or shape; PeerLostError
+        that names a server and its keys; TimeoutError.
+
+        Cost: one message for each 4 MiB, and its acknowledgement.
+
+        >>> store.init("g", np.zeros(2))
+        >>> store.push("g", np.ones(2))
+        """
+        return self._go(self._pushed(key, x, priority, 0), f"push of {key!r}", _none, async_op)
+
+    def pull(self, key: str, *, out: Any = None, priority: int = 0, async_op: bool = False) -> Any:
+        """Return the value of a key, as the consistency allows it to be seen.
+
+        ``out``: an array with the dtype and shape of the key, in C order, that receives the value.
+        ``priority`` and ``async_op``: as in push; ``out`` must not be used until the end of a work.
+
+        Returns ``out``, or a new array of the kind that this worker passed to ``init``. A pull sees
+        every push of this worker that was begun earlier (with "bsp" and Backup, of earlier rounds).
+
+        Raises the errors of push; TimeoutError that names the slowest worker and its clock, where
+        the consistency makes this one wait for it; PeerLostError with "bsp" where that worker died.
+
+        Cost: one short message for each 4 MiB, and its answer.
+
+        >>> store.init("p", np.arange(3.0))
+        >>> store.pull("p")
+        array([0., 1., 2.])
+        """
+        found = self._known(key)
+        target = self._target(found, out)
+        requests = self._pulled(found, target.memory, priority)
+        return self._go(requests, f"pull of {key!r}", target.finish, async_op)
+
+    def push_pull(
+        self, key: str, x: Any, *, out: Any = None, priority: int = 0, async_op: bool = False
+    ) -> Any:
+        """Push, and return the value with the push.
+
+        The arguments and errors are those of push and pull; ``out`` may be x. With "bsp" and Backup
+        the call ends this worker's round of the key, and returns the value after that round, which
+        all workers end by the same call: for a key with ``update="mean"`` it is the mean of all
+        pushes, with "bsp" in the bits of ``all_reduce("avg", deterministic=True)``. With "asp" and
+        SSP the value holds at least this worker's pushes.
+
+        Cost: two messages for each 4 MiB, and their answers.
+
+        >>> store.init("m", np.zeros(2))
+        >>> store.push_pull("m", np.ones(2))
+        array([1., 1.])
+        """
+        found = self._known(key)
+        target = self._target(found, out)
+        # Without folding there is no round that a push could end.
+        pushes = self._pushed(key, x, priority, LAST if self.consistency.folds else 0)
+        pulls = self._pulled(found, target.memory, priority)
+        requests = [*pushes, *pulls]
+        return self._go(requests, f"push_pull of {key!r}", target.finish, async_op)
+
+    def clock(self, *, async_op: bool = False) -> Any:
+        """End this worker's round for all keys.
+
+        Returns None when this worker may begin the next round: with "bsp" when all have ended this
+        one, with SSP(s) when the slowest is at most s rounds behind, with "asp" at once.
+
+        Raises TimeoutError that names the slowest worker and its clock; PeerLostError, with "bsp"
+        also where a worker died.
+
+        Cost: a short message to each server, and the wait for slower workers.
+
+        >>> store.clock()
+        """
+        self._check_open()
+        # Keys may be ahead by push_pull; this round ends for them too.
+        alone = (turn for key in self._keys.values() for turn in key.rounds)
+        self._clock = max(self._clock, *alone, 0) + 1
+        requests = [
+            self._begin(Kind.CLOCK, shard, round=self._clock, then=self._note_clock)
+            for shard in range(self._shards)
+        ]
+        return self._go(requests, "clock", _none, async_op)
+
+    def _note_clock(self, request: Request) -> None:
+        if request.answer is not None and self.consistency.name == "backup":
+            self._clock = max(self._clock, request.answer.round)
+
+    def _pushed(self, key: str, x: Any, priority: int, flags: int) -> list[Request]:
+        found = self._known(key)
+        _, terms, data = read_array(x)
+        if terms != found.placed.terms:
+            raise InvalidArgumentError(
+                f"x has {_shown(terms)}, but {key!r} has {_shown(found.placed.terms)}"
+            )
+        requests = []
+        for part, (begin, end) in enumerate(found.placed.ranges):
+            turn = max(self._clock, found.rounds[part])
+            request = self._begin(
+                Kind.PUSH,
+                found.placed.shards[part],
+                priority,
+                key=found.placed.number,
+                part=part,
+                round=turn,
+                flags=flags,
+                payload=data[begin:end],
+                then=functools.partial(self._note_push, found, part),
+            )
+            if flags & LAST:
+                found.rounds[part] = turn + 1
+            requests.append(request)
+        return requests
+
+    def _note_push(self, key: _Key, part: int, request: Request) -> None:
+        if request.dropped:
+            self.dropped += 1
+            self._note_version(key, part, request)
+
+    def _note_version(self, key: _Key, part: int, request: Request) -> None:
+        """With Backup: go on with the round in which the others are."""
+        if request.answer is not None and self.consistency.name == "backup":
+            key.rounds[part] = max(key.rounds[part], request.answer.round)
+
+    def _pulled(self, key: _Key, memory: Bytes, priority: int) -> list[Request]:
+        return [
+            self._begin(
+                Kind.PULL,
+                key.placed.shards[part],
+                priority,
+                key=key.placed.number,
+                part=part,
+                target=memory[begin:end],
+                then=functools.partial(self._note_version, key, part),
+            )
+            for part, (begin, end) in enumerate(key.placed.ranges)
+        ]
+
+    def _target(self, key: _Key, out: Any) -> Target:
+        if out is not None:
+            return into(out, key.placed.terms)
+        return new(key.framework, key.like, key.placed.terms)
+
+    # Figures
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the servers and this worker count.
+
+        Returns a dict: "consistency", "clock" and "dropped" of this worker, "view", "servers" (the
+        transport to each), "keys", and "shards": of each its chain, clocks, version, workers that
+        are gone, and the counts of pushes, dropped and repeated ones, rounds, and waiting requests.
+
+        Raises PeerLostError and TimeoutError. Cost: a short message to each shard.
+
+        >>> store.stats()["consistency"]
+        'bsp'
+        """
+        self._check_open()
+        asked = [self._begin(Kind.ASK, shard) for shard in range(self._shards)]
+        self._wait(asked, "stats")
+        shards = [json.loads(bytes(one.answer.payload)) for one in asked if one.answer is not None]
+        view = self._links.machine.view
+        return {
+            "consistency": str(self.consistency),
+            "clock": self._clock,
+            "dropped": self.dropped,
+            "view": view.number,
+            "servers": self._links.transports,
+            "keys": {key: list(one.placed.shards) for key, one in self._keys.items()},
+            "shards": shards,
+        }
+
+    def explain(self) -> str:
+        """Return a text about the store: its shards, chains, clocks and counts.
+
+        Raises the errors of ``stats``, and costs as much.
+
+        >>> print(store.explain().splitlines()[0])
+        store: bsp, 1 worker, 1 shard
+        """
+        facts = self.stats()
+        shards = facts["shards"]
+        lines = [
+            f"store: {facts['consistency']}, {_counted(len(self.workers), 'worker')}, "
+            f"{_counted(len(shards), 'shard')}"
+        ]
+        for one in shards:
+            chain = " -> ".join(f"rank {rank}" for rank in one["chain"])
+            clocks = ", ".join(f"{rank}: {clock}" for rank, clock in one["clocks"].items())
+            gone = f"; gone: {one['gone']}" if one["gone"] else ""
+            lines.append(
+                f"shard {one['shard']}: {chain}; {_counted(one['parts'], 'part')}; "
+                f"{one['pushes']} pushes, {one['dropped']} dropped; "
+                f"clocks {clocks}{gone}; {one['waiting']} wait"
+            )
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Leave the store; its servers end when all workers have left. A second call does nothing.
+
+        >>> store.close()
+        """
+        if not self._closed:
+            self._closed = True
+            self._close()
+
+    # Requests
+
+    def _begin(
+        self,
+        kind: Kind,
+        shard: int,
+        priority: int = 0,
+        *,
+        target: Bytes | None = None,
+        then: Callable[[Request], None] | None = None,
+        **fields: Any,
+    ) -> Request:
+        return self._links.begin(Message(kind, shard, **fields), priority, target, then)
+
+    def _go(
+        self, requests: Sequence[Request], what: str, finish: Callable[[], Any], async_op: bool
+    ) -> Any:
+        work = StoreWork(self, requests, what, finish)
+        if async_op:
+            self._links.receive_in_threads()
+            return work
+        return work.wait()
+
+    def _wait(self, requests: Sequence[Request], what: str, timeout: float | None = None) -> None:
+        seconds = self.timeout_s if timeout is None else check_timeout(timeout, "timeout")
+        if not self._links.wait(requests, time.monotonic() + seconds):
+            raise self._late(requests, what, seconds)
+        for request in requests:
+            if request.failure:
+                raise self._error(request, what)
+
+    def _late(self, requests: Sequence[Request], what: str, seconds: float) -> TimeoutError:
+        told = [one.slowest for one in requests if not one.ended and one.slowest is not None]
+        if told:
+            rank, clock = min(told, key=lambda one: one[1])
+            reason = f"rank {rank} is the slowest worker, at clock {clock}"
+        else:
+            waiting = next(one for one in requests if not one.ended)
+            chain = self._links.machine.view.chains[waiting.message.shard]
+            rank = chain[-1] if chain else self.rank
+            reason = f"server rank {rank} has not answered"
+        return TimeoutError(
+            f"{what} waited {seconds:g} s: {reason}", rank=rank, ranks=(rank,), operation="ps"
+        )
+
+    def _error(self, request: Request, what: str) -> PycollError:
+        lost = request.lost
+        if not lost:
+            return PycollError(f"{what}: {request.failure}", operation="ps")
+        if lost[0] in self.workers:
+            text = f"{what}: worker rank {lost[0]} is gone, and {self.consistency} needs all"
+        else:
+            shard = request.message.shard
+            keys = [key for key, one in self._keys.items() if shard in one.placed.shards]
+            names = ", ".join(map(repr, keys[:8])) or "no key"
+            ranks = ", ".join(map(str, lost))
+            text = f"{what}: server rank {ranks} is lost, which held parts of {names}"
+        return PeerLostError(text, rank=lost[0], ranks=lost, operation="ps")
+
+    def _known(self, key: str) -> _Key:
+        self._check_open()
+        found = self._keys.get(key) if isinstance(key, str) else None
+        if found is None:
+            known = ", ".join(map(repr, list(self._keys)[:8])) or "none"
+            raise InvalidArgumentError(
+                f"key {key!r} is not known here: call init first; known keys: {known}"
+            )
+        return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the store is closed")
+
+
+def _checked_name(key: Any) -> bytes:
+    name = key.encode() if isinstance(key, str) else b""
+    if not 0 < len(name) <= KEY_BYTES_MAX or b"\0" in name:
+        raise InvalidArgumentError(
+            f"key is {key!r}: expected a text of 1 to {KEY_BYTES_MAX} bytes without NUL"
+        )
+    return name
+
+
+def _shown(terms: Terms, update: str = "") -> str:
+    text = f"dtype {DType(terms.dtype).word} and shape {terms.shape}"
+    return f"{text}, update {update!r}" if update else text
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _none() -> None:
+    return None

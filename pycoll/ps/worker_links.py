@@ -1,0 +1,162 @@
+"""A worker's connections to the servers: they carry requests, and callers wait for the answers.
+
+Until the first asynchronous request, the caller that waits also receives, without another thread.
+From then on a thread for each connection receives.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pycoll.errors import PycollError
+from pycoll.ps.array_memory import Bytes
+from pycoll.ps.client_machine import ClientMachine, Request
+from pycoll.ps.links import Link
+from pycoll.ps.messages import Kind, Message
+
+#: Seconds that a caller waits at one connection before it looks at the others.
+_LOOK_S = 0.05
+_IDLE_LOOK_S = 0.25
+
+
+class WorkerLinks:
+    """The connections, by server. Threads: any."""
+
+    def __init__(self, machine: ClientMachine, links: dict[int, Link]) -> None:
+        self.machine = machine
+        self._links = links
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._receiving = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    @property
+    def transports(self) -> dict[int, str]:
+        """The transport of each connection that is left."""
+        return {server: link.transport for server, link in self._alive()}
+
+    def _alive(self) -> list[tuple[int, Link]]:
+        return [one for one in self._links.items() if one[0] not in self.machine.gone]
+
+    def begin(
+        self,
+        message: Message,
+        priority: int = 0,
+        target: Any = None,
+        then: Callable[[Request], None] | None = None,
+    ) -> Request:
+        """Begin a request. ``then`` is called when it ends, by the thread that finds that."""
+        with self._lock:
+            request = self.machine.add(message, priority, target, then)
+            self._send()
+            return request
+
+    def _send(self) -> None:
+        while self.machine.out:
+            out, self.machine.out[:] = list(self.machine.out), []
+            for server, message in out:
+                try:
+                    if server not in self.machine.gone:
+                        self._links[server].send(message)
+                except PycollError:
+                    self.machine.lose(server)
+        self._changed.notify_all()
+
+    def receive_in_threads(self) -> None:
+        """Start the threads that receive while no caller waits."""
+        with self._lock:
+            if self._threads or self._closed:
+                return
+            self._threads = [
+                threading.Thread(target=self._run, args=one, name="pycoll-store", daemon=True)
+                for one in self._alive()
+            ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, server: int, link: Link) -> None:
+        with self._receiving:
+            pass  # a caller that receives by itself has ended
+        while not self._closed and server not in self.machine.gone:
+            self._receive(server, link, _IDLE_LOOK_S)
+
+    def wait(self, requests: Sequence[Request], until: float) -> bool:
+        """Wait until the requests have ended, or one has failed.
+
+        Return False if the time ``until`` comes first.
+        """
+        while not _are_over(requests):
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            if self._threads:
+                with self._changed:
+                    if not _are_over(requests):
+                        self._changed.wait(min(left, _IDLE_LOOK_S))
+            elif self._receiving.acquire(timeout=min(left, _LOOK_S)):
+                try:
+                    self._look(requests, min(left, _LOOK_S))
+                finally:
+                    self._receiving.release()
+        return True
+
+    def _look(self, requests: Sequence[Request], patience_s: float) -> None:
+        """Receive what comes from the server that should answer next, and from the others."""
+        open_ones = [request for request in requests if not request.ended]
+        if not open_ones or self._threads:
+            return
+        server = self.machine.answering(open_ones[0])
+        if server is not None and self._receive(server, self._links[server], patience_s):
+            return
+        for other, link in self._alive():
+            while other != server and self._receive(other, link, 0.0):
+                pass
+        if server is None:
+            time.sleep(min(patience_s, 0.002))
+
+    def _receive(self, server: int, link: Link, patience_s: float) -> bool:
+        """Take one message, or the loss of the connection; return whether there was one."""
+        try:
+            message = link.receive(patience_s, self._place)
+            if message is None:
+                return False
+            with self._lock:
+                if message.kind is Kind.UNMANAGED:
+                    self.machine.unmanaged()
+                else:
+                    self.machine.hear(server, message)
+                self._send()
+            return True
+        except PycollError:
+            with self._lock:
+                self.machine.lose(server)
+                self._send()
+            return True
+
+    def _place(self, message: Message, nbytes: int) -> Bytes | None:
+        with self._lock:
+            request = self.machine.asked(message)
+        target = None if request is None or message.kind is not Kind.VALUE else request.target
+        return target if target is not None and target.nbytes == nbytes else None
+
+    def close(self) -> None:
+        """Say goodbye to the servers, and close the connections."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for server, _ in self._alive():
+                self.machine.out.append((server, Message(Kind.BYE)))
+            self._send()
+        for thread in self._threads:
+            thread.join()
+        for link in self._links.values():
+            link.close()
+
+
+def _are_over(requests: Sequence[Request]) -> bool:
+    return all(request.ended for request in requests) or any(one.failure for one in requests)

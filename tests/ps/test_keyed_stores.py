@@ -1,0 +1,424 @@
+"""Stores over real connections: values, consistency, frameworks, and the text of each error."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from harness import TIMEOUT_S, each, succeeded
+
+import pycoll
+from pycoll import InvalidArgumentError, MismatchError, TimeoutError, ps
+from pycoll.ps.consistency import consistency_from, consistency_of
+from pycoll.ps.messages import HEAD_BYTES, PART_BYTES_MAX, Kind, Message, pack, unpack
+from pycoll.ps.placement import Placed, Placement, ranges_of
+
+Comm = pycoll.Communicator
+Run = Callable[[ps.Store, Comm], Any]
+BIG = PART_BYTES_MAX // 4 + 999
+
+
+def run_store(
+    work: Run,
+    workers: int = 3,
+    servers: int = 2,
+    hosts: list[int] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    **terms: Any,
+) -> list[Any]:
+    """Run a function on each worker of a new store; return the results and errors."""
+    comms = pycoll.local_world(workers + servers, hosts=hosts, timeout_s=timeout_s)
+    ranks = list(range(workers, workers + servers))
+
+    def rank(comm: Comm) -> Any:
+        if comm.rank in ranks:
+            return ps.serve_store(comm, ranks, **terms)
+        with ps.connect(comm) as store:
+            return work(store, comm)
+
+    with ThreadPoolExecutor(len(comms)) as pool:
+        outcomes = each(pool, rank, comms)
+    for comm in comms:
+        comm.close()
+    return outcomes[:workers]
+
+
+def values(rank: int, dtype: Any, count: int) -> Any:
+    draw = np.random.default_rng([rank, count])
+    if np.issubdtype(dtype, np.integer):
+        return draw.integers(-50, 100, count).astype(dtype)
+    return (draw.standard_normal(count) * 10.0 ** draw.integers(-2, 3, count)).astype(dtype)
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 0, 1, 2, 3]])
+@pytest.mark.parametrize("consistency", ["bsp", ps.SSP(0), ps.Backup(1.0)])
+def test_rounds_have_the_bits_of_a_deterministic_all_reduce(
+    hosts: list[int] | None, consistency: Any
+) -> None:
+    if hosts is not None and consistency != "bsp":
+        return
+    plain = pycoll.local_world(3)
+    expected = {}
+    for dtype in (np.float32, np.int16, ml_dtypes.bfloat16):
+        for count in (0, 1, 1000, BIG if dtype == np.float32 else 70_000):
+            for op in ("sum", "avg"):
+                works = [
+                    comm.all_reduce(
+                        values(comm.rank, dtype, count), op, deterministic=True, async_op=True
+                    )
+                    for comm in plain
+                ]
+                expected[np.dtype(dtype).name, count, op] = works[0].wait()
+                for one in works[1:]:
+                    one.wait()
+    for comm in plain:
+        comm.close()
+
+    def work(store: ps.Store, comm: Comm) -> None:
+        for (name, count, op), right in expected.items():
+            key = f"{name} {count} {op}"
+            x = values(comm.rank, right.dtype, count)
+            store.init(key, np.zeros_like(x), update="sum" if op == "sum" else "mean")
+            assert store.push_pull(key, x).tobytes() == right.tobytes(), key
+            store.push(key, x)
+            store.clock()
+            assert store.pull(key).tobytes() == right.tobytes(), key
+            again = x.copy()
+            assert store.push_pull(key, again, out=again, async_op=True).wait() is again
+            assert again.tobytes() == right.tobytes(), key
+
+    replicas = 1 if consistency == "bsp" else 0
+    succeeded(run_store(work, hosts=hosts, consistency=consistency, replicas=replicas))
+
+
+def test_pushes_add_up_in_any_order() -> None:
+    def work(store: ps.Store, comm: Comm) -> Any:
+        store.init("a", np.arange(5))
+        store.init("b", np.zeros((300, 1000)))
+        works = []
+        for number in range(40):
+            push = np.full((300, 1000), 1.0)
+            works.append(store.push("b", push, priority=number % 3, async_op=True))
+            works.append(store.push("a", np.full(5, comm.rank), async_op=True))
+        pulled = store.pull("b", async_op=True)
+        assert [work.wait() for work in works] == [None] * 80
+        assert works[0].done()
+        # A pull sees what its worker has pushed before.
+        assert pulled.wait().min() >= 40
+        store.clock()
+
+    def both(store: ps.Store, comm: Comm) -> list[int]:
+        work(store, comm)
+        store.init("done", np.zeros(1, np.int64))
+        store.push("done", np.ones(1, np.int64))
+        while store.pull("done")[0] < 3:
+            time.sleep(0.01)
+        assert (store.pull("b") == 120).all()
+        return list(store.pull("a"))
+
+    found = succeeded(run_store(both, consistency="asp"))
+    assert found == [[number + 40 * 3 for number in range(5)]] * 3
+
+
+def test_arrays_of_other_frameworks_come_back_as_they_are() -> None:
+    torch = pytest.importorskip("torch")
+
+    def work(store: ps.Store, comm: Comm) -> None:
+        tensor = torch.ones(3, 4, dtype=torch.bfloat16)
+        store.init("t", tensor)
+        result = store.push_pull("t", tensor.t().contiguous().t())
+        assert isinstance(result, torch.Tensor) and result.dtype == torch.bfloat16
+        assert (result == 2).all() and result.shape == (3, 4)
+        out = torch.zeros(3, 4, dtype=torch.bfloat16)
+        assert store.pull("t", out=out) is out and (out == 2).all()
+        store.init("number", 2.5)
+        assert store.push_pull("number", 1.5) == 4.0
+        store.init("bytes", bytearray(b"\x01\x02"))
+        assert store.push_pull("bytes", bytearray(b"\x01\x01")) == bytearray(b"\x02\x03")
+        strided = np.ones((6, 6), np.float32)[::2, ::3]
+        store.init("strided", strided)
+        assert (store.push_pull("strided", strided) == 2).all()
+
+    succeeded(run_store(work, workers=1))
+
+
+def test_staleness_bounds_a_fast_worker_and_names_the_slow_one() -> None:
+    done = threading.Event()
+
+    def work(store: ps.Store, comm: Comm) -> Any:
+        store.init("w", np.zeros(2))
+        if comm.rank == 0:
+            for _ in range(3):
+                store.clock()
+            done.wait(TIMEOUT_S)
+            return None
+        for _ in range(5):
+            store.push("w", np.ones(2))
+            store.clock()
+        store.timeout_s = 0.5
+        try:
+            store.clock()
+        finally:
+            done.set()
+
+    first, second = run_store(work, workers=2, servers=1, consistency=ps.SSP(2))
+    assert first is None
+    assert isinstance(second, TimeoutError) and second.rank == 0
+    assert "clock waited 0.5 s: rank 0 is the slowest worker, at clock 3" in str(second)
+
+
+def test_backup_workers_drop_late_pushes_and_count_them() -> None:
+    turn = threading.Barrier(3)
+
+    def work(store: ps.Store, comm: Comm) -> Any:
+        store.init("w", np.zeros(1), update="mean")
+        turn.wait(TIMEOUT_S)
+        if comm.rank == 2:
+            turn.wait(TIMEOUT_S)
+            store.push("w", np.full(1, 100.0))
+            assert store.dropped == 1
+            # The worker goes on in the round of the others.
+            late = store.pull("w")[0]
+            turn.wait(TIMEOUT_S)
+            return late
+        result = store.push_pull("w", np.full(1, 1.0 + comm.rank))[0]
+        turn.wait(TIMEOUT_S)
+        turn.wait(TIMEOUT_S)
+        return result
+
+    assert succeeded(run_store(work, consistency=ps.Backup(0.6))) == [1.5, 1.5, 1.5]
+
+
+def test_stats_and_explain_tell_clocks_and_counts() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        store.init("w", np.zeros(4))
+        store.push_pull("w", np.ones(4))
+        facts = store.stats()
+        assert facts["consistency"] == "bsp" and facts["view"] == 1
+        assert facts["keys"] == {"w": [0]}
+        assert [one["chain"] for one in facts["shards"]] == [[1, 2], [2, 1]]
+        assert facts["shards"][0]["pushes"] == 1 and facts["shards"][1]["pushes"] == 0
+        text = store.explain()
+        assert text.startswith("store: bsp, 1 worker, 2 shards\n")
+        assert "shard 0: rank 1 -> rank 2; 1 part; 1 pushes, 0 dropped; clocks 0: 0" in text
+
+    succeeded(run_store(work, workers=1, replicas=1))
+
+
+# A job with servers of its own
+
+
+@pytest.mark.parametrize("consistency", [None, "asp"])
+def test_the_servers_of_a_job_hold_stores_and_run_schedules(consistency: Any) -> None:
+    comms = pycoll.local_world(2, servers=2, timeout_s=TIMEOUT_S)
+
+    def rank(comm: Comm) -> None:
+        with ps.connect(comm, consistency=consistency) as one, ps.connect(comm) as two:
+            assert comm.all_reduce(comm.rank + 1, algorithm="ps") == 3
+            for store in (one, two):
+                store.init("w", np.zeros(3))
+                store.push("w", np.ones(3))
+                store.clock()
+            assert (two.pull("w") == 2).all()
+            assert comm.all_reduce(comm.rank, algorithm="ps") == 1
+            assert one.stats()["consistency"] == (consistency or "bsp")
+
+    with ThreadPoolExecutor(2) as pool:
+        succeeded(each(pool, rank, comms))
+    for comm in comms:
+        comm.close()
+
+
+def test_workers_that_name_other_terms_are_told() -> None:
+    comms = pycoll.local_world(2, servers=1, timeout_s=TIMEOUT_S)
+
+    def rank(comm: Comm) -> None:
+        text = r"rank 1 opens a store with servers=\[2\], replicas=0, bsp, rank 0 with .*, asp"
+        with pytest.raises(MismatchError, match=text):
+            ps.connect(comm, consistency="asp" if comm.rank == 0 else "bsp")
+        with pytest.raises(InvalidArgumentError, match=r"rank 1: replicas is 4: expected 0 to 0"):
+            ps.connect(comm, replicas=4 if comm.rank == 1 else 0)
+        assert comm.all_reduce(1, algorithm="ps") == 2, "the job goes on"
+
+    with ThreadPoolExecutor(2) as pool:
+        succeeded(each(pool, rank, comms))
+    for comm in comms:
+        comm.close()
+
+
+# Bad input
+
+
+def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        wrong: list[tuple[str, Callable[[], Any]]] = [
+            (
+                "key 'w' is not known here: call init first; known keys: none",
+                lambda: store.pull("w"),
+            ),
+            ("key is '': expected a text of 1 to 1024 bytes", lambda: store.init("", np.ones(1))),
+            ("update is 'max': expected one of 'add'", lambda: store.init("w", np.ones(1), "max")),
+            (
+                "update is 'mean', which replaces the value once a round",
+                lambda: store.init("w", np.ones(1), "mean"),
+            ),
+        ]
+        for text, call in wrong:
+            with pytest.raises(InvalidArgumentError) as caught:
+                call()
+            assert text in str(caught.value)
+        store.init("w", np.ones(3, np.float32))
+        store.init("w", np.zeros(3, np.float32))
+        assert (store.pull("w") == 1).all(), "the second identical init changes nothing"
+        wrong = [
+            (
+                "init of 'w' with dtype float32 and shape (4,), update 'add': the store has dtype "
+                "float32 and shape (3,)",
+                lambda: store.init("w", np.ones(4, np.float32)),
+            ),
+            (
+                "key 'v' is not known here: call init first; known keys: 'w'",
+                lambda: store.push("v", 1),
+            ),
+            (
+                "x has dtype float64 and shape (3,), but 'w' has dtype float32 and shape (3,)",
+                lambda: store.push("w", np.ones(3)),
+            ),
+            (
+                "out has shape (2,), but the result has (3,)",
+                lambda: store.pull("w", out=np.ones(2, np.float32)),
+            ),
+            ("out is read-only", lambda: store.pull("w", out=np.broadcast_to(np.float32(1), 3))),
+        ]
+        for text, call in wrong:
+            with pytest.raises(InvalidArgumentError) as caught:
+                call()
+            assert text in str(caught.value)
+        assert (store.pull("w") == 1).all()
+        store.close()
+        with pytest.raises(pycoll.ClosedError, match="the store is closed"):
+            store.pull("w")
+
+    succeeded(run_store(work, workers=1, servers=1, consistency="asp"))
+
+
+def test_workers_whose_terms_differ_from_the_first_ones() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        if comm.rank == 0:
+            store.init("w", np.zeros(3))
+        else:
+            text = "'w' with dtype float64 and shape .4,., update 'add': the store has .*3"
+            with pytest.raises(MismatchError, match=text):
+                store.init("w", np.zeros(4))
+            store.timeout_s = 0.3
+            with pytest.raises(TimeoutError, match=r"init of 'v', which rank 0 begins, waited"):
+                store.init("v", np.zeros(4))
+
+    succeeded(run_store(work, workers=2, servers=1, consistency="asp"))
+
+
+@pytest.mark.parametrize(
+    ("text", "servers", "terms"),
+    [
+        (r"servers is \[7\]: expected different ranks from 0 to 2", [7], {}),
+        (r"servers is \[2, 2\]: expected different", [2, 2], {}),
+        (r"servers is \[0, 1, 2\]: all 3 ranks", [0, 1, 2], {}),
+        (r"servers is \[1\] without rank 2, which called serve_store", [1], {}),
+        (r"replicas is 1: expected 0 to 0, since there are 1 servers", [2], {"replicas": 1}),
+        (r'consistency is \'ssp\': expected "bsp", "asp"', [2], {"consistency": "ssp"}),
+    ],
+)
+def test_wrong_terms_are_told_to_all_ranks(text: str, servers: Any, terms: Any) -> None:
+    comms = pycoll.local_world(3, timeout_s=TIMEOUT_S)
+
+    def rank(comm: Comm) -> None:
+        with pytest.raises(InvalidArgumentError, match=text):
+            if comm.rank == 2:
+                ps.serve_store(comm, servers, **terms)
+            else:
+                ps.connect(comm)
+        assert comm.all_reduce(1) == 3, "the communicator goes on"
+
+    with ThreadPoolExecutor(3) as pool:
+        succeeded(each(pool, rank, comms))
+    for comm in comms:
+        comm.close()
+
+
+def test_a_store_without_servers_says_how_to_serve_one() -> None:
+    (comm,) = pycoll.local_world(1)
+    with pytest.raises(
+        InvalidArgumentError, match=r"no rank serves this store: call .*serve_store"
+    ):
+        ps.connect(comm)
+    with pytest.raises(InvalidArgumentError, match=r"pass them to serve_store"):
+        ps.connect(comm, consistency="asp")
+    comm.close()
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "3", 1 << 21])
+def test_staleness_outside_its_bounds_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"staleness is .*: expected a whole number"):
+        ps.SSP(wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -0.5, 1.01, True, "1", float("nan")])
+def test_shares_outside_their_bounds_are_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"share is .*: expected a number above 0"):
+        ps.Backup(wrong)
+
+
+# Forms
+
+
+def test_a_consistency_is_read_back_from_its_text() -> None:
+    for one in ("bsp", "asp", ps.SSP(3), ps.Backup(1 / 3), ps.SSP(0)):
+        made = consistency_of(one)
+        assert consistency_from(str(made)) == made
+    assert [ps.Backup(0.9).needed(count) for count in (1, 2, 9, 10, 11)] == [1, 2, 9, 9, 10]
+    with pytest.raises(ValueError, match="expected"):
+        consistency_from("SSP(x)")
+
+
+def test_parts_are_spread_within_a_part_of_the_mean() -> None:
+    draw = np.random.default_rng(5)
+    for shards in (1, 2, 3, 7):
+        placement = Placement(shards)
+        largest = 0
+        for size in draw.integers(0, 3_000_000, 60):
+            terms = ps.array_memory.Terms(11, (int(size),))
+            placed = placement.place(terms, "add")
+            assert Placed.from_text(placed.to_text(), shards) == placed
+            ranges = ranges_of(terms)
+            assert ranges[0][0] == 0 and ranges[-1][1] == size * 4
+            assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
+            largest = max(largest, *(end - begin for begin, end in ranges))
+        assert largest <= PART_BYTES_MAX
+        assert max(placement.loads) <= sum(placement.loads) / shards + largest
+
+
+def test_headers_keep_their_fields_and_refuse_other_bytes() -> None:
+    message = Message(Kind.PUSH, 3, 4, 5, 6, 7, 1 << 40, 9, 1 << 50, 1 << 39, 3, 0x0B02)
+    head = pack(message, 12345, True)
+    assert len(head) == HEAD_BYTES
+    assert unpack(head) == (message, 12345, True)
+    for place in range(4):
+        bad = bytearray(head)
+        bad[place] ^= 0xF0
+        if place != 3:
+            with pytest.raises(ValueError, match="begins with"):
+                unpack(bytes(bad))
+    with pytest.raises(ValueError, match="expected 56"):
+        unpack(head[:-1])
+    with pytest.raises(ValueError, match="at most"):
+        unpack(pack(message, PART_BYTES_MAX + 1, True))
+    for text in (b"{}", b"[", b'{"number": 1}'):
+        with pytest.raises(ValueError):
+            Placed.from_text(text, 2)
