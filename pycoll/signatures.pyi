@@ -15,6 +15,7 @@ import numpy as np
 from typing_extensions import Unpack
 
 from pycoll._core import BoundCall, Work
+from pycoll.compress import Codec, Feedback
 from pycoll.types import ReduceOp
 
 _X = TypeVar("_X")
@@ -35,6 +36,18 @@ class Reduces(Moves, total=False):
 
     deterministic: bool | None
 
+class CodedMoves(Moves, total=False):
+    """The options of broadcast and all_gather."""
+
+    compress: Codec | None
+    feedback: Feedback | None
+
+class CodedReduces(Reduces, total=False):
+    """The options of all_reduce and reduce_scatter."""
+
+    compress: Codec | None
+    feedback: Feedback | None
+
 class Call(Protocol):
     """The attributes of all calls."""
 
@@ -50,8 +63,90 @@ class Call(Protocol):
     @property
     def __signature__(self) -> Any: ...
 
+class AllReduce(Call, Protocol):
+    """The type of all_reduce."""
+    @overload
+    def __call__(
+        self,
+        x: tuple[_X, ...],
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[CodedReduces],
+    ) -> list[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[CodedReduces],
+    ) -> _X: ...
+    @overload
+    def __call__(
+        self,
+        x: tuple[_X, ...],
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[CodedReduces],
+    ) -> Work[list[_X]]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        op: _Op = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        **options: Unpack[CodedReduces],
+    ) -> Work[_X]: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        **options: Unpack[CodedReduces],
+    ) -> _Out: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[CodedReduces],
+    ) -> Work[_Out]: ...
+    @overload
+    def __call__(
+        self,
+        x: _X,
+        op: _Op = "sum",
+        *,
+        out: Any = None,
+        async_op: bool,
+        **options: Unpack[CodedReduces],
+    ) -> _X | Work[_X]: ...
+    def bind(
+        self,
+        x: Any,
+        op: _Op = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        **options: Unpack[CodedReduces],
+    ) -> BoundCall[Any]: ...
+
 class ReducesAlike(Call, Protocol):
-    """The type of all_reduce, scan and exscan."""
+    """The type of scan and exscan."""
     @overload
     def __call__(
         self,
@@ -205,7 +300,7 @@ class ReduceScatter(Call, Protocol):
         *,
         out: None = None,
         async_op: Literal[False] = False,
-        **options: Unpack[Reduces],
+        **options: Unpack[CodedReduces],
     ) -> _X: ...
     @overload
     def __call__(
@@ -216,7 +311,7 @@ class ReduceScatter(Call, Protocol):
         *,
         out: None = None,
         async_op: Literal[True],
-        **options: Unpack[Reduces],
+        **options: Unpack[CodedReduces],
     ) -> Work[_X]: ...
     @overload
     def __call__(
@@ -227,7 +322,7 @@ class ReduceScatter(Call, Protocol):
         *,
         out: _Out,
         async_op: Literal[False] = False,
-        **options: Unpack[Reduces],
+        **options: Unpack[CodedReduces],
     ) -> _Out: ...
     @overload
     def __call__(
@@ -238,7 +333,7 @@ class ReduceScatter(Call, Protocol):
         *,
         out: _Out,
         async_op: Literal[True],
-        **options: Unpack[Reduces],
+        **options: Unpack[CodedReduces],
     ) -> Work[_Out]: ...
     @overload
     def __call__(
@@ -249,7 +344,7 @@ class ReduceScatter(Call, Protocol):
         *,
         out: Any = None,
         async_op: bool,
-        **options: Unpack[Reduces],
+        **options: Unpack[CodedReduces],
     ) -> _X | Work[_X]: ...
     def bind(
         self,
@@ -259,7 +354,7 @@ class ReduceScatter(Call, Protocol):
         *,
         out: Any = None,
         async_op: bool = False,
-        **options: Unpack[Reduces],
+        **options: Unpack[CodedReduces],
     ) -> BoundCall[Any]: ...
 
 class Broadcast(Call, Protocol):
@@ -272,7 +367,7 @@ class Broadcast(Call, Protocol):
         *,
         out: None = None,
         async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> _X: ...
     @overload
     def __call__(
@@ -282,7 +377,7 @@ class Broadcast(Call, Protocol):
         *,
         out: None = None,
         async_op: Literal[True],
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> Work[_X]: ...
     @overload
     def __call__(
@@ -292,15 +387,27 @@ class Broadcast(Call, Protocol):
         *,
         out: _Out,
         async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> _Out: ...
     @overload
     def __call__(
-        self, x: Any, root: int = 0, *, out: _Out, async_op: Literal[True], **options: Unpack[Moves]
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        **options: Unpack[CodedMoves],
     ) -> Work[_Out]: ...
     @overload
     def __call__(
-        self, x: _X, root: int = 0, *, out: Any = None, async_op: bool, **options: Unpack[Moves]
+        self,
+        x: _X,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool,
+        **options: Unpack[CodedMoves],
     ) -> _X | Work[_X]: ...
     def bind(
         self,
@@ -309,7 +416,7 @@ class Broadcast(Call, Protocol):
         *,
         out: Any = None,
         async_op: bool = False,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> BoundCall[Any]: ...
 
 class AllGather(Call, Protocol):
@@ -322,7 +429,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: None = None,
         async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> _Array: ...
     @overload
     def __call__(
@@ -332,7 +439,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: None = None,
         async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> list[_Number]: ...
     @overload
     def __call__(
@@ -342,7 +449,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: None = None,
         async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> _X: ...
     @overload
     def __call__(
@@ -352,7 +459,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: None = None,
         async_op: Literal[True],
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> Work[_Array]: ...
     @overload
     def __call__(
@@ -362,7 +469,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: None = None,
         async_op: Literal[True],
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> Work[list[_Number]]: ...
     @overload
     def __call__(
@@ -372,7 +479,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: None = None,
         async_op: Literal[True],
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> Work[_X]: ...
     @overload
     def __call__(
@@ -382,7 +489,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: _Out,
         async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> _Out: ...
     @overload
     def __call__(
@@ -392,7 +499,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: _Out,
         async_op: Literal[True],
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> Work[_Out]: ...
     @overload
     def __call__(
@@ -402,7 +509,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: Any = None,
         async_op: bool,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> _X | Work[_X]: ...
     def bind(
         self,
@@ -411,7 +518,7 @@ class AllGather(Call, Protocol):
         lengths: Sequence[int] | None = None,
         out: Any = None,
         async_op: bool = False,
-        **options: Unpack[Moves],
+        **options: Unpack[CodedMoves],
     ) -> BoundCall[Any]: ...
 
 class Gather(Call, Protocol):

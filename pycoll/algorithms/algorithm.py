@@ -40,7 +40,9 @@ class Algorithm(NamedTuple):
 
     ``coded``: data may travel as the codes of a codec. Then every value is encoded at most twice on
     its way, and all ranks that share a result hold the same bits. A test compares the flag with the
-    proof of the plans. A hierarchy encodes data between hosts only.
+    proof of the plans. A hierarchy encodes data between hosts only. Algorithms of one collective
+    that are no hierarchies and cut the data otherwise than the first one are not coded: the blocks
+    of a codec begin with chunks, so the bits would depend on the choice.
     """
 
     collective: Collective
@@ -69,7 +71,7 @@ class Algorithm(NamedTuple):
         if not self.coded:
             raise InvalidArgumentError(
                 f"{self.name} {self.collective.name.lower()} takes no codec: values would be "
-                "rounded more than twice, or differ between ranks"
+                "rounded more than twice, or differ between ranks or from other algorithms"
             )
         labels = tuple(range(schedule.size)) if self.levels is None else topology.levels[0]
         return schedule._replace(coded=labels)

@@ -173,7 +173,6 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.tree_broadcast,
         "double binary tree: full bandwidth in log steps",
         SANDERS,
-        coded=True,
     ),
     Algorithm(
         Collective.BROADCAST,
@@ -191,7 +190,6 @@ ENTRIES: tuple[Algorithm, ...] = (
         formulas.scatter_all_gather,
         "scatter, then a ring's all_gather",
         "Barnett et al., SHPCC 1994",
-        coded=True,
     ),
     Algorithm(
         Collective.REDUCE_SCATTER,

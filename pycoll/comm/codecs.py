@@ -28,20 +28,42 @@ class Coding(NamedTuple):
         return _core.Codec(self.kind, self.block, self.stochastic, self.seed)
 
 
-def coding_of(compress: Any) -> Coding | None:
-    """Return the codec of a call; None if there is none, or if it runs collectives by itself.
+def runs_itself(compress: Any) -> bool:
+    """Return whether ``compress`` is a codec whose collectives are methods of its own."""
+    if isinstance(compress, type) or not hasattr(compress, "native"):
+        return False
+    return compress.native() is None
 
-    Raises InvalidArgumentError unless ``compress`` is None or a codec.
+
+def coding_of(compress: Any, feedback: Any = None) -> Coding | None:
+    """Return the codec of a call; None without one.
+
+    Raises InvalidArgumentError unless ``compress`` is None or a codec of the executor, and
+    ``feedback`` is None or belongs to it.
     """
     if compress is None:
+        if feedback is not None:
+            raise InvalidArgumentError(
+                "feedback keeps what a codec leaves out, and compress is None: pass a codec, or "
+                "leave feedback out"
+            )
         return None
     native = getattr(compress, "native", None)
     if native is None or isinstance(compress, type):
         raise InvalidArgumentError(
             f"compress is {compress!r}: expected a codec of pycoll.compress, or None"
         )
+    if feedback is not None and not hasattr(feedback, "memory"):
+        raise InvalidArgumentError(
+            f"feedback is {feedback!r}: expected a pycoll.compress.Feedback, or None"
+        )
     described = native()
-    return None if described is None else Coding(*described)
+    if described is None:
+        raise InvalidArgumentError(
+            f"compress is {compress!r}: this collective takes codecs that keep every element, "
+            "BF16, FP8, Block and Sign"
+        )
+    return Coding(*described)
 
 
 def check_elements(collective: Collective, dtype: int, code: int | None) -> None:
@@ -61,21 +83,6 @@ def check_elements(collective: Collective, dtype: int, code: int | None) -> None
         )
 
 
-def check_feedback(feedback: Any, compress: Any, coding: Coding | None) -> None:
-    """Raise InvalidArgumentError for a feedback that is none, or that no codec fills."""
-    if feedback is None or (compress is not None and coding is None):
-        return  # a codec that runs collectives by itself reads its feedback too
-    if not hasattr(feedback, "memory"):
-        raise InvalidArgumentError(
-            f"feedback is {feedback!r}: expected a pycoll.compress.Feedback, or None"
-        )
-    if coding is None:
-        raise InvalidArgumentError(
-            "feedback keeps what a codec leaves out, and compress is None: pass a codec, or leave "
-            "feedback out"
-        )
-
-
 def remembered(
     feedback: Any, source: _core.BufferView, number: int = 0
 ) -> tuple[_core.BufferView, _core.BufferView]:
@@ -83,7 +90,7 @@ def remembered(
 
     Raises InvalidArgumentError where earlier calls had another shape.
     """
-    residual = _core.view(feedback.memory(source.shape, number), "feedback")
+    residual = _core.view(feedback.memory(tuple(source.shape), number), "feedback")
     if feedback.momentum:
         array = np.empty(source.shape, np.float32)
         _core.pack([source], _core.view(array))

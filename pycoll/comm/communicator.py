@@ -85,7 +85,7 @@ class Communicator(Reducing, Moving, Objects):
     1.5
     """
 
-    all_reduce: signatures.ReducesAlike
+    all_reduce: signatures.AllReduce
     reduce: signatures.Reduce
     reduce_scatter: signatures.ReduceScatter
     scan: signatures.ReducesAlike

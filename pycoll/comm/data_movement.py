@@ -24,6 +24,7 @@ from pycoll.arrays.rows import (
     split_rows,
     with_rows,
 )
+from pycoll.comm.codecs import Coding, check_elements, coding_of
 from pycoll.comm.operations import Core, Ends, ends_of, nothing, operation
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -49,13 +50,17 @@ class Moving(Core):
         algorithm: str | None = None,
         async_op: bool = False,
         stream: Any = None,
+        compress: Any = None,
+        feedback: Any = None,
     ) -> Any:
         """Copy the root's ``x`` to every rank.
 
         ``x``: an array with the same shape and dtype on all ranks; only the root's values count.
         ``root``: the sending rank, from 0 to size - 1, the same on all ranks. ``out``: None for a
-        new array, an array of the shape and dtype of x, or x itself. The other arguments are those
-        of all collectives, see Communicator.
+        new array, an array of the shape and dtype of x, or x itself. ``compress``, ``feedback``: as
+        in all_reduce, but codecs that keep every element only; the root encodes its values once,
+        and all ranks, the root included, get what the codes decode to. The other arguments are
+        those of all collectives, see Communicator.
 
         Returns an array with the shape and dtype of x, or ``out``; with ``async_op``, a Work of
         that.
@@ -71,14 +76,24 @@ class Moving(Core):
         array([1, 1])
         """
         root = self._check_rank(root, "root")
+        coding = coding_of(compress, feedback)
         ends = ends_of(x, out)
         source = ends.source
         prepared = self._prepare(
-            Collective.BROADCAST, source.dtype, None, root, source.nbytes, algorithm, None
+            Collective.BROADCAST,
+            source.dtype,
+            None,
+            root,
+            source.nbytes,
+            algorithm,
+            None,
+            coding=coding,
         ).of_array(source.shape)
         if self.rank != root:
             ends = ends._replace(source=None)
-        return self._run(prepared, ends, x, out, [source.count], async_op, stream)
+        return self._run(
+            prepared, ends, x, out, [source.count], async_op, stream, feedback=feedback
+        )
 
     @operation
     def all_gather(
@@ -90,6 +105,8 @@ class Moving(Core):
         algorithm: str | None = None,
         async_op: bool = False,
         stream: Any = None,
+        compress: Any = None,
+        feedback: Any = None,
     ) -> Any:
         """Join the arrays ``x`` of all ranks along axis 0, in rank order; every rank gets all rows.
 
@@ -97,8 +114,10 @@ class Moving(Core):
         dimensions must not. A 0-d array or a number counts as one row. ``lengths``: the first
         dimension of each rank, the same sequence on all ranks; None lets the ranks exchange their
         first dimensions beforehand, also with ``async_op``. ``out``: an array with the rows of all
-        ranks; on the host x may be this rank's rows of it, and the rest of ``out`` is not read. The
-        other arguments are those of all collectives, see Communicator.
+        ranks; on the host x may be this rank's rows of it, and the rest of ``out`` is not read.
+        ``compress``, ``feedback``: as in all_reduce, but codecs that keep every element only; each
+        rank encodes its rows once, and all ranks, itself included, get what the codes decode to.
+        The other arguments are those of all collectives, see Communicator.
 
         Returns an array with the rows of all ranks and the dtype of x, or ``out``; with
         ``async_op``, a Work of that.
@@ -113,10 +132,24 @@ class Moving(Core):
         >>> comm.all_gather(np.full((comm.rank, 2), comm.rank)).shape  # on 3 ranks
         (3, 2)
         """
+        coding = coding_of(compress, feedback)
         framework, source = input_of(x, out)
+        if coding is not None:
+            check_elements(Collective.ALL_GATHER, source.dtype, None)
         rows = self._all_rows(source, lengths, "all_gather")
         return self._gather_to(
-            Collective.ALL_GATHER, 0, framework, x, source, rows, out, algorithm, async_op, stream
+            Collective.ALL_GATHER,
+            0,
+            framework,
+            x,
+            source,
+            rows,
+            out,
+            algorithm,
+            async_op,
+            stream,
+            coding,
+            feedback,
         )
 
     @operation
@@ -351,6 +384,8 @@ class Moving(Core):
         algorithm: str | None,
         async_op: bool,
         stream: Any,
+        coding: Coding | None = None,
+        feedback: Any = None,
     ) -> Any:
         row_shape = source.shape or (1,)
         counts = elements(rows, row_shape)
@@ -370,9 +405,10 @@ class Moving(Core):
             algorithm,
             None,
             row_shape[1:],
+            coding,
         )
         ends = Ends(framework, source, memory, target)
-        return self._run(prepared, ends, x, out, counts, async_op, stream)
+        return self._run(prepared, ends, x, out, counts, async_op, stream, feedback=feedback)
 
     def _exchanged_rows(
         self, source: _core.BufferView, splits: Sequence[int] | None

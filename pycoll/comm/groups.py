@@ -20,7 +20,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import empty
-from pycoll.comm.codecs import check_feedback, coding_of
+from pycoll.comm.codecs import coding_of, runs_itself
 from pycoll.comm.fused_batches import Member, fused_view, members_of
 from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
 from pycoll.comm.work import Work
@@ -126,7 +126,8 @@ class Group(_core.Group):
         feedback: Any = None,
     ) -> Work:
         if compress is not None or feedback is not None:
-            check_feedback(feedback, compress, coding_of(compress))
+            if not runs_itself(compress):
+                coding_of(compress, feedback)
             words = {"algorithm": algorithm, "deterministic": deterministic, "stream": stream}
             coded = {"out": out, "compress": compress, "feedback": feedback}
             work = _core.open_work()

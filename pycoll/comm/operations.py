@@ -20,7 +20,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.comm.codecs import refuse_device
+from pycoll.comm.codecs import refuse_device, remembered
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
@@ -323,19 +323,24 @@ class Core(_core.Calls):
         stream: Any,
         message: MessageKey | None = None,
         identity: bytes = b"",
-        residual: _core.BufferView | None = None,
+        feedback: Any = None,
     ) -> Any:
         """Run the operation of a call, and return the call's result, or a Work of that.
 
         It tells native code what the call does, so that native code can repeat it. ``message``: as
         ``Plans.message_key`` returns it. ``identity``: the bytes of the element that fills the
-        result of this rank in the end, whatever the operation computes. ``residual``: the memory of
-        what codecs leave out.
+        result of this rank in the end, whatever the operation computes. ``feedback``: the memory
+        of what codecs leave out.
         """
         framework, source, memory, target = ends
         where = Where(framework, x, stream)
         if prepared.codec is not None and isinstance(source or target, DeviceView):
             refuse_device()
+        residual = None
+        if feedback is not None:
+            if source is not None:
+                source, residual = remembered(feedback, source)
+            feedback.ended()
         returns = memory is not None or out is not None
         finish = finisher(framework, x, memory, out) if returns else nothing
         if identity and isinstance(target, DeviceView):

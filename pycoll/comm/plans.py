@@ -213,7 +213,7 @@ class Plans:
         if is_coded and not found.coded:
             raise InvalidArgumentError(
                 f"algorithm {algorithm!r} takes no codec: values would be rounded more than twice, "
-                "or differ between ranks; those that take one: "
+                "or differ between ranks or from other algorithms; those that take one: "
                 f"{', '.join(self._names(collective, needs))}"
             )
         if self.topology.size > 1 and not needs.met_by(found):

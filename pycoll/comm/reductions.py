@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import input_of, output_view
 from pycoll.arrays.rows import elements, need_axis, split_rows, with_rows
-from pycoll.comm.codecs import Coding, check_feedback, coding_of, remembered
+from pycoll.comm.codecs import Coding, coding_of, runs_itself
 from pycoll.comm.operations import PS, Core, Ends, asks_for_servers, ends_of, operation, salt
 from pycoll.schedule.collectives import Collective
 
@@ -87,12 +86,11 @@ class Reducing(Core):
         >>> comm.all_reduce([np.ones(2), 5])  # many at once, here too
         [array([4., 4.]), 20]
         """
-        coding = coding_of(compress)
-        if compress is not None and coding is None:
+        if runs_itself(compress):
             return compress.all_reduce(
                 self, x, op, out=out, feedback=feedback, async_op=async_op, stream=stream
             )
-        check_feedback(feedback, compress, coding)
+        coding = coding_of(compress, feedback)
         if coding is None and asks_for_servers(algorithm):
             from pycoll.comm.served import without_servers
 
@@ -200,6 +198,8 @@ class Reducing(Core):
         async_op: bool = False,
         deterministic: bool | None = None,
         stream: Any = None,
+        compress: Any = None,
+        feedback: Any = None,
     ) -> Any:
         """Combine the arrays ``x`` of all ranks; every rank gets its rows of the result.
 
@@ -207,8 +207,10 @@ class Reducing(Core):
         the reduction (docs/reductions.md). ``splits``: one number of rows per rank, the same
         sequence on all ranks, with the sum ``len(x)``; rank r gets the next ``splits[r]`` rows.
         With None every rank gets ``len(x) // size`` rows, and the lowest ranks get one more each
-        where size does not divide ``len(x)``. ``out``: memory apart from x. The other arguments
-        are those of all collectives, see Communicator.
+        where size does not divide ``len(x)``. ``out``: memory apart from x. ``compress``,
+        ``feedback``: as in all_reduce, but codecs that keep every element only; each rank folds its
+        rows in full precision, and they are not encoded again. The other arguments are those of all
+        collectives, see Communicator.
 
         Returns this rank's rows, with the trailing dimensions and dtype of x, or ``out``; with
         ``async_op``, a Work of that.
@@ -221,6 +223,7 @@ class Reducing(Core):
         >>> comm.reduce_scatter(np.arange(4.0))  # on 2 ranks; this is rank 1
         array([4., 6.])
         """
+        coding = coding_of(compress, feedback)
         framework, source = input_of(x, out)
         need_axis(source.shape, "reduce_scatter")
         rows = split_rows(splits, source.shape[0], self.size)
@@ -236,12 +239,13 @@ class Reducing(Core):
             algorithm,
             deterministic,
             (*split_key, *source.shape[1:]),
+            coding,
         )
         prepared.check_shape(source.shape, 2)
         prepared = prepared.of_array(source.shape)
         ends = Ends(framework, source, memory, target)
         counts = elements(rows, source.shape)
-        return self._run(prepared, ends, x, out, counts, async_op, stream)
+        return self._run(prepared, ends, x, out, counts, async_op, stream, feedback=feedback)
 
     @operation
     def scan(
@@ -345,11 +349,6 @@ class Reducing(Core):
             message = self._plans.message_key(prepared, algorithm, deterministic)
         if collective is Collective.EXSCAN and prepared.reduction is not None:
             identity = prepared.reduction.identity_bytes(source.dtype)
-        residual = None
-        if feedback is not None and not isinstance(source, DeviceView):
-            source, residual = remembered(feedback, source)
-            ends = ends._replace(source=source)
-            feedback.ended()
         return self._run(
             prepared.of_array(source.shape),
             ends,
@@ -360,5 +359,5 @@ class Reducing(Core):
             stream,
             message,
             identity if self.rank == 0 else b"",
-            residual,
+            feedback,
         )

@@ -39,7 +39,7 @@ SERVED_HIERARCHIES = ("hierarchical:direct+servers", "hierarchical:direct+server
 #: Hierarchies that are candidates for data that travels as codes between hosts.
 CODED: dict[Collective, tuple[str, ...]] = {
     Collective.ALL_REDUCE: ("hierarchical:direct+direct",),
-    Collective.BROADCAST: ("hierarchical", "hierarchical:binomial+tree"),
+    Collective.BROADCAST: ("hierarchical", "hierarchical:chain+chain"),
     Collective.REDUCE_SCATTER: ("hierarchical:direct+direct",),
     Collective.ALL_GATHER: ("hierarchical", "hierarchical:direct+direct"),
 }

@@ -14,7 +14,7 @@ import pycoll
 from pycoll import _core
 from pycoll.algorithms import lookup
 from pycoll.comm.codecs import coding_of
-from pycoll.compress import BF16, FP8, Block, Feedback, Sign
+from pycoll.compress import BF16, FP8, Block, Feedback, Sign, TopK
 from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError
 from pycoll.plan.lowering import lower
 from pycoll.schedule.collectives import Collective
@@ -305,6 +305,157 @@ def test_a_residual_of_another_shape_is_refused() -> None:
         comm.all_reduce(np.ones(5, np.float32), compress=INT8, feedback=feedback)
         with pytest.raises(InvalidArgumentError, match=r"call feedback\.reset\(\)"):
             comm.all_reduce(np.ones(6, np.float32), compress=INT8, feedback=feedback)
+
+    world.run(call)
+    world.close()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_the_other_collectives_give_the_oracles_bits(codec: Any) -> None:
+    size = 3
+    xs = [values(rank, 60 * 7).reshape(60, 7) for rank in range(size)]
+    rows = [31, 0, 29]
+
+    def calls(comm: pycoll.Communicator) -> list[Array]:
+        mine = xs[comm.rank]
+        own = mine[: rows[comm.rank]]
+        gathered = np.empty((60, 7), np.float32)
+        place = sum(rows[: comm.rank])
+        part = gathered[place : place + rows[comm.rank]]
+        part[:] = own
+        comm.all_gather(part, lengths=rows, out=gathered, compress=codec)
+        return [
+            comm.reduce_scatter(mine, compress=codec),
+            comm.reduce_scatter(mine, splits=rows, compress=codec),
+            comm.all_gather(own, compress=codec),
+            gathered,
+            comm.broadcast(mine.copy(), 1, compress=codec),
+            comm.broadcast(mine.copy(), 2, compress=codec, async_op=True).wait(),
+        ]
+
+    alike = coded_sums.reduce_scatter(codec, xs, [20, 20, 20])
+    split = coded_sums.reduce_scatter(codec, xs, rows)
+    joined = np.concatenate(
+        [
+            coded_sums.rounded(codec, x[:length].reshape(-1), rank, rank)[0]
+            for rank, (x, length) in enumerate(zip(xs, rows, strict=True))
+        ]
+    ).reshape(60, 7)
+    sent = [coded_sums.rounded(codec, xs[r].reshape(-1), r, 0)[0].reshape(60, 7) for r in (1, 2)]
+    for transports in ("shm", "tcp"):
+        for rank, found in enumerate(ran(size, calls, transports)):
+            for one, expected in zip(
+                found, [alike[rank], split[rank], joined, joined, *sent], strict=True
+            ):
+                assert coded_sums.same(one, expected), (transports, rank)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "binomial", "chain"])
+def test_the_bits_of_a_broadcast_do_not_depend_on_the_algorithm(algorithm: str) -> None:
+    for count in (1, 300, 40_000):
+        x = values(1, count)
+        expected = coded_sums.rounded(INT8, x, 1, 0)[0]
+
+        def call(comm: pycoll.Communicator, x: Array = x, expected: Array = expected) -> bool:
+            mine = x.copy()
+            comm.broadcast(mine, 1, out=mine, compress=INT8, algorithm=algorithm)
+            return coded_sums.same(mine, expected)
+
+        assert all(ran(5, call))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling", "bruck"])
+def test_the_bits_of_an_all_gather_do_not_depend_on_the_algorithm(algorithm: str) -> None:
+    xs = [values(rank, 700) for rank in range(5)]
+    expected = np.stack([coded_sums.rounded(INT8, x, r, r)[0] for r, x in enumerate(xs)])
+
+    def call(comm: pycoll.Communicator) -> Array:
+        return comm.all_gather(xs[comm.rank][None], compress=INT8, algorithm=algorithm)
+
+    assert all(coded_sums.same(found, expected) for found in ran(5, call))
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 0, 0, 1, 1)])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_hosts_encode_what_they_send_to_each_other(codec: Any, hosts: tuple[int, ...]) -> None:
+    world = world_in_threads(len(hosts), "shm,tcp", hosts)
+    for count in (3, 700, 9001):
+        xs = [values(rank, count) for rank in range(len(hosts))]
+        expected = coded_sums.all_reduce_between_hosts(codec, xs, hosts)
+
+        def call(comm: pycoll.Communicator, xs: list[Array] = xs) -> list[Array]:
+            mine = xs[comm.rank].copy()
+            again = comm.all_reduce(mine, compress=codec)
+            return [comm.all_reduce(mine, out=mine, compress=codec), again]
+
+        for found in world.run(call):
+            assert all(coded_sums.same(one, expected) for one in found), count
+
+
+def test_all_collectives_between_hosts() -> None:
+    hosts = (0, 0, 1, 1)
+    xs = [np.full((8, 50), 2.0**rank, np.float32) for rank in range(4)]
+
+    def calls(comm: pycoll.Communicator) -> list[Array]:
+        mine = xs[comm.rank]
+        return [
+            comm.reduce_scatter(mine, compress=INT8),
+            comm.all_gather(mine, compress=INT8)[::8],
+            comm.broadcast(mine, 3, compress=INT8),
+            comm.all_reduce(mine, "avg", compress=INT8, deterministic=True),
+        ]
+
+    for found in world_in_threads(4, "shm,tcp", hosts).run(calls):
+        assert (found[0] == 15).all() and found[0].shape == (2, 50)
+        assert found[1][:, 0].tolist() == [1, 2, 4, 8]
+        assert (found[2] == 8).all() and (found[3] == 3.75).all()
+
+
+def test_feedback_between_hosts_and_of_the_other_collectives() -> None:
+    """What was given and not received is in the residuals."""
+    hosts = (0, 0, 1, 1)
+    random = np.random.default_rng(9)
+    xs = [random.integers(-9, 10, (8, 64)).astype(np.float32) for _ in range(4)]
+
+    def calls(comm: pycoll.Communicator) -> list[tuple[Array, Array]]:
+        made = []
+        for name, words in (
+            ("all_reduce", {}),
+            ("reduce_scatter", {}),
+            ("all_gather", {}),
+            ("broadcast", {"root": 2}),
+        ):
+            feedback = Feedback()
+            call = getattr(comm, name)
+            call(xs[comm.rank], compress=INT8, feedback=feedback, **words)
+            result = call(xs[comm.rank], compress=INT8, feedback=feedback, **words)
+            made.append((result, feedback.residual))
+        return made
+
+    for world in (world_in_threads(4, "shm,tcp", hosts), world_in_threads(4)):
+        found = world.run(calls)
+        assert np.abs(found[0][0][0] - sum(xs)).max() < 1
+        for _, residual in (found[rank][0] for rank in range(4)):
+            assert residual.shape == (8, 64) and np.abs(residual).max() < 1
+        scattered = np.concatenate([found[rank][1][0] for rank in range(4)])
+        assert np.abs(scattered - sum(xs)).max() < 1
+        assert np.abs(found[1][2][0] - np.concatenate(xs)).max() < 0.2
+        assert np.abs(found[1][3][0] - xs[2]).max() < 0.2
+        assert found[0][3][1] is None and found[2][3][1] is not None
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather", "broadcast"])
+def test_bad_arguments_of_the_other_collectives(name: str) -> None:
+    world = fresh_world(2)
+
+    def call(comm: pycoll.Communicator) -> None:
+        run = getattr(comm, name)
+        with pytest.raises(InvalidArgumentError, match="x is float64: compress needs float32"):
+            run(np.ones((2, 2)), compress=INT8)
+        with pytest.raises(InvalidArgumentError, match="codecs that keep every element, BF16"):
+            run(np.ones((2, 2), np.float32), compress=TopK(0.5))
+        with pytest.raises(InvalidArgumentError, match="compress is None: pass a codec"):
+            run(np.ones((2, 2), np.float32), feedback=Feedback())
 
     world.run(call)
     world.close()

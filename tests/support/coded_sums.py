@@ -51,6 +51,40 @@ def all_reduce(
     return out.reshape(xs[0].shape)
 
 
+def reduce_scatter(codec: Any, xs: Sequence[Array], rows: Sequence[int]) -> list[Array]:
+    """The result of each rank, which has so many rows."""
+    ends = np.cumsum([0, *rows])
+    results = []
+    for owner, (begin, end) in enumerate(pairwise(ends)):
+        total = None
+        for rank, x in enumerate(xs):
+            value = x[begin:end].reshape(-1)
+            value = value if rank == owner else rounded(codec, value, rank, owner)[0]
+            total = value if total is None else total + value
+        results.append(total.reshape(xs[0][begin:end].shape))
+    return results
+
+
+def all_reduce_between_hosts(codec: Any, xs: Sequence[Array], hosts: Sequence[int]) -> Array:
+    """The result of the hierarchy direct+direct: sums of hosts in full precision, then codes."""
+    members = [[r for r, host in enumerate(hosts) if host == h] for h in sorted(set(hosts))]
+    shards = max(map(len, members))
+    out = np.empty(xs[0].size, np.float32)
+    for chunk, part in enumerate(cuts(out.size, shards * len(members))):
+        shard, owner = divmod(chunk, len(members))
+        total = None
+        for host, ranks in enumerate(members):
+            value = xs[ranks[0]][part]
+            for rank in ranks[1:]:
+                value = value + xs[rank][part]
+            sender = ranks[shard % len(ranks)]
+            value = value if host == owner else rounded(codec, value, sender, chunk)[0]
+            total = value if total is None else total + value
+        home = members[owner][shard % len(members[owner])]
+        out[part] = rounded(codec, total, home, chunk)[0]
+    return out
+
+
 def _sent(codec: Any, value: Array, rank: int, chunk: int, part: slice, residuals: Any) -> Array:
     if residuals is None:
         return rounded(codec, value, rank, chunk)[0]
