@@ -56,12 +56,13 @@ class MismatchError(PycollError):
     """The ranks passed different arguments to one operation, or called different operations.
 
     The text names the ranks that differ, and the descriptions of both sides. It ends the
-    communicator, except from ``all_gather`` and ``gather``, which compare before they move data.
+    communicator, except from ``all_gather``, ``gather`` and codecs that send places or matrices:
+    these compare before they move data.
     """
 
 
 class ReductionError(PycollError):
-    """A function from ``register_op`` raised an exception on ``rank``.
+    """A function of the program, from ``register_op`` or ``Custom``, raised on ``rank``.
 
     All ranks of the operation raise this error. The result is lost, and the communicator stays
     usable.

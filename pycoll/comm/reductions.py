@@ -88,7 +88,15 @@ class Reducing(Core):
         """
         if runs_itself(compress):
             return compress.all_reduce(
-                self, x, op, out=out, feedback=feedback, async_op=async_op, stream=stream
+                self,
+                x,
+                op,
+                out=out,
+                feedback=feedback,
+                algorithm=algorithm,
+                async_op=async_op,
+                deterministic=deterministic,
+                stream=stream,
             )
         coding = coding_of(compress, feedback)
         if coding is None and asks_for_servers(algorithm):

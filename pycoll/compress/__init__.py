@@ -11,14 +11,17 @@ The modules, bottom up:
 
     codec       the base of codecs
     dense       codecs of which the executor has kernels; ``native()`` describes them
+    feedback    residuals and velocities
+    operands    the arrays of a call, on one axis
+    exchange    agreement on codecs; bytes to the owners of parts and back
+    composed    codecs whose collectives are sequences of other collectives:
     sparse      codecs of places and values
     low_rank    PowerSGD
     custom      codecs of two functions
-    feedback    residuals and velocities
 
 A collective reads its argument ``compress`` so: ``codec.native()`` is a ``Native`` that the
-executor runs, or None. Then ``codec.all_reduce(comm, x, op, out=, feedback=, async_op=, stream=)``
-is the collective.
+executor runs, or None. Then the collective is the codec's method of that name, as
+``ComposedCodec.all_reduce``.
 """
 
 from __future__ import annotations

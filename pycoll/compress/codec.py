@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.types import DType
-
-if TYPE_CHECKING:
-    from pycoll.compress.feedback import Feedback
 
 #: A NumPy array.
 Array = Any
@@ -49,33 +45,6 @@ class Codec(ABC):
 
         Raises InvalidArgumentError where the codes do not hold this many values.
         """
-
-
-class ComposedCodec(Codec):
-    """A codec whose collectives are sequences of other collectives."""
-
-    def all_reduce(
-        self,
-        comm: Any,
-        x: Any,
-        op: Any = "sum",
-        *,
-        out: Any = None,
-        feedback: Feedback | None = None,
-        async_op: bool = False,
-        stream: Any = None,
-    ) -> Any:
-        """Run ``comm.all_reduce(x, op, compress=self)``; see there.
-
-        The other arguments are those of ``Communicator.all_reduce``.
-        """
-        raise InvalidArgumentError(
-            f"compress is {self!r}, which has no all_reduce: take a codec of blocks, or none"
-        )
-
-
-#: Types that codecs take. Those of 16 bits are widened to float32, which holds them exactly.
-FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def as_float32(x: Any, name: str = "x") -> Array:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from pycoll.compress.codec import Array, ComposedCodec, as_bytes, as_float32
+from pycoll.compress.codec import Array, as_bytes, as_float32
+from pycoll.compress.composed import ComposedCodec, Started
+from pycoll.compress.exchange import Reply, agree, from_owners, owned, to_owners
+from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import whole
 
@@ -30,7 +33,7 @@ class Custom(ComposedCodec):
 
     Errors: InvalidArgumentError for arguments that are not functions, and from a call whose
     functions return something else. An exception of a function reaches the caller; the other ranks
-    raise RankFailedError that names the rank.
+    raise ReductionError or InvalidArgumentError that names the rank.
 
     >>> halves = pycoll.compress.Custom(
     ...     lambda x: x.astype(np.float16).tobytes(), lambda b, n: np.frombuffer(b, np.float16)
@@ -38,6 +41,8 @@ class Custom(ComposedCodec):
     >>> halves.decode(halves.encode(np.float32([1, 2.5])), 2)
     array([1. , 2.5], dtype=float32)
     """
+
+    wide: ClassVar[bool] = False
 
     encoder: Callable[[Any], Any]
     decoder: Callable[[bytes, int], Any]
@@ -78,3 +83,57 @@ class Custom(ComposedCodec):
                 f"the decoder of {self!r} returned {found.size} values: expected {count}"
             )
         return found.reshape(-1)
+
+    def start_all_reduce(
+        self, comm: Any, given: Operands, name: str, deterministic: bool | None
+    ) -> Started:
+        """Run all exchanges but the last, which it starts.
+
+        Each rank encodes the parts of the other owners. An owner folds decoded values and its own,
+        in rank order and in full precision, and encodes the result once. So the residual of its own
+        part is what this second encoding leaves out.
+        """
+        given.correct()
+        residuals = given.residuals()
+        parts = owned(len(given.values), comm.size)
+        codes = [
+            as_bytes(b"") if rank == comm.rank else self._encoded(given.values, residuals, part)
+            for rank, part in enumerate(parts)
+        ]
+        lengths = agree(comm, name, [self, *given.facts()], [len(one) for one in codes])
+        arrived = to_owners(comm, codes, lengths)
+        own = parts[comm.rank]
+
+        def make() -> tuple[Array, int]:
+            folded = self._folded(arrived, given.values[own], comm.rank, given.mean)
+            whole_axis = np.empty_like(given.values)
+            whole_axis[own] = folded
+            return self._encoded(whole_axis, residuals, own), 0
+
+        work, replies = from_owners(comm, Reply(make), name)
+        given.keep(residuals)
+
+        def values_of(received: Array) -> Array:
+            values = np.empty_like(given.values)
+            for (place, _), part in zip(replies, parts, strict=True):
+                values[part] = self.decode(received[place], part.stop - part.start)
+            return values
+
+        return work, values_of
+
+    def _encoded(self, values: Array, residuals: Array | None, part: slice) -> Array:
+        """Encode a part of the values and of the residuals, which become what is left out."""
+        if residuals is None:
+            return self.encode(values[part])
+        wanted = values[part] + residuals[part]
+        codes = self.encode(wanted)
+        residuals[part] = wanted - self.decode(codes, len(wanted))
+        return codes
+
+    def _folded(self, arrived: list[Array], own: Array, rank: int, mean: bool) -> Array:
+        """Return the sum or mean of an owner's part, in rank order."""
+        total: Array = None
+        for sender, codes in enumerate(arrived):
+            one = own if sender == rank else self.decode(codes, len(own))
+            total = one.copy() if total is None else total + one
+        return total / np.float32(len(arrived)) if mean else total

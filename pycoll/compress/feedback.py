@@ -66,6 +66,8 @@ class Feedback:
         #: By the number of the array in the call.
         self._residuals: dict[int, Array] = {}
         self._velocities: dict[int, Array] = {}
+        #: The velocities of the call that runs.
+        self._next: dict[int, Array] = {}
         #: The last Q of PowerSGD.
         self._factors: dict[int, Array] = {}
 
@@ -118,13 +120,13 @@ class Feedback:
     def corrected(self, x: Array, number: int = 0) -> Array:
         """Return the array to send in place of ``x``: the velocity, if there is momentum.
 
-        ``x``: a NumPy array. ``number``: its place in the call's list. Every call asks once.
+        ``x``: a NumPy array. ``number``: its place in the call's list. ``ended()`` makes the
+        velocity that of the next call, so a call that fails changes nothing.
         """
         if not self._momentum:
             return x
-        velocity = self._kept(self._velocities, x.shape, x.dtype, number)
-        velocity *= self._momentum
-        velocity += x
+        before = self._kept(self._velocities, x.shape, x.dtype, number)
+        self._next[number] = velocity = before * x.dtype.type(self._momentum) + x
         return velocity
 
     def memory(self, shape: tuple[int, ...], number: int = 0, dtype: Any = np.float32) -> Array:
@@ -135,13 +137,20 @@ class Feedback:
         return self._kept(self._residuals, shape, np.dtype(dtype), number)
 
     def ended(self) -> None:
-        """Count a call."""
+        """Count a call that has sent its data."""
+        self._velocities.update(self._next)
+        self._next = {}
         self.step += 1
 
     def mask(self, places: Array, number: int = 0) -> None:
-        """Note that entries have been sent: masking sets their velocities to 0."""
-        if self._masking and number in self._velocities:
-            self._velocities[number].reshape(-1)[places] = 0
+        """Note, before ``ended()``, that entries are sent: masking sets their velocities to 0."""
+        if self._masking and number in self._next:
+            self._next[number].reshape(-1)[places] = 0
+
+    @property
+    def warms(self) -> bool:
+        """Whether there is a warm-up."""
+        return self._warmup > 0
 
     def density(self, last: float) -> float:
         """Return the density of the next call, where the one behind the warm-up is ``last``."""

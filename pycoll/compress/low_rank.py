@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.compress.codec import Array, ComposedCodec, as_bytes, as_float32, wrong_length
+from pycoll.compress.codec import Array, as_bytes, as_float32, wrong_length
+from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
+from pycoll.compress.exchange import agree
+from pycoll.compress.operands import Operands
 from pycoll.compress.sparse import hashes
 from pycoll.types import whole
 
@@ -17,6 +20,7 @@ from pycoll.types import whole
 _LEAST_SHARE = 2.0**-17
 #: The numbers in front of codes: rows, columns, rank.
 _HEAD = 3
+_SEED_MASK = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,34 @@ class PowerSGD(ComposedCodec):
         p, q = floats[: rows * rank].reshape(rows, rank), floats[rows * rank :]
         return product(p, q.reshape(columns, rank)).reshape(-1)
 
+    def start_all_reduce(
+        self, comm: Any, given: Operands, name: str, deterministic: bool | None
+    ) -> Started:
+        """Run all exchanges but the last, which it starts.
+
+        The first message has P of all matrices and the arrays that are sent whole, the second one
+        all Q. Residuals are a rank's matrix minus the product of P and its own Q.
+        """
+        given.correct()
+        residuals = given.residuals()
+        if residuals is not None:
+            given.values += residuals
+        call = _Call(self, given)
+        step = 0 if given.feedback is None else given.feedback.step
+        agree(comm, name, [self, *given.facts(), f"step {step}"])
+        word = "avg" if given.mean else "sum"
+        call.take_p(comm.all_reduce(call.first_message(), word, deterministic=deterministic))
+        work = comm.all_reduce(
+            call.second_message(), word, async_op=True, deterministic=deterministic
+        )
+        if residuals is not None:
+            given.keep(call.left_out())
+
+        def values_of(received: Array) -> Array:
+            return call.results(received)
+
+        return work, values_of
+
     def shrinks(self, shape: tuple[int, ...]) -> bool:
         """Return whether P and Q have fewer elements than an array of this shape."""
         if len(shape) < 2 or 0 in shape:
@@ -83,11 +115,87 @@ class PowerSGD(ComposedCodec):
         rows, columns = shape[0], math.prod(shape[1:])
         return self.rank * (rows + columns) < rows * columns
 
-    def first_q(self, rows: int) -> Array:
-        """Return the first Q: numbers from -1 to 1 that follow from the seed alone."""
-        draws = hashes(self.seed, rows * self.rank) >> np.uint64(40)
+    def first_q(self, rows: int, step: int = 0) -> Array:
+        """Return the first Q: numbers from -1 to 1 that follow from seed and step alone."""
+        draws = hashes(self.seed + step & _SEED_MASK, rows * self.rank) >> np.uint64(40)
         numbers = draws.astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
         return numbers.reshape(rows, self.rank)
+
+
+class _Call:
+    """The matrices of one all_reduce, on their way through its two messages."""
+
+    def __init__(self, codec: PowerSGD, given: Operands) -> None:
+        self._codec, self._given = codec, given
+        self._numbers = [n for n, shape in enumerate(given.shapes) if codec.shrinks(shape)]
+        places = dict(given.parts())
+        self._places = [places[n] for n in self._numbers]
+        self._rest = [place for n, place in places.items() if n not in set(self._numbers)]
+        self._matrices = [
+            given.values[place].reshape(given.shapes[n][0], -1)
+            for n, place in zip(self._numbers, self._places, strict=True)
+        ]
+        self._p: list[Array] = []
+        self._q: list[Array] = []
+        self._whole: Array = given.values[:0]
+
+    def first_message(self) -> Array:
+        """Return P of all matrices, and the arrays that are sent whole."""
+        made = [
+            matrix @ self._last_q(n, matrix)
+            for n, matrix in zip(self._numbers, self._matrices, strict=True)
+        ]
+        whole_arrays = [self._given.values[place] for place in self._rest]
+        return np.concatenate([one.reshape(-1) for one in (*made, *whole_arrays)])
+
+    def _last_q(self, number: int, matrix: Array) -> Array:
+        """Return Q of the call before, with fresh numbers in columns that have become 0."""
+        feedback = self._given.feedback
+        step = 0 if feedback is None else feedback.step
+        fresh = self._codec.first_q(matrix.shape[1], step).astype(matrix.dtype)
+        last = None if feedback is None else feedback.factor(number)
+        if last is None or last.shape != fresh.shape:
+            return fresh
+        return np.where(last.any(axis=0), last, fresh)
+
+    def take_p(self, received: Array) -> None:
+        """Take P of all ranks together."""
+        at, rank = 0, self._codec.rank
+        for matrix in self._matrices:
+            count = len(matrix) * rank
+            self._p.append(orthonormal(received[at : at + count].reshape(-1, rank)))
+            at += count
+        self._whole = received[at:]
+
+    def second_message(self) -> Array:
+        """Return Q of this rank's matrices."""
+        pairs = zip(self._matrices, self._p, strict=True)
+        self._q = [matrix.T @ p for matrix, p in pairs]
+        empty = self._given.values[:0]
+        return np.concatenate([empty, *(one.reshape(-1) for one in self._q)])
+
+    def left_out(self) -> Array:
+        """Return the values less those of this rank's P and Q; zeros for arrays sent whole."""
+        left = np.zeros_like(self._given.values)
+        for place, p, q in zip(self._places, self._p, self._q, strict=True):
+            left[place] = self._given.values[place] - product(p, q).reshape(-1)
+        return left
+
+    def results(self, received: Array) -> Array:
+        """Return the values of the result, from Q of all ranks together; feedback keeps these."""
+        values, at, rank = np.empty_like(self._given.values), 0, self._codec.rank
+        for n, place, p, q in zip(self._numbers, self._places, self._p, self._q, strict=True):
+            q_of_all = received[at : at + q.size].reshape(-1, rank)
+            values[place] = product(p, q_of_all).reshape(-1)
+            if self._given.feedback is not None:
+                self._given.feedback.keep_factor(q_of_all, n)
+            at += q.size
+        at = 0
+        for place in self._rest:
+            count = place.stop - place.start
+            values[place] = self._whole[at : at + count]
+            at += count
+        return values
 
 
 def orthonormal(p: Array) -> Array:

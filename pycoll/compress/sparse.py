@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.compress.codec import Array, ComposedCodec, as_bytes, as_float32, wrong_length
+from pycoll.compress.codec import Array, as_bytes, as_float32, wrong_length
+from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
+from pycoll.compress.exchange import Reply, agree, from_owners, owned, to_owners
+from pycoll.compress.feedback import Feedback
+from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import real, whole
 
@@ -47,6 +51,10 @@ class SparseCodec(ComposedCodec):
         ``x``: one axis of floats. ``step``: the number of the call, see ``Feedback.step``.
         """
 
+    def warmed(self, feedback: Feedback) -> SparseCodec:
+        """Return the codec of the next call: with another density during the warm-up."""
+        return self
+
     def encode(self, x: Any) -> Array:
         """Return the codes of an array of float16, bfloat16 or float32, as one axis of uint8."""
         values = as_float32(x)
@@ -58,6 +66,86 @@ class SparseCodec(ComposedCodec):
         places, sent = unpacked(self, codes, count, values.dtype)
         values[places] = sent
         return values
+
+    def start_all_reduce(
+        self, comm: Any, given: Operands, name: str, deterministic: bool | None
+    ) -> Started:
+        """Run all exchanges but the last, which it starts.
+
+        Owners fold the values that arrive in rank order, and send them on as places and values, or
+        whole where these are fewer bytes. Nothing is left out on the way back.
+        """
+        codec, places, residuals = gathered(self, given)
+        parts = owned(len(given.values), comm.size)
+        cuts = np.searchsorted(places, [part.stop for part in parts[:-1]])
+        pieces = np.split(places, cuts)
+        codes = [
+            packed(mine - part.start, given.values[part])
+            for mine, part in zip(pieces, parts, strict=True)
+        ]
+        lengths = agree(comm, name, [codec, *given.facts()], [len(one) for one in codes])
+        arrived = to_owners(comm, codes, lengths)
+        part = parts[comm.rank]
+        reply = Reply(lambda: folded(self, arrived, part.stop - part.start, given))
+        work, replies = from_owners(comm, reply, name)
+        if residuals is not None:
+            given.mask(places)
+            residuals[places] = 0
+            given.keep(residuals)
+
+        def values_of(received: Array) -> Array:
+            values = np.zeros_like(given.values)
+            for (place, is_dense), part in zip(replies, parts, strict=True):
+                if is_dense:
+                    values[part] = np.frombuffer(received[place].tobytes(), values.dtype)
+                else:
+                    count = part.stop - part.start
+                    mine, sent = unpacked(self, received[place], count, values.dtype)
+                    values[part][mine] = sent
+            return values
+
+        return work, values_of
+
+
+def gathered(codec: SparseCodec, given: Operands) -> tuple[SparseCodec, Array, Array | None]:
+    """Return the codec of this call, the places it sends, and the values of residuals to be.
+
+    The values of ``given`` become those that the call sends from.
+    """
+    given.correct()
+    residuals = given.residuals()
+    if residuals is not None:
+        given.values += residuals
+        residuals = given.values
+    step, feedback = 0, given.feedback
+    if feedback is not None:
+        step, codec = feedback.step, codec.warmed(feedback)
+    found = [
+        codec.chosen(given.values[place], step).astype(np.int64) + place.start
+        for _, place in given.parts()
+    ]
+    return codec, np.concatenate(found), residuals
+
+
+def folded(
+    codec: SparseCodec, arrived: list[Array], count: int, given: Operands
+) -> tuple[Array, int]:
+    """Return the owner's reply: its bytes, and 1 if these are the values of the whole part."""
+    values = np.zeros(count, given.values.dtype)
+    is_sent = np.zeros(count, bool)
+    for rank, codes in enumerate(arrived):
+        places, sent = unpacked(codec, codes, count, values.dtype)
+        if rank == 0:
+            values[places] = sent
+        else:
+            values[places] += sent
+        is_sent[places] = True
+    if given.mean:
+        values /= len(arrived)
+    places = np.flatnonzero(is_sent)
+    if len(places) * (4 + values.itemsize) < values.nbytes:
+        return packed(places, values), 0
+    return values.view(np.uint8), 1
 
 
 def packed(places: Array, values: Array) -> Array:
@@ -125,9 +213,12 @@ class TopK(SparseCodec):
         larger[np.flatnonzero(keys == bound)[: number - int(larger.sum())]] = True
         return candidates[larger].astype(np.uint32)
 
-    def at(self, density: float) -> TopK:
-        """Return this codec with another density."""
-        return replace(self, density=density)
+    def check_warm_up(self) -> None:
+        """Accept every warm-up."""
+
+    def warmed(self, feedback: Feedback) -> TopK:
+        """Return the codec of the next call: with another density during the warm-up."""
+        return replace(self, density=feedback.density(self.density))
 
 
 def _above(size: Array, bound: float) -> Array:
@@ -217,9 +308,40 @@ class RandomK(SparseCodec):
         draws = hashes(self.seed ^ hashes(step, 1).tolist()[0], number)
         return np.asarray(ends[:-1] + draws % np.maximum(lengths, 1), np.uint32)
 
-    def at(self, density: float) -> RandomK:
-        """Return this codec with another density."""
-        return replace(self, density=density)
+    def check_warm_up(self) -> None:
+        """Accept every warm-up."""
+
+    def warmed(self, feedback: Feedback) -> RandomK:
+        """Return the codec of the next call: with another density during the warm-up."""
+        return replace(self, density=feedback.density(self.density))
+
+    def start_all_reduce(
+        self, comm: Any, given: Operands, name: str, deterministic: bool | None
+    ) -> Started:
+        """Run the exchange of facts, and start an all_reduce of the values at the places."""
+        feedback = given.feedback
+        if feedback is None:
+            raise InvalidArgumentError(
+                f"feedback is None and compress is {self!r}: feedback.step changes the places from "
+                "call to call; pass feedback=pycoll.compress.Feedback()"
+            )
+        codec, places, residuals = gathered(self, given)
+        agree(comm, name, [codec, *given.facts(), f"step {feedback.step}"])
+        word = "avg" if given.mean else "sum"
+        work = comm.all_reduce(
+            given.values[places], word, async_op=True, deterministic=deterministic
+        )
+        given.mask(places)
+        assert residuals is not None  # there is feedback
+        residuals[places] = 0
+        given.keep(residuals)
+
+        def values_of(received: Array) -> Array:
+            values = np.zeros_like(given.values)
+            values[places] = received
+            return values
+
+        return work, values_of
 
 
 def hashes(seed: int, count: int) -> Array:

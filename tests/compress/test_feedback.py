@@ -32,11 +32,14 @@ def test_momentum_sums_velocities_and_masking_clears_what_was_sent() -> None:
     feedback = Feedback(momentum=0.5)
     x = np.float32([1, 2, 4])
     assert feedback.corrected(x).tolist() == [1, 2, 4]
+    assert feedback.corrected(x).tolist() == [1, 2, 4], "nothing counts before ended()"
     feedback.mask(np.array([1]))
+    feedback.ended()
     assert feedback.corrected(x).tolist() == [1.5, 2, 6]
     feedback = Feedback(momentum=0.5, masking=False)
     feedback.corrected(x)
     feedback.mask(np.array([1]))
+    feedback.ended()
     assert feedback.corrected(x).tolist() == [1.5, 3, 6]
     plain = Feedback()
     assert plain.corrected(x) is x

@@ -1,0 +1,70 @@
+"""The base of codecs whose collectives are sequences of other collectives."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pycoll.compress.codec import Array, Codec
+from pycoll.compress.exchange import ComposedWork, named
+from pycoll.compress.feedback import Feedback
+from pycoll.compress.operands import Operands
+from pycoll.errors import InvalidArgumentError
+
+#: The Work of the last exchange, and a function from what it receives to the values of the result.
+Started = tuple[Any, Callable[[Any], Array]]
+
+
+class ComposedCodec(Codec):
+    """A codec whose collectives are sequences of other collectives."""
+
+    #: Whether it takes float64.
+    wide: ClassVar[bool] = True
+
+    def all_reduce(
+        self,
+        comm: Any,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        feedback: Feedback | None = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Run ``comm.all_reduce(x, op, compress=self)``; see there.
+
+        A Work of ``async_op`` waits for the last exchange; the call itself waits for those before.
+        """
+        name = "all_reduce"
+        with named(name):
+            if algorithm is not None:
+                raise InvalidArgumentError(
+                    f"algorithm is {algorithm!r} and compress is {self!r}, which runs several "
+                    "collectives: leave algorithm out"
+                )
+            if stream is not None:
+                raise InvalidArgumentError(
+                    f"stream is {stream!r}: compress takes arrays in host memory, which have none"
+                )
+            given = Operands(x, out, op, feedback, self.wide)
+            if feedback is not None and feedback.warms:
+                self.check_warm_up()
+            last, values = self.start_all_reduce(comm, given, name, deterministic)
+        work = ComposedWork(last, lambda received: given.results(values(received)), name)
+        return work if async_op else work.wait()
+
+    def check_warm_up(self) -> None:
+        """Raise InvalidArgumentError unless the codec has a density."""
+        raise InvalidArgumentError(
+            f"feedback has a warm-up, and compress is {self!r}: expected TopK or RandomK"
+        )
+
+    @abstractmethod
+    def start_all_reduce(
+        self, comm: Any, given: Operands, name: str, deterministic: bool | None
+    ) -> Started:
+        """Run all exchanges but the last, which it starts."""

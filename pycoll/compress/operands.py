@@ -1,0 +1,156 @@
+"""The arrays of a compressed call: read into one axis of floats, and written back at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.arrays.device_view import DeviceView
+from pycoll.arrays.registry import framework_of, input_of, output_view
+from pycoll.compress.codec import Array
+from pycoll.compress.feedback import Feedback
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import DType, ReduceOp, numpy_dtype
+
+#: Types that codecs take. Those of 16 bits are widened to float32, which holds them exactly.
+_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+class Operands:
+    """The arrays of one call, end to end on one axis of float32 or float64, which they own.
+
+    ``x``: an array, or a list of arrays of one type. ``out``: as in ``all_reduce``. ``wide``:
+    whether the codec takes float64. Raises InvalidArgumentError for what codecs do not take.
+    """
+
+    def __init__(self, x: Any, out: Any, op: Any, feedback: Feedback | None, wide: bool) -> None:
+        self.mean = _is_mean(op)
+        self._is_list = isinstance(x, list | tuple)
+        arrays = list(x) if self._is_list else [x]
+        outs = [None] * len(arrays) if out is None else list(out) if self._is_list else [out]
+        if len(outs) != len(arrays):
+            raise InvalidArgumentError(f"out has {len(outs)} arrays for {len(arrays)} in x")
+        if feedback is not None and not isinstance(feedback, Feedback):
+            raise InvalidArgumentError(
+                f"feedback is {feedback!r}: expected a pycoll.compress.Feedback, or None"
+            )
+        names = [f"x[{n}]" if self._is_list else "x" for n in range(len(arrays))]
+        views = [input_of(*one)[1] for one in zip(arrays, outs, names, strict=True)]
+        self._dtype = _type_of(views, names, wide)
+        self.shapes = [tuple(view.shape) for view in views]
+        self._targets = [_target(*one) for one in zip(arrays, outs, views, strict=True)]
+        self._out = out
+        self.feedback = feedback
+        self.ends = np.cumsum([0, *(view.count for view in views)]).tolist()
+        self.values = _values(views, self._dtype)
+
+    def facts(self) -> list[Any]:
+        """Return what all ranks have in common."""
+        op = "avg" if self.mean else "sum"
+        shapes = [list(shape) for shape in self.shapes]
+        return [DType(self._dtype).word, shapes if self._is_list else shapes[0], op]
+
+    def parts(self) -> Iterator[tuple[int, slice]]:
+        """Yield the number of each array and its place among the values."""
+        for number in range(len(self.shapes)):
+            yield number, slice(self.ends[number], self.ends[number + 1])
+
+    def correct(self) -> None:
+        """Replace the values by velocities, where feedback has momentum."""
+        if self.feedback is None:
+            return
+        for number, place in self.parts():
+            given = self.values[place].reshape(self.shapes[number])
+            self.values[place] = self.feedback.corrected(given, number).reshape(-1)
+
+    def residuals(self) -> Array | None:
+        """Return the residuals of all arrays on one axis, a copy; None without feedback."""
+        if self.feedback is None:
+            return None
+        kept = [
+            self.feedback.memory(shape, number, self.values.dtype).reshape(-1)
+            for number, shape in enumerate(self.shapes)
+        ]
+        return np.concatenate(kept) if kept else self.values[:0]
+
+    def keep(self, residuals: Array | None) -> None:
+        """Keep the residuals of all arrays, and count the call."""
+        if self.feedback is None or residuals is None:
+            return
+        for number, place in self.parts():
+            memory = self.feedback.memory(self.shapes[number], number, self.values.dtype)
+            memory.reshape(-1)[:] = residuals[place]
+        self.feedback.ended()
+
+    def mask(self, places: Array) -> None:
+        """Clear the velocities of the values at these places, which ascend."""
+        if self.feedback is None:
+            return
+        cuts = np.searchsorted(places, self.ends)
+        for number, place in self.parts():
+            mine = places[cuts[number] : cuts[number + 1]]
+            self.feedback.mask(mine - mine.dtype.type(place.start), number)
+
+    def results(self, values: Array) -> Any:
+        """Return the result of the call: arrays of the caller's types with these values."""
+        made = []
+        for (view, finish), (_, place) in zip(self._targets, self.parts(), strict=True):
+            part = np.asarray(values[place], numpy_dtype(self._dtype))
+            _core.unpack(_core.view(part), [view])
+            made.append(finish())
+        if self._out is not None:
+            return self._out
+        return made if self._is_list else made[0]
+
+
+def _is_mean(op: Any) -> bool:
+    word = ReduceOp(op).word if isinstance(op, ReduceOp) else op
+    if word not in ("sum", "avg"):
+        raise InvalidArgumentError(
+            f"op is {word!r}: compress needs 'sum' or 'avg'; take one of these, or leave compress "
+            "out"
+        )
+    return bool(word == "avg")
+
+
+def _type_of(views: list[Any], names: list[str], wide: bool) -> int:
+    """Return the type of all arrays."""
+    if not views:
+        raise InvalidArgumentError("x is an empty list: expected at least one array")
+    taken = _FLOATS if wide else _FLOATS[:3]
+    for name, view in zip(names, views, strict=True):
+        if isinstance(view, DeviceView):
+            raise InvalidArgumentError(
+                f"{name} is on {view.device}: compress takes arrays in host memory; copy it to the "
+                "host, or leave compress out"
+            )
+        if view.dtype not in taken:
+            raise InvalidArgumentError(
+                f"{name} is {DType(view.dtype).word}: compress needs "
+                f"{', '.join(one.word for one in taken[:-1])} or {taken[-1].word}; convert the "
+                "array, or leave compress out"
+            )
+        if view.dtype != views[0].dtype:
+            raise InvalidArgumentError(
+                f"{name} is {DType(view.dtype).word} and x[0] {DType(views[0].dtype).word}: "
+                "compress takes lists of one type"
+            )
+    return int(views[0].dtype)
+
+
+def _values(views: list[Any], dtype: int) -> Array:
+    values = np.empty(sum(view.count for view in views), numpy_dtype(dtype))
+    _core.pack(views, _core.view(values))
+    return values if values.dtype.itemsize > 2 else values.astype(np.float32)
+
+
+def _target(x: Any, out: Any, view: Any) -> tuple[Any, Callable[[], Any]]:
+    """Return the memory of an array's result, and a function that returns the result."""
+    framework = framework_of(x)
+    if out is not None:
+        return output_view(out, view.dtype, view.shape, view, True), lambda: out
+    memory = framework.empty(x, view.shape, view.dtype)
+    return framework.result(memory), lambda: framework.finish(x, memory)
