@@ -9,7 +9,8 @@ OUT := out
         bench-peers bench-net bench-rdma bench-training gpu-check clean
 
 help:
-	@echo "make demo         install into $(VENV), measure all_reduce on 2 ranks, train on 1 and 4"
+	@echo "make demo         install into $(VENV), train on 1 and 4 ranks, measure all_reduce on 2,"
+	@echo "                  train by all-reduce and by a server"
 	@echo "make test         install everything the tests need and run them"
 	@echo "make test-quick   checks for a first change, in less than three minutes"
 	@echo "make test-torch   tests that use torch with another version: TORCH=2.14.1 (the default)"
@@ -40,8 +41,10 @@ demo: setup-demo
 	@mkdir -p $(OUT)
 	$(BIN)/python examples/train_digits.py --ranks 1 --ranks 4
 	$(BIN)/pycoll bench all_reduce -n 2 -b 8 -e 64M -f 4 --plot $(OUT)/all_reduce.png
+	$(BIN)/python examples/train_methods.py --plot $(OUT)/step.png
 	@echo
-	@echo "next: look at $(OUT)/all_reduce.png"
+	@echo "next: look at $(OUT)/all_reduce.png, and at $(OUT)/step.png: a training step by each of two"
+	@echo "      methods, with the messages that the backward pass hides"
 	@echo "      save README's example as hello.py: $(BIN)/pycoll run -n 4 hello.py"
 	@echo "      $(BIN)/pycoll info shows what was found on this machine, $(BIN)/pycoll explain"
 	@echo "      which algorithm runs and why"

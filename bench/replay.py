@@ -38,7 +38,8 @@ from hosts import DEVICE, ONE_GIGABIT, Hosts, obstacle
 from pycoll.gradients.communication_plan import Gradient
 from pycoll.gradients.compare import read_gradients
 from pycoll.gradients.policies import Policy
-from pycoll.tools.overlaps import Seen, plot
+from pycoll.gradients.step_record import Step, Travel
+from pycoll.tools.overlaps import plot, seen_of
 
 TITLE = "Replayed steps"
 FOLDER = Path(__file__).resolve().parent
@@ -96,7 +97,7 @@ class Found(NamedTuple):
     messages: int
     rates: list[Any]
     why: str
-    record: dict[str, Any]
+    record: list[Any]
 
     @property
     def error(self) -> float:
@@ -351,19 +352,10 @@ def long_line(long: dict[str, float], nbytes: int) -> str:
     return line
 
 
-def seen_of(one: Found, number: int) -> Seen:
-    """One step of a method, as the pictures of timelines take it; the method is its policy."""
-    step = one.record
-    wires = [((1e6 * travel[5], 1e6 * travel[6]), f"{travel[1]} {travel[0]}") for travel in step[6]]
-    return Seen(
-        0,
-        number,
-        one.method,
-        (1e6 * step[2], 1e6 * step[3]),
-        tuple(1e6 * at for _, at in step[5]),
-        tuple(wires),
-        tuple((1e6 * begin, 1e6 * end) for begin, end in step[7]),
-    )
+def step_of(record: Sequence[Any]) -> Step:
+    """The record of a step, which has come as JSON."""
+    step = Step(*record)
+    return step._replace(travels=tuple(Travel(*one) for one in step.travels))
 
 
 def draw(folder: Path, found: Sequence[Found]) -> list[Path]:
@@ -374,7 +366,7 @@ def draw(folder: Path, found: Sequence[Found]) -> list[Path]:
         scene = Scene(model, ratios[len(ratios) // 2])
         paths.append(folder / f"replay-{model}.svg")
         steps = [one for one in found if one.scene == scene]
-        plot(paths[-1], [seen_of(one, number) for number, one in enumerate(steps)])
+        plot(paths[-1], [seen_of(step_of(one.record), 0, one.method) for one in steps])
     return paths
 
 

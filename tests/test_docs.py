@@ -154,6 +154,14 @@ def test_the_job_of_the_demo() -> None:
     assert "4 rank(s):" in said
 
 
+def test_the_methods_of_the_demo(tmp_path: Path) -> None:
+    picture = tmp_path / "step.svg"
+    said = run(sys.executable, str(ROOT / "examples/train_methods.py"), "--plot", str(picture))
+    assert "the losses of MG-WFBP and WFBP-PS are equal to the bit, in 40 steps" in said
+    assert "2 workers, 1 server(s)" in said
+    assert "WFBP-PS: 3 messages" in picture.read_text()
+
+
 # Scheduling
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.gradients.step_record import STEP
+from pycoll.gradients.step_record import STEP, Step
 from pycoll.tools.pictures import check_picture
 from pycoll.tools.timelines import Event
 
@@ -63,6 +63,26 @@ def seen(events: Sequence[Event]) -> list[Seen]:
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         text = f"the timeline has a broken event of the category {STEP}: {error!r}"
         raise InvalidArgumentError(text) from None
+
+
+def seen_of(step: Step, rank: int, name: str = "") -> Seen:
+    """Return a step as ``plot`` takes it, from the record that an observer got.
+
+    ``name`` stands for the policy in the title, by default that of the step.
+    """
+
+    def us(begin_s: float, end_s: float) -> Span:
+        return 1e6 * begin_s, 1e6 * end_s
+
+    return Seen(
+        rank,
+        step.number,
+        name or step.policy,
+        us(step.begin_s, step.flushed_s),
+        tuple(1e6 * at_s for _, at_s in step.ready),
+        tuple((us(one.starts_s, one.ends_s), f"{one.what} {one.message}") for one in step.travels),
+        tuple(us(*one) for one in step.waits),
+    )
 
 
 def _seen(events: Sequence[Event]) -> list[Seen]:

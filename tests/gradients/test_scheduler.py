@@ -277,6 +277,42 @@ def test_what_never_comes_counts_as_zeros() -> None:
     world_in_threads(3).run(run)
 
 
+@pytest.mark.parametrize(
+    "words", [{"policy": "WFBP-A2A"}, {"policy": "WFBP-PS"}, {"policy": "dear"}]
+)
+def test_a_gradient_that_never_comes_ends_in_a_deadline(words: dict[str, Any]) -> None:
+    """The other ranks name the one whose backward pass stands still, and none hangs."""
+    worlds = pycoll.local_world(2, servers=1, timeout_s=1.0)
+    told: list[str] = []
+    waited = threading.Event()
+
+    def run(comm: pycoll.Communicator) -> None:
+        scheduler = Scheduler(comm, ENTRIES, **words)
+        for number, view in enumerate(scheduler.begin()):
+            view[...] = 1
+            if comm.rank == 0 or number != 4:
+                scheduler.ready(number)
+        if comm.rank == 1:
+            assert waited.wait(30)
+            return
+        begin = time.monotonic()
+        try:
+            scheduler.wait()
+        except pycoll.TimeoutError as error:
+            told.append(str(error))
+        assert time.monotonic() - begin < 15
+        waited.set()
+
+    threads = [threading.Thread(target=run, args=(comm,)) for comm in worlds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for comm in worlds:
+        comm.close()
+    assert len(told) == 1 and "rank 1" in told[0], told
+
+
 # Wrong requests
 
 

@@ -393,7 +393,10 @@ except pycoll.PeerLostError as error:
 
 
 def test_an_optimizer_of_torch_steps_by_the_servers_to_the_same_bits() -> None:
-    code = """
+    code = (
+        FIND
+        + """
+import os, signal, sys
 import torch
 import pycoll
 import pycoll.torch as hvd
@@ -416,19 +419,39 @@ def trained(policy, architecture):
         net(torch.randn(4, 6)).square().sum().backward()
         optimizer.step()
     words.append(optimizer._gradients._scheduler._algorithms["ps"])
+    return net, optimizer, values(net)
+
+
+def values(net):
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-first = trained("bsp", "a2a")
-for policy, architecture in (("BSP-PS", None), ("wfbp", "ps"), ("bytescheduler", "ps")):
-    assert torch.equal(first, trained(policy, architecture)), policy
+first = trained("bsp", "a2a")[2]
+for policy, architecture in (("BSP-PS", None), ("wfbp", "ps")):
+    net, optimizer, found = trained(policy, architecture)
+    assert torch.equal(first, found), policy
 assert pycoll.world().all_reduce(1, algorithm="ps") == 2
-hvd.shutdown()
 print("alike by", *set(words), flush=True)
+if hvd.rank() == 0:
+    os.kill(servers()["PYCOLL_RANK=3"], signal.SIGKILL)
+try:
+    for _ in range(1000):
+        before = values(net)
+        optimizer.zero_grad()
+        net(torch.randn(4, 6)).square().sum().backward()
+        optimizer.step()
+except hvd.HorovodInternalError as error:
+    assert torch.equal(before, values(net)), "half a step"
+    print("lost", error, flush=True)
+    sys.exit(5)
 """
+    )
     status, text = job(code, "-n", "2", "--servers", "2")
-    assert status == 0, text
     assert text.count("alike by ps") == 2, text
+    # No rank has stepped by a part of its gradients.
+    lost = "lost server 1 (rank 3) is lost, which owned part 1 of parts 0 to 1 of each message"
+    assert text.count(lost) == 2, text
+    assert status == 128 + 9, text
 
 
 def test_a_worker_that_ends_early_is_named() -> None:
