@@ -8,18 +8,22 @@ mkdir -p build
 unset PYTHONDONTWRITEBYTECODE
 bash tests/packages.sh "$bin/python"
 
-# These builds use idle processor time only: pip unpacks on one core, and ranks often wait for each
-# other. Each build has its own session, so that the trap can end all its processes after a failure.
+# Builds and clang-tidy use idle processor time only: pip unpacks on one core, and ranks often wait
+# for each other. Each has its own session, so that the trap can end all its processes after a
+# failure. clang-tidy needs the compile commands of the installed build.
 setsid chrt --idle 0 bash tests/cpp/build.sh >build/cpp.log 2>&1 &
 sanitized=$!
-trap 'kill -- "-$sanitized" "-${installed:-$sanitized}" 2>/dev/null || true' EXIT
+trap 'kill -- "-$sanitized" "-${linted:-$sanitized}" 2>/dev/null || true' EXIT
 
 bash tests/setup.sh "$bin"
-setsid chrt --idle 0 cmake --build build/python --target cpp_tests >build/python.log 2>&1 &
-installed=$!
-bash tests/lint.sh "$bin"
+setsid chrt --idle 0 bash -euc \
+  'cmake --build build/python --target cpp_tests; bash tests/lint_cpp.sh "$1"' - "$bin" \
+  >build/python.log 2>&1 &
+linted=$!
+bash tests/lint_python.sh "$bin"
 bash tests/python.sh "$bin"
-wait "$installed" || { cat build/python.log && exit 1; }
+wait "$linted" || { cat build/python.log && exit 1; }
 wait "$sanitized" || { cat build/cpp.log && exit 1; }
+echo "lint and builds of C++: clean"
 bash tests/cpp/run.sh
 bash tests/fuzz/run.sh

@@ -53,10 +53,19 @@ LONG_FILES = (
     "test_torch_scripts.py",
     "test_vanish.py",
     "test_algorithms.py",
-    "test_docs.py",
-    "test_bench_scripts.py",
     "test_fake.py",
+    "test_agents.py",
+    "test_site.py",
+    "test_shrink_processes.py",
+    "test_docs.py",
+    "test_compiled_torch.py",
+    "test_bench_scripts.py",
+    "test_scheduler.py",
+    "test_search.py",
     "test_launch.py",
+    "test_hosts.py",
+    "test_tune_hosts.py",
+    "test_guilty_rank.py",
 )
 
 

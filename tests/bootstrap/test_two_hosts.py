@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from joining import SECRET
+from two_namespaces import ip, two_namespaces
 
 HERE = Path(__file__).parents[1] / "support"
 ROOT = HERE.parent.parent
@@ -35,38 +35,20 @@ with World() as world:
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[list[str]]:
-    """Two namespaces joined by a cable; ranks 0 and 1 go to the first, 2 and 3 to the second."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and the ip command to make network namespaces")
-    names = [f"pycoll{os.getpid()}{side}" for side in "ab"]
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"cannot make network namespaces: {error.stderr.decode().strip()}")
-        ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable",
-           "netns", names[1])  # fmt: skip
+    """Two hosts joined by a cable; ranks 0 and 1 go to the first, 2 and 3 to the second."""
+    with two_namespaces("10.77.0") as names:
         for number, name in enumerate(names, 1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
             ip("-n", name, "addr", "add", f"fd77::{number}/64", "dev", "cable", "nodad")
             # Both believe to be in one network here, but no cable connects them.
             ip("-n", name, "link", "add", "aaa", "type", "veth", "peer", "name", "end")
             ip("-n", name, "addr", "add", f"10.66.0.{number}/24", "dev", "aaa")
             # Like a container bridge: the same address on every host.
             ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "aaa")
-            for device in ("lo", "cable", "aaa", "end"):
+            for device in ("aaa", "end"):
                 ip("-n", name, "link", "set", device, "up")
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 def run(hosts: list[str], address: str, **variables: str) -> tuple[list[str], list[str], float]:

@@ -93,24 +93,33 @@ def test_a_rank_that_dies_while_it_shrinks_is_dropped(delay: float) -> None:
     assert found[1:3] == [(0, 2, True), (1, 2, True)]
 
 
-def stopped(comm: pycoll.Communicator, victim: int, seconds: float) -> Any:
+def stopped(comm: pycoll.Communicator, victim: int, others_end: bool, folder: str) -> Any:
+    """The victim is stopped until the others have shrunk, or given up if ``others_end``."""
+    found, done = Path(folder, "found"), Path(folder, "done")
     comm.barrier()
     if comm.rank == victim:
-        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        wait = f"until [ -e {found} ]; do sleep 0.05; done; kill -CONT {os.getpid()}"
+        subprocess.Popen(["sh", "-c", wait])
         os.kill(os.getpid(), signal.SIGSTOP)
-        timeout_s = 3.0
     else:
         time.sleep(0.3)
-        timeout_s = 6.0
-    smaller = comm.shrink(timeout_s)
-    right = exact(smaller)
-    time.sleep(seconds + 3)  # so that the one that comes back finds it alive
+    try:
+        smaller = comm.shrink(3.0)
+        right = exact(smaller)
+    finally:
+        (done if comm.rank == victim else found).touch()
+    # The one that comes back has to find the others alive.
+    until = time.monotonic() + SECONDS
+    while not (others_end or done.exists()) and time.monotonic() < until:
+        time.sleep(0.02)
     return smaller.size, right
 
 
 @pytest.mark.parametrize(("size", "victim"), [(3, 0), (3, 2), (2, 1)])
-def test_a_rank_that_comes_back_late_learns_that_it_was_left_out(size: int, victim: int) -> None:
-    found = ProcessWorld(size, stopped, victim, 6.0).outcomes()
+def test_a_rank_that_comes_back_late_learns_that_it_was_left_out(
+    tmp_path: Path, size: int, victim: int
+) -> None:
+    found = ProcessWorld(size, stopped, victim, False, str(tmp_path)).outcomes()
     error = found.pop(victim)
     assert isinstance(error, pycoll.LeftOutError), error
     assert f"rank {victim} (" in str(error)
@@ -118,8 +127,8 @@ def test_a_rank_that_comes_back_late_learns_that_it_was_left_out(size: int, vict
     assert found == [(size - 1, True)] * (size - 1)
 
 
-def test_half_of_the_ranks_without_the_lowest_do_not_go_on() -> None:
-    found = ProcessWorld(2, stopped, 0, 9.0).outcomes()
+def test_half_of_the_ranks_without_the_lowest_do_not_go_on(tmp_path: Path) -> None:
+    found = ProcessWorld(2, stopped, 0, True, str(tmp_path)).outcomes()
     assert isinstance(found[1], pycoll.LeftOutError), found[1]
     assert "too few ranks" in str(found[1]) and "no answer of rank 0" in str(found[1])
 
@@ -215,7 +224,8 @@ def in_a_child(comm: pycoll.Communicator) -> Any:
         try:
             comm.shrink()
         except pycoll.ClosedError:
-            time.sleep(6 if comm.rank == 1 else 0)
+            # It outlives the time in which the others have to shrink.
+            time.sleep(4 if comm.rank == 1 else 0)
             os._exit(7)
         os._exit(8)
     if comm.rank == 1:
@@ -223,7 +233,7 @@ def in_a_child(comm: pycoll.Communicator) -> Any:
     until_lost(comm)
     begin = time.monotonic()
     smaller = comm.shrink()
-    assert time.monotonic() - begin < 5  # the patience would take 10 s
+    assert time.monotonic() - begin < 3.5  # the patience would take 10 s
     return smaller.size, exact(smaller), os.waitpid(child, 0)[1] >> 8
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from harness import ROOT
+from two_namespaces import two_namespaces
 
 SECRET = "correct horse battery staple"
 SCRIPT = """
@@ -32,7 +32,7 @@ try:
 except (pycoll.PeerLostError, pycoll.TimeoutError):
     lost = time.monotonic()
 try:
-    smaller = comm.shrink(9)
+    smaller = comm.shrink(6)
 except pycoll.LeftOutError as error:
     print(comm.rank, "left out:", error)
     raise SystemExit(3)
@@ -46,32 +46,11 @@ time.sleep(1)
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    """Two namespaces joined by a cable."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and the ip command to make network namespaces")
-    names = [f"pycollr{os.getpid()}{side}" for side in "ab"]
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"cannot make network namespaces: {error.stderr.decode().strip()}")
-        ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable",
-           "netns", names[1])  # fmt: skip
-        for number, name in enumerate(names, 1):
-            ip("-n", name, "addr", "add", f"10.78.0.{number}/24", "dev", "cable")
-            for device in ("lo", "cable"):
-                ip("-n", name, "link", "set", device, "up")
+    """Two hosts joined by a cable."""
+    with two_namespaces("10.78.0") as names:
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 def run(hosts: list[str], placed: tuple[int, ...], what: str, stamp: str) -> list[tuple[int, str]]:
