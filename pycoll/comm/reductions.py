@@ -86,32 +86,21 @@ class Reducing(Core):
         >>> comm.all_reduce([np.ones(2), 5])  # many at once, here too
         [array([4., 4.]), 20]
         """
+        words: dict[str, Any] = {
+            "out": out,
+            "algorithm": algorithm,
+            "async_op": async_op,
+            "deterministic": deterministic,
+            "stream": stream,
+        }
         if runs_itself(compress):
-            return compress.all_reduce(
-                self,
-                x,
-                op,
-                out=out,
-                feedback=feedback,
-                algorithm=algorithm,
-                async_op=async_op,
-                deterministic=deterministic,
-                stream=stream,
-            )
+            return compress.all_reduce(self, x, op, feedback=feedback, **words)
         coding = coding_of(compress, feedback)
         if coding is None and asks_for_servers(algorithm):
             from pycoll.comm.served import without_servers
 
             if self._served is not None:
-                return self._served.all_reduce(
-                    x,
-                    op,
-                    out=out,
-                    algorithm=algorithm,
-                    async_op=async_op,
-                    deterministic=deterministic,
-                    stream=stream,
-                )
+                return self._served.all_reduce(x, op, **words)
             if algorithm == PS:
                 without_servers(self.size)
         if isinstance(x, list | tuple):

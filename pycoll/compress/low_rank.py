@@ -14,7 +14,8 @@ from pycoll.compress.dense import check_seed
 from pycoll.compress.exchange import agree
 from pycoll.compress.operands import Operands
 from pycoll.compress.sparse import hashes
-from pycoll.types import whole
+from pycoll.errors import InvalidArgumentError
+from pycoll.types import real, whole
 
 #: A column that keeps less than this share of its length is noise of float32, and becomes 0.
 _LEAST_SHARE = 2.0**-17
@@ -32,7 +33,8 @@ class PowerSGD(ComposedCodec):
     from call to call, so that P Q^T comes near the best product of this rank.
 
     Arguments: ``rank``, the columns of P and Q, at least 1; ``seed``, of the first Q, from 0 to
-    2**64 - 1.
+    2**64 - 1; ``saving``, at least 1: a matrix is sent whole unless P and Q have so many times
+    fewer elements.
 
     Errors: InvalidArgumentError for other arguments. Cost: 4 rank (m + n) bytes in two messages,
     the second of which waits for the first, and about 8 rank m n floating-point operations.
@@ -46,8 +48,14 @@ class PowerSGD(ComposedCodec):
 
     rank: int
     seed: int = 0
+    saving: float = 1.0
 
     def __post_init__(self) -> None:
+        expected = "a number of at least 1"
+        saving = real("saving", self.saving, expected)
+        if saving < 1:
+            raise InvalidArgumentError(f"saving is {self.saving!r}: expected {expected}")
+        object.__setattr__(self, "saving", saving)
         object.__setattr__(self, "rank", whole("rank", self.rank, 1))
         object.__setattr__(self, "seed", check_seed(self.seed))
 
@@ -103,17 +111,14 @@ class PowerSGD(ComposedCodec):
         if residuals is not None:
             given.keep(call.left_out())
 
-        def values_of(received: Array) -> Array:
-            return call.results(received)
-
-        return work, values_of
+        return work, call.results
 
     def shrinks(self, shape: tuple[int, ...]) -> bool:
-        """Return whether P and Q have fewer elements than an array of this shape."""
+        """Return whether P and Q have few enough elements for an array of this shape."""
         if len(shape) < 2 or 0 in shape:
             return False
         rows, columns = shape[0], math.prod(shape[1:])
-        return self.rank * (rows + columns) < rows * columns
+        return self.rank * (rows + columns) * self.saving < rows * columns
 
     def first_q(self, rows: int, step: int = 0) -> Array:
         """Return the first Q: numbers from -1 to 1 that follow from seed and step alone."""

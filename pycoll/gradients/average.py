@@ -27,6 +27,8 @@ def average_gradients(
     policy: str | Policy = "auto",
     op: str = "avg",
     architecture: str | None = None,
+    compress: Any = None,
+    feedback: Any = None,
 ) -> Any:
     """Return a structure like ``tree`` whose arrays are the averages over all ranks.
 
@@ -40,6 +42,9 @@ def average_gradients(
         ``op``: a reduction of all_reduce.
         ``architecture``: "a2a", "ps", "auto" or None; see ``Scheduler``. Arrays on a device are
             reduced by all_reduce.
+        ``compress``: None, or a codec of ``pycoll.compress``. The arrays, in host memory, then are
+            one all_reduce of a list with this codec; ``policy`` and ``architecture`` do not count.
+        ``feedback``: None, or the ``pycoll.compress.Feedback`` of these arrays.
 
     Result: new arrays of the same framework, shape and dtype, in the same structure.
 
@@ -64,6 +69,10 @@ def average_gradients(
         comm = pycoll.world()
     named = list(leaves(tree, "tree"))
     views = [input_of(leaf, None, name)[1] for name, leaf in named]
+    if compress is not None or feedback is not None:
+        given = [leaf for _, leaf in named]
+        words = {"compress": compress, "feedback": feedback}
+        return rebuilt(tree, iter(comm.all_reduce(given, op, **words) if given else []))
     entries = tuple(
         Entry(name, tuple(view.shape), DType(view.dtype).word)
         for (name, _), view in zip(named, views, strict=True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from pycoll.compress import Codec
 from pycoll.errors import InvalidArgumentError
 from pycoll.local_updates.outer_step import Outer
 from pycoll.local_updates.schedules import Schedule
@@ -89,6 +90,7 @@ def DiLoCo(  # noqa: N802  # the name of the method
     fragments: int = 1,
     delay: int = 0,
     mix: float = 0.0,
+    compress: Codec | None = None,
     comm: Any = None,
 ) -> Any:
     """Wrap an optimizer so that ranks step alone for long, and an outer step moves them together.
@@ -98,9 +100,9 @@ def DiLoCo(  # noqa: N802  # the name of the method
 
     Arguments: ``optimizer``, ``every`` and ``comm`` as those of ``LocalSGD``; ``outer``, a dict
     with ``lr``, ``momentum`` and ``nesterov`` of the outer step, by default 0.7, 0.9 and True. With
-    lr 1 and momentum 0 it is ``LocalSGD``. ``fragments``, ``delay`` and ``mix`` as those of
-    ``LocalUpdates``: each fragment of the parameters is averaged at a time of its own, while
-    ``delay`` inner steps run.
+    lr 1 and momentum 0 it is ``LocalSGD``. ``fragments``, ``delay``, ``mix`` and ``compress`` as
+    those of ``LocalUpdates``: each fragment of the parameters is averaged at a time of its own,
+    while ``delay`` inner steps run.
 
     Result, errors: those of ``LocalSGD``.
 
@@ -117,7 +119,7 @@ def DiLoCo(  # noqa: N802  # the name of the method
         optimizer = pycoll.optim.DiLoCo(optimizer, every=100, fragments=4, delay=2, mix=0.5)
     """
     given = {"lr": 0.7, "momentum": 0.9, "nesterov": True} if outer is None else outer
-    updates = LocalUpdates(every, given, fragments, delay, mix)
+    updates = LocalUpdates(every, given, fragments, delay, mix, compress)
     return _wrapped(optimizer, updates, comm)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.compress import BF16, FP8, Block, Codec
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.structures import leaves, rebuilt
 from pycoll.local_updates.array_values import check, converted, copied, mixed, ranges, widened
@@ -40,6 +41,9 @@ class LocalUpdates:
         ``delay``: the inner steps that run while a fragment is under way, below every / F.
         ``mix``: the share of a rank's own values that stays in x when a fragment is applied: x
             becomes mix x + (1 - mix) a, from 0 to 1.
+        ``compress``: None, or a codec that keeps every element (``BF16``, ``FP8`` or ``Block`` of
+            ``pycoll.compress``), for the averages of a - x. It needs an outer step other than the
+            average itself, and float32 or 16-bit parameters. Nothing is kept of what it leaves out.
 
     Errors: InvalidArgumentError names the argument, its value and its bounds.
 
@@ -64,6 +68,7 @@ class LocalUpdates:
     fragments: int = 1
     delay: int = 0
     mix: float = 0.0
+    compress: Codec | None = None
 
     def __post_init__(self) -> None:
         schedule = schedule_of(self.every)
@@ -84,6 +89,21 @@ class LocalUpdates:
                 f"{self.fragments} fragments): expected less, so that one ends before the next"
             )
         object.__setattr__(self, "outer", outer_of(self.outer))
+        self._check_codec()
+
+    def _check_codec(self) -> None:
+        if self.compress is None:
+            return
+        if not isinstance(self.compress, BF16 | FP8 | Block):
+            raise InvalidArgumentError(
+                f"compress is {self.compress!r}: local updates keep no residuals; expected BF16, "
+                "FP8 or Block of pycoll.compress, or None"
+            )
+        if self._outer.averages:
+            raise InvalidArgumentError(
+                f"compress is {self.compress!r} and the outer step is the average itself: a codec "
+                "would round the parameters; pass outer with another rate or a momentum"
+            )
 
     def begin(self, params: Any, comm: Any = None) -> tuple[Any, LocalState]:
         """Make the first state; all ranks take the parameters of rank 0.
@@ -297,6 +317,7 @@ class LocalUpdates:
             ["schedule", *self._schedule.facts()],
             ["outer", outer.lr, outer.momentum, outer.nesterov, outer.in_inner_rate],
             *([name, getattr(self, name)] for name in ("fragments", "delay", "mix")),
+            ["compress", repr(self.compress)],
         ]
 
     def _first_state(self) -> LocalState:
@@ -349,13 +370,14 @@ class LocalUpdates:
             )
         )
 
-    @staticmethod
-    def _sent_again(state: LocalState) -> LocalState:
+    def _sent_again(self, state: LocalState) -> LocalState:
         """The state whose pending fragment is under way on its communicator."""
         pending = state.pending
         assert pending is not None
         given = [one for one in pending.sent if one is not None]
-        work = state.comm.all_reduce(given, "avg", deterministic=True, async_op=True)
+        work = state.comm.all_reduce(
+            given, "avg", deterministic=True, async_op=True, compress=self.compress
+        )
         return replace(state, pending=pending._replace(work=work))
 
     def _applied(

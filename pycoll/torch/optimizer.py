@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from pycoll.compress import Codec
 from pycoll.gradients.methods import method_of
 from pycoll.gradients.policies import Policy
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.horovod import horovod_world, variables
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
-from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, checked
+from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, Sum, checked
 from pycoll.torch.memory.compiling import is_compiled
 from pycoll.torch.memory.deferred_step import Overlap
 from pycoll.torch.optimizers.gradients import Gradients, Parameters, Settings
@@ -33,7 +34,7 @@ from pycoll.torch.optimizers.wrapped_optimizers import (
 def DistributedOptimizer(  # noqa: N802  # the name that programs use
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | Codec = Compression.none,
     backward_passes_per_step: int = 1,
     op: Any = Average,
     gradient_predivide_factor: float = 1.0,
@@ -56,7 +57,9 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         ``named_parameters``: usually ``model.named_parameters()``. Names decide which gradients of
             the ranks are reduced together. Without them, parameters must have the same order on
             all ranks.
-        ``compression``: a compressor of ``Compression``, applied to each gradient for the transfer.
+        ``compression``: a compressor of ``Compression``, applied to each gradient for the transfer,
+            or a codec of ``pycoll.compress``. A codec has feedback for each gradient or group; the
+            gradients are in host memory, and float32 for codecs that keep every element.
         ``backward_passes_per_step``: the number of backward passes that add to a gradient before
             it is reduced.
         ``op``: Average, Sum, Adasum, Min, Max or Product. With Adasum, each rank steps by its own
@@ -89,6 +92,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         * parameters without a name or with equal names, and invalid groups;
         * fewer than one backward pass, and a predivide factor without Average;
         * an unknown policy, and a policy with groups, Adasum or parameters on a device;
+        * a codec with a policy, and with an op other than Average and Sum;
         * an unknown architecture, and an architecture without a policy;
         * Adasum with a process set other than the global one;
         * with ``model``: no policy, or a model that is not a torch.nn.Module, lacks parameters or
@@ -116,19 +120,22 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     policy, architecture = _method(policy, architecture)
+    _check_compression(compression, reduction, policy)
     if policy is not None and (groups is not None or reduction == Adasum):
         what = "groups" if groups is not None else "op=Adasum"
         raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
     names, given = _named(optimizer, named_parameters)
     if model is not None:
         _check_model(optimizer, names, policy, model)
+    codec = compression if isinstance(compression, Codec) else None
     settings = Settings(
-        compression,
+        Compression.none if isinstance(compression, Codec) else compression,
         reduction,
         gradient_predivide_factor,
         sparse_as_dense,
         process_set,
         architecture,
+        codec,
     )
     by_adasum = reduction == Adasum and horovod_world.size() > 1
     if by_adasum and process_set.process_set_id != 0:
@@ -160,6 +167,25 @@ def _check_numbers(reduction: ReduceOp, predivide: float, passes: int) -> None:
         )
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step is {passes}: expected at least 1")
+
+
+def _check_compression(compression: Any, reduction: ReduceOp, policy: Policy | None) -> None:
+    if not isinstance(compression, Codec):
+        if not hasattr(compression, "decompress"):
+            raise ValueError(
+                f"compression is {compression!r}: expected one of hvd.Compression, or a codec such "
+                "as pycoll.compress.Block('int8')"
+            )
+        return
+    if policy is not None:
+        raise ValueError(
+            f"compression is {compression!r} and policy is {policy}: codecs reduce each gradient "
+            "or group by itself; leave out one of the two"
+        )
+    if reduction not in (Average, Sum):
+        raise ValueError(
+            f"compression is {compression!r} and op is {reduction.name}: codecs take Average or Sum"
+        )
 
 
 def _method(given: Any, architecture: str | None) -> tuple[Policy | None, str | None]:

@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pycoll.compress import Codec, Feedback
 from pycoll.torch.compression import Compressor
+from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.handles import synchronize
-from pycoll.torch.horovod.process_sets import ProcessSet
+from pycoll.torch.horovod.process_sets import ProcessSet, coordinator_of
 from pycoll.torch.horovod.reducing_calls import grouped_allreduce_async_
-from pycoll.torch.horovod.scaled_ops import Average, ReduceOp
+from pycoll.torch.horovod.scaled_ops import WORDS, Average, ReduceOp, scaled
+from pycoll.torch.horovod.tasks import Collective
 from pycoll.torch.optimizers.sparse_gradients import sparse_allreduce_async
 
 Parameters = tuple[torch.Tensor, ...]
@@ -26,6 +29,8 @@ class Settings(NamedTuple):
     sparse_as_dense: bool
     process_set: ProcessSet
     architecture: str | None = None
+    #: In place of a compressor.
+    codec: Codec | None = None
 
 
 class _Reduction(NamedTuple):
@@ -51,6 +56,8 @@ class Gradients:
         self.bucket_of: dict[torch.Tensor, Parameters] = {}
         self.counts: dict[torch.Tensor, int] = {}
         self.under_way: dict[Parameters, _Reduction] = {}
+        #: Of each bucket, what the codec left out.
+        self.feedbacks: dict[Parameters, Feedback] = {}
         self._include(buckets)
 
     def include(self, named: dict[torch.Tensor, str]) -> None:
@@ -113,7 +120,9 @@ class Gradients:
         return grad is not None and grad.is_sparse and not self.settings.sparse_as_dense
 
     def _startdense(self, bucket: Parameters) -> Callable[[], None]:
-        compression, op, predivide, _, process_set, _ = self.settings
+        compression, op, predivide, _, process_set, _, codec = self.settings
+        if codec is not None:
+            return self._start_coded(bucket, codec)
         pairs = [compression.compress(dense(one.grad)) for one in bucket]
         halves = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         handle = grouped_allreduce_async_(
@@ -124,6 +133,31 @@ class Gradients:
             reduced = synchronize(handle)
             for parameter, small, (_, note) in zip(bucket, reduced, pairs, strict=True):
                 put_back(parameter, compression.decompress(small, note))
+
+        return finish
+
+    def _start_coded(self, bucket: Parameters, codec: Codec) -> Callable[[], None]:
+        """Start an all_reduce with a codec; the controller runs it when all ranks have the bucket.
+
+        The bucket owns the residuals: they stay when the world changes.
+        """
+        _, op, predivide, _, process_set, *_ = self.settings
+        before, after = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
+        given = [scaled(dense(one.grad), before) for one in bucket]
+        feedback = self.feedbacks.setdefault(bucket, Feedback())
+        shapes = [list(one.shape) for one in given]
+        kinds = [str(one.dtype).removeprefix("torch.") for one in given]
+        terms = {"shape": shapes, "dtype": kinds, "op": op.name, "codec": repr(codec)}
+
+        def reduce(comm: Any) -> Any:
+            return comm.all_reduce(given, WORDS[op], compress=codec, feedback=feedback)
+
+        task = Collective(terms, reduce)
+        coordinator_of(process_set).submit(task, self.names[bucket[0]])
+
+        def finish() -> None:
+            for parameter, reduced in zip(bucket, horovod_world.waited(task), strict=True):
+                put_back(parameter, scaled(reduced, after))
 
         return finish
 

@@ -1,0 +1,215 @@
+"""Checks of codecs in training loops, run on every rank; see torch_ranks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_ranks import raised
+
+import pycoll
+import pycoll.optim
+import pycoll.torch as hvd
+from pycoll.compress import BF16, Block, Feedback, PowerSGD, RandomK, Sign, TopK
+from pycoll.torch import hooks
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
+
+
+def backward(net: nn.Module, rank: int, step: int) -> None:
+    torch.manual_seed(100 * step + rank)
+    net(torch.randn(8, 32)).square().mean().backward()
+
+
+def gradients_of_all(step: int, net: nn.Module) -> list[torch.Tensor]:
+    """The averages over all ranks, computed here."""
+    for parameter in net.parameters():
+        parameter.grad = None
+    for rank in range(hvd.size()):
+        backward(net, rank, step)
+    return [p.grad / hvd.size() for p in net.parameters()]
+
+
+def far(found: Any, wanted: list[torch.Tensor]) -> float:
+    pairs = zip(found, wanted, strict=True)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def same_on_all(arrays: list[torch.Tensor]) -> None:
+    for one in arrays:
+        every = pycoll.world().all_gather(one.reshape(1, -1))
+        assert all(torch.equal(row, every[0]) for row in every)
+
+
+def check_horovods_optimizer_takes_codecs() -> None:
+    wanted = gradients_of_all(0, network())
+    for number, (codec, bound) in enumerate(
+        ((BF16(), 0.01), (Block("int8"), 0.03), (TopK(1.0), 1e-6), (PowerSGD(16), 1e-4))
+    ):
+        for groups in (None, 1):
+            net = network()
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(net.parameters(), 0.1),
+                [(f"{number}.{groups}.{name}", p) for name, p in net.named_parameters()],
+                compression=codec,
+                groups=groups,
+            )
+            backward(net, hvd.rank(), 0)
+            optimizer.synchronize()
+            found = [p.grad for p in net.parameters()]
+            assert far(found, wanted) < bound, (codec, groups)
+            same_on_all(found)
+
+
+def check_horovods_optimizer_keeps_what_is_left_out() -> None:
+    net = network()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), 0.0),
+        [(f"kept.{name}", p) for name, p in net.named_parameters()],
+        compression=TopK(0.1),
+    )
+    sent = [torch.zeros_like(p) for p in net.parameters()]
+    for _ in range(30):
+        optimizer.zero_grad()
+        backward(net, hvd.rank(), 0)
+        optimizer.step()
+        for total, parameter in zip(sent, net.parameters(), strict=True):
+            total.add_(parameter.grad)
+    wanted = gradients_of_all(0, network())
+    assert far([one / 30 for one in sent], wanted) < 0.5
+    assert far([parameter.grad for parameter in network_with(TopK(0.1))], wanted) > 0.5
+
+
+def network_with(codec: Any) -> list[torch.nn.Parameter]:
+    """Parameters with gradients that one all_reduce without feedback has averaged."""
+    net = network()
+    backward(net, hvd.rank(), 0)
+    for parameter in net.parameters():
+        parameter.grad = pycoll.world().all_reduce(parameter.grad, "avg", compress=codec)
+    return list(net.parameters())
+
+
+def check_horovods_optimizer_says_what_does_not_fit() -> None:
+    net = network()
+
+    def wrap(**words: Any) -> str:
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        return raised(ValueError, hvd.DistributedOptimizer, optimizer, **words)
+
+    assert "codecs take Average or Sum" in wrap(compression=Sign(), op=hvd.Max)
+    assert "leave out one of the two" in wrap(compression=Sign(), policy="auto")
+    assert "expected one of hvd.Compression, or a codec" in wrap(compression="int8")
+
+
+def check_structures_are_averaged_with_a_codec() -> None:
+    comm = pycoll.world()
+    tree = {"w": np.full((40, 40), float(comm.rank), np.float32), "b": [np.ones(3, np.float32)]}
+    mean = (comm.size - 1) / 2
+    feedback = Feedback()
+    for codec in (Block("int8"), PowerSGD(1), TopK(1.0), RandomK(1.0, 1)):
+        feedback.reset()
+        found = pycoll.optim.average_gradients(tree, comm=comm, compress=codec, feedback=feedback)
+        assert np.allclose(found["w"], mean, rtol=0.01) and np.allclose(found["b"][0], 1)
+    assert feedback.step == 1
+
+
+def check_diloco_sends_codes() -> None:
+    def trained(codec: Any) -> list[torch.Tensor]:
+        net = network()
+        optimizer = pycoll.optim.DiLoCo(
+            torch.optim.SGD(net.parameters(), 0.1), every=2, fragments=2, compress=codec
+        )
+        for step in range(6):
+            optimizer.zero_grad()
+            backward(net, hvd.rank(), step)
+            optimizer.step()
+        optimizer.finish()
+        return [p.detach() for p in net.parameters()]
+
+    plain = trained(None)
+    for codec, bound in ((BF16(), 0.01), (Block("int8"), 0.02), (Block("int4"), 0.2)):
+        found = trained(codec)
+        same_on_all(found)
+        assert 0 < far(found, plain) < bound if hvd.size() > 1 else True
+    for words, text in (
+        ({"compress": TopK(0.1)}, "local updates keep no residuals; expected BF16"),
+        ({"compress": BF16(), "outer": {"lr": 1.0}}, "a codec would round the parameters"),
+    ):
+        optimizer = torch.optim.SGD(network().parameters(), 0.1)
+        error = pycoll.InvalidArgumentError
+        assert text in raised(error, pycoll.optim.DiLoCo, optimizer, 4, **words)
+
+
+@contextmanager
+def process_group(backend: str) -> Iterator[None]:
+    comm = pycoll.world()
+    folder = tempfile.TemporaryDirectory() if comm.rank == 0 else None
+    name = comm.broadcast_object(folder.name if folder is not None else None, 0)
+    dist.init_process_group(
+        backend, init_method=f"file://{name}/store", rank=comm.rank, world_size=comm.size
+    )
+    try:
+        yield
+    finally:
+        comm.barrier()
+        dist.destroy_process_group()
+
+
+def steps_of(hook: Any, state: Any, steps: int = 5) -> tuple[list[torch.Tensor], nn.Module]:
+    net = DistributedDataParallel(network())
+    if hook is not None:
+        net.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(net, dist.get_rank(), step)
+        optimizer.step()
+    return [p.detach().clone() for p in net.parameters()], net
+
+
+def check_hooks_of_ddp_train_like_ddp() -> None:
+    with process_group("pycoll"):
+        plain, _ = steps_of(None, None)
+        state = hooks.State(None, Block("int8"), start=2, min_bytes=0)
+        topk = hooks.State(None, TopK(0.5), start=2, min_bytes=0)
+        cases = (
+            (hooks.compress, state, 0.01),
+            (hooks.compress, topk, 0.2),
+            (hooks.compress, hooks.State(None, Sign(), start=2), 1e-6),
+            (hooks.powerSGD_hook, hooks.PowerSGDState(None, 4, start_powerSGD_iter=2), 0.3),
+            (hooks.fp16_compress_hook, None, 0.01),
+            (hooks.compress, hooks.State(None, BF16(), start=2, min_bytes=0), 0.02),
+            (hooks.quantization_pertensor_hook, None, 0.05),
+            (hooks.quantization_perchannel_hook, None, 0.05),
+        )
+        for hook, given, bound in cases:
+            found, _ = steps_of(hook, given)
+            same_on_all(found)
+            assert far(found, plain) < bound, (hook, given, far(found, plain))
+        assert state.step == topk.step == 5 and state.feedbacks[0].step == 3
+        assert topk.feedbacks[0].norm() > 0
+        other = hooks.State(None, TopK(0.5), start=2, min_bytes=0)
+        other.load_state_dict(topk.state_dict())
+        assert other.step == 5 and other.feedbacks[0].norm() == topk.feedbacks[0].norm()
+
+
+def check_hooks_say_what_does_not_fit() -> None:
+    error = pycoll.InvalidArgumentError
+    assert "codec is 'int8': expected a codec" in raised(error, hooks.State, None, "int8")
+    assert "start is 1: expected a whole number of at least 2" in raised(
+        error, hooks.State, None, Sign(), start=1
+    )
+    assert "saving is 0.5" in raised(error, hooks.PowerSGDState, None, min_compression_rate=0.5)
+    with process_group("gloo"):
+        text = raised(Exception, steps_of, hooks.compress, hooks.State(None, Sign()))
+        assert "backend 'gloo' for tensors in host memory" in text
