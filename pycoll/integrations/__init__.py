@@ -7,3 +7,16 @@
 An adapter imports its engine when the program calls it. The page docs/guides/ray-dask-spark.md
 shows each one.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+from pycoll.errors import InvalidArgumentError
+
+
+def check_size(size: Any) -> int:
+    """Return the number of ranks that a program asks for. Raises InvalidArgumentError."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise InvalidArgumentError(f"size is {size!r}: expected a whole number of at least 1")
+    return size

@@ -20,7 +20,7 @@ from typing import Any
 
 import pycoll
 from pycoll.config import Config
-from pycoll.errors import InvalidArgumentError
+from pycoll.integrations import check_size
 from pycoll.types import check_timeout
 
 
@@ -98,8 +98,7 @@ def run(
     Cost: one task of Ray per rank and the cost of ``init``.
     """
     ray = importlib.import_module("ray")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise InvalidArgumentError(f"size is {size!r}: expected a whole number of at least 1")
+    check_size(size)
     name = f"run-{secrets.token_hex(8)}"
 
     def task(rank: int) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pycoll
 from pycoll.errors import InvalidArgumentError
+from pycoll.integrations import check_size
 
 
 def init(**words: Any) -> pycoll.Communicator:
@@ -74,9 +75,7 @@ def run(
 
     Cost: one Spark job and the cost of ``init``.
     """
-    ranks = spark_context.defaultParallelism if size is None else size
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise InvalidArgumentError(f"size is {ranks!r}: expected a whole number of at least 1")
+    ranks = check_size(spark_context.defaultParallelism if size is None else size)
 
     def task(rows: Iterator[Any]) -> Iterator[tuple[int, Any]]:
         comm = init(**words)

@@ -37,6 +37,7 @@ from pycoll.bootstrap.rendezvous.frames import (
     HEAD,
     NODES,
     Kind,
+    cut_frame,
     fail_frame,
     frame,
     list_ranks,
@@ -128,18 +129,10 @@ class _Line:
             self._end("")
 
     def _next_frame(self) -> bool:
-        if len(self._incoming) < HEAD.size:
-            return False
-        length, kind = HEAD.unpack_from(self._incoming)
-        if length > _ORDER_BYTES_MAX:
-            raise ValueError(f"{length} bytes in a frame of kind {kind}")
-        end = HEAD.size + length
-        if len(self._incoming) < end:
-            return False
-        payload = bytes(self._incoming[HEAD.size : end])
-        del self._incoming[:end]
-        self._take(kind, payload)
-        return True
+        found = cut_frame(self._incoming, lambda kind: _ORDER_BYTES_MAX)
+        if found is not None:
+            self._take(*found)
+        return found is not None
 
     def _flush(self) -> None:
         with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -104,6 +105,23 @@ _ERRORS: dict[str, type[PycollError]] = {
 def frame(kind: Kind, payload: bytes = b"") -> bytes:
     """Encode one frame."""
     return HEAD.pack(len(payload), kind) + payload
+
+
+def cut_frame(incoming: bytearray, most: Callable[[int], int]) -> tuple[int, bytes] | None:
+    """Remove the first frame from ``incoming`` and return its kind and payload; None as long as it
+    is incomplete. ``most``: the longest payload of a kind, in bytes. Raises ValueError for a longer
+    one, as soon as its head has come."""
+    if len(incoming) < HEAD.size:
+        return None
+    length, kind = HEAD.unpack_from(incoming)
+    if length > most(kind):
+        raise ValueError(f"{length} bytes in a frame of kind {kind}, at most {most(kind)}")
+    end = HEAD.size + length
+    if len(incoming) < end:
+        return None
+    payload = bytes(incoming[HEAD.size : end])
+    del incoming[:end]
+    return kind, payload
 
 
 def pack_blobs(blobs: list[bytes]) -> bytes:

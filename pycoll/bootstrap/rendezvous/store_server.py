@@ -20,12 +20,12 @@ from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, scope_of
 from pycoll.bootstrap.rendezvous.frames import (
     BLOBS_BYTES_MAX,
     GATHER_HEAD,
-    HEAD,
     PAYLOAD_BYTES_MAX,
     RANKS,
     SILENCE_S,
     Kind,
     Party,
+    cut_frame,
     fail_frame,
     frame,
     list_ranks,
@@ -222,19 +222,10 @@ class StoreServer:
             self._reject(member, str(error) or type(error).__name__)
 
     def _next_frame(self, member: _Member) -> bool:
-        if len(member.incoming) < HEAD.size:
-            return False
-        length, kind = HEAD.unpack_from(member.incoming)
-        most = PAYLOAD_BYTES_MAX.get(kind, 0)
-        if length > most:
-            raise ValueError(f"{length} bytes in a frame of kind {kind}, at most {most}")
-        end = HEAD.size + length
-        if len(member.incoming) < end:
-            return False
-        payload = bytes(member.incoming[HEAD.size : end])
-        del member.incoming[:end]
-        self._handle(member, kind, payload)
-        return True
+        found = cut_frame(member.incoming, lambda kind: PAYLOAD_BYTES_MAX.get(kind, 0))
+        if found is not None:
+            self._handle(member, *found)
+        return found is not None
 
     def _handle(self, member: _Member, kind: int, payload: bytes) -> None:
         if kind == Kind.HELLO and member.meeting is None:
