@@ -411,6 +411,10 @@ class ServerLoop:
                     self.served += 1
             while self._running:
                 self._end(self._running.popleft())
+        except PeerLostError:
+            # The loss of a rank ends the schedules. Stores go on, and this server with them.
+            if not self._stores:
+                raise
         finally:
             self.base.close()
             for thread in self._stores:

@@ -84,6 +84,10 @@ class ArrayValues:
         value.answers.append(weakref.ref(answer))
         return answer
 
+    def nbytes(self, value: ArrayValue) -> int:
+        """Return the bytes that a value takes."""
+        return value.array.nbytes
+
     def pieces(self, value: ArrayValue) -> Sequence[Any]:
         """Return the payloads of a value."""
         return (self.read(value),)

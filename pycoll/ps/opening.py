@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -176,7 +177,9 @@ class Opening:
                 first_view(terms.servers, terms.replicas),
                 lambda _: Shard(terms.consistency, workers, ArrayValues()),
             )
-            return ServerThreads(machine, links)
+            # The key is secret, and a digest of it names the store.
+            name = hmac.digest(self._base._key_of_parts(), b"store", "sha256").hex()[:8]
+            return ServerThreads(machine, links, f"{name}-{self._base._splits}")
 
 
 def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting]]:

@@ -17,6 +17,8 @@ from pycoll.ps.messages import MANAGER, READS, UPDATES, Kind, Message
 from pycoll.ps.shard import Effect, Part, Shard
 from pycoll.ps.snapshot import Filling, pieces_of
 
+#: The most parts that figures name.
+_BUSY_MAX = 16
 #: Flag of a FAILED: the worker ``key`` is gone, and the store does not go on without it.
 WORKER_LOST = 1
 
@@ -199,6 +201,7 @@ class Replica:
         elif part is None:
             self._reply(request, Kind.DONE, round=shard.version)
         else:
+            part.uses += 1
             self._reply(
                 request, Kind.VALUE, round=part.version, payload=shard.arithmetic.read(part.value)
             )
@@ -233,10 +236,13 @@ class Replica:
     def stats(self) -> dict[str, object]:
         """Return the figures of this shard on this server, for ``Store.stats``."""
         shard = self.shard
+        busy = sorted(shard.parts, key=lambda name: -shard.parts[name].uses)[:_BUSY_MAX]
         return {
             "shard": self.number,
             "chain": list(self.chain),
             "parts": len(shard.parts),
+            "bytes": sum(shard.arithmetic.nbytes(part.value) for part in shard.parts.values()),
+            "busy": [[*name, shard.parts[name].uses] for name in busy],
             "version": shard.version,
             "clocks": {str(worker): shard.clocks[worker] for worker in shard.live},
             "gone": [worker for worker in sorted(shard.clocks) if worker not in shard.live],

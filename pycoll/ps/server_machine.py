@@ -88,3 +88,8 @@ class ServerMachine:
         early, self._early = self._early, []
         for source, message in early:
             self.hear(source, message)
+
+    def stats(self) -> dict[str, object]:
+        """Return the figures of this server, for ``pycoll ps``."""
+        shards = [self.replicas[number].stats() for number in sorted(self.replicas)]
+        return {"rank": self.me, "view": self.view.number, "shards": shards}

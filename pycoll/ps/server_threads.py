@@ -7,12 +7,15 @@ also held while its messages are given to the connections, so that these keep th
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+from typing import Any
 
 from pycoll.errors import PycollError
 from pycoll.ps.links import Link
 from pycoll.ps.messages import MANAGER, Kind, Message
 from pycoll.ps.server_machine import ServerMachine
+from pycoll.ps.status import StatusSocket
 from pycoll.ps.views import ViewManager
 
 #: Seconds after which an idle thread looks whether the server has ended.
@@ -22,11 +25,15 @@ _MANAGER_LOOK_S = 0.02
 
 
 class ServerThreads:
-    """Runs a server. ``links``: its connections by the rank of the peer, and MANAGER's."""
+    """Runs a server. ``links``: its connections by the rank of the peer, and MANAGER's.
 
-    def __init__(self, machine: ServerMachine, links: dict[int, Link]) -> None:
+    ``name``: the store's, the same on all its servers.
+    """
+
+    def __init__(self, machine: ServerMachine, links: dict[int, Link], name: str) -> None:
         self._machine = machine
         self._links = links
+        self._name = name
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         self._closed = False
@@ -40,6 +47,7 @@ class ServerThreads:
         ]
         for thread in threads:
             thread.start()
+        status = StatusSocket(self._status)
         try:
             with self._ended:
                 while self._machine.workers and self._failure is None:
@@ -47,12 +55,17 @@ class ServerThreads:
                 self._closed = True
         finally:
             self._closed = True
+            status.close()
             for thread in threads:
                 thread.join()
             for link in self._links.values():
                 link.close()
         if self._failure is not None:
             raise self._failure
+
+    def _status(self) -> dict[str, Any]:
+        with self._lock:
+            return {"store": self._name, "pid": os.getpid(), **self._machine.stats()}
 
     def _serve(self, link: Link) -> None:
         try:

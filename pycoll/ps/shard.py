@@ -39,6 +39,9 @@ class Arithmetic(Protocol):
     def read(self, value: Any) -> Any:
         """Return the payload that tells the value."""
 
+    def nbytes(self, value: Any) -> int:
+        """Return the bytes that a value takes."""
+
     def pieces(self, value: Any) -> Sequence[Any]:
         """Return payloads that hold all of the value, for a server that is filled."""
 
@@ -52,10 +55,11 @@ class Arithmetic(Protocol):
 class Part:
     """A part of an array. ``clocks``: of workers that ended rounds of this part alone.
 
-    ``pending``: by round and worker the pushes that wait for the end of the round.
+    ``pending``: by round and worker the pushes that wait for the end of the round. ``uses``: the
+    pushes and pulls that this server has seen.
     """
 
-    __slots__ = ("clocks", "pending", "rule", "value", "version")
+    __slots__ = ("clocks", "pending", "rule", "uses", "value", "version")
 
     def __init__(self, rule: int, value: Any, version: int) -> None:
         self.rule = rule
@@ -63,6 +67,7 @@ class Part:
         self.version = version
         self.clocks: dict[int, int] = {}
         self.pending: dict[int, dict[int, list[Any]]] = {}
+        self.uses = 0
 
 
 class Effect(NamedTuple):
@@ -156,6 +161,7 @@ class Shard:
         if refusal := self.arithmetic.refusal(part.rule, part.value, push.payload):
             return Effect(refusal=refusal)
         self.counts.pushes += 1
+        part.uses += 1
         flags = 0
         if not self.consistency.folds:
             pushes = [push.payload]

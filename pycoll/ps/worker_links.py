@@ -113,8 +113,8 @@ class WorkerLinks:
         if server is not None and self._receive(server, self._links[server], patience_s):
             return
         for other, link in self._alive():
-            while other != server and self._receive(other, link, 0.0):
-                pass
+            if other != server:
+                self._receive(other, link, 0.0)
         if server is None:
             time.sleep(min(patience_s, 0.002))
 

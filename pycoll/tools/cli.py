@@ -512,6 +512,24 @@ def info() -> None:
     print_information()
 
 
+@main.command()
+@click.option(
+    "--over",
+    type=click.FloatRange(min=0.01, max=60),
+    default=0.5,
+    show_default=True,
+    help="Seconds over which rates are measured.",
+)
+def ps(over: float) -> None:
+    """Print the stores whose servers run on this host: shards, chains, clocks, rates, busy parts.
+
+    It shows the servers of this user only; on other hosts it is run there.
+    """
+    from pycoll.tools.store_status import status_text
+
+    click.echo(status_text(over))
+
+
 @main.command(cls=_Command)
 @click.option(
     *("-n", "-np", "--ranks"),

@@ -136,3 +136,24 @@ def test_a_stopped_server_ends_calls_with_a_timeout() -> None:
         (result,) = ranks.results([0])
         assert result["error"] == "TimeoutError" and result["at"] == 1
         assert "server rank 1 has not answered" in result["text"]
+
+
+def test_the_command_line_shows_running_stores() -> None:
+    with job(4, [2, 3], "1", "SSP(8)", "3.0", "shm") as ranks:
+        ranks.wait_ready([0, 1])
+        done = subprocess.run(
+            [sys.executable, "-m", "pycoll", "ps", "--over", "0.2"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=JOB_S,
+            check=True,
+        )
+        lines = done.stdout.splitlines()
+        for rank in (2, 3):
+            assert f"  server rank {rank} (pid {ranks.ranks[rank].pid})" in lines
+        text = "shard 0: chain 2 -> 3; 4194304 bytes in parts: 1; "
+        assert any(text in line for line in lines), lines
+        assert any("clocks 0: " in line and "pushes/s" in line for line in lines), lines
+        assert any("busiest, by pushes and pulls: key 0 part 0: " in line for line in lines), lines
+        check_counts(ranks.results([0, 1]))

@@ -7,6 +7,7 @@ arrives, and then its peers find the connection lost.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
@@ -21,8 +22,8 @@ from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.shard import Shard
 from pycoll.ps.views import ViewManager, first_view
 
-#: A program of a worker: it yields the requests for which it waits.
-Program = Generator[Sequence[Request], None, None]
+#: A program of a worker: it yields the requests for which it waits, or seconds for which it sleeps.
+Program = Generator["Sequence[Request] | float", None, None]
 
 
 class Masks:
@@ -39,6 +40,9 @@ class Masks:
 
     def read(self, value: int) -> int:
         return value
+
+    def nbytes(self, value: int) -> int:
+        return 8
 
     def pieces(self, value: int) -> Sequence[int]:
         return (value,)
@@ -79,6 +83,7 @@ class World:
         def make(_: int) -> Shard:
             return Shard(consistency, range(workers), made)
 
+        self.make = make
         self.servers = {rank: ServerMachine(rank, range(workers), view, make) for rank in ranks}
         self.clients = {rank: ClientMachine(rank, view) for rank in range(workers)}
         self.manager = ViewManager(view, ranks, replicas + 1)
@@ -163,6 +168,14 @@ class World:
                 lambda p=peer: self.lose(p, rank),
             )
 
+    def add_server(self) -> int:
+        """Start one more server, and tell the view manager of it."""
+        rank = max(self.servers) + 1
+        self.servers[rank] = ServerMachine(rank, self.clients, self.manager.view, self.make)
+        self.alive.add(rank)
+        self.act(MANAGER, lambda manager: manager.add(rank))
+        return rank
+
     def lose(self, peer: int, gone: int) -> None:
         if self.is_alive(peer):
             self.act(peer, lambda machine: machine.lose(gone))
@@ -186,13 +199,22 @@ class World:
                 self.ended.add(rank)
                 return
             try:
-                self.waiting[rank] = next(self.programs[rank])
+                wanted = next(self.programs[rank])
             except StopIteration:
                 self.ended.add(rank)
                 return
+            if isinstance(wanted, float):
+                self.waiting[rank] = (Request(Message(Kind.ASK), None),)
+                self.at(wanted, functools.partial(self.wake, rank))
+            else:
+                self.waiting[rank] = wanted
             out, client.out[:] = list(client.out), []
             for to, message in out:
                 self.send(rank, to, message)
+
+    def wake(self, rank: int) -> None:
+        self.waiting[rank] = ()
+        self.go_on(rank)
 
     def load(self, rank: int, keys: Iterable[int], value: Any) -> Sequence[Request]:
         """Begin the parts of these keys; key k lies in shard k modulo the number of shards."""

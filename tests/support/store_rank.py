@@ -8,6 +8,7 @@ servers acknowledged, what they hold in the end, and the longest wait of a push.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import time
@@ -59,6 +60,8 @@ def work(comm: pycoll.Communicator, seconds: float) -> dict[str, object]:
 
 
 def main() -> None:
+    # A rank that hangs says where, ahead of the test's own deadline.
+    faulthandler.dump_traceback_later(60)
     rank, size = int(sys.argv[1]), int(sys.argv[2])
     servers = [int(one) for one in sys.argv[4].split(",")]
     comm = pycoll.init(

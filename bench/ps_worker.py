@@ -1,0 +1,144 @@
+"""A rank of bench/ps.py: it serves a store, or takes times of its calls; rank 0 prints JSON lines.
+
+    ps_worker.py TASK WORKERS ROUNDS NBYTES
+
+The world comes from the environment. The ranks from WORKERS on serve.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import pycoll
+from pycoll import ps
+
+#: Seconds of a step of ``steps``, and how much longer a slow one takes.
+_STEP_S, _SLOW = 0.02, 3
+
+
+def timed(call: Callable[[], Any], times: int) -> float:
+    """The seconds of one call, the mean of so many."""
+    begun = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begun) / times
+
+
+class Rank:
+    """A rank, and what it was told."""
+
+    def __init__(self) -> None:
+        self.comm = pycoll.init()
+        self.task = sys.argv[1]
+        self.workers, self.rounds, self.nbytes = map(int, sys.argv[2:5])
+        self.servers = list(range(self.workers, self.comm.size))
+
+    def store(self, work: Callable[[ps.Store], Any], **terms: Any) -> Any:
+        """Serve a store, or run ``work`` on it."""
+        if self.comm.rank >= self.workers:
+            begun, used = time.perf_counter(), time.process_time()
+            ps.serve_store(self.comm, self.servers, **terms)
+            return (time.process_time() - used) / (time.perf_counter() - begun)
+        with ps.connect(self.comm) as store:
+            return work(store)
+
+    def tell(self, **facts: Any) -> None:
+        """Print the facts of all ranks, on rank 0."""
+        every = self.comm.all_gather_object(facts)
+        if self.comm.rank == 0:
+            print(json.dumps(every), flush=True)
+
+    def latency(self) -> None:
+        """push_pull of a short array, next to all_reduce of it, in turns."""
+        x = np.ones(self.nbytes // 4, np.float32)
+        for _ in range(self.rounds):
+            self.comm.barrier()
+            timed(lambda: self.comm.all_reduce(x), 200)
+            plain = timed(lambda: self.comm.all_reduce(x), 1000)
+
+            def work(store: ps.Store) -> float:
+                store.init("x", x, update="mean")
+                timed(lambda: store.push_pull("x", x, out=x), 100)
+                return timed(lambda: store.push_pull("x", x, out=x), 500)
+
+            self.tell(all_reduce_s=plain, store=self.store(work))
+
+    def throughput(self) -> None:
+        """push_pull of a long array by all workers."""
+        x = np.ones(self.nbytes // 4, np.float32)
+
+        def work(store: ps.Store) -> list[float]:
+            store.init("x", x, update="mean")
+            seconds = [timed(lambda: store.push_pull("x", x, out=x), 1) for _ in range(self.rounds)]
+            assert (x == 1).all(), "a mean is wrong"
+            return seconds
+
+        self.tell(store=self.store(work))
+
+    def steps(self) -> None:
+        """Steps of workers of which each is slow in a random tenth of its steps."""
+        for _ in range(self.rounds):
+            for consistency in ("bsp", ps.SSP(3)):
+                draw = random.Random(self.comm.rank)
+
+                def work(store: ps.Store, draw: random.Random = draw) -> float:
+                    x = np.zeros(self.nbytes // 4, np.float32)
+                    store.init("x", x)
+                    store.clock()
+
+                    def step() -> None:
+                        store.pull("x", out=x)
+                        time.sleep(_STEP_S * (_SLOW if draw.random() < 0.1 else 1))
+                        store.push("x", x)
+                        store.clock()
+
+                    return timed(step, 100)
+
+                self.tell(name=str(consistency), store=self.store(work, consistency=consistency))
+
+    def replicas(self) -> None:
+        """A push to chains of one, two and three servers."""
+        for _ in range(self.rounds):
+            for count in range(min(3, len(self.servers))):
+
+                def work(store: ps.Store) -> float:
+                    x = np.ones(self.nbytes // 4, np.float32)
+                    store.init("x", x)
+                    timed(lambda: store.push("x", x), 5)
+                    return timed(lambda: store.push("x", x), 50)
+
+                found = self.store(work, replicas=count, consistency="asp")
+                self.tell(replicas=count, store=found)
+
+    def failover(self) -> None:
+        """The longest wait of a push while the first server of its chain is killed."""
+        pids = self.comm.all_gather_object(os.getpid())
+
+        def work(store: ps.Store) -> float:
+            x = np.ones(self.nbytes // 4, np.float32)
+            store.init("x", x)
+            store.push("x", x)
+            os.kill(pids[self.servers[0]], signal.SIGKILL)
+            return max(timed(lambda: store.push("x", x), 1) for _ in range(50))
+
+        found = self.store(work, replicas=1, consistency="asp")
+        if self.comm.rank == 0:
+            print(json.dumps([{"store": found}]), flush=True)
+
+
+def main() -> None:
+    rank = Rank()
+    getattr(rank, rank.task)()
+
+
+if __name__ == "__main__":
+    main()
