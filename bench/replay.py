@@ -128,6 +128,7 @@ def order_of(scene: Scene, method: str, workers: int, steps: int) -> dict[str, A
     words = ("bucket_bytes", "partition_bytes", "credit_bytes")
     parameters = {word: getattr(plain, word) // SCALES[scene.model] for word in words}
     return {
+        "scene": scene.title,
         "gradients": gradients_of(scene, workers),
         "policy": policy,
         "architecture": architecture,
@@ -238,7 +239,8 @@ def line_of(one: Found) -> str:
 class Finding(NamedTuple):
     """A claim of the survey: the first method takes less time than the second one, or not less.
 
-    ``number``: in the survey's table II. ``models``: the scenes that it is about.
+    ``number``: in the survey's table II; the words are this bench's. ``models``: the scenes that
+    it is about.
     """
 
     number: int
@@ -330,7 +332,7 @@ def verdicts_of(found: Sequence[Found]) -> list[str]:
 def rates_text(rates: Sequence[Any]) -> str:
     """The measured rates, in words; ``rates`` has the fields of ``Rates``."""
     words = [
-        f"{name} {1e6 * alpha:.0f} us + n / {1e-9 / beta:.3g} GB/s"
+        f"{name} {1e6 * alpha:.0f} us + {1e9 * beta:.3g} ns/B"
         for name, (alpha, beta) in (
             *zip(("all_reduce", "reduce_scatter", "all_gather"), rates[:3], strict=True),
             *(("to servers and back", stage[0]) for stage in rates[6]),
@@ -383,11 +385,11 @@ def lines_of(
         "not scaled. An accelerator's stand-in lets time pass by a timer; everything else is the "
         f"product. Medians of {options.steps} steps, each on the slowest rank.",
     ]
-    if found:
-        lines += ["", f"Rates that pycoll measured: {rates_text(found[0].rates)}"]
     for scene in dict.fromkeys(one.scene for one in found):
-        rows = [cells_of(one) for one in found if one.scene == scene]
-        lines += ["", f"### {scene.title}", "", *page.table(HEAD, rows)]
+        here = [one for one in found if one.scene == scene]
+        rates = f"Rates that pycoll measured: {rates_text(here[-1].rates)}"
+        rows = [cells_of(one) for one in here]
+        lines += ["", f"### {scene.title}", "", rates, "", *page.table(HEAD, rows)]
     if found:
         lines += ["", "### Targets", "", *(f"* {line}" for line in verdicts_of(found))]
         lines += ["", "### The survey's findings", ""]

@@ -99,15 +99,16 @@ def checked(comm: Any, scheduler: Scheduler, accelerator: Accelerator) -> bool:
 
 
 class Rank:
-    """This rank, and the rates of its world, which it measures once for all orders."""
+    """This rank, and the rates of its world, which it measures once for all orders of a scene."""
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
+        self._scene = ""
         self._rates: dict[Any, Rates] = {}
         scheduling.measure = self.measured
 
     def measured(self, comm: Any, *terms: Any) -> Rates:
-        """The rates of the world, measured by the first call."""
+        """The rates of the world, measured by the first call in a scene."""
         if terms not in self._rates:
             self._rates[terms] = measure(comm, *terms)
         return self._rates[terms]
@@ -132,6 +133,8 @@ class Rank:
 
     def train(self, order: dict[str, Any]) -> dict[str, Any]:
         """Replay the steps of one method."""
+        if order["scene"] != self._scene:
+            self._scene, self._rates = order["scene"], {}
         gradients = [Gradient(*one) for one in order["gradients"]]
         accelerator = Accelerator([one.ready_s for one in gradients], order["overlaps"])
         recorder = Recorder()

@@ -18,7 +18,7 @@ from harness import fresh_world, world_in_threads
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
-from pycoll.gradients.measure import LENGTHS, _in_turns, _seconds, fitted, measure
+from pycoll.gradients.measure import LENGTHS, _in_turns, _rate, _seconds, fitted, measure
 from pycoll.gradients.scheduler import TIMED_STEPS
 from pycoll.optim import POLICIES, Bucket, Entry, Policy, Scheduler
 
@@ -484,6 +484,15 @@ def test_calls_that_return_early_count_with_those_that_wait_for_them(
     (comm,) = pycoll.local_world(1)
     with comm:
         assert _seconds(comm, call) == pytest.approx(1.09e-4, rel=0.1)
+
+
+def test_a_short_message_that_was_held_up_takes_no_longer_than_a_long_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    took = iter([9e-3, 1e-4, 1e-3, 8e-3])
+    monkeypatch.setattr("pycoll.gradients.measure._seconds", lambda *_: next(took))
+    rate = _rate(None, np.zeros(LENGTHS[-1] // 4), lambda part: lambda: None)
+    assert rate == fitted(LENGTHS, [1e-4, 1e-4, 1e-3, 8e-3])
 
 
 def test_messages_that_are_measured_take_turns_in_memory() -> None:
