@@ -21,7 +21,7 @@ from pycoll.comm.reductions import Reducing
 from pycoll.comm.work import wait_all
 from pycoll.errors import ClosedError, InvalidArgumentError, PycollError
 from pycoll.foreign_words import CALLS, about_call, about_dtype, refuse_foreign_calls
-from pycoll.schedule.collectives import Collective
+from pycoll.schedule.collectives import CODED, Collective
 from pycoll.types import DType, check_timeout
 
 if TYPE_CHECKING:
@@ -259,22 +259,27 @@ class Communicator(Reducing, Moving, Objects):
         """
         return self._choice(collective, nbytes, dtype, op)
 
-    def explain(self, collective: str, nbytes: int) -> str:
+    def explain(self, collective: str, nbytes: int, compress: Any = None) -> str:
         """Return a text: the algorithm for a message of ``nbytes`` bytes, its predicted time, and
         the reason for the choice.
 
-        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. Over shared memory the
-        text also names the stores that fill slots. Over verbs it says how many bytes of arrays are
-        registered for sending without a copy, and why other arrays are not. Raises
-        InvalidArgumentError for an unknown collective or a wrong ``nbytes``. No other rank takes
-        part.
+        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``compress``: None, or
+        a codec that keeps every element; then the text tells the bytes and the time with it and
+        without, and whether it pays. Without a codec, over shared memory the text also names the
+        stores that fill slots. Over verbs it says how many bytes of arrays are registered for
+        sending without a copy, and why other arrays are not. Raises InvalidArgumentError for an
+        unknown collective, a wrong ``nbytes``, or a collective that takes no codec. No other rank
+        takes part.
 
         >>> text = comm.explain("all_reduce", 1 << 20)
         """
         from pycoll.cost.selection import explain_text, registered_text
 
+        kind = _collective(collective)
+        if compress is not None:
+            return self._explain_codec(kind, _whole("nbytes", nbytes), compress)
         text = explain_text(
-            _collective(collective),
+            kind,
             self._topology,
             _whole("nbytes", nbytes),
             parameters=self._plans.parameters,
@@ -285,6 +290,22 @@ class Communicator(Reducing, Moving, Objects):
             if transport.name == "verbs":
                 text += f"\n{registered_text(*transport.registered())}"
         return text
+
+    def _explain_codec(self, kind: Collective, nbytes: int, compress: Any) -> str:
+        from pycoll.comm.codecs import coding_of
+        from pycoll.cost.codec_costs import coded_text
+
+        coding = coding_of(compress)
+        if kind not in CODED or coding is None:
+            words = ", ".join(sorted(one.name.lower() for one in CODED))
+            raise InvalidArgumentError(
+                f"collective is {kind.name.lower()!r}, which takes no codec; these do: {words}"
+            )
+        count = max(nbytes // 4, 1)
+        ratio = coding.native().nbytes(count) / (4 * count)
+        return coded_text(
+            kind, self._topology, nbytes, repr(compress), ratio, self._plans.parameters
+        )
 
     def register(self, *arrays: Any) -> Registered:
         """Register arrays, so that operations on them need one copy less.

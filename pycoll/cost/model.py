@@ -130,7 +130,8 @@ LINKS: dict[str, Link] = {
 class Parameters(NamedTuple):
     """The links inside hosts and across hosts, and the length of segments in bytes.
 
-    ``origin`` is a text that names the source of the values. ``per_core`` is the number of ranks
+    ``codec``: s for each byte of float32 that a core encodes or decodes. ``origin`` is a text that
+    names the source of the values. ``per_core`` is the number of ranks
     that share a core; work inside a host takes ``per_core`` times as long.
     """
 
@@ -139,6 +140,7 @@ class Parameters(NamedTuple):
     segment_bytes: int = SEGMENT_BYTES
     origin: str = "built in"
     per_core: float = 1.0
+    codec: float = 1 / 6e9
 
     def oversubscribed(self, ranks_per_core: float) -> Parameters:
         """The parameters for several ranks per core, which take turns on it."""
