@@ -240,7 +240,7 @@ def processor_time(operation: Operation, batch: int) -> float:
     return (time.process_time() - begin) / batch
 
 
-#: What an order may ask for, besides a check.
+#: The measurements that an order may ask for; the check is another order.
 MEASURES: dict[str, Callable[[Operation, int], Any]] = {
     "time": time_batch,
     "each": time_each,
