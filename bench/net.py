@@ -56,7 +56,10 @@ _COUNTS = 5
 
 @dataclass(frozen=True)
 class Scene:
-    """A world to measure, with the function that compares its results with the targets."""
+    """A world to measure, with the function that compares its results with the targets.
+
+    ``tuned``: the network is measured first, so that the choice among ``algorithms`` knows it.
+    """
 
     title: str
     hosts: int
@@ -65,6 +68,7 @@ class Scene:
     algorithms: tuple[str, ...]
     parts: tuple[Part, ...]
     judge: Callable[[Result], list[str]]
+    tuned: bool = False
 
     @property
     def ranks(self) -> int:
@@ -190,6 +194,7 @@ SCENES = (
         algorithms=_CHOICES,
         parts=(Part((KIB, 16 * KIB, 128 * KIB, MIB, 8 * MIB, 64 * MIB)),),
         judge=of_choice,
+        tuned=True,
     ),
     Scene(
         "2 hosts, 2 ranks each, cable of 10 Gb/s",
@@ -199,6 +204,7 @@ SCENES = (
         algorithms=_LEVELS,
         parts=(Part((64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)),),
         judge=of_levels,
+        tuned=True,
     ),
 )
 #: Sizes of a quick run, short enough for a test.
@@ -206,9 +212,14 @@ QUICK_SIZES = {0: (64, MIB), 1: (4 * MIB,), 2: (16 * KIB, MIB), 3: (MIB,)}
 
 
 def quick(scenes: Sequence[Scene]) -> list[Scene]:
-    """Reduce each scene to one part with few sizes."""
+    """Reduce each scene to one part with few sizes. Only that which judges the choice of an
+    algorithm is tuned."""
     return [
-        replace(one, parts=(replace(one.parts[0], sizes=QUICK_SIZES[number]),))
+        replace(
+            one,
+            parts=(replace(one.parts[0], sizes=QUICK_SIZES[number]),),
+            tuned=one.tuned and one.judge is of_choice,
+        )
         for number, one in enumerate(scenes)
     ]
 
@@ -221,7 +232,7 @@ def measure(scene: Scene, effort: Effort, libraries: Sequence[str]) -> Iterator[
     with contextlib.ExitStack() as cleanup:
         folder = cleanup.enter_context(tempfile.TemporaryDirectory())
         hosts = cleanup.enter_context(Hosts(scene.hosts, scene.shape))
-        tuning = Path(folder) / "tuning.json" if scene.algorithms else None
+        tuning = Path(folder) / "tuning.json" if scene.tuned else None
         if tuning is not None:
             tune(hosts, scene.per_host, tuning)
         starts = starts_on(hosts, scene.per_host, Path(folder), tuning)
