@@ -44,6 +44,7 @@ class Kind(IntEnum):
     PIECE = 27
     # Views.
     VIEW = 32
+    ADOPTED = 33
     FILLED = 34
     BYE = 35
     UNMANAGED = 36

@@ -107,8 +107,8 @@ class Replica:
             self._fill(message)
         elif kind is Kind.SYNCED and source == self._before:
             self._current = True
-            if not self.is_last:
-                self._tell(Kind.FILLED)
+            if self._next is None:
+                self._send(MANAGER, Message(Kind.FILLED))
             self._look_again()
         elif kind is Kind.COMMIT and source == self._next:
             while self._log and self._log[0].lsn <= message.lsn:
@@ -261,9 +261,6 @@ class Replica:
         same = {"key": request.key, "part": request.part, "seq": request.seq, "after": is_read}
         made = Message(kind, worker=request.worker, **{**same, **fields})  # type: ignore[arg-type]
         self._send(request.worker, made)
-
-    def _tell(self, kind: Kind) -> None:
-        self._send(MANAGER, Message(kind))
 
     def _send(self, peer: int, message: Message) -> None:
         self._out.append((peer, message._replace(shard=self.number, view=self.view)))

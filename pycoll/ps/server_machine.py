@@ -82,6 +82,7 @@ class ServerMachine:
         told = Message(Kind.VIEW, view=view.number, payload=text)
         if view.number > 1:
             self.out += [(worker, told) for worker in sorted(self.workers)]
+            self.out.append((MANAGER, Message(Kind.ADOPTED, view=view.number)))
         for replica in held.values():
             for worker in sorted(self._gone):
                 replica.leave_of(worker)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from typing import Any
 
 from pycoll.errors import PycollError
@@ -126,12 +127,16 @@ class ManagerThread:
         self._manager = manager
         self._links = links
         self._closed = threading.Event()
+        self._draining: deque[int] = deque()
         self._thread = threading.Thread(target=self._run, name="pycoll-views", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         alive = dict(self._links)
         while alive and not self._closed.is_set():
+            while self._draining:
+                self._manager.drain(self._draining.popleft())
+                self._send(alive)
             for server, link in list(alive.items()):
                 try:
                     message = link.receive(_MANAGER_LOOK_S / len(alive), _no_place)
@@ -151,6 +156,10 @@ class ManagerThread:
             except PycollError:
                 # The next look at that connection finds the same error.
                 continue
+
+    def drain(self, server: int) -> None:
+        """Begin to give the shards of a server to others; any thread may call this."""
+        self._draining.append(server)
 
     def close(self) -> None:
         """End the manager; servers that die from now on are not replaced."""

@@ -145,14 +145,8 @@ def connect(
 def _opened(base: Communicator, terms: Callable[[], Terms | None]) -> Store:
     opening = Opening(base, False, terms)
     agreed, links, manager = opening.worker()
-
-    def close() -> None:
-        links.close()
-        if manager is not None:
-            manager.close()
-
     workers = tuple(rank for rank in range(base.size) if rank not in agreed.servers)
-    return Store(links, (base.rank, workers), agreed.consistency, base.timeout_s, close)
+    return Store(links, (base.rank, workers), agreed.consistency, base.timeout_s, manager)
 
 
 def _serve_store_of_job(base: Communicator) -> Callable[[], None]:

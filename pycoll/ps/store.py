@@ -23,11 +23,14 @@ from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.messages import LAST, Kind, Message
 from pycoll.ps.placement import Placed, Placement
+from pycoll.ps.server_threads import ManagerThread
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.types import DType, check_timeout
 
 #: The longest name of a key, in bytes of UTF-8.
 KEY_BYTES_MAX = 1024
+#: Seconds between two looks at the view while a server is drained.
+_LOOK_S = 0.01
 
 
 class _Key:
@@ -81,13 +84,13 @@ class Store:
         ranks: tuple[int, tuple[int, ...]],
         consistency: Consistency,
         timeout_s: float,
-        close: Callable[[], None],
+        manager: ManagerThread | None,
     ) -> None:
         self.rank, self.workers = ranks
         self.consistency = consistency
         self.timeout_s = timeout_s
         self._links = links
-        self._close = close
+        self._manager = manager
         self._closed = False
         self._keys: dict[str, _Key] = {}
         self._clock = 0
@@ -220,6 +223,7 @@ class Store:
         array([0., 1., 2.])
         """
         found = self._known(key)
+        _check_priority(priority)
         target = self._target(found, out)
         requests = self._pulled(found, target.memory, priority)
         return self._go(requests, f"pull of {key!r}", target.finish, async_op)
@@ -278,6 +282,7 @@ class Store:
 
     def _pushed(self, key: str, x: Any, priority: int, flags: int) -> list[Request]:
         found = self._known(key)
+        _check_priority(priority)
         _, terms, data = read_array(x)
         if terms != found.placed.terms:
             raise InvalidArgumentError(
@@ -385,6 +390,47 @@ class Store:
             )
         return "\n".join(lines)
 
+    def drain(self, server: int) -> None:
+        """Move all shards of a server to the others, so that its process may be ended.
+
+        ``server``: the rank of a server. Only the first worker may call this method. Pushes and
+        pulls go on meanwhile; the server keeps its connections until the workers leave.
+
+        Raises InvalidArgumentError for another worker or rank, and for the last server;
+        TimeoutError where the shards have not been moved within ``timeout_s``; PeerLostError.
+
+        Cost: the server's shards travel once.
+
+        >>> store.drain(4)  # on the first worker, with other servers than rank 4
+        """
+        self._check_open()
+        view = self._links.machine.view
+        servers = {one for chain in view.chains for one in chain}
+        if self._manager is None:
+            raise InvalidArgumentError(
+                f"drain() was called on rank {self.rank}: call it on rank {self.workers[0]}, which "
+                "decides about servers"
+            )
+        if server not in servers or len(servers) == 1:
+            raise InvalidArgumentError(
+                f"server is {server!r}: expected one of several servers that hold shards, here "
+                f"{sorted(servers)}"
+            )
+        self._manager.drain(server)
+        until = time.monotonic() + self.timeout_s
+        while any(server in chain for chain in self._links.machine.view.chains):
+            if time.monotonic() > until:
+                raise TimeoutError(
+                    f"drain of server rank {server} waited {self.timeout_s:g} s: it still holds "
+                    "shards, which no other server has taken",
+                    rank=server,
+                    ranks=(server,),
+                    operation="ps",
+                )
+            # Answers bring the newest view.
+            self.stats()
+            time.sleep(_LOOK_S)
+
     def close(self) -> None:
         """Leave the store; its servers end when all workers have left. A second call does nothing.
 
@@ -392,7 +438,9 @@ class Store:
         """
         if not self._closed:
             self._closed = True
-            self._close()
+            self._links.close()
+            if self._manager is not None:
+                self._manager.close()
 
     # Requests
 
@@ -433,8 +481,15 @@ class Store:
         else:
             waiting = next(one for one in requests if not one.ended)
             chain = self._links.machine.view.chains[waiting.message.shard]
-            rank = chain[-1] if chain else self.rank
-            reason = f"server rank {rank} has not answered"
+            # Each server of a chain may be the one that stands still.
+            names = " or ".join(f"server rank {one}" for one in chain) or "no server"
+            only = chain[0] if len(chain) == 1 else None
+            return TimeoutError(
+                f"{what} waited {seconds:g} s: {names} has not answered",
+                rank=only,
+                ranks=chain,
+                operation="ps",
+            )
         return TimeoutError(
             f"{what} waited {seconds:g} s: {reason}", rank=rank, ranks=(rank,), operation="ps"
         )
@@ -475,6 +530,11 @@ def _checked_name(key: Any) -> bytes:
             f"key is {key!r}: expected a text of 1 to {KEY_BYTES_MAX} bytes without NUL"
         )
     return name
+
+
+def _check_priority(priority: Any) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidArgumentError(f"priority is {priority!r}: expected a whole number")
 
 
 def _shown(terms: Terms, update: str = "") -> str:

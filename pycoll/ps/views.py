@@ -71,25 +71,44 @@ class ViewManager:
         self.alive = set(servers)
         self.length = length
         self.out: list[tuple[int, Message]] = []
+        #: Servers that shall hold no shard any more.
+        self.leaving: set[int] = set()
+        #: Servers that run on and lose a shard. They must have stopped to answer, in the newest
+        #: view, before another server answers in it.
+        self._first: set[int] = set()
+        #: By shard the new member that may lack what the one before it has acknowledged.
+        self._fresh: dict[int, int] = {}
 
     def lose(self, server: int) -> None:
         """Take a server that is gone out of all chains."""
         if server in self.alive:
             self.alive.discard(server)
+            self._first.discard(server)
+            self._fresh = {one: who for one, who in self._fresh.items() if who != server}
             chains = [tuple(one for one in chain if one != server) for chain in self.view.chains]
             filling = [-1 if one == server else one for one in self.view.filling]
             self._decide(chains, filling)
 
     def hear(self, server: int, message: Message) -> None:
-        """Take a FILLED of a server: it is the last one of its chain from now on."""
+        """Take a message of a server: it has been filled, or knows a view."""
         view, shard = self.view, message.shard
-        fits = message.kind is Kind.FILLED and shard < len(view.chains)
-        if fits and view.filling[shard] == server and message.view == view.number:
-            chains = list(view.chains)
-            chains[shard] = (*chains[shard], server)
-            filling = list(view.filling)
-            filling[shard] = -1
-            self._decide(chains, filling)
+        if message.view != view.number:
+            return
+        if message.kind is Kind.FILLED and shard < len(view.chains):
+            if view.filling[shard] == server:
+                chains, filling = list(view.chains), list(view.filling)
+                chains[shard] = (*chains[shard], server)
+                filling[shard] = -1
+                self._fresh[shard] = server
+                self._decide(chains, filling)
+            elif self._fresh.get(shard) == server:
+                del self._fresh[shard]
+                if self.leaving & {*view.chains[shard]}:
+                    self._decide(list(view.chains), list(view.filling))
+        elif message.kind is Kind.ADOPTED and server in self._first:
+            self._first.discard(server)
+            if not self._first:
+                self._tell(self.alive)
 
     def add(self, server: int) -> None:
         """Take a new server in; it is filled where a chain is too short."""
@@ -97,20 +116,37 @@ class ViewManager:
             self.alive.add(server)
             self._decide(list(self.view.chains), list(self.view.filling))
 
+    def drain(self, server: int) -> None:
+        """Give the shards of a server to others; where there is no other one, it keeps them."""
+        if server in self.alive and server not in self.leaving:
+            self.leaving.add(server)
+            self._decide(list(self.view.chains), list(self.view.filling))
+
     def _decide(self, chains: list[tuple[int, ...]], filling: list[int]) -> None:
         for shard, chain in enumerate(chains):
-            if chain and filling[shard] < 0 and len(chain) < self.length:
+            if filling[shard] in self.leaving:
+                filling[shard] = -1
+            staying = tuple(one for one in chain if one not in self.leaving)
+            if chain and filling[shard] < 0 and len(staying) < self.length:
                 filling[shard] = self._spare(chains, filling, chain)
-        self.view = View(self.view.number + 1, tuple(chains), tuple(filling))
-        text = self.view.to_bytes()
-        told = Message(Kind.VIEW, view=self.view.number, payload=text)
-        self.out += [(server, told) for server in sorted(self.alive)]
+            if staying and filling[shard] < 0 and shard not in self._fresh:
+                chains[shard] = staying
+        old, number = self.view, self.view.number + 1
+        self.view = View(number, tuple(chains), tuple(filling))
+        for shard, chain in enumerate(chains):
+            before = {*old.chains[shard], old.filling[shard]}
+            self._first |= (before - {*chain, filling[shard]}) & self.alive
+        self._tell(self._first or self.alive)
+
+    def _tell(self, servers: Iterable[int]) -> None:
+        told = Message(Kind.VIEW, view=self.view.number, payload=self.view.to_bytes())
+        self.out += [(server, told) for server in sorted(servers)]
 
     def _spare(
         self, chains: list[tuple[int, ...]], filling: list[int], chain: tuple[int, ...]
     ) -> int:
         """Return the server outside the chain that holds the fewest shards, or -1."""
-        shares = dict.fromkeys(sorted(self.alive - set(chain)), 0)
+        shares = dict.fromkeys(sorted(self.alive - self.leaving - set(chain)), 0)
         for one in [*(one for chain in chains for one in chain), *filling]:
             if one in shares:
                 shares[one] += 1

@@ -212,6 +212,40 @@ def test_stats_and_explain_tell_clocks_and_counts() -> None:
     succeeded(run_store(work, workers=1, replicas=1))
 
 
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_a_drained_server_holds_nothing_while_pushes_go_on(replicas: int) -> None:
+    drained = threading.Event()
+
+    def work(store: ps.Store, comm: Comm) -> Any:
+        store.init("w", np.zeros(BIG, np.float32))
+        store.init("count", np.zeros(2, np.int64))
+        own = np.zeros(2, np.int64)
+        own[comm.rank] = 1
+        pushed = 0
+        if comm.rank == 0:
+            for _ in range(5):
+                store.push("w", np.ones(BIG, np.float32))
+            store.drain(3)
+            drained.set()
+        while not (drained.is_set() and pushed > 20):
+            store.push("count", own)
+            pushed += 1
+        assert (store.pull("w") == 5).all() or comm.rank == 1
+        assert store.pull("count")[comm.rank] == pushed
+        facts = store.stats()
+        assert all(3 not in one["chain"] for one in facts["shards"]), facts
+        if comm.rank == 1:
+            with pytest.raises(InvalidArgumentError, match="on rank 1: call it on rank 0"):
+                store.drain(2)
+        else:
+            with pytest.raises(InvalidArgumentError, match="server is 3: expected one of several"):
+                store.drain(3)
+        return True
+
+    found = run_store(work, workers=2, servers=3, consistency="asp", replicas=replicas)
+    assert succeeded(found) == [True, True]
+
+
 # A job with servers of its own
 
 
@@ -275,7 +309,8 @@ def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
                 call()
             assert text in str(caught.value)
         store.init("w", np.ones(3, np.float32))
-        store.init("w", np.zeros(3, np.float32))
+        x = np.zeros(3, np.float32)
+        store.init("w", x)
         assert (store.pull("w") == 1).all(), "the second identical init changes nothing"
         wrong = [
             (
@@ -291,6 +326,8 @@ def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
                 "x has dtype float64 and shape (3,), but 'w' has dtype float32 and shape (3,)",
                 lambda: store.push("w", np.ones(3)),
             ),
+            ("priority is 1.5: expected", lambda: store.pull("w", priority=1.5)),  # type: ignore
+            ("priority is 'high'", lambda: store.push("w", x, priority="high")),  # type: ignore
             (
                 "out has shape (2,), but the result has (3,)",
                 lambda: store.pull("w", out=np.ones(2, np.float32)),

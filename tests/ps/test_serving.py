@@ -512,3 +512,29 @@ def test_launches_with_servers_that_cannot_work_are_refused(words: list[str], te
     status, output = job("pass", *words)
     assert status != 0
     assert text in output.replace("│ ", ""), output
+
+
+def test_a_store_outlives_a_server_of_a_job() -> None:
+    code = (
+        HEAD
+        + FIND
+        + """
+import numpy as np
+from pycoll import ps
+store = ps.connect(consistency="asp", replicas=1)
+store.init("w", np.zeros(5))
+store.push("w", np.ones(5))
+pycoll.barrier()
+if rank == 0:
+    os.kill(servers()["PYCOLL_RANK=2"], signal.SIGKILL)
+while store.stats()["view"] == 1:
+    time.sleep(0.01)
+store.push("w", np.ones(5))
+pycoll.barrier()
+print("held", store.pull("w").sum(), flush=True)
+"""
+    )
+    status, text = job(code, "-n", "2", "--servers", "3", "--tolerate", "1")
+    assert status == 0, text
+    assert text.count("held 20.0") == 2, text
+    assert "server 0 (rank 2, pid" in text and "the others go on" in text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ import pytest
 from simulated_servers import Program, Records, World
 
 from pycoll.ps.consistency import ASP, BSP, SSP, Backup, Consistency
-from pycoll.ps.messages import LAST, Kind
+from pycoll.ps.messages import LAST, MANAGER, Kind
 
 SEEDS = 1000
 KEYS = (0, 1, 2)
@@ -175,6 +177,29 @@ def test_servers_killed_in_every_seed_lose_no_push() -> None:
                 kill_at(world, draw.randint(1, 250), rank)
 
         survives(seed, 1 + seed % 2, kills)
+
+
+def test_a_drained_server_holds_nothing_and_no_push_is_lost() -> None:
+    for seed in range(SEEDS // 4):
+        world = masks(seed, ASP, 3, seed % 2)
+        victim = world.random.choice((3, 4, 5))
+        # The drained server and a worker learn late that others answer in its place.
+        world.lag = {(other, 1): 20.0 for other in (3, 4, 5) if other != victim}
+        world.lag[MANAGER, victim] = 20.0
+        drain = operator.methodcaller("drain", victim)
+        # Ahead of the end of every seed's run.
+        when = world.random.randint(1, 60)
+        world.faults[when] = functools.partial(world.act, MANAGER, drain)
+        if seed % 4 == 1:
+            kill_at(world, world.random.randint(1, 150), 3 + (victim - 2) % 3)
+        world.run()
+        assert world.ended == {0, 1, 2} and world.failed == {}, seed
+        world.history.check()
+        view = world.manager.view
+        assert all(chain and victim not in chain for chain in view.chains), (seed, view)
+        assert world.servers[victim].replicas == {}
+        live = [one for rank, one in world.servers.items() if rank in world.alive]
+        assert {server.view.number for server in live} == {view.number}
 
 
 def through_hours(world: World, history: History, rank: int, until: float) -> Program:

@@ -91,6 +91,8 @@ class World:
         self.alive = {*self.servers, *self.clients}
         self.flying: dict[tuple[int, int], deque[Message]] = {}
         self.arrival: dict[tuple[int, int], float] = {}
+        #: By pair how many times slower than others it is.
+        self.lag: dict[tuple[int, int], float] = {}
         self.boundaries = 0
         #: By number of the message ahead of which it happens: what happens.
         self.faults: dict[int, Callable[[], None]] = {}
@@ -120,7 +122,7 @@ class World:
         if not self.is_alive(source) or not self.is_alive(to):
             return
         pair = (source, to)
-        delay = self.random.expovariate(1 / self.slow)
+        delay = self.random.expovariate(1 / self.slow) * self.lag.get(pair, 1.0)
         self.arrival[pair] = max(self.arrival.get(pair, 0.0), self.now + delay)
         self.flying.setdefault(pair, deque()).append(message)
         self.at(self.arrival[pair] - self.now, lambda: self.deliver(pair))
