@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]
 #: How pushes change a value, by the word of ``Store.init``. "sum" and "mean" replace it.
 UPDATES = {"add": 0, "sum": 1, "mean": 2}
 ADD, SUM, MEAN = UPDATES.values()
+#: A value forgets answers that are gone when it knows so many.
+_ANSWERS_MAX = 64
 #: The kernels fold this many arrays at once.
 _SOURCES_MAX = 4
 _NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3, DType.FLOAT8_E5M2})
@@ -81,6 +83,8 @@ class ArrayValues:
     def read(self, value: ArrayValue) -> Array:
         """Return the bytes of the value. They stay as they are while this object exists."""
         answer: Array = value.array.view(np.uint8)
+        if len(value.answers) >= _ANSWERS_MAX:
+            value.answers = [one for one in value.answers if one() is not None]
         value.answers.append(weakref.ref(answer))
         return answer
 

@@ -70,6 +70,9 @@ def test_an_answer_keeps_its_bytes_while_pushes_go_on() -> None:
     value = values.apply(rule, value, [push], 1)
     assert answer.view(np.int64).tolist() == [1, 2, 3, 4]
     assert value.array.tolist() == [2, 3, 4, 5]
+    for _ in range(1000):
+        values.read(value)
+    assert len(value.answers) <= 64, "answers that are gone are forgotten"
     del answer
     assert values.apply(rule, value, [push], 1) is value
 
