@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import threading
 import time
@@ -244,6 +245,24 @@ def test_a_drained_server_holds_nothing_while_pushes_go_on(replicas: int) -> Non
 
     found = run_store(work, workers=2, servers=3, consistency="asp", replicas=replicas)
     assert succeeded(found) == [True, True]
+
+
+def test_examples_of_docstrings_do_what_they_say() -> None:
+    methods = ["init", "push", "pull", "push_pull", "clock", "stats", "explain", "close"]
+    texts = [getattr(ps.Store, name).__doc__ for name in methods]
+    texts += [ps.SSP.__doc__, ps.Backup.__doc__]
+
+    def work(store: ps.Store, comm: Comm) -> int:
+        scope: dict[str, Any] = {"store": store, "np": np, "pycoll": pycoll}
+        examples = 0
+        for number, text in enumerate(texts):
+            found = doctest.DocTestParser().get_doctest(text, scope, str(number), None, None)
+            examples += len(found.examples)
+            failed = doctest.DocTestRunner(verbose=False).run(found, clear_globs=False).failed
+            assert failed == 0, text
+        return examples
+
+    assert succeeded(run_store(work, workers=1, servers=1)) == [14]
 
 
 # A job with servers of its own
