@@ -47,6 +47,8 @@ def work(comm: pycoll.Communicator, seconds: float) -> dict[str, object]:
         gone = sorted({rank for one in facts["shards"] for rank in one["gone"]})
         while store.pull("done").sum() < len(store.workers) - len(gone):
             time.sleep(0.02)
+            # The others may still push, and must not wait for this worker's clock.
+            store.clock()
             gone = sorted({rank for one in store.stats()["shards"] for rank in one["gone"]})
         return {
             "rank": comm.rank,
