@@ -179,6 +179,26 @@ def test_servers_killed_in_every_seed_lose_no_push() -> None:
         survives(seed, 1 + seed % 2, kills)
 
 
+def test_keys_elsewhere_can_be_used_after_a_server_is_lost_for_good() -> None:
+    world = World(11, ASP, workers=1, servers=2)
+    kept: list[Any] = []
+
+    def use() -> Program:
+        yield world.load(0, KEYS, 0)
+        world.kill(1)
+        yield 5.0
+        lost = world.request(0, Kind.PUSH, 0, payload=1)
+        assert (lost.failure, lost.lost) == ("all its servers are gone", (1,))
+        yield [world.request(0, Kind.PUSH, 1, payload=1)]
+        kept.append(world.request(0, Kind.PULL, 1))
+        yield kept
+
+    world.start(0, use())
+    world.run()
+    assert world.ended == {0} and world.failed == {}
+    assert kept[0].answer.payload == 1
+
+
 def test_a_drained_server_holds_nothing_and_no_push_is_lost() -> None:
     for seed in range(SEEDS // 4):
         world = masks(seed, ASP, 3, seed % 2)
