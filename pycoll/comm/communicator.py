@@ -107,8 +107,13 @@ class Communicator(Reducing, Moving, Objects):
         self, joined: Joined, config: Config, name: str, successor: Successor | None = None
     ) -> None:
         from pycoll.bootstrap import Successor
-        from pycoll.bootstrap.discovery.identity import cores_shared_by, transport_across
+        from pycoll.bootstrap.discovery.identity import (
+            cores_shared_by,
+            domains_of,
+            transport_across,
+        )
         from pycoll.comm.groups import FusionBuffer, Group
+        from pycoll.schedule.topology import topology_of, with_domains
 
         Core.__init__(
             self,
@@ -116,7 +121,7 @@ class Communicator(Reducing, Moving, Objects):
             joined.size,
             joined.transports,
             joined.names,
-            joined.hosts,
+            with_domains(topology_of(joined.hosts), *domains_of(joined.identities)),
             config.timeout_s,
             config.deterministic,
             joined.inside,

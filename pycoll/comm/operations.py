@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -149,7 +149,7 @@ class Core(_core.Calls):
         size: int,
         transports: list[Any],
         names: list[str],
-        hosts: Sequence[int],
+        topology: Topology,
         timeout_s: float,
         deterministic: bool,
         inside: str,
@@ -160,7 +160,6 @@ class Core(_core.Calls):
         cpu_balancing: bool,
     ) -> None:
         from pycoll.cost.slot_stores import STREAMING, slot_stores_of
-        from pycoll.schedule.topology import topology_of
 
         _finish_imports_at_exit()
         #: The stores that fill the slots of shared memory, the same on all ranks.
@@ -171,7 +170,7 @@ class Core(_core.Calls):
         self.rank = rank
         self.size = size
         self._names = names
-        self._topology: Topology = topology_of(hosts)
+        self._topology = topology
         self._native = _core.Communicator(
             rank, size, transports, timeout_s, names, cores, cpu_balancing
         )

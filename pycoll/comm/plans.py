@@ -21,6 +21,7 @@ from pycoll.cost.selection import (
     choose,
     choose_coded,
     coded_candidates,
+    followed,
 )
 from pycoll.errors import InvalidArgumentError
 from pycoll.ops import Reduction
@@ -126,6 +127,8 @@ class Plans:
         self.rank = rank
         self.topology = topology
         self.parameters = parameters
+        #: The topology of schedules without codes; codes travel between hosts only.
+        self.followed = followed(topology, parameters)
         self._plans: dict[_Key, _core.Plan] = {}
         self._keys: dict[_core.Plan, _Key] = {}
         self._lanes: dict[_core.Plan, int] = {}
@@ -255,9 +258,12 @@ class Plans:
         key = _Key(collective, name, root, copies, is_coded)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = _core.Plan(_lowered(key, self.topology, self.rank))
+            plan = self._plans[key] = _core.Plan(_lowered(key, self._of(key), self.rank))
             self._keys[plan] = key
         return plan
+
+    def _of(self, key: _Key) -> Topology:
+        return self.topology if key.is_coded else self.followed
 
     def lanes(self, plan: _core.Plan) -> int:
         """Return the most lanes that any rank's plan of this schedule has.
@@ -268,7 +274,7 @@ class Plans:
         if lanes is None:
             key = self._keys[plan]
             all_ranks = (
-                _core.Plan(_lowered(key, self.topology, rank)) for rank in range(self.topology.size)
+                _core.Plan(_lowered(key, self._of(key), rank)) for rank in range(self.topology.size)
             )
             lanes = self._lanes[plan] = max(one.lanes for one in all_ranks)
         return lanes
@@ -324,7 +330,8 @@ def plan_bytes(
             f"rank is {rank} of {size}, and the topology has {topology.size} ranks"
         )
     copies = choose_copies(kind, size, nbytes, DEFAULT)
-    return _lowered(_Key(kind, name, root, copies), topology, rank)
+    groups = followed(topology, DEFAULT)
+    return _lowered(_Key(kind, name, root, copies), groups, rank)
 
 
 def _lowered(key: _Key, topology: Topology, rank: int) -> bytes:

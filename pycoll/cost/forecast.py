@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pycoll.cost.model import Link, Parameters
-from pycoll.cost.selection import bytes_text, candidates, choose, predict, seconds_text
+from pycoll.cost.selection import bytes_text, candidates, choose, followed, predict, seconds_text
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
-from pycoll.schedule.topology import Topology
+from pycoll.schedule.topology import Topology, even_domains
 
 #: The largest number of ranks of a forecast.
 RANKS_MAX = 16384
@@ -34,12 +34,16 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """A world of ``hosts`` with ``local_size`` ranks each, and a message of ``nbytes``."""
+    """A world of ``hosts`` with ``local_size`` ranks each, and a message of ``nbytes``.
+
+    ``domains``: the domains of a host, over which its ranks are spread evenly.
+    """
 
     collective: Collective
     hosts: int
     local_size: int
     nbytes: int
+    domains: int = 1
 
     @property
     def ranks(self) -> int:
@@ -135,12 +139,15 @@ def forecast(asked: Asked, parameters: Parameters) -> Forecast:
 
     def times(topology: Topology, nbytes: int) -> Times:
         kind = asked.collective
-        names = candidates(kind, topology)
+        names = candidates(kind, followed(topology, parameters))
         seconds = {name: predict(kind, name, topology, nbytes, parameters) for name in names}
         return Times(seconds, choose(kind, topology, nbytes, parameters=parameters).name)
 
-    world = Topology.even(asked.ranks, asked.hosts)
-    worlds = [Topology.even(hosts * asked.local_size, hosts) for hosts in asked.worlds()]
+    def world_of(hosts: int) -> Topology:
+        return even_domains(Topology.even(hosts * asked.local_size, hosts), asked.domains)
+
+    world = world_of(asked.hosts)
+    worlds = [world_of(hosts) for hosts in asked.worlds()]
     return Forecast(
         asked,
         {nbytes: times(world, nbytes) for nbytes in asked.sizes()},
@@ -189,7 +196,8 @@ def thinned(values: Sequence[int], kept: int) -> list[int]:
 def world_text(asked: Asked) -> str:
     """The text for the world, for example "64 ranks on 8 hosts of 8"."""
     hosts = "1 host" if asked.hosts == 1 else f"{asked.hosts} hosts"
-    return f"{asked.ranks} ranks on {hosts} of {asked.local_size}"
+    domains = "" if asked.domains == 1 else f" with {asked.domains} domains"
+    return f"{asked.ranks} ranks on {hosts} of {asked.local_size}{domains}"
 
 
 def _table(columns: Mapping[str, Times], found: Forecast) -> list[str]:

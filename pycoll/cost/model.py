@@ -127,12 +127,30 @@ LINKS: dict[str, Link] = {
 }
 
 
+#: Links between domains of a host, where `pycoll tune` has measured none: the latency and the cost
+#: of a byte of one rank, as multiples of those inside a domain, and the s/byte of a domain's link,
+#: which its ranks share (docs/decisions/levels-inside-hosts.md names the sources).
+FAR_ALPHA, FAR_BETA, DOMAIN_BETA = 4.0, 2.0, 1 / 48e9
+
+
+def between_domains(inside: Link) -> Link:
+    """The assumed link between domains of a host, from the link inside a domain."""
+    return Link(
+        alpha=inside.alpha * FAR_ALPHA,
+        beta=DOMAIN_BETA,
+        gamma=inside.gamma,
+        overhead=inside.overhead,
+        flow=(inside.reach or inside.beta) * FAR_BETA,
+    )
+
+
 class Parameters(NamedTuple):
     """The links inside hosts and across hosts, and the length of segments in bytes.
 
     ``codec``: s for each byte of float32 that a core encodes or decodes. ``origin`` is a text that
-    names the source of the values. ``per_core`` is the number of ranks
-    that share a core; work inside a host takes ``per_core`` times as long.
+    names the source of the values. ``per_core`` is the number of ranks that share a core; work
+    inside a host takes ``per_core`` times as long. ``between`` is the measured link between domains
+    of one host; None: it is assumed, see `between_domains`.
     """
 
     inside: Link = LINKS["shm"]
@@ -141,6 +159,12 @@ class Parameters(NamedTuple):
     origin: str = "built in"
     per_core: float = 1.0
     codec: float = 1 / 6e9
+    between: Link | None = None
+
+    @property
+    def of_domains(self) -> Parameters:
+        """The parameters of one host whose domains take the place of hosts."""
+        return self._replace(across=self.between or between_domains(self.inside))
 
     def oversubscribed(self, ranks_per_core: float) -> Parameters:
         """The parameters for several ranks per core, which take turns on it."""

@@ -80,7 +80,8 @@ def candidates(
 ) -> tuple[str, ...]:
     """The names of the algorithms to predict.
 
-    Hierarchies are candidates if there are several hosts. ``deterministic`` or not ``commutes``
+    Hierarchies are candidates if there are several hosts, or domains that take their place
+    (`followed`). ``deterministic`` or not ``commutes``
     exclude algorithms without the required fold order. ``among`` restricts the names;
     "hierarchical" stands for all hierarchies.
     """
@@ -146,6 +147,19 @@ def _keeps(algorithm: Algorithm, deterministic: bool, commutes: bool) -> bool:
     return commutes or algorithm.keeps_order
 
 
+def followed(topology: Topology, parameters: Parameters) -> Topology:
+    """The topology that schedules follow: domains take the place of hosts on one host.
+
+    Ranks that share cores follow hosts, because the work of a core counts there.
+    """
+    return topology if parameters.per_core > 1 else topology.by_domain
+
+
+def _links_between(topology: Topology, parameters: Parameters) -> Parameters:
+    """The parameters for ``followed(topology, parameters)``."""
+    return parameters if followed(topology, parameters) is topology else parameters.of_domains
+
+
 def choose(
     collective: Collective,
     topology: Topology,
@@ -166,6 +180,8 @@ def choose(
     if nbytes < 0:
         raise InvalidArgumentError(f"nbytes is {nbytes}; it must not be negative")
     allowed = None if among is None else tuple(among)
+    parameters = _links_between(topology, parameters)
+    topology = followed(topology, parameters)
     names = candidates(collective, topology, deterministic, commutes, allowed)
     if not names:
         raise InvalidArgumentError(
@@ -241,8 +257,9 @@ def predict(
 ) -> float:
     """The predicted seconds from the common start to the end of the last rank."""
     moved = 0 if collective is Collective.BARRIER else nbytes
-    shape = profile(lookup(collective, name), topology, parameters.per_core > 1)
-    return shape.seconds(moved, parameters)
+    groups = followed(topology, parameters)
+    shape = profile(lookup(collective, name), groups, parameters.per_core > 1)
+    return shape.seconds(moved, _links_between(topology, parameters))
 
 
 def explain_text(
@@ -259,15 +276,17 @@ def explain_text(
     name = choice.name if algorithm is None else algorithm
     one = lookup(collective, name)
     seconds = predict(collective, name, topology, nbytes, parameters)
-    cost = one.cost(topology.size, topology)
-    shape = profile(one, topology)
+    groups = followed(topology, parameters)
+    cost = one.cost(topology.size, groups)
+    shape = profile(one, groups)
+    summary = one.summary if groups is topology else one.summary.replace("hosts", "domains")
     reason = choice.reason if algorithm is None else f"requested; {choice.name} would be chosen"
     moved = f"sends {_amount(cost.sent, nbytes)}, receives {_amount(cost.received, nbytes)}"
     if collective in REDUCING:
         moved += f", combines {_amount(cost.reduced, nbytes)}"
     lines = [
         f"{collective.name.lower()} of {bytes_text(nbytes)} over {_world(topology)}",
-        f"  algorithm  {name}: {one.summary} ({one.source})",
+        f"  algorithm  {name}: {summary} ({one.source})",
         f"  predicted  {seconds_text(seconds)}{_bandwidth(nbytes, seconds)}",
         f"  why        {reason}",
         f"  steps      {cost.steps}",
@@ -299,13 +318,15 @@ def _tiles(shape: Profile, nbytes: int, segment_bytes: int) -> str:
 
 
 def _links(topology: Topology, parameters: Parameters) -> list[str]:
-    several = len(topology.hosts) > 1
+    groups = followed(topology, parameters)
+    several = len(groups.hosts) > 1
     how = "schedule" if several else "cost formulas"
     if several and topology.size > SCHEDULE_SIZE_MAX:
         how = f"schedules of up to {SCHEDULE_SIZE_MAX} ranks, extrapolated by cost formulas"
-    kinds = [("inside hosts", parameters.inside)]
+    word = "hosts" if groups is topology else "domains"
+    kinds = [(f"inside {word}", parameters.inside)]
     if several:
-        kinds.append(("across hosts", parameters.across))
+        kinds.append((f"across {word}", _links_between(topology, parameters).across))
     return [f"  model      {how}; values: {parameters.origin}"] + [
         f"  {'links' if number == 0 else '':<10} {word}: {_link_text(link)}"
         for number, (word, link) in enumerate(kinds)
@@ -357,7 +378,13 @@ def _world(topology: Topology) -> str:
     ranks = f"{workers} {'rank' if workers == 1 else 'ranks'}"
     if servers:
         ranks += f" and {servers} {'server' if servers == 1 else 'servers'}"
-    return f"{ranks} on {hosts} {'host' if hosts == 1 else 'hosts'}"
+    return f"{ranks} on {hosts} {'host' if hosts == 1 else 'hosts'}{_domains(topology)}"
+
+
+def _domains(topology: Topology) -> str:
+    """The text for the levels inside hosts, the smallest domains first."""
+    counts = [f"{len(set(labels))} domains" for labels in topology.inner]
+    return f" in {', in '.join(counts)}" if counts else ""
 
 
 def _amount(share: Fraction, nbytes: int) -> str:

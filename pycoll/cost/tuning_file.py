@@ -47,6 +47,8 @@ _NETWORKS_MAX = 8
 _HOSTS_MAX = 2048
 _NAMES_SHOWN = 3
 _ACROSS = ("tcp", "verbs")
+#: The transport of a network between the domains of one host.
+DOMAINS = "shm"
 _BUILT_IN = "built in"
 
 
@@ -63,7 +65,8 @@ _BUILT_IN_MEDIA = {name: Medium(LINKS[name]) for name in DEFAULT_TRANSPORTS}
 class Network(NamedTuple):
     """The costs of the network between ``hosts``, measured by all ranks of a job on them.
 
-    ``hosts``: their names, sorted. ``transport``: tcp or verbs. ``across`` is the link between
+    ``hosts``: their names, sorted. ``transport``: tcp or verbs, or shm for the links between the
+    domains of one host, which then take the place of hosts. ``across`` is the link between
     hosts. ``inside`` is the shared memory link of the slowest host, or None if each host had one
     rank only. ``made`` is the date of the measurement.
     """
@@ -75,6 +78,8 @@ class Network(NamedTuple):
     made: str = ""
 
     def __str__(self) -> str:
+        if self.transport == DOMAINS:
+            return f"shared memory between domains of {', '.join(self.hosts)}, {self.made}"
         names = self.hosts if len(self.hosts) <= _NAMES_SHOWN else (*self.hosts[:2], "...")
         return f"{self.transport} between {', '.join(names)} ({len(self.hosts)} hosts), {self.made}"
 
@@ -97,10 +102,11 @@ class Tuning(NamedTuple):
         The order is: the network of exactly these hosts, then the network of the fewest hosts that
         include them, then the network with the most of these hosts. Among equals the latest
         network wins. The result is None if nothing was measured over ``transport``; None stands for
-        any transport.
+        any transport between hosts.
         """
         wanted = set(hosts)
-        fitting = [one for one in self.networks if transport in (None, one.transport)]
+        kinds = _ACROSS if transport is None else (transport,)
+        fitting = [one for one in self.networks if one.transport in kinds]
 
         def order(one: Network) -> tuple[int, int]:
             return -len(wanted.intersection(one.hosts)), len(one.hosts)
@@ -149,8 +155,19 @@ class Tuning(NamedTuple):
             across = across._replace(
                 alpha=max(across.alpha, known.alpha), beta=max(across.beta, known.beta)
             )
-        segment_bytes = far.segment_bytes if several_hosts else near.segment_bytes
-        return Parameters(near.link, across, segment_bytes, self.origin)
+        if several_hosts:
+            return Parameters(near.link, across, far.segment_bytes, self.origin)
+        alone = Parameters(near.link, across, near.segment_bytes, self.origin)
+        return self._with_domains(alone, inside, hosts)
+
+    def _with_domains(self, alone: Parameters, inside: str, hosts: Collection[str]) -> Parameters:
+        """Adds the measured links between domains of these hosts; without names, the latest."""
+        network = self.network_of(hosts, DOMAINS) if inside == "shm" else None
+        if network is None or not set(hosts) <= set(network.hosts):
+            return alone
+        near = network.inside.link if network.inside is not None else alone.inside
+        origin = f"{self.origin}; {network}"
+        return alone._replace(inside=near, between=network.across.link, origin=origin)
 
     def _medium(self, transport: str) -> Medium:
         """The values of the transport on this machine.
@@ -335,8 +352,8 @@ def network_from_json(data: Any) -> Network:
     hosts = data["hosts"]
     if not (isinstance(hosts, list) and hosts and all(isinstance(one, str) for one in hosts)):
         raise ValueError(f"network.hosts is {hosts!r}: expected names")
-    if data["transport"] not in _ACROSS:
-        raise ValueError(f"network.transport is {data['transport']!r}: expected tcp or verbs")
+    if data["transport"] not in (*_ACROSS, DOMAINS):
+        raise ValueError(f"network.transport is {data['transport']!r}: expected tcp, verbs or shm")
     inside = None if data["inside"] is None else _medium("network.inside", data["inside"])
     across = _medium("network.across", data["across"])
     return Network(tuple(hosts), data["transport"], across, inside, str(data["made"]))

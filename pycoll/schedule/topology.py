@@ -1,4 +1,4 @@
-"""The topology: the host of every rank, and the levels above hosts (racks).
+"""The topology: the host of every rank, the levels above hosts (racks), and domains inside them.
 
 A topology is an immutable value that all ranks agree on at start-up.
 """
@@ -16,6 +16,7 @@ from pycoll.errors import InvalidArgumentError
 class _Levels(NamedTuple):
     levels: tuple[tuple[int, ...], ...]
     servers: int = 0
+    inner: tuple[tuple[int, ...], ...] = ()
 
 
 # A subclass of the NamedTuple: only its objects have the __dict__ that cached_property needs.
@@ -28,6 +29,9 @@ class Topology(_Levels):
     different hosts.
 
     The last ``servers`` ranks serve: they contribute nothing to a collective and receive no result.
+
+    ``inner``: labels of the same kind for levels inside hosts, the smallest groups first: ranks
+    whose cores share a last-level cache, or a memory domain. `with_domains` adds them.
     """
 
     @classmethod
@@ -62,7 +66,10 @@ class Topology(_Levels):
     def workers(self) -> Topology:
         """The topology of the ranks that do not serve."""
         count = self.size - self.servers
-        return Topology(tuple(labels[:count] for labels in self.levels))
+        return Topology(
+            tuple(labels[:count] for labels in self.levels),
+            inner=tuple(labels[:count] for labels in self.inner),
+        )
 
     @cached_property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -118,6 +125,21 @@ class Topology(_Levels):
             tuple(tuple(labels[members[0]] for members in self.hosts) for labels in self.levels[1:])
         )
 
+    @cached_property
+    def by_domain(self) -> Topology:
+        """The topology that hierarchies follow: on one host its domains take the place of hosts.
+
+        It is this topology if no domain is known, if there are several hosts, or if ranks serve.
+        """
+        if not self.inner or self.servers or len(self.hosts) > 1:
+            return self
+        return Topology(self.inner)
+
+    @property
+    def domain_count(self) -> int:
+        """The number of groups of the smallest level inside hosts; 0 if there is none."""
+        return len(set(self.inner[0])) if self.inner else 0
+
     def distance(self, one: int, other: int) -> int:
         """The lowest level that both ranks share: 0 for a host, 1 for a rack, and so on.
 
@@ -143,8 +165,7 @@ def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topolo
             raise InvalidArgumentError(
                 f"level {number} names {len(names)} ranks, the hosts {len(hosts)}"
             )
-        labels: dict[Hashable, int] = {}
-        levels.append(tuple(labels.setdefault(name, len(labels)) for name in names))
+        levels.append(numbered(names))
     for number, (inner, wider) in enumerate(pairwise(levels)):
         seen: dict[int, int] = {}
         for rank, (group, around) in enumerate(zip(inner, wider, strict=True)):
@@ -154,6 +175,66 @@ def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topolo
                     f"but not of level {number + 1}; levels must nest"
                 )
     return Topology(tuple(levels))
+
+
+def with_domains(topology: Topology, *names: Sequence[Hashable]) -> Topology:
+    """Adds levels inside hosts, from sequences with the name of a domain per rank.
+
+    Names count within a host only; None stands for an unknown domain. A sequence makes a level of
+    the hosts that it splits into several groups, two of which at least have several ranks. All
+    ranks of another host, or of a host with an unknown domain, form one group. Where two sequences
+    split a host differently, the smaller groups are the intersections. Equal levels count once.
+    Raises InvalidArgumentError if a sequence has another length.
+    """
+    levels: list[tuple[Hashable, ...]] = []
+    for one in names:
+        if len(one) != topology.size:
+            raise InvalidArgumentError(f"{len(one)} domains are named for {topology.size} ranks")
+        levels.append(_splitting(topology, one))
+    levels.sort(key=lambda labels: len(set(labels)))
+    hosts = numbered(topology.levels[0])
+    found: list[tuple[int, ...]] = []
+    around = hosts
+    for labels in levels:
+        around = numbered(tuple(zip(around, labels, strict=True)))
+        if around not in (hosts, *found):
+            found.append(around)
+    return topology._replace(inner=tuple(found[::-1]))
+
+
+def _splitting(topology: Topology, names: Sequence[Hashable]) -> tuple[Hashable, ...]:
+    """One label per rank: its name if the names split the host of the rank usefully, else None."""
+    labels = list(names)
+    for members in topology.hosts:
+        groups: dict[Hashable, int] = {}
+        for rank in members:
+            groups[names[rank]] = groups.get(names[rank], 0) + 1
+        if None in groups or sum(count > 1 for count in groups.values()) < 2:
+            for rank in members:
+                labels[rank] = None
+    return tuple(labels)
+
+
+def even_domains(topology: Topology, domains: int) -> Topology:
+    """Distributes the ranks of every host in order over ``domains`` domains.
+
+    Raises InvalidArgumentError unless each domain gets at least two ranks of the smallest host.
+    """
+    least = min(len(members) for members in topology.hosts)
+    if domains != 1 and not 1 <= domains <= least // 2:
+        raise InvalidArgumentError(
+            f"domains is {domains}; it must be 1, or leave at least 2 of the {least} ranks of a "
+            "host to each domain"
+        )
+    sizes = [len(topology.hosts[host]) for host in topology.levels[0]]
+    places = zip(topology.places, sizes, strict=True)
+    return with_domains(topology, [place * domains // size for place, size in places])
+
+
+def numbered(names: Sequence[Hashable]) -> tuple[int, ...]:
+    """Numbers for the names, from 0 in order of first appearance."""
+    seen: dict[Hashable, int] = {}
+    return tuple(seen.setdefault(name, len(seen)) for name in names)
 
 
 def single_host(size: int) -> Topology:

@@ -584,6 +584,13 @@ def doctor(ranks: int | None, as_json: bool, **words: Any) -> None:
 @click.option(
     "--local-size", type=click.IntRange(min=1), help="Ranks per host; forecasts all algorithms."
 )
+@click.option(
+    "--domains",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Caches or memory domains of a host, over which its ranks are spread.",
+)
 @click.option("--alpha", type=Seconds(), help="Latency between hosts: 2us.")
 @click.option(
     "--beta", type=SecondsPerByte(), help="Rate of a host's link, each way: 25GB/s, 200Gb/s."

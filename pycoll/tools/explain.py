@@ -14,7 +14,7 @@ from pycoll.cost.selection import choose, explain_text
 from pycoll.cost.tuning_file import local_parameters
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
-from pycoll.schedule.topology import Topology
+from pycoll.schedule.topology import Topology, even_domains
 from pycoll.tools.forecast_picture import draw
 from pycoll.tools.pictures import check_picture
 
@@ -28,7 +28,8 @@ class Question:
     ``size``: ranks; the default is ``hosts`` times ``local_size``, or 8 without ``local_size``.
     ``links``: the arguments of `with_links`. ``local_size`` or ``picture`` request a forecast.
     ``measured``: compare with times on this machine, whose cores the ranks may have to share.
-    ``servers``: further ranks that serve these, each on a host of its own.
+    ``servers``: further ranks that serve these, each on a host of its own. ``domains``: the
+    domains of a host over which its ranks are spread evenly.
     """
 
     collective: str
@@ -42,6 +43,7 @@ class Question:
     picture: Path | None = None
     measured: bool = False
     servers: int = 0
+    domains: int = 1
 
     @property
     def kind(self) -> Collective:
@@ -68,8 +70,8 @@ class Question:
 
     @property
     def topology(self) -> Topology:
-        """The topology; raises InvalidArgumentError for fewer ranks than hosts."""
-        workers = Topology.even(self.ranks, self.hosts)
+        """The topology; raises InvalidArgumentError for fewer ranks than hosts or domains."""
+        workers = even_domains(Topology.even(self.ranks, self.hosts), self.domains)
         if self.servers == 0:
             return workers
         if self.kind is not Collective.ALL_REDUCE:
@@ -100,7 +102,8 @@ class Question:
                 f"--plot needs the same number of ranks on each host, and {self.ranks} ranks do "
                 f"not divide by {self.hosts} hosts; give --local-size"
             )
-        return Asked(self.kind, self.hosts, self.ranks // self.hosts, self.moved)
+        local = self.ranks // self.hosts
+        return Asked(self.kind, self.hosts, local, self.moved, self.domains)
 
 
 def explanation(question: Question) -> str:
@@ -133,10 +136,11 @@ def check_measurable(question: Question) -> None:
     """Raises InvalidArgumentError for a request that this machine alone cannot measure."""
     given = any(value is not None for value in question.links.values())
     plain = question.hosts == 1 and question.collective != "barrier" and not question.servers
+    plain = plain and question.domains == 1
     if not plain or given:
         raise InvalidArgumentError(
             "--measured needs a collective with a message, on one host without servers, over its "
-            "own links"
+            "own links and domains"
         )
 
 

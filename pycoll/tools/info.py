@@ -91,6 +91,13 @@ def _cores() -> str:
     return f"{len(os.sched_getaffinity(0))} usable cores{limit}"
 
 
+def _domains() -> str:
+    from pycoll.bootstrap.discovery.cores import usable_cores
+    from pycoll.bootstrap.discovery.domains import find_domains
+
+    return str(find_domains(usable_cores()))
+
+
 def facts() -> list[tuple[str, str]]:
     """Return name and value of each fact about this installation."""
     from pycoll import _core
@@ -100,6 +107,7 @@ def facts() -> list[tuple[str, str]]:
         ("pycoll", _version("pycoll-comm")),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("machine", f"{platform.machine()}, {_cores()}, {platform.release()}"),
+        ("domains of the cores", _domains()),
         ("build", "optimized with a profile" if _core.LAID_OUT else "plain; see make optimized"),
         ("reduction kernels", _core.isa()),
         ("costs of links", origin),

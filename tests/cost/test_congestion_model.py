@@ -9,11 +9,20 @@ import pytest
 from pycoll.algorithms import TABLE, lookup
 from pycoll.cost.forecast import with_links
 from pycoll.cost.loads import profile_of_schedule
-from pycoll.cost.model import DEFAULT, Link, Parameters, Terms
+from pycoll.cost.model import (
+    DEFAULT,
+    DOMAIN_BETA,
+    FAR_ALPHA,
+    FAR_BETA,
+    LINKS,
+    Link,
+    Parameters,
+    Terms,
+)
 from pycoll.cost.profiles import profile_of_costs
 from pycoll.cost.selection import choose, predict
 from pycoll.schedule.collectives import Collective
-from pycoll.schedule.topology import Topology, topology_of
+from pycoll.schedule.topology import Topology, even_domains, single_host, topology_of
 
 ALL_REDUCE = Collective.ALL_REDUCE
 KIB, MIB = 1 << 10, 1 << 20
@@ -176,3 +185,39 @@ def test_counting_what_crosses_takes_no_time() -> None:
             if not one.needs_topology:
                 profile_of_costs(one, Topology.even(16384, 512))
     assert time.process_time() - start < 5
+
+
+# Domains of one host
+
+
+def test_domains_of_a_host_cost_what_their_links_cost() -> None:
+    host = even_domains(single_host(8), 2)
+    link = Link(alpha=0.0, beta=1e-10, gamma=0.0, overhead=0.0)
+    of_domains = Parameters(FREE, between=link)
+    of_hosts = Parameters(FREE, link)
+    for name in ("ring", "direct", "hierarchical", "recursive_doubling"):
+        assert predict(ALL_REDUCE, name, host, MIB, of_domains) == pytest.approx(
+            predict(ALL_REDUCE, name, Topology.even(8, 2), MIB, of_hosts)
+        )
+    # Ranks that share cores are not told apart by domain.
+    shared = of_domains.oversubscribed(2)
+    assert predict(ALL_REDUCE, "ring", host, MIB, shared) == pytest.approx(
+        predict(ALL_REDUCE, "ring", single_host(8), MIB, shared)
+    )
+
+
+def test_assumed_links_between_domains_follow_the_link_inside_one() -> None:
+    inside = LINKS["shm"]
+    found = Parameters(inside).of_domains.across
+    assert found.alpha == FAR_ALPHA * inside.alpha
+    assert (found.beta, found.flow) == (DOMAIN_BETA, FAR_BETA * inside.reach)
+    assert Parameters(inside._replace(reach=0.0)).of_domains.across.flow == FAR_BETA * inside.beta
+
+
+@pytest.mark.parametrize("nbytes", [64 * KIB, 16 * MIB])
+def test_domains_let_hierarchies_win_where_the_flat_algorithm_crosses_often(nbytes: int) -> None:
+    flat, split = single_host(64), even_domains(single_host(64), 8)
+    assert not choose(ALL_REDUCE, flat, nbytes).name.startswith("hierarchical")
+    assert choose(ALL_REDUCE, split, nbytes).name.startswith("hierarchical")
+    ratio = predict(ALL_REDUCE, "direct", split, nbytes) / choose(ALL_REDUCE, split, nbytes)[1]
+    assert ratio > 2

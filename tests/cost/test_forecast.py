@@ -222,3 +222,15 @@ def test_columns_are_spread_and_keep_what_was_asked_for() -> None:
 def test_a_forecast_of_one_rank_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="1 hosts of 1 are 1 ranks"):
         forecast(Asked(Collective.ALL_REDUCE, 1, 1, 8), DEFAULT)
+
+
+def test_a_host_of_several_domains_needs_no_ranks() -> None:
+    text = explained("--local-size", "64", "--domains", "8", "--bytes", "64K")
+    assert "64 ranks on 1 host in 8 domains" in text
+    assert "inside domains: 300 ns per call" in text and "across domains: 600 ns" in text
+    assert "direct inside domains, " in text
+    rows = table(text, "all_reduce on 64 ranks on 1 host of 64 with 8 domains, predicted time")
+    assert any("*" in cell for name, row in rows.items() for cell in row.values() if ":" in name)
+    assert "hierarchical" not in explained("--local-size", "64").split("\n\n")[0]
+    text = explained("--size", "7", "--domains", "4", status=1)
+    assert "domains is 4; it must be 1, or leave at least 2 of the 7 ranks" in text

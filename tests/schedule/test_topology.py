@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from pycoll.schedule.topology import Topology, single_host, topology_of
+from pycoll.errors import InvalidArgumentError
+from pycoll.schedule.topology import (
+    Topology,
+    even_domains,
+    single_host,
+    topology_of,
+    with_domains,
+)
 
 
 def test_hosts_are_numbered_by_first_appearance_and_ranks_within_them_ascend() -> None:
@@ -64,3 +71,50 @@ def test_levels_of_different_lengths_and_no_ranks_are_refused() -> None:
         topology_of("aba", "xy")
     with pytest.raises(ValueError, match="cannot be empty"):
         topology_of([])
+
+
+def test_one_domain_changes_nothing() -> None:
+    host = single_host(6)
+    for names in ("aaaaaa", "abcdef", "aaaaab", (None,) * 6, (*"aaabb", None)):
+        assert with_domains(host, names) == host
+    assert host.by_domain is host and host.domain_count == 0
+
+
+def test_domains_are_levels_inside_hosts() -> None:
+    host = with_domains(single_host(8), "aabbccdd", "xxxxyyyy")
+    assert host.inner == ((0, 0, 1, 1, 2, 2, 3, 3), (0, 0, 0, 0, 1, 1, 1, 1))
+    assert with_domains(single_host(8), "xxxxyyyy", "aabbccdd") == host
+    assert with_domains(single_host(8), "aabbccdd", "eeffgghh").inner == host.inner[:1]
+    assert (host.local_rank(5), host.local_size(5), host.hosts) == (5, 8, (tuple(range(8)),))
+    assert host.by_domain == Topology(host.inner)
+    assert host.domain_count == 4 and host.workers == host
+
+
+def test_levels_that_cross_are_cut_to_fit() -> None:
+    host = with_domains(single_host(6), "aaaabb", "xxyyyy")
+    fine, coarse = host.inner
+    assert len(set(fine)) == 3 and len(set(coarse)) == 2
+    host.by_domain.above()
+    assert topology_of(fine, coarse).levels == host.inner
+
+
+def test_names_count_within_a_host_that_they_split() -> None:
+    two = Topology.even(8, 2)
+    assert with_domains(two, "aabbaabb").inner == ((0, 0, 1, 1, 2, 2, 3, 3),)
+    assert with_domains(two, "aabbcccc").inner == ((0, 0, 1, 1, 2, 2, 2, 2),)
+    assert with_domains(two, "aaaacccc").inner == ()
+    assert with_domains(two, "aabbaabb").by_domain.hosts == two.hosts
+
+
+def test_ranks_that_serve_leave_domains_alone() -> None:
+    host = even_domains(single_host(8), 2).serving(2)
+    assert host.by_domain is host
+    assert host.workers.inner == ((0, 0, 0, 0, 1, 1),)
+
+
+def test_domains_of_the_wrong_number_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="7 domains are named for 8 ranks"):
+        with_domains(single_host(8), "aabbccd")
+    with pytest.raises(InvalidArgumentError, match=r"domains is 5; .* at least 2 of the 8 ranks"):
+        even_domains(single_host(8), 5)
+    assert even_domains(single_host(8), 1) == single_host(8)

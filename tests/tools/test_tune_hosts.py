@@ -29,10 +29,16 @@ from pycoll.cost import tuning_file
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Terms, spilled
 from pycoll.cost.tuning_file import BUILT_IN, Medium, Network, Tuning
 from pycoll.errors import InvalidArgumentError
-from pycoll.schedule.topology import topology_of
+from pycoll.schedule.topology import even_domains, single_host, topology_of
 from pycoll.tools.cli import main
 from pycoll.tools.tune.fit import Observation, fit
-from pycoll.tools.tune.host_links import HostsOptions, _agreed, phases_of, with_whole_link
+from pycoll.tools.tune.host_links import (
+    HostsOptions,
+    _agreed,
+    _measured,
+    phases_of,
+    with_whole_link,
+)
 from pycoll.tools.tune.machine_links import COLLECTIVES, Case, distinct_algorithms
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -165,6 +171,35 @@ def test_parameters_of_several_hosts_come_from_their_network() -> None:
     assert Tuning(media).parameters("verbs", True, {"a"}, "verbs").segment_bytes == 16384
 
 
+def test_links_between_domains_belong_to_their_host(tmp_path: Path) -> None:
+    values = Tuning(networks=(network("a", transport="shm"), network("a", "b")))
+    found = values.parameters("shm", hosts={"a"}, transport="tcp")
+    assert (found.inside, found.between, found.segment_bytes) == (NEAR, FAR, SEGMENT_BYTES)
+    assert found.of_domains.across == FAR
+    assert "shared memory between domains of a, 2026-01-01" in found.origin
+    assert values.parameters("shm").between == FAR
+    assert values.parameters("shm", hosts={"b"}).between is None
+    assert values.parameters("tcp", hosts={"a"}).between is None
+    assert values.parameters("shm", True, {"a"}).across == FAR  # that of tcp, between a and b
+    path = tmp_path / "tuning.json"
+    tuning_file.store(values, path, "2026-01-01")
+    assert tuning_file.load(path).networks == values.networks
+
+
+def test_domains_take_the_place_of_hosts_where_each_rank_has_a_core() -> None:
+    host = even_domains(single_host(4), 2)
+    assert [phase.colors for phase in phases_of(host.by_domain)] == [
+        (0, None, 0, None),
+        (0, 1, 0, 1),
+        (0, 0, 1, 1),
+    ]
+    assert _measured(host, 1.0) == "2 domains of this host"
+    assert _measured(topology_of("ab"), 2.0) == "2 hosts"
+    for topology, ranks_per_core in ((host, 2.0), (single_host(4), 1.0)):
+        with pytest.raises(InvalidArgumentError, match="bind each rank to a core of its own"):
+            _measured(topology, ranks_per_core)
+
+
 def test_a_new_network_takes_the_old_ones_place_and_few_are_kept() -> None:
     values = Tuning()
     for number in range(12):
@@ -203,7 +238,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         ([changed(made="away")], "a network must have across, hosts, inside, made, transport"),
         ([changed(hosts=[])], "network.hosts is []: expected names"),
         ([changed(hosts="ab")], "network.hosts is 'ab'"),
-        ([changed(transport="shm")], "network.transport is 'shm': expected tcp or verbs"),
+        ([changed(transport="sim")], "network.transport is 'sim': expected tcp, verbs or shm"),
         ([changed(across=None)], "network.across must have alpha"),
         ([changed(inside={})], "network.inside must have alpha"),
     ],

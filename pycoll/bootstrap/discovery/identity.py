@@ -21,6 +21,7 @@ from pycoll.bootstrap.discovery.cores import (
     cpu_quota,
     usable_cores,
 )
+from pycoll.bootstrap.discovery.domains import find_domains
 from pycoll.bootstrap.discovery.host import machine_identity, process_name, process_token
 from pycoll.bootstrap.discovery.rails import RAIL_COUNTS, Port, networks_of, share_network
 from pycoll.config import SERVER, TCP_SOCKETS_MAX, WORKER, Config
@@ -38,6 +39,7 @@ class Identity(NamedTuple):
     RDMA ports, the preferred ones first, and ``verbs_rails`` is the most rails to a peer that it
     allows. ``without`` is the reason why it has no ports though its settings name verbs.
     ``descriptors`` is how many more files its process may open. ``role`` is what the rank does.
+    ``cache`` and ``memory`` name the domains of its cores (``domains.Domains``).
     """
 
     name: str
@@ -58,6 +60,8 @@ class Identity(NamedTuple):
     quota_cores: float = 0.0
     descriptors: int = 1 << 30
     role: str = WORKER
+    cache: str = ""
+    memory: str = ""
 
     @classmethod
     def mine(
@@ -71,6 +75,8 @@ class Identity(NamedTuple):
     ) -> Identity:
         """Make the identity of this process, with a fresh nonce."""
         quota = cpu_quota() or CpuQuota("", 0.0)
+        cores = usable_cores()
+        domains = find_domains(cores)
         return cls(
             name=process_name(),
             pid=os.getpid(),
@@ -81,7 +87,7 @@ class Identity(NamedTuple):
             tcp_sockets=config.tcp_sockets,
             nonce=os.urandom(32).hex(),
             local_address=local_address,
-            cores=usable_cores(),
+            cores=cores,
             tuning=tuning,
             verbs=verbs,
             verbs_rails=config.verbs_rails,
@@ -90,6 +96,8 @@ class Identity(NamedTuple):
             quota_cores=quota.cores,
             descriptors=descriptors,
             role=config.role,
+            cache=domains.cache,
+            memory=domains.memory,
         )
 
     def to_bytes(self) -> bytes:
@@ -216,6 +224,11 @@ def host_numbers(identities: Sequence[Identity]) -> list[int]:
     """Return the host of each rank, numbered from 0 in order of first appearance."""
     seen: dict[tuple[str, str], int] = {}
     return [seen.setdefault((i.machine, i.host_id), len(seen)) for i in identities]
+
+
+def domains_of(identities: Sequence[Identity]) -> list[list[str | None]]:
+    """Return the last-level cache and the memory domain of each rank; None where unknown."""
+    return [[one.cache or None for one in identities], [one.memory or None for one in identities]]
 
 
 def session_key(secret: bytes, communicator_id: str, identities: Sequence[Identity]) -> bytes:

@@ -112,7 +112,7 @@ class BenchOptions:
 
         kind = Collective[self.collective.upper()]
         if self.algorithms == ["all"]:
-            return list(candidates(kind, topology, Config.read().deterministic))
+            return list(candidates(kind, topology.by_domain, Config.read().deterministic))
         for name in self.algorithms:
             lookup(kind, name)  # raises for an unknown name
         return list(self.algorithms)
@@ -233,11 +233,8 @@ def measure(
 
 
 def hosts_of(comm: Communicator) -> Topology:
-    """Return the topology: the ranks of each host."""
-    from pycoll.schedule.topology import topology_of
-
-    labels = {rank: host for host, ranks in enumerate(comm.hosts) for rank in ranks}
-    return topology_of([labels[rank] for rank in range(comm.size)])
+    """Return the topology: the ranks of each host, and the domains inside hosts."""
+    return comm._topology
 
 
 def measure_all(comm: Communicator, options: BenchOptions) -> Iterator[Measurement]:

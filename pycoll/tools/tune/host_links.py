@@ -5,6 +5,9 @@ If all hosts have several ranks, as many groups of one rank per host as possible
 time: this measures the link of a host. Then each host runs by itself, all hosts at the same time:
 this measures shared memory.
 
+In a job on one host whose ranks are bound to cores of several domains (caches or memory), domains
+take the place of hosts in all of this.
+
 The time of a case is the time of the slowest group. Rank 0 fits the link (see fit.py) and sends the
 result to all ranks. Every host stores it, so a job gets the same table whichever host has its rank
 0.
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pycoll.bootstrap.discovery.identity import ranks_per_core, transport_across
 from pycoll.cost import tuning_file
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link
-from pycoll.cost.tuning_file import Medium, Network, Tuning
+from pycoll.cost.tuning_file import DOMAINS, Medium, Network, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.tools.bench.command import progress_bar
 from pycoll.tools.bench.measuring import BenchOptions, hosts_of, measure
@@ -145,7 +148,7 @@ class HostsTuner:
         self, comm: Communicator, options: HostsOptions, say: Callable[[str], None]
     ) -> None:
         self._comm = comm
-        self._topology = hosts_of(comm)
+        self._topology = hosts_of(comm).by_domain
         self._options = options
         self._say = say if comm.rank == 0 else lambda _: None
         self._progress = progress_bar()
@@ -225,7 +228,8 @@ class HostsTuner:
 
     def _fitted(self, phases: Sequence[Phase]) -> Network:
         alone, *more = phases
-        transport = transport_across(self._comm._identities)
+        one_host = len(self._comm.hosts) == 1
+        transport = DOMAINS if one_host else transport_across(self._comm._identities)
         found = fit(self._observed(alone.name), LINKS[transport])
         across = found.link
         for phase in more:
@@ -269,24 +273,20 @@ def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network
     """Measures the links of the job that this process is a rank of, and stores the result.
 
     All ranks of the job call it, and the result is equal on all. Raises InvalidArgumentError on all
-    ranks for a job on one host, and before any measurement if a host could not store the result.
-    Raises PycollError if a result was wrong, and InvalidArgumentError if a host failed to store the
-    result.
+    ranks, before any measurement, for a job on one host with one domain or with ranks that share
+    cores, and if a host could not store the result. Raises PycollError if a result was wrong, and
+    InvalidArgumentError if a host failed to store the result.
     """
     import pycoll
 
     comm = pycoll.init()
     try:
         topology = hosts_of(comm)
-        if len(topology.hosts) == 1:
-            raise InvalidArgumentError(
-                "all ranks of this job are on one host: run pycoll tune outside of a job, or with "
-                "--ranks, to measure a machine by itself"
-            )
+        links = _measured(topology, ranks_per_core(comm._identities))
         leads = topology.local_rank(comm.rank) == 0 if options.path is None else comm.rank == 0
         path = _agreed(comm, lambda: place_to_store(options.path) if leads else None)
         if comm.rank == 0:
-            say(f"measuring links between {len(topology.hosts)} hosts with {comm.size} ranks")
+            say(f"measuring links between {links} with {comm.size} ranks")
         network = HostsTuner(comm, options, say).run()
         _agreed(comm, lambda: _store(network, path))
         if comm.rank == 0:
@@ -295,6 +295,20 @@ def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network
         return network
     finally:
         pycoll.finalize()
+
+
+def _measured(topology: Topology, oversubscription: float) -> str:
+    """The text for the ends of the measured links; raises InvalidArgumentError if there is none."""
+    hosts = len(topology.hosts)
+    if hosts > 1:
+        return f"{hosts} hosts"
+    if topology.inner and oversubscription <= 1:
+        return f"{topology.domain_count} domains of this host"
+    raise InvalidArgumentError(
+        "all ranks of this job are on one host: run pycoll tune outside of a job, or with --ranks, "
+        "to measure a machine by itself; bind each rank to a core of its own to measure links "
+        "between several caches or memory domains"
+    )
 
 
 def _store(network: Network, path: Path | None) -> None:
