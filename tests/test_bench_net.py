@@ -136,3 +136,20 @@ def test_steps_are_replayed_between_hosts(tmp_path: Path) -> None:
         assert re.search(row, text), text
     assert "1 MiB: servers apart " in text and "auto takes " in text
     assert "BSP-PS: 1 messages" in (tmp_path / "replay-resnet50.svg").read_text()
+
+
+def test_codecs_are_compared_with_float32_and_with_hooks_over_gloo() -> None:
+    pytest.importorskip("torch")
+    script = str(ROOT / "bench" / "compressed.py")
+    done = subprocess.run(
+        [sys.executable, script, "--hosts", "2", "--mib", "0.25", "--rounds", "2"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^(\S.*?) +[\d.]+ MB/s +[\d.]+ x float32", done.stdout, re.M)
+    assert len(rows) == 10 and rows[0] == "float32", done.stdout
+    assert re.search(r"int8 .* x float32, target 3\n", done.stdout)
+    assert re.search(r"# bf16 is [\d.]+ x gloo fp16, target 2\n", done.stdout)

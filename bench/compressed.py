@@ -1,0 +1,191 @@
+"""Rates of all_reduce between hosts by codec, against float32 and torch's hooks over Gloo.
+
+    .venv/bin/python bench/compressed.py --hosts 4 --gigabit 1 --mib 16
+
+The hosts are network namespaces (bench/hosts.py), so the benchmark needs root. One process on each
+runs all entrants in turns, so the same noise meets all of them. A time is that of the slowest rank.
+The table has the median rate in float32 bytes per second, and the median over rounds of float32's
+time divided by the entrant's. Codecs have feedback; results are checked against float32's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from host_jobs import places_of
+from hosts import DEVICE, ONE_GIGABIT, TEN_GIGABIT, Hosts, obstacle
+
+#: Times of float32's rate that an entrant reaches at least, by rate of the cable in Gb/s.
+TARGETS = {
+    1: {"bf16": 1.9, "int8": 3.0, "int4": 5.0, "sign": 15.0, "top-k 1 %": 10.0},
+    10: {"bf16": 1.9, "int8": 3.0},
+}
+#: Times of the rate of torch's hooks over Gloo.
+HOOK_TARGET = 2.0
+PAIRS = (("bf16", "gloo fp16"), ("powersgd 4", "gloo powersgd 4"))
+#: Largest error of a result, as a share of the largest value; the others are only approximations.
+ERRORS = {"float32": 1e-5, "gloo": 1e-5, "bf16": 0.02, "int8": 0.03, "gloo fp16": 0.01}
+_COLUMNS = 1024
+_WAIT_S = 600
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--hosts", type=int, default=4, help="hosts with a rank each")
+    parser.add_argument("--gigabit", type=int, default=1, choices=(1, 10), help="rate of a cable")
+    parser.add_argument("--mib", type=float, default=16, help="MiB of float32 on each rank")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        work(given)
+        return
+    if why := obstacle():
+        raise SystemExit(f"hosts cannot be made here: {why}")
+    with Hosts(given.hosts, ONE_GIGABIT if given.gigabit == 1 else TEN_GIGABIT) as hosts:
+        tell(given, measured(hosts, given))
+
+
+def measured(hosts: Hosts, given: argparse.Namespace) -> dict[str, list[float]]:
+    """The seconds of each entrant in each round."""
+    places = places_of("pycoll", hosts.addresses[0], DEVICE, given.hosts)
+    size = ["--mib", str(given.mib), "--rounds", str(given.rounds)]
+    ranks = [
+        subprocess.Popen(
+            hosts.on(rank, [sys.executable, __file__, "--worker", *size]),
+            env={**os.environ, **places(rank, 0), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(given.hosts)
+    ]
+    try:
+        text, _ = ranks[0].communicate(timeout=_WAIT_S)
+        codes = [rank.wait(timeout=_WAIT_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+    if any(codes):
+        raise SystemExit(f"the ranks ended with {codes}")
+    found: dict[str, list[float]] = json.loads(text.splitlines()[-1])
+    return found
+
+
+def tell(given: argparse.Namespace, times: dict[str, list[float]]) -> None:
+    """Print a line for each entrant, with its target."""
+    nbytes = given.mib * 2**20
+    print(f"# {given.hosts} hosts, {given.gigabit} Gb/s, {given.mib:g} MiB of float32")
+
+    def ratio(slow: str, fast: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
+
+    for name, seconds in times.items():
+        rate = nbytes / statistics.median(seconds) / 1e6
+        line = f"{name:16} {rate:8.1f} MB/s  {ratio('float32', name):6.2f} x float32"
+        target = TARGETS[given.gigabit].get(name)
+        print(line if target is None else f"{line}, target {target:g}")
+    for ours, theirs in PAIRS:
+        print(f"# {ours} is {ratio(theirs, ours):.2f} x {theirs}, target {HOOK_TARGET:g}")
+
+
+def work(given: argparse.Namespace) -> None:
+    """One rank: run all entrants in turns; rank 0 prints their times."""
+    import pycoll
+
+    comm = pycoll.init()
+    rows = max(1, int(given.mib * 2**20 / 4 / _COLUMNS))
+    x = np.random.default_rng(comm.rank).standard_normal((rows, _COLUMNS)).astype(np.float32)
+    runs = entrants(comm, x)
+    wanted = comm.all_reduce(x, "avg")
+    for name, run in runs.items():
+        bound = ERRORS.get(name)
+        error = float(np.abs(run() - wanted).max() / np.abs(wanted).max())
+        if bound is not None and error > bound:
+            raise SystemExit(f"{name} is wrong by {error:.3g} of the largest value")
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(given.rounds):
+        for name, run in runs.items():
+            comm.barrier()
+            begin = time.perf_counter()
+            run()
+            times[name].append(comm.all_reduce(time.perf_counter() - begin, "max"))
+    if comm.rank == 0:
+        print(json.dumps(times))
+    comm.barrier()
+
+
+def entrants(comm: Any, x: Any) -> dict[str, Callable[[], Any]]:
+    """Functions that average ``x`` over the ranks."""
+    from pycoll.compress import BF16, Block, Feedback, PowerSGD, Sign, TopK
+
+    codecs: dict[str, Any] = {
+        "bf16": BF16(),
+        "int8": Block("int8"),
+        "int4": Block("int4"),
+        "sign": Sign(),
+        "top-k 1 %": TopK(0.01),
+        "powersgd 4": PowerSGD(4),
+    }
+    out = np.empty_like(x)
+
+    def coded(codec: Any) -> Callable[[], Any]:
+        feedback = Feedback()
+        return lambda: comm.all_reduce(x, "avg", out=out, compress=codec, feedback=feedback)
+
+    runs: dict[str, Callable[[], Any]] = {"float32": lambda: comm.all_reduce(x, "avg", out=out)}
+    runs |= {name: coded(codec) for name, codec in codecs.items()}
+    return runs | hooks_over_gloo(x)
+
+
+def hooks_over_gloo(x: Any) -> dict[str, Callable[[], Any]]:
+    """The hooks of torch over Gloo, on a bucket with one matrix."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    dist.init_process_group("gloo")
+    source, held = torch.from_numpy(x), torch.empty(x.shape)
+
+    class Bucket:
+        """The methods of a GradBucket that hooks call."""
+
+        def buffer(self) -> Any:
+            return held.view(-1)
+
+        def gradients(self) -> list[Any]:
+            return [held]
+
+        def index(self) -> int:
+            return 0
+
+        def is_last(self) -> bool:
+            return True
+
+    def hooked(hook: Any, state: Any) -> Callable[[], Any]:
+        def run() -> Any:
+            held.copy_(source)
+            return hook(state, Bucket()).wait().view(x.shape).numpy()
+
+        return run
+
+    state = powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=2)
+    state.iter = 2
+    return {
+        "gloo": hooked(default_hooks.allreduce_hook, None),
+        "gloo fp16": hooked(default_hooks.fp16_compress_hook, None),
+        "gloo powersgd 4": hooked(powerSGD_hook.powerSGD_hook, state),
+    }
+
+
+if __name__ == "__main__":
+    main()
