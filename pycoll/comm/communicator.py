@@ -264,17 +264,21 @@ class Communicator(Reducing, Moving, Objects):
         """
         return self._choice(collective, nbytes, dtype, op)
 
-    def explain(self, collective: str, nbytes: int, compress: Any = None) -> str:
+    def explain(
+        self, collective: str, nbytes: int, compress: Any = None, memory: str = "shared"
+    ) -> str:
         """Return a text: the algorithm for a message of ``nbytes`` bytes, its predicted time, and
         the reason for the choice.
 
         ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``compress``: None, or
         a codec that keeps every element; then the text tells the bytes and the time with it and
-        without, and whether it pays. Without a codec, over shared memory the text also names the
+        without, and whether it pays. ``memory``: "shared" predicts arrays that peers on the host
+        read in place, "ordinary" those whose copies pass through slots; the choice does not depend
+        on it, and codecs ignore it. Without a codec, over shared memory the text also names the
         stores that fill slots. Over verbs it says how many bytes of arrays are registered for
         sending without a copy, and why other arrays are not. Raises InvalidArgumentError for an
-        unknown collective, a wrong ``nbytes``, or a collective that takes no codec. No other rank
-        takes part.
+        unknown collective, a wrong ``nbytes`` or ``memory``, or a collective that takes no codec.
+        No other rank takes part.
 
         >>> text = comm.explain("all_reduce", 1 << 20)
         """
@@ -288,6 +292,7 @@ class Communicator(Reducing, Moving, Objects):
             self._topology,
             _whole("nbytes", nbytes),
             parameters=self._plans.parameters,
+            memory=memory,
         )
         for transport in self._transports:
             if transport.name == "shm":

@@ -43,6 +43,9 @@ CODED: dict[Collective, tuple[str, ...]] = {
     Collective.REDUCE_SCATTER: ("hierarchical:direct+direct",),
     Collective.ALL_GATHER: ("hierarchical", "hierarchical:direct+direct"),
 }
+#: The memory of arrays: peers on the host read shared memory in place; copies of ordinary memory
+#: pass through slots.
+ORDINARY, SHARED = MEMORIES = ("ordinary", "shared")
 #: Between hosts, predicted times whose ratio differs by less from 1 are a draw.
 DRAW = 0.1
 #: Texts mention the cost of combining a byte if it exceeds this share of the cost of moving it.
@@ -254,11 +257,17 @@ def predict(
     topology: Topology,
     nbytes: int,
     parameters: Parameters = DEFAULT,
+    memory: str = SHARED,
 ) -> float:
-    """The predicted seconds from the common start to the end of the last rank."""
+    """The predicted seconds from the common start to the end of the last rank.
+
+    ``memory``: a value of MEMORIES. Choices assume shared memory, whatever arrays a rank has.
+    """
     moved = 0 if collective is Collective.BARRIER else nbytes
     groups = followed(topology, parameters)
     shape = profile(lookup(collective, name), groups, parameters.per_core > 1)
+    if memory == ORDINARY:
+        shape = shape._replace(exposes=False)
     return shape.seconds(moved, _links_between(topology, parameters))
 
 
@@ -270,12 +279,18 @@ def explain_text(
     algorithm: str | None = None,
     parameters: Parameters = DEFAULT,
     measured: Sequence[Measured] = (),
+    memory: str = SHARED,
 ) -> str:
-    """The algorithm that runs, its predicted time and the reasons, in a few lines."""
+    """The algorithm that runs, its predicted time and the reasons, in a few lines.
+
+    ``memory``: the memory of the arrays, a value of MEMORIES; the choice does not depend on it.
+    """
+    if memory not in MEMORIES:
+        raise InvalidArgumentError(f"memory is {memory!r}: expected {' or '.join(MEMORIES)}")
     choice = choose(collective, topology, nbytes, parameters=parameters, measured=measured)
     name = choice.name if algorithm is None else algorithm
     one = lookup(collective, name)
-    seconds = predict(collective, name, topology, nbytes, parameters)
+    seconds = predict(collective, name, topology, nbytes, parameters, memory)
     groups = followed(topology, parameters)
     cost = one.cost(topology.size, groups)
     shape = profile(one, groups)
@@ -292,10 +307,12 @@ def explain_text(
         f"  steps      {cost.steps}",
         f"  per rank   {moved}" if collective is not Collective.BARRIER else "",
         _tiles(shape, nbytes, parameters.segment_bytes),
+        f"  memory     {memory}: copied through slots" if memory == ORDINARY else "",
         *_links(topology, parameters),
     ]
-    ranked = sorted((*choice.alternatives, (choice.name, choice.predicted_s)), key=lambda p: p[1])
-    others = [(other, s) for other, s in ranked if other != name]
+    names = [other for other, _ in choice.alternatives] + [choice.name]
+    times = [(one, predict(collective, one, topology, nbytes, parameters, memory)) for one in names]
+    others = sorted((pair for pair in times if pair[0] != name), key=lambda pair: pair[1])
     for number, (other, other_s) in enumerate(others[:4]):
         label = "others" if number == 0 else ""
         ratio = f"{other_s / seconds:.2f}x" if seconds > 0 else ""

@@ -591,6 +591,13 @@ def doctor(ranks: int | None, as_json: bool, **words: Any) -> None:
     show_default=True,
     help="Caches or memory domains of a host, over which its ranks are spread.",
 )
+@click.option(
+    "--memory",
+    type=click.Choice(["ordinary", "shared"]),
+    default="shared",
+    show_default=True,
+    help="Memory of the arrays, for the choice's prediction.",
+)
 @click.option("--alpha", type=Seconds(), help="Latency between hosts: 2us.")
 @click.option(
     "--beta", type=SecondsPerByte(), help="Rate of a host's link, each way: 25GB/s, 200Gb/s."

@@ -29,7 +29,7 @@ class Question:
     ``links``: the arguments of `with_links`. ``local_size`` or ``picture`` request a forecast.
     ``measured``: compare with times on this machine, whose cores the ranks may have to share.
     ``servers``: further ranks that serve these, each on a host of its own. ``domains``: the
-    domains of a host over which its ranks are spread evenly.
+    domains of a host over which its ranks are spread evenly. ``memory``: the memory of the arrays.
     """
 
     collective: str
@@ -44,6 +44,7 @@ class Question:
     measured: bool = False
     servers: int = 0
     domains: int = 1
+    memory: str = "shared"
 
     @property
     def kind(self) -> Collective:
@@ -120,7 +121,11 @@ def explanation(question: Question) -> str:
     found = None if asked is None else forecast(asked, parameters)
     kind, topology, nbytes = question.kind, question.topology, question.moved
     name = question.algorithm
-    parts = [explain_text(kind, topology, nbytes, algorithm=name, parameters=parameters)]
+    memory = question.memory
+    text = explain_text(
+        kind, topology, nbytes, algorithm=name, parameters=parameters, memory=memory
+    )
+    parts = [text]
     if question.rank is not None:
         name = name or choose(kind, topology, nbytes, parameters=parameters).name
         parts.append(_plan_text(question, name, question.rank))

@@ -20,7 +20,8 @@ from pycoll.cost.model import (
     Terms,
 )
 from pycoll.cost.profiles import profile_of_costs
-from pycoll.cost.selection import choose, predict
+from pycoll.cost.selection import choose, explain_text, predict
+from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.topology import Topology, even_domains, single_host, topology_of
 
@@ -221,3 +222,21 @@ def test_domains_let_hierarchies_win_where_the_flat_algorithm_crosses_often(nbyt
     assert choose(ALL_REDUCE, split, nbytes).name.startswith("hierarchical")
     ratio = predict(ALL_REDUCE, "direct", split, nbytes) / choose(ALL_REDUCE, split, nbytes)[1]
     assert ratio > 2
+
+
+def test_ordinary_memory_is_copied_through_slots() -> None:
+    pair = single_host(2)
+    for name in ("direct", "ring"):
+        shared, ordinary = (
+            predict(ALL_REDUCE, name, pair, 16 * MIB, memory=memory)
+            for memory in ("shared", "ordinary")
+        )
+        assert ordinary > 1.5 * shared
+    # Short arrays are copied in either memory.
+    assert predict(ALL_REDUCE, "direct", pair, 64) == predict(
+        ALL_REDUCE, "direct", pair, 64, memory="ordinary"
+    )
+    text = explain_text(ALL_REDUCE, pair, 16 * MIB, memory="ordinary")
+    assert "memory     ordinary: copied through slots" in text
+    with pytest.raises(InvalidArgumentError, match="memory is 'host': expected ordinary or shared"):
+        explain_text(ALL_REDUCE, pair, 16 * MIB, memory="host")
