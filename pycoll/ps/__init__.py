@@ -16,6 +16,9 @@ The same servers hold stores, keyed arrays that workers push to and pull from at
     store.push("w", gradient)
     store.pull("w", out=weights)
 
+``store.set_optimizer(SGD(lr=0.1))`` lets the servers step by the gradients that are pushed.
+``store.table("emb", dim=64)`` is a table of rows by id, made when they are first used.
+
 On any other communicator some ranks call ``serve_store(comm, servers=...)``, and the others
 ``connect(comm)``.
 """
@@ -25,5 +28,20 @@ from __future__ import annotations
 from pycoll.ps.consistency import SSP, Backup
 from pycoll.ps.serving import connect, serve, serve_store
 from pycoll.ps.store import Store, StoreWork
+from pycoll.ps.values.optimizers import SGD, Adagrad, Adam, Optimizer
+from pycoll.ps.values.table import Table
 
-__all__ = ["SSP", "Backup", "Store", "StoreWork", "connect", "serve", "serve_store"]
+__all__ = [
+    "SGD",
+    "SSP",
+    "Adagrad",
+    "Adam",
+    "Backup",
+    "Optimizer",
+    "Store",
+    "StoreWork",
+    "Table",
+    "connect",
+    "serve",
+    "serve_store",
+]

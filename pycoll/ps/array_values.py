@@ -6,7 +6,7 @@ rank order. A mean is divided once, in the form that all_reduce uses for the typ
 
 from __future__ import annotations
 
-import weakref
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
+from pycoll.ps.values.optimizers import Optimizer
+from pycoll.ps.values.shown_array import ShownArray
 from pycoll.types import COMPLEX, INTEGERS, ITEM_BYTES, DType, ReduceOp, numpy_dtype
 
 Array = npt.NDArray[Any]
@@ -22,8 +24,6 @@ Array = npt.NDArray[Any]
 #: How pushes change a value, by the word of ``Store.init``. "sum" and "mean" replace it.
 UPDATES = {"add": 0, "sum": 1, "mean": 2}
 ADD, SUM, MEAN = UPDATES.values()
-#: A value forgets answers that are gone when it knows so many.
-_ANSWERS_MAX = 64
 #: The kernels fold this many arrays at once.
 _SOURCES_MAX = 4
 _NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3, DType.FLOAT8_E5M2})
@@ -37,14 +37,49 @@ def rule_of(update: str, dtype: int) -> int:
     return UPDATES[update] | dtype << 8
 
 
-class ArrayValue:
-    """A part's value. ``answers``: the views that tell it, as far as they still exist."""
+#: The types that optimizers step; narrow ones are stepped as float32, with such a state.
+_STEPPED = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
+_STATE = struct.Struct("<Q")
 
-    __slots__ = ("answers", "array")
+
+class ArrayValue:
+    """A part's value. ``states``: of its optimizer; ``steps``: how many it took."""
+
+    __slots__ = ("optimizer", "shown", "states", "steps")
 
     def __init__(self, array: Array) -> None:
-        self.array = array
-        self.answers: list[weakref.ref[Array]] = []
+        self.shown = ShownArray(array)
+        self.optimizer: Optimizer | None = None
+        self.states: list[ShownArray] = []
+        self.steps = 0
+
+    @property
+    def array(self) -> Array:
+        """The elements."""
+        return self.shown.array
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Step by this optimizer from now on. The state stays where it has the same form."""
+        old, self.optimizer = self.optimizer, optimizer
+        if old is not None and (old.name, old.states) == (optimizer.name, optimizer.states):
+            return
+        kind = np.float64 if self.array.dtype == np.float64 else np.float32
+        fresh = (np.full(self.array.shape, optimizer.fresh, kind) for _ in range(optimizer.states))
+        self.states = [ShownArray(one) for one in fresh]
+        self.steps = 0
+
+    def step(self, gradient: Array) -> None:
+        """Let the optimizer change the elements."""
+        assert self.optimizer is not None
+        self.steps += 1
+        target = self.shown.writable()
+        is_narrow = target.dtype not in (np.float32, np.float64)
+        weights = target.astype(np.float32) if is_narrow else target
+        states = [one.writable() for one in self.states]
+        slope = gradient.astype(np.float32) if is_narrow else gradient
+        self.optimizer.step(weights, states, slope, self.steps)
+        if is_narrow:
+            target[...] = weights.astype(target.dtype)
 
 
 class ArrayValues:
@@ -53,6 +88,13 @@ class ArrayValues:
     def load(self, rule: int, payload: Any) -> ArrayValue:
         """Return the value of a new part. Raises ValueError for a type that there is not."""
         return ArrayValue(as_type(payload, rule >> 8).copy())
+
+    def set_optimizer(self, rule: int, value: ArrayValue, optimizer: Optimizer) -> ArrayValue:
+        """Return the value that steps by this optimizer, if its pushes are added and its type has
+        fractions; any other value stays as it is."""
+        if is_stepped(rule):
+            value.set_optimizer(optimizer)
+        return value
 
     def refusal(self, rule: int, value: ArrayValue, payload: Any) -> str:
         """Return why the payload is no push of this part, or an empty text."""
@@ -67,40 +109,56 @@ class ArrayValues:
         """Return the value after the pushes."""
         dtype = DType(rule >> 8)
         arrays = [as_type(one, dtype) for one in pushes]
+        if value.optimizer is not None:
+            is_one = len(arrays) == 1 and workers == 1
+            slope = arrays[0] if is_one else np.empty_like(value.array)
+            value.step(slope if is_one else mean(slope, arrays, workers, dtype))
+            return value
         old = value.array
-        if any(answer() is not None for answer in value.answers):
-            # The bytes of an answer that is being sent must not change.
-            value = ArrayValue(np.empty_like(old))
-        value.answers.clear()
+        # The elements of an answer that is being sent must not change.
+        target = value.shown.writable()
         if rule & 0xFF == ADD:
-            fold(value.array, [old, *arrays], dtype)
+            fold(target, [old, *arrays], dtype)
         elif rule & 0xFF == MEAN:
-            mean(value.array, arrays, workers, dtype)
+            mean(target, arrays, workers, dtype)
         else:
-            fold(value.array, arrays, dtype)
+            fold(target, arrays, dtype)
         return value
 
-    def read(self, value: ArrayValue) -> Array:
+    def read(self, rule: int, value: ArrayValue, asked: Any = None) -> Array:
         """Return the bytes of the value. They stay as they are while this object exists."""
-        answer: Array = value.array.view(np.uint8)
-        if len(value.answers) >= _ANSWERS_MAX:
-            value.answers = [one for one in value.answers if one() is not None]
-        value.answers.append(weakref.ref(answer))
-        return answer
+        return value.shown.view()
 
     def nbytes(self, value: ArrayValue) -> int:
         """Return the bytes that a value takes."""
-        return value.array.nbytes
+        return value.array.nbytes + sum(one.array.nbytes for one in value.states)
 
     def pieces(self, value: ArrayValue) -> Sequence[Any]:
-        """Return the payloads of a value."""
-        return (self.read(value),)
+        """Return the payloads of a value: its elements, and what its optimizer keeps."""
+        if value.optimizer is None:
+            return (value.shown.view(),)
+        kept = _STATE.pack(value.steps) + value.optimizer.to_bytes()
+        return (value.shown.view(), kept, *(one.view() for one in value.states))
 
     def join(self, rule: int, pieces: Sequence[Any]) -> ArrayValue:
         """Return the value of which ``pieces`` made these payloads."""
-        if len(pieces) != 1:
-            raise ValueError(f"a value of {len(pieces)} pieces: expected 1")
-        return self.load(rule, pieces[0])
+        if not pieces:
+            raise ValueError("a value of no pieces")
+        value = self.load(rule, pieces[0])
+        if len(pieces) > 1:
+            kept = bytes(pieces[1])
+            value.set_optimizer(Optimizer.from_bytes(kept[_STATE.size :]))
+            (value.steps,) = _STATE.unpack(kept[: _STATE.size])
+        if len(pieces) != (2 + len(value.states) if value.optimizer else 1):
+            raise ValueError(f"a value of {len(pieces)} pieces, which is another number")
+        for state, piece in zip(value.states, pieces[2:], strict=True):
+            state.array[...] = np.frombuffer(piece, state.array.dtype)
+        return value
+
+
+def is_stepped(rule: int) -> bool:
+    """Return whether an optimizer may step arrays of this rule."""
+    return rule & 0xFF == ADD and rule >> 8 in _STEPPED
 
 
 def as_type(payload: Any, dtype: int) -> Array:

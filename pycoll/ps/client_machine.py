@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-from pycoll.ps.messages import DROPPED, UPDATES, Kind, Message
+from pycoll.ps.messages import DROPPED, FENCES, UPDATES, Kind, Message
 from pycoll.ps.replica import WORKER_LOST
 from pycoll.ps.views import View
 
@@ -59,7 +59,7 @@ class _Lane:
         self.updates: dict[int, Request] = {}
         self.reads: dict[int, Request] = {}
         self.pushing = 0
-        #: Requests before and after a CLOCK keep their order.
+        #: Requests before and after a fence keep their order.
         self.epoch = 0
         #: By key the lowest priority that waits, so requests of a key keep their order.
         self.lowest: dict[int, list[int]] = {}
@@ -95,14 +95,14 @@ class ClientMachine:
         request.then = then
         lane = self._lanes[message.shard]
         self._numbers += 1
-        if message.kind is Kind.CLOCK:
+        if message.kind in FENCES:
             lane.epoch += 1
         key = message.key
         below = lane.lowest.setdefault(key, [])
         rank = min([priority, *below])
         below.append(rank)
         heapq.heappush(lane.waiting, (lane.epoch, -rank, self._numbers, request))
-        if message.kind is Kind.CLOCK:
+        if message.kind in FENCES:
             lane.epoch += 1
         self._send_waiting(message.shard, lane)
         return request

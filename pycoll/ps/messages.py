@@ -27,6 +27,7 @@ class Kind(IntEnum):
     CLOCK = 3
     WRITE = 4
     LEAVE = 5
+    OPTIMIZE = 6
     # Reads: a worker sends them to the last server of a chain.
     PULL = 8
     LOOKUP = 9
@@ -50,11 +51,15 @@ class Kind(IntEnum):
     UNMANAGED = 36
 
 
-UPDATES = frozenset((Kind.LOAD, Kind.PUSH, Kind.CLOCK, Kind.WRITE, Kind.LEAVE))
+UPDATES = frozenset((Kind.LOAD, Kind.PUSH, Kind.CLOCK, Kind.WRITE, Kind.LEAVE, Kind.OPTIMIZE))
+#: Requests that were begun before one of these are sent before it, and later ones after it.
+FENCES = frozenset((Kind.CLOCK, Kind.OPTIMIZE))
 READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.ASK))
 
 #: Flags of a PUSH: the worker pushes this part no more in this round.
 LAST = 1
+#: Flags of an OPTIMIZE: it is for all keys, and for those that follow.
+ALL = 1
 #: Flags of a DONE: the push came too late for its round, and nothing was applied.
 DROPPED = 2
 #: Flags of a DONE: the update had been applied before.

@@ -14,7 +14,6 @@ from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.rendezvous.meeting import Meeting
 from pycoll.comm.communicator import Communicator
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
-from pycoll.ps.array_values import ArrayValues
 from pycoll.ps.client_machine import ClientMachine
 from pycoll.ps.consistency import Consistency, consistency_from, consistency_of
 from pycoll.ps.links import Circle, Link, offered, pairs_of
@@ -22,6 +21,7 @@ from pycoll.ps.messages import MANAGER
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.server_threads import ManagerThread, ServerThreads
 from pycoll.ps.shard import Shard
+from pycoll.ps.values.store_values import StoreValues
 from pycoll.ps.views import ViewManager, first_view
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.untrusted import json_object, read_json
@@ -175,7 +175,7 @@ class Opening:
                 self._base.rank,
                 workers,
                 first_view(terms.servers, terms.replicas),
-                lambda _: Shard(terms.consistency, workers, ArrayValues()),
+                lambda _: Shard(terms.consistency, workers, StoreValues()),
             )
             # The key is secret, and a digest of it names the store.
             name = hmac.digest(self._base._key_of_parts(), b"store", "sha256").hex()[:8]

@@ -81,5 +81,9 @@ class Placement:
             shard = min(range(len(self.loads)), key=self.loads.__getitem__)
             self.loads[shard] += end - begin
             chosen.append(shard)
+        return Placed(self.number(), terms, update, tuple(chosen))
+
+    def number(self) -> int:
+        """Return the number of a new key."""
         self._keys += 1
-        return Placed(self._keys - 1, terms, update, tuple(chosen))
+        return self._keys - 1

@@ -202,10 +202,16 @@ class Replica:
             self._reply(request, Kind.DONE, round=shard.version)
         else:
             part.uses += 1
-            self._reply(
-                request, Kind.VALUE, round=part.version, payload=shard.arithmetic.read(part.value)
-            )
+            self._reply_value(request, part)
         return True
+
+    def _reply_value(self, request: Message, part: Part) -> None:
+        try:
+            value = self.shard.arithmetic.read(part.rule, part.value, request.payload)
+        except ValueError as error:
+            self._refuse(request, str(error))
+        else:
+            self._reply(request, Kind.VALUE, round=part.version, payload=value)
 
     def _hold(self, request: Message) -> None:
         slowest = self._slowest_for(request)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pycoll.ps.consistency import Consistency
-from pycoll.ps.messages import DROPPED, LAST, REPEATED, Kind, Message
+from pycoll.ps.messages import ALL, DROPPED, LAST, REPEATED, Kind, Message
 
 #: The most names of a shard's texts.
 TEXTS_MAX = 1 << 16
@@ -36,8 +36,17 @@ class Arithmetic(Protocol):
         The value that was passed is not used again. An earlier result of ``read`` stays as it is.
         """
 
-    def read(self, value: Any) -> Any:
-        """Return the payload that tells the value."""
+    def set_optimizer(self, rule: int, value: Any, form: Any) -> Any:
+        """Return the value that steps by the optimizer of this form.
+
+        Raises ValueError for a wrong form.
+        """
+
+    def read(self, rule: int, value: Any, asked: Any) -> Any:
+        """Return the payload that tells the value, or what the payload ``asked`` asks of it.
+
+        Raises ValueError for a payload that asks for nothing there is.
+        """
 
     def nbytes(self, value: Any) -> int:
         """Return the bytes that a value takes."""
@@ -103,6 +112,8 @@ class Shard:
         self.applied = dict.fromkeys(self.live, 0)
         self.parts: dict[tuple[int, int], Part] = {}
         self.texts: dict[str, str] = {}
+        #: The form of the optimizer of all keys; empty for none.
+        self.optimizer = b""
         #: The number of rounds that enough workers have ended by their clocks.
         self.version = 0
         #: The first worker that is gone from a store that cannot go on without one.
@@ -131,7 +142,21 @@ class Shard:
             return self._load(update)
         elif update.kind is Kind.WRITE:
             return self._write(update)
+        elif update.kind is Kind.OPTIMIZE:
+            return self._optimize(update)
         return Effect(0, self._version_for(update))
+
+    def _optimize(self, update: Message) -> Effect:
+        form = b"" if update.payload is None else bytes(update.payload)
+        try:
+            for (key, _), part in self.parts.items():
+                if update.flags & ALL or key == update.key:
+                    part.value = self.arithmetic.set_optimizer(part.rule, part.value, form)
+        except ValueError as error:
+            return Effect(refusal=str(error))
+        if update.flags & ALL:
+            self.optimizer = form
+        return Effect(0, self.version)
 
     def _version_for(self, update: Message) -> int:
         part = self.parts.get((update.key, update.part))
@@ -142,6 +167,8 @@ class Shard:
         if name not in self.parts:
             try:
                 value = self.arithmetic.load(update.rule, update.payload)
+                if self.optimizer:
+                    value = self.arithmetic.set_optimizer(update.rule, value, self.optimizer)
             except ValueError as error:
                 return Effect(refusal=str(error))
             self.parts[name] = Part(update.rule, value, self.version)

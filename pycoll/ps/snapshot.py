@@ -23,6 +23,7 @@ _FACTS = {
     "clocks": dict,
     "applied": dict,
     "texts": dict,
+    "optimizer": str,
     "version": int,
     "lost": int,
     "parts": list,
@@ -67,6 +68,7 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
         "clocks": shard.clocks,
         "applied": shard.applied,
         "texts": shard.texts,
+        "optimizer": shard.optimizer.hex(),
         "version": shard.version,
         "lost": -1 if shard.lost is None else shard.lost,
         "parts": parts,
@@ -119,6 +121,7 @@ class Filling:
         shard.clocks = _numbers(facts["clocks"])
         shard.applied = _numbers(facts["applied"])
         shard.texts = dict(facts["texts"])
+        shard.optimizer = bytes.fromhex(facts["optimizer"])
         shard.version = facts["version"]
         shard.lost = None if facts["lost"] < 0 else facts["lost"]
 

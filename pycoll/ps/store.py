@@ -18,12 +18,16 @@ from pycoll.errors import (
     TimeoutError,
 )
 from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
-from pycoll.ps.array_values import MEAN, SUM, rule_of
+from pycoll.ps.array_values import MEAN, SUM, is_stepped, rule_of
 from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
-from pycoll.ps.messages import LAST, Kind, Message
+from pycoll.ps.messages import ALL, LAST, Kind, Message
 from pycoll.ps.placement import Placed, Placement
 from pycoll.ps.server_threads import ManagerThread
+from pycoll.ps.values.optimizers import Optimizer
+from pycoll.ps.values.row_terms import FRACTIONS, TABLE_TYPES, checked_table
+from pycoll.ps.values.store_values import TABLE
+from pycoll.ps.values.table import PlacedTable, Table
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.types import DType, check_timeout
 
@@ -31,6 +35,8 @@ from pycoll.types import DType, check_timeout
 KEY_BYTES_MAX = 1024
 #: Seconds between two looks at the view while a server is drained.
 _LOOK_S = 0.01
+#: The prefix of the names of tables, so that a key and a table may have the same name.
+_TABLES = b"\x01table "
 
 
 class _Key:
@@ -93,6 +99,7 @@ class Store:
         self._manager = manager
         self._closed = False
         self._keys: dict[str, _Key] = {}
+        self._tables: dict[str, Table] = {}
         self._clock = 0
         self._shards = len(links.machine.view.chains)
         self._placement = Placement(self._shards)
@@ -155,6 +162,113 @@ class Store:
             self._compare(placed, terms, update, key, MismatchError)
         like = framework.empty(x, (0,), terms.dtype)
         self._keys[key] = _Key(key, placed, framework, like)
+
+    def table(
+        self,
+        name: str,
+        *,
+        rows: int | None = None,
+        dim: int,
+        dtype: str = "float32",
+        init: str = "zeros",
+        seed: int = 0,
+    ) -> Table:
+        """Return a table of rows, each of ``dim`` elements; the first call on all workers makes it.
+
+        ``rows``: how many, with ids from 0; None for any ids below 2**62. Servers keep the rows
+        that were pushed. ``dtype``: "float32", "float64", "int32" or "int64". ``init``: the
+        elements of a row before any push: "zeros", "normal:DEVIATION" or "uniform:BOUND" (from
+        -BOUND to BOUND). They depend on ``seed`` and the id alone.
+
+        Returns a ``Table``. Rows are spread over the servers by a hash of their ids.
+
+        Raises InvalidArgumentError for wrong arguments and for a known table with other terms;
+        MismatchError where the first worker has passed others; the errors of ``init``.
+
+        Cost: a short message to each server; no row is sent.
+
+        >>> table = store.table("emb", dim=4, init="normal:0.01")
+        >>> table.pull([7]).shape
+        (1, 4)
+        """
+        self._check_open()
+        text = _TABLES + _checked_name(name)
+        word = {one.word: one for one in TABLE_TYPES}.get(dtype)
+        if word is None:
+            words = ", ".join(repr(one.word) for one in TABLE_TYPES)
+            raise InvalidArgumentError(f"dtype is {dtype!r}: expected one of {words}")
+        terms = checked_table(word, rows, dim, init, seed)
+        known = self._tables.get(name)
+        what = f"table {name!r}"
+        kind: type[PycollError] = InvalidArgumentError
+        if known is not None:
+            placed = PlacedTable(known.number, known.terms)
+        elif self.rank == self.workers[0]:
+            placed = PlacedTable(self._placement.number(), terms)
+            form = terms.to_text().encode()
+            rule = TABLE | word << 8
+            facts: dict[str, Any] = {"key": placed.number, "rule": rule, "payload": form}
+            loads = [self._begin(Kind.LOAD, one, part=one, **facts) for one in range(self._shards)]
+            self._wait(loads, what)
+            written = text + b"\0" + placed.to_text().encode()
+            self._wait([self._begin(Kind.WRITE, 0, payload=written)], what)
+        else:
+            lookup = self._begin(Kind.LOOKUP, 0, payload=text)
+            self._wait([lookup], f"{what}, which rank {self.workers[0]} begins,")
+            assert lookup.answer is not None
+            placed = PlacedTable.from_text(bytes(lookup.answer.payload))
+            kind = MismatchError
+        if placed.terms != terms:
+            raise kind(f"{what} with {terms}: the store has {placed.terms}")
+        return self._tables.setdefault(name, Table(self, name, placed, self._shards))
+
+    def set_optimizer(self, optimizer: Optimizer, key: str | None = None) -> None:
+        """Let the servers step by an optimizer, where pushes were added: a push is a gradient.
+
+        ``optimizer``: ``SGD``, ``Adagrad`` or ``Adam`` of pycoll.ps. ``key``: a key or a table;
+        None for all of them, and for those that follow. It steps keys with update "add" and
+        fractions as elements, and rows of tables that are pushed. With "bsp" and Backup one step is
+        made a round, by the mean of the workers' gradients; with "asp" and SSP one for each push.
+        One worker may call this method, or all. The same optimizer with other numbers keeps its
+        state.
+
+        Raises InvalidArgumentError for anything else, and for a key that it cannot step; the
+        errors of ``push``.
+
+        Cost: a short message to each server.
+
+        >>> store.init("weights", np.ones(2))
+        >>> store.set_optimizer(pycoll.ps.SGD(lr=0.5), "weights")
+        >>> store.push_pull("weights", np.ones(2))
+        array([0.5, 0.5])
+        """
+        self._check_open()
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidArgumentError(
+                f"optimizer is {optimizer!r}: expected pycoll.ps.SGD, Adagrad or Adam"
+            )
+        facts: dict[str, Any] = {"flags": ALL}
+        if key is not None:
+            table = self._tables.get(key)
+            found = None if table is not None else self._known(key).placed
+            number = table.number if table is not None else found.number if found else 0
+            facts = {"key": number}
+            can = (
+                table.terms.dtype in FRACTIONS
+                if table is not None
+                else found is not None and is_stepped(rule_of(found.update, found.terms.dtype))
+            )
+            if not can:
+                raise InvalidArgumentError(
+                    f"key is {key!r}, which no optimizer steps: expected update 'add' and float16, "
+                    "bfloat16, float32 or float64; for tables float32 or float64"
+                )
+        form = optimizer.to_bytes()
+        requests = [
+            self._begin(Kind.OPTIMIZE, shard, payload=form, **facts)
+            for shard in range(self._shards)
+        ]
+        self._wait(requests, "set_optimizer")
 
     def _load(self, placed: Placed, data: Bytes, rule: int, key: str) -> None:
         requests = [
@@ -312,6 +426,9 @@ class Store:
             self.dropped += 1
             self._note_version(key, part, request)
 
+    def _note_dropped(self, request: Request) -> None:
+        self.dropped += request.dropped
+
     def _note_version(self, key: _Key, part: int, request: Request) -> None:
         """With Backup: go on with the round in which the others are."""
         if request.answer is not None and self.consistency.name == "backup":
@@ -342,8 +459,9 @@ class Store:
         """Return what the servers and this worker count.
 
         Returns a dict: "consistency", "clock" and "dropped" of this worker, "view", "servers" (the
-        transport to each), "keys", and "shards": of each its chain, clocks, version, workers that
-        are gone, and the counts of pushes, dropped and repeated ones, rounds, and waiting requests.
+        transport to each), "keys", "tables" (the rows that this worker used most), and "shards": of
+        each its chain, clocks, version, workers that are gone, and the counts of pushes, dropped
+        and repeated ones, rounds, and waiting requests.
 
         Raises PeerLostError and TimeoutError. Cost: a short message to each shard.
 
@@ -362,6 +480,7 @@ class Store:
             "view": view.number,
             "servers": self._links.transports,
             "keys": {key: list(one.placed.shards) for key, one in self._keys.items()},
+            "tables": {name: one.hot() for name, one in self._tables.items()},
             "shards": shards,
         }
 

@@ -66,13 +66,13 @@ def test_an_answer_keeps_its_bytes_while_pushes_go_on() -> None:
     push = np.ones(4, np.int64).view(np.uint8)
     same = values.apply(rule, value, [push], 1)
     assert same is value, "without a reader the value changes in place"
-    answer = values.read(value)
+    answer = values.read(rule, value)
     value = values.apply(rule, value, [push], 1)
     assert answer.view(np.int64).tolist() == [1, 2, 3, 4]
     assert value.array.tolist() == [2, 3, 4, 5]
     for _ in range(1000):
-        values.read(value)
-    assert len(value.answers) <= 64, "answers that are gone are forgotten"
+        values.read(rule, value)
+    assert len(value.shown._views) <= 64, "answers that are gone are forgotten"
     del answer
     assert values.apply(rule, value, [push], 1) is value
 

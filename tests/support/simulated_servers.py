@@ -38,7 +38,10 @@ class Masks:
     def apply(self, rule: int, value: int, pushes: Sequence[int], workers: int) -> int:
         return value + sum(pushes)
 
-    def read(self, value: int) -> int:
+    def set_optimizer(self, rule: int, value: int, form: bytes) -> int:
+        return value
+
+    def read(self, rule: int, value: int, asked: Any) -> int:
         return value
 
     def nbytes(self, value: int) -> int:
