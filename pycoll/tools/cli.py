@@ -596,7 +596,7 @@ def doctor(ranks: int | None, as_json: bool, **words: Any) -> None:
     type=click.Choice(["ordinary", "shared"]),
     default="shared",
     show_default=True,
-    help="Memory of the arrays, for the choice's prediction.",
+    help="Memory of the arrays, for the choice's prediction and for --measured.",
 )
 @click.option("--alpha", type=Seconds(), help="Latency between hosts: 2us.")
 @click.option(

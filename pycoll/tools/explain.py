@@ -160,6 +160,7 @@ def comparison(question: Question) -> Iterator[str]:
         question.algorithm,
         Config.read(),
         question.parameters(),
+        question.memory,
     )
 
 

@@ -29,6 +29,7 @@ from pycoll.cost import tuning_file
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Parameters
 from pycoll.cost.profiles import profile
 from pycoll.cost.selection import (
+    SHARED,
     bytes_text,
     candidates,
     latencies_text,
@@ -394,8 +395,11 @@ def predicted_and_measured(
     algorithm: str | None,
     config: Config,
     parameters: Parameters,
+    memory: str = SHARED,
 ) -> Iterator[str]:
     """The lines of a table of predicted and measured times, for message sizes up to ``nbytes``.
+
+    ``memory``: the memory of the arrays, "ordinary" or "shared".
 
     Raises PycollError if the job failed, and InvalidArgumentError for a request that cannot be
     measured.
@@ -412,12 +416,12 @@ def predicted_and_measured(
     options.validate(ranks)
     options.names(single_host(ranks))
     found: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for line in _measured_in_jobs(options, ranks, _surroundings(config)):
+    for line in _measured_in_jobs(options, ranks, _surroundings(config, memory)):
         found[line.bytes, line.algorithm].append(line.median_s)
     yield f"  {'bytes':>10} {'predicted':>12} {'measured':>12} {'pred./meas.':>11}  algorithm"
     for (size, name), times in found.items():
         kind = Collective[collective.upper()]
-        predicted = predict(kind, name, single_host(ranks), size, parameters)
+        predicted = predict(kind, name, single_host(ranks), size, parameters, memory)
         measured = statistics.median(times)
         yield (
             f"  {size:10d} {seconds_text(predicted):>12} {seconds_text(measured):>12} "
@@ -442,5 +446,8 @@ def _measured_in_jobs(
     return lines
 
 
-def _surroundings(config: Config) -> Mapping[str, str]:
-    return {"PYCOLL_TRANSPORTS": ",".join(config.transports)}
+def _surroundings(config: Config, memory: str) -> Mapping[str, str]:
+    return {
+        "PYCOLL_TRANSPORTS": ",".join(config.transports),
+        "PYCOLL_SHARED_ARRAYS": "1" if memory == SHARED else "0",
+    }
