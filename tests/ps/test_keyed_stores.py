@@ -248,9 +248,11 @@ def test_a_drained_server_holds_nothing_while_pushes_go_on(replicas: int) -> Non
 
 
 def test_examples_of_docstrings_do_what_they_say() -> None:
-    methods = ["init", "push", "pull", "push_pull", "clock", "stats", "explain", "close"]
-    texts = [getattr(ps.Store, name).__doc__ for name in methods]
-    texts += [ps.SSP.__doc__, ps.Backup.__doc__]
+    methods = ["init", "push", "pull", "push_pull", "clock", "stats", "explain"]
+    texts = [getattr(ps.Store, name).__doc__ for name in [*methods, "table", "set_optimizer"]]
+    texts += [getattr(ps.Table, name).__doc__ for name in ("pull", "push", "hot")]
+    texts += [one.__doc__ for one in (ps.SGD, ps.Adagrad, ps.Adam, ps.SSP, ps.Backup)]
+    texts.append(ps.Store.close.__doc__)
 
     def work(store: ps.Store, comm: Comm) -> int:
         scope: dict[str, Any] = {"store": store, "np": np, "pycoll": pycoll}
@@ -262,7 +264,7 @@ def test_examples_of_docstrings_do_what_they_say() -> None:
             assert failed == 0, text
         return examples
 
-    assert succeeded(run_store(work, workers=1, servers=1)) == [14]
+    assert succeeded(run_store(work, workers=1, servers=1)) == [29]
 
 
 # A job with servers of its own
