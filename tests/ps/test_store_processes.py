@@ -19,8 +19,9 @@ from harness import ROOT, free_port
 
 SCRIPT = (Path(__file__).resolve().parents[1] / "support" / "store_rank").with_suffix(".py")
 JOB_S = 110.0
-#: Within this time a dead server's shard is served again; the promise of docs/failures.md.
-FAILOVER_S = 2.0
+#: Within this time a dead server's shard is served again, also on a machine whose cores other tests
+#: keep busy. bench/ps.py measures against the promise of docs/failures.md, 2 s.
+FAILOVER_S = 10.0
 
 
 class Job:

@@ -60,7 +60,9 @@ def text_of(world: ThreadWorld, call: Callable[[pycoll.Communicator], Any]) -> s
     texts = set()
     for error in world.outcomes(call):
         assert isinstance(error, pycoll.MismatchError), error
-        texts.add(str(error))
+        # A list has several messages. A rank that begins the second one after it has learned of the
+        # disagreement is told that the communicator has failed, and why.
+        texts.add(str(error).removeprefix("the communicator has failed: "))
     assert len(texts) == 1, texts
     return texts.pop()
 
