@@ -88,7 +88,7 @@ def test_known_calls_run_no_python(text: str) -> None:
 def test_the_interpreter_remembers_methods() -> None:
     if sys.version_info < (3, 11):
         pytest.skip("this interpreter remembers none")
-    # A communicator of its own: whatever reads the __dict__ of one ends the fast look-up for it.
+    # A communicator of its own: a read of its __dict__ would end the fast look-up for it.
     (comm,) = pycoll.local_world(1)
 
     def call() -> None:
