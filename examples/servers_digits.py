@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--consistency", choices=CONSISTENCIES, default="asp")
     parser.add_argument("--hogwild", action="store_true")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
     comm = pycoll.init()
     digits = load_digits()
