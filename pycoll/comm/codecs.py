@@ -71,16 +71,15 @@ def check_elements(collective: Collective, dtype: int, code: int | None) -> None
 
     ``code``: the number of the reduction; None where nothing is reduced.
     """
+    # The caller has imported pycoll.compress, since it has a codec.
     if dtype != DType.FLOAT32:
-        raise InvalidArgumentError(
-            f"x is {DType(dtype).word}: compress needs float32; convert the array, or leave "
-            "compress out"
-        )
+        from pycoll.compress.codec import wrong_type
+
+        raise wrong_type("x", dtype, (DType.FLOAT32,))
     if collective in REDUCING and code not in _SUMS:
-        word = "a function" if code == ReduceOp.USER else repr(ReduceOp(code or 0).word)
-        raise InvalidArgumentError(
-            f"op is {word}: compress needs 'sum' or 'avg'; take one of these, or leave compress out"
-        )
+        from pycoll.compress.codec import wrong_op
+
+        raise wrong_op("a function" if code == ReduceOp.USER else repr(ReduceOp(code or 0).word))
 
 
 def remembered(

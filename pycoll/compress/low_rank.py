@@ -13,7 +13,7 @@ from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
 from pycoll.compress.exchange import agree
 from pycoll.compress.operands import Operands
-from pycoll.compress.sparse import hashes
+from pycoll.compress.sparse import draws_from
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import real, whole
 
@@ -122,7 +122,7 @@ class PowerSGD(ComposedCodec):
 
     def first_q(self, rows: int, step: int = 0) -> Array:
         """Return the first Q: numbers from -1 to 1 that follow from seed and step alone."""
-        draws = hashes(self.seed + step & _SEED_MASK, rows * self.rank) >> np.uint64(40)
+        draws = draws_from(self.seed + step & _SEED_MASK, rows * self.rank) >> np.uint64(40)
         numbers = draws.astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
         return numbers.reshape(rows, self.rank)
 

@@ -10,7 +10,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.compress.codec import Array
+from pycoll.compress.codec import Array, wrong_op, wrong_type
 from pycoll.compress.feedback import Feedback
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import DType, ReduceOp, numpy_dtype
@@ -109,10 +109,7 @@ class Operands:
 def _is_mean(op: Any) -> bool:
     word = ReduceOp(op).word if isinstance(op, ReduceOp) else op
     if word not in ("sum", "avg"):
-        raise InvalidArgumentError(
-            f"op is {word!r}: compress needs 'sum' or 'avg'; take one of these, or leave compress "
-            "out"
-        )
+        raise wrong_op(repr(word))
     return bool(word == "avg")
 
 
@@ -128,11 +125,7 @@ def _type_of(views: list[Any], names: list[str], wide: bool) -> int:
                 "host, or leave compress out"
             )
         if view.dtype not in taken:
-            raise InvalidArgumentError(
-                f"{name} is {DType(view.dtype).word}: compress needs "
-                f"{', '.join(one.word for one in taken[:-1])} or {taken[-1].word}; convert the "
-                "array, or leave compress out"
-            )
+            raise wrong_type(name, view.dtype, taken)
         if view.dtype != views[0].dtype:
             raise InvalidArgumentError(
                 f"{name} is {DType(view.dtype).word} and x[0] {DType(views[0].dtype).word}: "

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.arrays.hashes import STEP, hashes
 from pycoll.compress.codec import Array, as_bytes, as_float32, wrong_length
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
@@ -176,7 +177,24 @@ def unpacked(
 
 
 @dataclass(frozen=True)
-class TopK(SparseCodec):
+class DensityCodec(SparseCodec):
+    """A sparse codec that sends a fixed share of the values, which a warm-up may change."""
+
+    density: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "density", check_density(self.density))
+
+    def check_warm_up(self) -> None:
+        """Accept every warm-up."""
+
+    def warmed(self, feedback: Feedback) -> SparseCodec:
+        """Return the codec of the next call: with another density during the warm-up."""
+        return replace(self, density=feedback.density(self.density))
+
+
+@dataclass(frozen=True)
+class TopK(DensityCodec):
     """Send the values of largest magnitude, and their places.
 
     It needs feedback: without one, small values are never sent.
@@ -193,11 +211,6 @@ class TopK(SparseCodec):
     array([ 0., -3.,  0.,  2.], dtype=float32)
     """
 
-    density: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "density", check_density(self.density))
-
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return the places of the largest magnitudes, ascending."""
         number = kept(self.density, len(x))
@@ -212,13 +225,6 @@ class TopK(SparseCodec):
         larger = keys > bound
         larger[np.flatnonzero(keys == bound)[: number - int(larger.sum())]] = True
         return candidates[larger].astype(np.uint32)
-
-    def check_warm_up(self) -> None:
-        """Accept every warm-up."""
-
-    def warmed(self, feedback: Feedback) -> TopK:
-        """Return the codec of the next call: with another density during the warm-up."""
-        return replace(self, density=feedback.density(self.density))
 
 
 def _above(size: Array, bound: float) -> Array:
@@ -275,7 +281,7 @@ class Threshold(SparseCodec):
 
 
 @dataclass(frozen=True)
-class RandomK(SparseCodec):
+class RandomK(DensityCodec):
     """Send values at random places, the same on all ranks, so that no place has to be sent.
 
     The array is cut into as many parts of nearly equal length as values are sent; one place of
@@ -292,11 +298,10 @@ class RandomK(SparseCodec):
     4
     """
 
-    density: float
     seed: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "density", check_density(self.density))
+        super().__post_init__()
         object.__setattr__(self, "seed", check_seed(self.seed))
 
     def chosen(self, x: Array, step: int = 0) -> Array:
@@ -305,15 +310,8 @@ class RandomK(SparseCodec):
         number = kept(self.density, count)
         ends = np.arange(number + 1, dtype=np.uint64) * np.uint64(count) // np.uint64(number or 1)
         lengths = np.diff(ends)
-        draws = hashes(self.seed ^ hashes(step, 1).tolist()[0], number)
+        draws = draws_from(self.seed ^ draws_from(step, 1).tolist()[0], number)
         return np.asarray(ends[:-1] + draws % np.maximum(lengths, 1), np.uint32)
-
-    def check_warm_up(self) -> None:
-        """Accept every warm-up."""
-
-    def warmed(self, feedback: Feedback) -> RandomK:
-        """Return the codec of the next call: with another density during the warm-up."""
-        return replace(self, density=feedback.density(self.density))
 
     def start_all_reduce(
         self, comm: Any, given: Operands, name: str, deterministic: bool | None
@@ -344,14 +342,6 @@ class RandomK(SparseCodec):
         return work, values_of
 
 
-def hashes(seed: int, count: int) -> Array:
-    """Return ``count`` numbers of 64 random bits: the sequence of splitmix64 from a seed.
-
-    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
-    """
-    with np.errstate(over="ignore"):
-        z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        z += np.uint64(seed)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(z ^ (z >> np.uint64(31)))
+def draws_from(seed: int, count: int) -> Array:
+    """Return ``count`` numbers of 64 random bits: the sequence of SplitMix64 from a seed."""
+    return hashes(np.arange(count, dtype=np.uint64) * STEP + np.uint64(seed))

@@ -158,9 +158,10 @@ def followed(topology: Topology, parameters: Parameters) -> Topology:
     return topology if parameters.per_core > 1 else topology.by_domain
 
 
-def _links_between(topology: Topology, parameters: Parameters) -> Parameters:
-    """The parameters for ``followed(topology, parameters)``."""
-    return parameters if followed(topology, parameters) is topology else parameters.of_domains
+def _followed(topology: Topology, parameters: Parameters) -> tuple[Topology, Parameters]:
+    """``followed``, and the parameters of its links."""
+    groups = followed(topology, parameters)
+    return groups, parameters if groups is topology else parameters.of_domains
 
 
 def choose(
@@ -183,8 +184,7 @@ def choose(
     if nbytes < 0:
         raise InvalidArgumentError(f"nbytes is {nbytes}; it must not be negative")
     allowed = None if among is None else tuple(among)
-    parameters = _links_between(topology, parameters)
-    topology = followed(topology, parameters)
+    topology, parameters = _followed(topology, parameters)
     names = candidates(collective, topology, deterministic, commutes, allowed)
     if not names:
         raise InvalidArgumentError(
@@ -264,11 +264,11 @@ def predict(
     ``memory``: a value of MEMORIES. Choices assume shared memory, whatever arrays a rank has.
     """
     moved = 0 if collective is Collective.BARRIER else nbytes
-    groups = followed(topology, parameters)
+    groups, links = _followed(topology, parameters)
     shape = profile(lookup(collective, name), groups, parameters.per_core > 1)
     if memory == ORDINARY:
         shape = shape._replace(exposes=False)
-    return shape.seconds(moved, _links_between(topology, parameters))
+    return shape.seconds(moved, links)
 
 
 def explain_text(
@@ -335,7 +335,7 @@ def _tiles(shape: Profile, nbytes: int, segment_bytes: int) -> str:
 
 
 def _links(topology: Topology, parameters: Parameters) -> list[str]:
-    groups = followed(topology, parameters)
+    groups, links = _followed(topology, parameters)
     several = len(groups.hosts) > 1
     how = "schedule" if several else "cost formulas"
     if several and topology.size > SCHEDULE_SIZE_MAX:
@@ -343,7 +343,7 @@ def _links(topology: Topology, parameters: Parameters) -> list[str]:
     word = "hosts" if groups is topology else "domains"
     kinds = [(f"inside {word}", parameters.inside)]
     if several:
-        kinds.append((f"across {word}", _links_between(topology, parameters).across))
+        kinds.append((f"across {word}", links.across))
     return [f"  model      {how}; values: {parameters.origin}"] + [
         f"  {'links' if number == 0 else '':<10} {word}: {_link_text(link)}"
         for number, (word, link) in enumerate(kinds)

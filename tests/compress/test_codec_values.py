@@ -27,7 +27,7 @@ from pycoll.compress import (
     TopK,
 )
 from pycoll.compress.low_rank import orthonormal, product
-from pycoll.compress.sparse import hashes
+from pycoll.compress.sparse import draws_from
 
 Array = Any
 DENSE = {
@@ -153,7 +153,7 @@ def test_random_k_draws_one_place_of_each_part() -> None:
         counts[RandomK(0.2, 1).chosen(counts, step)] += 1
     assert abs(counts / 2000 - 8 / 37).max() < 0.06
     # The published numbers of splitmix64 for the seed 1234567.
-    assert hashes(1234567, 2).tolist() == [6457827717110365317, 3203168211198807973]
+    assert draws_from(1234567, 2).tolist() == [6457827717110365317, 3203168211198807973]
 
 
 def test_threshold_sends_nan_and_the_bound_itself() -> None:

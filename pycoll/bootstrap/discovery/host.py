@@ -75,7 +75,7 @@ def machine_identity() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def read_file(path: str) -> str:
+def read_file(path: str | os.PathLike[str]) -> str:
     """Return the stripped text of a file; an empty text if it cannot be read."""
     try:
         with open(path) as file:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pycoll.bootstrap.discovery.host import read_file
 from pycoll.bootstrap.discovery.identity import Identity
 from pycoll.bootstrap.discovery.rails import Port, match
 from pycoll.config import Config
@@ -160,12 +161,12 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def _addresses(device: str, port: Path) -> Iterator[Port]:
-    if "ACTIVE" not in _read(port / "state"):
+    if "ACTIVE" not in read_file(port / "state"):
         return
-    layer = _read(port / "link_layer")
+    layer = read_file(port / "link_layer")
     for entry in _numbered(port / "gids"):
-        gid = _read(entry)
-        kind = _read(port / "gid_attrs" / "types" / entry.name)
+        gid = read_file(entry)
+        kind = read_file(port / "gid_attrs" / "types" / entry.name)
         network = _network(layer, gid, kind)
         if network is not None:
             yield Port(device, int(port.name), int(entry.name), gid, network, _rate(port))
@@ -194,13 +195,6 @@ def _preference(port: Port) -> tuple[int, int]:
 
 def _rate(port: Path) -> float:
     try:
-        return float(_read(port / "rate").split(" ")[0])
+        return float(read_file(port / "rate").split(" ")[0])
     except ValueError:
         return 0.0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""Where the rows of a table lie: a hash table of ids in NumPy arrays, and the hash of an id."""
+"""Where the rows of a table lie: a hash table of ids in NumPy arrays."""
 
 from __future__ import annotations
 
@@ -7,27 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pycoll.arrays.hashes import hashes
+
 Ids = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
 
 _FIRST_SLOTS = 1 << 10
 #: Rows of a part at most: places are 32-bit numbers.
 ROWS_MAX = (1 << 31) - 1
-
-
-def hashes(ids: Any) -> npt.NDArray[np.uint64]:
-    """Return a hash of each whole number of 64 bits; its bits are as good as random ones.
-
-    Source: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-    """
-    mixed = np.asarray(ids).astype(np.uint64)
-    mixed += np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
 
 
 def shards_of(ids: Any, shards: int) -> npt.NDArray[np.int64]:

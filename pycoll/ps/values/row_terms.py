@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pycoll.arrays.hashes import hashes
 from pycoll.errors import InvalidArgumentError
 from pycoll.ps.messages import PART_BYTES_MAX
-from pycoll.ps.values.row_index import hashes
 from pycoll.types import ITEM_BYTES, DType, numpy_dtype
 from pycoll.untrusted import json_object, read_json
 
