@@ -25,7 +25,7 @@ from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_notes import read_control
 from pycoll.launch.node_meeting import NodeLink, NodeOptions, Verdict
 from pycoll.launch.rank_output import RankOutput
-from pycoll.launch.rank_process import Piped, RankProcess, Streams
+from pycoll.launch.rank_process import Piped, RankProcess, Streams, own_python
 from pycoll.launch.signals import signals_caught, terminal_stop_ignored
 
 #: Seconds that the other ranks have to notice and report the failure of a rank themselves.
@@ -201,7 +201,7 @@ class Crew:
         guard = self._guard.stdin.fileno()
         command = self._command
         if self._serves(number):
-            command = [sys.executable, "-m", "pycoll.ps"]
+            command = own_python("from pycoll.ps.__main__ import main\nsys.exit(main())")
         rank = RankProcess(number, command, environment, streams, guard)
         if rank.pidfd >= 0:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: None)

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from pycoll.errors import InvalidArgumentError
@@ -96,6 +97,17 @@ def resolve_command(command: Sequence[str]) -> list[str]:
             "permission, or the ending .py"
         )
     return [found, *command[1:]]
+
+
+def own_python(code: str) -> list[str]:
+    """Return the command of a Python that runs ``code`` with the same package as this process.
+
+    With "-m" Python would prefer a package in the current folder, for example the source tree
+    without its native module. ``code`` finds ``sys`` imported.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    paths = f"sys.path = [{root!r}, *(path for path in sys.path if path)]"
+    return [sys.executable, "-c", f"import sys\n{paths}\n{code}"]
 
 
 class RankProcess:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -469,6 +470,27 @@ except pycoll.PeerLostError as error:
     status, text = job(code, "-n", "2", "--servers", "1")
     assert "lost 1" in text, text
     assert status == 1, text
+
+
+def test_servers_import_the_package_of_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "pycoll").mkdir()
+    (tmp_path / "pycoll" / "__init__.py").write_text("raise ImportError('of this folder')")
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(HEAD + 'print("sum", pycoll.all_reduce(rank + 1, algorithm="ps"))')
+    start = "import sys; sys.path.pop(0); from pycoll.tools.cli import main; main()"
+    words = ["run", "-n", "2", "--servers", "1", str(script)]
+    done = subprocess.run(
+        [sys.executable, "-c", start, *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=JOB_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 3") == 2
 
 
 def test_a_node_of_servers_only() -> None:

@@ -25,12 +25,8 @@ from pycoll.tools.bench.metrics import Measurement
 from pycoll.tools.outputs import check_output
 from pycoll.tools.pictures import check_picture
 
-#: A rank imports the same package as this process. With "-m" Python would prefer a package in the
-#: current folder, for example the source tree without its native module.
-_RANK = f"""import sys
-sys.path = [{str(Path(__file__).resolve().parents[3])!r}, *(path for path in sys.path if path)]
-from pycoll.tools.bench.measuring import main
-sys.exit(main(sys.argv[1:]))"""
+#: The program of a rank.
+_RANK = "from pycoll.tools.bench.measuring import main\nsys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
@@ -154,6 +150,7 @@ def launch_bench(
     """
     from pycoll.launch.launcher import launch
     from pycoll.launch.rank_crew import LaunchOptions
+    from pycoll.launch.rank_process import own_python
 
     with tempfile.TemporaryDirectory(prefix="pycoll-bench-") as folder:
         path = os.path.join(folder, "results")
@@ -163,7 +160,7 @@ def launch_bench(
         pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         stop = threading.Event()
         reader = threading.Thread(target=_read_lines, args=(pipe, stop, take))
-        command = [sys.executable, "-c", _RANK, json.dumps(asdict(options)), path]
+        command = [*own_python(_RANK), json.dumps(asdict(options)), path]
 
         def watch() -> None:
             started()
