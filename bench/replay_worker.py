@@ -28,7 +28,7 @@ from pycoll.gradients import scheduler as scheduling
 from pycoll.gradients.communication_plan import Gradient, Rates
 from pycoll.gradients.measure import measure
 from pycoll.gradients.simulate import simulate
-from pycoll.gradients.step_record import Step
+from pycoll.gradients.step_record import StepKeeper
 from pycoll.optim import Entry, Policy, Scheduler
 
 #: Steps in front of those that count: the timed ones of a Scheduler, and two by the final plan.
@@ -40,17 +40,6 @@ def sleep_until(at_s: float) -> None:
     left_s = at_s - time.perf_counter()
     if left_s > 0:
         time.sleep(left_s)
-
-
-class Recorder:
-    """Keeps the newest step; an ``Observer``."""
-
-    is_recording = False
-    step: Step | None = None
-
-    def scheduled(self, step: Step) -> None:
-        """Receive the record of a step that has ended."""
-        self.step = step
 
 
 class Accelerator:
@@ -137,7 +126,7 @@ class Rank:
             self._scene, self._rates = order["scene"], {}
         gradients = [Gradient(*one) for one in order["gradients"]]
         accelerator = Accelerator([one.ready_s for one in gradients], order["overlaps"])
-        recorder = Recorder()
+        recorder = StepKeeper()
         scheduler = Scheduler(
             self.comm,
             [Entry(str(n), (one.nbytes // 4,)) for n, one in enumerate(gradients)],
@@ -150,9 +139,9 @@ class Rank:
         for _ in range(WARM_UP):
             accelerator.step(scheduler)
         took = [accelerator.step(scheduler) for _ in range(order["steps"])]
-        recorder.is_recording = True
+        recorder.record(True)
         accelerator.step(scheduler)
-        recorder.is_recording = False
+        recorder.record(False)
         step_s, right = self._median(took), checked(self.comm, scheduler, accelerator)
         rates = self.measured(self.comm, True, scheduler._push_pulls, True)
         forward_s = accelerator.forward_s if order["overlaps"] else None

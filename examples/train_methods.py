@@ -20,7 +20,7 @@ import numpy as np
 from train_digits import BATCH, RATE, load_digits
 
 import pycoll
-from pycoll.gradients.step_record import Step
+from pycoll.gradients.step_record import Step, StepKeeper
 from pycoll.launch.launcher import launch
 from pycoll.launch.rank_crew import LaunchOptions
 from pycoll.optim import Entry, Scheduler
@@ -29,16 +29,6 @@ from pycoll.tools.overlaps import plot, seen_of
 METHODS = ("MG-WFBP", "WFBP-PS")
 LAYERS = (64, 256, 256, 10)
 EPOCHS = 5
-
-
-class Recorder:
-    """Keeps the record of the newest step, while it is asked to."""
-
-    is_recording = False
-    step: Step | None = None
-
-    def scheduled(self, step: Step) -> None:
-        self.step = step
 
 
 def make_network() -> list[np.ndarray]:
@@ -73,12 +63,13 @@ def backward(
 def train(comm: pycoll.Communicator, method: str) -> tuple[list[float], Step]:
     """The losses of all steps, and the record of the last one."""
     images, labels = load_digits()
-    network, losses, recorder = make_network(), [], Recorder()
+    network, losses, recorder = make_network(), [], StepKeeper()
     entries = [Entry(f"layer {number}", network[number].shape) for number in (2, 1, 0)]
     scheduler = Scheduler(comm, entries, policy=method, observer=recorder)
     starts = [start for _ in range(EPOCHS) for start in range(0, len(images), BATCH)]
     for start in starts:
-        recorder.is_recording = len(losses) == len(starts) - 1
+        if len(losses) == len(starts) - 1:
+            recorder.record(True)
         batch = slice(start, start + BATCH)
         mine = slice(comm.rank, None, comm.size)
         loss, views = backward(network, scheduler, images[batch][mine], labels[batch][mine])
@@ -86,6 +77,7 @@ def train(comm: pycoll.Communicator, method: str) -> tuple[list[float], Step]:
         losses.append(comm.all_reduce(loss, deterministic=True) / len(images[batch]))
         for matrix, view in zip(network[::-1], views, strict=True):
             np.subtract(matrix, RATE / len(images[batch]) * view, out=matrix)
+    recorder.record(False)
     assert recorder.step is not None
     return losses, recorder.step
 

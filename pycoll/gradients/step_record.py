@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pycoll import _core
+
 #: The name of the timeline event that describes the clock of a rank.
 CLOCK = "pycoll_clock"
 
@@ -63,6 +65,26 @@ class Observer(Protocol):
 
     def scheduled(self, step: Step) -> None:
         """Receive the record of a step that has ended."""
+
+
+class StepKeeper:
+    """An observer that keeps the record of the newest step in ``step``.
+
+    One object of a process records at a time: all share the switch of ``_core.record_ends``.
+    """
+
+    def __init__(self) -> None:
+        self.is_recording = False
+        self.step: Step | None = None
+
+    def record(self, wanted: bool) -> None:
+        """Record the steps that begin from now on, or none."""
+        self.is_recording = wanted
+        _core.record_ends(wanted)
+
+    def scheduled(self, step: Step) -> None:
+        """Keep the record."""
+        self.step = step
 
 
 class StepLog:

@@ -11,7 +11,7 @@ from test_scheduler import ENTRIES, SMALL, STEPS, order_of, train
 
 import pycoll
 from pycoll import _core
-from pycoll.gradients.step_record import Step
+from pycoll.gradients.step_record import Step, StepKeeper
 from pycoll.optim import Policy, Scheduler
 
 
@@ -82,3 +82,21 @@ def test_works_know_their_ends_where_these_are_recorded() -> None:
         assert world_in_threads(2).run(run) == [False] * 2
     finally:
         _core.record_ends(False)
+
+
+def test_a_keeper_has_the_newest_step_with_the_ends_of_its_messages() -> None:
+    keeper = StepKeeper()
+
+    def run(comm: pycoll.Communicator) -> None:
+        mine = keeper if comm.rank == 0 else None
+        scheduler = Scheduler(comm, ENTRIES, policy=Policy("fixed", **SMALL), observer=mine)
+        train(comm, scheduler, False)
+
+    keeper.record(True)
+    try:
+        world_in_threads(2).run(run)
+    finally:
+        keeper.record(False)
+    assert keeper.step is not None and keeper.step.number == STEPS - 1
+    assert all(one.starts_s < one.ends_s for one in keeper.step.travels)
+    assert keeper.step.travels
