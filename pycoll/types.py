@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import sys
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -230,3 +231,20 @@ def real(name: str, value: Any, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise InvalidArgumentError(f"{name} is {value!r}: expected {expected}")
     return float(value)
+
+
+def wrong_op(shown: str) -> InvalidArgumentError:
+    """Return the error of a reduction that does not suit codecs."""
+    return InvalidArgumentError(
+        f"op is {shown}: compress needs 'sum' or 'avg'; take one of these, or leave compress out"
+    )
+
+
+def wrong_type(name: str, dtype: int, taken: Sequence[DType]) -> InvalidArgumentError:
+    """Return the error of an array ``name`` whose type is none of those that are ``taken``."""
+    words = [one.word for one in taken]
+    listed = " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+    return InvalidArgumentError(
+        f"{name} is {DType(dtype).word}: compress needs {listed}; convert the array, or leave "
+        "compress out"
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import REDUCING, Collective
-from pycoll.types import DType, ReduceOp
+from pycoll.types import DType, ReduceOp, wrong_op, wrong_type
 
 #: Reductions of values that have been rounded by a codec.
 _SUMS = (ReduceOp.SUM, ReduceOp.AVG)
@@ -71,14 +71,9 @@ def check_elements(collective: Collective, dtype: int, code: int | None) -> None
 
     ``code``: the number of the reduction; None where nothing is reduced.
     """
-    # The caller has imported pycoll.compress, since it has a codec.
     if dtype != DType.FLOAT32:
-        from pycoll.compress.codec import wrong_type
-
         raise wrong_type("x", dtype, (DType.FLOAT32,))
     if collective in REDUCING and code not in _SUMS:
-        from pycoll.compress.codec import wrong_op
-
         raise wrong_op("a function" if code == ReduceOp.USER else repr(ReduceOp(code or 0).word))
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.types import DType
 
 #: A NumPy array.
 Array = Any
@@ -47,23 +45,6 @@ class Codec(ABC):
 
         Raises InvalidArgumentError where the codes do not hold this many values.
         """
-
-
-def wrong_op(shown: str) -> InvalidArgumentError:
-    """Return the error of a reduction that codecs do not suit."""
-    return InvalidArgumentError(
-        f"op is {shown}: compress needs 'sum' or 'avg'; take one of these, or leave compress out"
-    )
-
-
-def wrong_type(name: str, dtype: int, taken: Sequence[DType]) -> InvalidArgumentError:
-    """Return the error of an array of a type that the codec does not take."""
-    words = [one.word for one in taken]
-    listed = " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
-    return InvalidArgumentError(
-        f"{name} is {DType(dtype).word}: compress needs {listed}; convert the array, or leave "
-        "compress out"
-    )
 
 
 def as_float32(x: Any, name: str = "x") -> Array:

@@ -10,10 +10,10 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.compress.codec import Array, wrong_op, wrong_type
+from pycoll.compress.codec import Array
 from pycoll.compress.feedback import Feedback
 from pycoll.errors import InvalidArgumentError
-from pycoll.types import DType, ReduceOp, numpy_dtype
+from pycoll.types import DType, ReduceOp, numpy_dtype, wrong_op, wrong_type
 
 #: Types that codecs take. Those of 16 bits are widened to float32, which holds them exactly.
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
