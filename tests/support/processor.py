@@ -1,7 +1,8 @@
-"""How much processor time something takes, on machines whose cores are shared with strangers."""
+"""How much work something is: calls of functions, or processor time beside other programs."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -22,3 +23,23 @@ def quickest_s(work: Callable[[], object], enough_s: float) -> float:
         if least < enough_s:
             break
     return least
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """The calls and returns of functions that ``work`` makes, equal on every machine.
+
+    A count bounds how the work grows. What one call costs is measured in ``bench/``.
+    """
+    events = 0
+
+    def event(*_: object) -> None:
+        nonlocal events
+        events += 1
+
+    before = sys.getprofile()
+    sys.setprofile(event)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return events
