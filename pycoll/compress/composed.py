@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pycoll.compress.codec import Array, Codec
-from pycoll.compress.exchange import ComposedWork, named
+from pycoll.compress.coded_exchange import ComposedWork, named
 from pycoll.compress.feedback import Feedback
 from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pycoll.compress.codec import Array, as_bytes, as_float32
+from pycoll.compress.coded_exchange import Reply, agree, from_owners, owned, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
-from pycoll.compress.exchange import Reply, agree, from_owners, owned, to_owners
 from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import whole

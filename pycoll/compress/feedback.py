@@ -19,9 +19,9 @@ _FIELDS = ("residuals", "velocities", "factors")
 class Feedback:
     """Keep what a codec leaves out of an array, and add it to the array of the next call.
 
-    One Feedback serves the calls with one array, or one list of arrays, in turn. What was sent plus
-    the residual is the array plus the last residual, bit for bit; ``Sign`` and stochastic rounding
-    round the residual.
+    One Feedback serves the calls with one array, or one list of arrays, in turn. The sent values
+    plus the residual are the array plus the last residual, bit for bit; ``Sign`` and stochastic
+    rounding round the residual.
 
     Arguments:
         ``momentum``: of momentum correction, from 0 to below 1: each rank sums up velocities

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pycoll.compress.codec import Array, as_bytes, as_float32, wrong_length
+from pycoll.compress.coded_exchange import agree
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
-from pycoll.compress.exchange import agree
 from pycoll.compress.operands import Operands
 from pycoll.compress.sparse import draws_from
 from pycoll.errors import InvalidArgumentError

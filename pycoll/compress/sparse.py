@@ -11,9 +11,9 @@ import numpy as np
 
 from pycoll.arrays.hashes import STEP, hashes
 from pycoll.compress.codec import Array, as_bytes, as_float32, wrong_length
+from pycoll.compress.coded_exchange import Reply, agree, from_owners, owned, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
-from pycoll.compress.exchange import Reply, agree, from_owners, owned, to_owners
 from pycoll.compress.feedback import Feedback
 from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError

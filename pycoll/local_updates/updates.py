@@ -12,8 +12,8 @@ from pycoll.compress import BF16, FP8, Block, Codec
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.structures import leaves, rebuilt
 from pycoll.local_updates.array_values import check, converted, copied, mixed, ranges, widened
+from pycoll.local_updates.levelling import Met, meet
 from pycoll.local_updates.local_state import LocalState, Pending
-from pycoll.local_updates.meeting import Met, meet
 from pycoll.local_updates.outer_step import Outer, outer_of
 from pycoll.local_updates.schedules import Schedule, schedule_of
 from pycoll.types import real, whole

@@ -26,10 +26,10 @@ On any other communicator some ranks call ``serve_store(comm, servers=...)``, an
 from __future__ import annotations
 
 from pycoll.ps.consistency import SSP, Backup
+from pycoll.ps.keyed_store import Store, StoreWork
 from pycoll.ps.serving import connect, serve, serve_store
-from pycoll.ps.store import Store, StoreWork
-from pycoll.ps.values.optimizers import SGD, Adagrad, Adam, Optimizer
-from pycoll.ps.values.table import Table
+from pycoll.ps.values.row_table import Table
+from pycoll.ps.values.server_optimizers import SGD, Adagrad, Adam, Optimizer
 
 __all__ = [
     "SGD",

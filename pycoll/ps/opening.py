@@ -16,8 +16,8 @@ from pycoll.comm.communicator import Communicator
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ps.client_machine import ClientMachine
 from pycoll.ps.consistency import Consistency, consistency_from, consistency_of
-from pycoll.ps.links import Circle, Link, offered, pairs_of
 from pycoll.ps.messages import MANAGER
+from pycoll.ps.server_links import Circle, Link, offered, pairs_of
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.server_threads import ManagerThread, ServerThreads
 from pycoll.ps.shard import Shard

@@ -1,6 +1,6 @@
 """The server as a machine: it takes messages and losses, and gives messages.
 
-It has no sockets, threads or clocks. ``links.py`` and ``server.py`` run it on real connections, and
+It has no sockets, threads or clocks. ``server_threads.py`` runs it on real connections, and
 the tests run it on a simulated network.
 """
 

@@ -13,8 +13,8 @@ from collections import deque
 from typing import Any
 
 from pycoll.errors import PycollError
-from pycoll.ps.links import Link
 from pycoll.ps.messages import MANAGER, Kind, Message
+from pycoll.ps.server_links import Link
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.status import StatusSocket
 from pycoll.ps.views import ViewManager

@@ -12,8 +12,8 @@ from pycoll.comm.communicator import Communicator
 from pycoll.comm.served import ServerLoop, part_workers, serve_stores
 from pycoll.config import SERVER
 from pycoll.errors import InvalidArgumentError
+from pycoll.ps.keyed_store import Store
 from pycoll.ps.opening import Opening, Terms, checked_terms
-from pycoll.ps.store import Store
 
 
 def serve(

@@ -1,8 +1,8 @@
 """The status of running servers, for ``pycoll ps``: each one tells it at a unix socket.
 
 The socket has an abstract name with the process's id, so it needs no file and ends with the
-process. Only processes of the same user get an answer. Whatever connects, a server sends one text
-and closes; it reads nothing.
+process. Only processes of the same user get an answer. A server sends one text to each
+connection and closes it; it reads nothing.
 """
 
 from __future__ import annotations

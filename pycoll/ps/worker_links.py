@@ -14,8 +14,8 @@ from typing import Any
 from pycoll.errors import PycollError
 from pycoll.ps.array_memory import Bytes
 from pycoll.ps.client_machine import ClientMachine, Request
-from pycoll.ps.links import Link
 from pycoll.ps.messages import Kind, Message
+from pycoll.ps.server_links import Link
 
 #: Seconds that a caller waits at one connection before it looks at the others.
 _LOOK_S = 0.05

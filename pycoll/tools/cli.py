@@ -550,7 +550,7 @@ def doctor(ranks: int | None, as_json: bool, **words: Any) -> None:
     latency and rate, how far clocks differ, and findings with what to do. The exit status is 1 if
     there is an error or a warning. --start-timeout is 15 seconds for hosts, if it is not given.
     """
-    from pycoll.tools.doctor.command import Wishes, run_doctor
+    from pycoll.tools.doctor.doctor_command import Wishes, run_doctor
 
     try:
         node = _node_of(words)

@@ -10,7 +10,7 @@ import pytest
 from oracle import DTYPES, np_dtype
 
 import pycoll
-from pycoll.ps.array_values import ArrayValues, rule_of
+from pycoll.ps.shard_arrays import ArrayValues, rule_of
 from pycoll.types import DType
 
 WORKERS = 5

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll.ps.array_values import ADD, MEAN, ArrayValue, ArrayValues
-from pycoll.ps.values.optimizers import SGD, Adagrad, Adam, Optimizer
+from pycoll.ps.shard_arrays import ADD, MEAN, ArrayValue, ArrayValues
+from pycoll.ps.values.server_optimizers import SGD, Adagrad, Adam, Optimizer
 from pycoll.types import DType, numpy_dtype
 
 CASES = [

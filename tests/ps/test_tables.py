@@ -11,12 +11,12 @@ from simulated_servers import Program, World
 
 import pycoll
 from pycoll.arrays.hashes import hashes
-from pycoll.ps.array_values import ADD, ArrayValues
 from pycoll.ps.consistency import ASP, BSP, Consistency
 from pycoll.ps.messages import LAST, PART_BYTES_MAX, Kind
-from pycoll.ps.values.optimizers import SGD, Adagrad, Adam, Optimizer
+from pycoll.ps.shard_arrays import ADD, ArrayValues
 from pycoll.ps.values.row_index import HotIds, RowIndex, shards_of
 from pycoll.ps.values.row_terms import TableTerms, checked_table, first_rows
+from pycoll.ps.values.server_optimizers import SGD, Adagrad, Adam, Optimizer
 from pycoll.ps.values.store_values import TABLE, StoreValues
 from pycoll.ps.values.table_values import TableValue, TableValues, sum_rows
 from pycoll.types import DType

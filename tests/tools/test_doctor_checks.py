@@ -34,8 +34,8 @@ from pycoll.tools.doctor.probes import (
     Link,
     decode_link,
 )
-from pycoll.tools.doctor.report import as_json, as_text, is_wrong
 from pycoll.tools.doctor.survey import Survey, survey_of, take_part
+from pycoll.tools.doctor.survey_report import as_json, as_text, is_wrong
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORKS = [

@@ -3,7 +3,7 @@
 //
 // The peer has read a reused slot buffer last, so an ordinary store first fetches the line from the
 // peer's cache. If that transfer is fast, the peer then finds the data in a near cache. If it is
-// slow, it is faster to write to memory and let the peer read from memory. Which of the two holds
+// slow, it is faster to write to memory and let the peer read from memory. The better of the two
 // depends on the processor, so it is a value of the tuning (pycoll/cost/slot_stores.py), which all
 // ranks agree on and which is constant for the life of a communicator. time_stores() measures it.
 //

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pycoll.ps.array_values import ArrayValues
-from pycoll.ps.values.optimizers import Optimizer
+from pycoll.ps.shard_arrays import ArrayValues
+from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.table_values import TableValue, TableValues
 
 #: The rule of a table's parts; smaller numbers are rules of arrays.

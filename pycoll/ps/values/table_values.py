@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pycoll.ps.messages import PART_BYTES_MAX
-from pycoll.ps.values.optimizers import Optimizer
 from pycoll.ps.values.row_index import HotIds, Ids, RowIndex
 from pycoll.ps.values.row_terms import FRACTIONS, TableTerms, first_rows
+from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.shown_array import ShownArray
 from pycoll.types import numpy_dtype
 from pycoll.untrusted import json_object, read_json

@@ -18,16 +18,16 @@ from pycoll.errors import (
     TimeoutError,
 )
 from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
-from pycoll.ps.array_values import MEAN, SUM, is_stepped, rule_of
 from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.messages import ALL, LAST, Kind, Message
 from pycoll.ps.placement import Placed, Placement
 from pycoll.ps.server_threads import ManagerThread
-from pycoll.ps.values.optimizers import Optimizer
+from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
+from pycoll.ps.values.row_table import PlacedTable, Table
 from pycoll.ps.values.row_terms import FRACTIONS, TABLE_TYPES, checked_table
+from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.store_values import TABLE
-from pycoll.ps.values.table import PlacedTable, Table
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.types import DType, check_timeout
 

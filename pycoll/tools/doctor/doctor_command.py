@@ -18,8 +18,8 @@ from pycoll.launch.host_starts import HostsOptions
 from pycoll.launch.node_meeting import NodeOptions, enter_meeting
 from pycoll.tools.doctor.checks import findings_of
 from pycoll.tools.doctor.relay import Relay
-from pycoll.tools.doctor.report import as_json, as_text, is_wrong
 from pycoll.tools.doctor.survey import Survey, survey_here, take_part
+from pycoll.tools.doctor.survey_report import as_json, as_text, is_wrong
 
 #: Seconds for all rounds of a survey once the nodes have met.
 _SURVEY_S = 180.0

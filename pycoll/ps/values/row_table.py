@@ -20,7 +20,7 @@ from pycoll.untrusted import json_object, read_json
 
 if TYPE_CHECKING:
     from pycoll.ps.client_machine import Request
-    from pycoll.ps.store import Store
+    from pycoll.ps.keyed_store import Store
 
 _FACTS = {"number": int, "table": str}
 

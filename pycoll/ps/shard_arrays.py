@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
-from pycoll.ps.values.optimizers import Optimizer
+from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.shown_array import ShownArray
 from pycoll.types import COMPLEX, INTEGERS, ITEM_BYTES, DType, ReduceOp, numpy_dtype
 
