@@ -15,6 +15,7 @@ import torch
 from pycoll.compress import Codec
 from pycoll.gradients.methods import method_of
 from pycoll.gradients.policies import Policy
+from pycoll.ps import Store
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.horovod import horovod_world, variables
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
@@ -23,11 +24,13 @@ from pycoll.torch.memory.compiling import is_compiled
 from pycoll.torch.memory.deferred_step import Overlap
 from pycoll.torch.optimizers.gradients import Gradients, Parameters, Settings
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
+from pycoll.torch.optimizers.stored_optimizers import agreed_consistency, stored_optimizer
 from pycoll.torch.optimizers.wrapped_optimizers import (
     AdasumWrapped,
     OverlappedWrapped,
     Wrapped,
     default_names,
+    wrapped_by,
 )
 
 
@@ -46,6 +49,8 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     policy: Any = None,
     architecture: str | None = None,
     model: torch.nn.Module | None = None,
+    consistency: Any = None,
+    store: Store | None = None,
 ) -> Any:
     """Wrap an optimizer so that it steps by the gradients of all ranks.
 
@@ -81,19 +86,36 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
             wait. Each parameter steps when the next forward pass, or any other code, reads it; see
             memory/deferred_step.py. Once torch.compile compiles code in the process, ``step()``
             steps all parameters at once; a warning and ``explain()`` say so.
+        ``consistency``: with ``architecture="ps"`` and without a policy, "bsp", "asp",
+            ``pycoll.ps.SSP(staleness)`` or ``pycoll.ps.Backup(share)``: ``step()`` works with a
+            store on the servers of the job. With "bsp" it returns the mean of the gradients, and
+            any optimizer steps by it. With the others, servers hold the parameters and step: they
+            begin with those of the first worker, and ``step()`` pushes the gradients of this worker
+            and takes the new parameters. The optimizer is then torch's SGD, Adagrad or Adam. The
+            settings of the first worker hold, also when they change; "asp" and SSP step once for
+            each push. docs/guides/when-servers.md says which one to take.
+        ``store``: a store to work with, from ``pycoll.ps.connect``; its consistency holds. Its
+            servers and replicas are those that the program chose, and the program closes it.
 
     Result: an optimizer with the class name of ``optimizer`` that shares its parameter groups and
     state. It also has ``synchronize()``, ``skip_synchronize()``, ``explain()`` and
-    ``set_backward_passes_per_step(n)``. Use its own ``add_param_group`` for parameters that need
-    gradients later: ``step()`` raises ValueError for a gradient that no rank reduces. Save its
-    ``state_dict()``; the optimizer itself cannot be pickled.
+    ``set_backward_passes_per_step(n)``; with a consistency also ``store``. Use its own
+    ``add_param_group`` for parameters that need gradients later: ``step()`` raises ValueError for a
+    gradient that no rank reduces. Save its ``state_dict()``; the optimizer itself cannot be
+    pickled.
 
     Errors: ValueError for these arguments:
         * parameters without a name or with equal names, and invalid groups;
         * fewer than one backward pass, and a predivide factor without Average;
         * an unknown policy, and a policy with groups, Adasum or parameters on a device;
         * a codec with a policy, and with an op other than Average and Sum;
-        * an unknown architecture, and an architecture without a policy;
+        * an unknown architecture, and an architecture without a policy or a consistency;
+        * an unknown consistency, one without architecture="ps", and one other than the store's;
+        * a consistency in a job without servers;
+        * with a consistency: a policy, groups, a model, a compression, an op other than Average, a
+          predivide factor, a process set, and parameters on a device;
+        * with a consistency other than "bsp": an optimizer or a setting that servers do not have,
+          an optimizer that has stepped, and later a parameter that was changed elsewhere;
         * Adasum with a process set other than the global one;
         * with ``model``: no policy, or a model that is not a torch.nn.Module, lacks parameters or
           is compiled;
@@ -103,7 +125,8 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     ``backward_passes_per_step`` times before ``step()``.
 
     Cost: one all-reduce per gradient, group or message in every step. With a policy, each gradient
-    is copied once, into the memory of a ``pycoll.optim.Scheduler``.
+    is copied once, into the memory of a ``pycoll.optim.Scheduler``. With a consistency, ``step()``
+    pushes and pulls as many bytes as the parameters have, and a copy of them is kept.
 
     Source: the interface is that of Horovod; the policies are described in docs/scheduling.md.
 
@@ -119,17 +142,9 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    policy, architecture = _method(policy, architecture)
-    _check_compression(compression, reduction, policy)
-    if policy is not None and (groups is not None or reduction == Adasum):
-        what = "groups" if groups is not None else "op=Adasum"
-        raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
-    names, given = _named(optimizer, named_parameters)
-    if model is not None:
-        _check_model(optimizer, names, policy, model)
     codec = compression if isinstance(compression, Codec) else None
     settings = Settings(
-        Compression.none if isinstance(compression, Codec) else compression,
+        compression if codec is None else Compression.none,  # type: ignore[arg-type]
         reduction,
         gradient_predivide_factor,
         sparse_as_dense,
@@ -137,26 +152,72 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         architecture,
         codec,
     )
-    by_adasum = reduction == Adasum and horovod_world.size() > 1
-    if by_adasum and process_set.process_set_id != 0:
-        raise ValueError(f"op is Adasum and process_set is {process_set}: it needs all ranks")
+    if consistency is not None or store is not None:
+        agreed = agreed_consistency(consistency, store, architecture)
+        _check_alone(agreed, settings, policy=policy, groups=groups, model=model)
+        names, given = _named(optimizer, named_parameters)
+        wrapped = stored_optimizer(optimizer, names, settings, agreed, store)
+    else:
+        policy, architecture = _method(policy, architecture)
+        settings = settings._replace(architecture=architecture)
+        _check_compression(compression, reduction, policy)
+        if policy is not None and (groups is not None or reduction == Adasum):
+            what = "groups" if groups is not None else "op=Adasum"
+            raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
+        names, given = _named(optimizer, named_parameters)
+        if model is not None:
+            _check_model(optimizer, names, policy, model)
+        wrapped = _reducing(optimizer, names, settings, (policy, groups, model))
+    wrapped._settings, wrapped._groups = settings, groups
+    wrapped._synchronized, wrapped._should_synchronize = False, True
+    wrapped._names, wrapped._names_given = names, given
+    wrapped._frozen = [p for p in names if not p.requires_grad]
+    wrapped.set_backward_passes_per_step(backward_passes_per_step)
+    return wrapped
+
+
+def _reducing(
+    optimizer: torch.optim.Optimizer,
+    names: dict[torch.Tensor, str],
+    settings: Settings,
+    chosen: tuple[Policy | None, Any, torch.nn.Module | None],
+) -> Any:
+    """An optimizer that reduces gradients; ``chosen``: policy, groups and model."""
+    policy, groups, model = chosen
+    by_adasum = settings.op == Adasum and horovod_world.size() > 1
+    if by_adasum and settings.process_set.process_set_id != 0:
+        raise ValueError(
+            f"op is Adasum and process_set is {settings.process_set}: it needs all ranks"
+        )
     buckets = _buckets(optimizer, groups)
     gradients = (
         None if by_adasum else _gradients(names, buckets, settings, policy, model is not None)
     )
     overlaps = model is not None and isinstance(gradients, ScheduledGradients)
     mixin = AdasumWrapped if by_adasum else OverlappedWrapped if overlaps else Wrapped
-    wrapped = _wrapped(optimizer, mixin)
-    wrapped._settings, wrapped._groups = settings, groups
-    wrapped._synchronized, wrapped._should_synchronize = False, True
-    wrapped._names, wrapped._names_given = names, given
-    wrapped._frozen = [p for p in names if not p.requires_grad]
+    wrapped = wrapped_by(optimizer, mixin)
     if not by_adasum:
         wrapped._gradients, wrapped._policy = gradients, policy
     if model is not None and isinstance(gradients, ScheduledGradients):
         wrapped._overlap = Overlap(gradients, model, wrapped.step_groups)
-    wrapped.set_backward_passes_per_step(backward_passes_per_step)
     return wrapped
+
+
+def _check_alone(consistency: Any, settings: Settings, **excluded: Any) -> None:
+    """Raise ValueError for an argument that a store excludes."""
+    given = {name: one for name, one in excluded.items() if one is not None}
+    if settings.codec is not None or settings.compression is not Compression.none:
+        given["compression"] = settings.codec or settings.compression
+    if settings.op != Average:
+        given["op"] = settings.op.name
+    if settings.predivide != 1.0:
+        given["gradient_predivide_factor"] = settings.predivide
+    if settings.process_set.process_set_id != 0:
+        given["process_set"] = settings.process_set
+    for name, one in given.items():
+        raise ValueError(
+            f"{name} is {one} and consistency is {consistency}: with a store, leave {name} out"
+        )
 
 
 def _check_numbers(reduction: ReduceOp, predivide: float, passes: int) -> None:
@@ -251,18 +312,6 @@ def _check_model(
             f"optimizer is a {type(optimizer).__name__}: with model=, it has to be one of torch's "
             "that treat every parameter by itself"
         )
-
-
-def _wrapped(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
-    """A new object of a class derived from the optimizer's; it shares all attributes."""
-    base = type(optimizer)
-    made: Any = type(base.__name__, (mixin, base), {"__module__": base.__module__})
-    wrapped = made.__new__(made)
-    # A learning-rate scheduler may have set ``step`` on the instance. That function would step the
-    # bare optimizer, without a reduction.
-    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    vars(wrapped).update(own)
-    return wrapped
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from pycoll import _core
 from pycoll.comm.communicator import Communicator
@@ -46,6 +46,13 @@ HELP_S = 0.02
 #: cannot have more barriers than this under way.
 BARRIERS = 32
 JOIN = "join"
+
+
+class Closing(Protocol):
+    """A communicator, or a store on servers."""
+
+    def close(self) -> None:
+        """Leave the other ranks."""
 
 
 class Coordinator:
@@ -86,8 +93,8 @@ class Coordinator:
         self._closing = False
         self._pid = os.getpid()
         self._runner = Runner(comm, self.ranks)
-        #: Communicators of the same ranks that close together with this controller.
-        self._adopted: list[tuple[Communicator, Finish]] = []
+        #: Communicators and stores of the same ranks that close together with this controller.
+        self._adopted: list[tuple[Closing, Finish]] = []
         self._thread = threading.Thread(target=self._work, name="pycoll-torch", daemon=True)
         self._thread.start()
 
@@ -146,8 +153,8 @@ class Coordinator:
                 self._waiting -= 1
         return True
 
-    def adopt(self, comm: Communicator, finish: Finish = lambda: None) -> None:
-        """Close ``comm``, which other code uses, together with this controller.
+    def adopt(self, comm: Closing, finish: Finish = lambda: None) -> None:
+        """Close ``comm``, which other code uses, together with this controller; or a store.
 
         ``finish`` returns None, or a function that completes the work of that code; see
         ``finish_adopted``.

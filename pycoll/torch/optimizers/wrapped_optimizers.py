@@ -17,11 +17,24 @@ from pycoll.torch.horovod.scaled_ops import Adasum, ReduceOp
 from pycoll.torch.memory.deferred_step import Groups, Overlap
 from pycoll.torch.optimizers.gradients import Gradients, Settings
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
+from pycoll.torch.optimizers.stored_steps import StoredGradients
 
 
 def default_names(group: int, parameters: Sequence[torch.Tensor]) -> list[str]:
     """Names for the parameters of a group where the program gives none, as in Horovod."""
     return [f"allreduce.noname.{group}.{place}" for place in range(len(parameters))]
+
+
+def wrapped_by(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
+    """A new object of a class derived from the optimizer's; it shares all attributes."""
+    base = type(optimizer)
+    made: Any = type(base.__name__, (mixin, base), {"__module__": base.__module__})
+    wrapped = made.__new__(made)
+    # A learning-rate scheduler may have set ``step`` on the instance. That function would step the
+    # bare optimizer, without a reduction.
+    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    vars(wrapped).update(own)
+    return wrapped
 
 
 #: Attributes of Horovod's optimizers that belong to its implementation and have no equivalent here.
@@ -144,7 +157,7 @@ class Distributed:
 class Wrapped(Distributed):
     """An optimizer that steps by the gradients of all ranks."""
 
-    _gradients: Gradients | ScheduledGradients | None
+    _gradients: Gradients | ScheduledGradients | StoredGradients | None
     _policy: Policy | None
 
     @property
