@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
-from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.schedule.collectives import CODED, REDUCING, Collective
 from pycoll.types import DType, ReduceOp, wrong_op, wrong_type
+
+if TYPE_CHECKING:
+    from pycoll.cost.codec_costs import Coded
 
 #: Reductions of values that have been rounded by a codec.
 _SUMS = (ReduceOp.SUM, ReduceOp.AVG)
@@ -64,6 +67,35 @@ def coding_of(compress: Any, feedback: Any = None) -> Coding | None:
             "BF16, FP8, Block and Sign"
         )
     return Coding(*described)
+
+
+def modelled(collective: Collective, nbytes: int, compress: Any) -> Coded:
+    """Return what the cost model knows of a codec, for messages of ``nbytes`` of float32.
+
+    Raises InvalidArgumentError for a value that is no codec, for a codec that the model cannot
+    predict, and for a collective that does not take the codec.
+    """
+    from pycoll.cost.codec_costs import Coded
+
+    if not runs_itself(compress):
+        coding_of(compress)
+    elif collective is not Collective.ALL_REDUCE:
+        raise InvalidArgumentError(
+            f"compress is {compress!r} and collective is {collective.name.lower()!r}: this codec "
+            "has all_reduce only"
+        )
+    if collective not in CODED:
+        words = ", ".join(sorted(one.name.lower() for one in CODED))
+        raise InvalidArgumentError(
+            f"collective is {collective.name.lower()!r}, which takes no codec; these do: {words}"
+        )
+    described = compress.modelled(nbytes // 4)
+    if described is None:
+        raise InvalidArgumentError(
+            f"compress is {compress!r}, whose bytes follow from values or shapes: the model "
+            "predicts BF16, FP8, Block, Sign, TopK and RandomK"
+        )
+    return Coded(*described)
 
 
 def check_elements(collective: Collective, dtype: int, code: int | None) -> None:

@@ -21,7 +21,7 @@ from pycoll.comm.reductions import Reducing
 from pycoll.comm.work import wait_all
 from pycoll.errors import ClosedError, InvalidArgumentError, PycollError
 from pycoll.foreign_words import CALLS, about_call, about_dtype, refuse_foreign_calls
-from pycoll.schedule.collectives import CODED, Collective
+from pycoll.schedule.collectives import Collective
 from pycoll.types import DType, check_timeout
 
 if TYPE_CHECKING:
@@ -271,14 +271,14 @@ class Communicator(Reducing, Moving, Objects):
         the reason for the choice.
 
         ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``compress``: None, or
-        a codec that keeps every element; then the text tells the bytes and the time with it and
+        a codec; then the text tells the bytes and the times of links and codec, with it and
         without, and whether it pays. ``memory``: "shared" predicts arrays that peers on the host
         read in place, "ordinary" those whose copies pass through slots; the choice does not depend
         on it, and codecs ignore it. Without a codec, over shared memory the text also names the
         stores that fill slots. Over verbs it says how many bytes of arrays are registered for
         sending without a copy, and why other arrays are not. Raises InvalidArgumentError for an
-        unknown collective, a wrong ``nbytes`` or ``memory``, or a collective that takes no codec.
-        No other rank takes part.
+        unknown collective, a wrong ``nbytes`` or ``memory``, a collective that takes no codec, or a
+        codec whose bytes follow from values or shapes. No other rank takes part.
 
         >>> text = comm.explain("all_reduce", 1 << 20)
         """
@@ -302,19 +302,12 @@ class Communicator(Reducing, Moving, Objects):
         return text
 
     def _explain_codec(self, kind: Collective, nbytes: int, compress: Any) -> str:
-        from pycoll.comm.codecs import coding_of
+        from pycoll.comm.codecs import modelled
         from pycoll.cost.codec_costs import coded_text
 
-        coding = coding_of(compress)
-        if kind not in CODED or coding is None:
-            words = ", ".join(sorted(one.name.lower() for one in CODED))
-            raise InvalidArgumentError(
-                f"collective is {kind.name.lower()!r}, which takes no codec; these do: {words}"
-            )
-        count = max(nbytes // 4, 1)
-        ratio = coding.native().nbytes(count) / (4 * count)
+        coded = modelled(kind, nbytes, compress)
         return coded_text(
-            kind, self._topology, nbytes, repr(compress), ratio, self._plans.parameters
+            kind, self._topology, nbytes, repr(compress), coded, self._plans.parameters
         )
 
     def register(self, *arrays: Any) -> Registered:

@@ -22,6 +22,14 @@ class Native(NamedTuple):
     seed: int
 
 
+class Modelled(NamedTuple):
+    """The facts of a codec for the cost model: the arguments of ``cost.codec_costs.Coded``."""
+
+    name: str
+    ratio: float
+    way: str
+
+
 class Codec(ABC):
     """A way to hold an array of floats in fewer bytes. Codecs are immutable and hashable.
 
@@ -32,6 +40,18 @@ class Codec(ABC):
         """Return the codec as the executor knows it.
 
         None means that the executor does not; the collective then is a method of the codec.
+        """
+        return None
+
+    @property
+    def label(self) -> str:
+        """A short word for tables: "int8", "topk(0.01)"."""
+        return type(self).__name__.lower()
+
+    def modelled(self, count: int) -> Modelled | None:
+        """Return what the cost model knows of the codec, for arrays of ``count`` values.
+
+        None means that it cannot predict the codec, whose bytes follow from values or shapes.
         """
         return None
 

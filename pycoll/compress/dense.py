@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from pycoll import _core
-from pycoll.compress.codec import Array, Codec, Native, as_bytes, as_float32, wrong_length
+from pycoll.compress.codec import (
+    Array,
+    Codec,
+    Modelled,
+    Native,
+    as_bytes,
+    as_float32,
+    wrong_length,
+)
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import whole
 
@@ -48,6 +56,11 @@ class DenseCodec(Codec):
     def native(self) -> Native:
         """Return the codec as the executor knows it."""
         raise InvalidArgumentError(f"{type(self).__name__} has no kernels")
+
+    def modelled(self, count: int) -> Modelled | None:
+        """Return what the cost model knows of the codec, for arrays of ``count`` values."""
+        values = max(count, 1)
+        return Modelled(self.label, self.encoded_bytes(values) / (4 * values), "dense")
 
     def encode(self, x: Any) -> Array:
         """Return the codes of an array of float16, bfloat16 or float32, as one axis of uint8."""
@@ -143,6 +156,11 @@ class Block(DenseCodec):
             )
         object.__setattr__(self, "block", check_block(self.block))
         object.__setattr__(self, "seed", check_seed(self.seed))
+
+    @property
+    def label(self) -> str:
+        """A short word for tables: "int8" or "int4"."""
+        return self.codes
 
     def native(self) -> Native:
         """Return the codec as the executor knows it."""

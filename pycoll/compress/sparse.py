@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.arrays.hashes import STEP, hashes
-from pycoll.compress.codec import Array, as_bytes, as_float32, wrong_length
+from pycoll.compress.codec import Array, Modelled, as_bytes, as_float32, wrong_length
 from pycoll.compress.coded_exchange import Reply, agree, from_owners, owned, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
@@ -185,6 +185,11 @@ class DensityCodec(SparseCodec):
     def __post_init__(self) -> None:
         object.__setattr__(self, "density", check_density(self.density))
 
+    @property
+    def label(self) -> str:
+        """A short word for tables, with the density."""
+        return f"{type(self).__name__.lower()}({self.density:g})"
+
     def check_warm_up(self) -> None:
         """Accept every warm-up."""
 
@@ -210,6 +215,10 @@ class TopK(DensityCodec):
     >>> codec.decode(codec.encode(np.float32([1, -3, 0, 2])), 4)
     array([ 0., -3.,  0.,  2.], dtype=float32)
     """
+
+    def modelled(self, count: int) -> Modelled | None:
+        """Return what the cost model knows of the codec, for arrays of ``count`` values."""
+        return Modelled("topk", 2 * kept(self.density, count) / max(count, 1), "places")
 
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return the places of the largest magnitudes, ascending."""
@@ -303,6 +312,10 @@ class RandomK(DensityCodec):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "seed", check_seed(self.seed))
+
+    def modelled(self, count: int) -> Modelled | None:
+        """Return what the cost model knows of the codec, for arrays of ``count`` values."""
+        return Modelled("randomk", kept(self.density, count) / max(count, 1), "common")
 
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return one place of each part, ascending: a function of length, seed and step."""

@@ -1,14 +1,23 @@
 """The cost of collectives whose data travels as codes: fewer bytes, and the time of the codec.
 
-A rank encodes what it sends once, and decodes what it receives and what it has encoded for all:
+With a codec that keeps every element, the values that a rank encodes and decodes are, of n bytes
+among p ranks:
 
-    all_reduce       n + (2p - 1)/p n     of n bytes among p ranks
-    reduce_scatter   2 (p - 1)/p n
-    all_gather       n/p + n
-    broadcast        2 n                  at the root
+                     encoded      decoded
+    all_reduce       n            (2p - 1)/p n
+    reduce_scatter   (p - 1)/p n  (p - 1)/p n
+    all_gather       n/p          n
+    broadcast        n            n            at the root
 
-In a hierarchy p is the number of hosts and n the part of the busiest rank of a host. The codec and
-the link work one after the other: what overlaps is not counted.
+In a hierarchy p is the number of hosts and n the part of the busiest rank of a host. The codec
+works on one piece of a message while the link moves another, so a message of k pieces takes the
+longer of both times, and the k-th part of the shorter one. Where ranks share cores, nothing
+overlaps.
+
+Codecs of places and values are sequences of collectives: all_gathers of lengths, an all_to_all of
+codes to the owners of parts, an all_gather of the folded parts. Where all ranks send the same
+places, an all_gather to compare arguments and an all_reduce of the values. The codec works before
+and after them.
 
 Source: Agarwal et al., "On the utility of gradient compression in distributed training systems",
 MLSys 2022 (arXiv 2103.00543), which compares a codec's time with the bytes that it saves.
@@ -19,49 +28,126 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pycoll.algorithms import lookup
+from pycoll.cost.codec_rates import CodecRate, origin_of
 from pycoll.cost.model import Parameters, Terms
 from pycoll.cost.profiles import profile
-from pycoll.cost.selection import bytes_text, choose, choose_coded, predict, seconds_text
+from pycoll.cost.selection import (
+    bytes_text,
+    choose,
+    choose_coded,
+    followed,
+    predict,
+    seconds_text,
+)
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.topology import Topology
 
+#: Ways in which codes travel: by a plan of the executor; as places and values of their own on each
+#: rank; as values at places that all ranks have in common.
+DENSE, PLACES, COMMON = "dense", "places", "common"
+#: The bytes with which each rank begins an exchange of facts.
+_FACTS_BYTES = 64
+
+
+class Coded(NamedTuple):
+    """The facts of a codec that the model uses.
+
+    ``name``: that of its rates. ``ratio``: the bytes of codes of one rank for each byte of float32.
+    ``way``: DENSE, PLACES or COMMON.
+    """
+
+    name: str
+    ratio: float
+    way: str = DENSE
+
 
 class CodedCost(NamedTuple):
-    """The seconds of a message with a codec: of the links, and of the codec on the busiest core."""
+    """The cost of a message with a codec.
 
+    ``by``: the algorithm, in words. ``links``: seconds of the links. ``codec``: seconds of the
+    codec on the busiest core. ``pieces``: into how many pieces the message is cut, on which links
+    and codec work at the same time. ``wire``: see ``wire_bytes``.
+    """
+
+    by: str
     links: float
     codec: float
+    pieces: int
+    wire: float
 
     @property
     def seconds(self) -> float:
         """The predicted time of the whole message."""
-        return self.links + self.codec
+        shorter, longer = sorted((self.links, self.codec))
+        return longer + shorter / self.pieces
+
+
+def rate_of(name: str, parameters: Parameters) -> CodecRate:
+    """The rates of the codec of this name."""
+    return next(one for one in parameters.codecs if one.name == name)
+
+
+def wire_bytes(
+    collective: Collective, name: str, topology: Topology, nbytes: int, parameters: Parameters
+) -> float:
+    """The bytes of a message that leave the busiest host; on one host, the busiest rank."""
+    algorithm = lookup(collective, name)
+    if len(topology.hosts) == 1:
+        groups = followed(topology, parameters)
+        return float(algorithm.cost(topology.size, groups).sent) * nbytes
+    return profile(algorithm, topology).terms(nbytes)[1].carried
 
 
 def coded_cost(
-    collective: Collective,
-    name: str,
-    topology: Topology,
-    nbytes: int,
-    ratio: float,
-    parameters: Parameters,
+    collective: Collective, topology: Topology, nbytes: int, coded: Coded, parameters: Parameters
 ) -> CodedCost:
-    """The cost of a message of ``nbytes`` by the algorithm ``name``.
-
-    ``ratio``: the bytes of codes for each byte of values.
-    """
+    """The cost of a message of ``nbytes`` with a codec, by the algorithms that would run."""
+    if coded.way != DENSE:
+        return _composed(topology, nbytes, coded, parameters)
+    name = choose_coded(collective, topology, nbytes, parameters=parameters).name
     algorithm = lookup(collective, name)
     # Codes are never read in place.
     shape = profile(algorithm, topology, parameters.per_core > 1)._replace(exposes=False)
     inside, across = shape.terms(nbytes, parameters.segment_bytes)
     if algorithm.levels is None:
-        inside = _shrunk(inside, ratio)
+        inside = _shrunk(inside, coded.ratio)
     if parameters.per_core > 1:
         inside = shape.turns.shared(inside, parameters.per_core, 1.0)
     links = parameters.inside.seconds(inside, nbytes)
-    links += parameters.across.seconds(_shrunk(across, ratio), nbytes)
-    share = _coded_share(collective, topology, algorithm.levels is not None)
-    return CodedCost(links, share * nbytes * parameters.codec * max(parameters.per_core, 1.0))
+    links += parameters.across.seconds(_shrunk(across, coded.ratio), nbytes)
+    encoded, decoded = _shares(collective, topology, algorithm.levels is not None)
+    core_s = rate_of(coded.name, parameters).seconds(encoded * nbytes, decoded * nbytes)
+    pieces = 1 if parameters.per_core > 1 else shape.tiles(nbytes, parameters.segment_bytes)
+    where = "between hosts" if algorithm.levels is not None else "between all ranks"
+    wire = wire_bytes(collective, name, topology, nbytes, parameters) * coded.ratio
+    by = f"{name}: {algorithm.summary}; codes {where}"
+    return CodedCost(by, links, core_s * max(parameters.per_core, 1.0), pieces, wire)
+
+
+def _composed(topology: Topology, nbytes: int, coded: Coded, parameters: Parameters) -> CodedCost:
+    """The cost of an all_reduce that is a sequence of collectives."""
+    size = topology.size
+    links = wire = 0.0
+
+    def add(collective: Collective, moved: float) -> None:
+        nonlocal links, wire
+        length = round(moved)
+        name = choose(collective, topology, length, parameters=parameters).name
+        links += predict(collective, name, topology, length, parameters)
+        wire += wire_bytes(collective, name, topology, length, parameters)
+
+    add(Collective.ALL_GATHER, _FACTS_BYTES * size)
+    if coded.way == COMMON:
+        add(Collective.ALL_REDUCE, coded.ratio * nbytes)
+        by, decoded = "an all_reduce of the values at common places", 1
+    else:
+        add(Collective.ALL_TO_ALL, coded.ratio * nbytes)
+        add(Collective.ALL_GATHER, _FACTS_BYTES * size)
+        # At worst no two ranks send the same place; longer sums travel as plain values.
+        add(Collective.ALL_GATHER, min(size * coded.ratio, 1.0) * nbytes)
+        by, decoded = "an all_to_all of codes to the owners of parts, an all_gather of the sums", 2
+    core_s = rate_of(coded.name, parameters).seconds(nbytes, decoded * nbytes)
+    return CodedCost(by, links, core_s * max(parameters.per_core, 1.0), 1, wire)
 
 
 def _shrunk(terms: Terms, ratio: float) -> Terms:
@@ -73,18 +159,21 @@ def _shrunk(terms: Terms, ratio: float) -> Terms:
     )
 
 
-def _coded_share(collective: Collective, topology: Topology, between_hosts: bool) -> float:
-    """The bytes that the busiest rank encodes and decodes, in units of the message."""
+def _shares(collective: Collective, topology: Topology, between_hosts: bool) -> tuple[float, float]:
+    """The values that the busiest rank encodes, and decodes, in units of the message."""
     ranks, part = topology.size, 1.0
     if between_hosts:
         ranks = len(topology.hosts)
         if collective is not Collective.BROADCAST:
             part = 1 / min(len(members) for members in topology.hosts)
-    if collective is Collective.ALL_REDUCE:
-        return part * (1 + (2 * ranks - 1) / ranks)
-    if collective is Collective.REDUCE_SCATTER:
-        return part * 2 * (ranks - 1) / ranks
-    return part * (1 / ranks + 1) if collective is Collective.ALL_GATHER else 2.0
+    others = (ranks - 1) / ranks
+    encoded, decoded = {
+        Collective.ALL_REDUCE: (1.0, 1.0 + others),
+        Collective.REDUCE_SCATTER: (others, others),
+        Collective.ALL_GATHER: (1 / ranks, 1.0),
+        Collective.BROADCAST: (1.0, 1.0),
+    }[collective]
+    return part * encoded, part * decoded
 
 
 def coded_text(
@@ -92,31 +181,42 @@ def coded_text(
     topology: Topology,
     nbytes: int,
     codec: str,
-    ratio: float,
+    coded: Coded,
     parameters: Parameters,
 ) -> str:
-    """The algorithm, the bytes and the time with a codec, and whether it pays, in a few lines."""
-    name = choose_coded(collective, topology, nbytes, parameters=parameters).name
-    cost = coded_cost(collective, name, topology, nbytes, ratio, parameters)
+    """The algorithm, the bytes and the times with a codec and without, and whether it pays."""
+    cost = coded_cost(collective, topology, nbytes, coded, parameters)
     plain = choose(collective, topology, nbytes, parameters=parameters).name
-    without = predict(collective, plain, topology, nbytes, parameters)
-    algorithm = lookup(collective, name)
-    where = "between hosts" if algorithm.levels is not None else "between all ranks"
-    pays = cost.seconds < without
-    if pays:
-        advice = f"it pays: {without / cost.seconds:.3g} times as fast as without"
-    else:
-        advice = "leave the codec out: encoding takes longer than the bytes that it saves"
-    rate = f"{1e-9 / parameters.codec:.3g} GB/s"
+    plain_s = predict(collective, plain, topology, nbytes, parameters)
+    plain_wire = wire_bytes(collective, plain, topology, nbytes, parameters)
+    end = "host" if len(topology.hosts) > 1 else "rank"
+    rate = rate_of(coded.name, parameters)
+    overlap = "one after the other" if cost.pieces == 1 else f"overlapping in {cost.pieces} pieces"
     return "\n".join(
         [
             f"{collective.name.lower()} of {bytes_text(nbytes)} with {codec}",
-            f"  algorithm  {name}: {algorithm.summary}; codes {where}",
-            f"  bytes      {ratio:.3g} of those of float32",
-            f"  predicted  {seconds_text(cost.seconds)}: {seconds_text(cost.links)} to move, "
-            f"{seconds_text(cost.codec)} to encode and decode at {rate}",
-            f"  without    {seconds_text(without)} by {plain}",
-            f"  advice     {advice}",
-            f"  model      values: {parameters.origin}; the codec's rate is built in",
+            f"  algorithm  {cost.by}",
+            f"  bytes      {bytes_text(round(cost.wire))} from each {end}, "
+            f"{bytes_text(round(plain_wire))} without; codes take {coded.ratio:.3g} of float32",
+            f"  links      {seconds_text(cost.links)}, {seconds_text(plain_s)} without, by {plain}",
+            f"  codec      {seconds_text(cost.codec)} of a core, which encodes "
+            f"{rate.encode * 1e-9:.3g} GB/s, decodes and adds {rate.decode_add * 1e-9:.3g} GB/s "
+            f"({origin_of(rate)})",
+            f"  predicted  {seconds_text(cost.seconds)}: links and codec {overlap}",
+            f"  verdict    {_verdict(cost, plain_s)}",
+            f"  model      values: {parameters.origin}",
         ]
+    )
+
+
+def _verdict(cost: CodedCost, plain_s: float) -> str:
+    if cost.seconds < plain_s:
+        return f"pays: {plain_s / cost.seconds:.3g}x"
+    saved = plain_s - cost.links
+    why = f"the codec takes {seconds_text(cost.codec)} to save {seconds_text(saved)} of the links"
+    if saved <= 0:
+        why = "the links take no less"
+    return (
+        f"does not pay here: {seconds_text(cost.seconds)} with it, {seconds_text(plain_s)} "
+        f"without; {why}"
     )

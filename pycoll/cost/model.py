@@ -19,6 +19,8 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple
 
+from pycoll.cost import codec_rates
+from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.oversubscription import Turns
 
 #: The most bytes of a segment; the size of the transports' slot buffers.
@@ -147,10 +149,10 @@ def between_domains(inside: Link) -> Link:
 class Parameters(NamedTuple):
     """The links inside hosts and across hosts, and the length of segments in bytes.
 
-    ``codec``: s for each byte of float32 that a core encodes or decodes. ``origin`` is a text that
-    names the source of the values. ``per_core`` is the number of ranks that share a core; work
-    inside a host takes ``per_core`` times as long. ``between`` is the measured link between domains
-    of one host; None: it is assumed, see `between_domains`.
+    ``origin`` is a text that names the source of the values. ``per_core`` is the number of ranks
+    that share a core; work inside a host takes ``per_core`` times as long. ``between`` is the
+    measured link between domains of one host; None: it is assumed, see `between_domains`.
+    ``codecs``: the rates of codecs on one core.
     """
 
     inside: Link = LINKS["shm"]
@@ -158,8 +160,8 @@ class Parameters(NamedTuple):
     segment_bytes: int = SEGMENT_BYTES
     origin: str = "built in"
     per_core: float = 1.0
-    codec: float = 1 / 6e9
     between: Link | None = None
+    codecs: tuple[CodecRate, ...] = codec_rates.BUILT_IN
 
     @property
     def of_domains(self) -> Parameters:

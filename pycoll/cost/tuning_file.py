@@ -1,4 +1,4 @@
-"""Tuning files: the link costs of a machine, as ``pycoll tune`` measured them.
+"""Tuning files: the costs of links and codecs of a machine, as ``pycoll tune`` measured them.
 
 The file is ``$XDG_CACHE_HOME/pycoll/FINGERPRINT.json`` (``~/.cache`` if unset), or the file that
 PYCOLL_TUNING names; PYCOLL_TUNING=off selects the built-in values. All ranks of a communicator must
@@ -26,7 +26,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.config import DEFAULT_TRANSPORTS, Config
-from pycoll.cost import slot_stores
+from pycoll.cost import codec_rates, slot_stores
+from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Parameters
 from pycoll.errors import InvalidArgumentError
 from pycoll.untrusted import read_file, read_json
@@ -89,12 +90,14 @@ class Tuning(NamedTuple):
 
     ``origin`` is a text that names their source; ``networks`` are sorted, the latest first.
     ``slot_stores`` is a value of `pycoll.cost.slot_stores`, or None if it was not measured.
+    ``codecs``: the rates of codecs on one core.
     """
 
     media: Mapping[str, Medium] = _BUILT_IN_MEDIA
     origin: str = _BUILT_IN
     networks: tuple[Network, ...] = ()
     slot_stores: str | None = None
+    codecs: tuple[CodecRate, ...] = codec_rates.BUILT_IN
 
     def network_of(self, hosts: Collection[str], transport: str | None) -> Network | None:
         """The network that fits these hosts best.
@@ -142,6 +145,13 @@ class Tuning(NamedTuple):
         tcp between hosts is assumed to be no faster than tcp on this machine and no faster than the
         built-in values; verbs are assumed to have the built-in values.
         """
+        links = self._links(inside, several_hosts, hosts, transport)
+        return links._replace(codecs=self.codecs)
+
+    def _links(
+        self, inside: str, several_hosts: bool, hosts: Collection[str], transport: str | None
+    ) -> Parameters:
+        """The parameters with the built-in rates of codecs."""
         network = self.network_of(hosts, transport) if several_hosts else None
         if network is not None:
             near = self._medium(inside)
@@ -195,7 +205,8 @@ def from_text(text: str) -> Tuning:
         data = read_json(text)
         media, networks = _media(data["media"]), _networks(data["networks"])
         stores = slot_stores.checked(data.get("slot_stores"))
-        return Tuning(media, str(data["origin"]), networks, stores)
+        codecs = codec_rates.checked(data.get("codecs"))
+        return Tuning(media, str(data["origin"]), networks, stores, codecs)
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgumentError(f"rank 0 sent a tuning that cannot be read: {error}") from None
 
@@ -272,12 +283,12 @@ def load(path: Path | str) -> Tuning:
     """Reads and checks a file; raises InvalidArgumentError with path and reason."""
     try:
         data = read_json(read_file(path, _FILE_BYTES_MAX))
-        media, networks, stores = _checked(data)
+        found = _checked(data)
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from None
     except (ValueError, TypeError) as error:
         raise _unusable(path, str(error)) from None
-    return Tuning(media, f"{path} of {data.get('made', 'unknown date')}", networks, stores)
+    return found._replace(origin=f"{path} of {data.get('made', 'unknown date')}")
 
 
 def store(tuning: Tuning, path: Path, made: str) -> None:
@@ -319,6 +330,7 @@ def _as_json(tuning: Tuning) -> dict[str, Any]:
         "media": _media_as_json(tuning),
         "networks": [network_as_json(one) for one in tuning.networks],
         "slot_stores": tuning.slot_stores,
+        "codecs": codec_rates.as_json(tuning.codecs),
     }
 
 
@@ -365,7 +377,7 @@ def _networks(data: Any) -> tuple[Network, ...]:
     return tuple(map(network_from_json, data))
 
 
-def _checked(data: Any) -> tuple[dict[str, Medium], tuple[Network, ...], str | None]:
+def _checked(data: Any) -> Tuning:
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
     if data.get("schema") != SCHEMA:
@@ -374,8 +386,12 @@ def _checked(data: Any) -> tuple[dict[str, Medium], tuple[Network, ...], str | N
         raise ValueError(
             f"it was made on machine {data.get('machine')!r}, and this is {fingerprint()!r}"
         )
-    stores = slot_stores.checked(data.get("slot_stores"))
-    return _media(data.get("media")), _networks(data.get("networks", [])), stores
+    return Tuning(
+        media=_media(data.get("media")),
+        networks=_networks(data.get("networks", [])),
+        slot_stores=slot_stores.checked(data.get("slot_stores")),
+        codecs=codec_rates.checked(data.get("codecs")),
+    )
 
 
 def _media(data: Any) -> dict[str, Medium]:

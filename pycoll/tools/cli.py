@@ -610,6 +610,12 @@ def doctor(ranks: int | None, as_json: bool, **words: Any) -> None:
     "--algorithm", metavar="NAME", help="Explain this one instead of the selector's choice."
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Also list the plan of this rank.")
+@click.option(
+    "--compress",
+    metavar="CODEC",
+    multiple=True,
+    help="Say whether bf16, fp8, int8, int4, sign, topk:0.01 or randomk:0.01 pays; repeatable.",
+)
 @click.option("--measured", is_flag=True, help="Also run it here, on sizes up to --bytes.")
 @click.option(
     "--gradients",
@@ -644,6 +650,9 @@ def explain(
     with powers of ten. A value that is not given is that of pycoll tune on this machine, or a
     built-in one. With --measured it predicts for this machine and measures there; where ranks share
     its cores, "ranks per core" is printed.
+
+    With --compress it also predicts the collective with a codec: the bytes on the wire, the time of
+    the links, that of the codec on a core, and whether it pays.
 
     With --gradients it predicts a training step by every method instead, without servers and with
     --servers of them (by default as many as --hosts), and names the best. Each line of the file is

@@ -30,6 +30,7 @@ class Question:
     ``measured``: compare with times on this machine, whose cores the ranks may have to share.
     ``servers``: further ranks that serve these, each on a host of its own. ``domains``: the
     domains of a host over which its ranks are spread evenly. ``memory``: the memory of the arrays.
+    ``compress``: the words of codecs to explain as well.
     """
 
     collective: str
@@ -45,6 +46,7 @@ class Question:
     servers: int = 0
     domains: int = 1
     memory: str = "shared"
+    compress: tuple[str, ...] = ()
 
     @property
     def kind(self) -> Collective:
@@ -115,6 +117,7 @@ def explanation(question: Question) -> str:
     """
     if question.measured:
         check_measurable(question)
+    coded = codec_texts(question)
     asked, parameters = question.asked(), question.parameters()
     if question.picture is not None:
         check_picture(question.picture)
@@ -125,7 +128,7 @@ def explanation(question: Question) -> str:
     text = explain_text(
         kind, topology, nbytes, algorithm=name, parameters=parameters, memory=memory
     )
-    parts = [text]
+    parts = [text, *coded]
     if question.rank is not None:
         name = name or choose(kind, topology, nbytes, parameters=parameters).name
         parts.append(_plan_text(question, name, question.rank))
@@ -135,6 +138,39 @@ def explanation(question: Question) -> str:
         draw(question.picture, found)
         parts.append(f"picture: {question.picture}")
     return "\n\n".join(parts)
+
+
+def codec_texts(question: Question) -> list[str]:
+    """A text for each codec of the request.
+
+    Raises InvalidArgumentError for words that are no codecs, for a collective that takes none, and
+    for options that exclude codecs.
+    """
+    if not question.compress:
+        return []
+    from pycoll.comm.codecs import modelled
+    from pycoll.cost.codec_costs import coded_text
+    from pycoll.tools.codec_words import codec_of
+
+    given = {
+        "--algorithm": question.algorithm is not None,
+        "--rank": question.rank is not None,
+        "--measured": question.measured,
+        "--servers": question.servers > 0,
+    }
+    for word, is_there in given.items():
+        if is_there:
+            raise InvalidArgumentError(
+                f"--compress excludes {word}: the choice with a codec is that of the model, and "
+                "codes pass no servers"
+            )
+    kind, nbytes, parameters = question.kind, question.moved, question.parameters()
+    return [
+        coded_text(
+            kind, question.topology, nbytes, repr(codec), modelled(kind, nbytes, codec), parameters
+        )
+        for codec in map(codec_of, question.compress)
+    ]
 
 
 def check_measurable(question: Question) -> None:

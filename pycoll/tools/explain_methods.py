@@ -20,6 +20,8 @@ def methods_text(question: Question, path: Path) -> str:
         raise InvalidArgumentError(
             "--gradients excludes --rank, --measured and --plot: it compares methods, not plans"
         )
+    if question.compress:
+        raise InvalidArgumentError("--gradients excludes --compress: it compares plain methods")
     links = question.parameters()
     network = Network(
         links.across.alpha, 1 / links.across.beta, links.inside.alpha, 1 / links.inside.beta

@@ -15,12 +15,10 @@ from pycoll import _core
 from pycoll.algorithms import lookup
 from pycoll.comm.codecs import coding_of
 from pycoll.compress import BF16, FP8, Block, Feedback, Sign, TopK
-from pycoll.cost.codec_costs import coded_text
-from pycoll.cost.model import LINKS, Parameters
 from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError
 from pycoll.plan.lowering import lower
 from pycoll.schedule.collectives import Collective
-from pycoll.schedule.topology import Topology, single_host
+from pycoll.schedule.topology import single_host
 
 Array = Any
 CODECS = [
@@ -461,18 +459,3 @@ def test_bad_arguments_of_the_other_collectives(name: str) -> None:
 
     world.run(call)
     world.close()
-
-
-def test_explain_advises_for_slow_links_and_against_shared_memory() -> None:
-    inside = world_in_threads(2).communicators[0].explain("all_reduce", 1 << 24, INT8)
-    assert "leave the codec out: encoding takes longer" in inside
-    assert "codes between all ranks" in inside and "0.266 of those of float32" in inside
-    slow = Parameters(across=LINKS["tcp"]._replace(beta=1 / 1.25e9))
-    topology = Topology.even(4, 2)
-    between = coded_text(Collective.ALL_REDUCE, topology, 1 << 24, "int4", 0.13, slow)
-    assert "it pays: " in between and "codes between hosts" in between
-    comm = world_in_threads(2).communicators[0]
-    with pytest.raises(InvalidArgumentError, match="'gather', which takes no codec; these do: all"):
-        comm.explain("gather", 100, INT8)
-    with pytest.raises(InvalidArgumentError, match="codecs that keep every element"):
-        comm.explain("all_reduce", 100, TopK(0.5))

@@ -21,8 +21,10 @@ from pycoll.bootstrap import join_threads
 from pycoll.comm import start_tuning
 from pycoll.comm.communicator import Communicator
 from pycoll.comm.start_tuning import tuning_text
+from pycoll.compress import Block
 from pycoll.config import Config
-from pycoll.cost import slot_stores, tuning_file
+from pycoll.cost import codec_rates, slot_stores, tuning_file
+from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.model import LINKS, Parameters
 from pycoll.cost.tuning_file import BUILT_IN, Medium, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
@@ -66,6 +68,23 @@ def test_a_file_gives_back_what_was_stored(tmp_path: Path) -> None:
     assert tuning_file.from_text("") is BUILT_IN
 
 
+def test_rates_of_codecs_are_kept_and_those_that_lack_are_built_in(tmp_path: Path) -> None:
+    mine = CodecRate("int8", 1.23456789e9, 2.5e9 / 3)
+    told = {"int8": {"encode": mine.encode, "decode_add": mine.decode_add}}
+    found = tuning_file.load(stored(tmp_path / "tuning.json", codecs=told))
+    known = {one.name: one for one in found.codecs}
+    assert known == {one.name: one for one in codec_rates.BUILT_IN} | {"int8": mine}
+    assert tuning_file.from_text(found.to_text()) == found
+    assert tuning_file.load(stored(tmp_path / "b.json", found)).codecs == found.codecs
+    for several in (False, True):
+        assert found.parameters(several_hosts=several).codecs == found.codecs
+    path = stored(tmp_path / "old.json")
+    old = json.loads(path.read_text())
+    del old["codecs"]
+    path.write_text(json.dumps(old))
+    assert tuning_file.load(path).codecs == codec_rates.BUILT_IN
+
+
 def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None:
     for size in _CACHE_BYTES:
         path = stored(tmp_path / "tuning.json", media=changed_medium(cache_bytes=size))
@@ -92,6 +111,17 @@ def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None
         ({"media": changed_medium(cache_bytes=0)}, "shm.cache_bytes is 0"),
         ({"slot_stores": "quick"}, "slot_stores is 'quick': expected ordinary or streaming"),
         ({"slot_stores": True}, "slot_stores is True: expected ordinary or streaming"),
+        ({"codecs": ["int8"]}, "codecs must have some of bf16, fp8, int4, int8"),
+        ({"codecs": {"int9": {}}}, "codecs must have some of bf16"),
+        ({"codecs": {"int8": {"encode": 1e9}}}, "codecs.int8 must have encode and decode_add"),
+        (
+            {"codecs": {"sign": {"encode": 0.0, "decode_add": 1e9}}},
+            "codecs.sign.encode is 0.0: expected bytes per second from 1000 to 1e+15",
+        ),
+        (
+            {"codecs": {"sign": {"encode": 1e9, "decode_add": True}}},
+            "codecs.sign.decode_add is True: expected bytes",
+        ),
     ],
 )
 def test_a_file_that_is_not_right_is_refused_with_the_reason(
@@ -162,7 +192,8 @@ def other(path: Path) -> Path:
 
 
 def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
-    first, second = stored(tmp_path / "a.json"), other(tmp_path / "b.json")
+    told = {"int8": {"encode": 1.5e9, "decode_add": 2.5e9}}
+    first, second = stored(tmp_path / "a.json", codecs=told), other(tmp_path / "b.json")
     configs = [Config(tuning=name) for name in (str(first), str(second), "off", "/no/file")]
     joined_all = join_threads(4, configs, bring=tuning_text)
     comms = [
@@ -176,6 +207,8 @@ def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
             assert parameters.inside == known.inside
             assert parameters.segment_bytes == 16384
             assert str(first) in comm.explain("all_reduce", 1 << 20)
+            text = comm.explain("all_reduce", 1 << 20, Block("int8"))
+            assert "encodes 1.5 GB/s, decodes and adds 2.5 GB/s (measured)" in text
         for nbytes in (8, 1 << 14, 1 << 22):
             assert len({comm.choice("all_reduce", nbytes) for comm in comms}) == 1
         works = [comm.all_reduce(float(comm.rank), async_op=True) for comm in comms]
@@ -332,6 +365,8 @@ def test_tune_stores_what_explain_then_uses(
     for collective in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
         assert re.search(rf"{collective}: half of \d+ predictions .* within \d+%", done.output)
     assert tuning_file.load(path).media["tcp"] == BUILT_IN.media["tcp"]
+    assert not set(tuning_file.load(path).codecs) & set(codec_rates.BUILT_IN)
+    assert re.search(r"codecs +bf16: encodes [\d.]+ GB/s, decodes and adds", done.output)
     arguments = ["explain", "all_reduce", "--size", "2", "--bytes", "64K", "--measured"]
     after = CliRunner().invoke(main, arguments)
     assert after.exit_code == 0, after.output

@@ -3,7 +3,8 @@
 First one rank per host runs alone: this measures messages between hosts, and the rate of one rank.
 If all hosts have several ranks, as many groups of one rank per host as possible run at the same
 time: this measures the link of a host. Then each host runs by itself, all hosts at the same time:
-this measures shared memory.
+this measures shared memory. At last one rank per host measures codecs, of which the slowest host
+counts.
 
 In a job on one host whose ranks are bound to cores of several domains (caches or memory), domains
 take the place of hosts in all of this.
@@ -23,13 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pycoll.bootstrap.discovery.identity import ranks_per_core, transport_across
-from pycoll.cost import tuning_file
+from pycoll.cost import codec_rates, tuning_file
+from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link
 from pycoll.cost.tuning_file import DOMAINS, Medium, Network, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.tools.bench.command import progress_bar
 from pycoll.tools.bench.measuring import BenchOptions, hosts_of, measure
 from pycoll.tools.bench.metrics import Measurement
+from pycoll.tools.tune.codec_speed import described, measured_rates
 from pycoll.tools.tune.fit import Fit, Observation, fit
 from pycoll.tools.tune.machine_links import (
     COLLECTIVES,
@@ -288,7 +291,11 @@ def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network
         if comm.rank == 0:
             say(f"measuring links between {links} with {comm.size} ranks")
         network = HostsTuner(comm, options, say).run()
-        _agreed(comm, lambda: _store(network, path))
+        codecs = _slowest_rates(comm, topology, options.quick)
+        if comm.rank == 0:
+            for line in described(codecs):
+                say(line)
+        _agreed(comm, lambda: _store(network, codecs, path))
         if comm.rank == 0:
             where = f"on every host, here in {path}" if options.path is None else f"in {path}"
             say(f"stored {where}, for {network}")
@@ -311,11 +318,25 @@ def _measured(topology: Topology, oversubscription: float) -> str:
     )
 
 
-def _store(network: Network, path: Path | None) -> None:
+def _slowest_rates(comm: Communicator, topology: Topology, quick: bool) -> tuple[CodecRate, ...]:
+    """The rates of codecs on the slowest host, equal on all ranks; one rank per host measures."""
+    own = measured_rates(quick) if topology.local_rank(comm.rank) == 0 else ()
+    blobs = comm._gather_blobs(json.dumps(codec_rates.as_json(own)).encode())
+    told = [codec_rates.checked(data) for data in map(json.loads, blobs) if data]
+    return tuple(
+        CodecRate(
+            same[0].name, min(one.encode for one in same), min(one.decode_add for one in same)
+        )
+        for same in zip(*told, strict=True)
+    )
+
+
+def _store(network: Network, codecs: tuple[CodecRate, ...], path: Path | None) -> None:
     if path is None:
         return
     try:
-        tuning_file.store(present(path).with_network(network), path, network.made)
+        tuning = present(path).with_network(network)._replace(codecs=codecs)
+        tuning_file.store(tuning, path, network.made)
     except OSError as error:
         raise InvalidArgumentError(f"cannot store {str(path)!r}: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""``pycoll tune`` on one machine: measures its links and stores the result for later jobs.
+"""``pycoll tune`` on one machine: measures its codecs and links and stores the result.
 
 For shared memory it first finds the stores that fill slots: the same all_reduces run with both.
 
@@ -46,6 +46,7 @@ from pycoll.tools.bench.command import launch_bench, progress_bar
 from pycoll.tools.bench.measuring import BenchOptions
 from pycoll.tools.bench.metrics import Measurement
 from pycoll.tools.outputs import check_output
+from pycoll.tools.tune.codec_speed import described, measured_rates
 from pycoll.tools.tune.fit import Fit, Observation, fit
 
 #: Collectives whose plans separate the cost of moving from that of combining.
@@ -185,8 +186,14 @@ class Tuner:
         self._task = self._progress.add_task("measuring", total=self._total())
 
     def run(self) -> Tuning:
-        """Measures all transports; raises PycollError if a job failed or gave a wrong result."""
+        """Measures codecs and all transports.
+
+        Raises PycollError if a job failed or gave a wrong result.
+        """
         with self._progress:
+            codecs = measured_rates(self._options.quick)
+            for line in described(codecs):
+                self._say(line)
             for transport in self._options.transports:
                 times: Times = {}
                 if transport == "shm":
@@ -202,7 +209,10 @@ class Tuner:
                 for line in accuracy(list(times), found):
                     self._say(line)
         return self._start._replace(
-            media=self._media, origin="measured just now", slot_stores=self._slot_stores
+            media=self._media,
+            origin="measured just now",
+            slot_stores=self._slot_stores,
+            codecs=codecs,
         )
 
     def _total(self) -> int:
