@@ -126,6 +126,8 @@ QUICK = (
     Row("all_reduce", 4, (KIB,), 1.5, 3, 5, processor=True),
 )
 OVERSUBSCRIBED_CORES = 2
+#: Rows of more ranks have no torch tensors.
+TORCH_RANKS_MAX = 8
 #: Seconds of a measurement of processor time.
 PROCESSOR_S = 0.5
 
@@ -241,7 +243,8 @@ def _measured(
     long = nbytes >= LONG_BYTES
     if nbytes >= SHARED_BYTES:
         entrants.insert(1, Entrant(SHARED, jobs[0], (("memory", "shared"),)))
-    if has_torch() and row.collective != "barrier":
+    # torch takes seconds to import: that of many ranks would take minutes.
+    if has_torch() and row.collective != "barrier" and row.ranks <= TORCH_RANKS_MAX:
         entrants.insert(1, Entrant(TORCH, jobs[0], (("memory", "torch"),)))
     rate = MemoryRate(min(RATE_BYTES, nbytes)) if row.limit else None
     bare = None

@@ -8,6 +8,7 @@ backward pass and assume a backward pass that sends no messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 #: Architectures: how a message is reduced. "a2a": by an all_reduce among the workers. "ps": every
@@ -73,14 +74,27 @@ class CommunicationPlan(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """The cost of a message: ``alpha`` seconds plus ``beta`` seconds per byte."""
+    """The cost of a message: ``alpha`` seconds plus ``beta`` seconds per byte.
+
+    Segments of a long message overlap each other, so that it takes less per byte. ``long_alpha``
+    and ``long_beta`` are those of a second line, and the lower line counts. One line is enough
+    where all lengths take the same per byte.
+    """
 
     alpha: float
     beta: float
+    long_alpha: float = inf
+    long_beta: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
         """The seconds that a message of ``nbytes`` takes."""
-        return self.alpha + self.beta * nbytes
+        return min(self.alpha + self.beta * nbytes, self.long_alpha + self.long_beta * nbytes)
+
+    @property
+    def lines(self) -> tuple[tuple[float, float], ...]:
+        """Both lines, or the only one, as pairs of alpha and beta."""
+        near = (self.alpha, self.beta)
+        return (near,) if self.long_alpha == inf else (near, self[2:])
 
 
 class Stage(NamedTuple):
@@ -137,17 +151,13 @@ class Rates(NamedTuple):
 
     def whole(self, architecture: str) -> Rate:
         """The time of one message without any other, all of its stages together."""
-        stages = self.stages(architecture)
-        return Rate(
-            sum(stage.rate.alpha for stage in stages), sum(stage.rate.beta for stage in stages)
-        )
+        rates = [stage.rate for stage in self.stages(architecture)]
+        return Rate(*map(sum, zip(*rates, strict=True)))
 
     def busy(self, architecture: str) -> Rate:
         """The time of the longest stage: the distance of the ends of many such messages."""
-        stages = self.stages(architecture)
-        return Rate(
-            max(stage.rate.alpha for stage in stages), max(stage.rate.beta for stage in stages)
-        )
+        rates = [stage.rate for stage in self.stages(architecture)]
+        return Rate(*map(max, zip(*rates, strict=True)))
 
 
 def check(comm_plan: CommunicationPlan, gradients: Sequence[Gradient]) -> None:

@@ -80,8 +80,9 @@ def play(
     for transfer, end in zip(transfers, ends, strict=True):
         for number in transfer.numbers:
             done[number] = end if end > done[number] else done[number]
-    alpha, beta = rates.optimizer
-    stepping_s = alpha + (beta * sum(gradient.nbytes for gradient in gradients) if beta else 0.0)
+    beta = rates.optimizer.beta
+    nbytes = sum(gradient.nbytes for gradient in gradients)
+    stepping_s = rates.optimizer.seconds(nbytes)
     computed = backward_s + stepping_s
     if forward_s is None:
         thread.wait(max(done))
@@ -177,12 +178,13 @@ def _ends(
         elif host_s:
             thread.work(host_s)
         first, at = None, thread.now_s
-        for alpha, beta, resources in ways:
+        for alpha, beta, long_alpha, long_beta, resources in ways:
             for resource in resources:
                 at = free[resource] if free[resource] > at else at
             if first is None:
                 first = at
-            at += alpha + beta * nbytes
+            took_s, long_s = alpha + beta * nbytes, long_alpha + long_beta * nbytes
+            at += took_s if took_s < long_s else long_s
             for resource in resources:
                 free[resource] = at
         if slows and first is not None:
@@ -198,8 +200,8 @@ def _ends(
     return ends
 
 
-#: A stage as plain numbers: alpha, beta, and the places of its resources in _RESOURCES.
-_Way = tuple[float, float, tuple[int, ...]]
+#: A stage as plain numbers: those of its rate, and the places of its resources in _RESOURCES.
+_Way = tuple[float, float, float, float, tuple[int, ...]]
 
 
 def _ways(stages: Sequence[Stage]) -> tuple[_Way, ...]:
