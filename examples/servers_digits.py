@@ -1,7 +1,7 @@
 """Trains softmax regression on scikit-learn's digits with parameter servers, without any barrier.
 
 Each worker pulls the weights, computes the gradient of a batch of its share, and pushes it. The
-servers step when a gradient arrives, whoever sent it (Downpour). With ``--hogwild`` workers step by
+servers step when a gradient arrives, whoever sent it. With ``--hogwild`` workers step by
 themselves, and the servers only add what they push.
 
     pycoll run -n 3 --servers 1 examples/servers_digits.py --consistency asp

@@ -163,6 +163,16 @@ def test_calls_of_training_are_held_against_what_was_to_be_reached(
     assert lines[-1][1] == "0 exchanges"
 
 
+def test_consistencies_are_compared_by_their_curves(page: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "curves.svg"
+    words = ("--quick", "--markdown", str(page), "--plot", str(picture))
+    text = run("ps_curves.py", *words)
+    rows = [line for line in text.splitlines() if line.startswith("| one slow worker |")]
+    assert [row.split(" | ")[1] for row in rows] == ["bsp", "SSP(3)", "asp", "Backup(0.75)"]
+    assert "![loss against time by consistency](curves.svg)" in page.read_text() and kept(page)
+    assert "time" in picture.read_text()
+
+
 def test_kernels_of_every_instruction_set_can_be_run_by_hand() -> None:
     sources = [np.arange(100, dtype=np.int32) + k for k in range(3)]
     for isa in _core.isas():

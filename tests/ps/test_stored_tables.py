@@ -188,3 +188,16 @@ def test_rows_of_two_servers_learn_vectors() -> None:
     said = run_example(2, 2, "servers_embedding.py")
     found = re.search(r"squared error (\S+) at first, (\S+) at last", said)
     assert found is not None and float(found[2]) < float(found[1]) / 10
+
+
+def test_workers_that_take_steps_alone_learn_digits() -> None:
+    said = run_example(3, 1, "servers_downpour.py", "--every", "5", "--pushes", "100")
+    found = re.search(r"3 workers, 5 steps between pushes: (\S+)% of", said)
+    assert found is not None and float(found[1]) > 85
+
+
+def test_workers_change_few_rows_of_one_table_and_none_is_lost() -> None:
+    said = run_example(2, 1, "servers_hogwild.py")
+    found = re.search(r"2 workers, asp: (\S+)% of .*; (\d+) of (\d+) changes were applied", said)
+    assert found is not None and float(found[1]) > 80
+    assert int(found[2]) == int(found[3]) == 2 * 400 * 32 * 10
