@@ -10,11 +10,12 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-from pycoll.ps.messages import DROPPED, FENCES, UPDATES, Kind, Message
+from pycoll.ps.messages import ANSWERS, DROPPED, FENCES, UPDATES, Kind, Message
 from pycoll.ps.replica import WORKER_LOST
 from pycoll.ps.views import View
 
-#: Pushes of one shard that are on their way at most; later ones wait by priority.
+#: Pushes of one shard that are on their way at most; later ones wait by priority. One that a
+#: server has applied, and answers after the end of its round, is not counted any more.
 WINDOW = 16
 _ORDERED = frozenset((Kind.PUSH, Kind.LOAD))
 
@@ -27,7 +28,7 @@ class Request:
     the request wait, and its clock.
     """
 
-    __slots__ = ("answer", "failure", "lost", "message", "slowest", "target", "then")
+    __slots__ = ("answer", "failure", "is_counted", "lost", "message", "slowest", "target", "then")
 
     def __init__(self, message: Message, target: Any) -> None:
         self.message = message
@@ -36,6 +37,8 @@ class Request:
         self.failure = ""
         self.lost: tuple[int, ...] = ()
         self.slowest: tuple[int, int] | None = None
+        #: Whether it is one of the pushes on their way.
+        self.is_counted = False
         #: Called when the request has ended.
         self.then: Callable[[Request], None] | None = None
 
@@ -95,6 +98,10 @@ class ClientMachine:
         request.then = then
         lane = self._lanes[message.shard]
         self._numbers += 1
+        if not lane.waiting and not lane.is_sending and self._may_go(lane, request):
+            # Nothing waits, so there is no order to keep.
+            self._go(lane, request, self._numbers)
+            return request
         if message.kind in FENCES:
             lane.epoch += 1
         key = message.key
@@ -104,34 +111,41 @@ class ClientMachine:
         heapq.heappush(lane.waiting, (lane.epoch, -rank, self._numbers, request))
         if message.kind in FENCES:
             lane.epoch += 1
-        self._send_waiting(message.shard, lane)
+        self._send_waiting(lane)
         return request
 
-    def _send_waiting(self, shard: int, lane: _Lane) -> None:
+    @staticmethod
+    def _may_go(lane: _Lane, request: Request) -> bool:
+        return lane.pushing < WINDOW or request.message.kind not in _ORDERED
+
+    def _go(self, lane: _Lane, request: Request, number: int) -> None:
+        """Number a request of a lane, and send it."""
+        message = request.message
+        view = self.view.number
+        if message.kind in UPDATES:
+            lane.seq += 1
+            request.is_counted = message.kind in _ORDERED
+            lane.pushing += request.is_counted
+            request.message = message._replace(view=view, worker=self.me, seq=lane.seq)
+            lane.updates[lane.seq] = request
+        else:
+            request.message = message._replace(
+                view=view, worker=self.me, seq=number, after=lane.seq
+            )
+            lane.reads[number] = request
+        self._send(message.shard, request)
+
+    def _send_waiting(self, lane: _Lane) -> None:
         if lane.is_sending:
             return
         lane.is_sending = True
-        while lane.waiting:
-            request = lane.waiting[0][3]
-            is_push = request.message.kind in _ORDERED
-            if is_push and lane.pushing >= WINDOW:
-                break
-            _, rank, number, _ = heapq.heappop(lane.waiting)
+        while lane.waiting and self._may_go(lane, lane.waiting[0][3]):
+            _, rank, number, request = heapq.heappop(lane.waiting)
             below = lane.lowest[request.message.key]
             below.remove(-rank)
             if not below:
                 del lane.lowest[request.message.key]
-            if request.message.kind in UPDATES:
-                lane.seq += 1
-                lane.pushing += is_push
-                request.message = request.message._replace(worker=self.me, seq=lane.seq)
-                lane.updates[lane.seq] = request
-            else:
-                request.message = request.message._replace(
-                    worker=self.me, seq=number, after=lane.seq
-                )
-                lane.reads[number] = request
-            self._send(shard, request)
+            self._go(lane, request, number)
         lane.is_sending = False
 
     def _send(self, shard: int, request: Request) -> None:
@@ -141,7 +155,9 @@ class ClientMachine:
         if to is None:
             self._fail(request, "all its servers are gone", self._holders[shard])
         elif to not in self.gone:
-            self.out.append((to, message._replace(view=self.view.number)))
+            if message.view != self.view.number:
+                request.message = message = message._replace(view=self.view.number)
+            self.out.append((to, message))
         elif len(chain) == 1 or not self.is_managed:
             self._fail(request, "its server is gone", (to,))
 
@@ -155,6 +171,7 @@ class ClientMachine:
             return
         if message.kind is Kind.HELD:
             request.slowest = (message.key, message.round)
+            self._uncount(self._lanes[message.shard], request)
         elif message.kind is not Kind.FAILED:
             request.answer = message
             self._end(request)
@@ -169,11 +186,7 @@ class ClientMachine:
         if message.shard >= len(self._lanes):
             return None
         lane = self._lanes[message.shard]
-        if message.kind is Kind.VALUE or message.kind is Kind.TEXT:
-            return lane.reads.get(message.seq)
-        if message.kind is Kind.DONE:
-            return lane.updates.get(message.seq)
-        if message.kind in (Kind.HELD, Kind.FAILED):
+        if message.kind in ANSWERS:
             # The numbers of reads and updates overlap; ``after`` tells which one is meant.
             found = lane.reads if message.after else lane.updates
             return found.get(message.seq)
@@ -205,7 +218,7 @@ class ClientMachine:
                 continue
             for request in [*lane.updates.values(), *lane.reads.values()]:
                 self._send(shard, request)
-            self._send_waiting(shard, lane)
+            self._send_waiting(lane)
 
     def _fail(self, request: Request, why: str, lost: tuple[int, ...] = ()) -> None:
         request.failure, request.lost = why, lost
@@ -215,13 +228,19 @@ class ClientMachine:
         message = request.message
         lane = self._lanes[message.shard]
         if message.kind in UPDATES:
-            if lane.updates.pop(message.seq, None) is not None and message.kind in _ORDERED:
-                lane.pushing -= 1
-                self._send_waiting(message.shard, lane)
+            lane.updates.pop(message.seq, None)
+            self._uncount(lane, request)
         else:
             lane.reads.pop(message.seq, None)
         if request.then is not None:
             request.then(request)
+
+    def _uncount(self, lane: _Lane, request: Request) -> None:
+        """Let the next push go, if this one was on its way."""
+        if request.is_counted:
+            request.is_counted = False
+            lane.pushing -= 1
+            self._send_waiting(lane)
 
     def answering(self, request: Request) -> int | None:
         """Return the server that answers a request; None while none does."""

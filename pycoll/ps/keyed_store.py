@@ -20,7 +20,7 @@ from pycoll.errors import (
 from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
 from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
-from pycoll.ps.messages import ALL, LAST, Kind, Message
+from pycoll.ps.messages import ALL, LAST, PULLS, Kind, Message
 from pycoll.ps.placement import Placed, Placement
 from pycoll.ps.server_threads import ManagerThread
 from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
@@ -45,6 +45,7 @@ class _Key:
     def __init__(self, name: str, placed: Placed, framework: Framework, like: Any) -> None:
         self.name = name
         self.placed = placed
+        self.ranges = placed.ranges
         self.framework = framework
         self.like = like
         self.rounds = [0] * len(placed.shards)
@@ -316,7 +317,8 @@ class Store:
         >>> store.init("g", np.zeros(2))
         >>> store.push("g", np.ones(2))
         """
-        return self._go(self._pushed(key, x, priority, 0), f"push of {key!r}", _none, async_op)
+        requests = self._pushed(self._known(key), x, priority, 0)
+        return self._go(requests, f"push of {key!r}", _none, async_op)
 
     def pull(self, key: str, *, out: Any = None, priority: int = 0, async_op: bool = False) -> Any:
         """Return the value of a key, as the consistency allows it to be seen.
@@ -353,7 +355,7 @@ class Store:
         pushes, with "bsp" in the bits of ``all_reduce("avg", deterministic=True)``. With "asp" and
         SSP the value holds at least this worker's pushes.
 
-        Cost: two messages for each 4 MiB, and their answers.
+        Cost: one message for each 4 MiB, and its answer.
 
         >>> store.init("m", np.zeros(2))
         >>> store.push_pull("m", np.ones(2))
@@ -362,9 +364,8 @@ class Store:
         found = self._known(key)
         target = self._target(found, out)
         # Without folding there is no round that a push could end.
-        pushes = self._pushed(key, x, priority, LAST if self.consistency.folds else 0)
-        pulls = self._pulled(found, target.memory, priority)
-        requests = [*pushes, *pulls]
+        flags = PULLS | LAST if self.consistency.folds else PULLS
+        requests = self._pushed(found, x, priority, flags, target.memory)
         return self._go(requests, f"push_pull of {key!r}", target.finish, async_op)
 
     def clock(self, *, async_op: bool = False) -> Any:
@@ -394,30 +395,35 @@ class Store:
         if request.answer is not None and self.consistency.name == "backup":
             self._clock = max(self._clock, request.answer.round)
 
-    def _pushed(self, key: str, x: Any, priority: int, flags: int) -> list[Request]:
-        found = self._known(key)
+    def _pushed(
+        self, key: _Key, x: Any, priority: int, flags: int, memory: Bytes | None = None
+    ) -> list[Request]:
+        """Begin the pushes of x; with the flag PULLS, ``memory`` receives the values."""
         _check_priority(priority)
         _, terms, data = read_array(x)
-        if terms != found.placed.terms:
+        placed = key.placed
+        if terms != placed.terms:
             raise InvalidArgumentError(
-                f"x has {_shown(terms)}, but {key!r} has {_shown(found.placed.terms)}"
+                f"x has {_shown(terms)}, but {key.name!r} has {_shown(placed.terms)}"
             )
+        note = self._note_push if memory is None else self._note_push_pull
         requests = []
-        for part, (begin, end) in enumerate(found.placed.ranges):
-            turn = max(self._clock, found.rounds[part])
+        for part, (begin, end) in enumerate(key.ranges):
+            turn = max(self._clock, key.rounds[part])
             request = self._begin(
                 Kind.PUSH,
-                found.placed.shards[part],
+                placed.shards[part],
                 priority,
-                key=found.placed.number,
+                key=placed.number,
                 part=part,
                 round=turn,
                 flags=flags,
                 payload=data[begin:end],
-                then=functools.partial(self._note_push, found, part),
+                target=None if memory is None else memory[begin:end],
+                then=functools.partial(note, key, part),
             )
             if flags & LAST:
-                found.rounds[part] = turn + 1
+                key.rounds[part] = turn + 1
             requests.append(request)
         return requests
 
@@ -425,6 +431,10 @@ class Store:
         if request.dropped:
             self.dropped += 1
             self._note_version(key, part, request)
+
+    def _note_push_pull(self, key: _Key, part: int, request: Request) -> None:
+        self.dropped += request.dropped
+        self._note_version(key, part, request)
 
     def _note_dropped(self, request: Request) -> None:
         self.dropped += request.dropped
@@ -445,7 +455,7 @@ class Store:
                 target=memory[begin:end],
                 then=functools.partial(self._note_version, key, part),
             )
-            for part, (begin, end) in enumerate(key.placed.ranges)
+            for part, (begin, end) in enumerate(key.ranges)
         ]
 
     def _target(self, key: _Key, out: Any) -> Target:

@@ -55,9 +55,13 @@ UPDATES = frozenset((Kind.LOAD, Kind.PUSH, Kind.CLOCK, Kind.WRITE, Kind.LEAVE, K
 #: Requests that were begun before one of these are sent before it, and later ones after it.
 FENCES = frozenset((Kind.CLOCK, Kind.OPTIMIZE))
 READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.ASK))
+#: The answers to updates and reads; ``after`` is 1 in those to reads, and else 0.
+ANSWERS = frozenset((Kind.DONE, Kind.VALUE, Kind.TEXT, Kind.HELD, Kind.FAILED))
 
 #: Flags of a PUSH: the worker pushes this part no more in this round.
 LAST = 1
+#: Flags of a PUSH: its answer is that of a PULL which the worker begins right after it.
+PULLS = 8
 #: Flags of an OPTIMIZE: it is for all keys, and for those that follow.
 ALL = 1
 #: Flags of a DONE: the push came too late for its round, and nothing was applied.
@@ -67,7 +71,7 @@ REPEATED = 4
 #: Flags of any message: the payload follows as a message of its own.
 APART = 128
 
-_HEAD = struct.Struct("<HBBHHIIIIQQQQ")
+_HEAD = struct.Struct("<HBBHHIIIIQQQQI")
 HEAD_BYTES = _HEAD.size
 _MAGIC = 0x5053
 _KINDS = {int(kind): kind for kind in Kind}
@@ -100,10 +104,16 @@ class Message(NamedTuple):
     payload: Any = None
 
 
-def pack(message: Message, nbytes: int, apart: bool) -> bytes:
-    """Return the header. ``nbytes``: of the payload. ``apart``: the payload is no part of it."""
+def pack_into(head: Any, message: Message, nbytes: int, apart: bool, taken: int) -> None:
+    """Write the header to the begin of ``head``.
+
+    ``nbytes``: of the payload. ``apart``: the payload does not follow in the same memory.
+    ``taken``: a number of the connection, of 32 bits.
+    """
     flags = message.flags | (APART if apart else 0)
-    return _HEAD.pack(
+    _HEAD.pack_into(
+        head,
+        0,
         _MAGIC,
         message.kind,
         flags,
@@ -117,18 +127,20 @@ def pack(message: Message, nbytes: int, apart: bool) -> bytes:
         message.after,
         message.round,
         message.lsn << 24 | nbytes,
+        taken,
     )
 
 
-def unpack(head: bytes | memoryview) -> tuple[Message, int, bool]:
-    """Return the message without its payload, the payload's bytes, and whether it comes apart.
+def unpack(head: Any, payload: Any = None) -> tuple[Message, int, bool, int]:
+    """Return the message with this payload, the payload's bytes, whether it comes apart, and the
+    number ``taken``.
 
-    Raises ValueError for bytes that ``pack`` did not make.
+    Raises ValueError for bytes that ``pack_into`` did not write.
     """
     if len(head) < HEAD_BYTES:
         raise ValueError(f"a header of {len(head)} bytes: expected {HEAD_BYTES}")
     fields = _HEAD.unpack_from(head)
-    magic, kind, flags, shard, rule, view, key, part, worker, seq, after, turn, last = fields
+    magic, kind, flags, shard, rule, view, key, part, worker, seq, after, turn, last, taken = fields
     nbytes = last & 0xFFFFFF
     if magic != _MAGIC or kind not in _KINDS:
         raise ValueError(f"a header that begins with {magic:#x} and kind {kind}")
@@ -147,5 +159,6 @@ def unpack(head: bytes | memoryview) -> tuple[Message, int, bool]:
         last >> 24,
         flags & ~APART,
         rule,
+        payload,
     )
-    return message, nbytes, bool(flags & APART)
+    return message, nbytes, bool(flags & APART), taken

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from typing import Any
 
-from pycoll.ps.messages import MANAGER, READS, UPDATES, Kind, Message
+from pycoll.ps.messages import DROPPED, MANAGER, PULLS, READS, REPEATED, UPDATES, Kind, Message
 from pycoll.ps.shard import Effect, Part, Shard
 from pycoll.ps.snapshot import Filling, pieces_of
 
@@ -21,6 +22,8 @@ from pycoll.ps.snapshot import Filling, pieces_of
 _BUSY_MAX = 16
 #: Flag of a FAILED: the worker ``key`` is gone, and the store does not go on without it.
 WORKER_LOST = 1
+#: Requests of one part, whose answers await its rounds; a push only with the flag PULLS.
+_OF_PARTS = frozenset((Kind.PULL, Kind.PUSH))
 
 
 class Replica:
@@ -36,7 +39,8 @@ class Replica:
         self.lsn = 0
         self._out = out
         self._log: deque[Message] = deque()
-        #: The reads, and the CLOCKs, that wait. Each with the slowest worker that was told.
+        #: The reads, CLOCKs and pushes whose answers wait. Each with the slowest worker that was
+        #: told.
         self._held: list[tuple[Message, tuple[int, int]]] = []
         self._before: int | None = None
         self._next: int | None = None
@@ -89,7 +93,7 @@ class Replica:
     def hear(self, source: int, message: Message) -> None:
         """Take a message of this view from a worker or a neighbour."""
         kind = message.kind
-        if self.is_first and not self._current:
+        if not self._current and self.is_first:
             # The servers that had acknowledged updates which this one lacks are all gone.
             if kind in READS or (kind in UPDATES and message.lsn == 0):
                 self._refuse(message, f"shard {self.number} is lost: all its servers are gone")
@@ -168,6 +172,10 @@ class Replica:
             self._held = [one for one in self._held if one[0].worker != update.worker]
         elif effect.refusal:
             self._refuse(update, effect.refusal)
+        elif update.kind is Kind.PUSH and update.flags & PULLS:
+            push = update._replace(flags=update.flags | effect.flags) if effect.flags else update
+            if not self._answer(push):
+                self._hold(push)
         elif update.kind is Kind.CLOCK and not self.shard.is_open(update.worker, None):
             self._hold(update)
         else:
@@ -176,7 +184,8 @@ class Replica:
             self._reply(update, Kind.DONE, round=version, flags=effect.flags)
 
     def _answer(self, request: Message) -> bool:
-        """Answer a read or a CLOCK, unless it has to wait; return whether it is answered."""
+        """Answer a read, or an applied update, unless it has to wait; return whether it is
+        answered."""
         shard = self.shard
         if not self._current or shard.applied.get(request.worker, 0) < request.after:
             return False
@@ -189,7 +198,7 @@ class Replica:
                 self._reply(request, Kind.TEXT, payload=text.encode())
             return text is not None
         part: Part | None = None
-        if request.kind is Kind.PULL:
+        if request.kind in _OF_PARTS:
             part = shard.parts.get((request.key, request.part))
             if part is None:
                 self._refuse(request, f"part {request.part} of key {request.key} is not known here")
@@ -206,12 +215,16 @@ class Replica:
         return True
 
     def _reply_value(self, request: Message, part: Part) -> None:
+        # A push asks for all of an array; a pull may ask for rows of a table.
+        is_push = request.kind is Kind.PUSH
+        flags = request.flags & (DROPPED | REPEATED) if is_push else 0
+        asked = None if is_push else request.payload
         try:
-            value = self.shard.arithmetic.read(part.rule, part.value, request.payload)
+            value = self.shard.arithmetic.read(part.rule, part.value, asked)
         except ValueError as error:
             self._refuse(request, str(error))
         else:
-            self._reply(request, Kind.VALUE, round=part.version, payload=value)
+            self._reply(request, Kind.VALUE, round=part.version, flags=flags, payload=value)
 
     def _hold(self, request: Message) -> None:
         slowest = self._slowest_for(request)
@@ -233,10 +246,11 @@ class Replica:
 
     def _slowest_for(self, request: Message) -> tuple[int, int]:
         name = (request.key, request.part)
-        return self.shard.slowest(self.shard.parts.get(name) if request.kind is Kind.PULL else None)
+        is_of_part = request.kind in _OF_PARTS
+        return self.shard.slowest(self.shard.parts.get(name) if is_of_part else None)
 
     def _tell_slowest(self, request: Message, slowest: tuple[int, int]) -> None:
-        if request.kind in (Kind.PULL, Kind.CLOCK):
+        if request.kind in _OF_PARTS or request.kind is Kind.CLOCK:
             self._reply(request, Kind.HELD, key=slowest[0], round=slowest[1])
 
     def stats(self) -> dict[str, object]:
@@ -262,11 +276,32 @@ class Replica:
     def _refuse(self, request: Message, why: str) -> None:
         self._reply(request, Kind.FAILED, payload=why.encode())
 
-    def _reply(self, request: Message, kind: Kind, **fields: object) -> None:
-        is_read = int(request.kind in READS)
-        same = {"key": request.key, "part": request.part, "seq": request.seq, "after": is_read}
-        made = Message(kind, worker=request.worker, **{**same, **fields})  # type: ignore[arg-type]
-        self._send(request.worker, made)
+    def _reply(
+        self,
+        request: Message,
+        kind: Kind,
+        *,
+        key: int | None = None,
+        round: int = 0,
+        flags: int = 0,
+        payload: Any = None,
+    ) -> None:
+        made = Message(
+            kind,
+            self.number,
+            self.view,
+            request.key if key is None else key,
+            request.part,
+            request.worker,
+            request.seq,
+            int(request.kind in READS),
+            round,
+            0,
+            flags,
+            0,
+            payload,
+        )
+        self._out.append((request.worker, made))
 
     def _send(self, peer: int, message: Message) -> None:
         self._out.append((peer, message._replace(shard=self.number, view=self.view)))

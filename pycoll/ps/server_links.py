@@ -26,19 +26,31 @@ from pycoll.bootstrap.rendezvous.store import StoreExchange, join_unix, serve_st
 from pycoll.comm.communicator import Communicator
 from pycoll.config import WORKER, Config
 from pycoll.errors import PycollError, TransportError
-from pycoll.ps.messages import HEAD_BYTES, Message, pack, unpack
+from pycoll.ps.messages import HEAD_BYTES, Message, pack_into, unpack
 
 Bytes = npt.NDArray[np.uint8]
 
 #: Payloads up to this length travel with their header, at the price of one copy.
 INLINE_BYTES = 16 << 10
 _HEAD_TAG, _PAYLOAD_TAG = 0, 1
+#: Of every transport (transport.h): the longest segment, and how many segments a channel holds
+#: before its sender waits.
+_SEGMENT_BYTES, _SEGMENTS_MAX = 64 << 10, 4
+#: Segments are counted modulo 2**32 on the wire.
+_COUNT = 0xFFFFFFFF
+#: Buffers of so many lengths are kept for reuse.
+_LENGTHS_MAX = 8
+#: By length a buffer for a message, and its view for the native module.
+_Buffers = dict[int, tuple[memoryview, _core.BufferView]]
 
 
 class Link:
     """One end of a connection. Threads: one receives; one at a time sends.
 
-    ``peer``: the rank of the process at the other end, or MANAGER.
+    ``peer``: the rank of the process at the other end, or MANAGER. Each message tells the peer how
+    many segments this end has taken. A message for which the channel certainly has space is sent
+    by its caller, and no other one: the engine's thread for asynchronous sends need not wake up,
+    and a peer that stands still holds up no caller.
     """
 
     def __init__(self, comm: Communicator, peer: int) -> None:
@@ -48,6 +60,12 @@ class Link:
         self._other = 1 - comm.rank
         #: Messages under way; a payload's memory must stay until its message has been sent.
         self._sending: deque[tuple[Any, Any]] = deque()
+        self._sent = 0
+        #: How many segments this end has taken, and how many the peer has, as far as it has told.
+        self._taken = 0
+        self._told = 0
+        self._out: _Buffers = {}
+        self._in: _Buffers = {}
 
     @property
     def transport(self) -> str:
@@ -60,18 +78,27 @@ class Link:
         data = None if payload is None else memoryview(payload).cast("B")
         nbytes = 0 if data is None else data.nbytes
         apart = nbytes > INLINE_BYTES
-        head = pack(message, nbytes, apart)
-        self.tidy()
+        if self._sending:
+            self.tidy()
+        self._sent += _segments_of(nbytes, apart)
+        has_space = not self._sending and self._sent - self._told <= _SEGMENTS_MAX
+        length = HEAD_BYTES if apart else HEAD_BYTES + nbytes
+        head, view = _buffer(self._out, length)
+        pack_into(head, message, nbytes, apart, self._taken & _COUNT)
         if data is not None and not apart:
-            head += data
-        self._post(np.frombuffer(head, np.uint8), _HEAD_TAG, None)
+            head[HEAD_BYTES:] = data
+        if has_space:
+            self._native.send(view, self._other, _HEAD_TAG, False)
+            self._out[length] = head, view
+        else:
+            self._post(view, _HEAD_TAG, head)
         if data is not None and apart:
-            self._post(np.frombuffer(data, np.uint8), _PAYLOAD_TAG, payload)
+            self._post(_core.view(np.frombuffer(data, np.uint8)), _PAYLOAD_TAG, payload)
 
-    def _post(self, memory: Bytes, tag: int, owner: Any) -> None:
-        work = self._native.send(_core.view(memory), self._other, tag, True)
+    def _post(self, view: _core.BufferView, tag: int, owner: Any) -> None:
+        work = self._native.send(view, self._other, tag, True)
         if work is not None:
-            self._sending.append((work, (memory, owner)))
+            self._sending.append((work, owner))
 
     def tidy(self) -> None:
         """Forget messages that have been sent. Raises the errors of those that failed."""
@@ -90,30 +117,32 @@ class Link:
         found = self._native.probe(self._other, _HEAD_TAG, patience_s)
         if found is None:
             return None
-        nbytes = found[2]
-        if nbytes > HEAD_BYTES + INLINE_BYTES:
-            raise self._nonsense(f"a header of {nbytes} bytes")
-        buffer = np.empty(nbytes, np.uint8)
-        self._native.recv(_core.view(buffer), self._other, _HEAD_TAG, False)
+        length = found[2]
+        if length > HEAD_BYTES + INLINE_BYTES:
+            raise self._nonsense(f"a header of {length} bytes")
+        buffer, view = _buffer(self._in, length)
+        self._native.recv(view, self._other, _HEAD_TAG, False)
+        inline = length - HEAD_BYTES
         try:
-            message, payload_bytes, apart = unpack(buffer.data)
+            payload = buffer[HEAD_BYTES:] if inline > 0 else None
+            message, nbytes, apart, taken = unpack(buffer, payload)
         except ValueError as error:
             raise self._nonsense(str(error)) from None
-        inline = nbytes - HEAD_BYTES
-        if inline != (0 if apart else payload_bytes):
-            raise self._nonsense(f"{inline} bytes with a header of {payload_bytes}")
-        if payload_bytes == 0:
-            return message
-        memory = place(message, payload_bytes)
+        if inline != (0 if apart else nbytes):
+            raise self._nonsense(f"{inline} bytes with a header of {nbytes}")
+        memory = place(message, nbytes) if nbytes else None
         if apart:
             if memory is None:
-                memory = np.empty(payload_bytes, np.uint8)
+                memory = np.empty(nbytes, np.uint8)
             self._native.recv(_core.view(memory), self._other, _PAYLOAD_TAG, False)
-        elif memory is None:
-            memory = buffer[HEAD_BYTES:]
-        else:
-            memory[:] = buffer[HEAD_BYTES:]
-        return message._replace(payload=memory)
+        elif memory is not None and payload is not None:
+            memory.data[:] = payload
+        self._taken += _segments_of(nbytes, apart)
+        self._told += (taken - self._told) & _COUNT
+        if memory is None and payload is not None:
+            return message
+        self._in[length] = buffer, view
+        return message if memory is None else message._replace(payload=memory)
 
     def _nonsense(self, what: str) -> TransportError:
         return TransportError(f"rank {self.peer} sent {what}, which is no message of a store")
@@ -126,6 +155,23 @@ class Link:
                 self._sending.popleft()[0].wait()
             except PycollError:
                 continue
+
+
+def _buffer(kept: _Buffers, length: int) -> tuple[memoryview, _core.BufferView]:
+    """Take a buffer of this length off ``kept``, or make one; the user may put it back."""
+    found = kept.pop(length, None)
+    if found is None:
+        if len(kept) >= _LENGTHS_MAX:
+            kept.clear()
+        # Arrays of NumPy may lie in memory that peers read in place, which an answer must await.
+        memory = memoryview(bytearray(length))
+        found = memory, _core.view(memory)
+    return found
+
+
+def _segments_of(nbytes: int, apart: bool) -> int:
+    """Return how many segments a message with such a payload takes."""
+    return 1 - nbytes // -_SEGMENT_BYTES if apart else 1
 
 
 class Circle(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
 from typing import Any
 
+from pycoll import _core
 from pycoll.errors import PycollError
 from pycoll.ps.messages import MANAGER, Kind, Message
 from pycoll.ps.server_links import Link
@@ -21,8 +21,6 @@ from pycoll.ps.views import ViewManager
 
 #: Seconds after which an idle thread looks whether the server has ended.
 _LOOK_S = 0.25
-#: Seconds between two looks of the view manager at a connection.
-_MANAGER_LOOK_S = 0.02
 
 
 class ServerThreads:
@@ -105,7 +103,8 @@ class ServerThreads:
             self._ended.notify_all()
 
     def _send(self) -> None:
-        out, self._machine.out[:] = list(self._machine.out), []
+        out = self._machine.out.copy()
+        self._machine.out.clear()
         for peer, message in out:
             link = self._links.get(peer)
             try:
@@ -121,49 +120,64 @@ def _no_place(message: Message, nbytes: int) -> None:
 
 
 class ManagerThread:
-    """Runs the view manager. ``links``: a connection of its own to each server."""
+    """Runs the view manager, with a thread for each server.
+
+    ``links``: a connection of its own to each server.
+    """
 
     def __init__(self, manager: ViewManager, links: dict[int, Link]) -> None:
         self._manager = manager
         self._links = links
-        self._closed = threading.Event()
-        self._draining: deque[int] = deque()
-        self._thread = threading.Thread(target=self._run, name="pycoll-views", daemon=True)
-        self._thread.start()
+        self._alive = dict(links)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, args=one, name="pycoll-views", daemon=True)
+            for one in links.items()
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def _run(self) -> None:
-        alive = dict(self._links)
-        while alive and not self._closed.is_set():
-            while self._draining:
-                self._manager.drain(self._draining.popleft())
-                self._send(alive)
-            for server, link in list(alive.items()):
-                try:
-                    message = link.receive(_MANAGER_LOOK_S / len(alive), _no_place)
-                    if message is not None:
+    def _run(self, server: int, link: Link) -> None:
+        # A thread that looks often would take the core from the worker's own calls.
+        _core.work_in_background()
+        while not self._closed:
+            try:
+                message = link.receive(_LOOK_S, _no_place)
+                if message is not None:
+                    with self._lock:
                         self._manager.hear(server, message)
-                except (PycollError, ValueError):
-                    del alive[server]
-                    self._manager.lose(server)
-                self._send(alive)
+                        self._send()
+            except (PycollError, ValueError):
+                with self._lock:
+                    del self._alive[server]
+                    if not self._closed:
+                        self._manager.lose(server)
+                        self._send()
+                return
 
-    def _send(self, alive: dict[int, Link]) -> None:
+    def _send(self) -> None:
         out, self._manager.out[:] = list(self._manager.out), []
         for server, message in out:
             try:
-                if server in alive:
-                    alive[server].send(message)
+                if server in self._alive:
+                    self._alive[server].send(message)
             except PycollError:
-                # The next look at that connection finds the same error.
+                # The thread of that connection finds the same error.
                 continue
 
     def drain(self, server: int) -> None:
         """Begin to give the shards of a server to others; any thread may call this."""
-        self._draining.append(server)
+        with self._lock:
+            self._manager.drain(server)
+            self._send()
 
     def close(self) -> None:
         """End the manager; servers that die from now on are not replaced."""
-        self._closed.set()
-        self._thread.join()
+        with self._lock:
+            self._closed = True
+        # Threads that wait at a connection wake up when it closes.
         for link in self._links.values():
             link.close()
+        for thread in self._threads:
+            thread.join()

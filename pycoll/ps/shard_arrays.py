@@ -193,7 +193,7 @@ def mean(target: Array, arrays: Sequence[Array], workers: int, dtype: int) -> Ar
 
     Integers are divided exactly and rounded towards zero.
     """
-    if dtype == DType.BOOL:
+    if dtype == DType.BOOL or (workers == 1 and len(arrays) == 1):
         return fold(target, arrays, dtype)
     if dtype in INTEGERS:
         target[...] = _whole_mean(arrays, workers)

@@ -57,14 +57,16 @@ class WorkerLinks:
 
     def _send(self) -> None:
         while self.machine.out:
-            out, self.machine.out[:] = list(self.machine.out), []
+            out = self.machine.out.copy()
+            self.machine.out.clear()
             for server, message in out:
                 try:
                     if server not in self.machine.gone:
                         self._links[server].send(message)
                 except PycollError:
                     self.machine.lose(server)
-        self._changed.notify_all()
+        if self._threads:
+            self._changed.notify_all()
 
     def receive_in_threads(self) -> None:
         """Start the threads that receive while no caller waits."""
@@ -159,4 +161,9 @@ class WorkerLinks:
 
 
 def _are_over(requests: Sequence[Request]) -> bool:
-    return all(request.ended for request in requests) or any(one.failure for one in requests)
+    over = True
+    for request in requests:
+        if request.failure:
+            return True
+        over = over and request.answer is not None
+    return over

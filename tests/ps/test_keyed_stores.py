@@ -18,8 +18,9 @@ from harness import TIMEOUT_S, each, succeeded
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError, TimeoutError, ps
 from pycoll.ps.consistency import consistency_from, consistency_of
-from pycoll.ps.messages import HEAD_BYTES, PART_BYTES_MAX, Kind, Message, pack, unpack
+from pycoll.ps.messages import HEAD_BYTES, PART_BYTES_MAX, Kind, Message, pack_into, unpack
 from pycoll.ps.placement import Placed, Placement, ranges_of
+from pycoll.ps.server_links import INLINE_BYTES, Link
 
 Comm = pycoll.Communicator
 Run = Callable[[ps.Store, Comm], Any]
@@ -148,6 +149,33 @@ def test_arrays_of_other_frameworks_come_back_as_they_are() -> None:
         assert (store.push_pull("strided", strided) == 2).all()
 
     succeeded(run_store(work, workers=1))
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 1]])
+def test_a_peer_that_does_not_receive_holds_up_no_sender(hosts: list[int] | None) -> None:
+    comms = pycoll.local_world(2, hosts=hosts, timeout_s=TIMEOUT_S)
+    one, other = (Link(comm, 1 - comm.rank) for comm in comms)
+    sizes = [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 3 << 16] * 8
+    for seq, size in enumerate(sizes):
+        one.send(Message(Kind.PUSH, seq=seq, payload=np.full(size, seq, np.uint8)))
+
+    def received(link: Link) -> Message:
+        message = link.receive(TIMEOUT_S, lambda message, nbytes: None)
+        assert message is not None
+        return message
+
+    for seq, size in enumerate(sizes):
+        message = received(other)
+        assert message.seq == seq
+        assert bytes(message.payload if size else b"") == bytes([seq]) * size
+        # An answer tells what this end has taken.
+        other.send(Message(Kind.DONE, seq=seq))
+    for seq in range(len(sizes)):
+        assert received(one).seq == seq
+    for link in (one, other):
+        link.tidy()
+        assert not link._sending
+        link.close()
 
 
 def test_staleness_bounds_a_fast_worker_and_names_the_slow_one() -> None:
@@ -464,19 +492,21 @@ def test_parts_are_spread_within_a_part_of_the_mean() -> None:
 
 def test_headers_keep_their_fields_and_refuse_other_bytes() -> None:
     message = Message(Kind.PUSH, 3, 4, 5, 6, 7, 1 << 40, 9, 1 << 50, 1 << 39, 3, 0x0B02)
-    head = pack(message, 12345, True)
-    assert len(head) == HEAD_BYTES
-    assert unpack(head) == (message, 12345, True)
+    head = bytearray(HEAD_BYTES)
+    pack_into(head, message, 12345, True, 1 << 31)
+    assert unpack(head) == (message, 12345, True, 1 << 31)
+    assert unpack(head, b"x")[0] == message._replace(payload=b"x")
     for place in range(4):
         bad = bytearray(head)
         bad[place] ^= 0xF0
         if place != 3:
             with pytest.raises(ValueError, match="begins with"):
                 unpack(bytes(bad))
-    with pytest.raises(ValueError, match="expected 56"):
+    with pytest.raises(ValueError, match="expected 60"):
         unpack(head[:-1])
+    pack_into(head, message, PART_BYTES_MAX + 1, True, 0)
     with pytest.raises(ValueError, match="at most"):
-        unpack(pack(message, PART_BYTES_MAX + 1, True))
+        unpack(head)
     for text in (b"{}", b"[", b'{"number": 1}'):
         with pytest.raises(ValueError):
             Placed.from_text(text, 2)

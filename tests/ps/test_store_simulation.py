@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from simulated_servers import Program, Records, World
 
+from pycoll.ps.client_machine import WINDOW
 from pycoll.ps.consistency import ASP, BSP, SSP, Backup, Consistency
-from pycoll.ps.messages import LAST, MANAGER, Kind
+from pycoll.ps.messages import LAST, MANAGER, PULLS, Kind
 
 SEEDS = 1000
 KEYS = (0, 1, 2)
@@ -41,14 +42,19 @@ class History:
         self.clock += 1
         return self.clock
 
-    def push(self, world: World, rank: int, key: int) -> Any:
+    def push(self, world: World, rank: int, key: int, flags: int = 0) -> Any:
         bit = 1 << self.bits[key]
         self.bits[key] += 1
         call = [key, bit, 0, self.tick(), None]
         self.pushes.append(call)
-        request = world.request(rank, Kind.PUSH, key, payload=bit)
+        if flags & PULLS:
+            self.pulls.append(call)
+        request = world.request(rank, Kind.PUSH, key, payload=bit, flags=flags)
         request.then = lambda one: self._end(call, one)
         return request
+
+    def push_pull(self, world: World, rank: int, key: int) -> Any:
+        return self.push(world, rank, key, PULLS)
 
     def pull(self, world: World, rank: int, key: int) -> Any:
         call = [key, 0, 0, self.tick(), None]
@@ -73,6 +79,7 @@ class History:
         """Assert that each key is linearizable: its pulls are sets of pushes, in one order."""
         for key in KEYS:
             pushes = [Call(*one) for one in self.pushes if one[0] == key]
+            assert all(one.value & one.bit for one in pushes if one.value), "its push lacks"
             pulls = [Call(*one) for one in self.pulls if one[0] == key and one[4] is not None]
             pulls.sort(key=lambda pull: (pull.value.bit_count(), pull.end))
             for pull in pulls:
@@ -97,7 +104,7 @@ def random_calls(world: World, history: History, rank: int, calls: int) -> Progr
     running: list[Any] = []
     for _ in range(calls):
         key = draw.choice(KEYS)
-        begin = history.push if draw.random() < 0.6 else history.pull
+        begin = draw.choices((history.push, history.pull, history.push_pull), (4, 3, 3))[0]
         running.append(begin(world, rank, key))
         if draw.random() < 0.5:
             yield running
@@ -350,7 +357,7 @@ def test_bulk_synchronous_stores_name_the_worker_that_died() -> None:
 
 
 def exchanging(world: World, rank: int, steps: int, results: list[Any]) -> Program:
-    """Push a part and pull it again, without a clock, until each key has so many rounds."""
+    """Push a part and pull it, by one request or two, until each key has so many rounds."""
     if rank == 0:
         yield world.load(rank, KEYS, ())
         yield [world.request(rank, Kind.WRITE, shard=0, payload=b"ready\0yes")]
@@ -364,8 +371,9 @@ def exchanging(world: World, rank: int, steps: int, results: list[Any]) -> Progr
             return
         for key in world.random.sample(behind, len(behind)):
             tag = (rounds[key], rank, step)
-            world.request(rank, Kind.PUSH, key, payload=tag, round=rounds[key], flags=LAST)
-            pulls.append((key, world.request(rank, Kind.PULL, key)))
+            flags = LAST | PULLS if world.random.random() < 0.5 else LAST
+            push = world.request(rank, Kind.PUSH, key, payload=tag, round=rounds[key], flags=flags)
+            pulls.append((key, push if flags & PULLS else world.request(rank, Kind.PULL, key)))
         yield [pull for _, pull in pulls]
         for key, pull in pulls:
             rounds[key] = max(rounds[key] + 1, pull.answer.round)
@@ -402,6 +410,27 @@ def test_rounds_are_folded_in_rank_order(consistency: Consistency, replicas: int
                 (tuple((turn, rank, turn) for rank in range(3)), 3) for turn in range(step + 1)
             ]
             assert list(value) == expected, (seed, key)
+
+
+def test_workers_that_push_and_pull_many_keys_in_other_orders_do_not_wait_for_each_other() -> None:
+    keys = range(3 * WINDOW)
+
+    def exchange(world: World, rank: int) -> Program:
+        if rank == 0:
+            yield world.load(rank, keys, 0)
+            yield [world.request(rank, Kind.WRITE, shard=0, payload=b"ready\0yes")]
+        else:
+            yield [world.request(rank, Kind.LOOKUP, shard=0, payload=b"ready")]
+        order = keys if rank == 0 else reversed(keys)
+        flags = LAST | PULLS
+        yield [world.request(rank, Kind.PUSH, key, payload=1, flags=flags) for key in order]
+
+    for seed in range(20):
+        world = World(seed, BSP, workers=2)
+        for rank in world.clients:
+            world.start(rank, exchange(world, rank))
+        world.run()
+        assert world.ended == {0, 1} and world.failed == {}, seed
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
