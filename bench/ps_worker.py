@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from pycoll import ps
 
 #: Seconds of a step of ``steps``, and how much longer a slow one takes.
 _STEP_S, _SLOW = 0.02, 3
+#: Elements of a row, rows of the table for each id of a call, and calls of which a mean is taken.
+ROW_DIM, ROWS_PER_ID, ROW_TURNS = 64, 100, 5
 
 
 def timed(call: Callable[[], Any], times: int) -> float:
@@ -31,6 +34,12 @@ def timed(call: Callable[[], Any], times: int) -> float:
     for _ in range(times):
         call()
     return (time.perf_counter() - begun) / times
+
+
+def processor_s(pid: int) -> float:
+    """The seconds that all threads of a process on this machine have run."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 class Rank:
@@ -45,9 +54,8 @@ class Rank:
     def store(self, work: Callable[[ps.Store], Any], **terms: Any) -> Any:
         """Serve a store, or run ``work`` on it."""
         if self.comm.rank >= self.workers:
-            begun, used = time.perf_counter(), time.process_time()
             ps.serve_store(self.comm, self.servers, **terms)
-            return (time.process_time() - used) / (time.perf_counter() - begun)
+            return None
         with ps.connect(self.comm) as store:
             return work(store)
 
@@ -73,16 +81,51 @@ class Rank:
             self.tell(all_reduce_s=plain, store=self.store(work))
 
     def throughput(self) -> None:
-        """push_pull of a long array by all workers."""
+        """push_pull of a long array by all workers, and the servers' share of a core meanwhile."""
+        pids = self.comm.all_gather_object(os.getpid())
         x = np.ones(self.nbytes // 4, np.float32)
 
-        def work(store: ps.Store) -> list[float]:
+        def used() -> list[float]:
+            # Hosts share one machine, so this rank sees the processes of the others.
+            return [processor_s(pids[one]) for one in self.servers] if self.comm.rank == 0 else []
+
+        def work(store: ps.Store) -> dict[str, Any]:
             store.init("x", x, update="mean")
+            timed(lambda: store.push_pull("x", x, out=x), 2)
+            begun, before = time.perf_counter(), used()
             seconds = [timed(lambda: store.push_pull("x", x, out=x), 1) for _ in range(self.rounds)]
+            spent = time.perf_counter() - begun
+            cores = [(one - other) / spent for one, other in zip(used(), before, strict=True)]
             assert (x == 1).all(), "a mean is wrong"
-            return seconds
+            return {"seconds": seconds, "cores": cores}
 
         self.tell(store=self.store(work))
+
+    def rows(self) -> None:
+        """Pull and push of a hundredth of the rows of a table, all of which the server holds."""
+        count = self.nbytes // (ROW_DIM * 4)
+        ids = np.random.default_rng(1).permutation(count)[: count // ROWS_PER_ID]
+        gradients = np.ones((len(ids), ROW_DIM), np.float32)
+
+        def work(store: ps.Store) -> dict[str, float]:
+            table = store.table("rows", rows=count, dim=ROW_DIM)
+            for begin in range(0, count, len(ids)):
+                some = np.arange(begin, min(begin + len(ids), count))
+                table.push(some, gradients[: len(some)])
+            found = np.empty_like(gradients)
+            calls = {
+                "pull": lambda: table.pull(ids, out=found),
+                "push": lambda: table.push(ids, gradients),
+            }
+            seconds = {}
+            for name, call in calls.items():
+                call()
+                seconds[name] = timed(call, ROW_TURNS)
+            table.pull(ids, out=found)
+            assert (found == 2 + ROW_TURNS).all(), "a row is wrong"
+            return seconds
+
+        self.tell(store=self.store(work, consistency="asp"))
 
     def steps(self) -> None:
         """Steps of workers of which each is slow in a random tenth of its steps."""
