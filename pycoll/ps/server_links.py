@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
 from pycoll.bootstrap.rendezvous.store import StoreExchange, join_unix, serve_store
 from pycoll.comm.communicator import Communicator
 from pycoll.config import WORKER, Config
-from pycoll.errors import PycollError, TransportError
+from pycoll.errors import InvalidArgumentError, PycollError, TransportError
 from pycoll.ps.messages import HEAD_BYTES, Message, pack_into, unpack
 
 Bytes = npt.NDArray[np.uint8]
@@ -36,6 +37,8 @@ _HEAD_TAG, _PAYLOAD_TAG = 0, 1
 #: Of every transport (transport.h): the longest segment, and how many segments a channel holds
 #: before its sender waits.
 _SEGMENT_BYTES, _SEGMENTS_MAX = 64 << 10, 4
+#: Seconds until a guest that has come too early tries again.
+_AGAIN_S = 0.01
 #: Segments are counted modulo 2**32 on the wire.
 _COUNT = 0xFFFFFFFF
 #: Buffers of so many lengths are kept for reuse.
@@ -206,8 +209,7 @@ class Circle(NamedTuple):
             # The store owns its listener, and the caller closes the other one.
             exchange = serve_store(listener.dup(), job, key, job, 2, limit)
         else:
-            where = place_of(self.meetings[host], self.config)
-            exchange = StoreExchange(where, key, job, place, 2, limit)
+            exchange = self._meet(host, key, job, limit)
         # The ends of a link are equals, whatever their roles in the job are.
         config = self.config._replace(role=WORKER, rank=None, size=None)
         try:
@@ -226,6 +228,18 @@ class Circle(NamedTuple):
         joined = Joined(place, 2, *connected, "store")
         shared = max(joined.oversubscription, self.oversubscription)
         return Communicator(joined._replace(oversubscription=shared), config, job)
+
+    def _meet(self, host: int, key: bytes, job: str, limit: Deadline) -> StoreExchange:
+        """Meet a host of another machine, which makes its links one after another at one place."""
+        where = place_of(self.meetings[host], self.config)
+        while True:
+            try:
+                return StoreExchange(where, key, job, 1, 2, limit)
+            except InvalidArgumentError:
+                # The host meets the guest of an earlier link there.
+                if limit.remaining() <= _AGAIN_S:
+                    raise
+                time.sleep(_AGAIN_S)
 
 
 def offered(config: Config, listener: socket.socket) -> bytes:

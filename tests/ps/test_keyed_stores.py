@@ -17,10 +17,15 @@ from harness import TIMEOUT_S, each, succeeded
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError, TimeoutError, ps
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery.network import listen_in_range
+from pycoll.bootstrap.rendezvous.meeting import Meeting
+from pycoll.comm.start_tuning import tuning_text
+from pycoll.config import Config
 from pycoll.ps.consistency import consistency_from, consistency_of
 from pycoll.ps.messages import HEAD_BYTES, PART_BYTES_MAX, Kind, Message, pack_into, unpack
 from pycoll.ps.placement import Placed, Placement, ranges_of
-from pycoll.ps.server_links import INLINE_BYTES, Link
+from pycoll.ps.server_links import INLINE_BYTES, Circle, Link, offered
 
 Comm = pycoll.Communicator
 Run = Callable[[ps.Store, Comm], Any]
@@ -293,6 +298,28 @@ def test_examples_of_docstrings_do_what_they_say() -> None:
         return examples
 
     assert succeeded(run_store(work, workers=1, servers=1)) == [29]
+
+
+def test_a_guest_that_comes_ahead_of_its_turn_waits_for_it() -> None:
+    config = Config()
+    with listen_in_range(None, None) as listener:
+        meetings = {2: Meeting.from_bytes(offered(config, listener))}
+        tuning = tuning_text(config)
+
+        def links(rank: int) -> list[int]:
+            circle = Circle(rank, config, b"a key", tuning, 1.0, meetings)
+            limit = Deadline(TIMEOUT_S)
+            if rank == 0:
+                time.sleep(0.3)
+            guests = (0, 1) if rank == 2 else (rank,)
+            made = [circle.link(2, one, "a link", listener, limit) for one in guests]
+            found = [one.all_reduce(rank) for one in made]
+            for one in made:
+                one.close()
+            return found
+
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(links, range(3))) == [[2], [3], [2, 3]]
 
 
 # A job with servers of its own
