@@ -64,8 +64,8 @@ class MismatchError(PycollError):
 class ReductionError(PycollError):
     """A function of the program, from ``register_op`` or ``Custom``, raised on ``rank``.
 
-    All ranks of the operation raise this error. The result is lost, and the communicator stays
-    usable.
+    Or ``rank`` sent codes of a compressed collective that do not decode. All ranks of the operation
+    raise this error. The result is lost, and the communicator stays usable.
     """
 
 

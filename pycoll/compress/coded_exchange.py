@@ -22,18 +22,32 @@ import numpy as np
 
 from pycoll.arrays.rows import shares
 from pycoll.compress.codec import Array
-from pycoll.errors import MismatchError, PycollError, ReductionError
+from pycoll.compress.feedback import Feedback
+from pycoll.errors import InvalidArgumentError, MismatchError, PycollError, ReductionError
 
 #: The bytes of a description that an error shows.
 _TEXT_BYTES = 200
 
 
 class ComposedWork:
-    """The Work of a call whose last exchange is still under way. Threads: any."""
+    """The Work of a call whose last exchange is still under way. Threads: any.
 
-    def __init__(self, last: Any, finish: Callable[[Any], Any], name: str) -> None:
-        self._last, self._name = last, name
+    It holds the call's ``feedback`` until it has been waited for.
+    """
+
+    def __init__(
+        self,
+        last: Any,
+        finish: Callable[[Any], Any],
+        name: str,
+        feedback: Feedback | None,
+        comm: Any,
+    ) -> None:
+        self._last, self._name, self._comm = last, name, comm
         self._finish: Callable[[Any], Any] | None = finish
+        self._feedback = feedback
+        if feedback is not None:
+            feedback.work = self
         self._result: Any = None
         self._lock = threading.Lock()
 
@@ -48,13 +62,27 @@ class ComposedWork:
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait and return the result, as ``Work.wait``."""
-        with named(self._name):
-            received = self._last.wait(timeout)
-            with self._lock:
-                if self._finish is not None:
-                    self._result = self._finish(received)
-                    self._finish = None
-                return self._result
+        try:
+            with named(self._name):
+                received = self._last.wait(timeout)
+                with self._lock:
+                    if self._finish is not None:
+                        self._result = self._finish(received)
+                        self._finish = None
+                    return self._result
+        finally:
+            # After a timeout of ``wait`` alone the exchange goes on.
+            if self._last.done():
+                self._release()
+
+    def is_under_way(self) -> bool:
+        """Return whether ``wait`` is still to be called: not once the communicator has failed."""
+        return self._comm.failure is None
+
+    def _release(self) -> None:
+        feedback = self._feedback
+        if feedback is not None and feedback.work is self:
+            feedback.work = None
 
 
 @contextlib.contextmanager
@@ -116,6 +144,17 @@ def to_owners(comm: Any, codes: Sequence[Array], lengths: Array) -> list[Array]:
     return [received[ends[rank] : ends[rank + 1]] for rank in range(comm.size)]
 
 
+@contextlib.contextmanager
+def codes_of(rank: int) -> Iterator[None]:
+    """Raise ReductionError that names the rank where codes of it do not decode."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise ReductionError(
+            f"rank {rank} sent codes that do not decode: {error}", rank=rank, ranks=[rank]
+        ) from None
+
+
 class Reply:
     """The codes of this owner's part, or the error that it met while it made them."""
 
@@ -132,21 +171,25 @@ def from_owners(comm: Any, reply: Reply, name: str) -> tuple[Any, list[tuple[sli
     """Start to send this owner's reply to all ranks. Collective; it waits for the lengths.
 
     Returns the Work of all bytes, and the place and form of each owner's codes among them. Raises
-    the error of ``reply``; on ranks without one, ReductionError that names the rank.
+    the error of ``reply``; on ranks without one, ReductionError that names the rank at fault: that
+    which sent codes that do not decode, or the owner whose codec raised.
     """
     failed = reply.error is not None
-    mine = np.array([[len(reply.codes), reply.form, failed]], np.int64)
-    rows = comm.all_gather(mine, lengths=[1] * comm.size).tolist()
-    bad = [rank for rank, row in enumerate(rows) if row[2]]
+    # The rank whose codes do not decode.
+    sender = reply.error.rank if isinstance(reply.error, ReductionError) else None
+    told = [len(reply.codes), reply.form, failed, -1 if sender is None else sender]
+    rows = comm.all_gather(np.array([told], np.int64), lengths=[1] * comm.size).tolist()
     if reply.error is not None:
         raise reply.error
+    bad = [(owner, row[3]) for owner, row in enumerate(rows) if row[2]]
     if bad:
-        raise ReductionError(
-            f"the codec failed on rank {bad[0]}, which raised an exception of its own",
-            rank=bad[0],
-            ranks=bad,
-            operation=name,
-        )
+        owner, at_fault = bad[0]
+        why = f"rank {at_fault} sent codes that do not decode: they reached rank {owner}"
+        if at_fault < 0:
+            why = f"the codec failed on rank {owner}, which raised an exception of its own"
+        ranks = sorted({one if one >= 0 else rank for rank, one in bad})
+        rank = owner if at_fault < 0 else at_fault
+        raise ReductionError(why, rank=rank, ranks=ranks, operation=name)
     ends = np.cumsum([0, *(row[0] for row in rows)]).tolist()
     places = [(slice(ends[r], ends[r + 1]), rows[r][1]) for r in range(comm.size)]
     work = comm.all_gather(reply.codes, lengths=[row[0] for row in rows], async_op=True)

@@ -38,6 +38,8 @@ class ComposedCodec(Codec):
         """Run ``comm.all_reduce(x, op, compress=self)``; see there.
 
         A Work of ``async_op`` waits for the last exchange; the call itself waits for those before.
+        The next call with the same ``feedback`` raises InvalidArgumentError on all ranks until the
+        Work has been waited for.
         """
         name = "all_reduce"
         with named(name):
@@ -51,10 +53,13 @@ class ComposedCodec(Codec):
                     f"stream is {stream!r}: compress takes arrays in host memory, which have none"
                 )
             given = Operands(x, out, op, feedback, self.wide)
+            if feedback is not None:
+                feedback.check_free()
             if feedback is not None and feedback.warms:
                 self.check_warm_up()
             last, values = self.start_all_reduce(comm, given, name, deterministic)
-        work = ComposedWork(last, lambda received: given.results(values(received)), name)
+        finish = lambda received: given.results(values(received))  # noqa: E731
+        work = ComposedWork(last, finish, name, feedback, comm)
         return work if async_op else work.wait()
 
     def check_warm_up(self) -> None:

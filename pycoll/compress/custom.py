@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pycoll.compress.codec import Array, as_bytes, as_float32
-from pycoll.compress.coded_exchange import Reply, agree, from_owners, owned, to_owners
+from pycoll.compress.coded_exchange import Reply, agree, codes_of, from_owners, owned, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
@@ -32,8 +32,9 @@ class Custom(ComposedCodec):
     each part by itself.
 
     Errors: InvalidArgumentError for arguments that are not functions, and from a call whose
-    functions return something else. An exception of a function reaches the caller; the other ranks
-    raise ReductionError or InvalidArgumentError that names the rank.
+    ``encoder`` returns something else. ReductionError on all ranks names the rank whose codes have
+    another number of values. An exception of a function reaches the caller; the other ranks raise
+    ReductionError or InvalidArgumentError that names the rank.
 
     >>> halves = pycoll.compress.Custom(
     ...     lambda x: x.astype(np.float16).tobytes(), lambda b, n: np.frombuffer(b, np.float16)
@@ -115,8 +116,9 @@ class Custom(ComposedCodec):
 
         def values_of(received: Array) -> Array:
             values = np.empty_like(given.values)
-            for (place, _), part in zip(replies, parts, strict=True):
-                values[part] = self.decode(received[place], part.stop - part.start)
+            for owner, ((place, _), part) in enumerate(zip(replies, parts, strict=True)):
+                with codes_of(owner):
+                    values[part] = self.decode(received[place], part.stop - part.start)
             return values
 
         return work, values_of
@@ -134,6 +136,7 @@ class Custom(ComposedCodec):
         """Return the sum or mean of an owner's part, in rank order."""
         total: Array = None
         for sender, codes in enumerate(arrived):
-            one = own if sender == rank else self.decode(codes, len(own))
+            with codes_of(sender):
+                one = own if sender == rank else self.decode(codes, len(own))
             total = one.copy() if total is None else total + one
         return total / np.float32(len(arrived)) if mean else total

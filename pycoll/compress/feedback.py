@@ -34,7 +34,8 @@ class Feedback:
     Attributes: ``step``, the number of calls so far.
 
     Errors: InvalidArgumentError for other arguments, and from a call with arrays of other shapes or
-    types than those of the calls before: then use ``reset()``, or another Feedback.
+    types than those of the calls before: then use ``reset()``, or another Feedback. Codecs that the
+    executor has no kernels for refuse a call before the Work of the last one is waited for.
 
     Cost: memory for one copy of the arrays, and one more with momentum.
 
@@ -63,6 +64,8 @@ class Feedback:
     def reset(self) -> None:
         """Forget everything, for example because the model has changed; ``step`` becomes 0."""
         self.step = 0
+        #: The Work of a composed call that is still to be waited for.
+        self.work: Any = None
         #: By the number of the array in the call.
         self._residuals: dict[int, Array] = {}
         self._velocities: dict[int, Array] = {}
@@ -135,6 +138,15 @@ class Feedback:
         Raises InvalidArgumentError where calls before had another shape or dtype.
         """
         return self._kept(self._residuals, shape, np.dtype(dtype), number)
+
+    def check_free(self) -> None:
+        """Raise InvalidArgumentError while a call's Work is still to be waited for."""
+        if self.work is not None and self.work.is_under_way():
+            raise InvalidArgumentError(
+                f"feedback serves a call with async_op whose Work has not been waited for (call "
+                f"{self.step}): wait for that Work first, or pass another Feedback"
+            )
+        self.work = None
 
     def ended(self) -> None:
         """Count a call that has sent its data."""

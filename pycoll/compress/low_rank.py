@@ -80,7 +80,8 @@ class PowerSGD(ComposedCodec):
             raise wrong_length(self, len(given), count, f"at least {4 * _HEAD}")
         rows, columns, rank = given[: 4 * _HEAD].view(np.uint32).tolist()
         numbers = rank * (rows + columns) if rank else columns
-        if rows * columns != count or len(given) != 4 * (_HEAD + numbers):
+        shape_fits = rows * columns == count and (rank == self.rank or (rank == 0 and rows == 1))
+        if not shape_fits or len(given) != 4 * (_HEAD + numbers):
             raise wrong_length(self, len(given), count, "those of encode")
         floats = np.frombuffer(given[4 * _HEAD :].tobytes(), np.float32)
         if not rank:

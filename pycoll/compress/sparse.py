@@ -11,7 +11,7 @@ import numpy as np
 
 from pycoll.arrays.hashes import STEP, hashes
 from pycoll.compress.codec import Array, Modelled, as_bytes, as_float32, wrong_length
-from pycoll.compress.coded_exchange import Reply, agree, from_owners, owned, to_owners
+from pycoll.compress.coded_exchange import Reply, agree, codes_of, from_owners, owned, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
 from pycoll.compress.feedback import Feedback
@@ -96,13 +96,9 @@ class SparseCodec(ComposedCodec):
 
         def values_of(received: Array) -> Array:
             values = np.zeros_like(given.values)
-            for (place, is_dense), part in zip(replies, parts, strict=True):
-                if is_dense:
-                    values[part] = np.frombuffer(received[place].tobytes(), values.dtype)
-                else:
-                    count = part.stop - part.start
-                    mine, sent = unpacked(self, received[place], count, values.dtype)
-                    values[part][mine] = sent
+            for owner, ((place, is_dense), part) in enumerate(zip(replies, parts, strict=True)):
+                with codes_of(owner):
+                    fill(self, values[part], received[place], bool(is_dense))
             return values
 
         return work, values_of
@@ -135,7 +131,8 @@ def folded(
     values = np.zeros(count, given.values.dtype)
     is_sent = np.zeros(count, bool)
     for rank, codes in enumerate(arrived):
-        places, sent = unpacked(codec, codes, count, values.dtype)
+        with codes_of(rank):
+            places, sent = unpacked(codec, codes, count, values.dtype)
         if rank == 0:
             values[places] = sent
         else:
@@ -147,6 +144,17 @@ def folded(
     if len(places) * (4 + values.itemsize) < values.nbytes:
         return packed(places, values), 0
     return values.view(np.uint8), 1
+
+
+def fill(codec: SparseCodec, values: Array, codes: Array, is_dense: bool) -> None:
+    """Write the values of an owner's reply into zeros."""
+    if not is_dense:
+        places, sent = unpacked(codec, codes, len(values), values.dtype)
+        values[places] = sent
+        return
+    if len(codes) != values.nbytes:
+        raise wrong_length(codec, len(codes), len(values), str(values.nbytes))
+    values[:] = np.frombuffer(codes.tobytes(), values.dtype)
 
 
 def packed(places: Array, values: Array) -> Array:
