@@ -68,6 +68,16 @@ def test_shared_memory_is_compared_with_targets_and_with_the_limit(
     assert kept(page)
 
 
+def test_predictions_are_compared_in_both_memories(page: Path) -> None:
+    text = run("predictions.py", "--quick", "--ranks", "2", "--markdown", str(page))
+    rows = re.findall(r"^(all_reduce|broadcast)  (ordinary|shared)  .*  [\d.]+$", text, re.M)
+    assert rows.count(("all_reduce", "shared")) == rows.count(("broadcast", "ordinary")) == 2
+    for memory in ("ordinary", "shared"):
+        assert re.search(rf"# {memory} memory: \d of 4 predictions \(\d+%\) are within 30%", text)
+    assert page.read_text().count("\n| all_reduce | ") == 4
+    assert kept(page)
+
+
 def test_a_section_is_replaced_where_it_stands(page: Path) -> None:
     arguments = ("--dtype", "float32", "--op", "sum", "--rounds", "3", "--markdown", str(page))
     for _ in range(2):

@@ -11,10 +11,11 @@ import pytest
 from pycoll.algorithms import lookup
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Terms
 from pycoll.cost.profiles import profile
+from pycoll.cost.selection import MEMORIES, SHARED
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.topology import single_host
 from pycoll.tools.tune.fit import Observation, fit
-from pycoll.tools.tune.machine_links import Case, distinct_algorithms
+from pycoll.tools.tune.machine_links import COLLECTIVES, Case, distinct_algorithms
 from pycoll.tools.tune.machine_links import observations as weighed
 
 KNOWN = Link(
@@ -135,3 +136,21 @@ def test_no_figure_falls_to_nothing() -> None:
 def test_nothing_cannot_be_fitted() -> None:
     with pytest.raises(ValueError, match="nothing to fit"):
         fit([], LINKS["shm"])
+
+
+def test_both_memories_tell_copies_from_reads_in_place() -> None:
+    """Long arrays that peers read in place say nothing of copies, and ordinary ones nothing of
+    reads."""
+    known = KNOWN._replace(beta=1 / 9e9, reach=1 / 31e9)
+    found = []
+    for memory in MEMORIES:
+        for word in COLLECTIVES:
+            for name in distinct_algorithms(word, 2):
+                for nbytes in (32 * 8**power for power in range(8)):
+                    case = Case(word, name, 2, nbytes, SEGMENT_BYTES, memory=memory)
+                    one = case.observed(0.0)
+                    assert memory == SHARED or one.terms.reached == 0
+                    found.append(replace(one, seconds=known.seconds(one.terms, nbytes)))
+    link = fit(found, LINKS["shm"]).link
+    assert link.beta == pytest.approx(known.beta, rel=0.05)
+    assert link.reach == pytest.approx(known.reach, rel=0.05)

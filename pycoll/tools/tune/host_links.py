@@ -3,11 +3,12 @@
 First one rank per host runs alone: this measures messages between hosts, and the rate of one rank.
 If all hosts have several ranks, as many groups of one rank per host as possible run at the same
 time: this measures the link of a host. Then each host runs by itself, all hosts at the same time:
-this measures shared memory. At last one rank per host measures codecs, of which the slowest host
-counts.
+this measures shared memory, with ordinary arrays and with arrays that peers read in place. At last
+one rank per host measures codecs, of which the slowest host counts.
 
 In a job on one host whose ranks are bound to cores of several domains (caches or memory), domains
-take the place of hosts in all of this.
+take the place of hosts in all of this. All arrays are then such that peers read them in place, as
+the choice of an algorithm assumes.
 
 The time of a case is the time of the slowest group. Rank 0 fits the link (see fit.py) and sends the
 result to all ranks. Every host stores it, so a job gets the same table whichever host has its rank
@@ -19,14 +20,18 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from pycoll.arrays.registry import shared_arrays
 from pycoll.bootstrap.discovery.identity import ranks_per_core, transport_across
 from pycoll.cost import codec_rates, tuning_file
 from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link
+from pycoll.cost.selection import MEMORIES, ORDINARY, SHARED
 from pycoll.cost.tuning_file import DOMAINS, Medium, Network, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.tools.bench.command import progress_bar
@@ -72,7 +77,8 @@ class Phase:
     """Groups that measure at the same time.
 
     ``colors``: the group of each rank, or None for a rank that only waits. ``concurrent``: the
-    number of groups across hosts; 0 for groups inside hosts.
+    number of groups across hosts; 0 for groups inside hosts. ``memories``: the memories of the
+    arrays, values of MEMORIES.
     """
 
     name: str
@@ -80,6 +86,7 @@ class Phase:
     begin_bytes: int
     segments: tuple[int, ...]
     concurrent: int = 0
+    memories: tuple[str, ...] = (ORDINARY,)
 
     @property
     def size(self) -> int:
@@ -124,23 +131,28 @@ class HostsOptions:
         )
 
 
-def phases_of(topology: Topology, oversubscription: float = 1) -> list[Phase]:
+def phases_of(
+    topology: Topology, oversubscription: float = 1, one_host: bool = False
+) -> list[Phase]:
     """The phases of a measurement on these ranks, equal on all ranks.
 
     ``oversubscription``: ranks per core. If ranks share cores, shared memory is not measured: the
     model derives its costs for any number of ranks per core from the costs with one rank per core.
+    ``one_host``: the hosts of ``topology`` are domains of one host.
     """
+    memories = (SHARED,) if one_host else (ORDINARY,)
     ranks = range(topology.size)
     least = min(len(members) for members in topology.hosts)
     places = topology.places
     leaders = tuple(0 if places[rank] == 0 else None for rank in ranks)
-    found = [Phase("one rank per host", leaders, 32, _SEGMENTS, 1)]
+    found = [Phase("one rank per host", leaders, 32, _SEGMENTS, 1, memories)]
     if least > 1:
         by_place = tuple(places[rank] if places[rank] < least else None for rank in ranks)
-        found.append(Phase(f"{least} ranks per host", by_place, _LONG_BYTES, _SEGMENTS[:1], least))
+        name = f"{least} ranks per host"
+        found.append(Phase(name, by_place, _LONG_BYTES, _SEGMENTS[:1], least, memories))
         if oversubscription <= 1:
             hosts = tuple(topology.host_of(rank) for rank in ranks)
-            found.append(Phase("inside hosts", hosts, 32, _SEGMENTS))
+            found.append(Phase("inside hosts", hosts, 32, _SEGMENTS, memories=MEMORIES))
     return found
 
 
@@ -164,8 +176,12 @@ class HostsTuner:
 
         Raises PycollError on all ranks if a result was wrong.
         """
-        phases = phases_of(self._topology, ranks_per_core(self._comm._identities))
-        total = sum(len(list(self._cases(phase))) * len(phase.segments) for phase in phases)
+        oversubscription = ranks_per_core(self._comm._identities)
+        phases = phases_of(self._topology, oversubscription, len(self._comm.hosts) == 1)
+        total = sum(
+            len(list(self._cases(phase))) * len(phase.segments) * len(phase.memories)
+            for phase in phases
+        )
         task = self._progress.add_task("measuring", total=total)
         with self._progress:
             for phase in phases:
@@ -192,38 +208,40 @@ class HostsTuner:
 
     def _measure(self, phase: Phase, advance: Callable[[], None]) -> None:
         """Fills the times of this phase with those of all groups."""
-        lines: list[tuple[int, Measurement]] = []
+        lines: list[tuple[int, str, Measurement]] = []
         for segment_bytes in phase.segments:
             group = self._group(phase, segment_bytes)
-            for collective, nbytes, names in self._cases(phase):
+            for memory, (collective, nbytes, names) in product(phase.memories, self._cases(phase)):
                 # Waiting ranks take part too, so no wait is longer than one case.
                 self._comm.barrier()
                 if group is not None:
                     chosen = names or distinct_algorithms(collective, group.size)
                     options = self._options.bench_options(collective, phase)
-                    found = list(measure(group, options, chosen, nbytes))
-                    lines += [(segment_bytes, line) for line in found if group.rank == 0]
+                    with shared_arrays() if memory == SHARED else nullcontext():
+                        found = list(measure(group, options, chosen, nbytes))
+                    if group.rank == 0:
+                        lines += [(segment_bytes, memory, line) for line in found]
                 advance()
             if group is not None:
                 group.close()
-        own = [[segment_bytes, asdict(line)] for segment_bytes, line in lines]
+        own = [[segment_bytes, memory, asdict(line)] for segment_bytes, memory, line in lines]
         for blob in self._comm._gather_blobs(json.dumps(own).encode()):
-            for segment_bytes, line in json.loads(blob):
-                self._take(phase, segment_bytes, Measurement(**line))
+            for segment_bytes, memory, line in json.loads(blob):
+                self._take(phase, segment_bytes, memory, Measurement(**line))
 
     def _group(self, phase: Phase, segment_bytes: int) -> Communicator | None:
         media = {name: Medium(LINKS[name], segment_bytes) for name in tuning_file.BUILT_IN.media}
         text = Tuning(media, "being measured", slot_stores=self._comm._slot_stores).to_text()
         return self._comm._split(phase.colors[self._comm.rank], 0, text)
 
-    def _take(self, phase: Phase, segment_bytes: int, line: Measurement) -> None:
+    def _take(self, phase: Phase, segment_bytes: int, memory: str, line: Measurement) -> None:
         if line.wrong:
             raise PycollError(
                 f"measuring {line.collective} by {line.algorithm} with {phase.name} gave "
                 f"{line.wrong} wrong elements; nothing was stored"
             )
-        name, nbytes = line.algorithm, line.bytes
-        case = Case(line.collective, name, line.ranks, nbytes, segment_bytes, phase.concurrent)
+        place = (line.collective, line.algorithm, line.ranks, line.bytes)
+        case = Case(*place, segment_bytes, phase.concurrent, memory)
         times = self._times.setdefault(phase.name, {})
         # Concurrent groups must disturb each other; a quartile would favour undisturbed samples.
         seconds = line.median_s if phase.concurrent > 1 else line.quartile_s

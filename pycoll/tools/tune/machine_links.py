@@ -9,6 +9,9 @@ Then it runs plans with known costs, over message sizes from a few bytes to more
 hold. The link is the one that explains all these times best (see fit.py). Different lengths of
 segments separate the cost of a segment from that of its bytes. Each case is measured in two passes
 and the better time counts, because disturbances only add time.
+
+For shared memory the plans run with ordinary and with shared arrays: copies through slots show the
+rate of a copy, and segments that peers read in place the rate of such reads.
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pycoll.algorithms import lookup
 from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.config import DEFAULT_TRANSPORTS, Config
-from pycoll.cost import tuning_file
-from pycoll.cost.model import LINKS, SEGMENT_BYTES, Parameters
+from pycoll.cost import slot_stores, tuning_file
+from pycoll.cost.model import LINKS, REACHED_BYTES, SEGMENT_BYTES, Parameters
 from pycoll.cost.profiles import profile
 from pycoll.cost.selection import (
+    MEMORIES,
+    ORDINARY,
     SHARED,
     bytes_text,
     candidates,
@@ -37,7 +43,6 @@ from pycoll.cost.selection import (
     rates_text,
     seconds_text,
 )
-from pycoll.cost.slot_stores import ORDINARY, STREAMING
 from pycoll.cost.tuning_file import Medium, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
@@ -52,11 +57,10 @@ from pycoll.tools.tune.fit import Fit, Observation, fit
 #: Collectives whose plans separate the cost of moving from that of combining.
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
+_STORES = (slot_stores.ORDINARY, slot_stores.STREAMING)
 #: A shorter segment is chosen if its time is below this share; smaller gains are noise.
 _GAIN = 0.97
 _RANKS_MAX = 8
-#: A time to compare with a prediction is the median of this number of jobs.
-_JOBS = 3
 #: Reports state the accuracy of predictions from this message size on, in bytes.
 ACCURATE_BYTES = 1 << 16
 
@@ -103,12 +107,13 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class _Job:
-    """One benchmark to run, with the values that its ranks use."""
+    """One benchmark to run, with the values that its ranks use and the memory of their arrays."""
 
     transport: str
     ranks: int
     bench: BenchOptions
     values: Tuning
+    memory: str = ORDINARY
 
     @property
     def measurements(self) -> int:
@@ -120,7 +125,7 @@ class Case:
     """The case that a time was measured for.
 
     ``concurrent``: the number of groups that ran at the same time, each with one rank on every
-    host; 0 for ranks of one host.
+    host; 0 for ranks of one host. ``memory``: the memory of the arrays, a value of MEMORIES.
     """
 
     collective: str
@@ -129,6 +134,7 @@ class Case:
     nbytes: int
     segment_bytes: int
     concurrent: int = 0
+    memory: str = ORDINARY
 
     def observed(self, seconds: float) -> Observation:
         """The observation of this case: the time, and the costs of the case by the model."""
@@ -136,7 +142,10 @@ class Case:
         topology = (
             Topology.even(self.ranks, self.ranks) if self.concurrent else single_host(self.ranks)
         )
-        inside, across = profile(algorithm, topology).terms(self.nbytes, self.segment_bytes)
+        shape = profile(algorithm, topology)
+        if self.memory == ORDINARY:
+            shape = shape._replace(exposes=False)
+        inside, across = shape.terms(self.nbytes, self.segment_bytes)
         if not self.concurrent:
             return Observation(inside, self.nbytes, seconds)
         shared = {
@@ -235,15 +244,15 @@ class Tuner:
 
     def _stores_jobs(self, transport: str) -> Iterator[_Job]:
         """The jobs with both kinds of stores, which only shared memory has."""
-        for kind in (ORDINARY, STREAMING) if transport == "shm" else ():
+        for kind in _STORES if transport == "shm" else ():
             for job in self._segment_jobs(transport, SEGMENT_BYTES):
                 yield replace(job, values=job.values._replace(slot_stores=kind))
 
     def _best_stores(self) -> str:
-        times: dict[str, Times] = {ORDINARY: {}, STREAMING: {}}
+        times: dict[str, Times] = {kind: {} for kind in _STORES}
         for _ in range(self._options.passes):
             for job in self._stores_jobs("shm"):
-                self._measure(job, times[job.values.slot_stores or STREAMING])
+                self._measure(job, times[job.values.slot_stores or slot_stores.STREAMING])
         return min(times, key=lambda kind: _mean(times[kind], SEGMENT_BYTES))
 
     def _segment_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
@@ -266,8 +275,11 @@ class Tuner:
             for collective in COLLECTIVES:
                 names = distinct_algorithms(collective, ranks)
                 end = self._options.end_bytes(transport)
-                options = self._options.bench_options(collective, names, 32, end)
-                yield _Job(transport, ranks, options, values)
+                for memory in MEMORIES if transport == "shm" else (ORDINARY,):
+                    # Shorter arrays are copied in either memory.
+                    begin = REACHED_BYTES if memory == SHARED else 32
+                    options = self._options.bench_options(collective, names, begin, end)
+                    yield _Job(transport, ranks, options, values, memory)
 
     def _measure_links(self, transport: str, segment_bytes: int, times: Times) -> None:
         for _ in range(self._options.passes):
@@ -282,14 +294,15 @@ class Tuner:
         def take(line: Measurement) -> None:
             nonlocal wrong
             wrong += line.wrong or 0
-            case = Case(line.collective, line.algorithm, line.ranks, line.bytes, segment_bytes)
+            place = (line.collective, line.algorithm, line.ranks, line.bytes)
+            case = Case(*place, segment_bytes, memory=job.memory)
             times[case] = min(line.median_s, times.get(case, math.inf))
             self._progress.advance(self._task)
 
         with tempfile.TemporaryDirectory(prefix="pycoll-tune-") as folder:
             path = Path(folder) / "tuning.json"
             tuning_file.store(job.values, path, "now")
-            words = {"PYCOLL_TRANSPORTS": job.transport, "PYCOLL_TUNING": str(path)}
+            words = {**_surroundings((job.transport,), job.memory), "PYCOLL_TUNING": str(path)}
             status = launch_bench(job.bench, job.ranks, words, take)
         if status != 0 or wrong:
             raise PycollError(
@@ -398,6 +411,70 @@ def present(path: Path) -> Tuning:
 # Predicted and measured times
 
 
+class Comparison(NamedTuple):
+    """A request to compare predicted and measured times, for sizes from ``begin_bytes`` by factors
+    of 4 up to ``end_bytes``.
+
+    Without ``algorithm`` the chosen ones count. ``memory``: the memory of the arrays, a value of
+    MEMORIES. ``jobs``: a measured time is the median of that many jobs, since the memory of one job
+    may by chance be placed so that caches hold less of it. ``budget_s``: s for each size of a job.
+    """
+
+    collective: str
+    ranks: int
+    begin_bytes: int
+    end_bytes: int
+    algorithm: str | None = None
+    memory: str = SHARED
+    jobs: int = 3
+    budget_s: float = 0.5
+
+    @property
+    def bench_options(self) -> BenchOptions:
+        """The options of each job."""
+        return BenchOptions(
+            collective=self.collective,
+            begin_bytes=self.begin_bytes,
+            end_bytes=self.end_bytes,
+            algorithms=[] if self.algorithm is None else [self.algorithm],
+            samples=15,
+            budget_s=self.budget_s,
+        )
+
+
+class Compared(NamedTuple):
+    """A predicted and a measured time, in s."""
+
+    nbytes: int
+    algorithm: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def ratio(self) -> float:
+        """The predicted time, divided by the measured one."""
+        return self.predicted_s / self.measured_s
+
+
+def compared(asked: Comparison, config: Config, parameters: Parameters) -> Iterator[Compared]:
+    """Measures and predicts every size.
+
+    Raises PycollError if a job failed, and InvalidArgumentError for a request that cannot be
+    measured.
+    """
+    options, host = asked.bench_options, single_host(asked.ranks)
+    options.validate(asked.ranks)
+    options.names(host)
+    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    words = _surroundings(config.transports, asked.memory)
+    for line in _measured_in_jobs(asked, options, words):
+        found[line.bytes, line.algorithm].append(line.median_s)
+    kind = Collective[asked.collective.upper()]
+    for (size, name), times in found.items():
+        predicted = predict(kind, name, host, size, parameters, asked.memory)
+        yield Compared(size, name, predicted, statistics.median(times))
+
+
 def predicted_and_measured(
     collective: str,
     ranks: int,
@@ -414,50 +491,34 @@ def predicted_and_measured(
     Raises PycollError if the job failed, and InvalidArgumentError for a request that cannot be
     measured.
     """
-    names = [] if algorithm is None else [algorithm]
-    options = BenchOptions(
-        collective=collective,
-        begin_bytes=min(nbytes, 64),
-        end_bytes=nbytes,
-        algorithms=names,
-        samples=15,
-        budget_s=0.5,
-    )
-    options.validate(ranks)
-    options.names(single_host(ranks))
-    found: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for line in _measured_in_jobs(options, ranks, _surroundings(config, memory)):
-        found[line.bytes, line.algorithm].append(line.median_s)
-    yield f"  {'bytes':>10} {'predicted':>12} {'measured':>12} {'pred./meas.':>11}  algorithm"
-    for (size, name), times in found.items():
-        kind = Collective[collective.upper()]
-        predicted = predict(kind, name, single_host(ranks), size, parameters, memory)
-        measured = statistics.median(times)
+    asked = Comparison(collective, ranks, min(nbytes, 64), nbytes, algorithm, memory)
+    lines = compared(asked, config, parameters)
+    head = f"  {'bytes':>10} {'predicted':>12} {'measured':>12} {'pred./meas.':>11}  algorithm"
+    for number, one in enumerate(lines):
+        if number == 0:
+            yield head
         yield (
-            f"  {size:10d} {seconds_text(predicted):>12} {seconds_text(measured):>12} "
-            f"{predicted / measured:11.2f}  {name}"
+            f"  {one.nbytes:10d} {seconds_text(one.predicted_s):>12} "
+            f"{seconds_text(one.measured_s):>12} {one.ratio:11.2f}  {one.algorithm}"
         )
 
 
 def _measured_in_jobs(
-    options: BenchOptions, ranks: int, words: Mapping[str, str]
+    asked: Comparison, options: BenchOptions, words: Mapping[str, str]
 ) -> list[Measurement]:
-    """The measurements of several jobs.
-
-    The memory of one job may by chance be placed so that caches hold less of it.
-    """
+    """The measurements of all jobs."""
     lines: list[Measurement] = []
-    for _ in range(_JOBS):
-        status = launch_bench(options, ranks, words, lines.append)
+    for _ in range(asked.jobs):
+        status = launch_bench(options, asked.ranks, words, lines.append)
         if status != 0 or any(line.wrong for line in lines):
             raise PycollError(
-                f"measuring {options.collective} on {ranks} ranks ended with status {status}"
+                f"measuring {options.collective} on {asked.ranks} ranks ended with status {status}"
             )
     return lines
 
 
-def _surroundings(config: Config, memory: str) -> Mapping[str, str]:
+def _surroundings(transports: Sequence[str], memory: str) -> dict[str, str]:
     return {
-        "PYCOLL_TRANSPORTS": ",".join(config.transports),
+        "PYCOLL_TRANSPORTS": ",".join(transports),
         "PYCOLL_SHARED_ARRAYS": "1" if memory == SHARED else "0",
     }
