@@ -94,7 +94,12 @@ def join(
     _check_limits(placement, config)
     exchange = open_exchange(placement, config, deadline)
     connected = connect_and_close(exchange, config, "world", deadline, factories, bring)
-    return _joined(exchange, connected, placement.source)
+    joined = _joined(exchange, connected, placement.source)
+    if placement.way == "pmix" and len(set(joined.hosts)) > 1:
+        from pycoll.bootstrap.rendezvous.late_mpi import watch_late_mpi
+
+        watch_late_mpi(joined.rank, config.init_timeout_s)
+    return joined
 
 
 def _check_limits(placement: Placement, config: Config) -> None:

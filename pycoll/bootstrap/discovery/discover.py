@@ -16,7 +16,7 @@ Ranks that an MPI launcher or Slurm started meet in the first of these ways that
 
 All ranks must come to the same choice, so they import mpi4py all before ``init()`` or all after it.
 Before it is right with every launcher. After it, Slurm's pmi2 ends the job at MPI's own ``init``,
-and Open MPI 5 was seen to hang in jobs on several hosts.
+and Open MPI 5 was seen to hang in jobs on several hosts; late_mpi.py bounds that.
 """
 
 from __future__ import annotations
