@@ -433,26 +433,45 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few sizes and rounds")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--budget-s", type=float, default=8.0, help="longest time for one size")
+    parser.add_argument("--ranks", type=int, action="append", help="only rows of these ranks")
+    parser.add_argument("--collective", action="append", help="only rows of these")
     parser.add_argument("--library", choices=LIBRARIES[1:], action="append", help="only these")
     parser.add_argument("--markdown", type=Path, help="put the table on this page")
     parser.add_argument("--plot", type=Path, help="draw a .png, .pdf or .svg")
     options = parser.parse_args()
     effort = Effort(4, 0.5) if options.quick else Effort(options.rounds, options.budget_s)
     libraries = ("pycoll", *(options.library or LIBRARIES[1:]))
+    rows = [
+        row
+        for row in (QUICK if options.quick else ROWS)
+        if (not options.ranks or row.ranks in options.ranks)
+        and (not options.collective or row.collective in options.collective)
+    ]
+    if not rows:
+        parser.error("no row has these ranks and collectives")
     print("# us of the slowest rank, median / p99; ratio of target")
-    results = []
-    for result in measure(QUICK if options.quick else ROWS, effort, libraries):
-        names = list(result.times)
-        line = [f"{t}: {c}" for t, c in zip(head(names), cells(result, names), strict=True)]
-        print(line[0].partition(": ")[2] + "  " + "  ".join(line[1:]), flush=True)
-        results.append(result)
+    results: list[Result] = []
+    try:
+        for result in measure(rows, effort, libraries):
+            names = list(result.times)
+            line = [f"{t}: {c}" for t, c in zip(head(names), cells(result, names), strict=True)]
+            print(line[0].partition(": ")[2] + "  " + "  ".join(line[1:]), flush=True)
+            results.append(result)
+    finally:
+        # A run takes half an hour: where a row fails, those before it are kept.
+        if results:
+            finish(results, options)
+    return 0
+
+
+def finish(results: Sequence[Result], options: argparse.Namespace) -> None:
+    """Print the lines below the table, draw the picture, and write the page."""
     for text in lines_of(results):
         print(f"# {text}")
     if options.plot is not None:
         draw(options.plot, results)
     if options.markdown is not None:
         write_markdown(options.markdown, results, options.plot)
-    return 0
 
 
 if __name__ == "__main__":
