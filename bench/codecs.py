@@ -4,8 +4,8 @@
 
 Each codec runs with every instruction set, in turns with a copy of as many bytes, on one core.
 Arrays of ``--bytes`` fit into the second-level cache; those of ``--long`` do not fit into any.
-Encoding also writes what the codes leave out, since error feedback needs it. All figures are
-medians.
+Encoding also writes what the codes leave out, since error feedback needs it. Top-k adds residuals
+and writes the sums in its pass. All figures are medians.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from pycoll import _core
 TITLE = "Codecs"
 #: Names in the order of CodecKind of csrc/kernels/codecs.h.
 KINDS = ("bf16", "int8", "int4", "fp8", "sign")
+TOP_K = "top-k 1 %"
 #: GB/s that encoding and decode-and-add reach with AVX-512, arrays in cache; 0: none.
-TARGETS = {"int8": (10.0, 12.0), "sign": (15.0, 20.0)}
+TARGETS = {"int8": (10.0, 12.0), "sign": (15.0, 20.0), TOP_K: (6.0, 0.0)}
 _BLOCK = 256
+_SHARE = 100
 
 
 class Line(NamedTuple):
@@ -65,6 +67,33 @@ def measure(name: str, isa: str, nbytes: int, rounds: int) -> Line:
     return Line(name, isa, nbytes, *map(statistics.median, zip(*turns, strict=True)))
 
 
+def measure_top_k(isa: str, nbytes: int, rounds: int) -> Line:
+    """Measure the choice of the largest values, their spreading, and a sum of two codes."""
+    values = np.random.default_rng(1).standard_normal(nbytes // 4).astype(np.float32)
+    rests, sums = np.zeros_like(values), np.zeros_like(values)
+    view, left, total = map(_core.view, (values, rests, sums))
+    number = len(values) // _SHARE
+    found = _core.largest_values(view, number, left, total, isa)
+    kinds = (np.uint32, np.float32)
+    codes = tuple(_core.view(np.frombuffer(a, b)) for a, b in zip(found, kinds, strict=True))
+
+    def repeated(run: Callable[[], Any]) -> Callable[[int], Any]:
+        def times(count: int) -> None:
+            for _ in range(count):
+                run()
+
+        return times
+
+    runs = [
+        repeated(lambda: _core.largest_values(view, number, left, total, isa)),
+        repeated(lambda: _core.spread_codes(total, 0, len(values), *codes)),
+        repeated(lambda: _core.fold_codes([codes, codes], len(values), 2)),
+        repeated(lambda: np.copyto(rests, values)),
+    ]
+    turns = zip(*(speed(run, nbytes, rounds) for run in runs), strict=True)
+    return Line(TOP_K, isa, nbytes, *map(statistics.median, zip(*turns, strict=True)))
+
+
 def cells(line: Line) -> list[str]:
     """Return a row of the table."""
     shown = [f"{rate:.3g}" for rate in line[3:]]
@@ -84,14 +113,19 @@ def main() -> int:
     rows = []
     isas = [isa for isa in _core.isas() if isa not in ("reference", "avx512fp16")]
     for nbytes in filter(None, (options.bytes, options.long)):
-        for name in KINDS:
+        for name in (*KINDS, TOP_K):
             for isa in isas if nbytes == options.bytes else isas[-1:]:
-                rows.append(cells(measure(name, isa, nbytes, options.rounds)))
+                if name == TOP_K:
+                    line = measure_top_k(isa, nbytes, options.rounds)
+                else:
+                    line = measure(name, isa, nbytes, options.rounds)
+                rows.append(cells(line))
                 print("".join(f"{word:>15}" for word in rows[-1]), flush=True)
     if options.markdown is not None:
         what = (
             f"GB/s of float32, blocks of {_BLOCK} values, one core, in turns with a copy of as "
-            "many bytes; medians. Encoding writes codes and rests."
+            "many bytes; medians. Encoding writes codes and rests. Decode-and-add of top-k adds "
+            "the codes of two ranks."
         )
         targets = "; ".join(f"{k}: {a:g} and {b:g}" for k, (a, b) in TARGETS.items())
         note = f"Targets with AVX-512 in cache, encode and decode-and-add: {targets}."

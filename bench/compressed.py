@@ -1,11 +1,14 @@
 """Rates of all_reduce between hosts by codec, against float32 and torch's hooks over Gloo.
 
-    .venv/bin/python bench/compressed.py --hosts 4 --gigabit 1 --mib 16
+    .venv/bin/python bench/compressed.py --hosts 4 --gigabit 1 --markdown bench/RESULTS.md
 
 The hosts are network namespaces (bench/hosts.py), so the benchmark needs root. One process on each
 runs all entrants in turns, so the same noise meets all of them. A time is that of the slowest rank.
 The table has the median rate in float32 bytes per second, and the median over rounds of float32's
 time divided by the entrant's. Codecs have feedback; results are checked against float32's.
+
+"link" is the time that the bytes of the busiest cable take at its rate. No entrant is faster; the
+rest of its time goes to the processors, which all hosts share.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import page
 from host_jobs import places_of
 from hosts import DEVICE, ONE_GIGABIT, TEN_GIGABIT, Hosts, obstacle
 
@@ -36,6 +41,17 @@ PAIRS = (("bf16", "gloo fp16"), ("powersgd 4", "gloo powersgd 4"))
 ERRORS = {"float32": 1e-5, "gloo": 1e-5, "bf16": 0.02, "int8": 0.03, "gloo fp16": 0.01}
 _COLUMNS = 1024
 _WAIT_S = 600
+_HEAD = ("entrant", "MB/s", "times float32", "target", "ms", "link ms")
+
+
+class Round(NamedTuple):
+    """One call: seconds of the slowest rank, and bytes of the busiest cable in one direction."""
+
+    seconds: float
+    wire: int
+
+
+Rounds = dict[str, list[Round]]
 
 
 def main() -> None:
@@ -44,6 +60,7 @@ def main() -> None:
     parser.add_argument("--gigabit", type=int, default=1, choices=(1, 10), help="rate of a cable")
     parser.add_argument("--mib", type=float, default=16, help="MiB of float32 on each rank")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--markdown", type=Path, help="put the table on this page")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
@@ -55,8 +72,8 @@ def main() -> None:
         tell(given, measured(hosts, given))
 
 
-def measured(hosts: Hosts, given: argparse.Namespace) -> dict[str, list[float]]:
-    """The seconds of each entrant in each round."""
+def measured(hosts: Hosts, given: argparse.Namespace) -> Rounds:
+    """The rounds of each entrant."""
     places = places_of("pycoll", hosts.addresses[0], DEVICE, given.hosts)
     size = ["--mib", str(given.mib), "--rounds", str(given.rounds)]
     ranks = [
@@ -77,25 +94,48 @@ def measured(hosts: Hosts, given: argparse.Namespace) -> dict[str, list[float]]:
                 rank.kill()
     if any(codes):
         raise SystemExit(f"the ranks ended with {codes}")
-    found: dict[str, list[float]] = json.loads(text.splitlines()[-1])
-    return found
+    found: dict[str, list[tuple[float, int]]] = json.loads(text.splitlines()[-1])
+    return {name: [Round(*one) for one in rounds] for name, rounds in found.items()}
 
 
-def tell(given: argparse.Namespace, times: dict[str, list[float]]) -> None:
-    """Print a line for each entrant, with its target."""
+def tell(given: argparse.Namespace, rounds: Rounds) -> None:
+    """Print a line for each entrant, with its target, and put them on the page."""
     nbytes = given.mib * 2**20
-    print(f"# {given.hosts} hosts, {given.gigabit} Gb/s, {given.mib:g} MiB of float32")
+    cable = (ONE_GIGABIT if given.gigabit == 1 else TEN_GIGABIT).bytes_per_s
+    cores = len(os.sched_getaffinity(0))
+    scene = f"{given.hosts} hosts, {given.gigabit} Gb/s, {given.mib:g} MiB of float32"
+    print(f"# {scene}")
 
     def ratio(slow: str, fast: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
+        pairs = zip(rounds[slow], rounds[fast], strict=True)
+        return statistics.median(a.seconds / b.seconds for a, b in pairs)
 
-    for name, seconds in times.items():
-        rate = nbytes / statistics.median(seconds) / 1e6
-        line = f"{name:16} {rate:8.1f} MB/s  {ratio('float32', name):6.2f} x float32"
+    rows = []
+    print("".join(f"{word:>16}" for word in _HEAD))
+    for name, taken in rounds.items():
+        seconds, wire = map(statistics.median, zip(*taken, strict=True))
         target = TARGETS[given.gigabit].get(name)
-        print(line if target is None else f"{line}, target {target:g}")
-    for ours, theirs in PAIRS:
-        print(f"# {ours} is {ratio(theirs, ours):.2f} x {theirs}, target {HOOK_TARGET:g}")
+        parts = (seconds, wire / cable)
+        figures = (nbytes / seconds / 1e6, ratio("float32", name))
+        shown = [f"{figure:.3g}" for figure in figures]
+        shown += ["" if target is None else f"{target:g}", *(f"{1e3 * one:.3g}" for one in parts)]
+        rows.append([name, *shown])
+        print("".join(f"{word:>16}" for word in rows[-1]))
+    notes = [
+        f"{ours} is {ratio(theirs, ours):.2f} x {theirs}, target {HOOK_TARGET:g}"
+        for ours, theirs in PAIRS
+    ]
+    for note in notes:
+        print(f"# {note}")
+    if given.markdown is not None:
+        what = (
+            f"all_reduce with avg, a rank on each host, {cores} cores for all hosts, "
+            f"{given.rounds} rounds in turns, medians. `link`: the bytes of the busiest cable at "
+            "its rate."
+        )
+        told = "; ".join(notes) + "."
+        lines = [page.origin(), "", what, "", *page.table(_HEAD, rows), "", told]
+        page.write_section(given.markdown, f"Codecs between {scene}", lines)
 
 
 def work(given: argparse.Namespace) -> None:
@@ -112,16 +152,31 @@ def work(given: argparse.Namespace) -> None:
         error = float(np.abs(run() - wanted).max() / np.abs(wanted).max())
         if bound is not None and error > bound:
             raise SystemExit(f"{name} is wrong by {error:.3g} of the largest value")
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    rounds: Rounds = {name: [] for name in runs}
     for _ in range(given.rounds):
         for name, run in runs.items():
-            comm.barrier()
-            begin = time.perf_counter()
-            run()
-            times[name].append(comm.all_reduce(time.perf_counter() - begin, "max"))
+            rounds[name].append(one_round(comm, run))
     if comm.rank == 0:
-        print(json.dumps(times))
+        print(json.dumps(rounds))
     comm.barrier()
+
+
+def one_round(comm: Any, run: Callable[[], Any]) -> Round:
+    """Run an entrant once on all ranks."""
+    comm.barrier()
+    before, begin = wire_bytes(), time.perf_counter()
+    run()
+    taken = time.perf_counter() - begin
+    comm.barrier()  # peers may still wait for bytes of this rank
+    wire = [a - b for a, b in zip(wire_bytes(), before, strict=True)]
+    return Round(float(comm.all_reduce(taken, "max")), int(comm.all_reduce(max(wire), "max")))
+
+
+def wire_bytes() -> tuple[int, int]:
+    """The bytes that this host's cable has carried in each direction."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    fields = next(line for line in lines if line.strip().startswith(f"{DEVICE}:")).split()
+    return int(fields[1]), int(fields[9])
 
 
 def entrants(comm: Any, x: Any) -> dict[str, Callable[[], Any]]:

@@ -396,6 +396,40 @@ def defined(dtype: int, op: int) -> bool: ...
 def combine(
     target: BufferView, sources: Sequence[BufferView], op: int, isa: str, times: int = 1
 ) -> None: ...
+def values_from(
+    values: BufferView,
+    bound: float,
+    rests: BufferView | None = None,
+    sums: BufferView | None = None,
+    isa: str = "",
+) -> tuple[bytes, bytes]: ...
+def largest_values(
+    values: BufferView,
+    number: int,
+    rests: BufferView | None = None,
+    sums: BufferView | None = None,
+    isa: str = "",
+) -> tuple[bytes, bytes]: ...
+def fold_codes(
+    codes: Sequence[tuple[BufferView, BufferView]], count: int, divisor: int
+) -> tuple[bytes, bytes]: ...
+def spread_codes(
+    target: BufferView,
+    first: int,
+    count: int,
+    places: BufferView | None,
+    values: BufferView,
+) -> None: ...
+def pack_places(places: BufferView) -> bytes: ...
+def unpack_places(bytes: BufferView, number: int, count: int) -> bytes | None: ...
+def thin_product(
+    target: BufferView,
+    p: BufferView,
+    q: BufferView,
+    base: BufferView | None = None,
+    first: int = 0,
+    isa: str = "",
+) -> None: ...
 
 class Codec:
     def __init__(

@@ -138,18 +138,32 @@ def test_steps_are_replayed_between_hosts(tmp_path: Path) -> None:
     assert "BSP-PS: 1 messages" in (tmp_path / "replay-resnet50.svg").read_text()
 
 
-def test_codecs_are_compared_with_float32_and_with_hooks_over_gloo() -> None:
+def test_codecs_are_compared_with_float32_and_with_hooks_over_gloo(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    script = str(ROOT / "bench" / "compressed.py")
+    script, page = str(ROOT / "bench" / "compressed.py"), tmp_path / "page.md"
     done = subprocess.run(
-        [sys.executable, script, "--hosts", "2", "--mib", "0.25", "--rounds", "2"],
+        [
+            sys.executable,
+            script,
+            "--hosts",
+            "2",
+            "--mib",
+            "0.25",
+            "--rounds",
+            "2",
+            "--markdown",
+            str(page),
+        ],
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^(\S.*?) +[\d.]+ MB/s +[\d.]+ x float32", done.stdout, re.M)
-    assert len(rows) == 10 and rows[0] == "float32", done.stdout
-    assert re.search(r"int8 .* x float32, target 3\n", done.stdout)
     assert re.search(r"# bf16 is [\d.]+ x gloo fp16, target 2\n", done.stdout)
+    text = page.read_text()
+    assert "## Codecs between 2 hosts, 1 Gb/s, 0.25 MiB of float32\n" in text
+    rows = re.findall(
+        r"^\| (\S.*?) \| [\d.]+ \| [\d.]+ \| ([\d.]*) (?:\| [\d.e+]+ ){2}\|$", text, re.M
+    )
+    assert len(rows) == 10 and rows[0] == ("float32", "") and ("int8", "3") in rows, text

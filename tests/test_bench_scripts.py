@@ -94,7 +94,7 @@ def test_a_section_is_replaced_where_it_stands(page: Path) -> None:
 def test_codecs_are_compared_with_a_copy(page: Path) -> None:
     text = run("codecs.py", "--bytes", "65536", "--long", "0", "--rounds", "3",
                "--markdown", str(page))  # fmt: skip
-    for codec in ("bf16", "int8", "int4", "fp8", "sign"):
+    for codec in ("bf16", "int8", "int4", "fp8", "sign", "top-k 1 %"):
         assert re.search(rf"{codec} +portable +65536( +[\d.]+){{4}}", text), text
     section = page.read_text().partition("## Codecs")[2]
     assert "| int8 | portable | 65536 |" in section

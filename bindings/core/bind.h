@@ -34,6 +34,7 @@ void bind_transports(py::module_& module);
 void bind_communicator(py::module_& module);
 void bind_native_calls(py::module_& module);
 void bind_kernels(py::module_& module);
+void bind_composed_kernels(py::module_& module);
 void bind_simulation(py::module_& module);
 void bind_xla(py::module_& module);
 void bind_devices(py::module_& module);

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_native_calls(module);
   bindings::bind_kernels(module);
   bindings::bind_codec(module);
+  bindings::bind_composed_kernels(module);
   bindings::bind_simulation(module);
   bindings::bind_xla(module);
   bindings::bind_devices(module);

@@ -13,6 +13,8 @@ namespace {
 // Scratch slots start on cache lines, so that no two slots share a line.
 constexpr std::size_t kSlotAlignment = 64;
 constexpr std::size_t kSlotBytes = transport::kSegmentBytesMax;
+// The values of a segment that only travels as codes.
+constexpr std::size_t kCodedSegmentMax = 16 * kSlotBytes;
 
 // Checks that each part has whole elements and that all
 // parts together have the bytes of input and output.
@@ -60,6 +62,15 @@ Status check_codec(const CollectiveRequest& request) {
   return Status();
 }
 
+// Whether all data travels as codes, so that a segment may have more values than a slot buffer
+// holds.
+bool sends_codes_only(const plan::Plan& plan) {
+  return std::all_of(plan.rows.begin(), plan.rows.end(), [](const plan::Row& row) {
+    return row.chunk == plan::kToken || (row.coded_recv == (1u << row.recv_count) - 1 &&
+                                         row.coded_send == (1u << row.send_count) - 1);
+  });
+}
+
 // More than the memory of any host, and small enough that no sum of offsets overflows.
 constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 62;
 
@@ -73,16 +84,24 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
                             " blocks");
   }
   item_bytes_ = pycoll::item_bytes(request.form ? request.form.dtype : request.descriptor.dtype);
-  if (request.segment_bytes < item_bytes_ || request.segment_bytes > kSlotBytes) {
+  const bool coded = request.codec && sends_codes_only(request.plan->plan());
+  const std::size_t longest_segment = coded ? kCodedSegmentMax : kSlotBytes;
+  if (request.segment_bytes < item_bytes_ || request.segment_bytes > longest_segment) {
     return invalid_argument("segment_bytes is " + std::to_string(request.segment_bytes) +
                             ", allowed are " + std::to_string(item_bytes_) + " to " +
-                            std::to_string(kSlotBytes));
+                            std::to_string(longest_segment));
   }
   segment_length_ = request.segment_bytes / item_bytes_;
   if (request.codec) {
     // Whole blocks, so that the codes of a segment do not depend on other segments.
     const std::uint64_t block = request.codec->block;
     segment_length_ = std::max(block, segment_length_ / block * block);
+    const std::size_t codes = kernels::encoded_bytes(*request.codec, segment_length_);
+    if (codes > kSlotBytes) {
+      return invalid_argument("segment_bytes is " + std::to_string(request.segment_bytes) + ": " +
+                              std::to_string(codes) + " bytes of codes, allowed are " +
+                              std::to_string(kSlotBytes));
+    }
   }
   counts_ = request.counts;
   input_offsets_.assign(counts_.size(), 0);
@@ -113,7 +132,8 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
   longest_bytes_ = std::min(longest, segment_length_) * item_bytes_;
   // No segment is longer than the longest chunk, so the
   // scratch slots of a short operation are short too.
-  slot_bytes_ = round_up(std::min<std::size_t>(kSlotBytes, longest * item_bytes_), kSlotAlignment);
+  const std::size_t segment = std::max<std::size_t>(kSlotBytes, segment_length_ * item_bytes_);
+  slot_bytes_ = round_up(std::min<std::size_t>(segment, longest * item_bytes_), kSlotAlignment);
   return Status();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.h"
 #include "executor/execution.h"
 #include "executor/execution_row.h"
 
@@ -65,6 +66,7 @@ Progress Execution::run_coded_row(const BoundRow& bound, std::uint64_t offset, s
     piece.code_bytes = kernels::encoded_bytes(codec_, piece.count);
     run_coded_piece(bound, offset, all, slots, piece);
   }
+  if (streams_) stream_fence();
   // See run_row().
   if (arrived.exposed && !intact(row)) return Progress::kBlocked;
   for (int i = 0; i < row.send_count; ++i) {
@@ -85,7 +87,8 @@ void Execution::run_coded_piece(const BoundRow& bound, std::uint64_t offset, con
   std::byte* target =
       all.target == nullptr || into_scratch ? nullptr : all.target + piece.first * sizeof(float);
   const bool wants_values = target != nullptr || row.coded_send != (1u << row.send_count) - 1;
-  float* decoded = target != nullptr ? reinterpret_cast<float*>(target) : made;
+  // A result that bypasses the caches is made in L1 and then copied.
+  float* decoded = target != nullptr && !streams_ ? reinterpret_cast<float*>(target) : made;
   if (plan::passes_codes(row)) {
     piece.codes = piece.in(all.operands[0], true);
   } else {
@@ -162,7 +165,11 @@ void Execution::hand_out(const plan::Row& row, const Gathered& all, std::byte* c
     std::byte* to = base + (coded ? piece.code_skip : piece.first * sizeof(float));
     if (to != from) transport::fill_slot_buffer(hints, to, from, bytes);
   };
-  if (all.target != nullptr) {
+  const bool is_result = static_cast<plan::Buffer>(row.target) == plan::Buffer::kOutput;
+  if (is_result && streams_) {
+    stream_copy(all.target + piece.first * sizeof(float),
+                reinterpret_cast<const std::byte*>(piece.values), piece.count * sizeof(float));
+  } else if (all.target != nullptr) {
     copy(all.target, (row.coded_local & plan::kCodedTarget) != 0, nullptr);
   }
   for (int i = 0; i < row.send_count; ++i) {

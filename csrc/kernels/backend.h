@@ -2,10 +2,17 @@
 #pragma once
 
 #include "kernels/codecs.h"
+#include "kernels/low_rank.h"
 #include "kernels/reduce.h"
 #include "kernels/wire.h"
 
 namespace pycoll::kernels {
+
+// Writes the places, counted from 0, of the values whose magnitude is at least `bound`, and returns
+// their number; see sparse_codes.h. `places` holds `count`, at most 2^31. If `rests` is not
+// nullptr, it is added to the values, and `sums`, which may equal either of the two, gets the sums.
+using CollectFunction = std::size_t (*)(std::uint32_t* places, float* sums, const float* values,
+                                        const float* rests, std::size_t count, std::uint32_t bound);
 
 // Function tables of one instruction set. They are read once per operation, not per segment.
 // combine and scale return a function for every valid pair: dispatch.cpp checks defined() first and
@@ -16,6 +23,8 @@ struct Backend {
   EnterFunction (*enter_mean)(DType dtype);  // 16- and 8-bit floats to float32
   LeaveFunction (*leave_mean)(DType dtype);
   CodecKernels (*codec)(CodecKind kind);
+  CollectFunction collect;
+  ProductFunction product;
 };
 
 // 2^-k with the smallest k for which 2^k >= ranks. Always inlined, because files of different
@@ -37,6 +46,9 @@ extern const Backend kAvx512Fp16Backend;  // empty also if the compiler lacks -m
 
 // The wire form of averages of a 16- or 8-bit float; only enter and leave are set.
 WireForm small_mean(DType dtype, Isa isa);
+
+// Requires: available(isa).
+CollectFunction collect_for(Isa isa);
 
 // Whether the processor and the operating system support the backend of that name.
 bool processor_has_avx2();

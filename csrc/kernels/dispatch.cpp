@@ -142,6 +142,18 @@ CodecKernels codec_kernels(CodecKind kind, Isa isa) {
   return backend(isa).codec(kind);
 }
 
+CollectFunction collect_for(Isa isa) {
+  PYCOLL_ASSERT(available(isa), "collect_for: instruction set %d is not available",
+                static_cast<int>(isa));
+  return backend(isa).collect;
+}
+
+ProductFunction product_for(Isa isa) {
+  PYCOLL_ASSERT(available(isa), "product_for: instruction set %d is not available",
+                static_cast<int>(isa));
+  return backend(isa).product;
+}
+
 WireForm small_mean(DType dtype, Isa isa) {
   WireForm form;
   form.enter = backend(isa).enter_mean(dtype);

@@ -233,6 +233,29 @@ struct Reference {
   }
 
   static CodecKernels codec(CodecKind kind) { return kPortableBackend.codec(kind); }
+
+  static std::size_t collect(std::uint32_t* places, float* sums, const float* values,
+                             const float* rests, std::size_t count, std::uint32_t bound) {
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const float value = rests == nullptr ? values[i] : sums[i] = values[i] + rests[i];
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &value, sizeof(bits));
+      if ((bits & 0x7fffffffu) >= bound) places[found++] = static_cast<std::uint32_t>(i);
+    }
+    return found;
+  }
+
+  static void product(float* target, const float* base, const float* p, const float* q,
+                      std::size_t rows, std::size_t columns, std::size_t rank) {
+    for (std::size_t i = 0; i < rows * columns; ++i) {
+      const float* row = p + i / columns * rank;
+      const float* column = q + i % columns;
+      float sum = row[0] * column[0];
+      for (std::size_t k = 1; k < rank; ++k) sum += row[k] * column[k * columns];
+      target[i] = base == nullptr ? sum : base[i] - sum;
+    }
+  }
 };
 
 }  // namespace

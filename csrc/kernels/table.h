@@ -4,6 +4,7 @@
 //   template <DType, ReduceOp> void combine(...)
 //   template <DType> void scale(...), enter_mean(...), leave_mean(...)
 //   CodecKernels codec(CodecKind)
+//   std::size_t collect(...), void product(...)
 //
 // The table uses them only for pairs that are defined, and never for kAvg, kUser and operations
 // with a wire form.
@@ -85,7 +86,12 @@ struct Table {
 };
 
 template <typename Family>
-constexpr Backend kBackendOf{Table<Family>::combine, Table<Family>::scale,
-                             Table<Family>::enter_mean, Table<Family>::leave_mean, Family::codec};
+constexpr Backend kBackendOf{Table<Family>::combine,
+                             Table<Family>::scale,
+                             Table<Family>::enter_mean,
+                             Table<Family>::leave_mean,
+                             Family::codec,
+                             Family::collect,
+                             Family::product};
 
 }  // namespace pycoll::kernels

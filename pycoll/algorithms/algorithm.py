@@ -73,8 +73,14 @@ class Algorithm(NamedTuple):
                 f"{self.name} {self.collective.name.lower()} takes no codec: values would be "
                 "rounded more than twice, or differ between ranks or from other algorithms"
             )
-        labels = tuple(range(schedule.size)) if self.levels is None else topology.levels[0]
-        return schedule._replace(coded=labels)
+        return schedule._replace(coded=self._labels(schedule.size, topology))
+
+    def sends_codes_only(self, topology: Topology) -> bool:
+        """Whether ``encode`` makes codes of all data that travels."""
+        return len(set(self._labels(topology.size, topology))) == topology.size
+
+    def _labels(self, size: int, topology: Topology) -> tuple[int, ...]:
+        return tuple(range(size)) if self.levels is None else topology.levels[0]
 
     def build(
         self,

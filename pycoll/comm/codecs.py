@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 #: Reductions of values that have been rounded by a codec.
 _SUMS = (ReduceOp.SUM, ReduceOp.AVG)
 
+#: The bytes of codes to which segments grow, and the segments that a chunk keeps.
+_CODES_MAX = 20 << 10
+_SEGMENTS_MIN = 16
+
 
 class Coding(NamedTuple):
     """A codec of csrc/kernels/codecs.h; equal on all ranks."""
@@ -29,6 +33,17 @@ class Coding(NamedTuple):
     def native(self) -> _core.Codec:
         """Return the codec that requests take."""
         return _core.Codec(self.kind, self.block, self.stochastic, self.seed)
+
+    def segment_bytes(self, least: int, chunk: int) -> int:
+        """Return the bytes of values in a segment of data that travels as codes only.
+
+        ``least``: in segments of values. Codes of few bytes cost a message each, so a segment grows
+        while its codes are short and a chunk of ``chunk`` bytes has many segments, which overlap.
+        """
+        nbytes, found = self.native().nbytes, least
+        while nbytes(2 * found // 4) <= _CODES_MAX and 2 * found * _SEGMENTS_MIN <= chunk:
+            found *= 2
+        return found
 
 
 def runs_itself(compress: Any) -> bool:

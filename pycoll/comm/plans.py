@@ -189,6 +189,8 @@ class Plans:
         user = reduction if reduction is not None and reduction.function is not None else None
         word = user.name if user is not None else ""
         segment_bytes = self.parameters.segment_bytes
+        if coding is not None and lookup(collective, name).sends_codes_only(self.topology):
+            segment_bytes = coding.segment_bytes(segment_bytes, nbytes // self.topology.size)
         text = f"{name}/{segment_bytes}/{word}/{shape_key}"
         key = _hash(text if coding is None else f"{text}/{tuple(coding)}")
         code = reduction.code if reduction is not None else 0

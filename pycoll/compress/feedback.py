@@ -37,7 +37,8 @@ class Feedback:
     types than those of the calls before: then use ``reset()``, or another Feedback. Codecs that the
     executor has no kernels for refuse a call before the Work of the last one is waited for.
 
-    Cost: memory for one copy of the arrays, and one more with momentum.
+    Cost: memory for one copy of the arrays, one more with momentum, and one more with codecs that
+    send places or matrices.
 
     Source: Seide et al. 2014 for residuals; Lin et al., "Deep gradient compression", 2018 (arXiv
     1712.01887) for momentum correction, masking and warm-up.
@@ -71,6 +72,8 @@ class Feedback:
         self._velocities: dict[int, Array] = {}
         #: The velocities of the call that runs.
         self._next: dict[int, Array] = {}
+        #: Memory for the residuals of the next call.
+        self._spares: dict[int, Array] = {}
         #: The last Q of PowerSGD.
         self._factors: dict[int, Array] = {}
 
@@ -78,7 +81,7 @@ class Feedback:
     def residual(self) -> Any:
         """The array of values that were held back, not a copy; None before the first call.
 
-        A list of arrays after calls with a list of several.
+        A list of arrays after calls with a list of several. The next call reuses the memory.
         """
         found = [self._residuals[number] for number in sorted(self._residuals)]
         return None if not found else found[0] if len(found) == 1 else found
@@ -147,6 +150,22 @@ class Feedback:
                 f"{self.step}): wait for that Work first, or pass another Feedback"
             )
         self.work = None
+
+    def spare(self, number: int = 0) -> Array:
+        """Return memory for the next residual of an array that has one; its values are undefined.
+
+        ``replace`` makes it the residual. A call that fails does not, and so changes nothing.
+        """
+        kept = self._residuals[number]
+        found = self._spares.get(number)
+        if found is None or found.shape != kept.shape or found.dtype != kept.dtype:
+            found = self._spares[number] = np.empty(kept.shape, kept.dtype)
+        return found
+
+    def replace(self, number: int = 0) -> None:
+        """Make the ``spare`` of an array its residual, and the residual its spare."""
+        kept = self._residuals[number]
+        self._residuals[number], self._spares[number] = self._spares[number], kept
 
     def ended(self) -> None:
         """Count a call that has sent its data."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pycoll import _core
 from pycoll.compress.codec import Array, as_bytes, as_float32, wrong_length
 from pycoll.compress.coded_exchange import agree
 from pycoll.compress.composed import ComposedCodec, Started
@@ -15,7 +16,7 @@ from pycoll.compress.dense import check_seed
 from pycoll.compress.operands import Operands
 from pycoll.compress.sparse import draws_from
 from pycoll.errors import InvalidArgumentError
-from pycoll.types import real, whole
+from pycoll.types import ReduceOp, real, whole
 
 #: A column that keeps less than this share of its length is noise of float32, and becomes 0.
 _LEAST_SHARE = 2.0**-17
@@ -98,9 +99,6 @@ class PowerSGD(ComposedCodec):
         all Q. Residuals are a rank's matrix minus the product of P and its own Q.
         """
         given.correct()
-        residuals = given.residuals()
-        if residuals is not None:
-            given.values += residuals
         call = _Call(self, given)
         step = 0 if given.feedback is None else given.feedback.step
         agree(comm, name, [self, *given.facts(), f"step {step}"])
@@ -109,9 +107,7 @@ class PowerSGD(ComposedCodec):
         work = comm.all_reduce(
             call.second_message(), word, async_op=True, deterministic=deterministic
         )
-        if residuals is not None:
-            given.keep(call.left_out())
-
+        call.keep()
         return work, call.results
 
     def shrinks(self, shape: tuple[int, ...]) -> bool:
@@ -133,17 +129,24 @@ class _Call:
 
     def __init__(self, codec: PowerSGD, given: Operands) -> None:
         self._codec, self._given = codec, given
+        #: The arrays with their residuals, one axis each. With feedback they become the residuals.
+        self._arrays = [self._corrected(number) for number in range(len(given.shapes))]
         self._numbers = [n for n, shape in enumerate(given.shapes) if codec.shrinks(shape)]
-        places = dict(given.parts())
-        self._places = [places[n] for n in self._numbers]
-        self._rest = [place for n, place in places.items() if n not in set(self._numbers)]
-        self._matrices = [
-            given.values[place].reshape(given.shapes[n][0], -1)
-            for n, place in zip(self._numbers, self._places, strict=True)
-        ]
+        self._rest = [n for n in range(len(given.shapes)) if n not in set(self._numbers)]
+        self._matrices = [self._arrays[n].reshape(given.shapes[n][0], -1) for n in self._numbers]
         self._p: list[Array] = []
         self._q: list[Array] = []
-        self._whole: Array = given.values[:0]
+        self._whole: Array = np.empty(0, given.kind)
+
+    def _corrected(self, number: int) -> Array:
+        given = self._given
+        rests, sums = given.pairs(number)
+        if given.is_native and rests is not None:
+            views = [given.source(number), _core.view(rests)]
+            _core.combine(_core.view(sums), views, ReduceOp.SUM, _core.isas()[-1])
+            return sums
+        values = given.values[given.ends[number] : given.ends[number + 1]]
+        return values if rests is None else np.add(values, rests, out=sums)
 
     def first_message(self) -> Array:
         """Return P of all matrices, and the arrays that are sent whole."""
@@ -151,7 +154,7 @@ class _Call:
             matrix @ self._last_q(n, matrix)
             for n, matrix in zip(self._numbers, self._matrices, strict=True)
         ]
-        whole_arrays = [self._given.values[place] for place in self._rest]
+        whole_arrays = [self._arrays[n] for n in self._rest]
         return np.concatenate([one.reshape(-1) for one in (*made, *whole_arrays)])
 
     def _last_q(self, number: int, matrix: Array) -> Array:
@@ -177,30 +180,50 @@ class _Call:
         """Return Q of this rank's matrices."""
         pairs = zip(self._matrices, self._p, strict=True)
         self._q = [matrix.T @ p for matrix, p in pairs]
-        empty = self._given.values[:0]
-        return np.concatenate([empty, *(one.reshape(-1) for one in self._q)])
+        return np.concatenate([self._whole[:0], *(one.reshape(-1) for one in self._q)])
 
-    def left_out(self) -> Array:
-        """Return the values less those of this rank's P and Q; zeros for arrays sent whole."""
-        left = np.zeros_like(self._given.values)
-        for place, p, q in zip(self._places, self._p, self._q, strict=True):
-            left[place] = self._given.values[place] - product(p, q).reshape(-1)
-        return left
+    def keep(self) -> None:
+        """Keep the arrays less those of this rank's P and Q; zeros for arrays sent whole."""
+        if self._given.feedback is None:
+            return
+        for n in self._rest:
+            self._arrays[n][:] = 0
+        for matrix, p, q in zip(self._matrices, self._p, self._q, strict=True):
+            if self._given.is_native:
+                _core.thin_product(_core.view(matrix), *_factors(p, q), _core.view(matrix))
+            else:
+                np.subtract(matrix, product(p, q), out=matrix)
+        self._given.replace()
 
-    def results(self, received: Array) -> Array:
-        """Return the values of the result, from Q of all ranks together; feedback keeps these."""
-        values, at, rank = np.empty_like(self._given.values), 0, self._codec.rank
-        for n, place, p, q in zip(self._numbers, self._places, self._p, self._q, strict=True):
+    def results(self, received: Array) -> Array | None:
+        """Return the values of the result, from Q of all ranks together; feedback keeps these.
+
+        None where they are in the result's memory.
+        """
+        given, at, rank = self._given, 0, self._codec.rank
+        targets = [given.target(n) for n in range(len(given.shapes))]
+        in_place = given.is_native and None not in targets
+        values: Array = None if in_place else np.empty(given.ends[-1], given.kind)
+        for n, p, q in zip(self._numbers, self._p, self._q, strict=True):
             q_of_all = received[at : at + q.size].reshape(-1, rank)
-            values[place] = product(p, q_of_all).reshape(-1)
-            if self._given.feedback is not None:
-                self._given.feedback.keep_factor(q_of_all, n)
             at += q.size
+            target = targets[n]
+            if in_place and target is not None:
+                _core.thin_product(target, *_factors(p, q_of_all))
+            else:
+                values[given.ends[n] : given.ends[n + 1]] = product(p, q_of_all).reshape(-1)
+            if given.feedback is not None:
+                given.feedback.keep_factor(q_of_all, n)
         at = 0
-        for place in self._rest:
-            count = place.stop - place.start
-            values[place] = self._whole[at : at + count]
-            at += count
+        for n in self._rest:
+            begin, end = given.ends[n], given.ends[n + 1]
+            sent = self._whole[at : at + end - begin]
+            at += end - begin
+            target = targets[n]
+            if in_place and target is not None:
+                _core.unpack(_core.view(sent), [target])
+            else:
+                values[begin:end] = sent
         return values
 
 
@@ -226,10 +249,19 @@ def orthonormal(p: Array) -> Array:
 
 def product(p: Array, q: Array) -> Array:
     """Return P Q^T: products of columns, added in their order, the same bits on all ranks."""
+    if p.dtype == np.float32:
+        found = np.empty((len(p), len(q)), np.float32)
+        _core.thin_product(_core.view(found), *_factors(p, q))
+        return found
     found = p[:, :1] * q[:, 0]
     for number in range(1, p.shape[1]):
         found += p[:, number : number + 1] * q[:, number]
     return found
+
+
+def _factors(p: Array, q: Array) -> tuple[_core.BufferView, _core.BufferView]:
+    """Return P and the transpose of Q for kernels."""
+    return _core.view(np.ascontiguousarray(p)), _core.view(np.ascontiguousarray(q.T))
 
 
 def _dot(a: Array, b: Array) -> float:

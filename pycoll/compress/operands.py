@@ -45,7 +45,29 @@ class Operands:
         self._out = out
         self.feedback = feedback
         self.ends = np.cumsum([0, *(view.count for view in views)]).tolist()
-        self.values = _values(views, self._dtype)
+        #: The type in which values are computed, and whether it is float32, which kernels take.
+        self.kind = np.dtype(np.float64 if self._dtype == DType.FLOAT64 else np.float32)
+        self.is_native = self.kind == np.float32
+        self._views = views
+        self._values: Array = None
+
+    @property
+    def values(self) -> Array:
+        """All values on one axis, which the call may change."""
+        if self._values is None:
+            self._values = _values(self._views, self._dtype)
+        return self._values
+
+    @values.setter
+    def values(self, values: Array) -> None:
+        self._values = values
+
+    def source(self, number: int) -> _core.BufferView:
+        """Return an array for kernels: the caller's memory where it serves, else the values."""
+        view = self._views[number]
+        if self._values is None and view.contiguous and view.dtype == DType.FLOAT32:
+            return view
+        return _core.view(self.values[self.ends[number] : self.ends[number + 1]])
 
     def facts(self) -> list[Any]:
         """Return what all ranks have in common."""
@@ -60,7 +82,7 @@ class Operands:
 
     def correct(self) -> None:
         """Replace the values by velocities, where feedback has momentum."""
-        if self.feedback is None:
+        if self.feedback is None or not self.feedback.momentum:
             return
         for number, place in self.parts():
             given = self.values[place].reshape(self.shapes[number])
@@ -75,6 +97,25 @@ class Operands:
             for number, shape in enumerate(self.shapes)
         ]
         return np.concatenate(kept) if kept else self.values[:0]
+
+    def pairs(self, number: int) -> tuple[Array, Array] | tuple[None, None]:
+        """Return the residual of an array and memory for the next one, a single axis each.
+
+        A pair of None without feedback. Raises InvalidArgumentError where calls before had another
+        shape or type.
+        """
+        if self.feedback is None:
+            return None, None
+        kept = self.feedback.memory(self.shapes[number], number, self.kind)
+        return kept.reshape(-1), self.feedback.spare(number).reshape(-1)
+
+    def replace(self) -> None:
+        """Keep the second arrays of ``pairs`` as the residuals, and count the call."""
+        if self.feedback is None:
+            return
+        for number in range(len(self.shapes)):
+            self.feedback.replace(number)
+        self.feedback.ended()
 
     def keep(self, residuals: Array | None) -> None:
         """Keep the residuals of all arrays, and count the call."""
@@ -94,12 +135,21 @@ class Operands:
             mine = places[cuts[number] : cuts[number + 1]]
             self.feedback.mask(mine - mine.dtype.type(place.start), number)
 
-    def results(self, values: Array) -> Any:
-        """Return the result of the call: arrays of the caller's types with these values."""
+    def target(self, number: int) -> _core.BufferView | None:
+        """Return the memory of an array's result, where kernels can write to it; else None."""
+        view = self._targets[number][0]
+        return view if view.contiguous and view.dtype == DType.FLOAT32 else None
+
+    def results(self, values: Array | None) -> Any:
+        """Return the result of the call: arrays of the caller's types.
+
+        ``values``: of all arrays; None: all ``target`` have them.
+        """
         made = []
         for (view, finish), (_, place) in zip(self._targets, self.parts(), strict=True):
-            part = np.asarray(values[place], numpy_dtype(self._dtype))
-            _core.unpack(_core.view(part), [view])
+            if values is not None:
+                part = np.asarray(values[place], numpy_dtype(self._dtype))
+                _core.unpack(_core.view(part), [view])
             made.append(finish())
         if self._out is not None:
             return self._out

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pycoll import _core
 from pycoll.arrays.hashes import STEP, hashes
 from pycoll.compress.codec import Array, Modelled, as_bytes, as_float32, wrong_length
 from pycoll.compress.coded_exchange import Reply, agree, codes_of, from_owners, owned, to_owners
@@ -19,10 +20,10 @@ from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import real, whole
 
-#: Values in the sample from which TopK guesses the smallest value that it keeps.
-_SAMPLE = 1 << 13
-#: Arrays of fewer values are partitioned as a whole.
-_SHORT = 1 << 15
+#: The bytes in front of codes that travel, which tell the number of values.
+_NUMBER = 4
+#: The bytes of places and of values that a kernel has chosen.
+_Bytes = tuple[bytes, bytes]
 
 
 def check_density(density: Any) -> float:
@@ -42,7 +43,8 @@ def kept(density: float, count: int) -> int:
 class SparseCodec(ComposedCodec):
     """A codec that sends some values as they are, with their places; the others decode to 0.
 
-    Codes are the places, uint32, in ascending order, and then the values, float32.
+    Codes are the places, uint32, in ascending order, and then the values, float32. Codes that
+    travel have the gaps between places instead, about a byte each.
     """
 
     @abstractmethod
@@ -52,6 +54,19 @@ class SparseCodec(ComposedCodec):
         ``x``: one axis of floats. ``step``: the number of the call, see ``Feedback.step``.
         """
 
+    def found(
+        self, given: Operands, number: int, step: int, rests: Array | None, sums: Array | None
+    ) -> tuple[Array, Array]:
+        """Return the places and the values of an array that are sent.
+
+        ``rests``: what to add to the array, or None; ``sums`` then gets the sums.
+        """
+        values = given.values[given.ends[number] : given.ends[number + 1]]
+        if rests is not None:
+            values = np.add(values, rests, out=sums)
+        places = self.chosen(values, step)
+        return places, values[places]
+
     def warmed(self, feedback: Feedback) -> SparseCodec:
         """Return the codec of the next call: with another density during the warm-up."""
         return self
@@ -59,7 +74,8 @@ class SparseCodec(ComposedCodec):
     def encode(self, x: Any) -> Array:
         """Return the codes of an array of float16, bfloat16 or float32, as one axis of uint8."""
         values = as_float32(x)
-        return packed(self.chosen(values), values)
+        places = self.chosen(values)
+        return packed(places, values[places])
 
     def decode(self, codes: Any, count: int) -> Array:
         """Return the ``count`` float32 values of some codes, on one axis."""
@@ -76,90 +92,161 @@ class SparseCodec(ComposedCodec):
         Owners fold the values that arrive in rank order, and send them on as places and values, or
         whole where these are fewer bytes. Nothing is left out on the way back.
         """
-        codec, places, residuals = gathered(self, given)
-        parts = owned(len(given.values), comm.size)
-        cuts = np.searchsorted(places, [part.stop for part in parts[:-1]])
-        pieces = np.split(places, cuts)
+        chosen = gathered(self, given)
+        parts = owned(given.ends[-1], comm.size)
+        cuts = np.searchsorted(chosen.places, [part.stop for part in parts[:-1]])
         codes = [
-            packed(mine - part.start, given.values[part])
-            for mine, part in zip(pieces, parts, strict=True)
+            gapped(places - part.start, values)
+            for places, values, part in zip(
+                np.split(chosen.places, cuts), np.split(chosen.values, cuts), parts, strict=True
+            )
         ]
-        lengths = agree(comm, name, [codec, *given.facts()], [len(one) for one in codes])
+        lengths = agree(comm, name, [chosen.codec, *given.facts()], [len(one) for one in codes])
         arrived = to_owners(comm, codes, lengths)
         part = parts[comm.rank]
         reply = Reply(lambda: folded(self, arrived, part.stop - part.start, given))
         work, replies = from_owners(comm, reply, name)
-        if residuals is not None:
-            given.mask(places)
-            residuals[places] = 0
-            given.keep(residuals)
+        chosen.keep(given)
+        return work, lambda received: self._spread(received, replies, parts, given)
 
-        def values_of(received: Array) -> Array:
-            values = np.zeros_like(given.values)
-            for owner, ((place, is_dense), part) in enumerate(zip(replies, parts, strict=True)):
-                with codes_of(owner):
-                    fill(self, values[part], received[place], bool(is_dense))
-            return values
+    def _spread(
+        self,
+        received: Array,
+        replies: list[tuple[slice, int]],
+        parts: list[slice],
+        given: Operands,
+    ) -> Array | None:
+        """Return the values of all owners' replies; None where they are in the result's memory."""
+        target = given.target(0) if given.is_native and len(given.shapes) == 1 else None
+        values: Array = np.empty(given.ends[-1], given.kind) if target is None else None
+        to = _core.view(values) if target is None else target
+        for owner, ((place, is_dense), part) in enumerate(zip(replies, parts, strict=True)):
+            count = part.stop - part.start
+            with codes_of(owner):
+                places, sent = self._reply(received[place], bool(is_dense), count, given.kind)
+            if given.is_native:
+                _core.spread_codes(to, part.start, count, _view(places), _core.view(sent))
+            else:
+                values[part] = 0
+                values[part][slice(None) if places is None else places] = sent
+        return values
 
-        return work, values_of
+    def _reply(
+        self, codes: Array, is_dense: bool, count: int, kind: np.dtype[Any]
+    ) -> tuple[Array | None, Array]:
+        """Return the places, or None for all of them, and the values of an owner's reply."""
+        if not is_dense:
+            return from_gaps(self, codes, count, kind)
+        if len(codes) != count * kind.itemsize:
+            raise wrong_length(self, len(codes), count, str(count * kind.itemsize))
+        return None, np.frombuffer(codes.tobytes(), kind)
 
 
-def gathered(codec: SparseCodec, given: Operands) -> tuple[SparseCodec, Array, Array | None]:
-    """Return the codec of this call, the places it sends, and the values of residuals to be.
+class Chosen(NamedTuple):
+    """What one call sends of this rank's arrays."""
 
-    The values of ``given`` become those that the call sends from.
-    """
+    codec: SparseCodec
+    places: Array
+    values: Array
+    #: The residuals of the next call, one axis each, before what is sent is taken out.
+    sums: list[Array]
+
+    def keep(self, given: Operands) -> None:
+        """Take what is sent out of residuals and velocities, and count the call."""
+        if given.feedback is None:
+            return
+        given.mask(self.places)
+        cuts = np.searchsorted(self.places, given.ends)
+        for (number, place), sums in zip(given.parts(), self.sums, strict=True):
+            sums[self.places[cuts[number] : cuts[number + 1]] - place.start] = 0
+        given.replace()
+
+
+def gathered(codec: SparseCodec, given: Operands) -> Chosen:
+    """Return what the next call sends. Nothing of ``given`` changes but its values."""
     given.correct()
-    residuals = given.residuals()
-    if residuals is not None:
-        given.values += residuals
-        residuals = given.values
     step, feedback = 0, given.feedback
     if feedback is not None:
         step, codec = feedback.step, codec.warmed(feedback)
-    found = [
-        codec.chosen(given.values[place], step).astype(np.int64) + place.start
-        for _, place in given.parts()
-    ]
-    return codec, np.concatenate(found), residuals
+    places, values, kept = [np.empty(0, np.int64)], [np.empty(0, given.kind)], []
+    for number, place in given.parts():
+        rests, sums = given.pairs(number)
+        found, sent = codec.found(given, number, step, rests, sums)
+        places.append(found.astype(np.int64) + place.start)
+        values.append(sent)
+        kept.append(sums)
+    return Chosen(codec, np.concatenate(places), np.concatenate(values), kept)
 
 
 def folded(
     codec: SparseCodec, arrived: list[Array], count: int, given: Operands
 ) -> tuple[Array, int]:
     """Return the owner's reply: its bytes, and 1 if these are the values of the whole part."""
-    values = np.zeros(count, given.values.dtype)
-    is_sent = np.zeros(count, bool)
-    for rank, codes in enumerate(arrived):
+    codes = []
+    for rank, one in enumerate(arrived):
         with codes_of(rank):
-            places, sent = unpacked(codec, codes, count, values.dtype)
+            codes.append(from_gaps(codec, one, count, given.kind))
+    divisor = len(arrived) if given.mean else 0
+    if given.is_native:
+        views = [(_core.view(places), _core.view(values)) for places, values in codes]
+        places, sums = _arrays(_core.fold_codes(views, count, divisor))
+    else:
+        places, sums = _fold_wide(codes, count, divisor)
+    reply = gapped(places, sums)
+    if len(reply) < count * given.kind.itemsize:
+        return reply, 0
+    values = np.zeros(count, given.kind)
+    values[places] = sums
+    return values.view(np.uint8), 1
+
+
+def _fold_wide(codes: list[tuple[Array, Array]], count: int, divisor: int) -> tuple[Array, Array]:
+    """Return what ``_core.fold_codes`` does, for values that kernels do not take."""
+    values = np.zeros(count, codes[0][1].dtype)
+    is_sent = np.zeros(count, bool)
+    for rank, (places, sent) in enumerate(codes):
         if rank == 0:
             values[places] = sent
         else:
             values[places] += sent
         is_sent[places] = True
-    if given.mean:
-        values /= len(arrived)
     places = np.flatnonzero(is_sent)
-    if len(places) * (4 + values.itemsize) < values.nbytes:
-        return packed(places, values), 0
-    return values.view(np.uint8), 1
+    return places, values[places] / values.dtype.type(divisor or 1)
 
 
-def fill(codec: SparseCodec, values: Array, codes: Array, is_dense: bool) -> None:
-    """Write the values of an owner's reply into zeros."""
-    if not is_dense:
-        places, sent = unpacked(codec, codes, len(values), values.dtype)
-        values[places] = sent
-        return
-    if len(codes) != values.nbytes:
-        raise wrong_length(codec, len(codes), len(values), str(values.nbytes))
-    values[:] = np.frombuffer(codes.tobytes(), values.dtype)
+def _arrays(found: _Bytes) -> tuple[Array, Array]:
+    """Return the places and the values that a kernel has chosen."""
+    return np.frombuffer(found[0], np.uint32), np.frombuffer(found[1], np.float32)
 
 
-def packed(places: Array, values: Array) -> Array:
-    """Return the codes of the values at some places."""
-    sent = values[places]
+def gapped(places: Array, sent: Array) -> Array:
+    """Return the codes that travel: the number of values, the values, and the gaps of places."""
+    gaps = _core.pack_places(_core.view(np.ascontiguousarray(places, np.uint32)))
+    number = len(places).to_bytes(_NUMBER, "little")
+    return np.frombuffer(b"".join([number, sent.tobytes(), gaps]), np.uint8)
+
+
+def from_gaps(
+    codec: SparseCodec, codes: Any, count: int, dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """Return the places and the values of what ``gapped`` made. Raise unless it could have."""
+    given = as_bytes(codes).tobytes()
+    number = int.from_bytes(given[:_NUMBER], "little")
+    end = _NUMBER + number * dtype.itemsize
+    places = None
+    if len(given) >= end:
+        gaps = np.frombuffer(given[end:], np.uint8)
+        places = _core.unpack_places(_core.view(gaps), number, count)
+    if places is None:
+        raise InvalidArgumentError(
+            f"codes of {codec!r} from a peer have {len(given)} bytes that are not those of "
+            f"{number} of {count} values"
+        )
+    return np.frombuffer(places, np.uint32), np.frombuffer(given[_NUMBER:end], dtype)
+
+
+def packed(places: Array, sent: Array) -> Array:
+    """Return the codes of values that are sent, with their places."""
     codes = np.empty(4 * len(places) + sent.nbytes, np.uint8)
     codes[: 4 * len(places)] = np.ascontiguousarray(places, np.uint32).view(np.uint8)
     codes[4 * len(places) :] = sent.view(np.uint8)
@@ -216,8 +303,8 @@ class TopK(DensityCodec):
     is rounded up.
 
     NaN counts as larger than infinity. Of equal magnitudes the first ones are sent. Errors:
-    InvalidArgumentError for another density. Cost: 8 bytes for each value that is sent, and a
-    search over all values in NumPy.
+    InvalidArgumentError for another density. Cost: 8 bytes for each value that is sent, and one
+    pass over all values.
 
     >>> codec = pycoll.compress.TopK(density=0.5)
     >>> codec.decode(codec.encode(np.float32([1, -3, 0, 2])), 4)
@@ -231,22 +318,27 @@ class TopK(DensityCodec):
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return the places of the largest magnitudes, ascending."""
         number = kept(self.density, len(x))
-        if number == len(x):
-            return np.arange(len(x), dtype=np.uint32)
-        size = np.abs(x)
-        candidates = _above(size, _guess(size, number)) if len(x) > _SHORT else None
-        if candidates is None or len(candidates) < number:
-            candidates = np.arange(len(x))
-        keys = _keys(size[candidates])
-        bound = np.partition(keys, len(keys) - number)[len(keys) - number]
+        if x.dtype == np.float32:
+            return _arrays(_core.largest_values(_core.view(np.ascontiguousarray(x)), number))[0]
+        keys = _keys(np.abs(x))
+        bound = np.partition(keys, len(keys) - number)[len(keys) - number] if number else 0
         larger = keys > bound
         larger[np.flatnonzero(keys == bound)[: number - int(larger.sum())]] = True
-        return candidates[larger].astype(np.uint32)
+        return np.flatnonzero(larger).astype(np.uint32)
+
+    def found(
+        self, given: Operands, number: int, step: int, rests: Array | None, sums: Array | None
+    ) -> tuple[Array, Array]:
+        """Return the places and the values of an array that are sent."""
+        if not given.is_native:
+            return super().found(given, number, step, rests, sums)
+        source = given.source(number)
+        wanted = kept(self.density, source.count)
+        return _arrays(_core.largest_values(source, wanted, _view(rests), _view(sums)))
 
 
-def _above(size: Array, bound: float) -> Array:
-    # The comparison that is negated finds NaN as well: NaN is not below any bound.
-    return np.flatnonzero(~(size < bound))
+def _view(array: Array | None) -> _core.BufferView | None:
+    return None if array is None else _core.view(array)
 
 
 def _keys(size: Array) -> Array:
@@ -254,17 +346,6 @@ def _keys(size: Array) -> Array:
     kind = np.dtype(f"u{size.itemsize}")
     infinity = np.array(np.inf, size.dtype).view(kind)
     return np.minimum(size.view(kind), infinity + kind.type(1))
-
-
-def _guess(size: Array, number: int) -> float:
-    """Return a bound that a little more than ``number`` values are likely to reach."""
-    step = len(size) // _SAMPLE or 1
-    sample = np.nan_to_num(size[::step], nan=np.inf)
-    share = number / len(size) * len(sample)
-    wanted = math.ceil(share + 4 * math.sqrt(share) + 4)
-    if wanted >= len(sample):
-        return 0.0
-    return float(np.partition(sample, len(sample) - wanted)[len(sample) - wanted])
 
 
 @dataclass(frozen=True)
@@ -294,7 +375,21 @@ class Threshold(SparseCodec):
 
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return the places of the magnitudes from the threshold on, ascending."""
-        return np.flatnonzero(~(np.abs(x) < self.value)).astype(np.uint32)
+        # The comparison that is negated finds NaN as well: NaN is not below any bound.
+        return np.flatnonzero(~(np.abs(x) < self._bound(x.dtype))).astype(np.uint32)
+
+    def _bound(self, kind: np.dtype[Any]) -> Any:
+        with np.errstate(over="ignore"):  # no finite value reaches a bound that becomes infinite
+            return kind.type(self.value)
+
+    def found(
+        self, given: Operands, number: int, step: int, rests: Array | None, sums: Array | None
+    ) -> tuple[Array, Array]:
+        """Return the places and the values of an array that are sent."""
+        if not given.is_native:
+            return super().found(given, number, step, rests, sums)
+        bound, source = float(self._bound(given.kind)), given.source(number)
+        return _arrays(_core.values_from(source, bound, _view(rests), _view(sums)))
 
 
 @dataclass(frozen=True)
@@ -344,20 +439,15 @@ class RandomK(DensityCodec):
                 f"feedback is None and compress is {self!r}: feedback.step changes the places from "
                 "call to call; pass feedback=pycoll.compress.Feedback()"
             )
-        codec, places, residuals = gathered(self, given)
-        agree(comm, name, [codec, *given.facts(), f"step {feedback.step}"])
+        chosen = gathered(self, given)
+        agree(comm, name, [chosen.codec, *given.facts(), f"step {feedback.step}"])
         word = "avg" if given.mean else "sum"
-        work = comm.all_reduce(
-            given.values[places], word, async_op=True, deterministic=deterministic
-        )
-        given.mask(places)
-        assert residuals is not None  # there is feedback
-        residuals[places] = 0
-        given.keep(residuals)
+        work = comm.all_reduce(chosen.values, word, async_op=True, deterministic=deterministic)
+        chosen.keep(given)
 
         def values_of(received: Array) -> Array:
-            values = np.zeros_like(given.values)
-            values[places] = received
+            values = np.zeros(given.ends[-1], given.kind)
+            values[chosen.places] = received
             return values
 
         return work, values_of

@@ -117,6 +117,33 @@ TEST(sums_of_codes_are_the_same_on_all_ranks) {
   }
 }
 
+// Segments that only travel as codes may have more values than a slot buffer holds.
+TEST(long_segments_give_the_same_sums) {
+  constexpr std::size_t kCount = 200'000;
+  constexpr int kSize = 3;
+  std::vector<float> sums;
+  for (const std::uint32_t segment_bytes : {16u << 10, 64u << 10, 1u << 20}) {
+    const Codec codec{CodecKind::kSign, false, kBlock, 0};
+    Ranks ranks(kSize);
+    std::vector<std::vector<float>> data;
+    std::vector<std::shared_ptr<Operation>> all;
+    for (int rank = 0; rank < kSize; ++rank) data.push_back(numbers(rank, kCount));
+    for (int rank = 0; rank < kSize; ++rank) {
+      auto request = coded_sum(kSize, rank, codec, data[static_cast<std::size_t>(rank)], nullptr);
+      request.segment_bytes = segment_bytes;
+      all.push_back(ranks.at(rank).start(std::move(request), kSecond));
+    }
+    ranks.run_until(100 * kMillisecond);
+    for (int rank = 0; rank < kSize; ++rank) {
+      const auto at = static_cast<std::size_t>(rank);
+      CHECK(all[at]->done() && all[at]->status().ok(), "%u bytes: %s", segment_bytes,
+            all[at]->status().message().c_str());
+      if (sums.empty()) sums = data[at];
+      CHECK(data[at] == sums, "%u bytes: rank %d", segment_bytes, rank);
+    }
+  }
+}
+
 // What is given is in the sums or in the residuals, after each of several calls.
 TEST(residuals_hold_what_codes_leave_out) {
   constexpr int kSize = 3;
@@ -166,6 +193,10 @@ TEST(requests_that_do_not_fit_are_refused) {
   refused([](auto& request) { request.descriptor.op = ReduceOp::kMax; },
           "op is max: with a codec it is sum or avg");
   refused([](auto& request) { request.codec->block = 48; }, "the codec is not defined");
+  refused([](auto& request) { request.segment_bytes = (1u << 20) + 1; },
+          "segment_bytes is 1048577, allowed are 4 to 1048576");
+  refused([](auto& request) { request.segment_bytes = 256u << 10; },
+          "segment_bytes is 262144: 73728 bytes of codes, allowed are 65536");
   refused([](auto& request) { request.residual.bytes = 4; },
           "the residual has 4 bytes, the input 400");
   refused([](auto& request) { request.parts = {{nullptr, nullptr, 400}}; },

@@ -65,6 +65,28 @@ struct Avx2 : VectorUnit<Avx2, 32> {
     return whole - (Halves)((Full<std::int16_t>)up < 0);
   }
 
+  // Compilers convert bytes one by one.
+  PYCOLL_LANES Bits load_bytes(const char* from) {
+    return (Bits)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+
+  // Moves the lowest bytes to the front of each half of the vector.
+  PYCOLL_LANES void store_bytes(char* to, Words value) {
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+    const __m256i moved = _mm256_shuffle_epi8((__m256i)value, order);
+    _mm_storel_epi64(
+        reinterpret_cast<__m128i*>(to),
+        _mm_unpacklo_epi32(_mm256_castsi256_si128(moved), _mm256_extracti128_si256(moved, 1)));
+  }
+
+  PYCOLL_LANES std::int32_t largest(Bits value) {
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128((__m256i)value),
+                                       _mm256_extracti128_si256((__m256i)value, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+  }
+
   PYCOLL_LANES std::uint32_t sign_bits(Float value) {
     return static_cast<std::uint32_t>(_mm256_movemask_ps((__m256)value));
   }

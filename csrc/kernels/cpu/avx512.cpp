@@ -66,6 +66,29 @@ struct Avx512 : VectorUnit<Avx512, 64> {
                                          (__m512i)(Halves{} + 1));
   }
 
+  // Compilers convert bytes one by one.
+  PYCOLL_LANES Bits load_bytes(const char* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return (Bits)_mm512_maskz_cvtepi8_epi32(0xffff, bytes);
+  }
+
+  // Not the form that stores to memory, which is slow on some processors.
+  PYCOLL_LANES void store_bytes(char* to, Words value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)value));
+  }
+
+  PYCOLL_LANES std::int32_t largest(Bits value) {
+    const auto all = (Full<std::int64_t>)value;
+    const auto low = (__m256i)__builtin_shufflevector(all, all, 0, 1, 2, 3);
+    const auto high = (__m256i)__builtin_shufflevector(all, all, 4, 5, 6, 7);
+    const __m256i eight = _mm256_max_epi32(low, high);
+    const __m128i four =
+        _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+  }
+
   PYCOLL_LANES std::uint32_t sign_bits(Float value) { return _mm512_movepi32_mask((__m512i)value); }
 
   PYCOLL_LANES bool any_top_bit(Bytes bytes) { return _mm512_movepi8_mask((__m512i)bytes) != 0; }

@@ -145,15 +145,25 @@ EnterFunction enter_mean(DType dtype) { return kAvx512Backend.enter_mean(dtype);
 LeaveFunction leave_mean(DType dtype) { return kAvx512Backend.leave_mean(dtype); }
 CodecKernels codec(CodecKind kind) { return kAvx512Backend.codec(kind); }
 
+std::size_t collect(std::uint32_t* places, float* sums, const float* values, const float* rests,
+                    std::size_t count, std::uint32_t bound) {
+  return kAvx512Backend.collect(places, sums, values, rests, count, bound);
+}
+
+void product(float* target, const float* base, const float* p, const float* q, std::size_t rows,
+             std::size_t columns, std::size_t rank) {
+  kAvx512Backend.product(target, base, p, q, rows, columns, rank);
+}
+
 }  // namespace
 
-const Backend kAvx512Fp16Backend{combine, scale, enter_mean, leave_mean, codec};
+const Backend kAvx512Fp16Backend{combine, scale, enter_mean, leave_mean, codec, collect, product};
 
 }  // namespace pycoll::kernels
 #else
 namespace pycoll::kernels {
 
-const Backend kAvx512Fp16Backend{nullptr, nullptr, nullptr, nullptr, nullptr};
+const Backend kAvx512Fp16Backend{};
 
 }  // namespace pycoll::kernels
 #endif

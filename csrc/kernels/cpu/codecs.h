@@ -40,11 +40,7 @@ struct CodecLanes {
       const Bits bits = (Bits)magnitude(load(values + i));
       most = bits > most ? bits : most;
     }
-    std::int32_t found = 0;
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      if (most[lane] > found) found = most[lane];
-    }
-    return static_cast<std::uint32_t>(found);
+    return static_cast<std::uint32_t>(M::largest(most));
   }
 
   PYCOLL_LANES Words lane_numbers() {
@@ -76,7 +72,6 @@ struct ByteCodes : CodecLanes<M> {
   using Base = CodecLanes<M>;
   using typename Base::Bits;
   using typename Base::Words;
-  using Signed = typename Base::template Narrow<std::int8_t>;
 
   static constexpr std::size_t bytes_of(std::size_t block) { return block; }
 
@@ -84,7 +79,7 @@ struct ByteCodes : CodecLanes<M> {
   template <typename CodeAt>
   PYCOLL_LANES void put(char* to, std::size_t block, CodeAt code_at) {
     for (std::size_t i = 0; i < block; i += Base::kLanes) {
-      M::store(to + i, __builtin_convertvector((Bits)code_at(i), Signed));
+      M::store_bytes(to + i, code_at(i));
     }
   }
 
@@ -92,7 +87,7 @@ struct ByteCodes : CodecLanes<M> {
   template <typename Take>
   PYCOLL_LANES void get(const char* from, std::size_t block, Take take) {
     for (std::size_t i = 0; i < block; i += Base::kLanes) {
-      take(i, __builtin_convertvector(M::template load<Signed>(from + i), Bits));
+      take(i, M::load_bytes(from + i));
     }
   }
 };
@@ -103,7 +98,6 @@ struct NibbleCodes : CodecLanes<M> {
   using Base = CodecLanes<M>;
   using typename Base::Bits;
   using typename Base::Words;
-  using Signed = typename Base::template Narrow<std::int8_t>;
 
   static constexpr std::size_t bytes_of(std::size_t block) { return block / 2; }
 
@@ -112,14 +106,14 @@ struct NibbleCodes : CodecLanes<M> {
     for (std::size_t i = 0; i < block / 2; i += Base::kLanes) {
       const Words low = code_at(i);
       const Words both = (low & 15) | (code_at(i + block / 2) << 4);
-      M::store(to + i, __builtin_convertvector((Bits)both, Signed));
+      M::store_bytes(to + i, both);
     }
   }
 
   template <typename Take>
   PYCOLL_LANES void get(const char* from, std::size_t block, Take take) {
     for (std::size_t i = 0; i < block / 2; i += Base::kLanes) {
-      const Bits both = __builtin_convertvector(M::template load<Signed>(from + i), Bits);
+      const Bits both = M::load_bytes(from + i);
       take(i, (Bits)((Words)both << 28) >> 28);
       take(i + block / 2, both >> 4);
     }

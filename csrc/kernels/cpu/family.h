@@ -7,6 +7,8 @@
 #include "kernels/cpu/codecs.h"
 #include "kernels/cpu/fold.h"
 #include "kernels/cpu/half_formats.h"
+#include "kernels/cpu/low_rank_product.h"
+#include "kernels/cpu/sparse_scan.h"
 #include "kernels/table.h"
 
 namespace pycoll::kernels {
@@ -63,6 +65,9 @@ struct Family {
   }
 
   static CodecKernels codec(CodecKind kind) { return Codecs<M>::of(kind); }
+
+  static constexpr CollectFunction collect = SparseScan<M>::collect;
+  static constexpr ProductFunction product = ThinProduct<M>::run;
 
  private:
   template <DType dtype, ReduceOp op, int sources>

@@ -34,6 +34,7 @@ struct VectorUnit {
   using Halves = Full<std::uint16_t>;
   using Bytes = Full<std::uint8_t>;
   using Float = Full<float>;
+  using LaneBytes = Vector<std::int8_t, vector_bytes / 4>;
 
   // Whether the vector unit has low_half_to_float and high_half_to_float (from the float16 in one
   // half of a vector), load_half_to_float, floats_to_half (two vectors to one), store_float_to_half
@@ -64,6 +65,25 @@ struct VectorUnit {
     constexpr int half = 1 << (8 * sizeof(whole[0]) - 1);
     // Above one half, or at one half and odd.
     return whole - (V)((fraction | (whole & 1)) > half);
+  }
+
+  // Reads a signed byte for each lane.
+  PYCOLL_LANES Bits load_bytes(const char* from) {
+    return __builtin_convertvector(Self::template load<LaneBytes>(from), Bits);
+  }
+
+  // Writes the lowest byte of each lane.
+  PYCOLL_LANES void store_bytes(char* to, Words value) {
+    Self::store(to, __builtin_convertvector((Bits)value, LaneBytes));
+  }
+
+  // The largest lane. Requires: none is negative.
+  PYCOLL_LANES std::int32_t largest(Bits value) {
+    std::int32_t found = 0;
+    for (std::size_t lane = 0; lane < sizeof(value) / sizeof(found); ++lane) {
+      if (value[lane] > found) found = value[lane];
+    }
+    return found;
   }
 
   // Bit i is the sign bit of lane i.

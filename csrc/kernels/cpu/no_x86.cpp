@@ -3,9 +3,9 @@
 
 namespace pycoll::kernels {
 
-const Backend kAvx2Backend{nullptr, nullptr, nullptr, nullptr, nullptr};
-const Backend kAvx512Backend{nullptr, nullptr, nullptr, nullptr, nullptr};
-const Backend kAvx512Fp16Backend{nullptr, nullptr, nullptr, nullptr, nullptr};
+const Backend kAvx2Backend{};
+const Backend kAvx512Backend{};
+const Backend kAvx512Fp16Backend{};
 
 bool processor_has_avx2() { return false; }
 bool processor_has_avx512() { return false; }
