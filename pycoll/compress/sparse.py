@@ -143,7 +143,7 @@ class SparseCodec(ComposedCodec):
 
 
 class Chosen(NamedTuple):
-    """What one call sends of this rank's arrays."""
+    """The places and values that one call sends."""
 
     codec: SparseCodec
     places: Array
