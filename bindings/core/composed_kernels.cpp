@@ -108,6 +108,7 @@ SparseSpan span_of(const BufferView& places, const BufferView& values) {
 SparseBytes fold_codes(const std::vector<std::pair<BufferView, BufferView>>& codes,
                        std::size_t count, std::uint32_t divisor) {
   std::vector<SparseSpan> spans;
+  spans.reserve(codes.size());
   for (const auto& [places, values] : codes) spans.push_back(span_of(places, values));
   SparseCodes found;
   bool good = false;
