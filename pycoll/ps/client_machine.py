@@ -17,7 +17,7 @@ from pycoll.ps.views import View
 #: Pushes of one shard that are on their way at most; later ones wait by priority. One that a
 #: server has applied, and answers after the end of its round, is not counted any more.
 WINDOW = 16
-_ORDERED = frozenset((Kind.PUSH, Kind.LOAD))
+_ORDERED = frozenset((Kind.PUSH, Kind.LOAD, Kind.RESTORE))
 
 
 class Request:

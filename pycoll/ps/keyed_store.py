@@ -18,9 +18,11 @@ from pycoll.errors import (
     TimeoutError,
 )
 from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
+from pycoll.ps.checkpoints.restoring import restore
+from pycoll.ps.checkpoints.taking import TABLES, take
 from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
-from pycoll.ps.messages import ALL, LAST, PULLS, Kind, Message
+from pycoll.ps.messages import ALL, LAST, NOW, PULLS, Kind, Message
 from pycoll.ps.placement import Placed, Placement
 from pycoll.ps.server_threads import ManagerThread
 from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
@@ -35,8 +37,6 @@ from pycoll.types import DType, check_timeout
 KEY_BYTES_MAX = 1024
 #: Seconds between two looks at the view while a server is drained.
 _LOOK_S = 0.01
-#: The prefix of the names of tables, so that a key and a table may have the same name.
-_TABLES = b"\x01table "
 
 
 class _Key:
@@ -104,6 +104,11 @@ class Store:
         self._clock = 0
         self._shards = len(links.machine.view.chains)
         self._placement = Placement(self._shards)
+        #: The number of the newest checkpoint in which this worker took part.
+        self._cuts = 0
+        #: The checkpoint that was restored, in the words of the caller, or an empty text.
+        self._restored = ""
+        self._new_keys = False
         #: The pushes of this worker that came too late for their round.
         self.dropped = 0
 
@@ -150,7 +155,11 @@ class Store:
         if known is not None:
             self._compare(known.placed, terms, update, key, InvalidArgumentError)
             return
-        if self.rank == self.workers[0]:
+        restored = self._restored_text(name, f"key {key!r}")
+        if restored:
+            placed = Placed.from_text(restored, self._shards)
+            self._compare(placed, terms, update, key, InvalidArgumentError)
+        elif self.rank == self.workers[0]:
             placed = self._placement.place(terms, update)
             self._load(placed, data, rule, key)
             written = name + b"\0" + placed.to_text().encode()
@@ -193,7 +202,7 @@ class Store:
         (1, 4)
         """
         self._check_open()
-        text = _TABLES + _checked_name(name)
+        text = TABLES.encode() + _checked_name(name)
         word = {one.word: one for one in TABLE_TYPES}.get(dtype)
         if word is None:
             words = ", ".join(repr(one.word) for one in TABLE_TYPES)
@@ -204,6 +213,8 @@ class Store:
         kind: type[PycollError] = InvalidArgumentError
         if known is not None:
             placed = PlacedTable(known.number, known.terms)
+        elif restored := self._restored_text(text, what):
+            placed = PlacedTable.from_text(restored)
         elif self.rank == self.workers[0]:
             placed = PlacedTable(self._placement.number(), terms)
             form = terms.to_text().encode()
@@ -270,6 +281,22 @@ class Store:
             for shard in range(self._shards)
         ]
         self._wait(requests, "set_optimizer")
+
+    def _restored_text(self, name: bytes, what: str) -> bytes:
+        """Return the place that a restored store has for a name, or an empty text."""
+        if not self._restored:
+            return b""
+        lookup = self._begin(Kind.LOOKUP, 0, payload=name, flags=NOW)
+        self._wait([lookup], what)
+        assert lookup.answer is not None
+        payload = lookup.answer.payload
+        text = b"" if payload is None else bytes(payload)
+        if not text and not self._new_keys:
+            raise InvalidArgumentError(
+                f"{what} is not in the checkpoint {self._restored}: pass new_keys=True to "
+                "restore() to make it anew"
+            )
+        return text
 
     def _load(self, placed: Placed, data: Bytes, rule: int, key: str) -> None:
         requests = [
@@ -463,6 +490,82 @@ class Store:
             return into(out, key.placed.terms)
         return new(key.framework, key.like, key.placed.terms)
 
+    # Checkpoints
+
+    def checkpoint(self, path: Any) -> None:
+        """Write all keys and tables, with the states of their optimizers, to a directory.
+
+        All workers call this method, after the same number of calls of ``clock``. The checkpoint
+        holds all pushes that each worker began before its call, and none that it began later. With
+        "bsp" and Backup, no round may be open: ``clock`` or ``push_pull`` was the last call.
+
+        ``path``: a directory on the host of the first worker, which makes it; it belongs to this
+        store alone. A later checkpoint takes the place of an earlier one, which stays whole until
+        then, also if a process is killed. Files: ``manifest.json``, and safetensors files with a
+        key's elements as "values/KEY", states of its optimizer as "state0/KEY", and rows of a table
+        as "row_ids/TABLE/0" and "rows/TABLE/0".
+
+        Returns None: on the first worker when the checkpoint is on the disk; on the others when
+        their later pushes cannot enter it. Meanwhile they may go on.
+
+        Raises InvalidArgumentError on all workers for a path that cannot be written and for an open
+        round, and where safetensors is not installed; TimeoutError that names a worker that has not
+        called it; PeerLostError; PycollError where the disk is full. An earlier checkpoint stays
+        whole.
+
+        Cost: all values travel to the first worker once. The servers keep them meanwhile, so a
+        value that is pushed takes its memory twice.
+
+        >>> store.checkpoint("checkpoint")  # doctest: +SKIP
+        """
+        self._check_open()
+        self._cuts += 1
+        take(self, path, self._cuts)
+
+    def restore(
+        self,
+        path: Any,
+        *,
+        missing_ok: bool = False,
+        new_keys: bool = False,
+        timeout: float | None = None,
+    ) -> int | None:
+        """Fill the store with a checkpoint, bit for bit, also of another number of servers.
+
+        All workers call this method, before any ``init`` and ``table``; these calls then compare
+        their terms with the checkpoint, and load no values. Optimizers step on where they were. A
+        call of ``set_optimizer`` for all keys would take the place of those of single keys.
+
+        ``path``: the directory, on the host of the first worker. ``missing_ok``: a directory
+        without a checkpoint leaves the store empty. ``new_keys``: ``init`` and ``table`` may make
+        what the checkpoint does not hold. ``timeout``: the longest time that the other workers wait
+        for the first one, in seconds; None for ``timeout_s``.
+
+        Returns the number of rounds that this worker had ended by ``clock`` when it called
+        ``checkpoint``, and goes on from there; for a worker that was gone or is new, the number of
+        rounds that all had ended. None if there is no checkpoint.
+
+        Raises InvalidArgumentError, on all workers, for a directory that is not there, without a
+        whole checkpoint, of another version or damaged, and for keys that need another consistency.
+        A store on which it failed can only be closed. Also the errors of ``init``.
+
+        Cost: the first worker reads all files twice, and sends all values once.
+
+        >>> store.restore("checkpoint")  # doctest: +SKIP
+        100
+        """
+        self._check_open()
+        if self._keys or self._tables or self._restored:
+            raise InvalidArgumentError(
+                "restore() was called on a store with values: call it once, ahead of init() and "
+                "table()"
+            )
+        seconds = None if timeout is None else check_timeout(timeout, "timeout")
+        clock = restore(self, path, missing_ok, seconds)
+        if clock is not None:
+            self._restored, self._new_keys, self._clock = repr(str(path)), new_keys, clock
+        return clock
+
     # Figures
 
     def stats(self) -> dict[str, Any]:
@@ -607,6 +710,8 @@ class Store:
         if told:
             rank, clock = min(told, key=lambda one: one[1])
             reason = f"rank {rank} is the slowest worker, at clock {clock}"
+            if requests[0].message.kind is Kind.CUT:
+                reason = f"rank {rank} has not called checkpoint()"
         else:
             waiting = next(one for one in requests if not one.ended)
             chain = self._links.machine.view.chains[waiting.message.shard]

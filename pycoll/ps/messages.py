@@ -28,10 +28,15 @@ class Kind(IntEnum):
     WRITE = 4
     LEAVE = 5
     OPTIMIZE = 6
+    CUT = 7
     # Reads: a worker sends them to the last server of a chain.
     PULL = 8
     LOOKUP = 9
     ASK = 10
+    FETCH = 11
+    # Updates of checkpoints: a part's state as it was, and the end of a cut's use.
+    RESTORE = 12
+    RELEASE = 13
     # Answers of the last server to a worker.
     DONE = 16
     VALUE = 17
@@ -51,10 +56,15 @@ class Kind(IntEnum):
     UNMANAGED = 36
 
 
-UPDATES = frozenset((Kind.LOAD, Kind.PUSH, Kind.CLOCK, Kind.WRITE, Kind.LEAVE, Kind.OPTIMIZE))
+UPDATES = frozenset(
+    (
+        *(Kind.LOAD, Kind.PUSH, Kind.CLOCK, Kind.WRITE, Kind.LEAVE, Kind.OPTIMIZE),
+        *(Kind.CUT, Kind.RESTORE, Kind.RELEASE),
+    )
+)
 #: Requests that were begun before one of these are sent before it, and later ones after it.
-FENCES = frozenset((Kind.CLOCK, Kind.OPTIMIZE))
-READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.ASK))
+FENCES = frozenset((Kind.CLOCK, Kind.OPTIMIZE, Kind.CUT))
+READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.ASK, Kind.FETCH))
 #: The answers to updates and reads; ``after`` is 1 in those to reads, and else 0.
 ANSWERS = frozenset((Kind.DONE, Kind.VALUE, Kind.TEXT, Kind.HELD, Kind.FAILED))
 
@@ -62,8 +72,11 @@ ANSWERS = frozenset((Kind.DONE, Kind.VALUE, Kind.TEXT, Kind.HELD, Kind.FAILED))
 LAST = 1
 #: Flags of a PUSH: its answer is that of a PULL which the worker begins right after it.
 PULLS = 8
-#: Flags of an OPTIMIZE: it is for all keys, and for those that follow.
+#: Flags of an OPTIMIZE: it is for all keys, and for those that follow. Of a RESTORE: it tells the
+#: clocks of the shard, and no part.
 ALL = 1
+#: Flags of a LOOKUP: a text that is not there is answered at once, by an empty one.
+NOW = 1
 #: Flags of a DONE: the push came too late for its round, and nothing was applied.
 DROPPED = 2
 #: Flags of a DONE: the update had been applied before.
@@ -85,8 +98,9 @@ class Message(NamedTuple):
     request this is, or answers. ``seq``: the number of the worker's update of this shard, counted
     from 1; for reads, a number that the answer repeats. ``after``: for a read, the newest update of
     the same worker that the answer must contain. ``round``: the round of a push, the clock of a
-    CLOCK, or the version in an answer. ``lsn``: the place in the order of the shard's updates, from
-    1; 0 before the first server has numbered it. ``rule``: how a LOAD's part combines pushes.
+    CLOCK, the number of a CUT, which array of its part a RESTORE holds, or the version in an
+    answer. ``lsn``: the place in the order of the shard's updates, from 1; 0 before the first
+    server has numbered it. ``rule``: how a LOAD's part combines pushes.
     """
 
     kind: Kind

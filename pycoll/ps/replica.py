@@ -14,9 +14,19 @@ import json
 from collections import deque
 from typing import Any
 
-from pycoll.ps.messages import DROPPED, MANAGER, PULLS, READS, REPEATED, UPDATES, Kind, Message
+from pycoll.ps.messages import (
+    DROPPED,
+    MANAGER,
+    NOW,
+    PULLS,
+    READS,
+    REPEATED,
+    UPDATES,
+    Kind,
+    Message,
+)
 from pycoll.ps.shard import Effect, Part, Shard
-from pycoll.ps.snapshot import Filling, pieces_of
+from pycoll.ps.snapshot import KEPT, Filling, pieces_of
 
 #: The most parts that figures name.
 _BUSY_MAX = 16
@@ -49,6 +59,10 @@ class Replica:
         #: Whether this server has all that the last server of an earlier view answered.
         self._current = True
         self._filling: Filling | None = None
+        #: Updates of workers that have begun a cut and wait for the others to begin it.
+        self._later: list[Message] = []
+        #: The shard as it was at the newest cut, until nobody needs it.
+        self._kept: tuple[Message, ...] = ()
         self.held_most = 0
 
     @property
@@ -79,6 +93,7 @@ class Replica:
         self._next_knows = False
         # Workers send again in the new view what is not answered.
         self._held.clear()
+        self._later.clear()
         self._filling = None
         if self._before is not None:
             self._send(self._before, Message(Kind.SYNC, lsn=self.lsn))
@@ -89,6 +104,7 @@ class Replica:
         """On the first server: take a worker out that is gone."""
         if self.is_first and worker in self.shard.live:
             self._take(Message(Kind.LEAVE, worker=worker, lsn=self.lsn + 1))
+            self._number_later()
 
     def hear(self, source: int, message: Message) -> None:
         """Take a message of this view from a worker or a neighbour."""
@@ -99,7 +115,7 @@ class Replica:
                 self._refuse(message, f"shard {self.number} is lost: all its servers are gone")
         elif kind in UPDATES:
             if message.lsn == 0 and self.is_first and kind is not Kind.LEAVE:
-                self._take(message._replace(lsn=self.lsn + 1))
+                self._number(message)
             elif message.lsn == self.lsn + 1 and source == self._before:
                 self._take(message)
         elif kind in READS:
@@ -120,10 +136,33 @@ class Replica:
             if not self.is_last and self._before is not None:
                 self._send(self._before, Message(Kind.COMMIT, lsn=message.lsn))
 
+    def _number(self, update: Message) -> None:
+        """On the first server: take a worker's update, unless it comes after an open cut."""
+        worker = update.worker
+        if self.shard.is_ahead(worker) and update.seq > self.shard.applied[worker]:
+            self._later.append(update)
+            return
+        cut = self.shard.cut
+        self._take(update._replace(lsn=self.lsn + 1))
+        if self.shard.cut > cut:
+            self._number_later()
+
+    def _number_later(self) -> None:
+        later, self._later = self._later, []
+        for update in later:
+            self._number(update)
+
     def _take(self, update: Message) -> None:
         """Apply an update, pass it on, and acknowledge it if this server is the last one."""
+        cut = self.shard.cut
         effect = self.shard.apply(update)
         self.lsn = update.lsn
+        if self.shard.cut > cut:
+            # All servers of the chain keep the same values, so that each of them can answer.
+            is_used = self.shard.refused[0] < self.shard.cut
+            self._kept = tuple(pieces_of(self.shard, self.lsn)) if is_used else ()
+        elif update.kind is Kind.RELEASE:
+            self._kept = ()
         self._log.append(update)
         if self._next is not None and self._next_knows:
             self._send(self._next, update)
@@ -146,6 +185,8 @@ class Replica:
         assert self._next is not None
         first = self._log[0].lsn if self._log else self.lsn + 1
         if lsn + 1 < first:
+            for piece in self._kept:
+                self._send(self._next, piece._replace(flags=piece.flags | KEPT))
             for piece in pieces_of(self.shard, self.lsn):
                 self._send(self._next, piece)
         else:
@@ -160,6 +201,7 @@ class Replica:
             self._filling = Filling(self.shard)
         if self._filling.take(piece):
             self.lsn = piece.lsn
+            self._kept = tuple(self._filling.kept)
             self._log.clear()
             self._filling = None
             if self._before is not None:
@@ -178,6 +220,9 @@ class Replica:
                 self._hold(push)
         elif update.kind is Kind.CLOCK and not self.shard.is_open(update.worker, None):
             self._hold(update)
+        elif update.kind is Kind.CUT:
+            if not self._answer(update):
+                self._hold(update)
         else:
             # The version for a CLOCK may have grown since.
             version = self.shard.version if update.kind is Kind.CLOCK else effect.version
@@ -192,8 +237,15 @@ class Replica:
         if request.kind is Kind.ASK:
             self._reply(request, Kind.TEXT, payload=json.dumps(self.stats()).encode())
             return True
+        if request.kind is Kind.CUT:
+            return self._answer_cut(request)
+        if request.kind is Kind.FETCH:
+            self._reply_kept(request)
+            return True
         if request.kind is Kind.LOOKUP:
             text = shard.texts.get(bytes(request.payload).decode("utf-8", "replace"))
+            if text is None and request.flags & NOW:
+                text = ""
             if text is not None:
                 self._reply(request, Kind.TEXT, payload=text.encode())
             return text is not None
@@ -213,6 +265,27 @@ class Replica:
             part.uses += 1
             self._reply_value(request, part)
         return True
+
+    def _answer_cut(self, request: Message) -> bool:
+        shard = self.shard
+        if shard.cut >= request.round:
+            number, why = shard.refused
+            if number == request.round:
+                self._refuse(request, why)
+            else:
+                self._reply(request, Kind.DONE, round=shard.cut)
+        elif shard.lost is not None:
+            self._reply(request, Kind.FAILED, key=shard.lost, flags=WORKER_LOST)
+        else:
+            return False
+        return True
+
+    def _reply_kept(self, request: Message) -> None:
+        if request.round != self.shard.cut or request.key >= len(self._kept):
+            self._refuse(request, f"the values of cut {request.round} are not kept any more")
+        else:
+            piece = self._kept[request.key]
+            self._reply(request, Kind.VALUE, flags=piece.flags, payload=piece.payload)
 
     def _reply_value(self, request: Message, part: Part) -> None:
         # A push asks for all of an array; a pull may ask for rows of a table.
@@ -245,12 +318,14 @@ class Replica:
                 self._held.append((request, slowest))
 
     def _slowest_for(self, request: Message) -> tuple[int, int]:
+        if request.kind is Kind.CUT:
+            return self.shard.last_to_cut()
         name = (request.key, request.part)
         is_of_part = request.kind in _OF_PARTS
         return self.shard.slowest(self.shard.parts.get(name) if is_of_part else None)
 
     def _tell_slowest(self, request: Message, slowest: tuple[int, int]) -> None:
-        if request.kind in _OF_PARTS or request.kind is Kind.CLOCK:
+        if request.kind in _OF_PARTS or request.kind in (Kind.CLOCK, Kind.CUT):
             self._reply(request, Kind.HELD, key=slowest[0], round=slowest[1])
 
     def stats(self) -> dict[str, object]:

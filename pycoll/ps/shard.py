@@ -16,9 +16,16 @@ from typing import Any, NamedTuple, Protocol
 
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.messages import ALL, DROPPED, LAST, REPEATED, Kind, Message
+from pycoll.untrusted import json_object, read_json
 
 #: The most names of a shard's texts.
 TEXTS_MAX = 1 << 16
+#: The members of the text of a RESTORE with the flag ALL.
+_RESTORED = {"clocks": dict, "version": int, "optimizer": str}
+_OPEN_ROUND = (
+    "a worker has pushed values of a round that has not ended: all workers call clock() ahead of "
+    "checkpoint()"
+)
 
 
 class Arithmetic(Protocol):
@@ -56,6 +63,12 @@ class Arithmetic(Protocol):
 
     def join(self, rule: int, pieces: Sequence[Any]) -> Any:
         """Return the value of which ``pieces`` made these payloads.
+
+        Raises ValueError for other payloads.
+        """
+
+    def restore(self, rule: int, value: Any, place: int, payload: Any) -> Any:
+        """Return the value with a piece of an earlier one, which ``place`` tells apart.
 
         Raises ValueError for other payloads.
         """
@@ -118,6 +131,12 @@ class Shard:
         self.version = 0
         #: The first worker that is gone from a store that cannot go on without one.
         self.lost: int | None = None
+        #: By worker the newest cut that it has begun. Cuts are numbered from 1.
+        self.cuts = dict.fromkeys(self.live, 0)
+        #: The newest cut that all live workers have begun.
+        self.cut = 0
+        #: The newest cut that shall have no values, and the reason.
+        self.refused = (0, "")
         self.counts = Counts()
         self.arithmetic = arithmetic
 
@@ -144,6 +163,10 @@ class Shard:
             return self._write(update)
         elif update.kind is Kind.OPTIMIZE:
             return self._optimize(update)
+        elif update.kind is Kind.CUT:
+            self._cut(update)
+        elif update.kind is Kind.RESTORE:
+            return self._restore(update)
         return Effect(0, self._version_for(update))
 
     def _optimize(self, update: Message) -> Effect:
@@ -213,6 +236,48 @@ class Shard:
             return
         self.live.remove(worker)
         self._advance_all()
+        self._end_cut()
+
+    # Cuts and what was restored
+
+    def _cut(self, update: Message) -> None:
+        self.cuts[update.worker] = max(self.cuts[update.worker], update.round)
+        if update.payload is not None and update.round > self.refused[0]:
+            self.refused = (update.round, bytes(update.payload).decode("utf-8", "replace"))
+        self._end_cut()
+
+    def _end_cut(self) -> None:
+        reached = min((self.cuts[worker] for worker in self.live), default=0)
+        if self.lost is None and reached > self.cut:
+            self.cut = reached
+            if reached > self.refused[0] and any(part.pending for part in self.parts.values()):
+                self.refused = (reached, _OPEN_ROUND)
+
+    def is_ahead(self, worker: int) -> bool:
+        """Return whether the worker has begun a cut that others still have to begin."""
+        return self.lost is None and self.cuts.get(worker, 0) > self.cut
+
+    def last_to_cut(self) -> tuple[int, int]:
+        """Return the live worker that has begun the fewest cuts, and their number."""
+        begun = ((worker, self.cuts[worker]) for worker in self.live)
+        return min(begun, key=lambda one: one[1], default=(0, 0))
+
+    def _restore(self, update: Message) -> Effect:
+        payload = b"" if update.payload is None else update.payload
+        try:
+            if update.flags & ALL:
+                facts = json_object(read_json(bytes(payload)), _RESTORED)
+                clocks = {int(one): int(clock) for one, clock in facts["clocks"].items()}
+                self.clocks.update((one, clocks[one]) for one in self.live if one in clocks)
+                self.version = facts["version"]
+                self.optimizer = bytes.fromhex(facts["optimizer"])
+            else:
+                part = self.parts[update.key, update.part]
+                rule, place = part.rule, update.round
+                part.value = self.arithmetic.restore(rule, part.value, place, payload)
+        except (KeyError, TypeError, ValueError) as error:
+            return Effect(refusal=f"a state that does not fit its part: {error}")
+        return Effect(0, self.version)
 
     # Clocks and versions
 

@@ -39,7 +39,8 @@ def rule_of(update: str, dtype: int) -> int:
 
 #: The types that optimizers step; narrow ones are stepped as float32, with such a state.
 _STEPPED = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
-_STATE = struct.Struct("<Q")
+#: The steps that a part took, ahead of the form of its optimizer.
+STATE = struct.Struct("<Q")
 
 
 class ArrayValue:
@@ -137,7 +138,7 @@ class ArrayValues:
         """Return the payloads of a value: its elements, and what its optimizer keeps."""
         if value.optimizer is None:
             return (value.shown.view(),)
-        kept = _STATE.pack(value.steps) + value.optimizer.to_bytes()
+        kept = STATE.pack(value.steps) + value.optimizer.to_bytes()
         return (value.shown.view(), kept, *(one.view() for one in value.states))
 
     def join(self, rule: int, pieces: Sequence[Any]) -> ArrayValue:
@@ -145,14 +146,24 @@ class ArrayValues:
         if not pieces:
             raise ValueError("a value of no pieces")
         value = self.load(rule, pieces[0])
-        if len(pieces) > 1:
-            kept = bytes(pieces[1])
-            value.set_optimizer(Optimizer.from_bytes(kept[_STATE.size :]))
-            (value.steps,) = _STATE.unpack(kept[: _STATE.size])
+        for place, piece in enumerate(pieces[1:], 1):
+            self.restore(rule, value, place, piece)
         if len(pieces) != (2 + len(value.states) if value.optimizer else 1):
             raise ValueError(f"a value of {len(pieces)} pieces, which is another number")
-        for state, piece in zip(value.states, pieces[2:], strict=True):
-            state.array[...] = np.frombuffer(piece, state.array.dtype)
+        return value
+
+    def restore(self, rule: int, value: ArrayValue, place: int, payload: Any) -> ArrayValue:
+        """Return the value with one of the payloads of ``pieces`` after the first, by its number
+        from 1: what the optimizer keeps, and then its states."""
+        if place == 1:
+            kept = bytes(payload)
+            value.set_optimizer(Optimizer.from_bytes(kept[STATE.size :]))
+            (value.steps,) = STATE.unpack(kept[: STATE.size])
+        elif 1 < place < 2 + len(value.states):
+            target = value.states[place - 2].writable()
+            target[...] = np.frombuffer(b"" if payload is None else payload, target.dtype)
+        else:
+            raise ValueError(f"piece {place} of the pieces of {2 + len(value.states)}")
         return value
 
 

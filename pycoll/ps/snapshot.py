@@ -15,10 +15,11 @@ from pycoll.ps.messages import TEXT_BYTES_MAX, Kind, Message
 from pycoll.ps.shard import Part, Shard
 from pycoll.untrusted import json_object, read_json
 
-#: Flags of a PIECE.
-META, END = 1, 2
+#: Flags of a PIECE. KEPT: it is of the shard as it was at the newest cut.
+META, END, KEPT = 1, 2, 4
 
-_FACTS = {
+#: The members of the text, and of each of its parts.
+FACTS = {
     "live": list,
     "clocks": dict,
     "applied": dict,
@@ -26,9 +27,12 @@ _FACTS = {
     "optimizer": str,
     "version": int,
     "lost": int,
+    "cuts": dict,
+    "cut": int,
+    "refused": list,
     "parts": list,
 }
-_PART_FACTS = {
+PART_FACTS = {
     "key": int,
     "part": int,
     "rule": int,
@@ -71,6 +75,9 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
         "optimizer": shard.optimizer.hex(),
         "version": shard.version,
         "lost": -1 if shard.lost is None else shard.lost,
+        "cuts": shard.cuts,
+        "cut": shard.cut,
+        "refused": shard.refused,
         "parts": parts,
     }
     text = json.dumps(facts).encode()
@@ -82,19 +89,25 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
 
 
 class Filling:
-    """Takes the pieces, and fills the shard when the last one has come."""
+    """Takes the pieces, and fills the shard when the last one has come.
+
+    ``kept``: the pieces of the shard as it was at the newest cut.
+    """
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._text: list[bytes] = []
         self._payloads: list[Any] = []
+        self.kept: list[Message] = []
 
     def take(self, piece: Message) -> bool:
         """Take the next piece; return whether the shard is filled now.
 
         Raises ValueError for pieces that ``pieces_of`` did not make.
         """
-        if piece.flags == META:
+        if piece.flags & KEPT:
+            self.kept.append(piece._replace(flags=piece.flags & ~KEPT))
+        elif piece.flags == META:
             self._text.append(bytes(piece.payload))
         elif piece.flags == END:
             self._fill()
@@ -105,11 +118,11 @@ class Filling:
 
     def _fill(self) -> None:
         shard = self._shard
-        facts = json_object(read_json(b"".join(self._text)), _FACTS)
+        facts = json_object(read_json(b"".join(self._text)), FACTS)
         payloads = iter(self._payloads)
         shard.parts.clear()
         for one in facts["parts"]:
-            told = json_object(one, _PART_FACTS)
+            told = json_object(one, PART_FACTS)
             values = [next(payloads) for _ in range(told["values"])]
             part = Part(told["rule"], shard.arithmetic.join(told["rule"], values), told["version"])
             part.clocks = _numbers(told["clocks"])
@@ -124,6 +137,10 @@ class Filling:
         shard.optimizer = bytes.fromhex(facts["optimizer"])
         shard.version = facts["version"]
         shard.lost = None if facts["lost"] < 0 else facts["lost"]
+        shard.cuts = _numbers(facts["cuts"])
+        shard.cut = facts["cut"]
+        number, reason = facts["refused"]
+        shard.refused = (int(number), str(reason))
 
 
 def _numbers(table: dict[str, int]) -> dict[int, int]:

@@ -55,6 +55,13 @@ class WorkerLinks:
             self._send()
             return request
 
+    def begin_together(self, messages: Sequence[Message]) -> list[Request]:
+        """Begin requests, so that no thread's request comes between two of them."""
+        with self._lock:
+            requests = [self.machine.add(message) for message in messages]
+            self._send()
+            return requests
+
     def _send(self) -> None:
         while self.machine.out:
             out = self.machine.out.copy()

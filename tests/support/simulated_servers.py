@@ -53,6 +53,9 @@ class Masks:
     def join(self, rule: int, pieces: Sequence[int]) -> int:
         return pieces[0]
 
+    def restore(self, rule: int, value: int, place: int, payload: int) -> int:
+        return payload
+
 
 class Records(Masks):
     """A value is the list of what was applied: the pushes together, and the count of workers."""

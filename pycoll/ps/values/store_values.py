@@ -62,3 +62,7 @@ class StoreValues:
     def join(self, rule: int, pieces: Sequence[Any]) -> Any:
         """Return the value of which ``pieces`` made these payloads."""
         return self._of(rule).join(rule, pieces)
+
+    def restore(self, rule: int, value: Any, place: int, payload: Any) -> Any:
+        """Return the value with a piece of an earlier one. Raises ValueError for a wrong piece."""
+        return self._of(rule).restore(rule, value, place, payload)

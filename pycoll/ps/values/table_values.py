@@ -26,7 +26,8 @@ Array = npt.NDArray[Any]
 
 #: So few ids that repeat still are summed one by one.
 _FEW = 16
-_FACTS = {"terms": str, "rows": int, "optimizer": str}
+#: The members of a part's first payload.
+TABLE_FACTS = {"terms": str, "rows": int, "optimizer": str}
 
 
 class TableValue:
@@ -49,6 +50,11 @@ class TableValue:
     def _empty(self, count: int) -> Array:
         made: Array = np.empty((count, self.terms.dim), numpy_dtype(self.terms.dtype))
         return made
+
+    @property
+    def arrays(self) -> list[ShownArray]:
+        """The rows, the states of the optimizer, and the steps if it asks for them."""
+        return [self.rows, *self.states, *([] if self.steps is None else [self.steps])]
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Step by this optimizer from now on. The state stays where it has the same form."""
@@ -84,7 +90,7 @@ class TableValue:
         if total <= capacity:
             return
         capacity = max(total, capacity * 3 // 2)
-        for one in (self.rows, *self.states, *([self.steps] if self.steps is not None else [])):
+        for one in self.arrays:
             old = one.array
             grown = np.empty((capacity, *old.shape[1:]), old.dtype)
             grown[: len(old)] = old
@@ -178,18 +184,15 @@ class TableValues:
         payloads: list[Any] = [json.dumps(facts).encode()]
         # Ids never change at their place, so they need no protection.
         payloads += _cut(ShownArray(value.index.ids), count)
-        payloads += _cut(value.rows, count)
-        for state in value.states:
-            payloads += _cut(state, count)
-        if value.steps is not None:
-            payloads += _cut(value.steps, count)
+        for one in value.arrays:
+            payloads += _cut(one, count)
         return payloads
 
     def join(self, rule: int, pieces: Sequence[Any]) -> TableValue:
         """Return the value of which ``pieces`` made these payloads."""
         if not pieces:
             raise ValueError("a table of no piece")
-        facts = json_object(read_json(bytes(pieces[0])), _FACTS)
+        facts = json_object(read_json(bytes(pieces[0])), TABLE_FACTS)
         value = TableValue(TableTerms.from_text(facts["terms"]), facts["rows"])
         if facts["optimizer"]:
             value.set_optimizer(Optimizer.from_bytes(bytes.fromhex(facts["optimizer"])))
@@ -198,13 +201,28 @@ class TableValues:
         left = iter(pieces[1:])
         _fill(ids, left)
         value.index.add(ids)
-        _fill(value.rows.array[:count], left)
-        for state in value.states:
-            _fill(state.array[:count], left)
-        if value.steps is not None:
-            _fill(value.steps.array[:count], left)
+        for one in value.arrays:
+            _fill(one.array[:count], left)
         if next(left, None) is not None:
             raise ValueError("a table of too many pieces")
+        return value
+
+    def restore(self, rule: int, value: TableValue, place: int, payload: Any) -> TableValue:
+        """Return the value with rows of an earlier one.
+
+        ``place``: 0 for the form of its optimizer; then rows, states and steps by their number from
+        1, as ids in rising order and a row of each.
+        """
+        if place == 0:
+            return self.set_optimizer(rule, value, Optimizer.from_bytes(payload))
+        arrays = value.arrays
+        if place > len(arrays):
+            raise ValueError(f"array {place} of a table with {len(arrays)}")
+        target = arrays[place - 1]
+        ids, rows = _split_rows(payload, target.array)
+        _check_ids(value.terms, ids)
+        places = value.places(ids)
+        target.writable()[places] = rows
         return value
 
 
@@ -239,11 +257,24 @@ def _split(terms: TableTerms, payload: Any) -> tuple[Ids, Array]:
     each = 8 + terms.row_bytes
     if given == 0 or given % each:
         raise ValueError(f"a push of {given} bytes for rows of {each} bytes with their ids")
-    count = given // each
-    data = np.frombuffer(payload, np.uint8)
-    ids = data[: 8 * count].view(np.int64)
+    ids, rows = _parted(payload, given // each)
     _check_ids(terms, ids)
-    return ids, data[8 * count :].view(numpy_dtype(terms.dtype)).reshape(count, terms.dim)
+    return ids, rows.view(numpy_dtype(terms.dtype)).reshape(len(ids), terms.dim)
+
+
+def _parted(payload: Any, count: int) -> tuple[Ids, Array]:
+    data = np.frombuffer(payload, np.uint8)
+    return data[: 8 * count].view(np.int64), data[8 * count :]
+
+
+def _split_rows(payload: Any, like: Array) -> tuple[Ids, Array]:
+    """Return ids, and rows of the shape and dtype that the rows of ``like`` have."""
+    each = 8 + like[:1].nbytes
+    count, rest = divmod(memoryview(payload).nbytes, each)
+    if rest:
+        raise ValueError(f"{rest} bytes more than rows of {each} bytes with their ids")
+    ids, rows = _parted(payload, count)
+    return ids, rows.view(like.dtype).reshape(count, *like.shape[1:])
 
 
 def _check_ids(terms: TableTerms, ids: Ids) -> None:
@@ -254,9 +285,14 @@ def _check_ids(terms: TableTerms, ids: Ids) -> None:
 def _cut(shown: ShownArray, count: int) -> Iterator[Array]:
     """Yield the first elements in pieces that fit messages."""
     array = shown.array
-    step = max(1, PART_BYTES_MAX // (array.itemsize * max(1, array[:1].size)))
+    step = rows_of_piece(array[:1].nbytes)
     for begin in range(0, count, step):
         yield shown.view(begin, min(begin + step, count))
+
+
+def rows_of_piece(row_bytes: int) -> int:
+    """Return how many rows of so many bytes a payload of ``TableValues.pieces`` holds."""
+    return max(1, PART_BYTES_MAX // max(1, row_bytes))
 
 
 def _fill(target: Array, pieces: Iterator[Any]) -> None:

@@ -1,0 +1,1 @@
+"""Checkpoints of stores: how the first worker takes and restores one, and its files."""

@@ -1,0 +1,262 @@
+"""How workers take a checkpoint: a cut through all shards, whose values the first worker writes.
+
+Each worker tells all shards where its cut is. A shard holds back what a worker sends after its cut
+until all workers have told theirs, and keeps the values that it then has. So the checkpoint has all
+updates that workers began before their cuts, and no other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.ps.checkpoints.checkpoint_files import CheckpointWriter, path_of, stored, written
+from pycoll.ps.messages import TEXT_BYTES_MAX, Kind, Message
+from pycoll.ps.placement import Placed
+from pycoll.ps.shard_arrays import STATE
+from pycoll.ps.snapshot import FACTS, META, PART_FACTS
+from pycoll.ps.values.row_table import PlacedTable
+from pycoll.ps.values.server_optimizers import Optimizer
+from pycoll.ps.values.table_values import TABLE_FACTS, rows_of_piece
+from pycoll.types import ITEM_BYTES, DType, numpy_dtype
+from pycoll.untrusted import json_object, read_json
+
+if TYPE_CHECKING:
+    from pycoll.ps.keyed_store import Store
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+#: The most pieces that are on their way at once.
+_PIECES_AT_ONCE = 32
+#: Rows of a table are written in arrays of about so many bytes, so that few are in memory.
+_ROWS_BYTES = 64 << 20
+#: The prefixes of the names of tables, and of texts that name no value.
+TABLES = "\x01table "
+NOTES = "\x02"
+
+
+def take(store: Store, path: Any, cut: int) -> None:
+    """Take part in the checkpoint with this number; the first worker also writes it."""
+    what = f"checkpoint in {str(path)!r}"
+    writer: CheckpointWriter | None = None
+    refusal = None
+    try:
+        path_of(path)
+        if store.rank == store.workers[0]:
+            writer = CheckpointWriter(path)
+    except InvalidArgumentError as error:
+        # The other workers wait for this one's cut, and hear the reason.
+        refusal = error
+    shards = range(store._shards)
+    payload = None if refusal is None else f"rank {store.rank}: {refusal}".encode()
+    cuts = [Message(Kind.CUT, shard, round=cut, payload=payload) for shard in shards]
+    requests = store._links.begin_together(cuts)
+    if refusal is not None:
+        raise refusal
+    try:
+        store._wait(requests, what)
+    except PycollError as error:
+        if type(error) is not PycollError:
+            raise
+        # A worker refused its argument, or a round is open.
+        raise InvalidArgumentError(str(error)) from None
+    if writer is None:
+        return
+    try:
+        with written(writer):
+            _write(writer, [KeptShard(store, shard, cut, what) for shard in shards], store)
+    finally:
+        releases = [Message(Kind.RELEASE, shard) for shard in shards]
+        store._links.begin_together(releases)
+
+
+class KeptShard:
+    """A shard as it was at a cut, of which servers keep the pieces. ``facts``: its text.
+
+    ``parts``: by key and part its facts, and the number of its first piece. Raises PycollError
+    where a server has it no more, and the errors of reads.
+    """
+
+    def __init__(self, store: Store, shard: int, cut: int, what: str) -> None:
+        self._store = store
+        self._shard = shard
+        self._cut = cut
+        self._what = what
+        text, count = b"", 0
+        while len(text) == count * TEXT_BYTES_MAX:
+            answer = self._ask([count])[0]
+            if answer.flags != META:
+                break
+            text += bytes(answer.payload)
+            count += 1
+        self.facts = json_object(read_json(text), FACTS)
+        self.parts: dict[tuple[int, int], tuple[dict[str, Any], int]] = {}
+        for one in self.facts["parts"]:
+            told = json_object(one, PART_FACTS)
+            self.parts[told["key"], told["part"]] = told, count
+            count += told["values"]
+
+    def _ask(self, numbers: Sequence[int]) -> list[Message]:
+        store = self._store
+        asked = [store._begin(Kind.FETCH, self._shard, key=one, round=self._cut) for one in numbers]
+        store._wait(asked, self._what)
+        return [one.answer for one in asked if one.answer is not None]
+
+    def pieces(self, numbers: Sequence[int]) -> list[Bytes]:
+        """Return the pieces of these numbers."""
+        found: list[Bytes] = []
+        for begin in range(0, len(numbers), _PIECES_AT_ONCE):
+            answers = self._ask(numbers[begin : begin + _PIECES_AT_ONCE])
+            found += [
+                np.frombuffer(b"" if one.payload is None else one.payload, np.uint8)
+                for one in answers
+            ]
+        return found
+
+    def part(self, key: int, part: int) -> list[Bytes]:
+        """Return all pieces of a part of an array."""
+        told, first = self.parts[key, part]
+        return self.pieces(range(first, first + told["values"]))
+
+
+class _KeptRows:
+    """An array of a table's part, by row. ``first``: its first piece."""
+
+    def __init__(self, kept: KeptShard, first: int, rows: int, like: Array) -> None:
+        self._kept = kept
+        self._first = first
+        self._like = like
+        self._step = rows_of_piece(like.nbytes)
+        #: The number of the piece that follows.
+        self.end = first + -(-rows // self._step)
+
+    def rows(self, begin: int, end: int) -> Array:
+        """Return rows of the array."""
+        first, last = begin // self._step, (end - 1) // self._step
+        pieces = self._kept.pieces(range(self._first + first, self._first + last + 1))
+        whole = np.concatenate(pieces).view(self._like.dtype).reshape(-1, *self._like.shape[1:])
+        skipped = first * self._step
+        made: Array = whole[begin - skipped : end - skipped]
+        return made
+
+
+def _write(writer: CheckpointWriter, shards: Sequence[KeptShard], store: Store) -> None:
+    keys, tables = [], []
+    for name, text in sorted(shards[0].facts["texts"].items()):
+        if name.startswith(TABLES):
+            placed = PlacedTable.from_text(text)
+            tables.append(_write_table(writer, shards, name.removeprefix(TABLES), placed))
+        elif not name.startswith(NOTES):
+            keys.append(_write_key(writer, shards, name, Placed.from_text(text, len(shards))))
+    facts = [one.facts for one in shards]
+    gone = {rank for rank in store.workers if not all(rank in one["live"] for one in facts)}
+    clocks = [
+        None if rank in gone else min(one["clocks"][str(rank)] for one in facts)
+        for rank in store.workers
+    ]
+    writer.finish(
+        {
+            "consistency": str(store.consistency),
+            "round": min(one["version"] for one in facts),
+            # By the workers' places in the order of their ranks; null for one that was gone.
+            "clocks": clocks,
+            "optimizer": _same([one["optimizer"] for one in facts], "all keys"),
+            "keys": keys,
+            "tables": tables,
+        }
+    )
+
+
+def _same(forms: Sequence[str], whose: str) -> str:
+    if len(set(forms)) > 1:
+        raise PycollError(
+            f"parts of {whose} have different optimizers: two workers called set_optimizer() at "
+            "once; call it on one worker, and then checkpoint()",
+            operation="ps",
+        )
+    return forms[0]
+
+
+def _write_key(
+    writer: CheckpointWriter, shards: Sequence[KeptShard], name: str, placed: Placed
+) -> dict[str, Any]:
+    """Write a key's elements, and the states of its optimizer; return what the manifest says."""
+    terms = placed.terms
+    item = ITEM_BYTES[terms.dtype]
+    size = placed.ranges[-1][1]
+    values = np.empty(size, np.uint8)
+    wide = np.dtype(np.float64 if terms.dtype == DType.FLOAT64 else np.float32)
+    states: list[Array] = []
+    forms: list[str] = []
+    steps: list[int] = []
+    for part, (begin, end) in enumerate(placed.ranges):
+        pieces = shards[placed.shards[part]].part(placed.number, part)
+        values[begin:end] = pieces[0]
+        kept = bytes(pieces[1]) if len(pieces) > 1 else STATE.pack(0)
+        forms.append(kept[STATE.size :].hex())
+        steps += STATE.unpack(kept[: STATE.size])
+        _same(forms, repr(name))
+        if not states:
+            states = [np.empty(size // item, wide) for _ in pieces[2:]]
+        span = slice(begin // item, end // item)
+        for state, piece in zip(states, pieces[2:], strict=True):
+            state[span] = piece.view(wide)
+    writer.add(f"values/{name}", stored(values, terms.dtype, terms.shape))
+    for number, state in enumerate(states):
+        writer.add(f"state{number}/{name}", state.reshape(terms.shape))
+    return {
+        "name": name,
+        "dtype": DType(terms.dtype).word,
+        "shape": terms.shape,
+        "update": placed.update,
+        "optimizer": forms[0],
+        "steps": steps,
+        "shown": _shown(forms[0]),
+    }
+
+
+def _write_table(
+    writer: CheckpointWriter, shards: Sequence[KeptShard], name: str, placed: PlacedTable
+) -> dict[str, Any]:
+    """Write a table's ids and rows, in pieces; return what the manifest says."""
+    chunks: list[int] = []
+    forms = []
+    row = np.empty((1, placed.terms.dim), numpy_dtype(placed.terms.dtype))
+    for shard, kept in enumerate(shards):
+        _, first = kept.parts[placed.number, shard]
+        told = json_object(read_json(bytes(kept.pieces([first])[0])), TABLE_FACTS)
+        forms.append(told["optimizer"])
+        form = _same(forms, f"table {name!r}")
+        optimizer = Optimizer.from_bytes(bytes.fromhex(form)) if form else None
+        number = np.empty(1, np.int64)
+        likes = {"row_ids": number, "rows": row}
+        if optimizer is not None:
+            likes.update((f"row_state{one}", row) for one in range(optimizer.states))
+            if optimizer.counts_steps:
+                likes["row_steps"] = number
+        arrays, at = {}, first + 1
+        for word, like in likes.items():
+            arrays[word] = _KeptRows(kept, at, told["rows"], like)
+            at = arrays[word].end
+        step = max(1, _ROWS_BYTES // sum(one.nbytes for one in likes.values()))
+        for begin in range(0, told["rows"], step):
+            end = min(begin + step, told["rows"])
+            for word, found in arrays.items():
+                writer.add(f"{word}/{name}/{len(chunks)}", found.rows(begin, end))
+            chunks.append(end - begin)
+    return {
+        "name": name,
+        "terms": placed.terms.to_text(),
+        "optimizer": forms[0],
+        "rows": chunks,
+        "shown": _shown(forms[0]),
+    }
+
+
+def _shown(form: str) -> str:
+    return str(Optimizer.from_bytes(bytes.fromhex(form))) if form else ""

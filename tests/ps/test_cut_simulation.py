@@ -1,0 +1,204 @@
+"""Checkpoints of stores on a simulated network: the cut holds what each worker began before it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from simulated_servers import Program, Records, World
+from test_store_simulation import KEYS, SEEDS, History, kill_at
+
+from pycoll.ps.consistency import ASP, BSP
+from pycoll.ps.messages import Kind
+
+
+class Cut:
+    """What workers began before their cuts, and the values that the first one fetched."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        #: By worker and key the bits of its pushes; ``before`` holds those ahead of its cut.
+        self.bits = {rank: dict.fromkeys(KEYS, 0) for rank in range(3)}
+        self.before: dict[int, dict[int, int]] = {}
+        self.kept: dict[int, int] = {}
+
+    def push(self, world: World, rank: int, key: int) -> Any:
+        request = self.history.push(world, rank, key)
+        self.bits[rank][key] |= self.history.pushes[-1][1]
+        return request
+
+    def begin(self, world: World, rank: int) -> list[Any]:
+        self.before[rank] = dict(self.bits[rank])
+        shards = range(len(world.clients[rank].view.chains))
+        return [world.request(rank, Kind.CUT, shard=shard, round=1) for shard in shards]
+
+    def fetch(self, world: World) -> Program:
+        for shard in range(len(world.clients[0].view.chains)):
+            text = world.request(0, Kind.FETCH, 0, shard=shard, round=1)
+            yield [text]
+            parts = json.loads(text.answer.payload)["parts"]
+            for number, part in enumerate(parts, 1):
+                piece = world.request(0, Kind.FETCH, number, shard=shard, round=1)
+                yield [piece]
+                self.kept[part["key"]] = piece.answer.payload
+            yield [world.request(0, Kind.RELEASE, shard=shard)]
+
+
+def cutting(world: World, cut: Cut, rank: int, calls: int) -> Program:
+    """Push and pull at random, several at a time, and take a cut at a random place."""
+    draw, ready = world.random, {"shard": 0, "payload": b"ready"}
+    if rank == 0:
+        yield world.load(rank, KEYS, 0)
+        yield [world.request(rank, Kind.WRITE, shard=0, payload=b"ready\0yes")]
+    else:
+        yield [world.request(rank, Kind.LOOKUP, **ready)]
+    place = draw.randrange(calls)
+    running: list[Any] = []
+    for number in range(calls):
+        if number == place:
+            running += cut.begin(world, rank)
+            if rank == 0:
+                yield running
+                running = []
+                yield from cut.fetch(world)
+        key = draw.choice(KEYS)
+        begin = cut.push if draw.random() < 0.7 else cut.history.pull
+        running.append(begin(world, rank, key))
+        if draw.random() < 0.4:
+            yield running
+            running = []
+    yield running
+    yield [cut.history.pull(world, rank, key) for key in KEYS]
+
+
+def run_cut(seed: int, replicas: int, *kills: int) -> tuple[World, Cut]:
+    world = World(seed, ASP, workers=3, servers=1 + seed % 2 + 2 * replicas, replicas=replicas)
+    cut = Cut()
+    for rank in range(3):
+        world.start(rank, cutting(world, cut, rank, 8))
+    for rank in kills:
+        kill_at(world, world.random.randint(1, 200), rank)
+    world.run()
+    return world, cut
+
+
+def values_of(world: World) -> dict[int, Any]:
+    replicas = [one for server in world.servers.values() for one in server.replicas.values()]
+    return {key: part.value for one in replicas for (key, _), part in one.shard.parts.items()}
+
+
+def test_a_cut_holds_all_that_began_before_it_and_no_more() -> None:
+    for seed in range(SEEDS):
+        world, cut = run_cut(seed, 0)
+        assert world.ended == {0, 1, 2} and world.failed == {}, seed
+        for key in KEYS:
+            assert cut.kept[key] == sum(one[key] for one in cut.before.values()), (seed, key)
+        cut.history.check()
+        assert values_of(world) == {
+            key: sum(one[key] for one in cut.bits.values()) for key in KEYS
+        }, "what waited for the cut is applied after it"
+
+
+def test_cuts_hold_when_a_server_dies_at_any_message() -> None:
+    for seed in range(SEEDS // 2):
+        world, cut = run_cut(seed, 1, 3 + seed % 3)
+        assert world.ended == {0, 1, 2} and world.failed == {}, (seed, world.failed)
+        for key in KEYS:
+            assert cut.kept[key] == sum(one[key] for one in cut.before.values()), (seed, key)
+        cut.history.check()
+
+
+def test_cuts_are_closed_under_the_order_of_a_worker_that_dies() -> None:
+    cuts = 0
+    for seed in range(SEEDS // 5):
+        world, cut = run_cut(seed, 0, 1)
+        assert world.ended >= {0, 2} and world.failed == {}, seed
+        for key, kept in cut.kept.items():
+            for rank in {0, 2} & cut.before.keys():
+                assert kept & cut.bits[rank][key] == cut.before[rank][key], (seed, key)
+        mine = [one for one in cut.history.pushes if cut.bits[1][one[0]] & one[1]]
+        for first, second in itertools.product(mine, mine):
+            was_first = first[4] is not None and first[4] < second[3]
+            if was_first and cut.kept.get(second[0], 0) & second[1]:
+                assert cut.kept[first[0]] & first[1], (seed, first, second)
+        cuts += bool(cut.kept)
+    assert cuts > SEEDS // 10
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_cut_in_an_open_round_and_one_without_a_worker_are_refused(dies: bool) -> None:
+    world = World(5, BSP, workers=2, servers=2, arithmetic=Records())
+    found: dict[int, Any] = {}
+
+    def rank_of(rank: int) -> Program:
+        if rank == 0:
+            yield world.load(rank, KEYS, ())
+        yield 5.0
+        # Only rank 0 has pushed in this round.
+        if rank == 0:
+            yield [world.request(rank, Kind.PUSH, 0, payload=(0, rank, 0))]
+        elif dies:
+            world.kill(rank)
+            return
+        cuts = [world.request(rank, Kind.CUT, shard=shard, round=1) for shard in (0, 1)]
+        found[rank] = cuts
+        yield cuts
+
+    for rank in (0, 1):
+        world.start(rank, rank_of(rank))
+    world.run()
+    if dies:
+        assert all(one.lost == (1,) for one in found[0]) and 1 not in found
+        return
+    for rank in (0, 1):
+        assert "of a round that has not ended: all workers call clock()" in found[rank][0].failure
+        assert found[rank][1].failure == "", "shard 1 has no open round"
+
+
+def test_the_slowest_worker_of_a_cut_is_named() -> None:
+    world = World(6, ASP, workers=3, servers=1)
+    begun: list[Any] = []
+
+    def rank_of(rank: int) -> Program:
+        if rank == 0:
+            yield world.load(rank, KEYS, 0)
+        if rank != 1:
+            begun.append(world.request(rank, Kind.CUT, shard=0, round=1))
+            yield [begun[-1]]
+
+    for rank in range(3):
+        world.start(rank, rank_of(rank))
+    world.run(50.0)
+    assert [one.slowest for one in begun] == [(1, 0)] * 2
+    assert not any(one.ended for one in begun)
+
+
+def test_a_second_cut_waits_for_its_own_workers() -> None:
+    for seed in range(SEEDS // 10):
+        world = World(seed, ASP, workers=3, servers=2)
+        states: list[list[int]] = [[], []]
+
+        def rank_of(rank: int, world: World = world, states: Any = states) -> Program:
+            if rank == 0:
+                yield world.load(rank, KEYS, 0)
+            yield 5.0
+            for turn in (0, 1):
+                bit = 1 << (2 * rank + turn)
+                requests = [world.request(rank, Kind.PUSH, key, payload=bit) for key in KEYS]
+                requests += [
+                    world.request(rank, Kind.CUT, shard=shard, round=turn + 1) for shard in (0, 1)
+                ]
+                if rank == 0:
+                    yield requests
+                    piece = world.request(0, Kind.FETCH, 1, shard=1, round=turn + 1)
+                    yield [piece]
+                    states[turn].append(piece.answer.payload)
+                elif turn == 1 or world.random.random() < 0.5:
+                    yield requests
+
+        for rank in range(3):
+            world.start(rank, rank_of(rank))
+        world.run()
+        assert world.failed == {} and states == [[0b010101], [0b111111]], (seed, states)
