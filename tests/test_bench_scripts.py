@@ -101,6 +101,18 @@ def test_codecs_are_compared_with_a_copy(page: Path) -> None:
     assert kept(page)
 
 
+def test_accuracy_is_compared_with_float32(page: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    text = run("accuracy.py", "--quick", "--markdown", str(page))
+    for method in ("float32", "int8", "top-k 1 %", "top-k 1 %, no feedback", "DiLoCo"):
+        assert re.search(rf"\| {re.escape(method)} \| [\d.]+ \|", text), text
+    assert re.search(r"\| int8 \|.* -0.5, (reached|missed) \|", text)
+    section = page.read_text().partition("## Accuracy by codec")[2]
+    assert "### Digits, 1 seeds" in section
+    assert kept(page)
+
+
 def test_element_types_are_compared_with_float32(page: Path) -> None:
     words = ("--bytes", "65536", "--rounds", "3", "--budget-s", "1", "--markdown", str(page))
     text = run("dtypes.py", *words)
