@@ -370,7 +370,7 @@ def draw(folder: Path, found: Sequence[Found]) -> list[Path]:
     for model in dict.fromkeys(one.scene.model for one in found):
         ratios = sorted({one.scene.ratio for one in found if one.scene.model == model})
         scene = Scene(model, ratios[len(ratios) // 2])
-        paths.append(folder / f"replay-{model}.svg")
+        paths.append(folder / f"replay-{model}.png")
         steps = [one for one in found if one.scene == scene]
         plot(paths[-1], [seen_of(step_of(one.record), 0, one.method) for one in steps])
     return paths
