@@ -5,7 +5,7 @@
 ``BF16``, ``FP8``, ``Block`` and ``Sign`` keep a few bits of every value. ``TopK``, ``Threshold``
 and ``RandomK`` keep some values whole. ``PowerSGD`` keeps two thin matrices. ``Custom`` has two
 functions of the program. ``Feedback`` owns what they leave out. docs/guides/compression.md says
-when they pay.
+when they pay. ``Auto`` lets a scheduler of gradients pick.
 
 The modules, bottom up:
 
@@ -18,6 +18,7 @@ The modules, bottom up:
     sparse      codecs of places and values
     low_rank    PowerSGD
     custom      codecs of two functions
+    auto        a set of codecs for a scheduler's choice
 
 A collective reads its argument ``compress`` so: ``codec.native()`` is a ``Native`` that the
 executor runs, or None. Then the collective is the codec's method of that name, as
@@ -26,6 +27,7 @@ executor runs, or None. Then the collective is the codec's method of that name, 
 
 from __future__ import annotations
 
+from pycoll.compress.auto import Auto
 from pycoll.compress.codec import Codec
 from pycoll.compress.custom import Custom
 from pycoll.compress.dense import BF16, FP8, Block, Sign
@@ -36,6 +38,7 @@ from pycoll.compress.sparse import RandomK, Threshold, TopK
 __all__ = [
     "BF16",
     "FP8",
+    "Auto",
     "Block",
     "Codec",
     "Custom",

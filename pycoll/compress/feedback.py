@@ -167,6 +167,13 @@ class Feedback:
         kept = self._residuals[number]
         self._residuals[number], self._spares[number] = self._spares[number], kept
 
+    def adopt(self, residual: Array, number: int = 0) -> None:
+        """Keep the residual of an array in this memory, with the values it has.
+
+        A call may later keep it elsewhere: ``memory`` returns where it is.
+        """
+        self._residuals[number] = residual
+
     def ended(self) -> None:
         """Count a call that has sent its data."""
         self._velocities.update(self._next)

@@ -9,9 +9,11 @@ from typing import Any
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import framework_of, input_of
+from pycoll.compress import Auto
+from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.layout import Entry
 from pycoll.gradients.methods import method_of
-from pycoll.gradients.policies import Policy
+from pycoll.gradients.policies import AUTO, Policy
 from pycoll.gradients.scheduler import Scheduler, need_alike
 from pycoll.gradients.structures import leaves, rebuilt
 from pycoll.types import DType
@@ -44,7 +46,9 @@ def average_gradients(
             reduced by all_reduce.
         ``compress``: None, or a codec of ``pycoll.compress``. The arrays, in host memory, then are
             one all_reduce of a list with this codec; ``policy`` and ``architecture`` do not count.
-        ``feedback``: None, or the ``pycoll.compress.Feedback`` of these arrays.
+            A ``pycoll.compress.Auto``, or "auto", lets the Scheduler pick a codec for each message.
+        ``feedback``: None, or the ``pycoll.compress.Feedback`` of these arrays; None with ``Auto``,
+            since the Scheduler keeps what codecs leave out.
 
     Result: new arrays of the same framework, shape and dtype, in the same structure.
 
@@ -69,7 +73,13 @@ def average_gradients(
         comm = pycoll.world()
     named = list(leaves(tree, "tree"))
     views = [input_of(leaf, None, name)[1] for name, leaf in named]
-    if compress is not None or feedback is not None:
+    is_choice = isinstance(compress, Auto) or (isinstance(compress, str) and compress == AUTO)
+    if is_choice and feedback is not None:
+        raise InvalidArgumentError(
+            f"compress is {compress!r} and there is a feedback: the scheduler keeps what codecs "
+            "leave out; leave feedback out"
+        )
+    if not is_choice and (compress is not None or feedback is not None):
         given = [leaf for _, leaf in named]
         words = {"compress": compress, "feedback": feedback}
         return rebuilt(tree, iter(comm.all_reduce(given, op, **words) if given else []))
@@ -80,7 +90,7 @@ def average_gradients(
     there = [number for number, view in enumerate(views) if isinstance(view, DeviceView)]
     here = [number for number in range(len(views)) if number not in set(there)]
     method = method_of(policy, architecture)
-    scheduler = _scheduler(comm, entries, here, method, op)
+    scheduler = _scheduler(comm, entries, here, method, (op, compress))
     memory = scheduler.begin()
     for place, number in enumerate(here):
         _core.pack([views[number]], _core.view(memory[place]))
@@ -101,21 +111,23 @@ def _scheduler(
     entries: Sequence[Entry],
     here: Sequence[int],
     method: tuple[Policy, str | None],
-    op: str,
+    terms: tuple[str, Any],
 ) -> Scheduler:
-    """The scheduler of the entries ``here``, which are in host memory.
+    """The scheduler of the entries ``here``, which are in host memory; ``terms``: op and compress.
 
     For a new key the ranks compare all entries, those on devices included.
     """
     kept = _schedulers.setdefault(comm, {})
-    key = (tuple(entries), tuple(here), method, op)
+    op, compress = terms
+    key = (tuple(entries), tuple(here), method, terms)
     if key not in kept:
         if len(here) < len(entries):
             places = dict.fromkeys(here, "in host memory")
             facts = [[*one, places.get(n, "on a device")] for n, one in enumerate(entries)]
             need_alike(comm, "the gradients", [facts, op])
         mine = [entries[number] for number in here]
-        kept[key] = Scheduler(comm, mine, policy=method[0], architecture=method[1], op=op)
+        words: dict[str, Any] = {"policy": method[0], "architecture": method[1]}
+        kept[key] = Scheduler(comm, mine, op=op, compress=compress, **words)
     return kept[key]
 
 

@@ -15,12 +15,15 @@ from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.communication_plan import (
     A2A,
     ARCHITECTURES,
+    CODED_KIND,
+    PS,
     CommunicationPlan,
     Gradient,
     Rate,
     Rates,
+    label_of,
 )
-from pycoll.gradients.points import Point, plan_of
+from pycoll.gradients.points import Group, Point, plan_of
 from pycoll.gradients.policies import AUTO, MIB, Policy, point_of
 from pycoll.gradients.search import BUDGET, Scene, search
 
@@ -84,14 +87,15 @@ def decide(
     """The communication plan of a policy; for auto the plan with the least exposed communication.
 
     ``simulate`` predicts the exposed communication. ``forward_s``: as of ``simulate``.
-    ``architecture``: "a2a", "ps", or "auto" for the better of those that ``rates`` have.
+    ``architecture``: "a2a", "ps", one with a codec, or "auto" for the better of those that
+    ``rates`` have. With "a2a" each message may also take one of the codecs of ``rates``.
 
     Where the forward pass can wait for gradients one by one, auto also simulates waiting for all of
     them at once, since waiting one by one takes time itself. Waiting at once wins unless waiting
     one by one is better by at least SINGLY_GAIN_MIN. Raises InvalidArgumentError for an
     architecture that ``rates`` do not have.
     """
-    by = _architectures(policy, rates, architecture)
+    by = _architectures(policy, gradients, rates, architecture)
     scenes = [Scene(gradients, rates, forward_s, by)]
     # If waiting one by one costs nothing, waiting for all at once cannot be faster.
     if policy.name == AUTO and forward_s is not None and rates.await_s > 0:
@@ -113,16 +117,24 @@ def decide(
     if policy.name != AUTO:
         head, others = f"{policy}, as asked for", others if len(tried) > 1 else []
         if len(tried) > 1:
-            head += f", by {best.point.groups[0].architecture}" if best.point.groups else ""
+            used = dict.fromkeys(group.architecture for group in best.point.groups)
+            head += f", by {' and '.join(used)}" if used else ""
     why = _text(head, comm_plan, gradients, rates, others)
     return Decision(comm_plan, why, best.singly, best.exposed_s)
 
 
-def _architectures(policy: Policy, rates: Rates, architecture: str) -> tuple[str, ...]:
+def _architectures(
+    policy: Policy, gradients: Sequence[Gradient], rates: Rates, architecture: str
+) -> tuple[str, ...]:
+    able = rates.architectures
+    if policy.name == "dear" or all(one.kind != CODED_KIND for one in gradients):
+        able = tuple(one for one in able if not label_of(one))
     if architecture == AUTO:
-        return (A2A,) if policy.name == "dear" else rates.architectures
-    if architecture not in ARCHITECTURES:
-        words = ", ".join((*ARCHITECTURES, AUTO))
+        return (A2A,) if policy.name == "dear" else able
+    if architecture == A2A:
+        return (A2A, *(one for one in able if label_of(one)))
+    if architecture not in (*ARCHITECTURES, *rates.architectures):
+        words = ", ".join(dict.fromkeys((*ARCHITECTURES, *rates.architectures, AUTO)))
         raise InvalidArgumentError(f"architecture is {architecture!r}: expected one of {words}")
     return (architecture,)
 
@@ -156,12 +168,14 @@ def _tried(
         able = [name for name in scene.architectures if name == A2A or one.name != "dear"]
         # Where dear is asked for by servers, point_of says why that cannot be.
         ways: list[tuple[str, ...]] = [(name,) for name in able or scene.architectures]
-        if one.name == "mg_wfbp" and several:
+        if several and (one.name == "mg_wfbp" or (scene.rates.coded and len(ways) > 1)):
             ways.append(tuple(scene.architectures))
         for by in ways:
             if (one, by) not in points:
-                points[one, by] = point_of(one, scene.gradients, scene.rates, by)
-            word = by[0] if len(by) == 1 else "both"
+                point = point_of(one, scene.gradients, scene.rates, by)
+                mixes = len(by) > 1 and one.name != "mg_wfbp"
+                points[one, by] = _each_its_best(scene, point) if mixes else point
+            word = by[0] if len(by) == 1 else "both" if len(by) == 2 else "any"
             tried(f"{one} by {word}" if several else str(one), one.name, points[one, by])
     if policy.name == AUTO and not _is_exact(scene):
         least_s = min(one.exposed_s for one in found)
@@ -169,6 +183,20 @@ def _tried(
         if best is not None and best.exposed_s < (1 - SEARCH_GAIN_MIN) * least_s:
             tried("a plan of its own", AUTO, best.point)
     return found
+
+
+def _each_its_best(scene: Scene, point: Point) -> Point:
+    """The point whose groups have the architectures in which their messages take the least time."""
+
+    def best(group: Group) -> str:
+        nbytes = scene.nbytes(group)
+        length = min(nbytes, group.part_bytes or nbytes)
+        rates = scene.rates
+        return min(scene.architectures, key=lambda one: rates.busy(one).seconds(length))
+
+    return point._replace(
+        groups=tuple(one._replace(architecture=best(one)) for one in point.groups)
+    )
 
 
 def _candidates(policy: Policy, scene: Scene) -> tuple[Policy, ...]:
@@ -187,7 +215,8 @@ def _is_exact(scene: Scene) -> bool:
     """Whether no point is better than that of mg_wfbp, so that a search cannot gain anything."""
     rates, kinds = scene.rates, {one.kind for one in scene.gradients}
     one_stage = all(len(rates.stages(name)) == 1 for name in scene.architectures)
-    at_once = scene.forward_s is None and rates.slowed == 0.0 and rates.host_s == 0.0
+    holds = rates.slowed != 0.0 or rates.host_s != 0.0 or bool(rates.holding)
+    at_once = scene.forward_s is None and not holds
     return at_once and one_stage and len(kinds) < 2
 
 
@@ -210,11 +239,18 @@ def _text(
         f"  each message takes {seconds_text(rates.host_s)} from the thread that computes",
     ]
     if rates.push_pull:
-        count = sum(message.architecture != A2A for message in comm_plan.messages)
+        count = sum(message.architecture == PS for message in comm_plan.messages)
         by = f" by {rates.push_pull_by}" if rates.push_pull_by else ""
         lines.append(
             f"  a message to servers takes {_rate_text(rates.whole('ps'))}{by}; "
             f"{count} messages do so"
+        )
+    for name, rate in rates.coded:
+        coded = [one.nbytes for one in comm_plan.messages if one.architecture == name]
+        lines.append(
+            f"  a message as {label_of(name)} takes {_rate_text(rate)}; {len(coded)} messages with "
+            f"{bytes_text(sum(coded))} of values do so"
+            + (", and hold up the thread that computes" if name in rates.holding else "")
         )
     if rates.await_s > 0:
         lines.append(

@@ -15,6 +15,11 @@ from typing import NamedTuple
 #: worker pushes its values to parameter servers and pulls the sums from them.
 A2A, PS = "a2a", "ps"
 ARCHITECTURES = (A2A, PS)
+#: Between the architecture and the codec of a message that travels as codes: "a2a+int8". Such words
+#: may stand wherever an architecture does.
+PLUS = "+"
+#: The only dtype of messages that travel as codes.
+CODED_KIND = "float32"
 
 #: Resources of a worker that messages occupy: its link in both directions, its servers, and the
 #: links inside its host.
@@ -43,6 +48,16 @@ class Piece(NamedTuple):
     def nbytes(self) -> int:
         """Its length in bytes."""
         return self.stop - self.start
+
+
+def coded_way(label: str) -> str:
+    """The architecture of messages that travel as codes of the codec with this label."""
+    return f"{A2A}{PLUS}{label}"
+
+
+def label_of(architecture: str) -> str:
+    """The label of the codec of an architecture; "" without one."""
+    return architecture.partition(PLUS)[2]
 
 
 class Message(NamedTuple):
@@ -128,6 +143,10 @@ class Rates(NamedTuple):
     ``push_pull_by``: the algorithm of all_reduce that does so, where the rates were measured.
 
     ``optimizer``: the time of an optimizer's step, from the bytes of the gradients.
+
+    ``coded``: the architectures of messages that travel as codes, with the cost of an all_reduce by
+    bytes of the values. ``holding``: those of them whose messages stop the computing thread until
+    they end, since it encodes and decodes itself.
     """
 
     all_reduce: Rate
@@ -139,15 +158,20 @@ class Rates(NamedTuple):
     push_pull: tuple[Stage, ...] = ()
     optimizer: Rate = Rate(0.0, 0.0)
     push_pull_by: str = ""
+    coded: tuple[tuple[str, Rate], ...] = ()
+    holding: tuple[str, ...] = ()
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The architectures that messages can use."""
-        return ARCHITECTURES if self.push_pull else (A2A,)
+        """The architectures that messages can use, those with codecs last."""
+        plain = ARCHITECTURES if self.push_pull else (A2A,)
+        return (*plain, *(name for name, _ in self.coded))
 
     def stages(self, architecture: str) -> tuple[Stage, ...]:
         """The stages of a message that is reduced as a whole."""
-        return (Stage(self.all_reduce),) if architecture == A2A else self.push_pull
+        if architecture == PS:
+            return self.push_pull
+        return (Stage(self.all_reduce if architecture == A2A else dict(self.coded)[architecture]),)
 
     def whole(self, architecture: str) -> Rate:
         """The time of one message without any other, all of its stages together."""
@@ -169,11 +193,13 @@ def check(comm_plan: CommunicationPlan, gradients: Sequence[Gradient]) -> None:
     covered: dict[int, list[tuple[int, int]]] = {n: [] for n in range(len(gradients))}
     for message in comm_plan.messages:
         assert message.pieces, "a message is empty"
-        assert message.architecture in ARCHITECTURES, message.architecture
+        architecture, plus, _ = message.architecture.partition(PLUS)
+        assert architecture in ARCHITECTURES[: 1 if plus else 2], message.architecture
         numbers = [piece.gradient for piece in message.pieces]
         assert numbers == sorted(set(numbers)), f"pieces of gradients {numbers}"
         kinds = {gradients[number].kind for number in numbers}
         assert len(kinds) == 1, f"kinds {sorted(kinds)} in one message"
+        assert not plus or kinds == {CODED_KIND}, f"codes of {kinds}"
         inside, had = range(numbers[0], numbers[-1] + 1), set(numbers)
         left_out = [n for n in inside if gradients[n].kind in kinds and n not in had]
         assert not left_out, f"gradients {left_out} lie between those of a message"

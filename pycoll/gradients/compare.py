@@ -10,6 +10,7 @@ link of a host carries B bytes/s each way. A message of n bytes takes:
     ps, no servers     2 (H-1)/H n/B, and 2 latencies: every host is the server of a share
 
 Every message also takes what the ranks need to agree on it, where a system negotiates each message.
+``coded_rates`` has the formulas of messages that travel as codes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,28 @@ from math import ceil, log2
 from pathlib import Path
 from typing import NamedTuple
 
+from pycoll.compress import Codec
+from pycoll.cost import codec_rates as core_rates
+from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.selection import bytes_text, seconds_text
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.chooser import decide
-from pycoll.gradients.communication_plan import A2A, ARCHITECTURES, PS, Gradient, Rate, Rates, Stage
+from pycoll.gradients.codec_choice import labelled
+from pycoll.gradients.coded_rates import coded_rate
+from pycoll.gradients.communication_plan import (
+    A2A,
+    ARCHITECTURES,
+    CODED_KIND,
+    PLUS,
+    PS,
+    Gradient,
+    Rate,
+    Rates,
+    Stage,
+    coded_way,
+    label_of,
+)
+from pycoll.gradients.measure import held_up
 from pycoll.gradients.methods import METHODS
 from pycoll.gradients.policies import Policy
 
@@ -39,6 +58,7 @@ class Network(NamedTuple):
     link of a host, each way. ``local_alpha_s``, ``local_bandwidth``: the same for a rank inside its
     host. ``agree_s``: seconds in which ranks agree on one message; 0 for pycoll, whose ranks have
     agreed before. ``optimizer``: the time of the optimizer's step by bytes of gradients.
+    ``codecs``: the rates of codecs on a core.
 
     >>> pycoll.optim.Network(alpha_s=20e-6, bandwidth=1.1e9).local_bandwidth
     10000000000.0
@@ -50,12 +70,18 @@ class Network(NamedTuple):
     local_bandwidth: float = 10e9
     agree_s: float = 0.0
     optimizer: Rate = Rate(0.0, 0.0)
+    codecs: tuple[CodecRate, ...] = core_rates.BUILT_IN
+
+
+#: The codec of a row whose messages each choose one, or none.
+ANY = "any"
 
 
 class Row(NamedTuple):
     """The prediction for one method; ``servers``: hosts of servers, 0 for none apart.
 
-    ``is_mixed``: whether workers own a part of the sums next to the servers.
+    ``is_mixed``: whether workers own a part of the sums next to the servers. ``codec``: the label
+    of the codec of all messages; "any" where each message chooses one or none; "" without.
     """
 
     method: str
@@ -65,6 +91,12 @@ class Row(NamedTuple):
     hidden: float
     messages: int
     is_mixed: bool = False
+    codec: str = ""
+
+    @property
+    def by(self) -> str:
+        """The architecture and the codec as one word."""
+        return f"{self.architecture}{PLUS}{self.codec}" if self.codec else self.architecture
 
 
 class Comparison(NamedTuple):
@@ -81,13 +113,9 @@ class Comparison(NamedTuple):
 
     @property
     def runner_up(self) -> Row:
-        """The best row of another method or architecture, else the winner."""
+        """The best row of another architecture, servers or codec, else the next row."""
         best = self.rows[0]
-        others = (
-            row
-            for row in self.rows
-            if (row.architecture, row.servers) != (best.architecture, best.servers)
-        )
+        others = (row for row in self.rows if (row.by, row.servers) != (best.by, best.servers))
         return next(others, self.rows[min(1, len(self.rows) - 1)])
 
     def explain(self) -> str:
@@ -96,16 +124,15 @@ class Comparison(NamedTuple):
             f"{bytes_text(self.nbytes)} of gradients; computing takes "
             f"{seconds_text(self.computing_s)}"
         )
-        lines = [
-            head,
-            f"  {'method':<18} {'by':<4} {'servers':>8} {'step':>9} {'hidden':>7} {'messages':>9}",
-        ]
+        wide = max(4, *(len(row.by) for row in self.rows))
+        words = f"{'servers':>8} {'step':>9} {'hidden':>7} {'messages':>9}"
+        lines = [head, f"  {'method':<18} {'by':<{wide}} {words}"]
         for row in self.rows:
             servers = str(row.servers) if row.servers else "-"
             if row.is_mixed:
                 servers += " mixed"
             figures = f"{seconds_text(row.step_s):>9} {row.hidden:>7.0%} {row.messages:>9}"
-            lines.append(f"  {row.method:<18} {row.architecture:<4} {servers:>8} {figures}")
+            lines.append(f"  {row.method:<18} {row.by:<{wide}} {servers:>8} {figures}")
         best, other = self.winner, self.runner_up
         price = other.step_s / best.step_s - 1
         words = f"the best other choice, {_name(other)}, takes {price:.1%} longer"
@@ -116,7 +143,7 @@ class Comparison(NamedTuple):
 
 def _name(row: Row) -> str:
     if row.architecture == A2A:
-        return f"{row.method} by a2a"
+        return f"{row.method} by {row.by}"
     apart = f"{row.servers} servers{' and the workers' if row.is_mixed else ''}"
     return f"{row.method} by ps, {apart if row.servers else 'on the workers'}"
 
@@ -154,6 +181,7 @@ def compare(
     per_host: int = 1,
     servers: Sequence[int] = (0,),
     overlaps: bool = False,
+    codecs: Sequence[Codec] = (),
 ) -> Comparison:
     """Predict the step of every method on a cluster, without any rank.
 
@@ -166,10 +194,14 @@ def compare(
             the server of a share.
         ``overlaps``: whether the next forward pass waits for gradients one by one (``model=`` of
             DistributedOptimizer). The forward pass takes half as long as the backward pass.
+        ``codecs``: codecs of ``pycoll.compress`` with each of which every method whose messages are
+            all_reduces is tried as well; where there are some, also auto with a choice for each
+            message. They apply to float32.
 
     Result: a ``Comparison``; ``explain()`` is its table.
 
-    Errors: InvalidArgumentError for no gradients, and for numbers out of bounds.
+    Errors: InvalidArgumentError for no gradients, for numbers out of bounds, for a value that is no
+    codec and for codecs whose bytes follow from values or shapes.
 
     Cost: milliseconds per method.
 
@@ -181,29 +213,66 @@ def compare(
     'ps'
     """
     _check(gradients, network, hosts, per_host, servers)
+    coded = _coded(gradients, network, hosts, per_host, codecs)
     ready = [0.0, *(one.ready_s for one in gradients)]
     passes_s = [(now - before) / 2 for before, now in itertools.pairwise(ready)]
     nbytes = sum(one.nbytes for one in gradients)
     computing_s = 1.5 * ready[-1] + network.optimizer.seconds(nbytes)
+    forward_s = passes_s if overlaps else None
     rows = []
+
+    def add(name: str, rates: Rates, architecture: str, count: int, codec: str) -> None:
+        found = decide(Policy(METHODS[name].policy), gradients, rates, forward_s, architecture)
+        messages = found.comm_plan.messages
+        took_s = sum(rates.whole(one.architecture).seconds(one.nbytes) for one in messages)
+        exposed_s = max(0.0, found.exposed_s)
+        hidden = 1 - min(1.0, exposed_s / took_s) if took_s > 0 else 1.0
+        step_s = computing_s + found.exposed_s
+        plain = architecture.partition(PLUS)[0]
+        mixed = plain == PS and 0 < count < hosts
+        rows.append(Row(name, plain, count, step_s, hidden, len(messages), mixed, codec))
+
     for name, method in METHODS.items():
         every = ARCHITECTURES if method.architecture == "auto" else (method.architecture,)
         for architecture in every:
             for count in servers if architecture == PS else (0,):
-                rates = rates_of(network, hosts, per_host, count)
-                forward_s = passes_s if overlaps else None
-                policy = Policy(method.policy)
-                found = decide(policy, gradients, rates, forward_s, architecture)
-                whole = rates.whole(architecture)
-                took_s = sum(whole.seconds(one.nbytes) for one in found.comm_plan.messages)
-                exposed_s = max(0.0, found.exposed_s)
-                hidden = 1 - min(1.0, exposed_s / took_s) if took_s > 0 else 1.0
-                step_s = computing_s + found.exposed_s
-                messages = len(found.comm_plan.messages)
-                mixed = architecture == PS and 0 < count < hosts
-                rows.append(Row(name, architecture, count, step_s, hidden, messages, mixed))
-    rows.sort(key=lambda row: (row.step_s, row.servers, row.architecture != A2A))
+                add(name, rates_of(network, hosts, per_host, count), architecture, count, "")
+        if A2A in every and method.policy != "dear":
+            for way, _ in coded.coded:
+                add(name, coded, way, 0, label_of(way))
+            if coded.coded and name == "auto":
+                add(name, coded, A2A, 0, ANY)
+    rows.sort(key=lambda row: (row.step_s, row.servers, row.architecture != A2A, row.codec))
     return Comparison(tuple(rows), computing_s, nbytes)
+
+
+def _coded(
+    gradients: Sequence[Gradient],
+    network: Network,
+    hosts: int,
+    per_host: int,
+    codecs: Sequence[Codec],
+) -> Rates:
+    """The rates of all_reduces, with those of each codec."""
+    rates = rates_of(network, hosts, per_host)
+    if not codecs:
+        return rates
+    ways = {coded_way(label): codec for label, codec in labelled(codecs).items()}
+    found = []
+    for way, codec in ways.items():
+        rate = coded_rate(codec, network, hosts, per_host)
+        if rate is None:
+            raise InvalidArgumentError(
+                f"codecs has {codec!r}, whose bytes follow from values or shapes: the model "
+                "predicts BF16, FP8, Block, Sign, TopK and RandomK"
+            )
+        found.append((way, rate))
+    if all(one.kind != CODED_KIND for one in gradients):
+        raise InvalidArgumentError(
+            f"codecs is {list(codecs)!r} and gradients are {gradients[0].kind}: codecs take "
+            f"{CODED_KIND}"
+        )
+    return rates._replace(coded=tuple(found), holding=held_up(ways.items()))
 
 
 def _check(

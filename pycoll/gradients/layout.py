@@ -45,11 +45,13 @@ class Span(NamedTuple):
 
     ``whole``: all of the message. ``mine``: where the plan uses reduce_scatter and all_gather, an
     array for this rank's share, else None. ``lengths``: the share of each rank in elements.
+    ``begin``: the first element's place in the memory of its dtype.
     """
 
     whole: Any
     mine: Any
     lengths: list[int]
+    begin: int
 
 
 class Layout:
@@ -60,7 +62,7 @@ class Layout:
 
     Attributes: ``views``, the memory of each entry, by entry number; ``spans``, the memory of each
     message; ``members``, the entry numbers of each message; ``messages_of``, the message numbers
-    of each entry.
+    of each entry; ``starts``, the first element of each entry in the memory of its dtype.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Layout:
         self.views: list[Any] = [None] * len(entries)
         self.members: list[list[int]] = []
         self.messages_of: list[list[int]] = [[] for _ in entries]
-        self._starts: dict[int, int] = {}
+        self.starts: dict[int, int] = {}
         self._flats: dict[str, Any] = {}
         for kind in dict.fromkeys(entry.kind for entry in entries):
             self._lay(entries, [n for n in order if entries[n].kind == kind], kind, allocate)
@@ -87,11 +89,16 @@ class Layout:
             self.members.append(numbers)
             for number in numbers:
                 self.messages_of[number].append(place)
-            whole = self._memory(message, numbers, entries[numbers[0]].kind)
+            kind = entries[numbers[0]].kind
+            begin, whole = self._memory(message, numbers, kind)
             lengths = shares(len(whole), size)
             halves = comm_plan.gathers is not None
-            mine = allocate(lengths[rank], entries[numbers[0]].kind) if halves else None
-            self.spans.append(Span(whole, mine, lengths))
+            mine = allocate(lengths[rank], kind) if halves else None
+            self.spans.append(Span(whole, mine, lengths, begin))
+
+    def length(self, kind: str) -> int:
+        """The number of elements of the memory of a dtype."""
+        return len(self._flats[kind]) if kind in self._flats else 0
 
     def _lay(
         self, entries: Sequence[Entry], numbers: Sequence[int], kind: str, allocate: Allocate
@@ -102,10 +109,11 @@ class Layout:
         self._flats[kind] = bucket.flat
         for number, view, start in zip(numbers, bucket.views, starts, strict=False):
             self.views[number] = view
-            self._starts[number] = start
+            self.starts[number] = start
 
-    def _memory(self, message: Message, numbers: Sequence[int], kind: str) -> Any:
+    def _memory(self, message: Message, numbers: Sequence[int], kind: str) -> tuple[int, Any]:
+        """The first element of a message, and its memory."""
         item_bytes = ITEM_BYTES_OF[kind]
         first, last = message.pieces[0], message.pieces[-1]
-        start = self._starts[numbers[0]] + first.start // item_bytes
-        return self._flats[kind][start : self._starts[numbers[-1]] + last.stop // item_bytes]
+        start = self.starts[numbers[0]] + first.start // item_bytes
+        return start, self._flats[kind][start : self.starts[numbers[-1]] + last.stop // item_bytes]

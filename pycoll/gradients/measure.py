@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pycoll.arrays.registry import empty
 from pycoll.arrays.rows import shares
+from pycoll.compress import Codec, Feedback
 from pycoll.gradients.communication_plan import Rate, Rates, Stage
 
 #: The message lengths that are timed, in bytes, and the number of timed runs of each.
@@ -46,12 +47,14 @@ def measure(
     deterministic: bool | None = True,
     push_pull_by: Sequence[str] = (),
     accelerated: bool = False,
+    codecs: Sequence[tuple[str, Codec]] = (),
 ) -> Rates:
     """Measure all_reduce, reduce_scatter and all_gather on ``comm`` while a thread computes.
 
     ``push_pull_by``: algorithms of the architecture "ps", to be measured as well. The fastest one
     for long messages gives the rates.
     ``accelerated``: whether a device computes, so that messages take nothing from computing.
+    ``codecs``: pairs of an architecture and a codec, to be measured as well, with feedback.
 
     Also measures what messages take from that thread. Collective: every rank calls, with no other
     operation under way on ``comm``. The slowest rank determines each figure, and the result has the
@@ -95,7 +98,27 @@ def measure(
         0.0 if accelerated else _slowed(comm, memory, rate, deterministic),
         push_pull=(Stage(overlapped(served[best])),) if best else (),
         push_pull_by=best,
+        holding=() if accelerated else held_up(codecs),
+        coded=tuple((name, overlapped(_coded_rate(comm, codec))) for name, codec in codecs),
     )
+
+
+def held_up(codecs: Iterable[tuple[str, Codec]]) -> tuple[str, ...]:
+    """The architectures whose codecs run in the thread that starts a message."""
+    return tuple(name for name, codec in codecs if codec.native() is None)
+
+
+def _coded_rate(comm: Any, codec: Codec) -> Rate:
+    """The cost of a sum with a codec and feedback, by the bytes of its values."""
+    # Sparse codecs take longer where many values are equal.
+    memory = np.random.default_rng(comm.rank).standard_normal(LENGTHS[-1] // 4).astype(np.float32)
+    target = np.empty_like(memory)
+
+    def coded(part: Any) -> Callable[[], Any]:
+        words: dict[str, Any] = {"compress": codec, "feedback": Feedback()}
+        return lambda: comm.all_reduce(part, "sum", out=target[: len(part)], **words)
+
+    return _rate(comm, memory, coded)
 
 
 def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> Rate:

@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 from pycoll.gradients.communication_plan import (
     A2A,
+    CODED_KIND,
     CommunicationPlan,
     Gradient,
     Message,
     Piece,
     Rates,
+    label_of,
 )
 
 #: Parts of a gradient begin at multiples of this many bytes, which suits cache lines and dtypes.
@@ -29,7 +31,8 @@ GRAIN = 64
 class Group(NamedTuple):
     """The neighbouring gradients ``first`` to ``stop`` - 1, which are sent together.
 
-    ``part_bytes``: cut into parts of up to this many bytes; 0 where the group goes whole.
+    ``part_bytes``: cut into parts of up to this many bytes; 0 where the group goes whole. Where the
+    architecture has a codec, values that it does not take go without.
     """
 
     first: int
@@ -92,9 +95,10 @@ def messages_of(group: Group, gradients: Sequence[Gradient]) -> list[Message]:
     for number in range(group.first, group.stop):
         kinds.setdefault(gradients[number].kind, []).append(number)
     made = []
-    for numbers in kinds.values():
+    for kind, numbers in kinds.items():
         pieces = tuple(Piece(n, 0, gradients[n].nbytes) for n in numbers)
-        message = Message(pieces, group.architecture)
+        is_plain = kind != CODED_KIND and label_of(group.architecture)
+        message = Message(pieces, A2A if is_plain else group.architecture)
         length = max(GRAIN, group.part_bytes // GRAIN * GRAIN)
         made += _cut(message, length) if group.part_bytes else [message]
     return made

@@ -30,6 +30,8 @@ import numpy as np
 from pycoll.errors import InvalidArgumentError, MismatchError
 from pycoll.gradients.buckets import zeros
 from pycoll.gradients.chooser import Decision, decide
+from pycoll.gradients.codec_choice import allowed, check_codecs, picks
+from pycoll.gradients.coded_messages import CodedMessages, loaded, saved
 from pycoll.gradients.communication_plan import A2A, PS, CommunicationPlan, Rate, Rates, Stage
 from pycoll.gradients.layout import ITEM_BYTES_OF, Allocate, Entry, Layout
 from pycoll.gradients.measure import measure
@@ -71,15 +73,22 @@ class Scheduler:
         ``clock``: returns the time in seconds.
         ``observer``: receives a ``Step`` at the end of each step while ``is_recording``; see
             ``step_record``.
+        ``compress``: a codec of ``pycoll.compress``, by which all messages travel; a
+            ``pycoll.compress.Auto``, with which each message travels by one of some codecs or by
+            none, as the model says; "auto" for ``Auto()``; None. Gradients are float32 in host
+            memory then, those of other types go without codec by ``Auto``. The scheduler keeps what
+            codecs leave out of each gradient, and adds it to the next step. Codes are combined by
+            the communicator's algorithm for them, whatever ``deterministic`` says.
 
     Errors: InvalidArgumentError for entries that have no name, equal names or an invalid shape, and
-    for unknown dtypes, policies, architectures and ops. MismatchError where ranks differ in entries
+    for unknown dtypes, policies, architectures and ops; with ``compress`` for other values, types
+    and ops, the policy dear and the architecture "ps". MismatchError where ranks differ in entries
     or in the other arguments. Other errors are those of ``comm``.
 
     Cost: the constructor is collective. ``begin`` of the step after the timed steps is collective
     too, and measures the communicator where the policy depends on the cost of messages. Later
     steps exchange only gradients. The memory holds each gradient once; with the policy dear also
-    this rank's share of each.
+    this rank's share of each, with ``compress`` also what each lacks.
 
     Example::
 
@@ -103,9 +112,12 @@ class Scheduler:
         allocate: Allocate = zeros,
         clock: Callable[[], float] = time.perf_counter,
         observer: Observer | None = None,
+        compress: Any = None,
     ) -> None:
         self.policy, given = method_of(policy, architecture)
-        self._architecture = given or (AUTO if comm.servers else A2A)
+        self._codecs = allowed(compress)
+        by = given or (AUTO if comm.servers and not self._codecs.is_fixed else A2A)
+        self._architecture = by
         # The algorithm of all_reduce by architecture; None: the communicator's choice. Without
         # servers of their own, every rank is the server of a share ("direct").
         # Fewer servers than workers share the sums best with these ("servers_mixed").
@@ -116,16 +128,20 @@ class Scheduler:
         self._comm, self._entries, self._op = comm, [Entry(*one) for one in entries], op
         self._overlaps, self._allocate, self._clock = overlaps, allocate, clock
         self._strict, self._accelerated = deterministic, accelerated
-        self._observer, self._steps = observer, 0
+        self._observer, self._steps, self._settled_at = observer, 0, 0
         self._log: StepLog | None = None
         self._lock = threading.Lock()
         _check_entries(self._entries, op)
-        words = [str(self.policy), self._architecture, op, overlaps, accelerated, deterministic]
+        check_codecs(compress, self.policy, by, op, self._entries)
+        words = [str(self.policy), by, op, overlaps, accelerated, deterministic, str(compress)]
         need_alike(comm, "the gradients", [[*self._entries], *words])
+        self._coded = CodedMessages(comm, self._entries, self._codecs.ways)
         self._timed: list[list[float]] = []
         self._sending_s = self._await_s = 0.0
         self._ready = False
         self.rates = _FREE
+        if self._codecs.is_fixed:
+            self.rates = _FREE._replace(coded=tuple((one, _NOTHING) for one in self._codecs.ways))
         self._open = self._flushed = False
         self._follow(range(len(self._entries)), self._first())
 
@@ -163,6 +179,11 @@ class Scheduler:
         self._await_s = seconds
 
     @property
+    def is_open(self) -> bool:
+        """Whether a step has begun that ``wait()`` has not ended."""
+        return self._open
+
+    @property
     def comm_plan(self) -> CommunicationPlan:
         """The communication plan of the current step."""
         return self._layout.comm_plan
@@ -176,6 +197,8 @@ class Scheduler:
         """
         if self._open:
             raise InvalidArgumentError("begin() within a step: wait() ends it")
+        if self._ready and 0 < self._codecs.every <= self._steps - self._settled_at:
+            self.replan()
         if not self._ready and len(self._timed) == TIMED_STEPS:
             self._settle()
         layout = self._layout
@@ -258,6 +281,38 @@ class Scheduler:
             if not self._ready:
                 self._timed.append(self._times)
 
+    def replan(self) -> None:
+        """Time the next steps, then plan anew; all ranks call it between the same steps.
+
+        The links or the gradients may have changed. Until then messages stay as they are. What
+        codecs left out is added to the first step with new messages. Raises InvalidArgumentError
+        within a step.
+        """
+        if self._open:
+            raise InvalidArgumentError("replan() within a step: wait() ends it")
+        if self._ready:
+            self._ready, self._timed = False, []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what codecs left out of each gradient, for a checkpoint of this rank.
+
+        It is a dict of numbers and copies of arrays, by the names of entries. Raises
+        InvalidArgumentError within a step.
+        """
+        if self._open:
+            raise InvalidArgumentError("state_dict() within a step: wait() ends it")
+        return saved(self._coded.residuals(), self._entries)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Add what a ``state_dict`` holds to the gradients of the next step.
+
+        Without ``compress`` it is ignored. Errors: InvalidArgumentError within a step, and for
+        another form or other entries.
+        """
+        if self._open:
+            raise InvalidArgumentError("load_state_dict() within a step: wait() ends it")
+        self._coded.load(loaded(state, self._entries))
+
     def explain(self) -> str:
         """Describe the messages of a step, and why the policy cuts them so, in a few lines."""
         return self._why
@@ -287,7 +342,9 @@ class Scheduler:
 
     def _send(self, place: int) -> None:
         span, begin_s = self._layout.spans[place], time.perf_counter()
-        if self.comm_plan.gathers is None:
+        if self._coded.sends(place):
+            self._works[place] = self._coded.send(place)
+        elif self.comm_plan.gathers is None:
             architecture = self.comm_plan.messages[place].architecture
             self._works[place] = self._comm.all_reduce(
                 span.whole,
@@ -303,6 +360,8 @@ class Scheduler:
             )
         what = "all_reduce" if self.comm_plan.gathers is None else "reduce_scatter"
         self._note(place, what, begin_s)
+        if self._op == "avg" and self._coded.sends(place):
+            self._works[place] = self._coded.mean(place, self._works[place])
 
     def _gather(self, place: int) -> None:
         # The communicator runs operations in order, so the reduced share is complete when the
@@ -329,19 +388,26 @@ class Scheduler:
         self._layout = Layout(
             self._entries, order, decision.comm_plan, comm.rank, comm.size, self._allocate
         )
+        self._coded.follow(self._layout, self._steps)
 
     @property
     def _is_blind(self) -> bool:
         """Whether the messages do not depend on the cost of messages."""
-        return self.policy.name in _BLIND and self._architecture != AUTO
+        is_given = self._architecture != AUTO and not self._codecs.is_choice
+        return self.policy.name in _BLIND and is_given
+
+    @property
+    def _by(self) -> str:
+        """The architecture of messages, with the codec that they all have; "auto" for a choice."""
+        return next(iter(self._codecs.ways)) if self._codecs.is_fixed else self._architecture
 
     def _first(self) -> Decision:
         """The communication plan of the timed steps."""
         blind = self._is_blind
         policy = self.policy if blind else Policy("fixed", bucket_bytes=self.policy.bucket_bytes)
-        first = self._architecture if blind else A2A
+        first = self._by if blind or self._codecs.is_fixed else A2A
         entries = [entry.planned(0.0) for entry in self._entries]
-        decision = decide(policy, entries, _FREE, architecture=first)
+        decision = decide(policy, entries, self.rates, architecture=first)
         later = f"{self.policy}, after {TIMED_STEPS} steps that are timed; until then"
         return decision if blind else decision._replace(why=f"{later} {decision.why}")
 
@@ -354,14 +420,21 @@ class Scheduler:
         gradients = [self._entries[number].planned(ready_s[number]) for number in order]
         if not self._is_blind:
             servers = self._push_pulls if self._architecture != A2A else ()
-            measured = measure(self._comm, self._strict, servers, self._accelerated)
+            codecs = tuple(self._codecs.ways.items())
+            measured = measure(self._comm, self._strict, servers, self._accelerated, codecs)
             self.rates = measured._replace(await_s=await_s)
             self._algorithms[PS] = measured.push_pull_by or self._algorithms[PS]
         forward_s = _forward_s([one.ready_s for one in gradients]) if self._overlaps else None
-        decision = decide(self.policy, gradients, self.rates, forward_s, self._architecture)
+        decision = decide(self.policy, gradients, self.rates, forward_s, self._by)
         need_alike(self._comm, "the communication plans", [order, decision.comm_plan])
+        if self._codecs.is_choice:
+            names = [self._entries[number].name for number in order]
+            why = "\n".join(
+                [decision.why, *picks(names, gradients, decision.comm_plan, self.rates)]
+            )
+            decision = decision._replace(why=why)
         self._follow(order, decision)
-        self._ready, self._timed = True, []
+        self._ready, self._timed, self._settled_at = True, [], self._steps
 
 
 class _Both:

@@ -12,7 +12,7 @@ servers, then the link in, while its neighbours occupy the others. Computing is 
 message, where both share cores or memory. A layer of the next forward pass starts when the layer
 before it has ended, its gradient is reduced, and its parameter has stepped. Where the optimizer
 steps once for all parameters, it does so when all gradients are reduced, and the forward pass
-follows.
+follows. A message of ``Rates.holding`` stops the computing thread until its end.
 """
 
 from __future__ import annotations
@@ -193,6 +193,8 @@ def _ends(
 
     for ready_s, nbytes, architecture, _ in transfers:
         ends.append(sent(ready_s, nbytes, stages[architecture]))
+        if architecture in rates.holding:
+            thread.wait(ends[-1])
     ways = _ways((Stage(rates.all_gather),))
     for number in gathers or ():
         ends[number] = sent(backward_s, transfers[number].nbytes, ways)

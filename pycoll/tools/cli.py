@@ -652,7 +652,8 @@ def explain(
     its cores, "ranks per core" is printed.
 
     With --compress it also predicts the collective with a codec: the bytes on the wire, the time of
-    the links, that of the codec on a core, and whether it pays.
+    the links, that of the codec on a core, and whether it pays. With --gradients the codecs are
+    further methods.
 
     With --gradients it predicts a training step by every method instead, without servers and with
     --servers of them (by default as many as --hosts), and names the best. Each line of the file is

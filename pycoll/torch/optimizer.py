@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from pycoll.compress import Codec
+from pycoll.compress import Auto, Codec
 from pycoll.gradients.methods import method_of
-from pycoll.gradients.policies import Policy
+from pycoll.gradients.policies import AUTO, Policy
 from pycoll.ps import Store
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.horovod import horovod_world, variables
@@ -37,7 +37,7 @@ from pycoll.torch.optimizers.wrapped_optimizers import (
 def DistributedOptimizer(  # noqa: N802  # the name that programs use
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Compressor | Codec = Compression.none,
+    compression: Compressor | Codec | Auto | str = Compression.none,
     backward_passes_per_step: int = 1,
     op: Any = Average,
     gradient_predivide_factor: float = 1.0,
@@ -64,7 +64,9 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
             all ranks.
         ``compression``: a compressor of ``Compression``, applied to each gradient for the transfer,
             or a codec of ``pycoll.compress``. A codec has feedback for each gradient or group; the
-            gradients are in host memory, and float32 for codecs that keep every element.
+            gradients are in host memory, and float32 for codecs that keep every element. With a
+            policy they are float32 for all codecs; a ``pycoll.compress.Auto``, or "auto", then
+            picks a codec or none for each message.
         ``backward_passes_per_step``: the number of backward passes that add to a gradient before
             it is reduced.
         ``op``: Average, Sum, Adasum, Min, Max or Product. With Adasum, each rank steps by its own
@@ -108,7 +110,8 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         * parameters without a name or with equal names, and invalid groups;
         * fewer than one backward pass, and a predivide factor without Average;
         * an unknown policy, and a policy with groups, Adasum or parameters on a device;
-        * a codec with a policy, and with an op other than Average and Sum;
+        * a codec with an op other than Average and Sum; with a policy also the policy dear, the
+          architecture "ps" and parameters that are not float32; ``Auto`` without a policy;
         * an unknown architecture, and an architecture without a policy or a consistency;
         * an unknown consistency, one without architecture="ps", and one other than the store's;
         * a consistency in a job without servers;
@@ -142,9 +145,9 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    codec = compression if isinstance(compression, Codec) else None
+    compressor, codec = _compression(compression)
     settings = Settings(
-        compression if codec is None else Compression.none,  # type: ignore[arg-type]
+        compressor,
         reduction,
         gradient_predivide_factor,
         sparse_as_dense,
@@ -160,7 +163,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     else:
         policy, architecture = _method(policy, architecture)
         settings = settings._replace(architecture=architecture)
-        _check_compression(compression, reduction, policy)
+        _check_codec(codec, reduction, policy)
         if policy is not None and (groups is not None or reduction == Adasum):
             what = "groups" if groups is not None else "op=Adasum"
             raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
@@ -230,22 +233,28 @@ def _check_numbers(reduction: ReduceOp, predivide: float, passes: int) -> None:
         raise ValueError(f"backward_passes_per_step is {passes}: expected at least 1")
 
 
-def _check_compression(compression: Any, reduction: ReduceOp, policy: Policy | None) -> None:
-    if not isinstance(compression, Codec):
-        if not hasattr(compression, "decompress"):
-            raise ValueError(
-                f"compression is {compression!r}: expected one of hvd.Compression, or a codec such "
-                "as pycoll.compress.Block('int8')"
-            )
-        return
-    if policy is not None:
+def _compression(given: Any) -> tuple[Compressor, Codec | Auto | None]:
+    """The compressor, and the codec or choice of codecs."""
+    codec = Auto() if isinstance(given, str) and given == AUTO else given
+    if isinstance(codec, Codec | Auto):
+        return Compression.none, codec
+    if not hasattr(codec, "decompress"):
         raise ValueError(
-            f"compression is {compression!r} and policy is {policy}: codecs reduce each gradient "
-            "or group by itself; leave out one of the two"
+            f"compression is {given!r}: expected one of hvd.Compression, a codec such as "
+            "pycoll.compress.Block('int8'), or with a policy a pycoll.compress.Auto"
         )
-    if reduction not in (Average, Sum):
+    return codec, None
+
+
+def _check_codec(codec: Codec | Auto | None, reduction: ReduceOp, policy: Policy | None) -> None:
+    if isinstance(codec, Auto) and policy is None:
         raise ValueError(
-            f"compression is {compression!r} and op is {reduction.name}: codecs take Average or Sum"
+            f"compression is {codec!r} and policy is not given: the scheduler of a policy picks "
+            "codecs; pass policy='auto'"
+        )
+    if codec is not None and reduction not in (Average, Sum):
+        raise ValueError(
+            f"compression is {codec!r} and op is {reduction.name}: codecs take Average or Sum"
         )
 
 

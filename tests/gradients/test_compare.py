@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pycoll.compress import BF16, Block, Codec, PowerSGD, RandomK, TopK
+from pycoll.cost.codec_rates import CodecRate
 from pycoll.errors import InvalidArgumentError
+from pycoll.gradients.coded_rates import coded_rate
 from pycoll.gradients.communication_plan import Gradient, Rate
 from pycoll.gradients.compare import Comparison, Network, compare, rates_of, read_gradients
 from pycoll.gradients.methods import METHODS
@@ -77,12 +80,62 @@ def test_equal_architectures_are_called_so() -> None:
         ({"servers": [0, -1]}, "servers has -1"),
         ({"network": CABLE._replace(bandwidth=0.0)}, "bandwidth is 0.0: expected bytes per second"),
         ({"network": CABLE._replace(alpha_s=-1.0)}, "alpha_s is -1.0: expected seconds"),
+        ({"codecs": ["int8"]}, r"codecs\[0\] is 'int8': expected a codec"),
+        ({"codecs": [BF16(), BF16()]}, r"codecs has BF16\(\) twice"),
+        ({"codecs": [PowerSGD(1)]}, "codecs has PowerSGD.*whose bytes follow from values"),
+        (
+            {"codecs": [BF16()], "gradients": [Gradient(8, 1.0, "float64")]},
+            r"codecs is \[BF16\(\)\] and gradients are float64",
+        ),
     ],
 )
 def test_wrong_clusters_are_refused(change: dict[str, Any], text: str) -> None:
     words: dict[str, Any] = {"gradients": LAYERS, "network": CABLE, "hosts": 4}
     with pytest.raises(InvalidArgumentError, match=text):
         compare(**{**words, **change})
+
+
+def test_codecs_are_further_methods() -> None:
+    """Every all-reduce method with each codec, and auto with a choice for each message."""
+    codecs: list[Codec] = [BF16(), Block("int8"), TopK(0.001), RandomK(0.01, 1)]
+    slow = CABLE._replace(bandwidth=125e6)
+    found = compare(LAYERS, slow, hosts=4, codecs=codecs)
+    able = [name for name, one in METHODS.items() if one.architecture != "ps" and name != "dear"]
+    labels = [one.label for one in codecs]
+    assert labels == ["bf16", "int8", "topk(0.001)", "randomk(0.01)"]
+    for label in labels:
+        assert sorted(row.method for row in found.rows if row.codec == label) == sorted(able)
+    (choice,) = (row for row in found.rows if row.codec == "any")
+    assert choice.method == "auto"
+    assert choice.step_s <= min(row.step_s for row in found.rows if row.architecture == "a2a")
+    plain = compare(LAYERS, slow, hosts=4)
+    assert set(plain.rows) <= set(found.rows) and len(found.rows) == len(plain.rows) + 4 * 6 + 1
+    assert "a2a+topk(0.001)" in found.explain() and found.winner.codec
+    fast = compare(LAYERS, CABLE._replace(bandwidth=1e11), hosts=4, codecs=[TopK(0.5)])
+    assert not fast.winner.codec or fast.winner.codec == "any"
+
+
+def test_rates_of_codecs_are_those_of_the_formulas() -> None:
+    """4 hosts at 1 GB/s: int8 sends 65/256 of 1.5 D. A slow core counts, for a rank's share."""
+
+    def beta(codec: Codec, hosts: int, per_host: int, **change: Any) -> float:
+        rate = coded_rate(codec, CABLE._replace(**change), hosts, per_host)
+        assert rate is not None
+        return rate.beta
+
+    fast = (CodecRate("int8", 1e15, 1e15), CodecRate("topk", 1e15, 1e15))
+    slow = (CodecRate("int8", 1e9, 2e9), CodecRate("topk", 1e9, 2e9))
+    int8 = Block("int8")
+    assert beta(int8, 4, 1, codecs=fast) == pytest.approx(1.5 * 65 / 256 / 1e9)
+    assert beta(int8, 4, 4, codecs=fast) == pytest.approx(1.5 * 65 / 256 / 1e9)
+    assert beta(int8, 1, 4, codecs=fast) == pytest.approx(1.5 * 65 / 256 / 8e9)
+    assert beta(int8, 4, 1, codecs=slow) == pytest.approx(1 / 1e9 + 1.75 / 2e9)
+    assert beta(int8, 4, 4, codecs=slow) == pytest.approx((1 / 1e9 + 1.75 / 2e9) / 4)
+    sparse = beta(TopK(0.01), 4, 1, codecs=fast)
+    assert sparse == pytest.approx(0.75 * (0.02 + 0.08) / 1e9, rel=1e-3)
+    late = beta(TopK(0.01), 4, 1, codecs=slow) - sparse
+    assert late == pytest.approx(1 / 1e9 + 2 / 2e9, rel=1e-3)
+    assert coded_rate(PowerSGD(1), CABLE, 4, 1) is None
 
 
 def test_files_of_gradients(tmp_path: Path) -> None:

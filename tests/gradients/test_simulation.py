@@ -158,3 +158,14 @@ def test_the_lower_of_two_lines_counts() -> None:
     assert outcome.done_s == (3.0, 18.0)
     assert [rate.seconds(n) for n in (100, 400, 1000)] == [3.0, 9.0, 15.0]
     assert RATES._replace(all_reduce=rate).busy("a2a") == rate
+
+
+def test_messages_that_hold_up_the_thread_delay_the_gradients_behind_them() -> None:
+    rates = RATES._replace(coded=(("a2a+one", Rate(1.0, 0.01)),))
+    gradients = [Gradient(100, 1.0), Gradient(100, 2.0)]
+    plan = comm_plan_of(Policy("wfbp"), gradients, rates, "a2a+one")
+    assert simulate(plan, gradients, rates).done_s == (3.0, 5.0)
+    held = simulate(plan, gradients, rates._replace(holding=("a2a+one",)))
+    assert held.done_s == (3.0, 6.0) and held.exposed_s == 4.0
+    free = comm_plan_of(Policy("wfbp"), gradients, rates, "a2a")
+    assert simulate(free, gradients, rates._replace(holding=("a2a+one",))).done_s == (3.0, 5.0)

@@ -17,7 +17,7 @@ from torch_ranks import raised
 import pycoll
 import pycoll.optim
 import pycoll.torch as hvd
-from pycoll.compress import BF16, Block, Feedback, PowerSGD, RandomK, Sign, TopK
+from pycoll.compress import BF16, Auto, Block, Feedback, PowerSGD, RandomK, Sign, TopK
 from pycoll.torch import hooks
 
 
@@ -107,8 +107,50 @@ def check_horovods_optimizer_says_what_does_not_fit() -> None:
         return raised(ValueError, hvd.DistributedOptimizer, optimizer, **words)
 
     assert "codecs take Average or Sum" in wrap(compression=Sign(), op=hvd.Max)
-    assert "leave out one of the two" in wrap(compression=Sign(), policy="auto")
-    assert "expected one of hvd.Compression, or a codec" in wrap(compression="int8")
+    assert "policy is 'dear' and compress is Sign" in wrap(compression=Sign(), policy="dear")
+    assert "architecture is 'ps'" in wrap(compression=Sign(), policy="WFBP-PS")
+    assert "expected one of hvd.Compression, a codec" in wrap(compression="int8")
+    assert "policy is not given: the scheduler" in wrap(compression="auto")
+    assert "policy is not given: the scheduler" in wrap(compression=Auto([Sign()]))
+    net = network().double()
+    assert "'2.bias' is float64 and compress is Sign" in raised(
+        ValueError,
+        hvd.DistributedOptimizer,
+        torch.optim.SGD(net.parameters(), 0.1),
+        net.named_parameters(),
+        compression=Sign(),
+        policy="wfbp",
+    )
+
+
+def check_policies_take_codecs() -> None:
+    """In the timed steps and behind them; what is left out comes later."""
+    wanted = gradients_of_all(0, network())
+    for policy, codec, bound in (
+        ("fixed", Block("int8"), 0.02),
+        ("bytescheduler", BF16(), 0.01),
+        ("mg_wfbp", TopK(0.3), 0.5),
+        ("auto", Auto([BF16(), Block("int8")]), 0.02),
+        ("auto", "auto", 0.02),
+    ):
+        net = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), 0.0),
+            net.named_parameters(),
+            compression=codec,
+            policy=policy,
+        )
+        sent = [torch.zeros_like(p) for p in net.parameters()]
+        for _ in range(12):
+            optimizer.zero_grad()
+            backward(net, hvd.rank(), 0)
+            optimizer.step()
+            for total, parameter in zip(sent, net.parameters(), strict=True):
+                total.add_(parameter.grad)
+        assert far([one / 12 for one in sent], wanted) < bound, (policy, codec)
+        same_on_all([p.grad for p in net.parameters()])
+        if policy == "auto":
+            assert " predicted, " in optimizer.explain(), optimizer.explain()
 
 
 def check_structures_are_averaged_with_a_codec() -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pycoll.compress import Codec, Feedback
+from pycoll.compress import Auto, Codec, Feedback
 from pycoll.torch.compression import Compressor
 from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.handles import synchronize
@@ -29,8 +29,8 @@ class Settings(NamedTuple):
     sparse_as_dense: bool
     process_set: ProcessSet
     architecture: str | None = None
-    #: In place of a compressor.
-    codec: Codec | None = None
+    #: In place of a compressor; a choice of codecs comes with a policy only.
+    codec: Codec | Auto | None = None
 
 
 class _Reduction(NamedTuple):
@@ -121,7 +121,7 @@ class Gradients:
 
     def _startdense(self, bucket: Parameters) -> Callable[[], None]:
         compression, op, predivide, _, process_set, _, codec = self.settings
-        if codec is not None:
+        if isinstance(codec, Codec):
             return self._start_coded(bucket, codec)
         pairs = [compression.compress(dense(one.grad)) for one in bucket]
         halves = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)

@@ -16,6 +16,7 @@ import torch
 
 from pycoll.arrays.registry import empty
 from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.gradients.codec_choice import check_codecs
 from pycoll.gradients.layout import Entry
 from pycoll.gradients.policies import Policy
 from pycoll.gradients.scheduler import Scheduler
@@ -63,6 +64,13 @@ class ScheduledGradients:
                     f"{named[parameter]!r} is on {parameter.device}: with a policy, parameters "
                     "have to be in host memory"
                 )
+        check_codecs(
+            settings.codec,
+            policy,
+            settings.architecture,
+            self._word,
+            [self._entry(parameter) for parameter in self.parameters],
+        )
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self.added)
 
@@ -192,23 +200,34 @@ class ScheduledGradients:
         self.before_step()
         home = coordinator_of(self.settings.process_set)
         if home is not self._home:
-            words = {"policy": str(self.policy), "architecture": self.settings.architecture}
+            words = {
+                "policy": str(self.policy),
+                "architecture": self.settings.architecture,
+                "codec": str(self.settings.codec),
+            }
             task = Collective(words, lambda comm: comm.dup())
             home.submit(task, None)
             comm = horovod_world.waited(task)
             home.adopt(comm, weakref.WeakMethod(self._before_closing))
             self._shapes = {p: (tuple(p.shape), p.dtype) for p in self.parameters}
             entries = [self._entry(parameter) for parameter in self.parameters]
-            self._scheduler = Scheduler(
-                comm,
-                entries,
-                policy=self.policy,
-                architecture=self.settings.architecture,
-                op=self._word,
-                overlaps=self._overlaps,
-                allocate=allocated,
-                observer=home.timeline,
+            former, self._scheduler = (
+                self._scheduler,
+                Scheduler(
+                    comm,
+                    entries,
+                    policy=self.policy,
+                    architecture=self.settings.architecture,
+                    op=self._word,
+                    overlaps=self._overlaps,
+                    allocate=allocated,
+                    observer=home.timeline,
+                    compress=self.settings.codec,
+                ),
             )
+            # The residuals of a failed step belong to gradients that no optimizer steps by.
+            if former is not None and not former.is_open:
+                self._scheduler.load_state_dict(former.state_dict())
             self._home = home
         assert self._scheduler is not None
         # End a step that was given up.

@@ -1,0 +1,228 @@
+"""Messages that travel as codes, and what their codecs left out of each gradient.
+
+The residuals are one array, laid out like the gradients; a message's Feedback begins with its part
+of that array as its residual. Messages are summed, and a mean is divided afterwards. So every residual
+counts in the unit of a rank's gradient, at the owners of parts as well, and adding it to a later
+gradient of this rank makes up for it, whatever codec that travels by.
+
+    gradients + debts  -->  all_reduce(compress=codec, feedback)  -->  sums, / size for a mean
+        ^                        |
+        |  a new plan            v
+        +------------------  residuals
+
+A new communication plan turns residuals into debts: they are added to the gradients of the next
+step, message by message, also where these messages go without a codec.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pycoll.compress import Codec, Feedback
+from pycoll.errors import InvalidArgumentError
+from pycoll.gradients.communication_plan import CODED_KIND
+from pycoll.gradients.layout import Entry, Layout
+
+Array = Any
+#: The version of the form in checkpoints.
+FORM = 1
+
+
+class CodedMessages:
+    """The codecs and residuals of one scheduler.
+
+    ``ways``: the codecs by architecture. Not thread-safe: the scheduler calls under its lock.
+    """
+
+    def __init__(self, comm: Any, entries: Sequence[Entry], ways: Mapping[str, Codec]) -> None:
+        self._comm, self._ways = comm, ways
+        self._entries = entries
+        self._numbers = [n for n, entry in enumerate(entries) if entry.kind == CODED_KIND]
+        self._layout: Layout | None = None
+        self._residual: Array = None
+        #: Values to add to the gradients of the next step, and the messages that have not yet.
+        self._debt: Array = None
+        self._debtors: set[int] = set()
+        self._feedbacks: dict[int, Feedback] = {}
+
+    def follow(self, layout: Layout, step: int) -> None:
+        """Take up a new layout. ``step``: the number of steps so far, from which codecs draw."""
+        owed = self.residuals()
+        self._layout, self._debt, self._feedbacks = layout, None, {}
+        if not self._ways:
+            return
+        self._residual = np.zeros(layout.length(CODED_KIND), np.float32)
+        for place, message in enumerate(layout.comm_plan.messages):
+            if message.architecture in self._ways:
+                self._feedbacks[place] = feedback = Feedback()
+                feedback.step = step
+                for number, part in enumerate(self._parts(place)):
+                    feedback.adopt(part[1], number)
+        self._owe(owed)
+
+    def residuals(self) -> dict[int, Array]:
+        """The values that each entry lacks on this rank, a copy: residuals and debts."""
+        if self._residual is None:
+            return {}
+        self._collect()
+        found = {}
+        for number in self._numbers:
+            place = self._place_of(number)
+            found[number] = self._residual[place].copy()
+            if self._debt is not None:
+                found[number] += self._debt[place]
+        return found
+
+    def load(self, residuals: Mapping[int, Array]) -> None:
+        """Forget all residuals, and add these to the gradients of the next step."""
+        if self._residual is not None:
+            self._collect()
+            self._residual[...] = 0
+            self._debt = None
+            self._owe(residuals)
+
+    def sends(self, place: int) -> bool:
+        """Whether a message travels as codes; adds debts to it first."""
+        self._pay(place)
+        return place in self._feedbacks
+
+    def send(self, place: int) -> Any:
+        """Start a message that travels as codes, and return its Work."""
+        assert self._layout is not None
+        codec = self._ways[self._layout.comm_plan.messages[place].architecture]
+        self._clear_padding(place)
+        parts = [memory for memory, _ in self._parts(place)]
+        given: Any = parts[0] if codec.native() is not None or len(parts) == 1 else parts
+        return self._comm.all_reduce(
+            given,
+            "sum",
+            out=given,
+            async_op=True,
+            compress=codec,
+            feedback=self._feedbacks[place],
+        )
+
+    def mean(self, place: int, work: Any) -> Any:
+        """The Work of the mean, from that of the sum."""
+        assert self._layout is not None
+        return _Mean(work, np.asarray(self._layout.spans[place].whole), self._comm.size)
+
+    def _collect(self) -> None:
+        """Move residuals that a Feedback keeps elsewhere into the one array."""
+        for place, feedback in self._feedbacks.items():
+            for number, (_, residual) in enumerate(self._parts(place)):
+                kept = feedback.memory(residual.shape, number)
+                if kept is not residual:
+                    residual[...] = kept
+                    feedback.adopt(residual, number)
+
+    def _parts(self, place: int) -> Iterator[tuple[Any, Array]]:
+        """The arrays of a message as its codec takes them, each with its residual.
+
+        A codec of the executor takes the memory as it is. Others take each whole gradient by its
+        shape, and a message that begins or ends inside one as it is.
+        """
+        layout = self._layout
+        assert layout is not None
+        message, span = layout.comm_plan.messages[place], layout.spans[place]
+        shapes = [self._entries[number].shape for number in layout.members[place]]
+        is_whole = all(
+            piece.nbytes == 4 * prod(shape)
+            for piece, shape in zip(message.pieces, shapes, strict=True)
+        )
+        numbers = [n for n in layout.members[place] if prod(self._entries[n].shape)]
+        if self._ways[message.architecture].native() is not None or not is_whole or not numbers:
+            yield span.whole, self._residual[span.begin : span.begin + len(span.whole)]
+            return
+        for number in numbers:
+            residual = self._residual[self._place_of(number)]
+            yield layout.views[number], residual.reshape(self._entries[number].shape)
+
+    def _place_of(self, number: int) -> slice:
+        assert self._layout is not None
+        start = self._layout.starts[number]
+        return slice(start, start + prod(self._entries[number].shape))
+
+    def _owe(self, residuals: Mapping[int, Array]) -> None:
+        if not any(one.any() for one in residuals.values()):
+            return
+        assert self._layout is not None
+        self._debt = np.zeros_like(self._residual)
+        for number, values in residuals.items():
+            self._debt[self._place_of(number)] += values.reshape(-1)
+        self._debtors = {
+            place for number in self._numbers for place in self._layout.messages_of[number]
+        }
+
+    def _pay(self, place: int) -> None:
+        """Add the debts of a message to its gradients, once."""
+        if self._debt is None or place not in self._debtors:
+            return
+        assert self._layout is not None
+        span = self._layout.spans[place]
+        memory, debt = np.asarray(span.whole), self._debt[span.begin :][: len(span.whole)]
+        memory += debt
+        debt[...] = 0
+        self._debtors.discard(place)
+        if not self._debtors:
+            self._debt = None
+
+    def _clear_padding(self, place: int) -> None:
+        """Zero what lies between the gradients of a message, since codes share scales with it."""
+        assert self._layout is not None
+        numbers, span = self._layout.members[place], self._layout.spans[place]
+        memory = np.asarray(span.whole)
+        for number, after in itertools.pairwise(numbers):
+            gap = slice(self._place_of(number).stop, self._place_of(after).start)
+            self._residual[gap] = 0
+            memory[gap.start - span.begin : gap.stop - span.begin] = 0
+
+
+class _Mean:
+    """The Work of a mean. Threads: any."""
+
+    def __init__(self, work: Any, memory: Array, size: int) -> None:
+        self._work, self._memory, self._size = work, memory, np.float32(size)
+        self._lock = threading.Lock()
+        self._is_divided = False
+
+    def wait(self) -> None:
+        self._work.wait()
+        with self._lock:
+            if not self._is_divided:
+                self._is_divided = True
+                np.divide(self._memory, self._size, out=self._memory)
+
+
+def saved(residuals: Mapping[int, Array], entries: Sequence[Entry]) -> dict[str, Any]:
+    """The state of a checkpoint: residuals by the names of entries."""
+    return {"form": FORM, "residuals": {entries[n].name: one for n, one in residuals.items()}}
+
+
+def loaded(state: Any, entries: Sequence[Entry]) -> dict[int, Array]:
+    """The residuals of a state that ``saved`` made, by number.
+
+    Raises InvalidArgumentError for another form, and for entries that are not these.
+    """
+    if not isinstance(state, Mapping) or state.get("form") != FORM:
+        raise InvalidArgumentError(
+            f"the saved state is {type(state).__name__} without form {FORM}: expected what "
+            "Scheduler.state_dict() returns"
+        )
+    numbers = {entry.name: number for number, entry in enumerate(entries)}
+    found = {}
+    for name, values in state["residuals"].items():
+        number = numbers.get(name)
+        array = np.asarray(values, np.float32).reshape(-1)
+        if number is None or len(array) != prod(entries[number].shape):
+            raise InvalidArgumentError(
+                f"the saved state has {len(array)} values of {name!r}, and no entry is like that"
+            )
+        found[number] = array.copy()
+    return found
