@@ -1,9 +1,9 @@
 """Messages that travel as codes, and what their codecs left out of each gradient.
 
 The residuals are one array, laid out like the gradients; a message's Feedback begins with its part
-of that array as its residual. Messages are summed, and a mean is divided afterwards. So every residual
-counts in the unit of a rank's gradient, at the owners of parts as well, and adding it to a later
-gradient of this rank makes up for it, whatever codec that travels by.
+of that array as its residual. Messages are summed, and a mean is divided afterwards. So every
+residual counts in the unit of a rank's gradient, at the owners of parts as well, and adding it to a
+later gradient of this rank makes up for it, whatever codec that travels by.
 
     gradients + debts  -->  all_reduce(compress=codec, feedback)  -->  sums, / size for a mean
         ^                        |
