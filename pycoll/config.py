@@ -165,6 +165,7 @@ class Config(NamedTuple):
     shared_arrays: bool = False
     cpu_balancing: bool = True
     deferred_steps: bool = True
+    store_checks: bool = False
     role: str = WORKER
 
     def __repr__(self) -> str:
@@ -335,6 +336,13 @@ SETTINGS: tuple[Setting, ...] = (
         _boolean,
         "1: DistributedOptimizer with model= may defer steps to the next forward pass "
         "(docs/process-wide.md); 0: step() steps all parameters",
+    ),
+    Setting(
+        "PYCOLL_STORE_CHECKS",
+        "store_checks",
+        _boolean,
+        "1: workers and servers of stores check the invariants of their protocol at run time "
+        "(docs/internals/parameter-servers.md); 0: no checks",
     ),
     Setting(
         "PYCOLL_ROLE",

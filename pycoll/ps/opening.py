@@ -16,6 +16,7 @@ from pycoll.comm.communicator import Communicator
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ps.client_machine import ClientMachine
 from pycoll.ps.consistency import Consistency, consistency_from, consistency_of
+from pycoll.ps.invariants.store_checks import CheckedClient, CheckedShard
 from pycoll.ps.messages import MANAGER
 from pycoll.ps.server_links import Circle, Link, offered, pairs_of
 from pycoll.ps.server_machine import ServerMachine
@@ -154,12 +155,17 @@ class Opening:
         with self._links() as (terms, made):
             view = first_view(terms.servers, terms.replicas)
             links = {peer: link for (peer, purpose), link in made.items() if purpose == "worker"}
-            worker_links = WorkerLinks(ClientMachine(self._base.rank, view), links)
+            machine = (
+                CheckedClient(self._base.rank, view, terms.consistency)
+                if self._base._config.store_checks
+                else ClientMachine(self._base.rank, view)
+            )
+            worker_links = WorkerLinks(machine, links)
             manager = None
             if self._base.rank == self._workers(terms)[0]:
                 own = {peer: one for (peer, purpose), one in made.items() if purpose == "manager"}
-                machine = ViewManager(view, terms.servers, terms.replicas + 1)
-                manager = ManagerThread(machine, own)
+                views = ViewManager(view, terms.servers, terms.replicas + 1)
+                manager = ManagerThread(views, own)
             return terms, worker_links, manager
 
     def server(self) -> ServerThreads:
@@ -171,11 +177,12 @@ class Opening:
                 if purpose == "manager":
                     link.peer = MANAGER
                 links[link.peer] = link
+            shard = CheckedShard if self._base._config.store_checks else Shard
             machine = ServerMachine(
                 self._base.rank,
                 workers,
                 first_view(terms.servers, terms.replicas),
-                lambda _: Shard(terms.consistency, workers, StoreValues()),
+                lambda _: shard(terms.consistency, workers, StoreValues()),
             )
             # The key is secret, and a digest of it names the store.
             name = hmac.digest(self._base._key_of_parts(), b"store", "sha256").hex()[:8]

@@ -41,6 +41,7 @@ GOOD = [
     ("PYCOLL_DEVICE_RDMA", "0", "device_rdma", False),
     ("PYCOLL_SHARED_ARRAYS", "1", "shared_arrays", True),
     ("PYCOLL_CPU_BALANCING", "0", "cpu_balancing", False),
+    ("PYCOLL_STORE_CHECKS", "1", "store_checks", True),
 ]
 
 BAD = [

@@ -20,7 +20,7 @@ from pycoll.ps.consistency import Consistency
 from pycoll.ps.messages import MANAGER, Kind, Message
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.shard import Shard
-from pycoll.ps.views import ViewManager, first_view
+from pycoll.ps.views import View, ViewManager, first_view
 
 #: A program of a worker: it yields the requests for which it waits, or seconds for which it sleeps.
 Program = Generator["Sequence[Request] | float", None, None]
@@ -67,6 +67,8 @@ class Records(Masks):
 class World:
     """Workers 0 to W - 1, servers W to W + S - 1, a view manager in the process of worker 0."""
 
+    shard_type: type[Shard] = Shard
+
     def __init__(
         self,
         seed: int,
@@ -87,11 +89,11 @@ class World:
         made = Masks() if arithmetic is None else arithmetic
 
         def make(_: int) -> Shard:
-            return Shard(consistency, range(workers), made)
+            return self.shard_type(consistency, range(workers), made)
 
         self.make = make
         self.servers = {rank: ServerMachine(rank, range(workers), view, make) for rank in ranks}
-        self.clients = {rank: ClientMachine(rank, view) for rank in range(workers)}
+        self.clients = {rank: self.make_client(rank, view) for rank in range(workers)}
         self.manager = ViewManager(view, ranks, replicas + 1)
         self.manager_alive = True
         self.alive = {*self.servers, *self.clients}
@@ -106,6 +108,9 @@ class World:
         self.waiting: dict[int, Sequence[Request]] = {}
         self.ended: set[int] = set()
         self.failed: dict[int, list[Request]] = {}
+
+    def make_client(self, rank: int, view: View) -> ClientMachine:
+        return ClientMachine(rank, view)
 
     # Time and messages
 
