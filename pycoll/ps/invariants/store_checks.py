@@ -98,6 +98,9 @@ class CheckedShard(Shard):
             if counts:
                 self._check_once(update, effect)
             self._check_versions()
+            if update.kind is Kind.RESTORE:
+                # The clocks of a checkpoint come at once.
+                self._begin_record()
         except _ViolationError as error:
             self._values.violation = str(error)
             return Effect(refusal=str(error))
@@ -279,7 +282,7 @@ class CheckedClient(ClientMachine):
                 "sequence",
                 f"update {message.seq} was sent once, and a server had applied it before",
             )
-        if message.kind is not Kind.VALUE:
+        if message.kind is not Kind.VALUE or asked.kind not in (Kind.PULL, Kind.PUSH):
             return ""
         name = asked.key, asked.part
         where = f"of key {asked.key} part {asked.part}"
