@@ -121,7 +121,7 @@ SparseBytes fold_codes(const std::vector<std::pair<BufferView, BufferView>>& cod
 }
 
 void spread_codes(const BufferView& target, std::size_t first, std::size_t count,
-                  const BufferView* places, const BufferView& values) {
+                  const BufferView* places, const BufferView& values, bool zeros) {
   require_floats(target, "target");
   require(target.writable && first <= target.count && count <= target.count - first,
           "target must be writable, and have the values from first on");
@@ -136,7 +136,7 @@ void spread_codes(const BufferView& target, std::size_t first, std::size_t count
   bool good = false;
   {
     const ReleasedGil release;
-    good = kernels::spread_codes(codes, to, count);
+    good = zeros ? kernels::spread_codes(codes, to, count) : kernels::place_codes(codes, to, count);
   }
   require(good, "places must ascend, below " + std::to_string(count));
 }
@@ -207,9 +207,9 @@ void bind_composed_kernels(py::module_& module) {
              "Add arrays of `count` values, given as places and values, from the left, and divide\n"
              "by `divisor` unless it is 0. Return the bytes of places and values.");
   module.def("spread_codes", &spread_codes, py::arg("target"), py::arg("first"), py::arg("count"),
-             py::arg("places"), py::arg("values"),
-             "Write `count` values from `first` on: those at places, and 0 elsewhere; without\n"
-             "places all values.");
+             py::arg("places"), py::arg("values"), py::arg("zeros") = true,
+             "Write `count` values from `first` on: those at places, and `zeros` elsewhere unless\n"
+             "that is false; without places all values.");
   module.def("pack_places", &pack_places, py::arg("places"),
              "Return ascending places as bytes, of which a place takes one or a few.");
   module.def(

@@ -58,6 +58,9 @@ bool fold_codes(const std::vector<SparseSpan>& codes, std::size_t count, std::ui
 // as fold_codes(); `values` are then undefined.
 bool spread_codes(const SparseSpan& codes, float* values, std::size_t count);
 
+// As spread_codes(), but values without a place stay.
+bool place_codes(const SparseSpan& codes, float* values, std::size_t count);
+
 // Writes ascending places as bytes: for each the places between it and the one before, 7 bits to a
 // byte, the lowest first; all bytes of a gap but the last have their top bit set.
 std::vector<std::uint8_t> pack_places(const std::byte* places, std::size_t number);

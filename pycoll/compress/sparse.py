@@ -107,29 +107,21 @@ class SparseCodec(ComposedCodec):
         reply = Reply(lambda: folded(self, arrived, part.stop - part.start, given))
         work, replies = from_owners(comm, reply, name)
         chosen.keep(given)
-        return work, lambda received: self._spread(received, replies, parts, given)
-
-    def _spread(
-        self,
-        received: Array,
-        replies: list[tuple[slice, int]],
-        parts: list[slice],
-        given: Operands,
-    ) -> Array | None:
-        """Return the values of all owners' replies; None where they are in the result's memory."""
         target = given.target(0) if given.is_native and len(given.shapes) == 1 else None
         values: Array = np.empty(given.ends[-1], given.kind) if target is None else None
-        to = _core.view(values) if target is None else target
-        for owner, ((place, is_dense), part) in enumerate(zip(replies, parts, strict=True)):
-            count = part.stop - part.start
-            with codes_of(owner):
-                places, sent = self._reply(received[place], bool(is_dense), count, given.kind)
-            if given.is_native:
-                _core.spread_codes(to, part.start, count, _view(places), _core.view(sent))
-            else:
-                values[part] = 0
-                values[part][slice(None) if places is None else places] = sent
-        return values
+        to = _Target(_core.view(values) if target is None else target, values, given.is_native)
+        for (_, is_dense), part in zip(replies, parts, strict=True):
+            if not is_dense:  # while the replies travel
+                to.clear(part)
+
+        def values_of(received: Array) -> Array | None:
+            for owner, ((place, is_dense), part) in enumerate(zip(replies, parts, strict=True)):
+                count = part.stop - part.start
+                with codes_of(owner):
+                    to.put(part, *self._reply(received[place], bool(is_dense), count, given.kind))
+            return values
+
+        return work, values_of
 
     def _reply(
         self, codes: Array, is_dense: bool, count: int, kind: np.dtype[Any]
@@ -140,6 +132,32 @@ class SparseCodec(ComposedCodec):
         if len(codes) != count * kind.itemsize:
             raise wrong_length(self, len(codes), count, str(count * kind.itemsize))
         return None, np.frombuffer(codes.tobytes(), kind)
+
+
+class _Target(NamedTuple):
+    """The memory of a result on one axis; ``values`` is the same where it is an array."""
+
+    view: _core.BufferView
+    values: Array
+    is_native: bool
+
+    def clear(self, part: slice) -> None:
+        """Write zeros to a part."""
+        if not self.is_native:
+            self.values[part] = 0
+            return
+        count, none = part.stop - part.start, np.empty(0, np.uint32)
+        none_sent = _core.view(none.view(np.float32))
+        _core.spread_codes(self.view, part.start, count, _core.view(none), none_sent)
+
+    def put(self, part: slice, places: Array | None, sent: Array) -> None:
+        """Write values at places of a part, or all of it without places."""
+        if not self.is_native:
+            self.values[part][slice(None) if places is None else places] = sent
+            return
+        count = part.stop - part.start
+        told = _view(places), _core.view(sent)
+        _core.spread_codes(self.view, part.start, count, *told, zeros=False)
 
 
 class Chosen(NamedTuple):

@@ -124,6 +124,10 @@ def test_codes_are_folded_in_their_order_and_spread() -> None:
             wanted[5 : 5 + count][codes[0][0]] = codes[0][1]
             _core.spread_codes(_core.view(target), 5, count, *views[0])
             assert target.tobytes() == wanted.tobytes()
+    few = _core.view(np.uint32([1, 3])), _core.view(np.float32([7, 8]))
+    kept = np.float32([1, 2, 3, 4, 5])
+    _core.spread_codes(_core.view(kept), 1, 4, *few, zeros=False)
+    assert kept.tolist() == [1, 2, 7, 4, 8], "the others stay"
     whole = np.float32([1, 2])
     _core.spread_codes(_core.view(target), 0, 2, None, _core.view(whole))
     assert target[:2].tolist() == [1, 2]
@@ -186,8 +190,9 @@ def test_bytes_that_are_no_gaps_are_refused_or_read() -> None:
 def test_places_that_do_not_ascend_are_refused(places: list[int], text: str) -> None:
     views = _core.view(np.uint32(places)), _core.view(np.float32([1, 2]))
     target = _core.view(np.zeros(9, np.float32))
-    with pytest.raises(InvalidArgumentError, match=text):
-        _core.spread_codes(target, 0, 9, *views)
+    for zeros in (True, False):
+        with pytest.raises(InvalidArgumentError, match=text):
+            _core.spread_codes(target, 0, 9, *views, zeros=zeros)
     with pytest.raises(InvalidArgumentError, match=text):
         _core.fold_codes([views, views], 9, 0)
 
