@@ -121,15 +121,19 @@ class HotIds:
             self._merge()
 
     def _merge(self) -> None:
-        ids, counts = np.unique(np.concatenate([*self._new, self._ids[:0]]), return_counts=True)
-        together = np.concatenate([self._ids, ids])
-        self._ids, inverse = np.unique(together, return_inverse=True)
-        total = np.zeros(len(self._ids), np.int64)
-        np.add.at(total, inverse, np.concatenate([self._counts, counts]))
+        ids, total = np.unique(np.concatenate([*self._new, self._ids[:0]]), return_counts=True)
+        self._new, self._waiting = [], 0
+        if not len(ids):
+            return
+        # Few ids are kept, so they are searched among the new ones, which need no second sort.
+        places = np.minimum(np.searchsorted(ids, self._ids), len(ids) - 1)
+        again = ids[places] == self._ids
+        total[places[again]] += self._counts[again]
+        ids = np.concatenate([ids, self._ids[~again]])
+        total = np.concatenate([total, self._counts[~again]])
         if len(total) > self._kept:
             total = total - np.partition(total, -self._kept - 1)[-self._kept - 1]
-        self._ids, self._counts = self._ids[total > 0], total[total > 0]
-        self._new, self._waiting = [], 0
+        self._ids, self._counts = ids[total > 0], total[total > 0]
 
     def top(self, count: int) -> list[tuple[int, int]]:
         """Return the ``count`` ids that occurred most, with their counts, the most frequent one

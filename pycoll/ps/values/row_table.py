@@ -140,16 +140,20 @@ class Table:
             )
         rows = data.view(numpy_dtype(terms.dtype)).reshape(terms.shape)
         self._hot.note(wanted)
-        unique, summed = sum_rows(wanted, rows)
+        rising = np.argsort(wanted)
+        unique = wanted[rising]
+        if np.any(unique[1:] == unique[:-1]):
+            unique, rows = sum_rows(wanted, rows)
+            rising = np.arange(len(unique))
         order, ranges = self._spread(unique)
-        sent = unique[order]
+        sent, source = unique[order], rising[order]
         requests = []
         for shard, begin, end in ranges:
             count = end - begin
             payload = np.empty(count * (8 + self.terms.row_bytes), np.uint8)
             payload[: 8 * count].view(np.int64)[:] = sent[begin:end]
             target = payload[8 * count :].view(rows.dtype).reshape(count, self.terms.dim)
-            np.take(summed, order[begin:end], axis=0, out=target)
+            np.take(rows, source[begin:end], axis=0, out=target)
             requests.append(self._push(shard, payload, priority))
         return self._store._go(requests, f"push of table {self.name!r}", _none, async_op)
 
