@@ -75,8 +75,8 @@ class Rank:
 
             def work(store: ps.Store) -> float:
                 store.init("x", x, update="mean")
-                timed(lambda: store.push_pull("x", x, out=x), 100)
-                return timed(lambda: store.push_pull("x", x, out=x), 500)
+                timed(lambda: store.push_pull("x", x, out=x), 1000)
+                return timed(lambda: store.push_pull("x", x, out=x), 2000)
 
             self.tell(all_reduce_s=plain, store=self.store(work))
 
