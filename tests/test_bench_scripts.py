@@ -78,6 +78,13 @@ def test_predictions_are_compared_in_both_memories(page: Path) -> None:
     assert kept(page)
 
 
+def test_algorithms_are_compared_on_simulated_hosts(page: Path) -> None:
+    text = run("domains.py", "--quick", "--markdown", str(page))
+    assert re.search(r"# 4 caches of 4 cores: .* within 10% of the quickest in \d+ of 13", text)
+    assert page.read_text().count("\n| all_reduce | ") == 3
+    assert kept(page)
+
+
 def test_a_section_is_replaced_where_it_stands(page: Path) -> None:
     arguments = ("--dtype", "float32", "--op", "sum", "--rounds", "3", "--markdown", str(page))
     for _ in range(2):

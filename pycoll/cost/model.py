@@ -59,7 +59,8 @@ class Link(NamedTuple):
 
     ``spill``: additional s/byte of bytes that miss ``cache_bytes``, see :func:`spilled`. ``flow``:
     s/byte of one rank across hosts, even if the link of its host is idle; 0 if one rank fills the
-    link. ``reach``: s/byte, instead of beta, of bytes that peers read in place; 0 if peers cannot.
+    link. ``reach``: s/byte, instead of beta, of bytes that peers read in place; 0 if peers cannot,
+    as across hosts. Across domains of one host flow is the cost of such bytes too.
 
     ``sustained``: s/byte that the link of a host takes permanently, if the link moves bursts faster
     than that: while ranks handle one message, the link drains the previous one; 0 if beta says all.
@@ -143,6 +144,7 @@ def between_domains(inside: Link) -> Link:
         gamma=inside.gamma,
         overhead=inside.overhead,
         flow=(inside.reach or inside.beta) * FAR_BETA,
+        reach=inside.reach * FAR_BETA,
     )
 
 
@@ -225,7 +227,7 @@ class Profile(NamedTuple):
     ``exposes``: peers on a host may read sent data in place. ``turns``: the balance of the work
     over the ranks, see oversubscription.py. ``touches``: bytes of memory that a core touches per
     byte moved. ``calls``: the number of operations; all but one of them are short and have one
-    step.
+    step. ``domains``: the hosts are domains of one host, so peers read in place across them too.
     """
 
     first: tuple[Load, Load]
@@ -235,6 +237,7 @@ class Profile(NamedTuple):
     turns: Turns = Turns()
     touches: float = 2.0
     calls: float = 1.0
+    domains: bool = False
 
     def tiles(self, nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> int:
         """The number of tiles into which a message of ``nbytes`` is cut."""
@@ -251,6 +254,8 @@ class Profile(NamedTuple):
         waits = inside.waits + self.calls - 1
         inside = inside._replace(waits=waits, touched=inside.moved * self.touches, calls=self.calls)
         across = _terms(self.first[1], self.period[1], tiles - 1, part)
+        if reaches and self.domains:
+            across = across._replace(flow=across.reached)
         return inside, across._replace(reached=0.0, carried=nbytes * self.period[1].moved)
 
     def seconds(self, nbytes: int, parameters: Parameters) -> float:

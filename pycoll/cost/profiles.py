@@ -16,6 +16,7 @@ from pycoll.cost.loads import (
     SCHEDULE_SIZE_MAX,
     copied,
     first_of,
+    profile_of_domains,
     profile_of_schedule,
     streams,
 )
@@ -29,21 +30,29 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=1024)
-def profile(algorithm: Algorithm, topology: Topology, oversubscribed: bool = False) -> Profile:
+def profile(
+    algorithm: Algorithm,
+    topology: Topology,
+    oversubscribed: bool = False,
+    domains: bool = False,
+) -> Profile:
     """The work of the algorithm on this topology, with root 0.
 
     If ``oversubscribed`` is set, ranks share cores, and the profile includes the balance of the
-    work.
+    work. ``domains``: the hosts of ``topology`` are domains of one host.
     """
     size = topology.size
+    counted = len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX
     # Formulas count the busiest rank, and servers are busy with other work than workers.
-    if topology.servers or (len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX):
+    if domains and counted:
+        found = profile_of_domains(algorithm.build(size, topology=topology), topology)
+    elif topology.servers or counted:
         found = profile_of_schedule(algorithm.build(size, topology=topology), topology)
     else:
         found = profile_of_costs(algorithm, topology, oversubscribed)
     alone = len(topology.hosts) == 1
-    counted = oversubscribed and alone and size <= SCHEDULE_SIZE_MAX
-    turns = turns_of(algorithm.build(size, topology=topology)) if counted else Turns()
+    takes_turns = oversubscribed and alone and size <= SCHEDULE_SIZE_MAX
+    turns = turns_of(algorithm.build(size, topology=topology)) if takes_turns else Turns()
     # A copy touches two places; a reduction in place reads and writes one.
     touches = 1.0 if algorithm.collective is Collective.ALL_REDUCE else 2.0
     # The root of a scatter first announces the shape in a short operation.

@@ -265,7 +265,9 @@ def predict(
     """
     moved = 0 if collective is Collective.BARRIER else nbytes
     groups, links = _followed(topology, parameters)
-    shape = profile(lookup(collective, name), groups, parameters.per_core > 1)
+    # Choices come here with domains in the place of hosts, which only the links tell.
+    domains = links.across.reach > 0
+    shape = profile(lookup(collective, name), groups, parameters.per_core > 1, domains)
     if memory == ORDINARY:
         shape = shape._replace(exposes=False)
     return shape.seconds(moved, links)
