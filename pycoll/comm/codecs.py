@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _SUMS = (ReduceOp.SUM, ReduceOp.AVG)
 
 #: The bytes of codes to which segments grow, and the segments that a chunk keeps.
-_CODES_MAX = 20 << 10
-_SEGMENTS_MIN = 16
+_CODES_MAX = 40 << 10
+_SEGMENTS_MIN = 8
 
 
 class Coding(NamedTuple):

@@ -93,7 +93,8 @@ TEST(every_instruction_set_multiplies_alike) {
     const std::size_t count = kRows * columns;
     const auto p = drawn(prng, kRows * kRank), q = drawn(prng, kRank * columns),
                base = drawn(prng, count);
-    for (const float* from : {static_cast<const float*>(nullptr), base.get() + 0}) {
+    const float* const bases[] = {nullptr, base.get()};
+    for (const float* from : bases) {
       const auto expected = std::make_unique<float[]>(count);
       kernels::product_for(Isa::kReference)(expected.get(), from, p.get(), q.get(), kRows, columns,
                                             kRank);
