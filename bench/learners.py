@@ -113,8 +113,13 @@ def text() -> torch.Tensor:
     return torch.tensor([numbers.get(letter, len(_ALPHABET)) for letter in found])
 
 
-def characters(seed: int, rank: int, size: int, shape: Shape = SMALL, tests: int = 128) -> Task:
-    """Make the task of the characters; it is scored on ``tests`` sequences."""
+def characters(
+    seed: int, rank: int, size: int, shape: Shape = SMALL, tests: int = 128, adam: float = 0.0
+) -> Task:
+    """Make the task of the characters; it is scored on ``tests`` sequences.
+
+    ``adam``: the learning rate of Adam; 0 stands for plain SGD, which suits all codecs.
+    """
     every = text()
     share = _TEXT // size
     mine = every[rank * share : (rank + 1) * share]
@@ -130,7 +135,10 @@ def characters(seed: int, rank: int, size: int, shape: Shape = SMALL, tests: int
         return nn.functional.cross_entropy(model(rows[:, :-1]), rows[:, 1:].flatten())
 
     score = _scored(model, unseen[:, :-1], unseen[:, 1:].flatten())
-    return Task(model, torch.optim.SGD(model.parameters(), lr=1.0), loss, score)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if adam:
+        optimizer = torch.optim.Adam(model.parameters(), lr=adam)
+    return Task(model, optimizer, loss, score)
 
 
 def _rows(numbers: torch.Tensor, starts: torch.Tensor, length: int) -> torch.Tensor:

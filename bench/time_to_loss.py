@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -229,7 +230,7 @@ def work(given: argparse.Namespace) -> None:
     shape = learners.SMALL if given.quick else learners.WIDE
 
     def made() -> Any:
-        return learners.characters(0, comm.rank, comm.size, shape, 32)
+        return learners.characters(0, comm.rank, comm.size, shape, 32, adam=1e-3)
 
     outer = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
     diloco = {"every": _EVERY, "outer": outer}
@@ -264,7 +265,8 @@ def curve_of(comm: Any, task: Any, method: Any, seconds: float) -> Curve:
         comm.barrier()
         now = time.perf_counter()
         loss = task.score(common(stepper))[1] if comm.rank == 0 else 0.0
-        points.append((now - begin, step, loss))
+        # A loss that is not a number reaches no goal.
+        points.append((now - begin, step, loss if math.isfinite(loss) else math.inf))
         comm.barrier()
         begin += time.perf_counter() - now
     stepper.finish()

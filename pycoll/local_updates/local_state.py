@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from pycoll.compress import Feedback
 from pycoll.errors import InvalidArgumentError
 from pycoll.local_updates.array_values import copied
 from pycoll.local_updates.schedules import Round
@@ -19,13 +20,15 @@ class Pending(NamedTuple):
 
     ``due``: the inner step behind which it is applied. ``sent``: this rank's share, one array per
     parameter and None outside the fragment, kept so that a restart can send it again. ``work``
-    gives the averages; None where the share has not been sent.
+    gives the averages; None where the share has not been sent. ``feedback``: what the codec leaves
+    out of the share and of earlier ones; None unless the codec needs it.
     """
 
     fragment: int
     due: int
     sent: tuple[Any, ...]
     work: Any = None
+    feedback: Feedback | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class LocalState:
         ``pending``: the fragment that is under way.
         ``losses``: sum and number of the losses in this round.
         ``rates``: the last inner learning rate of each parameter that was not 0; empty if unused.
+        ``residuals``: for each parameter what a codec has left out of this rank's shares so far, a
+            NumPy array or None; empty before the first synchronisation and where none is kept.
         ``comm``: the communicator on which this rank has met the others.
     """
 
@@ -59,6 +64,7 @@ class LocalState:
     pending: Pending | None = None
     losses: tuple[float, int] = (0.0, 0)
     rates: tuple[float, ...] = ()
+    residuals: tuple[Any, ...] = ()
     comm: Any = None
 
     @property
@@ -88,7 +94,10 @@ class LocalState:
         }
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays: anchors, velocities, and the share of the fragment that is under way."""
+        """The arrays: anchors, velocities, and the share of the fragment that is under way.
+
+        Residuals are those of this rank alone, so they are not among them.
+        """
         return {
             "anchors": None if self.anchors is None else list(self.anchors),
             "velocities": list(self.velocities),
@@ -103,7 +112,7 @@ class LocalState:
 
         Cost: no copy and no message.
         """
-        return {**self.numbers(), **self.arrays()}
+        return {**self.numbers(), **self.arrays(), "residuals": list(self.residuals)}
 
     @classmethod
     def load(cls, saved: Mapping[str, Any]) -> LocalState:
@@ -122,7 +131,8 @@ class LocalState:
             name: None if saved[name] is None else [_copy(one) for one in saved[name]]
             for name in ("anchors", "velocities", "sent")
         }
-        return cls.of(saved, arrays)
+        residuals = tuple(_copy(one) for one in saved.get("residuals", ()))
+        return replace(cls.of(saved, arrays), residuals=residuals)
 
     @classmethod
     def of(cls, numbers: Mapping[str, Any], arrays: Mapping[str, Any]) -> LocalState:
@@ -144,10 +154,14 @@ class LocalState:
             pending=pending,
             losses=(numbers["losses"][0], numbers["losses"][1]),
             rates=tuple(numbers["rates"]),
+            residuals=(),
         )
 
     def mapped(self, function: Callable[[int, Any], Any]) -> LocalState:
-        """The state with ``function(number, array)`` in place of the arrays of each parameter."""
+        """The state with ``function(number, array)`` in place of the arrays of each parameter.
+
+        Residuals stay as they are, in host memory.
+        """
 
         def all_of(arrays: Sequence[Any]) -> list[Any]:
             return [None if one is None else function(n, one) for n, one in enumerate(arrays)]
@@ -156,13 +170,15 @@ class LocalState:
             name: None if values is None else all_of(values)
             for name, values in self.arrays().items()
         }
-        return self.of(self.numbers(), arrays)
+        return replace(self.of(self.numbers(), arrays), residuals=self.residuals)
 
     def without_work(self) -> LocalState:
         """The state with the pending fragment not sent, and no communicator."""
         pending = self.pending
         return replace(
-            self, comm=None, pending=None if pending is None else pending._replace(work=None)
+            self,
+            comm=None,
+            pending=None if pending is None else pending._replace(work=None, feedback=None),
         )
 
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.compress import BF16, FP8, Block, Codec
+from pycoll.compress import (
+    BF16,
+    FP8,
+    Block,
+    Codec,
+    Feedback,
+    RandomK,
+    Sign,
+    Threshold,
+    TopK,
+)
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.structures import leaves, rebuilt
 from pycoll.local_updates.array_values import check, converted, copied, mixed, ranges, widened
@@ -19,6 +29,9 @@ from pycoll.local_updates.schedules import Schedule, schedule_of
 from pycoll.types import real, whole
 
 _NAN = float("nan")
+#: Codecs of values that are rounded, and codecs whose residuals the state keeps.
+_ROUNDING = (BF16, FP8, Block)
+_LEAVING_OUT = (Sign, TopK, Threshold, RandomK)
 
 
 @dataclass(frozen=True)
@@ -41,15 +54,19 @@ class LocalUpdates:
         ``delay``: the inner steps that run while a fragment is under way, below every / F.
         ``mix``: the share of a rank's own values that stays in x when a fragment is applied: x
             becomes mix x + (1 - mix) a, from 0 to 1.
-        ``compress``: None, or a codec that keeps every element (``BF16``, ``FP8`` or ``Block`` of
-            ``pycoll.compress``), for the averages of a - x. It needs an outer step other than the
-            average itself, and float32 or 16-bit parameters. Nothing is kept of what it leaves out.
+        ``compress``: None, or a codec of ``pycoll.compress`` for the averages of a - x. It needs an
+            outer step other than the average itself, and parameters in host memory, float32 or of
+            16 bits for codecs that keep every element. What ``Sign``, ``TopK``, ``Threshold`` and
+            ``RandomK`` leave out is kept in the state, and added to the next change. Nothing is
+            kept of what ``BF16``, ``FP8`` and ``Block`` leave out. ``PowerSGD`` and ``Custom`` are
+            refused.
 
     Errors: InvalidArgumentError names the argument, its value and its bounds.
 
     Cost: an all-reduce of the parameters per round, of 4 bytes per element for 16-bit types. Memory
-    for one copy of the parameters, one more with momentum, and one of a fragment with ``delay``;
-    none where ``outer`` is None and ``delay`` is 0. Copies of 16-bit parameters are float32.
+    for one copy of the parameters, one more with momentum, one more where residuals are kept, and
+    one of a fragment with ``delay``; none where ``outer`` is None and ``delay`` is 0. Copies of
+    16-bit parameters are float32.
 
     Source: Stich 2019 (arXiv 1805.09767) for local SGD, Douillard et al. 2024 (arXiv 2311.08105)
     for DiLoCo, and 2025 (arXiv 2501.18512) for fragments, delay and mix.
@@ -94,10 +111,10 @@ class LocalUpdates:
     def _check_codec(self) -> None:
         if self.compress is None:
             return
-        if not isinstance(self.compress, BF16 | FP8 | Block):
+        if not isinstance(self.compress, (*_ROUNDING, *_LEAVING_OUT)):
             raise InvalidArgumentError(
-                f"compress is {self.compress!r}: local updates keep no residuals; expected BF16, "
-                "FP8 or Block of pycoll.compress, or None"
+                f"compress is {self.compress!r}: expected BF16, FP8, Block, Sign, TopK, Threshold "
+                "or RandomK of pycoll.compress, or None"
             )
         if self._outer.averages:
             raise InvalidArgumentError(
@@ -375,10 +392,30 @@ class LocalUpdates:
         pending = state.pending
         assert pending is not None
         given = [one for one in pending.sent if one is not None]
+        feedback = self._feedback(state, pending)
         work = state.comm.all_reduce(
-            given, "avg", deterministic=True, async_op=True, compress=self.compress
+            given,
+            "avg",
+            deterministic=True,
+            async_op=True,
+            compress=self.compress,
+            feedback=feedback,
         )
-        return replace(state, pending=pending._replace(work=work))
+        return replace(state, pending=pending._replace(work=work, feedback=feedback))
+
+    def _feedback(self, state: LocalState, pending: Pending) -> Feedback | None:
+        """A Feedback with copies of the fragment's residuals; None where none are kept."""
+        if not isinstance(self.compress, _LEAVING_OUT):
+            return None
+        feedback = Feedback()
+        # RandomK draws its places from it: equal on all ranks, and when a fragment is sent again.
+        feedback.step = pending.due
+        numbers = [number for number, one in enumerate(pending.sent) if one is not None]
+        for place, number in enumerate(numbers):
+            held = state.residuals[number] if state.residuals else None
+            if held is not None:
+                feedback.memory(held.shape, place, held.dtype)[...] = held
+        return feedback
 
     def _applied(
         self, arrays: Sequence[Any], state: LocalState, mix: float
@@ -401,6 +438,7 @@ class LocalUpdates:
                 common = anchors[number] = converted(moved[0], like)
                 velocities[number] = None if moved[1] is None else converted(moved[1], like)
             now[number] = mixed(now[number], common, mix)
+        state = _with_residuals(state, pending)
         ended = state.step if pending.fragment == self.fragments - 1 else state.ended
         return now, replace(
             state,
@@ -430,6 +468,19 @@ class LocalUpdates:
             fragment=0,
             losses=(0.0, 0),
         )
+
+
+def _with_residuals(state: LocalState, pending: Pending) -> LocalState:
+    """The state with what the codec has left out of a fragment that has been averaged."""
+    if pending.feedback is None:
+        return state
+    held = list(state.residuals) or [None] * len(pending.sent)
+    numbers = [number for number, one in enumerate(pending.sent) if one is not None]
+    found = pending.feedback.residual
+    found = [found] if len(numbers) == 1 else found
+    for number, one in zip(numbers, found, strict=True):
+        held[number] = one
+    return replace(state, residuals=tuple(held))
 
 
 def _wide_copy(array: Any) -> Any:

@@ -13,6 +13,7 @@ from local_oracle import mean, oracle
 
 import pycoll
 from pycoll import InvalidArgumentError, PeerLostError
+from pycoll.compress import RandomK, Threshold, TopK
 from pycoll.optim import AdaComm, LocalState, LocalUpdates, PostLocal
 
 LR = 2.0**-3
@@ -202,6 +203,51 @@ def test_a_restart_goes_on_bit_by_bit_with_a_fragment_under_way(stopped: int) ->
     for params, again, under_way in world_in_threads(2).run(run):
         same(again, params)
         assert under_way == (stopped % 3 in (0, 1) and stopped >= 3)
+
+
+@pytest.mark.parametrize("codec", [TopK(0.25), Threshold(40.0), RandomK(0.25, 1)], ids=repr)
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_a_codec_leaves_out_of_a_round_is_sent_in_a_later_one(codec: Any, delay: int) -> None:
+    """Whole numbers times powers of two, so that every sum is exact. A restart loses nothing."""
+    updates = LocalUpdates(2, {"lr": 0.5}, delay=delay, mix=1.0 if delay else 0.0, compress=codec)
+
+    def run(comm: pycoll.Communicator) -> tuple[Arrays, Arrays]:
+        params, state = updates.begin(start_of(np.float32), comm)
+        for step in range(1, 10):
+            params, state = updates.advance(whole(comm.rank, step, params), state)
+            if step in (4, 5):
+                state = LocalState.load(pickle.loads(pickle.dumps(state.state_dict())))
+                params, state = updates.resume(params, state, comm)
+        assert state.anchors is not None
+        return list(state.anchors), list(state.residuals)
+
+    common = start_of(np.float32)
+    mine = [start_of(np.float32) for _ in range(2)]
+    held = [[np.zeros_like(one) for one in common] for _ in range(2)]
+    for number in range(4):
+        sent = []
+        for rank in range(2):
+            for step in (2 * number + 1, 2 * number + 2):
+                mine[rank] = whole(rank, step, mine[rank])
+            given = [a - x + e for a, x, e in zip(common, mine[rank], held[rank], strict=True)]
+            # RandomK draws by the step in which the fragment is due.
+            sent.append([kept_of(codec, one, 2 * number + 2 + delay) for one in given])
+            held[rank] = [one - gone for one, gone in zip(given, sent[rank], strict=True)]
+        common = [a - mean(d) * np.float32(0.5) for a, *d in zip(common, *sent, strict=True)]
+        if not delay:
+            mine = [list(common) for _ in range(2)]
+    for rank, (anchors, residuals) in enumerate(world_in_threads(2).run(run)):
+        same(anchors, [np.asarray(one) for one in common])
+        same(residuals, [np.asarray(one) for one in held[rank]])
+        assert any(one.any() for one in residuals)
+
+
+def kept_of(codec: Any, x: Any, step: int) -> Any:
+    """The values that a codec sends; the others are 0."""
+    flat, found = np.reshape(x, -1), np.zeros(np.size(x), np.float32)
+    places = codec.chosen(flat, step)
+    found[places] = flat[places]
+    return found.reshape(np.shape(x))
 
 
 def test_in_place_steps_do_not_reach_a_fragment_under_way() -> None:

@@ -179,12 +179,13 @@ def check_diloco_sends_codes() -> None:
         return [p.detach() for p in net.parameters()]
 
     plain = trained(None)
-    for codec, bound in ((BF16(), 0.01), (Block("int8"), 0.02), (Block("int4"), 0.2)):
+    bounds = ((BF16(), 0.01), (Block("int8"), 0.02), (Block("int4"), 0.2), (TopK(0.5), 0.5))
+    for codec, bound in bounds:
         found = trained(codec)
         same_on_all(found)
         assert 0 < far(found, plain) < bound if hvd.size() > 1 else True
     for words, text in (
-        ({"compress": TopK(0.1)}, "local updates keep no residuals; expected BF16"),
+        ({"compress": PowerSGD(1)}, "expected BF16, FP8, Block, Sign, TopK, Threshold or RandomK"),
         ({"compress": BF16(), "outer": {"lr": 1.0}}, "a codec would round the parameters"),
     ):
         optimizer = torch.optim.SGD(network().parameters(), 0.1)
