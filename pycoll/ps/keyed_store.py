@@ -26,6 +26,7 @@ from pycoll.ps.messages import ALL, LAST, NOW, PULLS, Kind, Message
 from pycoll.ps.placement import Placed, Placement
 from pycoll.ps.server_threads import ManagerThread
 from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
+from pycoll.ps.status import CommandSocket
 from pycoll.ps.values.row_table import PlacedTable, Table
 from pycoll.ps.values.row_terms import FRACTIONS, TABLE_TYPES, checked_table
 from pycoll.ps.values.server_optimizers import Optimizer
@@ -104,6 +105,10 @@ class Store:
         self._clock = 0
         self._shards = len(links.machine.view.chains)
         self._placement = Placement(self._shards)
+        self._commands: CommandSocket | None = None
+        if manager is not None:
+            asked = {"drain": self.drain, "add": self.add}
+            self._commands = CommandSocket(manager.name, asked)
         #: The number of the newest checkpoint in which this worker took part.
         self._cuts = 0
         #: The checkpoint that was restored, in the words of the caller, or an empty text.
@@ -638,17 +643,13 @@ class Store:
         self._check_open()
         view = self._links.machine.view
         servers = {one for chain in view.chains for one in chain}
-        if self._manager is None:
-            raise InvalidArgumentError(
-                f"drain() was called on rank {self.rank}: call it on rank {self.workers[0]}, which "
-                "decides about servers"
-            )
+        manager = self._managed("drain")
         if server not in servers or len(servers) == 1:
             raise InvalidArgumentError(
                 f"server is {server!r}: expected one of several servers that hold shards, here "
                 f"{sorted(servers)}"
             )
-        self._manager.drain(server)
+        manager.drain(server)
         until = time.monotonic() + self.timeout_s
         while any(server in chain for chain in self._links.machine.view.chains):
             if time.monotonic() > until:
@@ -663,6 +664,32 @@ class Store:
             self.stats()
             time.sleep(_LOOK_S)
 
+    def add(self, server: int) -> None:
+        """Let a drained server hold shards again.
+
+        ``server``: the rank of a server that was drained and still runs. Only the first worker may
+        call this method. The server is filled where a chain is too short, and takes the place of
+        servers that hold at least two shards more; the others serve meanwhile.
+
+        Raises InvalidArgumentError for another worker or server. Cost: the shards that it is given
+        travel once, after this call.
+
+        >>> store.add(4)  # on the first worker, after drain(4)
+        """
+        self._check_open()
+        if not self._managed("add").add(server):
+            raise InvalidArgumentError(
+                f"server is {server!r}: expected a server that was drained, and still runs"
+            )
+
+    def _managed(self, what: str) -> ManagerThread:
+        if self._manager is None:
+            raise InvalidArgumentError(
+                f"{what}() was called on rank {self.rank}: call it on rank {self.workers[0]}, "
+                "which decides about servers"
+            )
+        return self._manager
+
     def close(self) -> None:
         """Leave the store; its servers end when all workers have left. A second call does nothing.
 
@@ -670,6 +697,8 @@ class Store:
         """
         if not self._closed:
             self._closed = True
+            if self._commands is not None:
+                self._commands.close()
             self._links.close()
             if self._manager is not None:
                 self._manager.close()

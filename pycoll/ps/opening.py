@@ -165,7 +165,7 @@ class Opening:
             if self._base.rank == self._workers(terms)[0]:
                 own = {peer: one for (peer, purpose), one in made.items() if purpose == "manager"}
                 views = ViewManager(view, terms.servers, terms.replicas + 1)
-                manager = ManagerThread(views, own)
+                manager = ManagerThread(views, own, self._name())
             return terms, worker_links, manager
 
     def server(self) -> ServerThreads:
@@ -184,9 +184,13 @@ class Opening:
                 first_view(terms.servers, terms.replicas),
                 lambda _: shard(terms.consistency, workers, StoreValues()),
             )
-            # The key is secret, and a digest of it names the store.
-            name = hmac.digest(self._base._key_of_parts(), b"store", "sha256").hex()[:8]
-            return ServerThreads(machine, links, f"{name}-{self._base._splits}")
+            return ServerThreads(machine, links, self._name())
+
+    def _name(self) -> str:
+        """Return the name of the store, the same on all ranks."""
+        # The key is secret, and a digest of it names the store.
+        name = hmac.digest(self._base._key_of_parts(), b"store", "sha256").hex()[:8]
+        return f"{name}-{self._base._splits}"
 
 
 def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting]]:

@@ -122,10 +122,11 @@ def _no_place(message: Message, nbytes: int) -> None:
 class ManagerThread:
     """Runs the view manager, with a thread for each server.
 
-    ``links``: a connection of its own to each server.
+    ``links``: a connection of its own to each server. ``name``: the store's.
     """
 
-    def __init__(self, manager: ViewManager, links: dict[int, Link]) -> None:
+    def __init__(self, manager: ViewManager, links: dict[int, Link], name: str) -> None:
+        self.name = name
         self._manager = manager
         self._links = links
         self._alive = dict(links)
@@ -171,6 +172,16 @@ class ManagerThread:
         with self._lock:
             self._manager.drain(server)
             self._send()
+
+    def add(self, server: int) -> bool:
+        """Let a drained server hold shards again; return whether it can. Any thread may call
+        this."""
+        with self._lock:
+            is_drained = server in self._alive and server in self._manager.leaving
+            if is_drained:
+                self._manager.add(server)
+                self._send()
+            return is_drained
 
     def close(self) -> None:
         """End the manager; servers that die from now on are not replaced."""

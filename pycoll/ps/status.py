@@ -1,12 +1,14 @@
-"""The status of running servers, for ``pycoll ps``: each one tells it at a unix socket.
+"""Running servers and stores, for ``pycoll ps``: each one can be reached at a unix socket.
 
 The socket has an abstract name with the process's id, so it needs no file and ends with the
-process. Only processes of the same user get an answer. A server sends one text to each
-connection and closes it; it reads nothing.
+process. Only processes of the same user get an answer. A server sends its status to each
+connection and closes it. The first worker of a store, which decides about servers, reads one
+command of a connection, and answers when it is done.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import itertools
 import json
@@ -14,30 +16,38 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pycoll.bootstrap.discovery.network import abstract_name, listen_unix, peer_of
+from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
 from pycoll.untrusted import json_object, read_json
 
 #: The longest status, in bytes.
 _STATUS_BYTES_MAX = 1 << 20
 #: Seconds that one end of the socket waits for the other.
 _PATIENCE_S = 2.0
-_NAME = re.compile(r"@pycoll-ps-(\d+)-\d+$")
+_SERVERS = re.compile(r"@pycoll-ps-(\d+)-\d+$")
+_STORES = re.compile(r"@pycoll-store-(\d+)-\d+$")
+#: The longest command and answer, in bytes.
+_COMMAND_BYTES_MAX = 1 << 12
+_COMMAND = {"store": str, "command": str, "server": int}
+_ANSWER = {"is_here": bool, "error": str}
 _FACTS = {"store": str, "rank": int, "pid": int, "view": int, "shards": list}
 _numbers = itertools.count()
 
 
-class StatusSocket:
-    """Tells the status of a server. ``tell``: returns its JSON object; any thread may call it."""
+class _Socket:
+    """A listening socket with a thread, which gives connections of this user to ``_serve``."""
 
-    def __init__(self, tell: Callable[[], dict[str, Any]]) -> None:
-        self._tell = tell
-        name = abstract_name(f"ps-{os.getpid()}-{next(_numbers)}")
+    def __init__(self, word: str) -> None:
+        name = abstract_name(f"{word}-{os.getpid()}-{next(_numbers)}")
         self._listener = listen_unix(name)
-        self._thread = threading.Thread(target=self._run, name="pycoll-ps-status", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"pycoll-{word}", daemon=True)
         self._thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        raise AssertionError("a socket of a kind")
 
     def _run(self) -> None:
         while True:
@@ -45,11 +55,11 @@ class StatusSocket:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            # A reader that is gone, or too slow, gets no status.
+            # A peer that is gone, or too slow, gets no answer.
             with sock, contextlib.suppress(OSError):
                 if peer_of(sock)[1] == os.geteuid():
                     sock.settimeout(_PATIENCE_S)
-                    sock.sendall(json.dumps(self._tell()).encode())
+                    self._serve(sock)
 
     def close(self) -> None:
         """End the thread and free the name."""
@@ -59,36 +69,104 @@ class StatusSocket:
         self._thread.join()
 
 
+class StatusSocket(_Socket):
+    """Tells the status of a server. ``tell``: returns its JSON object; any thread may call it."""
+
+    def __init__(self, tell: Callable[[], dict[str, Any]]) -> None:
+        self._tell = tell
+        super().__init__("ps")
+
+    def _serve(self, sock: socket.socket) -> None:
+        sock.sendall(json.dumps(self._tell()).encode())
+
+
+class CommandSocket(_Socket):
+    """Takes commands for the servers of a store, one at a time.
+
+    ``store``: its name. ``commands``: by word the function of a server's rank; any thread may call
+    them.
+    """
+
+    def __init__(self, store: str, commands: Mapping[str, Callable[[int], None]]) -> None:
+        self._store = store
+        self._commands = commands
+        super().__init__("store")
+
+    def _serve(self, sock: socket.socket) -> None:
+        answer: dict[str, Any] = {"is_here": False, "error": ""}
+        try:
+            asked = json_object(read_json(_read(sock, _COMMAND_BYTES_MAX)), _COMMAND)
+            if asked["store"] == self._store and asked["command"] in self._commands:
+                answer["is_here"] = True
+                self._commands[asked["command"]](asked["server"])
+        except (PycollError, ValueError) as error:
+            answer["error"] = str(error)[: _COMMAND_BYTES_MAX // 8]
+        sock.sendall(json.dumps(answer).encode())
+
+
+def command(store: str, word: str, server: int, patience_s: float) -> None:
+    """Have the first worker of a store, a process on this host, run a command about a server.
+
+    ``patience_s``: the longest wait for its end, in seconds. Raises InvalidArgumentError where no
+    process on this host decides for a store of that name; PycollError with the reason where the
+    command fails, and TimeoutError.
+    """
+    text = json.dumps({"store": store, "command": word, "server": server}).encode()
+    for name in _names(_STORES):
+        try:
+            answer = json_object(read_json(_ask(name, text, patience_s)), _ANSWER)
+        except builtins.TimeoutError:
+            raise TimeoutError(f"{word} has not ended within {patience_s:g} s") from None
+        except (OSError, ValueError):
+            continue
+        if answer["error"]:
+            raise PycollError(answer["error"])
+        if answer["is_here"]:
+            return
+    raise InvalidArgumentError(
+        f"store is {store!r}: no process of yours on this host decides about its servers; run the "
+        "command on the host of its first worker (pycoll ps shows names)"
+    )
+
+
 def running_servers() -> list[dict[str, Any]]:
     """Return the status of each server of this user on this host, by store and rank.
 
     Servers that end meanwhile, or do not answer within 2 seconds, are left out.
     """
     found = []
-    for name in _names():
+    for name in _names(_SERVERS):
         # Bytes that no server sends are no server's.
         with contextlib.suppress(OSError, ValueError):
-            found.append(_ask(name))
+            found.append(json_object(read_json(_ask(name, b"", _PATIENCE_S)), _FACTS))
     return sorted(found, key=lambda one: (one["store"], one["rank"]))
 
 
-def _names() -> Iterator[str]:
+def _names(pattern: re.Pattern[str]) -> Iterator[str]:
     with open("/proc/net/unix") as table:
-        names = {line.rstrip().rpartition(" ")[2] for line in table if _NAME.search(line.rstrip())}
+        lines = [line.rstrip() for line in table]
+    names = {line.rpartition(" ")[2] for line in lines if pattern.search(line)}
     for name in sorted(names):
         yield "\0" + name[1:]
 
 
-def _ask(name: str) -> dict[str, Any]:
+def _ask(name: str, text: bytes, patience_s: float) -> bytearray:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(_PATIENCE_S)
+        sock.settimeout(patience_s)
         sock.connect(name)
         if peer_of(sock)[1] != os.geteuid():
             raise ValueError("another user's socket")
-        data = bytearray()
-        while len(data) <= _STATUS_BYTES_MAX:
-            piece = sock.recv(1 << 16)
-            if not piece:
-                return json_object(read_json(data), _FACTS)
-            data += piece
-    raise ValueError("a status that is too long")
+        if text:
+            sock.sendall(text)
+            sock.shutdown(socket.SHUT_WR)
+        return _read(sock, _STATUS_BYTES_MAX)
+
+
+def _read(sock: socket.socket, bytes_max: int) -> bytearray:
+    data = bytearray()
+    while len(data) <= bytes_max:
+        piece = sock.recv(1 << 16)
+        if not piece:
+            return data
+        data += piece
+    raise ValueError(f"more than {bytes_max} bytes")

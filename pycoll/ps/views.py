@@ -10,7 +10,7 @@ A server whose connection breaks counts as dead. The manager never takes a serve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pycoll.ps.messages import TEXT_BYTES_MAX, Kind, Message
@@ -78,6 +78,8 @@ class ViewManager:
         self._first: set[int] = set()
         #: By shard the new member that may lack what the one before it has acknowledged.
         self._fresh: dict[int, int] = {}
+        #: By shard the member that shall give its place to another server.
+        self._moving: dict[int, int] = {}
 
     def lose(self, server: int) -> None:
         """Take a server that is gone out of all chains."""
@@ -85,6 +87,9 @@ class ViewManager:
             self.alive.discard(server)
             self._first.discard(server)
             self._fresh = {one: who for one, who in self._fresh.items() if who != server}
+            for shard, other in enumerate(self.view.filling):
+                if other == server:
+                    self._moving.pop(shard, None)
             chains = [tuple(one for one in chain if one != server) for chain in self.view.chains]
             filling = [-1 if one == server else one for one in self.view.filling]
             self._decide(chains, filling)
@@ -103,7 +108,8 @@ class ViewManager:
                 self._decide(chains, filling)
             elif self._fresh.get(shard) == server:
                 del self._fresh[shard]
-                if self.leaving & {*view.chains[shard]}:
+                chain = view.chains[shard]
+                if len(chain) > self.length or any(self._leaves(shard, one) for one in chain):
                     self._decide(list(view.chains), list(view.filling))
         elif message.kind is Kind.ADOPTED and server in self._first:
             self._first.discard(server)
@@ -111,9 +117,12 @@ class ViewManager:
                 self._tell(self.alive)
 
     def add(self, server: int) -> None:
-        """Take a new server in; it is filled where a chain is too short."""
-        if server not in self.alive:
+        """Take a new server in, or one that was drained. It is filled where a chain is too short,
+        and takes places of servers that have at least two more of them."""
+        if server not in self.alive or server in self.leaving:
             self.alive.add(server)
+            self.leaving.discard(server)
+            self._balance(server)
             self._decide(list(self.view.chains), list(self.view.filling))
 
     def drain(self, server: int) -> None:
@@ -122,15 +131,34 @@ class ViewManager:
             self.leaving.add(server)
             self._decide(list(self.view.chains), list(self.view.filling))
 
+    def _leaves(self, shard: int, server: int) -> bool:
+        return server in self.leaving or self._moving.get(shard) == server
+
+    def _balance(self, server: int) -> None:
+        shares = self._shares(self.alive - self.leaving, self.view.chains, self.view.filling)
+        for shard, chain in enumerate(self.view.chains):
+            is_quiet = self.view.filling[shard] < 0 and shard not in {*self._fresh, *self._moving}
+            if not is_quiet or server in chain or len(chain) != self.length:
+                continue
+            giving = max(
+                (one for one in chain if one in shares), key=shares.__getitem__, default=-1
+            )
+            if giving >= 0 and shares[giving] >= shares[server] + 2:
+                self._moving[shard] = giving
+                shares[giving] -= 1
+                shares[server] += 1
+
     def _decide(self, chains: list[tuple[int, ...]], filling: list[int]) -> None:
         for shard, chain in enumerate(chains):
             if filling[shard] in self.leaving:
                 filling[shard] = -1
-            staying = tuple(one for one in chain if one not in self.leaving)
+            staying = tuple(one for one in chain if not self._leaves(shard, one))
             if chain and filling[shard] < 0 and len(staying) < self.length:
                 filling[shard] = self._spare(chains, filling, chain)
             if staying and filling[shard] < 0 and shard not in self._fresh:
-                chains[shard] = staying
+                # A chain is too long if its drained member was added again meanwhile.
+                chains[shard] = staying[-self.length :]
+                self._moving.pop(shard, None)
         old, number = self.view, self.view.number + 1
         self.view = View(number, tuple(chains), tuple(filling))
         for shard, chain in enumerate(chains):
@@ -146,8 +174,16 @@ class ViewManager:
         self, chains: list[tuple[int, ...]], filling: list[int], chain: tuple[int, ...]
     ) -> int:
         """Return the server outside the chain that holds the fewest shards, or -1."""
-        shares = dict.fromkeys(sorted(self.alive - self.leaving - set(chain)), 0)
+        shares = self._shares(self.alive - self.leaving - set(chain), chains, filling)
+        return min(shares, key=lambda one: shares[one], default=-1)
+
+    @staticmethod
+    def _shares(
+        servers: Iterable[int], chains: Sequence[tuple[int, ...]], filling: Sequence[int]
+    ) -> dict[int, int]:
+        """Return by server, in rank order, how many shards it holds or is filled with."""
+        shares = dict.fromkeys(sorted(servers), 0)
         for one in [*(one for chain in chains for one in chain), *filling]:
             if one in shares:
                 shares[one] += 1
-        return min(shares, key=lambda one: shares[one], default=-1)
+        return shares

@@ -512,7 +512,8 @@ def info() -> None:
     print_information()
 
 
-@main.command()
+@main.group(invoke_without_command=True)
+@click.pass_context
 @click.option(
     "--over",
     type=click.FloatRange(min=0.01, max=60),
@@ -520,14 +521,48 @@ def info() -> None:
     show_default=True,
     help="Seconds over which rates are measured.",
 )
-def ps(over: float) -> None:
+def ps(context: click.Context, over: float) -> None:
     """Print the stores whose servers run on this host: shards, chains, clocks, rates, busy parts.
 
-    It shows the servers of this user only; on other hosts it is run there.
+    It shows the servers of this user only; on other hosts it is run there. Commands drain and add
+    servers of a store that runs.
     """
     from pycoll.tools.store_status import status_text
 
-    click.echo(status_text(over))
+    if context.invoked_subcommand is None:
+        click.echo(status_text(over))
+
+
+def _ps_command(word: str, text: str) -> None:
+    @ps.command(name=word, help=text)
+    @click.argument("store")
+    @click.argument("rank", type=click.IntRange(min=0))
+    @click.option(
+        "--timeout",
+        type=click.FloatRange(min=0.1, max=86400),
+        default=600,
+        show_default=True,
+        help="The longest wait, in seconds.",
+    )
+    def run(store: str, rank: int, timeout: float) -> None:
+        from pycoll.ps.status import command
+
+        try:
+            command(store, word, rank, timeout)
+        except PycollError as error:
+            raise _fail(error) from error
+
+
+_ps_command(
+    "drain",
+    "Move the shards of server RANK of STORE to the other servers, so that its process may be "
+    "ended. Run it on the host of the store's first worker.",
+)
+_ps_command(
+    "add",
+    "Let the drained server RANK of STORE hold shards again. Run it on the host of the store's "
+    "first worker.",
+)
 
 
 @main.command(cls=_Command)

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from harness import TIMEOUT_S, each, succeeded
 
 import pycoll
@@ -26,6 +27,7 @@ from pycoll.ps.consistency import consistency_from, consistency_of
 from pycoll.ps.messages import HEAD_BYTES, PART_BYTES_MAX, Kind, Message, pack_into, unpack
 from pycoll.ps.placement import Placed, Placement, ranges_of
 from pycoll.ps.server_links import INLINE_BYTES, Circle, Link, offered
+from pycoll.tools.cli import main
 
 Comm = pycoll.Communicator
 Run = Callable[[ps.Store, Comm], Any]
@@ -274,10 +276,43 @@ def test_a_drained_server_holds_nothing_while_pushes_go_on(replicas: int) -> Non
         else:
             with pytest.raises(InvalidArgumentError, match="server is 3: expected one of several"):
                 store.drain(3)
+            with pytest.raises(InvalidArgumentError, match=r"server is 2: expected .* was drained"):
+                store.add(2)
+            store.add(3)
+            if replicas:
+                # Each of the others held all three shards.
+                while not any(3 in one["chain"] for one in store.stats()["shards"]):
+                    time.sleep(0.01)
+            assert (store.pull("w") == 5).all()
         return True
 
     found = run_store(work, workers=2, servers=3, consistency="asp", replicas=replicas)
     assert succeeded(found) == [True, True]
+
+
+def test_the_command_line_drains_and_adds_a_server() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        store.init("w", np.arange(3))
+        assert store._manager is not None
+        name = store._manager.name
+        for words, text in (
+            (["drain", name, "2"], ""),
+            (["drain", name, "2"], "server is 2: expected one of several servers"),
+            (["add", name, "2"], ""),
+            (["add", name, "2"], "server is 2: expected a server that was drained"),
+        ):
+            done = CliRunner().invoke(main, ["ps", *words])
+            assert (done.exit_code == 0) == (text == "") and text in done.output, done.output
+            is_added, until = words[0] == "add", time.monotonic() + TIMEOUT_S
+            # Rank 1 held both shards, and gives one of them back.
+            while any(2 in one["chain"] for one in store.stats()["shards"]) != is_added:
+                assert words[0] == "add" and time.monotonic() < until
+                time.sleep(0.01)
+        done = CliRunner().invoke(main, ["ps", "drain", "other", "2"])
+        assert "store is 'other': no process of yours on this host" in done.output
+        assert store.pull("w").tolist() == [0, 1, 2]
+
+    succeeded(run_store(work, workers=1, servers=2))
 
 
 def test_examples_of_docstrings_do_what_they_say() -> None:

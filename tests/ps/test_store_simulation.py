@@ -229,6 +229,35 @@ def test_a_drained_server_holds_nothing_and_no_push_is_lost() -> None:
         assert {server.view.number for server in live} == {view.number}
 
 
+def test_a_drained_server_that_is_added_again_takes_its_share() -> None:
+    for seed in range(SEEDS // 4):
+        world = masks(seed, ASP, 3, 1)
+        victim = world.random.choice((3, 4, 5))
+        drain, add = (operator.methodcaller(word, victim) for word in ("drain", "add"))
+        when = world.random.randint(1, 30)
+        world.faults[when] = functools.partial(world.act, MANAGER, drain)
+        if seed % 2:
+            # In the midst of the drain, and of requests.
+            again = when + world.random.randint(1, 30)
+            world.faults[again] = functools.partial(world.act, MANAGER, add)
+        else:
+            world.at(500.0, functools.partial(world.act, MANAGER, add))
+        if seed % 8 > 5:
+            kill_at(world, world.random.randint(1, 150), 3 + (victim - 2) % 3)
+        world.run()
+        assert world.ended == {0, 1, 2} and world.failed == {}, seed
+        world.history.check()
+        live = world.servers.keys() & world.alive
+        chains = world.manager.view.chains
+        assert all(len(chain) == 2 and {*chain} <= live for chain in chains), (seed, chains)
+        assert world.manager.view.filling == (-1, -1, -1), seed
+        shares = [sum(one in chain for chain in chains) for one in live]
+        assert seed % 2 or max(shares) - min(shares) <= 1, (seed, shares)
+        for rank in live:
+            held = {shard for shard, chain in enumerate(chains) if rank in chain}
+            assert set(world.servers[rank].replicas) == held, (seed, rank)
+
+
 def through_hours(world: World, history: History, rank: int, until: float) -> Program:
     if rank == 0:
         yield world.load(rank, KEYS, 0)
