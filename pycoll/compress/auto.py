@@ -18,8 +18,8 @@ class Auto:
     ``pycoll.optim.Scheduler(compress=)`` and ``DistributedOptimizer(policy=, compression=)`` take
     it. They measure the codecs on the communicator, agree on the figures, and search for the
     messages and codecs with the least communication that is not hidden. Small layers often go
-    whole. What a codec leaves out of a gradient is added to the next step, also where the choice
-    has changed. ``explain()`` says for each gradient what was picked, and why.
+    whole. Values that a codec leaves out of a gradient are added to the next step, also where the
+    choice has changed. ``explain()`` says for each gradient which codec was picked, and why.
 
     Arguments:
         ``codecs``: the codecs that are allowed, for float32; other types go whole.
