@@ -70,6 +70,10 @@ void Mailbox::post_recv(const MessageRequest& request, std::shared_ptr<Operation
     if (whole) {
       finish(*arrival);
       arrivals_.erase(arrival);
+    } else if (request.data.bytes == arrival->total && !arrival->kept.empty()) {
+      // The rest of the message goes directly to the receive's memory.
+      std::memcpy(request.data.data, arrival->kept.data(), arrival->kept.size());
+      std::vector<std::byte>().swap(arrival->kept);
     }
     return;
   }
@@ -147,8 +151,8 @@ std::unique_ptr<OpenRecv> Mailbox::claim(std::uint32_t tag) {
   return claimed;
 }
 
-// The bytes of a claimed message go directly to its
-// memory, unless a part of it is already kept here.
+// The bytes of a claimed message go directly to its memory. post_recv() has moved there what
+// arrived before the claim.
 void Mailbox::accept(const transport::Segment& segment) {
   if (!arriving_) {
     Arrival arrival;
@@ -162,9 +166,9 @@ void Mailbox::accept(const transport::Segment& segment) {
   Arrival& arrival = arrivals_.back();
   const std::size_t bytes = segment.header.bytes;
   const bool fits = arrival.claim != nullptr && arrival.claim->request.data.bytes == arrival.total;
-  if (fits && arrival.kept.empty() && bytes != 0) {
+  if (fits && bytes != 0) {
     std::memcpy(arrival.claim->request.data.data + arrival.received, segment.data, bytes);
-  } else if ((fits || arrival.claim == nullptr) && bytes != 0) {
+  } else if (arrival.claim == nullptr && bytes != 0) {
     arrival.kept.insert(arrival.kept.end(), segment.data, segment.data + bytes);
   }
   arrival.received += bytes;

@@ -1,6 +1,7 @@
 // Matching and moving of tagged messages between two mailboxes, over a channel in memory.
 #include "engine/mailbox.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/prng.h"
@@ -136,6 +137,8 @@ TEST(a_receive_may_come_while_its_message_arrives) {
   (void)b.advance_recvs(pipe);
   const auto received = recv(b, 3, got);
   CHECK(!received->done(), "the message is not whole yet");
+  CHECK(std::equal(got.begin(), got.begin() + transport::kSegmentBytesMax, data.begin()),
+        "the first segment is in the receive's memory");
   CHECK(b.receiving(), "the receive is open");
   move_all(a, b, pipe);
   expect_done(sent, "send");
