@@ -21,7 +21,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import aligned
-from pycoll.comm.codecs import Coding, refuse_device, remembered
+from pycoll.comm.codecs import Awaited, Coding, refuse_device, remembered
 from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -247,8 +247,11 @@ def start_list(
         work = _core.open_work()
         _core.fill_work(work, results())
         return work
+    awaited = None
     if feedback is not None:
+        feedback.check_free()
         messages = _with_feedback(messages, feedback, shared)
+        awaited = Awaited(results, communicator._native.failure)
     for one in members:
         call.add(one.ends.source.dtype, messages[0].prepared.op, one.ends.source.shape)
     if len(messages) > 1:
@@ -256,7 +259,12 @@ def start_list(
     if len(keys) == len(members) and not async_op:
         for number, member in enumerate(members):
             communicator._offer_member(member.ends, keys[number])
-    return _start_all(communicator, messages, results, async_op)
+    if awaited is None:
+        return _start_all(communicator, messages, results, async_op)
+    work = _start_all(communicator, messages, awaited.finish, async_op)
+    if async_op:
+        feedback.work = awaited
+    return work
 
 
 def _start_all(

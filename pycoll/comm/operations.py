@@ -20,7 +20,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.comm.codecs import refuse_device, remembered
+from pycoll.comm.codecs import Awaited, refuse_device, remembered
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
@@ -337,6 +337,7 @@ class Core(_core.Calls):
             refuse_device()
         residual = None
         if feedback is not None:
+            feedback.check_free()
             if source is not None:
                 source, residual = remembered(feedback, source)
             feedback.ended()
@@ -357,9 +358,15 @@ class Core(_core.Calls):
                 return given()
 
         told = None if identity and async_op else offer
-        return self._start(
+        awaited = Awaited(finish, self._native.failure) if feedback is not None else None
+        if awaited is not None:
+            finish = awaited.finish
+        result = self._start(
             prepared, source, target, counts, async_op, finish, where, told, residual
         )
+        if awaited is not None and async_op:
+            feedback.work = awaited
+        return result
 
     def _start(
         self,

@@ -34,8 +34,8 @@ class Feedback:
     Attributes: ``step``, the number of calls so far.
 
     Errors: InvalidArgumentError for other arguments, and from a call with arrays of other shapes or
-    types than those of the calls before: then use ``reset()``, or another Feedback. Codecs that the
-    executor has no kernels for refuse a call before the Work of the last one is waited for.
+    types than those of the calls before: then use ``reset()``, or another Feedback. A call is also
+    refused until the Work of the last one has been waited for.
 
     Cost: memory for one copy of the arrays, one more with momentum, and one more with codecs that
     send places or matrices.
@@ -65,7 +65,7 @@ class Feedback:
     def reset(self) -> None:
         """Forget everything, for example because the model has changed; ``step`` becomes 0."""
         self.step = 0
-        #: The Work of a composed call that is still to be waited for.
+        #: The call that is still to be waited for; its ``is_under_way()`` tells.
         self.work: Any = None
         #: By the number of the array in the call.
         self._residuals: dict[int, Array] = {}

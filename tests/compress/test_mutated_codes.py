@@ -150,12 +150,33 @@ def test_a_feedback_serves_one_call_at_a_time(codec: Any) -> None:
     world_in_threads(RANKS).run(call)
 
 
-def test_a_feedback_is_free_once_its_communicator_has_ended() -> None:
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather", "list"])
+def test_a_feedback_of_each_dense_collective_serves_one_call_at_a_time(collective: str) -> None:
+    codec = Block("int4")
+
+    def call(comm: pycoll.Communicator) -> None:
+        x: Any = np.random.default_rng(comm.rank).standard_normal(600).astype(np.float32)
+        x = [x, x[:99]] if collective == "list" else x
+        run = getattr(comm, "all_reduce" if collective == "list" else collective)
+        feedback = Feedback()
+        for _ in range(2):
+            work = run(x, compress=codec, feedback=feedback, async_op=True)
+            with pytest.raises(InvalidArgumentError, match="whose Work has not been waited for"):
+                run(x, compress=codec, feedback=feedback)
+            work.wait()
+        run(x, compress=codec, feedback=feedback)
+        assert feedback.step == 3 and feedback.norm() > 0
+
+    world_in_threads(RANKS).run(call)
+
+
+@pytest.mark.parametrize(("half", "wanted"), [(TopK(0.5), 24.0), (BF16(), 16.0)], ids=repr)
+def test_a_feedback_is_free_once_its_communicator_has_ended(half: Any, wanted: float) -> None:
     feedbacks = [Feedback() for _ in range(2)]
 
     def start(comm: pycoll.Communicator) -> None:
         x = np.ones(8, np.float32)
-        comm.all_reduce(x, compress=TopK(0.5), feedback=feedbacks[comm.rank], async_op=True)
+        comm.all_reduce(x, compress=half, feedback=feedbacks[comm.rank], async_op=True)
         comm.close()
 
     world = fresh_world(2)
@@ -166,5 +187,5 @@ def test_a_feedback_is_free_once_its_communicator_has_ended() -> None:
         x = np.ones(8, np.float32)
         return comm.all_reduce(x, compress=TopK(1.0), feedback=feedbacks[comm.rank]).sum()
 
-    # Half of the values were held back by each rank.
-    assert world_in_threads(2).run(call) == [24.0, 24.0]
+    # Each rank of TopK held back half of its values.
+    assert world_in_threads(2).run(call) == [wanted, wanted]
