@@ -256,6 +256,9 @@ struct Reference {
       target[i] = base == nullptr ? sum : base[i] - sum;
     }
   }
+
+  static constexpr CollectFunction kCollect = collect;
+  static constexpr ProductFunction kProduct = product;
 };
 
 }  // namespace

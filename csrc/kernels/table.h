@@ -86,12 +86,9 @@ struct Table {
 };
 
 template <typename Family>
-constexpr Backend kBackendOf{Table<Family>::combine,
-                             Table<Family>::scale,
-                             Table<Family>::enter_mean,
-                             Table<Family>::leave_mean,
-                             Family::codec,
-                             Family::collect,
-                             Family::product};
+constexpr Backend kBackendOf{
+    Table<Family>::combine,    Table<Family>::scale, Table<Family>::enter_mean,
+    Table<Family>::leave_mean, Family::codec,        Family::kCollect,
+    Family::kProduct};
 
 }  // namespace pycoll::kernels

@@ -66,8 +66,8 @@ struct Family {
 
   static CodecKernels codec(CodecKind kind) { return Codecs<M>::of(kind); }
 
-  static constexpr CollectFunction collect = SparseScan<M>::collect;
-  static constexpr ProductFunction product = ThinProduct<M>::run;
+  static constexpr CollectFunction kCollect = SparseScan<M>::collect;
+  static constexpr ProductFunction kProduct = ThinProduct<M>::run;
 
  private:
   template <DType dtype, ReduceOp op, int sources>
