@@ -125,7 +125,7 @@ def check_elements(collective: Collective, dtype: int, code: int | None) -> None
         raise wrong_op("a function" if code == ReduceOp.USER else repr(ReduceOp(code or 0).word))
 
 
-class Awaited:
+class Ending:
     """A started call whose Feedback serves no other one until ``finish`` has run.
 
     ``finish`` runs when the program waits for the Work. ``failure``: says why the communicator has

@@ -21,7 +21,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import aligned
-from pycoll.comm.codecs import Awaited, Coding, refuse_device, remembered
+from pycoll.comm.codecs import Coding, Ending, refuse_device, remembered
 from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -213,11 +213,7 @@ def start_list(
 ) -> Work:
     """Start all messages of a list. The Work's result is ``out``, or a list of results."""
     members = members_of(arrays, out)
-
-    def results() -> Any:
-        made = [member.finisher()() for member in members]
-        return made if out is None else out
-
+    results = _results_of(members, out)
     lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
     if coding is not None and any(isinstance(one.ends.source, DeviceView) for one in members):
         refuse_device()
@@ -247,11 +243,9 @@ def start_list(
         work = _core.open_work()
         _core.fill_work(work, results())
         return work
-    awaited = None
     if feedback is not None:
         feedback.check_free()
         messages = _with_feedback(messages, feedback, shared)
-        awaited = Awaited(results, communicator._native.failure)
     for one in members:
         call.add(one.ends.source.dtype, messages[0].prepared.op, one.ends.source.shape)
     if len(messages) > 1:
@@ -259,12 +253,22 @@ def start_list(
     if len(keys) == len(members) and not async_op:
         for number, member in enumerate(members):
             communicator._offer_member(member.ends, keys[number])
-    if awaited is None:
+    if feedback is None:
         return _start_all(communicator, messages, results, async_op)
-    work = _start_all(communicator, messages, awaited.finish, async_op)
-    if async_op:
-        feedback.work = awaited
+    ending = Ending(results, communicator._native.failure)
+    work = _start_all(communicator, messages, ending.finish, async_op)
+    feedback.work = ending if async_op else None
     return work
+
+
+def _results_of(members: Any, out: Any) -> Callable[[], Any]:
+    """Return the function that returns the results of a list."""
+
+    def results() -> Any:
+        made = [member.finisher()() for member in members]
+        return made if out is None else out
+
+    return results
 
 
 def _start_all(

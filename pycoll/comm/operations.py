@@ -20,7 +20,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.comm.codecs import Awaited, refuse_device, remembered
+from pycoll.comm.codecs import Ending, refuse_device, remembered
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
@@ -358,14 +358,14 @@ class Core(_core.Calls):
                 return given()
 
         told = None if identity and async_op else offer
-        awaited = Awaited(finish, self._native.failure) if feedback is not None else None
-        if awaited is not None:
-            finish = awaited.finish
+        ending = Ending(finish, self._native.failure) if feedback is not None else None
+        if ending is not None:
+            finish = ending.finish
         result = self._start(
             prepared, source, target, counts, async_op, finish, where, told, residual
         )
-        if awaited is not None and async_op:
-            feedback.work = awaited
+        if ending is not None and async_op:
+            feedback.work = ending
         return result
 
     def _start(
