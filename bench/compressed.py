@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import page
-from host_jobs import places_of
+from host_jobs import told_by_rank_0
 from hosts import DEVICE, ONE_GIGABIT, TEN_GIGABIT, Hosts, obstacle
 
 #: Times of float32's rate that an entrant reaches at least, by rate of the cable in Gb/s.
@@ -74,26 +73,9 @@ def main() -> None:
 
 def measured(hosts: Hosts, given: argparse.Namespace) -> Rounds:
     """The rounds of each entrant."""
-    places = places_of("pycoll", hosts.addresses[0], DEVICE, given.hosts)
     size = ["--mib", str(given.mib), "--rounds", str(given.rounds)]
-    ranks = [
-        subprocess.Popen(
-            hosts.on(rank, [sys.executable, __file__, "--worker", *size]),
-            env={**os.environ, **places(rank, 0), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(given.hosts)
-    ]
-    try:
-        text, _ = ranks[0].communicate(timeout=_WAIT_S)
-        codes = [rank.wait(timeout=_WAIT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-    if any(codes):
-        raise SystemExit(f"the ranks ended with {codes}")
+    line = [sys.executable, __file__, "--worker", *size]
+    text = told_by_rank_0(hosts, line, _WAIT_S, {"OMP_NUM_THREADS": "1"})
     found: dict[str, list[tuple[float, int]]] = json.loads(text.splitlines()[-1])
     return {name: [Round(*one) for one in rounds] for name, rounds in found.items()}
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hosts import DEVICE, Hosts
@@ -110,3 +110,33 @@ def _mpich(names: str, ranks: int, agent: Path, worker: list[str]) -> list[str]:
         *(launcher, "-launcher", "rsh", "-launcher-exec", str(agent), "-iface", DEVICE),
         *("-n", str(ranks), "-hosts", names, *worker),
     ]
+
+
+def told_by_rank_0(
+    hosts: Hosts, line: Sequence[str], wait_s: float, settings: Mapping[str, str]
+) -> str:
+    """Run a rank of pycoll on each host by the same command, and return what rank 0 prints.
+
+    ``wait_s``: the most seconds for rank 0, and for the others after it. Raises SystemExit where a
+    rank fails.
+    """
+    places = places_of("pycoll", hosts.addresses[0], DEVICE, len(hosts.names))
+    ranks = [
+        subprocess.Popen(
+            hosts.on(rank, line),
+            env={**os.environ, **settings, **places(rank, 0)},
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(len(hosts.names))
+    ]
+    try:
+        text = ranks[0].communicate(timeout=wait_s)[0]
+        codes = [rank.wait(timeout=wait_s) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if any(codes):
+        raise SystemExit(f"the ranks ended with {codes}")
+    return text

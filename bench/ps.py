@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import page
-from host_jobs import places_of
-from hosts import DEVICE, TEN_GIGABIT, Hosts, Shape, obstacle
+from host_jobs import told_by_rank_0
+from hosts import TEN_GIGABIT, Hosts, Shape, obstacle
 from jobs import RUN_PYCOLL
 
 TITLE = "Stores on parameter servers"
@@ -74,24 +74,7 @@ def between(
     total = workers + servers
     words = (task, str(workers), str(rounds), str(nbytes))
     with Hosts(total, shape) as hosts:
-        places = places_of("pycoll", hosts.addresses[0], DEVICE, total)
-        ranks = [
-            subprocess.Popen(
-                hosts.on(rank, [sys.executable, WORKER, *words]),
-                env={**os.environ, **_SETTINGS, **places(rank, 0)},
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                text=True,
-            )
-            for rank in range(total)
-        ]
-        try:
-            text = ranks[0].communicate(timeout=_TASK_S)[0]
-            if any(rank.wait(timeout=30) for rank in ranks):
-                raise SystemExit(f"{task} between hosts failed")
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+        text = told_by_rank_0(hosts, [sys.executable, WORKER, *words], _TASK_S, _SETTINGS)
     return [json.loads(one) for one in text.splitlines()]
 
 

@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -28,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import page
-from host_jobs import places_of
-from hosts import DEVICE, ONE_GIGABIT, Hosts, Shape, obstacle
+from host_jobs import told_by_rank_0
+from hosts import ONE_GIGABIT, Hosts, Shape, obstacle
 
 TITLE = "Time to a loss over slow links"
 SHAPES = {1000: ONE_GIGABIT, 100: Shape("100mbit", "32kb", bytes_per_s=100e6 / 8)}
@@ -70,7 +69,7 @@ def main() -> None:
 
         check_picture(given.plot)
     with Hosts(given.hosts, SHAPES[given.megabit]) as hosts:
-        found = measured(hosts, sys.argv[1:], given.hosts)
+        found = measured(hosts, sys.argv[1:])
     lines = told(found, given)
     print("\n".join(lines))
     if given.plot is not None:
@@ -79,27 +78,10 @@ def main() -> None:
         write(given.markdown, lines, given.plot)
 
 
-def measured(hosts: Hosts, words: Sequence[str], count: int) -> dict[str, Any]:
+def measured(hosts: Hosts, words: Sequence[str]) -> dict[str, Any]:
     """Run a rank on each host with the same options, and return what rank 0 prints."""
-    places = places_of("pycoll", hosts.addresses[0], DEVICE, count)
-    ranks = [
-        subprocess.Popen(
-            hosts.on(rank, [sys.executable, __file__, "--worker", *words]),
-            env={**os.environ, **places(rank, 0), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        text, _ = ranks[0].communicate(timeout=_WAIT_S)
-        codes = [rank.wait(timeout=_WAIT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-    if any(codes):
-        raise SystemExit(f"the ranks ended with {codes}")
+    line = [sys.executable, __file__, "--worker", *words]
+    text = told_by_rank_0(hosts, line, _WAIT_S, {"OMP_NUM_THREADS": "1"})
     found: dict[str, Any] = json.loads(text.splitlines()[-1])
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -123,27 +122,6 @@ def check_elements(collective: Collective, dtype: int, code: int | None) -> None
         raise wrong_type("x", dtype, (DType.FLOAT32,))
     if collective in REDUCING and code not in _SUMS:
         raise wrong_op("a function" if code == ReduceOp.USER else repr(ReduceOp(code or 0).word))
-
-
-class Ending:
-    """A started call whose Feedback serves no other one until ``finish`` has run.
-
-    ``finish`` runs when the program waits for the Work. ``failure``: says why the communicator has
-    failed, or None; no Work of a failed one keeps its Feedback.
-    """
-
-    def __init__(self, finish: Callable[[], Any], failure: Callable[[], Any]) -> None:
-        self._finish, self._failure = finish, failure
-        self._ended = False
-
-    def finish(self) -> Any:
-        """Return the result of the call."""
-        self._ended = True
-        return self._finish()
-
-    def is_under_way(self) -> bool:
-        """Return whether the program has still to wait for the Work."""
-        return not self._ended and self._failure() is None
 
 
 def remembered(

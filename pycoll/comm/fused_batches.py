@@ -21,7 +21,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import aligned
-from pycoll.comm.codecs import Coding, Ending, refuse_device, remembered
+from pycoll.comm.codecs import Coding, refuse_device, remembered
 from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -213,7 +213,11 @@ def start_list(
 ) -> Work:
     """Start all messages of a list. The Work's result is ``out``, or a list of results."""
     members = members_of(arrays, out)
-    results = _results_of(members, out)
+
+    def results() -> Any:
+        made = [member.finisher()() for member in members]
+        return made if out is None else out
+
     lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
     if coding is not None and any(isinstance(one.ends.source, DeviceView) for one in members):
         refuse_device()
@@ -253,38 +257,34 @@ def start_list(
     if len(keys) == len(members) and not async_op:
         for number, member in enumerate(members):
             communicator._offer_member(member.ends, keys[number])
-    if feedback is None:
-        return _start_all(communicator, messages, results, async_op)
-    ending = Ending(results, communicator._native.failure)
-    work = _start_all(communicator, messages, ending.finish, async_op)
-    feedback.work = ending if async_op else None
-    return work
-
-
-def _results_of(members: Any, out: Any) -> Callable[[], Any]:
-    """Return the function that returns the results of a list."""
-
-    def results() -> Any:
-        made = [member.finisher()() for member in members]
-        return made if out is None else out
-
-    return results
+    return _start_all(communicator, messages, results, async_op, feedback)
 
 
 def _start_all(
-    communicator: Core, messages: list[Message], results: Callable[[], Any], async_op: bool
+    communicator: Core,
+    messages: list[Message],
+    results: Callable[[], Any],
+    async_op: bool,
+    feedback: Any,
 ) -> Work:
     """Start the messages of a list. The result of the Work is ``results()``."""
-    earlier: list[Work] = []
 
-    def last() -> Any:
-        for work in earlier:
-            work.wait()
-        return results()
+    def start(finish: Callable[[], Any]) -> Work:
+        earlier: list[Work] = []
 
-    with one_call(communicator, len(messages) > 1):
-        earlier.extend(message.start(communicator, nothing, async_op) for message in messages[:-1])
-        return messages[-1].start(communicator, last, async_op)
+        def last() -> Any:
+            for work in earlier:
+                work.wait()
+            return finish()
+
+        with one_call(communicator, len(messages) > 1):
+            earlier.extend(one.start(communicator, nothing, async_op) for one in messages[:-1])
+            return messages[-1].start(communicator, last, async_op)
+
+    if feedback is None or not async_op:
+        return start(results)
+    begun: Work = feedback.serve(communicator._native.failure, results, start)
+    return begun
 
 
 def _with_feedback(

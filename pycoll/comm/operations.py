@@ -20,7 +20,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.comm.codecs import Ending, refuse_device, remembered
+from pycoll.comm.codecs import refuse_device, remembered
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
@@ -358,15 +358,15 @@ class Core(_core.Calls):
                 return given()
 
         told = None if identity and async_op else offer
-        ending = Ending(finish, self._native.failure) if feedback is not None else None
-        if ending is not None:
-            finish = ending.finish
-        result = self._start(
-            prepared, source, target, counts, async_op, finish, where, told, residual
-        )
-        if ending is not None and async_op:
-            feedback.work = ending
-        return result
+
+        def start(finish: Callable[[], Any]) -> Any:
+            return self._start(
+                prepared, source, target, counts, async_op, finish, where, told, residual
+            )
+
+        if feedback is None or not async_op:
+            return start(finish)
+        return feedback.serve(self._native.failure, finish, start)
 
     def _start(
         self,

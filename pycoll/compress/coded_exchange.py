@@ -22,7 +22,6 @@ import numpy as np
 
 from pycoll.arrays.rows import shares
 from pycoll.compress.codec import Array
-from pycoll.compress.feedback import Feedback
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError, ReductionError
 
 #: The bytes of a description that an error shows.
@@ -30,24 +29,11 @@ _TEXT_BYTES = 200
 
 
 class ComposedWork:
-    """The Work of a call whose last exchange is still under way. Threads: any.
+    """The Work of a call whose last exchange is still under way. Threads: any."""
 
-    It holds the call's ``feedback`` until it has been waited for.
-    """
-
-    def __init__(
-        self,
-        last: Any,
-        finish: Callable[[Any], Any],
-        name: str,
-        feedback: Feedback | None,
-        comm: Any,
-    ) -> None:
-        self._last, self._name, self._comm = last, name, comm
+    def __init__(self, last: Any, finish: Callable[[Any], Any], name: str) -> None:
+        self._last, self._name = last, name
         self._finish: Callable[[Any], Any] | None = finish
-        self._feedback = feedback
-        if feedback is not None:
-            feedback.work = self
         self._result: Any = None
         self._lock = threading.Lock()
 
@@ -62,27 +48,13 @@ class ComposedWork:
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait and return the result, as ``Work.wait``."""
-        try:
-            with named(self._name):
-                received = self._last.wait(timeout)
-                with self._lock:
-                    if self._finish is not None:
-                        self._result = self._finish(received)
-                        self._finish = None
-                    return self._result
-        finally:
-            # After a timeout of ``wait`` alone the exchange goes on.
-            if self._last.done():
-                self._release()
-
-    def is_under_way(self) -> bool:
-        """Return whether ``wait`` is still to be called: not once the communicator has failed."""
-        return self._comm.failure is None
-
-    def _release(self) -> None:
-        feedback = self._feedback
-        if feedback is not None and feedback.work is self:
-            feedback.work = None
+        with named(self._name):
+            received = self._last.wait(timeout)
+            with self._lock:
+                if self._finish is not None:
+                    self._result = self._finish(received)
+                    self._finish = None
+                return self._result
 
 
 @contextlib.contextmanager

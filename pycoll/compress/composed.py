@@ -59,8 +59,17 @@ class ComposedCodec(Codec):
             if feedback is not None and feedback.warms:
                 self.check_warm_up()
             last, values = self.start_all_reduce(comm, given, name, deterministic)
-        finish = lambda received: given.results(values(received))  # noqa: E731
-        work = ComposedWork(last, finish, name, feedback, comm)
+
+        def finish(received: Any) -> Any:
+            return given.results(values(received))
+
+        def start(finish: Callable[[Any], Any]) -> ComposedWork:
+            return ComposedWork(last, finish, name)
+
+        if feedback is None:
+            work = start(finish)
+        else:
+            work = feedback.serve(lambda: comm.failure, finish, start)
         return work if async_op else work.wait()
 
     def check_warm_up(self) -> None:

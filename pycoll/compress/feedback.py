@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,30 @@ from pycoll.types import real, whole
 #: The version of the form in checkpoints.
 FORM = 1
 _FIELDS = ("residuals", "velocities", "factors")
+
+
+class Serving:
+    """A call that a Feedback serves, until its Work has been waited for.
+
+    ``failure``: says why the communicator has failed, or None.
+    """
+
+    def __init__(self, failure: Callable[[], Any]) -> None:
+        self._failure: Callable[[], Any] | None = failure
+
+    def is_under_way(self) -> bool:
+        """Return whether the Work is still to be waited for: not once the communicator failed."""
+        failure = self._failure  # another thread may wait for the Work meanwhile
+        return failure is not None and failure() is None
+
+    def until(self, finish: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``finish``, which ``wait()`` of the Work calls, with the end of this call."""
+
+        def ended(*received: Any) -> Any:
+            self._failure = None
+            return finish(*received)
+
+        return ended
 
 
 class Feedback:
@@ -65,8 +89,7 @@ class Feedback:
     def reset(self) -> None:
         """Forget everything, for example because the model has changed; ``step`` becomes 0."""
         self.step = 0
-        #: The call that is still to be waited for; its ``is_under_way()`` tells.
-        self.work: Any = None
+        self._serving: Serving | None = None
         #: By the number of the array in the call.
         self._residuals: dict[int, Array] = {}
         self._velocities: dict[int, Array] = {}
@@ -144,12 +167,27 @@ class Feedback:
 
     def check_free(self) -> None:
         """Raise InvalidArgumentError while a call's Work is still to be waited for."""
-        if self.work is not None and self.work.is_under_way():
+        if self._serving is not None and self._serving.is_under_way():
             raise InvalidArgumentError(
                 f"feedback serves a call with async_op whose Work has not been waited for (call "
                 f"{self.step}): wait for that Work first, or pass another Feedback"
             )
-        self.work = None
+        self._serving = None
+
+    def serve(
+        self,
+        failure: Callable[[], Any],
+        finish: Callable[..., Any],
+        start: Callable[[Callable[..., Any]], Any],
+    ) -> Any:
+        """Return the Work of ``start(finish)``, and serve no other call until it is waited for.
+
+        ``failure``: says why the communicator has failed, or None; then this Feedback is free.
+        """
+        serving = Serving(failure)
+        work = start(serving.until(finish))
+        self._serving = serving
+        return work
 
     def spare(self, number: int = 0) -> Array:
         """Return memory for the next residual of an array that has one; its values are undefined.

@@ -18,8 +18,6 @@ from pycoll.errors import (
     TimeoutError,
 )
 from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
-from pycoll.ps.checkpoints.restoring import restore
-from pycoll.ps.checkpoints.taking import TABLES, take
 from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.messages import ALL, LAST, NOW, PULLS, Kind, Message
@@ -30,7 +28,7 @@ from pycoll.ps.status import CommandSocket
 from pycoll.ps.values.row_table import PlacedTable, Table
 from pycoll.ps.values.row_terms import FRACTIONS, TABLE_TYPES, checked_table
 from pycoll.ps.values.server_optimizers import Optimizer
-from pycoll.ps.values.store_values import TABLE
+from pycoll.ps.values.store_values import TABLE, TABLES
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.types import DType, check_timeout
 
@@ -523,6 +521,8 @@ class Store:
 
         >>> store.checkpoint("checkpoint")  # doctest: +SKIP
         """
+        from pycoll.ps.checkpoints.taking import take
+
         self._check_open()
         self._cuts += 1
         take(self, path, self._cuts)
@@ -559,6 +559,8 @@ class Store:
         >>> store.restore("checkpoint")  # doctest: +SKIP
         100
         """
+        from pycoll.ps.checkpoints.restoring import restore
+
         self._check_open()
         if self._keys or self._tables or self._restored:
             raise InvalidArgumentError(

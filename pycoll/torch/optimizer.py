@@ -8,14 +8,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pycoll.compress import Auto, Codec
 from pycoll.gradients.methods import method_of
 from pycoll.gradients.policies import AUTO, Policy
-from pycoll.ps import Store
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.horovod import horovod_world, variables
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
@@ -24,7 +23,6 @@ from pycoll.torch.memory.compiling import is_compiled
 from pycoll.torch.memory.deferred_step import Overlap
 from pycoll.torch.optimizers.gradients import Gradients, Parameters, Settings
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
-from pycoll.torch.optimizers.stored_optimizers import agreed_consistency, stored_optimizer
 from pycoll.torch.optimizers.wrapped_optimizers import (
     AdasumWrapped,
     OverlappedWrapped,
@@ -32,6 +30,9 @@ from pycoll.torch.optimizers.wrapped_optimizers import (
     default_names,
     wrapped_by,
 )
+
+if TYPE_CHECKING:
+    from pycoll.ps import Store
 
 
 def DistributedOptimizer(  # noqa: N802  # the name that programs use
@@ -156,6 +157,9 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         codec,
     )
     if consistency is not None or store is not None:
+        # Stores are imported for programs that have one.
+        from pycoll.torch.optimizers.stored_optimizers import agreed_consistency, stored_optimizer
+
         agreed = agreed_consistency(consistency, store, architecture)
         _check_alone(agreed, settings, policy=policy, groups=groups, model=model)
         names, given = _named(optimizer, named_parameters)

@@ -13,8 +13,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import stores
 from click.testing import CliRunner
 from harness import TIMEOUT_S, each, succeeded
+from stores import Comm, Run
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError, TimeoutError, ps
@@ -29,34 +31,12 @@ from pycoll.ps.placement import Placed, Placement, ranges_of
 from pycoll.ps.server_links import INLINE_BYTES, Circle, Link, offered
 from pycoll.tools.cli import main
 
-Comm = pycoll.Communicator
-Run = Callable[[ps.Store, Comm], Any]
 BIG = PART_BYTES_MAX // 4 + 999
 
 
-def run_store(
-    work: Run,
-    workers: int = 3,
-    servers: int = 2,
-    hosts: list[int] | None = None,
-    timeout_s: float = TIMEOUT_S,
-    **terms: Any,
-) -> list[Any]:
+def run_store(work: Run, workers: int = 3, **terms: Any) -> list[Any]:
     """Run a function on each worker of a new store; return the results and errors."""
-    comms = pycoll.local_world(workers + servers, hosts=hosts, timeout_s=timeout_s)
-    ranks = list(range(workers, workers + servers))
-
-    def rank(comm: Comm) -> Any:
-        if comm.rank in ranks:
-            return ps.serve_store(comm, ranks, **terms)
-        with ps.connect(comm) as store:
-            return work(store, comm)
-
-    with ThreadPoolExecutor(len(comms)) as pool:
-        outcomes = each(pool, rank, comms)
-    for comm in comms:
-        comm.close()
-    return outcomes[:workers]
+    return stores.run_store(work, workers, **terms)
 
 
 def values(rank: int, dtype: Any, count: int) -> Any:

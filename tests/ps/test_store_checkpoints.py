@@ -13,16 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from harness import ROOT, TIMEOUT_S, each, free_port, succeeded
+from harness import ROOT, TIMEOUT_S, free_port, succeeded
+from stores import Comm, run_store
 
-import pycoll
 from pycoll import InvalidArgumentError, PycollError, TimeoutError, ps
 from pycoll.ps.checkpoints import checkpoint_files, taking
 from pycoll.ps.checkpoints.checkpoint_files import MANIFEST, CheckpointReader, CheckpointWriter
@@ -30,32 +29,11 @@ from pycoll.ps.messages import PART_BYTES_MAX
 
 pytest.importorskip("safetensors", reason="checkpoints need safetensors")
 
-Comm = pycoll.Communicator
 SCRIPT = (Path(__file__).resolve().parents[1] / "support" / "checkpoint_rank").with_suffix(".py")
 BIG = PART_BYTES_MAX // 4 + 999
 JOB_S = 110.0
 #: The types that checkpoints store as they are, and those for which NumPy has no name.
 TYPES = ("int8", "uint64", "bool", "float16", "bfloat16", "float8_e4m3fn", "complex64")
-
-
-def run_store(
-    work: Callable[[ps.Store, Comm], Any], workers: int = 2, servers: int = 2, **terms: Any
-) -> list[Any]:
-    timeout_s = terms.pop("timeout_s", TIMEOUT_S)
-    comms = pycoll.local_world(workers + servers, timeout_s=timeout_s)
-    ranks = list(range(workers, workers + servers))
-
-    def rank(comm: Comm) -> Any:
-        if comm.rank in ranks:
-            return ps.serve_store(comm, ranks, **terms)
-        with ps.connect(comm) as store:
-            return work(store, comm)
-
-    with ThreadPoolExecutor(len(comms)) as pool:
-        outcomes = each(pool, rank, comms)
-    for comm in comms:
-        comm.close()
-    return outcomes[:workers]
 
 
 # The same bits

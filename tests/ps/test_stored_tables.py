@@ -5,38 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import TIMEOUT_S, each, succeeded
+from harness import TIMEOUT_S, succeeded
+from stores import Comm, run_store
 
-import pycoll
 from pycoll import InvalidArgumentError, MismatchError, ps
 from pycoll.ps.messages import PART_BYTES_MAX
 from pycoll.ps.values.row_index import shards_of
 from pycoll.ps.values.row_terms import first_rows
-
-Comm = pycoll.Communicator
-
-
-def run_store(work: Any, workers: int = 2, servers: int = 2, **terms: Any) -> list[Any]:
-    comms = pycoll.local_world(workers + servers, timeout_s=TIMEOUT_S)
-    ranks = list(range(workers, workers + servers))
-
-    def rank(comm: Comm) -> Any:
-        if comm.rank in ranks:
-            return ps.serve_store(comm, ranks, **terms)
-        with ps.connect(comm) as store:
-            return work(store, comm)
-
-    with ThreadPoolExecutor(len(comms)) as pool:
-        outcomes = each(pool, rank, comms)
-    for comm in comms:
-        comm.close()
-    return outcomes[:workers]
 
 
 @pytest.mark.parametrize("replicas", [0, 1])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pycoll.errors import InvalidArgumentError
 from pycoll.ps.array_memory import Terms
 from pycoll.ps.checkpoints.checkpoint_files import CheckpointReader, is_there, path_of
-from pycoll.ps.checkpoints.taking import NOTES, TABLES
+from pycoll.ps.checkpoints.taking import NOTES
 from pycoll.ps.client_machine import Request
 from pycoll.ps.messages import ALL, PART_BYTES_MAX, Kind
 from pycoll.ps.placement import Placed
@@ -26,7 +26,7 @@ from pycoll.ps.values.row_index import shards_of
 from pycoll.ps.values.row_table import PlacedTable
 from pycoll.ps.values.row_terms import TableTerms
 from pycoll.ps.values.server_optimizers import Optimizer
-from pycoll.ps.values.store_values import TABLE
+from pycoll.ps.values.store_values import TABLE, TABLES
 from pycoll.types import ITEM_BYTES, DType
 from pycoll.untrusted import json_object, read_json
 

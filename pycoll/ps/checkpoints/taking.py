@@ -21,6 +21,7 @@ from pycoll.ps.shard_arrays import STATE
 from pycoll.ps.snapshot import FACTS, META, PART_FACTS
 from pycoll.ps.values.row_table import PlacedTable
 from pycoll.ps.values.server_optimizers import Optimizer
+from pycoll.ps.values.store_values import TABLES
 from pycoll.ps.values.table_values import TABLE_FACTS, rows_of_piece
 from pycoll.types import ITEM_BYTES, DType, numpy_dtype
 from pycoll.untrusted import json_object, read_json
@@ -35,8 +36,7 @@ Bytes = npt.NDArray[np.uint8]
 _PIECES_AT_ONCE = 32
 #: Rows of a table are written in arrays of about so many bytes, so that few are in memory.
 _ROWS_BYTES = 64 << 20
-#: The prefixes of the names of tables, and of texts that name no value.
-TABLES = "\x01table "
+#: The prefix of texts that name no value.
 NOTES = "\x02"
 
 

@@ -27,12 +27,15 @@ from pycoll.ps.views import View
 PartName = tuple[int, int]
 
 
+def _violated(name: str, how: str) -> str:
+    return f"invariant {name!r} of the store is violated: {how}"
+
+
 class _ViolationError(Exception):
     """An invariant does not hold; the text says which one, and why."""
 
-
-def _violated(name: str, how: str) -> str:
-    return f"invariant {name!r} of the store is violated: {how}"
+    def __init__(self, name: str, how: str) -> None:
+        super().__init__(_violated(name, how))
 
 
 class _WatchedValues:
@@ -111,11 +114,9 @@ class CheckedShard(Shard):
         worker = update.worker
         if update.seq > self._newest[worker] + 1:
             raise _ViolationError(
-                _violated(
-                    "sequence",
-                    f"update {update.seq} of rank {worker} came after update "
-                    f"{self._newest[worker]}, and those between are missing",
-                )
+                "sequence",
+                f"update {update.seq} of rank {worker} came after update "
+                f"{self._newest[worker]}, and those between are missing",
             )
         if update.seq <= self._newest[worker]:
             return
@@ -130,7 +131,7 @@ class CheckedShard(Shard):
         before = ended.get(worker, 0)
         if clock <= before:
             raise _ViolationError(
-                _violated("clocks", f"the clock of rank {worker} went from {before} to {clock}")
+                "clocks", f"the clock of rank {worker} went from {before} to {clock}"
             )
         ended[worker] = clock
 
@@ -141,24 +142,20 @@ class CheckedShard(Shard):
         if effect.refusal or is_new == (not effect.flags & REPEATED):
             return
         how = "was not applied" if is_new else "was applied a second time"
-        raise _ViolationError(_violated("sequence", f"update {update.seq} of rank {worker} {how}"))
+        raise _ViolationError("sequence", f"update {update.seq} of rank {worker} {how}")
 
     def _check_versions(self) -> None:
         before, self._version = self._version, self.version
         if self.version < before:
-            raise _ViolationError(
-                _violated("clocks", f"the version went from {before} to {self.version}")
-            )
+            raise _ViolationError("clocks", f"the version went from {before} to {self.version}")
         for name, part in self.parts.items():
             before = self._versions.get(name, 0)
             self._versions[name] = part.version
             if part.version < before:
                 raise _ViolationError(
-                    _violated(
-                        "clocks",
-                        f"the version of key {name[0]} part {name[1]} went from {before} to "
-                        f"{part.version}",
-                    )
+                    "clocks",
+                    f"the version of key {name[0]} part {name[1]} went from {before} to "
+                    f"{part.version}",
                 )
 
     def _clock_by_record(self, worker: int, name: PartName | None) -> int:
@@ -182,20 +179,16 @@ class CheckedShard(Shard):
         where = f"of rounds {first} to {part.version - 1}"
         if folds != expected:
             raise _ViolationError(
-                _violated(
-                    "divisor",
-                    f"pushes and divisors {where} are {expected}, and {folds} were folded",
-                )
+                "divisor",
+                f"pushes and divisors {where} are {expected}, and {folds} were folded",
             )
         name = self._name_of(part)
         done = sum(self._clock_by_record(one, name) >= part.version for one in self.live)
         if done < self.consistency.needed(len(self.live)):
             raise _ViolationError(
-                _violated(
-                    "divisor",
-                    f"{done} of {len(self.live)} workers had come to the end {where}, and "
-                    f"{self.consistency} needs {self.consistency.needed(len(self.live))}",
-                )
+                "divisor",
+                f"{done} of {len(self.live)} workers had come to the end {where}, and "
+                f"{self.consistency} needs {self.consistency.needed(len(self.live))}",
             )
 
     def is_open(self, worker: int, part: Part | None) -> bool:

@@ -11,6 +11,8 @@ from pycoll.ps.values.table_values import TableValue, TableValues
 
 #: The rule of a table's parts; smaller numbers are rules of arrays.
 TABLE = 3
+#: The prefix of the names of tables, among those of keys.
+TABLES = "\x01table "
 
 
 class StoreValues:
