@@ -22,7 +22,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def main() -> None:
     if given.plot is not None:
         draw(given.plot, found["curves"], title_of(found, given))
     if given.markdown is not None:
-        write(given.markdown, lines, given.plot)
+        write(given.markdown, f"{TITLE}, {rate_of(given)}", lines, given.plot)
 
 
 def measured(hosts: Hosts, words: Sequence[str]) -> dict[str, Any]:
@@ -89,12 +89,17 @@ def measured(hosts: Hosts, words: Sequence[str]) -> dict[str, Any]:
 # The page
 
 
+def rate_of(given: argparse.Namespace) -> str:
+    """The rate of a link in words."""
+    rate: int = given.megabit
+    return f"{rate / 1000:g} Gb/s" if rate >= 1000 else f"{rate} Mb/s"
+
+
 def title_of(found: dict[str, Any], given: argparse.Namespace) -> str:
     """The scene in one line."""
-    rate = f"{given.megabit / 1000:g} Gb/s" if given.megabit >= 1000 else f"{given.megabit} Mb/s"
     return (
-        f"{given.hosts} hosts, links of {rate}, a transformer of {found['nbytes'] / 1e6:.1f} MB "
-        "of gradients"
+        f"{given.hosts} hosts, links of {rate_of(given)}, a transformer of "
+        f"{found['nbytes'] / 1e6:.1f} MB of gradients"
     )
 
 
@@ -169,13 +174,13 @@ def _verdict(is_reached: bool, target: float) -> str:
     return f"{target:.0%}, {'reached' if is_reached else 'missed'}"
 
 
-def write(path: Path, lines: Sequence[str], picture: Path | None) -> None:
+def write(path: Path, title: str, lines: Sequence[str], picture: Path | None) -> None:
     """Replace the section of the page."""
     told_lines = [page.origin(), "", *lines]
     if picture is not None:
         place = os.path.relpath(picture, path.parent)
         told_lines += ["", f"![loss against seconds, by method]({place})"]
-    page.write_section(path, TITLE, told_lines)
+    page.write_section(path, title, told_lines)
 
 
 def draw(path: Path, curves: dict[str, Curve], title: str) -> None:
@@ -320,8 +325,8 @@ def rounds_of(
 ) -> tuple[float, float, float]:
     """Seconds of an outer step lost to communication, those of its arithmetic, those of a step.
 
-    Ranks wait for each other in front of an outer step without delay, so that its time has no
-    differences between their speeds in it.
+    Ranks wait for each other in front of the steps that begin and end an outer step, so that its
+    time has no differences between their speeds in it.
     """
     from learners import Method
 
@@ -332,7 +337,7 @@ def rounds_of(
     steps_of(comm, task, stepper, range(1, first))
     timed.seconds = 0.0
     numbers = range(first, first + rounds * _EVERY)
-    mean, inside = steps_of(comm, task, stepper, numbers, meets=delay == 0)
+    mean, inside = steps_of(comm, task, stepper, numbers, meetings={0, delay})
     usual = sorted(inside)[len(inside) // 2]
     due = [n for n, number in enumerate(numbers) if number % _EVERY in {0, delay}]
     extra = sum(inside[n] - usual for n in due) / rounds
@@ -341,11 +346,11 @@ def rounds_of(
 
 
 def steps_of(
-    comm: Any, task: Any, stepper: Any, numbers: range, meets: bool = False
+    comm: Any, task: Any, stepper: Any, numbers: range, meetings: Collection[int] = ()
 ) -> tuple[float, list[float]]:
     """Make the steps of these numbers; the mean seconds of one, and those inside each ``step()``.
 
-    ``meets``: whether ranks wait for each other in front of each outer step.
+    ``meetings``: steps of a round in front of which ranks wait for each other.
     """
     inside = []
     comm.barrier()
@@ -353,7 +358,7 @@ def steps_of(
     for number in numbers:
         stepper.zero_grad()
         task.loss().backward()
-        if meets and number % _EVERY == 0:
+        if number % _EVERY in meetings:
             comm.barrier()
         called = time.perf_counter()
         stepper.step()

@@ -20,7 +20,6 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
-from pycoll.arrays.registry import aligned
 from pycoll.comm.codecs import Coding, refuse_device, remembered
 from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
 from pycoll.errors import InvalidArgumentError
@@ -79,12 +78,15 @@ class Message(NamedTuple):
             residual = self.residuals[0] if self.residuals else None
         else:
             nbytes = sum(one.source.nbytes for one in self.members)
-            source = target = fused_view(aligned(nbytes), self.prepared.dtype)
+            spare = communicator._fused
+            memory = spare.take(nbytes)
+            source = target = fused_view(memory[:nbytes], self.prepared.dtype)
             _core.pack([one.source for one in self.members], source)
             residual = packed_residual(self.residuals, nbytes)
 
             def then() -> Any:
                 _core.unpack(target, [one.target for one in self.members])
+                spare.give(memory)
                 if residual is not None:
                     _core.unpack(residual, self.residuals)
                 return finish()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from array import array
 
     from pycoll.comm.codecs import Coding
+    from pycoll.comm.fused_memory import FusedMemory
     from pycoll.comm.plans import MessageKey, Plans, Prepared
     from pycoll.comm.served import Served
     from pycoll.device.device_operations import Devices
@@ -136,6 +137,7 @@ class Core(_core.Calls):
     #: The same text on all ranks of this communicator; differs from that of any other.
     _identity: str
     _made_plans: Plans | None = None
+    _made_fused: FusedMemory | None = None
     #: The servers of these ranks, if this is the world of a job that has some.
     _served: Served | None = None
     #: The outputs of exchanges that native code has made already, see ``_resume``.
@@ -188,6 +190,14 @@ class Core(_core.Calls):
         if self._made_plans is None:
             self._made_plans = self._make_plans()
         return self._made_plans
+
+    @property
+    def _fused(self) -> FusedMemory:
+        if self._made_fused is None:
+            from pycoll.comm.fused_memory import FusedMemory
+
+            self._made_fused = FusedMemory()
+        return self._made_fused
 
     def _make_plans(self) -> Plans:
         # Algorithms and proofs are the larger part of the package. They are imported here, so that

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError, Work, _core
+from pycoll.comm.fused_memory import FusedMemory
 
 Comm = pycoll.Communicator
 
@@ -291,3 +292,32 @@ def test_lists_of_two_threads_keep_apart() -> None:
 
     expected = [20.0 * which + 2 * i for which in range(2) for i in range(4)]
     assert world_in_threads(2).run(rank) == [expected] * 2
+
+
+def test_lists_in_flight_have_memory_of_their_own() -> None:
+    """Later lists use the memory of earlier ones, and lists of one time never share any."""
+
+    def rank(comm: Comm) -> None:
+        places = set()
+        for turn in range(4):
+            sent = [[np.full(3000, 10 * turn + n + comm.rank) for _ in range(4)] for n in range(2)]
+            works = [comm.all_reduce(one, async_op=True) for one in sent]
+            for n, work in reversed(list(enumerate(works))):
+                for found in work.wait():
+                    assert np.array_equal(found, np.full(3000, 2 * (10 * turn + n) + 1))
+            places.add(frozenset(one.ctypes.data for one in comm._fused._kept))
+            assert len(comm._fused._kept) == 2
+        assert len(places) == 1, "later lists use the memory of earlier ones"
+
+    world_in_threads(2).run(rank)
+
+
+def test_memory_of_lists_is_at_most_twice_as_long() -> None:
+    kept = FusedMemory()
+    long, short = kept.take(4096), kept.take(100)
+    kept.give(long)
+    assert kept.take(2047) is not long
+    assert kept.take(2048) is long
+    for memory in (long, short, kept.take(5000)):
+        kept.give(memory)
+    assert kept.take(4096) is not long, "only the two newest are kept"
