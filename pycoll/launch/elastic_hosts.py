@@ -90,7 +90,7 @@ class _ElasticHosts(HostsJob):
                     return Verdict(too_few(limits.patience_s, 0, least), 1)
             elif last is None and (self._first.ended or self._first.verdict is not None):
                 last = time.monotonic() + _LAST_S
-        return self._judged()
+        return self._conclude(self._first)
 
     def _are_all_ended(self) -> bool:
         return all(agent.ended for agent in self._current.values())
@@ -99,14 +99,6 @@ class _ElasticHosts(HostsJob):
         if self._passed_on and not self.signals:
             self.signals.append(self._passed_on)
         return self.stop_early()
-
-    def _judged(self) -> Verdict | None:
-        """Return the failure as node 0 has it, or as the others have if node 0 is gone."""
-        assert self._first is not None
-        verdict = self._conclude()
-        if self._first.ended and self._first.process.returncode == 0:
-            return None
-        return self._first.verdict or verdict
 
     def _found(self, hosts: dict[str, int]) -> None:
         self._wanted = hosts

@@ -159,6 +159,8 @@ class ElasticJob:
         if self.over:
             return
         if host.living:
+            # The ranks of a host whose launcher is stopped may still run in the others' world.
+            self._ask_anew()
             self._judge_loss(Verdict(text, 1))
         elif not self._finishing:
             self._say(text)

@@ -3,6 +3,8 @@
 Node 0 serves them; the launcher of each other host keeps one to it. Frames are those of the store
 (bootstrap/rendezvous/frames.py): HELLO, then ORDER frames with JSON in both directions, and FAIL
 for a host that is refused. The first message of a host is its facts, and the first order a welcome.
+Both ends then send a PULSE each second: the kernel of a launcher that is stopped answers for it, so
+only the missing pulse tells.
 
 A message of a host is about one of its ranks, ``rank``: it ``asks`` for a place with its process
 and a ``torch_port``, is ``silent`` again, was ``restarted``, or has ``ended`` with a status, a
@@ -20,6 +22,8 @@ import json
 import os
 import selectors
 import socket
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -36,6 +40,8 @@ from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, receive_exactly,
 from pycoll.bootstrap.rendezvous.frames import (
     HEAD,
     NODES,
+    PULSE_S,
+    SILENCE_S,
     Kind,
     cut_frame,
     fail_frame,
@@ -72,8 +78,9 @@ class HostShare(NamedTuple):
 class _Line:
     """One end of a connection between two launchers, in its owner's selector.
 
-    ``take(kind, payload)`` gets each frame; a ValueError from it ends the connection. ``lost(why)``
-    is called once, if the connection ends before ``close``.
+    ``take(kind, payload)`` gets each frame but pulses; a ValueError from it ends the connection.
+    ``lost(why)`` is called once, if the connection ends before ``close``. One thread uses it, and
+    another one may call ``pulse``.
     """
 
     def __init__(
@@ -88,6 +95,10 @@ class _Line:
         self._sock, self._selector, self._take, self._lost = sock, selector, take, lost
         self._incoming, self._outgoing = bytearray(), bytearray()
         self._open = True
+        #: Guards the socket's sending end, ``_outgoing`` and ``_open``.
+        self._sending = threading.Lock()
+        #: When bytes came last, on the monotonic clock; None before ``begin_pulse``.
+        self._heard: float | None = None
         selector.register(sock, selectors.EVENT_READ, self._ready)
 
     def send(self, order: dict[str, Any]) -> None:
@@ -97,15 +108,42 @@ class _Line:
     def send_frame(self, data: bytes) -> None:
         """Send a whole frame."""
         if self._open:
-            self._outgoing += data
+            with self._sending:
+                self._outgoing += data
             self._flush()
+
+    def begin_pulse(self) -> None:
+        """From now on both ends send pulses, and silence of ``SILENCE_S`` is a loss."""
+        self._heard = time.monotonic()
+
+    def pulse(self) -> None:
+        """Tell the other launcher that this process runs."""
+        with self._sending:
+            if not self._open or self._heard is None:
+                return
+            if not self._outgoing:
+                self._outgoing += frame(Kind.PULSE)
+            self._drain()
+
+    @property
+    def silent_at(self) -> float | None:
+        """When silence ends the connection, on the monotonic clock; None if it does not."""
+        return None if self._heard is None or not self._open else self._heard + SILENCE_S
+
+    def check_silence(self) -> None:
+        """End the connection if nothing has come for ``SILENCE_S``."""
+        if self.silent_at is not None and time.monotonic() >= self.silent_at:
+            # ``lost`` may still send.
+            self._lost(NODES.stopped)
+            self.close()
 
     def close(self) -> None:
         """End the connection."""
         if self._open:
-            self._open = False
             self._selector.unregister(self._sock)
-            self._sock.close()
+            with self._sending:
+                self._open = False
+                self._sock.close()
 
     def _ready(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
@@ -116,31 +154,38 @@ class _Line:
             piece = self._sock.recv(256 * 1024)
         except BlockingIOError:
             return
-        except OSError as error:
-            self._end(str(error))
+        except OSError:
+            self._end(NODES.lost)
             return
+        if self._heard is not None:
+            self._heard = time.monotonic()
         self._incoming += piece
         try:
             while self._open and self._next_frame():
                 pass
         except ValueError as error:
-            self._end(f"it sent unreadable data: {error}")
+            self._end(f"sent unreadable data: {error}")
         if not piece:
-            self._end("")
+            self._end(NODES.lost)
 
     def _next_frame(self) -> bool:
         found = cut_frame(self._incoming, lambda kind: _ORDER_BYTES_MAX)
-        if found is not None:
+        if found is not None and found[0] != Kind.PULSE:
             self._take(*found)
         return found is not None
 
     def _flush(self) -> None:
+        with self._sending:
+            self._drain()
+            rest = bool(self._outgoing)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rest else 0)
+        self._selector.modify(self._sock, events, self._ready)
+
+    def _drain(self) -> None:
         with contextlib.suppress(OSError):
             # The read that follows detects and reports a loss.
             while self._outgoing:
                 del self._outgoing[: self._sock.send(self._outgoing)]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        self._selector.modify(self._sock, events, self._ready)
 
     def _end(self, why: str) -> None:
         if self._open:
@@ -149,7 +194,8 @@ class _Line:
 
 
 class ElasticSeat(abc.ABC):
-    """A launcher's place in an elastic job, of one host or of several. One thread uses it.
+    """A launcher's place in an elastic job, of one host or of several. One thread uses it, and one
+    that it starts sends the pulses, since writing output may block the first.
 
     ``orders`` are those that its launcher has to follow, oldest first. ``node`` is the host's
     number; ``host`` its name in reports, empty in a job of one host.
@@ -162,6 +208,24 @@ class ElasticSeat(abc.ABC):
         self.rank_secret = ""
         # Its callbacks take the mask of events, unlike those of the launcher's selector.
         self._selector = selectors.DefaultSelector()
+        self._lines: dict[int, _Line] = {}
+        self._closed = threading.Event()
+
+    def _begin_pulses(self) -> None:
+        threading.Thread(target=self._keep_pulses, daemon=True).start()
+
+    def _keep_pulses(self) -> None:
+        while not self._closed.wait(PULSE_S):
+            for line in tuple(self._lines.values()):
+                line.pulse()
+
+    def _check_silence(self) -> None:
+        due = [line.silent_at for line in self._lines.values() if line.silent_at is not None]
+        if due and time.monotonic() >= min(due):
+            # This launcher may have stood still itself, and pulses have come meanwhile.
+            self.read()
+            for line in tuple(self._lines.values()):
+                line.check_silence()
 
     def _name_job(self, secret: bytes, nonce: str) -> None:
         self.job_id = f"run-{nonce}"
@@ -184,13 +248,15 @@ class ElasticSeat(abc.ABC):
     def send(self, message: dict[str, Any]) -> None:
         """Pass a message of this host to node 0."""
 
-    @abc.abstractmethod
     def advance(self) -> None:
         """Do the steps that are due."""
+        self._check_silence()
 
-    @abc.abstractmethod
     def waits(self) -> list[float]:
         """Return times in seconds after which ``advance`` has to be called again."""
+        now = time.monotonic()
+        due = [line.silent_at for line in self._lines.values()]
+        return [max(0.0, one - now) for one in due if one is not None]
 
     @abc.abstractmethod
     def has_others(self) -> bool:
@@ -202,6 +268,9 @@ class ElasticSeat(abc.ABC):
 
     def close(self) -> None:
         """Close all connections."""
+        self._closed.set()
+        for line in self._lines.values():
+            line.close()
         self._selector.close()
 
 
@@ -225,7 +294,6 @@ class ElasticServer(ElasticSeat):
         self._nodes, self._ports, self._say = nodes, ports, say
         self._name_job(os.urandom(32) if nodes is None else nodes.secret, os.urandom(16).hex())
         self._store: StoreServer | None = None
-        self._lines: dict[int, _Line] = {}
         self._admission: Admission | None = None
         self._by = Deadline(0.0 if nodes is None else nodes.start_timeout_s)
         self._refusal = f"host {host} (node 0): {share.refusal}" if share.refusal else ""
@@ -248,6 +316,7 @@ class ElasticServer(ElasticSeat):
         scope = scope_of(os.environ.get("PYCOLL_JOB_ID", ""), "store")
         self._admission = Admission(self._selector, nodes.secret, scope, self._decide, self._admit)
         self._admission.listen(listener, Purpose.STORE)
+        self._begin_pulses()
 
     def send(self, message: dict[str, Any]) -> None:
         """Take a message of this host."""
@@ -255,6 +324,7 @@ class ElasticServer(ElasticSeat):
 
     def advance(self) -> None:
         """Do the steps that are due."""
+        super().advance()
         if self._admission is not None:
             self._admission.expire()
         missing = self._job.missing()
@@ -266,7 +336,7 @@ class ElasticServer(ElasticSeat):
 
     def waits(self) -> list[float]:
         """Return times in seconds after which ``advance`` has to be called again."""
-        found = self._job.waits()
+        found = [*super().waits(), *self._job.waits()]
         if self._job.missing() and not self._job.over:
             found.append(min(self._by.remaining(), 0.5))
         return found
@@ -283,8 +353,6 @@ class ElasticServer(ElasticSeat):
         """Close all connections and the store."""
         if self._admission is not None:
             self._admission.close()
-        for line in self._lines.values():
-            line.close()
         if self._store is not None:
             self._store.close()
         super().close()
@@ -342,7 +410,7 @@ class _Guest:
         if kind == Kind.HELLO and not self._greeted:
             self._greet(*read_hello(payload))
         elif kind == Kind.LEAVE and not payload:
-            self._lose("")
+            self._lose(NODES.lost)
         elif kind != Kind.ORDER or not self._greeted:
             self._refuse(
                 "it was started for a job with a fixed number of ranks, and this one is "
@@ -387,6 +455,7 @@ class _Guest:
         else:
             name = f"{facts['host']}"
             self._line.send({"welcome": self._server.job_id.removeprefix("run-")})
+            self._line.begin_pulse()
             self._host = JobHost(self._node, name, facts["slots"], self._reach, self._line.send)
             job.add(self._host)
 
@@ -398,15 +467,17 @@ class _Guest:
         else:
             self._server._say(f"{NODES.member} {self._node} ({self._name}) was refused: {text}")
         self._line.send_frame(fail_frame("argument", text, [self._node]))
-        self._lose("")
+        self._lose(NODES.lost)
 
     def _lose(self, why: str) -> None:
+        host, self._host = self._host, None
+        text = f"{NODES.member} {self._node} ({self._name}) {why}"
+        if host is not None and why == NODES.stopped:
+            # It reads that, and ends its ranks, if it goes on.
+            self._line.send({"over": JobVerdict(text, 1)._asdict()})
         self._line.close()
         self._server._lines.pop(self._key, None)
-        host, self._host = self._host, None
         if host is not None and self._server._job.hosts.get(host.node) is host:
-            reason = why if why.startswith("it sent") else NODES.lost
-            text = f"{NODES.member} {host.node} ({self._name}) {reason}"
             self._server._job.lose(host, text)
 
 
@@ -422,17 +493,13 @@ class ElasticLink(ElasticSeat):
         self._address = options.address
         self._is_over = False
         self._line = _Line(sock, self._selector, self._take, self._lose)
+        self._line.begin_pulse()
+        self._lines[0] = self._line
+        self._begin_pulses()
 
     def send(self, message: dict[str, Any]) -> None:
         """Pass a message of this host to node 0."""
         self._line.send(message)
-
-    def advance(self) -> None:
-        """Node 0 takes all steps."""
-
-    def waits(self) -> list[float]:
-        """Return no times, since ``advance`` does nothing."""
-        return []
 
     def has_others(self) -> bool:
         """Return False: the other launchers depend on node 0 only."""
@@ -441,11 +508,6 @@ class ElasticLink(ElasticSeat):
     def reach(self, host: str) -> str:
         """Return the address of a host as seen from this one; empty stands for node 0."""
         return host or self._server_host
-
-    def close(self) -> None:
-        """Leave the job."""
-        self._line.close()
-        super().close()
 
     def _take(self, kind: int, payload: bytes) -> None:
         if kind != Kind.ORDER:
@@ -458,8 +520,7 @@ class ElasticLink(ElasticSeat):
 
     def _lose(self, why: str) -> None:
         if not self._is_over:
-            reason = why if why.startswith("it sent") else NODES.lost
-            text = f"{NODES.member} 0, which served the store at {self._address}, {reason}"
+            text = f"{NODES.member} 0, which served the store at {self._address}, {why}"
             self.orders.append({"over": JobVerdict(text, 1)._asdict()})
 
 

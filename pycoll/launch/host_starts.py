@@ -396,12 +396,20 @@ class HostsJob:
         self._begin_pulse()
         while not all(agent.ended for agent in self._agents):
             self._watch_once()
-            for agent in self._agents:
-                if agent.ended and last is None and (agent.process.returncode or self._verdicts):
-                    last = time.monotonic() + _LAST_S
+            if last is None and self._is_ending():
+                last = time.monotonic() + _LAST_S
             if last is not None and time.monotonic() >= last:
                 break
-        return self._conclude()
+        return self._conclude(self._agents[0] if self._work.tolerate else None)
+
+    def _is_ending(self) -> bool:
+        """Return whether the job has ended on some host, so that it ends on the others soon."""
+        if self._work.tolerate:
+            # A host may be lost, and node 0 knows whether the others go on.
+            first = self._agents[0]
+            return first.ended or first.verdict is not None
+        ended = [agent for agent in self._agents if agent.ended]
+        return any(agent.process.returncode or self._verdicts for agent in ended)
 
     def _begin_pulse(self) -> None:
         # A thread of its own, since writing output may block.
@@ -416,9 +424,15 @@ class HostsJob:
             for agent in self._agents:
                 act(agent)
 
-    def _conclude(self) -> Verdict | None:
-        """Return the job's failure after its agents have ended."""
+    def _conclude(self, first: HostAgent | None = None) -> Verdict | None:
+        """Return the job's failure after its agents have ended. ``first`` is the agent of node 0 in
+        a job that goes on without other hosts: the failure is the one that node 0 has, or that the
+        others have if node 0 is gone."""
         self._output.drain()
+        if first is not None and first.ended and first.process.returncode == 0:
+            return None
+        if first is not None and first.verdict is not None:
+            return first.verdict
         if self._verdicts:
             # All nodes report one failure, but for one that was cut off from the others.
             texts = list(dict.fromkeys([one.text for one in self._verdicts]))

@@ -33,7 +33,7 @@ from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch.elastic_crew import ElasticCrew
 from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.elastic_meeting import ElasticSeat, ElasticServer, HostShare, join_job
-from pycoll.launch.node_meeting import NodeOptions, meet_nodes
+from pycoll.launch.node_meeting import NodeOptions, NodeShare, meet_nodes
 from pycoll.launch.rank_crew import Crew, LaunchOptions, say
 from pycoll.launch.rank_process import resolve_command
 
@@ -146,7 +146,8 @@ def _launch_node(
         def check() -> None:
             command.extend(resolve_command(options.command))
 
-        link = meet_nodes(node, options.total, options.servers, check, offer)
+        mine = NodeShare(options.total, options.servers, options.tolerate)
+        link = meet_nodes(node, mine, check, offer)
         undo.callback(link.close)
         share = link.share
         environment |= {

@@ -16,6 +16,7 @@ import platform
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,8 +25,14 @@ from pycoll import __version__
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import parse_address
 from pycoll.bootstrap.discovery.torch_variables import Share
-from pycoll.bootstrap.rendezvous.frames import NODES, PULSE_S, SILENCE_S
-from pycoll.bootstrap.rendezvous.store import Place, StoreExchange, join_store, serve_store
+from pycoll.bootstrap.rendezvous.frames import NODES, PULSE_S, SILENCE_S, list_ranks
+from pycoll.bootstrap.rendezvous.store import (
+    Loss,
+    Place,
+    StoreExchange,
+    join_store,
+    serve_store,
+)
 from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.untrusted import json_object, read_file, read_json
@@ -43,12 +50,10 @@ _STATUS_MAX = 255
 
 _FACTS = {
     **{"slots": int, "servers": int, "pycoll": str, "python": str, "host": str, "refusal": str},
-    **{"nonce": str, "store_port": int, "torch_ports": list},
+    **{"nonce": str, "store_port": int, "torch_ports": list, "tolerate": int},
 }
-
-
-#: The last message of a node none of whose ranks has ended well.
-_ALL_FAILED = b"failed"
+#: The last message of a node: whether none of its ranks has ended well, and its lost ranks as text.
+_END = {"failed": bool, "lost": list}
 _VERDICT = ("text", "status", "signum", "rank")
 
 
@@ -151,13 +156,23 @@ class Verdict(NamedTuple):
     rank: int = -1
 
 
+class NodeShare(NamedTuple):
+    """The share of this node in a job: the number of its ranks, of which the last ``servers``
+    serve. ``tolerate`` is the number of ranks of all nodes that may be lost."""
+
+    slots: int
+    servers: int = 0
+    tolerate: int = 0
+
+
 class NodeLink:
     """This node's connection to the store of all nodes. One thread uses it, and one that the link
     starts sends the pulse, since writing output may block the first.
 
     ``share`` are this node's ranks, servers included, and ``workers`` those that run the command.
-    ``over``: nothing more will come. ``verdict``: the failure that
-    ends the job, None while there is none.
+    ``over``: nothing more will come. ``verdict``: the failure that ends the job, None while there
+    is none. ``news``: reports about other nodes that the owner has not shown yet. ``lost``: the
+    lost ranks of all nodes, as text; known once a job has ended well.
     """
 
     def __init__(
@@ -165,13 +180,14 @@ class NodeLink:
     ) -> None:
         self.over = False
         self.verdict: Verdict | None = None
+        self.news: deque[str] = deque()
+        self.lost: list[str] = []
         self._exchange, self._facts = exchange, facts
         self._posted = False
         self._closed = threading.Event()
         threading.Thread(target=self._keep_pulse, daemon=True).start()
-        slots = [one["slots"] for one in facts]
+        self.share = _share_of(facts, options.node)
         node = options.node
-        self.share = Share(sum(slots[:node]), slots[node], sum(slots), node)
         workers = [one["slots"] - one["servers"] for one in facts]
         self.workers = Share(sum(workers[:node]), workers[node], sum(workers), node)
         self.host = facts[node]["host"]
@@ -191,18 +207,35 @@ class NodeLink:
 
     def read(self) -> None:
         """Take what the store has sent."""
-        if not self._exchange.skip_pulses():
-            return
         try:
-            if self._posted:
-                blobs = self._exchange.collect()
-                self.over = True
-                if all(blob == _ALL_FAILED for blob in blobs):
-                    self._judge(Verdict("all ranks have failed", 1))
-            else:
+            more = self._exchange.skip_pulses()
+            while self._exchange.news:
+                self._take_news(self._exchange.news.popleft())
+            if more and self._posted:
+                self._conclude(self._exchange.collect())
+            elif more:
                 self._exchange.check()
         except PycollError as error:
             self._judge(_verdict_of(str(error)))
+
+    def _take_news(self, loss: Loss) -> None:
+        if loss.gone:
+            lost = _ranks_of(_share_of(self._facts, loss.member))
+            self.news.append(f"{loss.text}; the others go on without {lost}")
+        else:
+            self.news.append(f"{_verdict_of(loss.text).text}, and the others go on")
+
+    def _conclude(self, blobs: Sequence[bytes]) -> None:
+        """Take the last messages of all nodes."""
+        self.over = True
+        try:
+            ends = [json_object(read_json(blob), _END) for blob in blobs]
+        except ValueError as error:
+            self._judge(Verdict(f"a node ended with an unreadable message: {error}", 1))
+            return
+        self.lost = [str(text) for end in ends for text in end["lost"]]
+        if all(end["failed"] for end in ends):
+            self._judge(Verdict("all ranks have failed", 1))
 
     @property
     def silent_at(self) -> float | None:
@@ -234,14 +267,29 @@ class NodeLink:
         except PycollError as error:
             self._judge(_verdict_of(str(error)))
 
-    def done(self, all_failed: bool = False) -> None:
+    def tolerate(self, limit: int) -> None:
+        """Have the job go on until all nodes together have lost more than ``limit`` ranks; a node
+        that is lost takes its ranks along."""
+        mine = f"{_ranks_of(self.share)} (with host {self.host})"
+        self._exchange.share(self.share.ranks, min(limit, RANKS_MAX), _end_of([mine], True))
+
+    def lose(self, verdict: Verdict) -> None:
+        """Tell all nodes of a lost rank. ``verdict`` ends the job if that is one too many."""
+        if self.over:
+            return
+        try:
+            self._exchange.lose(json.dumps(verdict._asdict()))
+        except PycollError as error:
+            self._judge(_verdict_of(str(error)))
+
+    def done(self, lost: Sequence[str] = (), all_failed: bool = False) -> None:
         """Tell all nodes that this node's ranks have ended, well or tolerated. ``over`` becomes
-        true once all nodes have said so. ``all_failed``: no rank of this node has ended well; the
-        job has failed if all nodes say that."""
+        true once all nodes have said so. ``lost`` names the tolerated ones. ``all_failed``: no rank
+        of this node has ended well; the job has failed if all nodes say that."""
         if self._posted or self.over:
             return
         try:
-            self._exchange.post(_ALL_FAILED if all_failed else b"")
+            self._exchange.post(_end_of(lost, all_failed))
             self._posted = True
         except PycollError as error:
             self._judge(_verdict_of(str(error)))
@@ -256,10 +304,26 @@ class NodeLink:
         self.verdict = self.verdict or verdict
 
 
+def _end_of(lost: Sequence[str], failed: bool) -> bytes:
+    return json.dumps({"failed": failed, "lost": list(lost)}).encode()
+
+
+def _share_of(facts: Sequence[dict[str, Any]], node: int) -> Share:
+    slots = [one["slots"] for one in facts]
+    return Share(sum(slots[:node]), slots[node], sum(slots), node)
+
+
+def _ranks_of(share: Share) -> str:
+    return list_ranks(list(range(share.first, share.first + share.ranks)))
+
+
 def _verdict_of(text: str) -> Verdict:
-    """Return the verdict that a node has sent as an alarm; another text becomes one of status 1."""
+    """Return the verdict that a node has sent, with the line that the store has put behind it;
+    another text becomes one of status 1."""
+    sent, _, more = text.partition("\n")
     with contextlib.suppress(ValueError):
-        return to_verdict(read_json(text))
+        verdict = to_verdict(read_json(sent))
+        return verdict._replace(text=verdict.text + more)
     return Verdict(text, 1)
 
 
@@ -276,13 +340,13 @@ Offer = Callable[[], tuple[int, Sequence[int]]]
 
 
 def meet_nodes(
-    options: NodeOptions, slots: int, servers: int, check: Callable[[], object], offer: Offer
+    options: NodeOptions, share: NodeShare, check: Callable[[], object], offer: Offer
 ) -> NodeLink:
     """Meet all nodes and exchange facts; returns the connection to them.
 
-    ``slots`` is the number of this node's ranks, of which the last ``servers`` serve. ``check``
-    raises InvalidArgumentError if they cannot be started here; all nodes then raise that error,
-    with this host's name. Raises pycoll's errors, within ``start_timeout_s`` and a few seconds.
+    ``check`` raises InvalidArgumentError if the ranks of ``share`` cannot be started here; all
+    nodes then raise that error, with this host's name. Raises pycoll's errors, within
+    ``start_timeout_s`` and a few seconds.
     """
     options.check()
     refusal = ""
@@ -299,8 +363,7 @@ def meet_nodes(
             refusal = refusal or str(error)
         facts = {
             **versions(),
-            "slots": slots,
-            "servers": servers,
+            **share._asdict(),
             "host": options.host or socket.gethostname(),
             "refusal": refusal,
             "nonce": os.urandom(16).hex(),
@@ -308,6 +371,8 @@ def meet_nodes(
             "torch_ports": list(ports[1]),
         }
         link = NodeLink(exchange, options, _agreed(exchange, facts))
+        if share.tolerate:
+            link.tolerate(share.tolerate)
     except BaseException:
         # The store of node 0 first sends what it has; nobody waits for this node afterwards.
         exchange.close()
@@ -351,6 +416,11 @@ def _agreed(exchange: StoreExchange, mine: dict[str, Any]) -> list[dict[str, Any
     for node, facts in enumerate(found):
         if facts["refusal"]:
             raise InvalidArgumentError(f"host {facts['host']} (node {node}): {facts['refusal']}")
+        if facts["tolerate"] != found[0]["tolerate"]:
+            raise InvalidArgumentError(
+                f"node 0 has --tolerate {found[0]['tolerate']} and node {node} --tolerate "
+                f"{facts['tolerate']}: it counts the ranks of all nodes, so give all the same"
+            )
     serving = -1
     for node, facts in enumerate(found):
         if facts["slots"] > facts["servers"] and serving >= 0:

@@ -60,7 +60,8 @@ class LaunchOptions:
     ``started`` is called once all ranks run; it may start threads. ``restarts`` is the number of
     failed ranks that are started again, with the same number and environment, instead of ending the
     launch; it is for programs whose other ranks then join again. ``tolerate`` is the number of
-    failed ranks that do not end the launch; it is for programs that shrink. ``elastic`` lets the
+    ranks of the job that may be lost without ending it; it is for programs that shrink. A node that
+    is lost takes its ranks along. ``elastic`` lets the
     launch go on with fewer and with more ranks; see elastic_jobs.py. ``node`` makes this launcher
     one of several; ``ranks`` is then the number of this one. ``output_folder`` gets the output of
     each rank in files. ``control`` is a descriptor from which the launcher reads the lines of
@@ -254,7 +255,8 @@ class Crew:
             return True
         if self._link is not None and not self._link.over:
             if self._first is None and not self._passed_on:
-                self._link.done(all(rank.status != 0 for rank in self._ranks))
+                lost = [self._name_of(rank) for rank in self._lost]
+                self._link.done(lost, all(rank.status != 0 for rank in self._ranks))
             elif self._verdict_by is None:
                 self._verdict_by = time.monotonic() + VERDICT_S
             return not self._link.over and not self._is_verdict_late()
@@ -286,9 +288,22 @@ class Crew:
         """Take news of the other nodes, and end the ranks if the job has failed there."""
         assert self._link is not None
         self._link.read()
+        self._note_news()
+
+    def _note_news(self) -> None:
+        """Show what has happened on other nodes, and heed the end of the job."""
+        assert self._link is not None
+        while self._link.news:
+            self._say_for_all(self._link.news.popleft())
         if self._link.over:
             self._selector.unregister(self._link)
             self._heed_verdict()
+
+    def _say_for_all(self, text: str) -> None:
+        """Print a report that all nodes have: of quiet ones, whose output goes to one launcher,
+        node 0 prints it."""
+        if not self._options.quiet or (self._link is not None and self._share.node == 0):
+            say(text)
 
     def _heed_verdict(self) -> None:
         """End the ranks because the job has failed, unless they are ending already."""
@@ -321,9 +336,7 @@ class Crew:
     def _check_silence(self) -> None:
         if self._link is not None and not self._link.over:
             self._link.check_silence()
-            if self._link.over:
-                self._selector.unregister(self._link)
-                self._heed_verdict()
+            self._note_news()
         control = self._options.control
         if control is None or self._silent_at is None or time.monotonic() < self._silent_at:
             return
@@ -384,13 +397,17 @@ class Crew:
         """Act on the end of a rank that is not started again."""
         if failed and self._is_tolerated(rank):
             self._lost.append(rank)
-            say(f"{self._failure_of(rank)}, and the others go on")
+            if self._link is None:
+                say(f"{self._failure_of(rank)}, and the others go on")
+            else:
+                # All nodes together decide, and all report it.
+                self._link.lose(self._verdict_on(rank))
         elif failed:
             self._fail(rank)
 
     def _is_tolerated(self, rank: RankProcess) -> bool:
         """Return whether the launch goes on without this rank: some other one has to be left, here
-        or on another node."""
+        or on another node. The nodes together may find later that too many are lost."""
         left = any(one.status in (None, 0) for one in self._ranks if one is not rank)
         left = left or self._share.size > len(self._ranks)
         return left and len(self._lost) < self._options.tolerate
@@ -434,6 +451,10 @@ class Crew:
             return f"server {server} (rank {number}, pid {pid}) {rank.describe()}"
         return f"rank {self._label(rank.number)}{where} (pid {pid}) {rank.describe()}"
 
+    def _name_of(self, rank: RankProcess) -> str:
+        where = f" (host {self._host})" if self._host else ""
+        return f"rank {self._label(rank.number)}{where}"
+
     def _is_adapting(self) -> bool:
         return self._first is None and not self._passed_on and self._verdict is None
 
@@ -455,9 +476,14 @@ class Crew:
 
     def report(self) -> None:
         """Report which rank failed, how, and how the others ended: on stderr, unless the launch is
-        quiet, and to ``LaunchOptions.ended``."""
+        quiet, and to ``LaunchOptions.ended``. Of a job that has ended well, report the lost ranks.
+        """
         first, reason = self._first, self._reason()
         if reason is None:
+            own = [self._name_of(rank) for rank in self._lost]
+            lost = own if self._link is None else self._link.lost
+            if lost and self._options.tolerate:
+                self._say_for_all(f"the job has ended without {', '.join(lost)}")
             return
         if self._options.ended is not None:
             self._options.ended(reason)

@@ -184,7 +184,7 @@ def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Go on after up to N ranks of each host fail, for programs that shrink.",
+    help="Go on after up to N ranks of all hosts are lost, for programs that shrink.",
 )
 @click.option(
     "--min-np",

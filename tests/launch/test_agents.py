@@ -465,9 +465,76 @@ def test_the_only_rank_of_a_node_may_fail_where_that_is_tolerated() -> None:
 def test_a_job_of_which_no_rank_is_left_fails() -> None:
     agents = Agents(2)
     for node in range(2):
-        agents.start(node, python("raise SystemExit(3)"), 1, "--tolerate", "1")
+        agents.start(node, python("raise SystemExit(3)"), 1, "--tolerate", "2")
     for status, _, err in agents.end():
         assert status == 1 and "pycoll run: all ranks have failed" in err, err
+
+
+#: Ranks go on until one of them is lost, and then say how many are left.
+GO_ON = (
+    "import os, pycoll\n"
+    "comm = pycoll.init()\n"
+    "comm.barrier()\n"
+    "os.write(1, b'%d\\n' % os.getpid())\n"
+    "try:\n"
+    "    while True: comm.barrier()\n"
+    "except pycoll.PeerLostError:\n"
+    "    print('of', comm.shrink().all_reduce(1), flush=True)\n"
+)
+
+
+def test_a_host_may_be_lost_with_its_ranks_where_so_many_are_tolerated() -> None:
+    agents = Agents(2)
+    for node, ranks in enumerate((3, 2)):
+        agents.start(node, python(GO_ON), ranks, "--tolerate", "2")
+    _, lost = agents.pids([3, 2])
+    agents.processes[1].kill()
+    (status, out, err), _ = agents.end()
+    assert (status, out) == (0, "of 3\n" * 3), err
+    assert re.search(r"node 1 \(\S+\) is gone: .*; the others go on without ranks 3 and 4\n", err)
+    assert re.search(r"the job has ended without ranks 3 and 4 \(with host \S+\)\n$", err), err
+    await_end(lost)
+
+
+def test_lost_ranks_of_all_hosts_count_together() -> None:
+    """Each host loses one rank, and the second one ends the job with the reason."""
+    code = (
+        "import os, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        "time.sleep(0.1 + rank) if rank in (0, 2) else time.sleep(60)\n"
+        "raise SystemExit(5 + rank)\n"
+    )
+    agents = Agents(2)
+    for node in range(2):
+        agents.start(node, python(code), 2, "--tolerate", "1")
+    found = agents.end()
+    for status, _, err in found:
+        assert status == 7, err
+        told = r"rank 0 on host \S+ \(pid \d+\) failed with exit status 5, and the others go on\n"
+        assert re.search(told, err), err
+        told = r"rank 2 on host \S+ \(pid \d+\) failed with exit status 7; 2 ranks are lost by now"
+        assert re.search(told + ", and --tolerate 1 counts those of all nodes", err), err
+
+
+def test_a_host_with_too_many_ranks_ends_the_job() -> None:
+    agents = Agents(2)
+    for node in range(2):
+        agents.start(node, python(SLEEP), 2, "--tolerate", "1")
+    pids = agents.pids([2, 2])
+    agents.processes[1].kill()
+    (status, _, err), _ = agents.end()
+    assert status == 1
+    told = "2 ranks are lost by now, and --tolerate 1 counts those of all nodes"
+    assert f"its host or the network to it has failed; {told}" in err, err
+    await_end([pid for one in pids for pid in one])
+
+
+def test_nodes_must_agree_on_the_tolerated_ranks() -> None:
+    agents = Agents(2)
+    agents.start(0, python("print(1)"), 1, "--tolerate", "1")
+    agents.start(1, python("print(1)"), 1)
+    for err in _refused(agents):
+        assert "node 0 has --tolerate 1 and node 1 --tolerate 0: it counts the ranks of all" in err
 
 
 SERVED = "import pycoll; print(pycoll.init().all_reduce(1, algorithm='ps'), pycoll.servers())"

@@ -16,6 +16,7 @@ from elastic_worlds import Worlds
 from harness import free_port
 from launching import ROOT, await_end
 
+from pycoll.bootstrap.rendezvous.frames import SILENCE_S
 from pycoll.launch.elastic_jobs import ElasticJob, ElasticOptions, JobHost
 
 #: The promise for the loss of node 0, on all others.
@@ -132,6 +133,44 @@ def test_the_loss_of_node_0_ends_the_job_with_its_name(nodes: Nodes) -> None:
     told = r"pycoll run: node 0, which served .* at 127.0.0.1:\d+, is gone: its pycoll run was"
     assert re.search(told, err), err
     await_end(first)
+
+
+def test_a_launcher_that_is_stopped_is_lost(nodes: Nodes) -> None:
+    """Its kernel still answers, and its ranks still run; it ends them when it goes on."""
+    nodes.start(1, 2)
+    nodes.start(0, 2)
+    first = nodes.await_size(4)
+    began = time.monotonic()
+    nodes.processes[1].send_signal(signal.SIGSTOP)
+    try:
+        second = nodes.await_size(2, after=1)
+        assert second == first[:2]
+        assert time.monotonic() - began < SILENCE_S + FAILURE_S
+    finally:
+        nodes.processes[1].send_signal(signal.SIGCONT)
+    await_end(first[2:])
+    nodes.tell("2 end")
+    found = nodes.end()
+    told = r"pycoll run: node 1 \(\S+:\d+\) stands still: its pycoll run was stopped"
+    assert {node: status for node, (status, _) in found.items()} == {0: 0, 1: 1}, found
+    assert all(re.search(told, err) for _, err in found.values()), found
+
+
+def test_a_node_0_that_is_stopped_ends_the_job_elsewhere(nodes: Nodes) -> None:
+    nodes.start(0, 2)
+    nodes.start(1, 2)
+    first = nodes.await_size(4)
+    nodes.processes[0].send_signal(signal.SIGSTOP)
+    try:
+        _, err = nodes.processes[1].communicate(timeout=40)
+        assert nodes.processes.pop(1).returncode == 1
+        assert re.search(r"node 0, which served the store at \S+, stands still: its pycoll", err)
+        await_end(first[2:])
+    finally:
+        nodes.processes[0].send_signal(signal.SIGCONT)
+    nodes.await_size(2, after=1)
+    nodes.tell("2 end")
+    assert nodes.end()[0][0] == 0, "its own ranks are as many as --min-np wants"
 
 
 def test_a_signal_to_one_launcher_ends_all(nodes: Nodes) -> None:

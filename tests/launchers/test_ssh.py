@@ -313,6 +313,38 @@ def test_a_host_that_vanishes_is_named(world: SshHosts) -> None:
     assert seconds < FAILURE_S + 4
 
 
+def test_the_rest_goes_on_where_a_host_vanishes(world: SshHosts) -> None:
+    """Rank 1 is killed too: the ranks of all hosts count."""
+    program = (
+        "import os, pycoll, signal, time\n"
+        "comm = pycoll.init(timeout_s=60)\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    try:\n"
+        "        comm.barrier()\n"
+        "        time.sleep(0.01)\n"
+        "    except pycoll.PeerLostError:\n"
+        "        comm = comm.shrink()\n"
+        "        if comm.size == 3: break\n"
+        "        if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print('of', comm.all_reduce(1), flush=True)\n"
+    )
+    hosts = ("-H", "host0:2,host1:2,host2:2", "--tolerate", "3")
+    process = start(world, *hosts, *code(program))
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(6)] == ["ready\n"] * 6
+    world.world.set_link(2, False)
+    try:
+        status, out, err = end(process)
+        assert (status, out) == (0, "of 3\n" * 3), err
+    finally:
+        world.world.set_link(2, True)
+        _await_host(world, 2)
+    told = r"node 2 \(host2:\d+\) is gone: .*; the others go on without ranks 4 and 5"
+    assert re.search(told, " ".join(err.split())), err
+    assert "rank 1 (host host0), ranks 4 and 5 (with host host2)" in " ".join(err.split()), err
+
+
 def test_a_launcher_s_host_that_vanishes_leaves_nothing(world: SshHosts) -> None:
     """No rank runs on that host, and nothing tells the others of its end."""
     process = start(world, "-H", "host1,host2", sys.executable, "-c", SLEEP)

@@ -34,6 +34,7 @@ def test_the_survivors_go_on(tmp_path: Path) -> None:
     assert said == shown[:3], errors
     assert status == 0
     assert "was killed by signal 9 (SIGKILL), and the others go on" in errors
+    assert errors.endswith("pycoll run: the job has ended without rank 2\n")
 
 
 def test_without_tolerance_the_launcher_fails(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_tcp, resolve
 from pycoll.bootstrap.rendezvous.exchange import MemoryExchange
-from pycoll.bootstrap.rendezvous.frames import GATHER_HEAD, HEAD, Kind, frame
+from pycoll.bootstrap.rendezvous.frames import GATHER_HEAD, HEAD, SHARE_HEAD, Kind, frame
 from pycoll.bootstrap.rendezvous.store import Place, StoreExchange, join_store
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.config import Config
@@ -55,6 +55,8 @@ FOLLOWS = {
     "no text in an alarm": frame(Kind.HELLO, HELLO) + frame(Kind.ALARM, b"\xff"),
     "leaving with bytes": frame(Kind.HELLO, HELLO) + frame(Kind.LEAVE, b"x"),
     "a result": frame(Kind.HELLO, HELLO) + frame(Kind.RESULT, b""),
+    "a share of a rank": frame(Kind.HELLO, HELLO) + frame(Kind.SHARE, SHARE_HEAD.pack(9, 9)),
+    "a loss without a share": frame(Kind.HELLO, HELLO) + frame(Kind.LOST, b"x"),
 }
 
 

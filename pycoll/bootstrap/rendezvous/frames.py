@@ -23,6 +23,9 @@ from pycoll.untrusted import json_object, read_json
 HEAD = struct.Struct("<IB3x")
 #: Head of a GATHER payload: the round, milliseconds left, the rank's whole limit in milliseconds.
 GATHER_HEAD = struct.Struct("<III")
+#: Head of a SHARE payload: the member's ranks, and how many of all members may be lost. A blob
+#: follows, which the store takes for the member's in later rounds once the member is lost.
+SHARE_HEAD = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 #: Nodes send a pulse every ``PULSE_S`` seconds, and so does a launcher to agents that it controls.
 #: Silence of ``SILENCE_S`` means that the other end stands still, which ends no connection.
@@ -45,6 +48,9 @@ class Kind(IntEnum):
     ALARM = 6  # member -> store: the member failed, as text; the store tells all members
     ORDER = 7  # between launchers of an elastic job, which have no store: JSON
     PULSE = 8  # member -> store, which sends it back: the process at this end runs
+    SHARE = 9  # member -> store: the ranks of the member, and how many of all ranks may be lost
+    LOST = 10  # member -> store: one of the member's ranks is lost, as text
+    NEWS = 11  # store -> member: a rank or a whole member is lost, and the others go on; JSON
 
 
 class Party(NamedTuple):
@@ -55,6 +61,8 @@ class Party(NamedTuple):
     ``lost`` says what has happened to a member whose connection ends. ``watched``: both ends of a
     connection notice within ``HOST_LOST_S`` that the other end's host has vanished. ``stopped``
     says what has happened to a member that has sent a pulse and then none for ``SILENCE_S``.
+    ``tolerance`` names the setting by which members stand for ranks of which some may be lost;
+    empty: none may.
     """
 
     member: str = "rank"
@@ -65,6 +73,7 @@ class Party(NamedTuple):
     lost: str = "ended while the ranks were joining"
     watched: bool = False
     stopped: str = "does not run"
+    tolerance: str = ""
 
 
 RANKS = Party()
@@ -78,6 +87,7 @@ NODES = Party(
     lost="is gone: its pycoll run was killed, or its host or the network to it has failed",
     watched=True,
     stopped="stands still: its pycoll run was stopped (SIGSTOP, a debugger), or its host hangs",
+    tolerance="--tolerate",
 )
 
 
@@ -89,6 +99,8 @@ PAYLOAD_BYTES_MAX: dict[int, int] = {
     Kind.ALARM: 64 * 1024,
     Kind.ORDER: 64 * 1024,
     Kind.PULSE: 0,
+    Kind.SHARE: 64 * 1024,
+    Kind.LOST: 64 * 1024,
 }
 #: Longest name in a HELLO frame, in characters.
 _NAME_LENGTH_MAX = 512

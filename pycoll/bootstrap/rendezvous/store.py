@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,12 +44,14 @@ from pycoll.bootstrap.rendezvous.frames import (
     GATHER_HEAD,
     HEAD,
     RANKS,
+    SHARE_HEAD,
     Kind,
     Party,
     frame,
     to_error,
     unpack_blobs,
 )
+from pycoll.untrusted import json_object, read_json
 
 if TYPE_CHECKING:
     from pycoll.bootstrap.rendezvous.store_server import StoreServer
@@ -89,6 +92,15 @@ class Place(NamedTuple):
         )
 
 
+class Loss(NamedTuple):
+    """A loss with which the other members go on: that of ``member`` if it is ``gone``, else that of
+    one of its ranks."""
+
+    member: int
+    text: str
+    gone: bool
+
+
 class StoreExchange:
     """An exchange through a store server; see exchange.Exchange. One thread at a time uses it.
 
@@ -119,6 +131,8 @@ class StoreExchange:
         self._sending = threading.Lock()
         #: When the store last sent back a pulse, on the monotonic clock; 0 before the first one.
         self.heard = 0.0
+        #: Losses with which the others go on, oldest first.
+        self.news: deque[Loss] = deque()
         with contextlib.ExitStack() as undo:
             if server is not None:
                 undo.callback(server.close)
@@ -166,6 +180,17 @@ class StoreExchange:
         """Have the store tell all ranks, which raise TransportError."""
         self._send(frame(Kind.ALARM, text.encode()))
 
+    def share(self, ranks: int, tolerated: int, proxy: bytes) -> None:
+        """Tell the store that this member stands for ``ranks`` ranks, and that the meeting goes on
+        until all members have lost more than ``tolerated``. ``proxy`` becomes this member's blob of
+        later rounds if the member is lost."""
+        self._send(frame(Kind.SHARE, SHARE_HEAD.pack(ranks, tolerated) + proxy))
+
+    def lose(self, text: str) -> None:
+        """Tell the store that one of this member's ranks is lost. ``text`` becomes an alarm if that
+        is one too many."""
+        self._send(frame(Kind.LOST, text.encode()))
+
     def check(self) -> None:
         """Raise the failure of another rank if the store has sent one. Never waits for a frame."""
         poller = select.poll()  # select() knows no descriptor above 1023
@@ -184,8 +209,8 @@ class StoreExchange:
             self._send(frame(Kind.PULSE))
 
     def skip_pulses(self) -> bool:
-        """Take the pulses that have come; returns whether something else follows them. Never waits
-        for a frame."""
+        """Take the pulses and the news that have come; returns whether something else follows them.
+        Never waits for a frame."""
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
         while poller.poll(0):
@@ -193,11 +218,24 @@ class StoreExchange:
                 head = self._sock.recv(HEAD.size, socket.MSG_PEEK)
             except OSError:
                 return True
-            if len(head) < HEAD.size or HEAD.unpack(head)[1] != Kind.PULSE:
+            kind = HEAD.unpack(head)[1] if len(head) == HEAD.size else None
+            if kind == Kind.NEWS:
+                self._take_news(self._receive()[1])
+            elif kind == Kind.PULSE:
+                self._sock.recv(HEAD.size)
+            else:
                 return len(head) in (0, HEAD.size)
-            self._sock.recv(HEAD.size)
             self.heard = time.monotonic()
         return False
+
+    def _take_news(self, payload: bytes) -> None:
+        try:
+            news = json_object(read_json(payload), {"member": int, "text": str, "gone": bool})
+            if not 0 <= news["member"] < self.size:
+                raise ValueError(f"news about {self._party.member} {news['member']}")
+        except ValueError as error:
+            raise self._unreadable(error) from None
+        self.news.append(Loss(**news))
 
     def fileno(self) -> int:
         """Return the descriptor of the connection, readable when ``check`` or ``collect`` finds a

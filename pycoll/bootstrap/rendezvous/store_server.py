@@ -8,6 +8,7 @@ did come.
 from __future__ import annotations
 
 import contextlib
+import json
 import selectors
 import socket
 import time
@@ -22,6 +23,7 @@ from pycoll.bootstrap.rendezvous.frames import (
     GATHER_HEAD,
     PAYLOAD_BYTES_MAX,
     RANKS,
+    SHARE_HEAD,
     SILENCE_S,
     Kind,
     Party,
@@ -52,6 +54,8 @@ class _Member:
     rounds: int = 0  # number of rounds for which it has sent its blob
     waiting: bool = False  # it waits for the result of the last of these rounds
     heard: float = 0.0  # when its last pulse came; 0 before the first one
+    ranks: int = 0  # the ranks for which it stands and that are not lost
+    proxy: bytes | None = None  # its blob of later rounds if it is lost; None: its loss is fatal
     done: bool = False  # the server expects nothing more from it and sends nothing more to it
 
 
@@ -70,6 +74,9 @@ class _Meeting:
     members: dict[int, _Member] = field(default_factory=dict)
     rounds: dict[int, _Round] = field(default_factory=dict)
     failure: bytes | None = None
+    lost: int = 0  # ranks of all members that are lost
+    tolerated: int = 0  # how many of them may be
+    absent: dict[int, bytes] = field(default_factory=dict)  # the blobs of lost members
     informed: set[int] = field(default_factory=set)  # ranks that know the failure or caused it
 
 
@@ -151,12 +158,13 @@ class StoreServer:
             if meeting.failure is not None:
                 continue
             for round_ in meeting.rounds.values():
-                if len(round_.blobs) < self._size and round_.until <= now:
+                if round_.until <= now:
                     self._time_out(meeting, round_)
                     break
 
     def _time_out(self, meeting: _Meeting, round_: _Round) -> None:
-        missing = [rank for rank in range(self._size) if rank not in round_.blobs]
+        present = round_.blobs.keys() | meeting.absent.keys()
+        missing = [rank for rank in range(self._size) if rank not in present]
         came = [rank for rank in missing if rank in meeting.members]
         noun = self._party.member
         text = (
@@ -239,6 +247,20 @@ class StoreServer:
         elif kind == Kind.ALARM and member.meeting is not None:
             failure = fail_frame("transport", payload.decode(), [member.rank])
             self._fail(member.meeting, failure)
+        elif kind == Kind.SHARE and member.meeting is not None and self._party.tolerance:
+            if len(payload) < SHARE_HEAD.size:
+                raise ValueError("a share without its head")
+            member.ranks, member.meeting.tolerated = SHARE_HEAD.unpack_from(payload)
+            member.proxy = payload[SHARE_HEAD.size :]
+        elif kind == Kind.LOST and member.meeting is not None and member.ranks > 0:
+            member.ranks -= 1
+            # The reason follows on a line of its own, since the text may be JSON.
+            text = payload.decode()
+            if self._count(member.meeting, 1):
+                self._tell_loss(member, text, gone=False)
+            else:
+                text += f"\n{self._excess(member.meeting)}"
+                self._fail(member.meeting, fail_frame("transport", text, [member.rank]))
         elif kind == Kind.LEAVE and not member.waiting:
             member.done = True
         elif kind == Kind.PULSE and member.meeting is not None:
@@ -318,12 +340,19 @@ class StoreServer:
                 f"({meeting.members[longest].name})"
             )
             self._fail(meeting, fail_frame("transport", text, [longest]))
-        elif len(round_.blobs) == self._size:
-            result = frame(Kind.RESULT, pack_blobs([round_.blobs[r] for r in range(self._size)]))
-            del meeting.rounds[number]
-            for other in meeting.members.values():
-                other.waiting = False
-                self._send(other, result)
+        else:
+            self._finish(meeting, number)
+
+    def _finish(self, meeting: _Meeting, number: int) -> None:
+        """Send the result of a round if no blob is missing."""
+        blobs = meeting.absent | meeting.rounds[number].blobs
+        if len(blobs) < self._size:
+            return
+        result = frame(Kind.RESULT, pack_blobs([blobs[rank] for rank in range(self._size)]))
+        del meeting.rounds[number]
+        for other in meeting.members.values():
+            other.waiting = False
+            self._send(other, result)
 
     def _fail(self, meeting: _Meeting, failure: bytes) -> None:
         # Only the first failure is reported: later ones follow from it.
@@ -354,7 +383,41 @@ class StoreServer:
         if expected and meeting is not None:
             party = self._party
             text = f"{party.member} {member.rank} ({member.name}) {how or party.lost}"
+            if meeting.failure is None and member.proxy is not None:
+                self._do_without(meeting, member, text)
+            else:
+                self._fail(meeting, fail_frame("lost", text, [member.rank]))
+
+    def _do_without(self, meeting: _Meeting, member: _Member, text: str) -> None:
+        """Go on without a member if so many ranks may be lost."""
+        if member.waiting:
+            # Its blob of the last round is here: its ranks have ended before it was lost.
+            return
+        if not self._count(meeting, member.ranks):
+            text += self._excess(meeting)
             self._fail(meeting, fail_frame("lost", text, [member.rank]))
+            return
+        meeting.absent[member.rank] = member.proxy or b""
+        self._tell_loss(member, text, gone=True)
+        for number in list(meeting.rounds):
+            self._finish(meeting, number)
+
+    def _count(self, meeting: _Meeting, ranks: int) -> bool:
+        """Count lost ranks; returns whether the meeting goes on."""
+        meeting.lost += ranks
+        return meeting.lost <= meeting.tolerated
+
+    def _excess(self, meeting: _Meeting) -> str:
+        return (
+            f"; {meeting.lost} ranks are lost by now, and {self._party.tolerance} "
+            f"{meeting.tolerated} counts those of all {self._party.member}s"
+        )
+
+    def _tell_loss(self, lost: _Member, text: str, gone: bool) -> None:
+        news = json.dumps({"member": lost.rank, "text": text, "gone": gone}).encode()
+        for member in lost.meeting.members.values() if lost.meeting is not None else ():
+            if not member.done:
+                self._send(member, frame(Kind.NEWS, news))
 
     def _send(self, member: _Member, data: bytes) -> None:
         if member not in self._members:
