@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import CODED, REDUCING, Collective
@@ -16,6 +14,9 @@ if TYPE_CHECKING:
 
 #: Reductions of values that have been rounded by a codec.
 _SUMS = (ReduceOp.SUM, ReduceOp.AVG)
+
+#: Types of arrays; codes hold float32 (``coded_ends``).
+TAKEN = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 #: The bytes of codes to which segments grow, and the segments that a chunk keeps.
 _CODES_MAX = 40 << 10
@@ -118,25 +119,10 @@ def check_elements(collective: Collective, dtype: int, code: int | None) -> None
 
     ``code``: the number of the reduction; None where nothing is reduced.
     """
-    if dtype != DType.FLOAT32:
-        raise wrong_type("x", dtype, (DType.FLOAT32,))
+    if dtype not in TAKEN:
+        raise wrong_type("x", dtype, TAKEN)
     if collective in REDUCING and code not in _SUMS:
         raise wrong_op("a function" if code == ReduceOp.USER else repr(ReduceOp(code or 0).word))
-
-
-def remembered(
-    feedback: Any, source: _core.BufferView, number: int = 0
-) -> tuple[_core.BufferView, _core.BufferView]:
-    """Return the array to send in place of ``source``, and the residual of array ``number``.
-
-    Raises InvalidArgumentError where earlier calls had another shape.
-    """
-    residual = _core.view(feedback.memory(tuple(source.shape), number), "feedback")
-    if feedback.momentum:
-        array = np.empty(source.shape, np.float32)
-        _core.pack([source], _core.view(array))
-        source = _core.view(feedback.corrected(array, number))
-    return source, residual
 
 
 def refuse_device() -> NoReturn:

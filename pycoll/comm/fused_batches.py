@@ -20,7 +20,8 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
-from pycoll.comm.codecs import Coding, refuse_device, remembered
+from pycoll.comm.codecs import Coding, refuse_device
+from pycoll.comm.coded_ends import CodedEnds, behind, coded_ends
 from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -53,16 +54,22 @@ class Message(NamedTuple):
         """
         return self._replace(prepared=self.prepared._replace(key=self.prepared.key ^ key))
 
-    def with_feedback(self, feedback: Any, numbers: list[int]) -> Message:
-        """Return the same with the residuals of its arrays, whose ``numbers`` are of the list."""
-        both = [
-            remembered(feedback, one.source, number)
+    def as_coded(self, feedback: Any, numbers: list[int]) -> tuple[Message, list[CodedEnds]]:
+        """Return the same with the arrays and residuals that a codec takes, and these ends.
+
+        ``numbers``: of its arrays in the list.
+        """
+        divisor = self.prepared.divisor
+        ends = [
+            coded_ends(one.source, one.target, divisor, feedback, number)
             for one, number in zip(self.members, numbers, strict=True)
         ]
         members = [
-            one._replace(source=source) for one, (source, _) in zip(self.members, both, strict=True)
+            one._replace(source=coded.source, target=coded.target)
+            for one, coded in zip(self.members, ends, strict=True)
         ]
-        return self._replace(members=members, residuals=[residual for _, residual in both])
+        residuals = [coded.residual for coded in ends if coded.residual is not None]
+        return self._replace(members=members, residuals=residuals), ends
 
     def start(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
         """Start the operation. ``wait()`` of the Work unpacks the results and returns ``finish()``.
@@ -249,9 +256,8 @@ def start_list(
         work = _core.open_work()
         _core.fill_work(work, results())
         return work
-    if feedback is not None:
-        feedback.check_free()
-        messages = _with_feedback(messages, feedback, shared)
+    if coding is not None:
+        messages, results = _as_coded(messages, feedback, shared, results)
     for one in members:
         call.add(one.ends.source.dtype, messages[0].prepared.op, one.ends.source.shape)
     if len(messages) > 1:
@@ -289,19 +295,26 @@ def _start_all(
     return begun
 
 
-def _with_feedback(
-    messages: list[Message], feedback: Any, shared: list[list[int]]
-) -> list[Message]:
-    """Return the messages of one call with the residuals of their arrays.
+def _as_coded(
+    messages: list[Message],
+    feedback: Any,
+    shared: list[list[int]],
+    results: Callable[[], Any],
+) -> tuple[list[Message], Callable[[], Any]]:
+    """Return the messages of one call as codecs take them, and ``results`` behind their results.
 
     ``shared``: the arrays of each message, by their numbers.
     """
-    made = [
-        message.with_feedback(feedback, numbers)
-        for message, numbers in zip(messages, shared, strict=True)
-    ]
-    feedback.ended()
-    return made
+    if feedback is not None:
+        feedback.check_free()
+    made, ends = [], []
+    for message, numbers in zip(messages, shared, strict=True):
+        coded, found = message.as_coded(feedback, numbers)
+        made.append(coded)
+        ends += found
+    if feedback is not None:
+        feedback.ended()
+    return made, behind(ends, results)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.comm.codecs import refuse_device, remembered
+from pycoll.comm.codecs import refuse_device
+from pycoll.comm.coded_ends import behind, coded_ends
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
@@ -49,6 +50,11 @@ _EXCHANGE_NOTE = (
     "all_gather, gather, split, all_to_all with splits and calls for objects begin with an "
     "all_gather of int64, scatter with a broadcast of one, and the first collective on device "
     "arrays with an all_gather of one int64"
+)
+#: With a codec, ranks may also differ in what the engine is not told.
+_CODED = r"codec .*\(with different algorithms"
+_CODED_NOTE = (
+    "codes hold float32, so arrays of other dtypes, and 'sum' and 'avg' of float64, look alike here"
 )
 #: The name by which a call leaves the choice among the algorithms with servers to the cost model.
 PS = "ps"
@@ -235,6 +241,8 @@ class Core(_core.Calls):
             error.host = self._names[error.rank].rpartition(":")[0]
         if isinstance(error, MismatchError) and re.search(_EXCHANGES, str(error)):
             error.args = (f"{error} ({_EXCHANGE_NOTE})",)
+        if isinstance(error, MismatchError) and re.search(_CODED, str(error)):
+            error.args = (f"{error} ({_CODED_NOTE})",)
 
     def _check_rank(self, value: Any, name: str) -> int:
         try:
@@ -345,14 +353,17 @@ class Core(_core.Calls):
         where = Where(framework, x, stream)
         if prepared.codec is not None and isinstance(source or target, DeviceView):
             refuse_device()
-        residual = None
-        if feedback is not None:
-            feedback.check_free()
-            if source is not None:
-                source, residual = remembered(feedback, source)
-            feedback.ended()
         returns = memory is not None or out is not None
         finish = finisher(framework, x, memory, out) if returns else nothing
+        residual = None
+        if prepared.codec is not None:
+            if feedback is not None:
+                feedback.check_free()
+            coded = coded_ends(source, target, prepared.divisor, feedback)
+            source, target, residual = coded.source, coded.target, coded.residual
+            finish = behind([coded], finish)
+            if feedback is not None:
+                feedback.ended()
         if identity and isinstance(target, DeviceView):
             lanes = self._plans.lanes(prepared.plan)
             return self._on_devices().run(

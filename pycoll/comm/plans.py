@@ -24,12 +24,12 @@ from pycoll.cost.selection import (
     followed,
 )
 from pycoll.errors import InvalidArgumentError
-from pycoll.ops import Reduction
+from pycoll.ops import Reduction, find_reduction
 from pycoll.plan.lowering import acknowledged, lower
 from pycoll.schedule.collectives import REDUCING, Collective
 from pycoll.schedule.copies import Copies
 from pycoll.schedule.topology import Topology, single_host
-from pycoll.types import LOCATION
+from pycoll.types import ITEM_BYTES, LOCATION, DType, ReduceOp
 
 
 class Prepared(NamedTuple):
@@ -50,6 +50,8 @@ class Prepared(NamedTuple):
     arrays: _core.CallArrays | None = None
     #: How the plan's codes hold float32; None: the plan has none.
     codec: _core.Codec | None = None
+    #: By which the caller's results are divided in the end.
+    divisor: int = 1
 
     @property
     def by_python(self) -> bool:
@@ -169,10 +171,17 @@ class Plans:
         """Return what the engine needs for a call.
 
         ``nbytes``: the message in bytes. ``shape_key``: further numbers that must be equal on all
-        ranks. ``coding``: the codec, if data travels as codes.
+        ranks. ``coding``: the codec, if data travels as codes; these hold float32, whatever the
+        ``dtype`` of the arrays.
         """
+        divisor, told = 1, ""
         if coding is not None:
             check_elements(collective, dtype, None if reduction is None else reduction.code)
+        if coding is not None and dtype != DType.FLOAT32:
+            told = f"/{DType(dtype).word} {'' if reduction is None else reduction.name}"
+            if dtype == DType.FLOAT64 and reduction is not None and reduction.code is ReduceOp.AVG:
+                reduction, divisor = find_reduction("sum", dtype, "all_reduce"), self.topology.size
+            dtype, nbytes = DType.FLOAT32, nbytes // ITEM_BYTES[dtype] * ITEM_BYTES[DType.FLOAT32]
         if reduction is not None and nbytes:
             nbytes = reduction.wire_bytes(dtype, nbytes)
         name = self.algorithm_name(
@@ -192,10 +201,12 @@ class Plans:
         if coding is not None and lookup(collective, name).sends_codes_only(self.topology):
             segment_bytes = coding.segment_bytes(segment_bytes, nbytes // self.topology.size)
         text = f"{name}/{segment_bytes}/{word}/{shape_key}"
-        key = _hash(text if coding is None else f"{text}/{tuple(coding)}")
+        key = _hash(text if coding is None else f"{text}/{tuple(coding)}{told}")
         code = reduction.code if reduction is not None else 0
         codec = None if coding is None else coding.native()
-        return Prepared(plan, key, dtype, code, segment_bytes, reduction, user, None, codec)
+        return Prepared(
+            plan, key, dtype, code, segment_bytes, reduction, user, None, codec, divisor
+        )
 
     def algorithm_name(
         self,

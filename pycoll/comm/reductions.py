@@ -54,16 +54,17 @@ class Reducing(Core):
         ``x``: an array with the same shape and dtype on all ranks, or a list or tuple of arrays.
         ``op``: the reduction (docs/reductions.md). ``out``: None for a new array, an array of the
         shape and dtype of x, or x itself; for a list, a list of as many arrays. ``compress``: None,
-        or a codec of pycoll.compress, the same on all ranks. With one, x is float32 in host memory
-        and ``op`` "sum" or "avg". ``feedback``: None, or a pycoll.compress.Feedback of this array
-        or list, which keeps what the codec leaves out for the next call. The other arguments are
-        those of all collectives, see Communicator.
+        or a codec of pycoll.compress, the same on all ranks. With one, x is float16, bfloat16,
+        float32 or float64 in host memory and ``op`` "sum" or "avg". ``feedback``: None, or a
+        pycoll.compress.Feedback of this array or list, which keeps what the codec leaves out for
+        the next call. The other arguments are those of all collectives, see Communicator.
 
         With a codec that keeps every element, such as ``Block("int8")``, each rank encodes what it
         sends; one rank folds a part of the array in full precision, in rank order, and encodes it
         once; all ranks, that one included, get what these codes decode to. So no value is rounded
-        more than twice. Between the ranks of a host data keeps full precision if there are several
-        hosts.
+        more than twice. Codes and sums are float32: results of 16 bits are rounded once more at the
+        end, and values of float64 once at the beginning. Between the ranks of a host data keeps
+        full precision if there are several hosts.
 
         The arrays of a list are independent of each other. Those of equal dtype and up to 256 KiB
         travel in messages of up to 16 MiB. On a device up to 128 arrays of one dtype are one

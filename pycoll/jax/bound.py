@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pycoll import _core
 from pycoll.arrays.rows import Shape, elements, with_rows
+from pycoll.comm.codecs import coding_of
 from pycoll.comm.communicator import Communicator
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -21,7 +22,11 @@ _numbers: weakref.WeakKeyDictionary[Communicator, dict[Any, int]] = weakref.Weak
 
 
 class How(NamedTuple):
-    """A collective without its array. ``rows``: rows of each rank, for _ROWED ones."""
+    """A collective without its array. ``rows``: rows of each rank, for _ROWED ones.
+
+    ``compress``: a codec that keeps every element, or None. With one the array is float32, and
+    ``given`` the name of the type that the caller has passed.
+    """
 
     collective: Collective
     comm: Communicator
@@ -29,6 +34,8 @@ class How(NamedTuple):
     root: int = 0
     rows: tuple[int, ...] = ()
     deterministic: bool | None = None
+    compress: Any = None
+    given: str = ""
 
     def shape(self, given: Shape) -> Shape:
         """Return the shape of the result for an array of this shape."""
@@ -63,17 +70,24 @@ def number_of(how: How, shape: Shape, dtype: Any) -> int:
     No other rank takes part before the program runs. Raises InvalidArgumentError for a type that
     pycoll does not have, an unknown op, and an op that is not defined for the type.
     """
-    kind = DTYPES.get(str(dtype))
-    if kind is None:
-        raise InvalidArgumentError(f"x has dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    kind = kind_of(how.given or dtype)
     known = _numbers.get(how.comm)
     if known is None:
         known = _numbers[how.comm] = {}
         weakref.finalize(how.comm, _forget, known)
-    key = (how.collective, how.op, how.root, how.rows, how.deterministic, shape, kind)
+    terms = (how.collective, how.op, how.root, how.rows, how.deterministic, how.compress)
+    key = (*terms, shape, kind)
     if key not in known:
         known[key] = _bound(how, shape, kind)
     return known[key]
+
+
+def kind_of(dtype: Any) -> DType:
+    """Return the type of elements. Raise InvalidArgumentError where pycoll has none like it."""
+    kind = DTYPES.get(str(dtype))
+    if kind is None:
+        raise InvalidArgumentError(f"x has dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    return kind
 
 
 def _forget(numbers: dict[Any, int]) -> None:
@@ -94,6 +108,7 @@ def _bound(how: How, shape: Shape, kind: DType) -> int:
         None,
         how.deterministic,
         shape[1:] if rowed else (),
+        coding_of(how.compress),
     )
     if how.collective is not Collective.ALL_GATHER:
         prepared = prepared.of_array(shape)

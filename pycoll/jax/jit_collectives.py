@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from pycoll.arrays.rows import check_rows, need_axis, shares
+from pycoll.comm.codecs import check_elements
 from pycoll.comm.communicator import Communicator
 from pycoll.errors import InvalidArgumentError
-from pycoll.jax.bound import How, chosen
+from pycoll.jax.bound import How, chosen, kind_of
 from pycoll.jax.primitive import collective
 from pycoll.schedule.collectives import Collective
+from pycoll.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from pycoll.compress import Codec
 
 
 def all_reduce(
@@ -23,12 +28,16 @@ def all_reduce(
     *,
     comm: Communicator | None = None,
     deterministic: bool | None = None,
+    compress: Codec | None = None,
 ) -> jax.Array:
     """Combine the arrays ``x`` of all ranks; every rank gets the result with the same bits.
 
     ``x``: an array with the same shape and dtype on all ranks. ``op``: sum, prod, min, max,
     avg, band, bor or bxor. ``comm``: the communicator, or None for the world.
     ``deterministic``: True folds in rank order; None takes the setting of the communicator.
+    ``compress``: None, or a codec of pycoll.compress that keeps every element, the same on all
+    ranks, as in Communicator.all_reduce; nothing keeps what it leaves out. The collectives of
+    gradients have no codec.
 
     Returns an array with the shape and dtype of x.
 
@@ -41,7 +50,7 @@ def all_reduce(
     Example: ``mean = pycoll.jax.all_reduce(gradient, "avg")``
     """
     how = How(Collective.ALL_REDUCE, chosen(comm), op, deterministic=deterministic)
-    return _differentiable(how, jnp.asarray(x))
+    return _run(how, jnp.asarray(x), compress)
 
 
 def reduce_scatter(
@@ -50,11 +59,12 @@ def reduce_scatter(
     *,
     comm: Communicator | None = None,
     deterministic: bool | None = None,
+    compress: Codec | None = None,
 ) -> jax.Array:
     """Combine the arrays ``x`` of all ranks; every rank gets its rows of the result.
 
     ``x``: an array of at least one axis, with the same shape and dtype on all ranks. ``op``,
-    ``comm`` and ``deterministic``: as in all_reduce.
+    ``comm``, ``deterministic`` and ``compress``: as in all_reduce.
 
     Returns ``len(x) // size`` rows; the lowest ranks get one more each where size does not divide
     ``len(x)``.
@@ -70,18 +80,23 @@ def reduce_scatter(
     need_axis(value.shape, "reduce_scatter")
     rows = tuple(shares(value.shape[0], comm.size))
     how = How(Collective.REDUCE_SCATTER, comm, op, rows=rows, deterministic=deterministic)
-    return _differentiable(how, value)
+    return _run(how, value, compress)
 
 
 def all_gather(
-    x: Any, *, lengths: Sequence[int] | None = None, comm: Communicator | None = None
+    x: Any,
+    *,
+    lengths: Sequence[int] | None = None,
+    comm: Communicator | None = None,
+    compress: Codec | None = None,
 ) -> jax.Array:
     """Join the arrays ``x`` of all ranks along axis 0, in rank order; every rank gets all rows.
 
     ``x``: an array of at least one axis; its dtype and all dimensions but the first are the same on
     all ranks. ``lengths``: the first dimension of each rank, the same sequence on all ranks. None
     means that all ranks have as many rows as this one, because a trace cannot wait for other ranks.
-    ``comm``: the communicator, or None for the world.
+    ``comm``: the communicator, or None for the world. ``compress``: as in all_reduce; each rank
+    encodes its rows once, and all ranks get what the codes decode to.
 
     Returns an array with the rows of all ranks and the dtype of x.
 
@@ -101,15 +116,21 @@ def all_gather(
         raise InvalidArgumentError(
             f"lengths[{comm.rank}] is {rows[comm.rank]}, but x has {length} rows on this rank"
         )
-    return _differentiable(How(Collective.ALL_GATHER, comm, rows=tuple(rows)), value)
+    return _run(How(Collective.ALL_GATHER, comm, rows=tuple(rows)), value, compress)
 
 
-def broadcast(x: Any, root: int = 0, *, comm: Communicator | None = None) -> jax.Array:
+def broadcast(
+    x: Any,
+    root: int = 0,
+    *,
+    comm: Communicator | None = None,
+    compress: Codec | None = None,
+) -> jax.Array:
     """Copy the root's ``x`` to every rank.
 
     ``x``: an array with the same shape and dtype on all ranks; only the root's values count.
     ``root``: the sending rank, from 0 to size - 1, the same on all ranks. ``comm``: the
-    communicator, or None for the world.
+    communicator, or None for the world. ``compress``: as in all_reduce; the root encodes once.
 
     Returns an array with the shape and dtype of x.
 
@@ -123,20 +144,37 @@ def broadcast(x: Any, root: int = 0, *, comm: Communicator | None = None) -> jax
     comm = chosen(comm)
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
         raise InvalidArgumentError(f"root is {root!r}: expected a rank from 0 to {comm.size - 1}")
-    return _differentiable(How(Collective.BROADCAST, comm, root=root), jnp.asarray(x))
+    return _run(How(Collective.BROADCAST, comm, root=root), jnp.asarray(x), compress)
+
+
+def _run(how: How, x: Any, compress: Codec | None) -> Any:
+    """Run a collective, with a codec on arrays that it takes."""
+    if compress is not None:
+        check_elements(how.collective, kind_of(x.dtype), ReduceOp.SUM)
+        how = how._replace(compress=compress, given=str(x.dtype))
+    return _differentiable(how, x)
+
+
+def _result(how: How, x: Any) -> Any:
+    """Return the result; with a codec by way of float32, as ``comm.coded_ends`` does it."""
+    if how.compress is None:
+        return collective(how, x)
+    found = collective(how, x.astype(jnp.float32)).astype(x.dtype)
+    divides = how.op == "avg" and kind_of(how.given) == DType.FLOAT64
+    return found / how.comm.size if divides else found
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _differentiable(how: How, x: Any) -> Any:
-    return collective(how, x)
+    return _result(how, x)
 
 
 def _forward(how: How, x: Any) -> tuple[Any, None]:
-    return collective(how, x), None
+    return _result(how, x), None
 
 
 def _backward(how: How, _: None, gradient: Any) -> tuple[Any]:
-    return (_gradient(how, gradient),)
+    return (_gradient(how._replace(compress=None, given=""), gradient),)
 
 
 _differentiable.defvjp(_forward, _backward)

@@ -99,7 +99,7 @@ class State:
     def reduce(self, bucket: dist.GradBucket) -> _Future:
         """Start to average a bucket; the future has its buffer."""
         buffer = bucket.buffer()
-        backend = _backend(self.group)
+        backend = backend_of(self.group)
         is_plain = self.step < self.start or buffer.numel() * buffer.element_size() < self.min_bytes
         if bucket.is_last():
             self.step += 1
@@ -170,7 +170,7 @@ def quantization_pertensor_hook(
     It takes the place of torch's hook of this name, which has one scale per bucket and gathers the
     codes of all ranks on each. ``State`` adds feedback.
     """
-    return _average(_backend(process_group), bucket.buffer(), Block("int8", 4096))
+    return _average(backend_of(process_group), bucket.buffer(), Block("int8", 4096))
 
 
 def quantization_perchannel_hook(
@@ -181,10 +181,10 @@ def quantization_perchannel_hook(
     ``bucket_size``: a power of two from 32 to 4096. It takes the place of torch's hook of this
     name, which gathers the codes of all ranks on each. ``State`` adds feedback.
     """
-    return _average(_backend(process_group), bucket.buffer(), Block("int8", bucket_size))
+    return _average(backend_of(process_group), bucket.buffer(), Block("int8", bucket_size))
 
 
-def _backend(group: Any) -> PycollProcessGroup:
+def backend_of(group: Any) -> PycollProcessGroup:
     """The backend of a process group for tensors in host memory."""
     group = dist.group.WORLD if group is None else group
     backend = group._get_backend(torch.device("cpu"))

@@ -16,6 +16,7 @@ import pytest
 import pycoll
 import pycoll.jax as pj
 from pycoll import InvalidArgumentError
+from pycoll.compress import BF16, Block, Sign, TopK
 
 
 def values(shape: tuple[int, ...], salt: int) -> Any:
@@ -87,6 +88,45 @@ def check_collectives_that_do_not_depend_on_each_other_keep_their_order(
         for n, (one, other) in enumerate(zip(first, second, strict=True), 1):
             assert np.array_equal(one, total[:n])
             assert np.array_equal(other, total[:n] + comm.size)
+
+
+def check_codecs_give_the_bits_of_the_methods(comm: pycoll.Communicator) -> None:
+    rank, size = comm.rank, comm.size
+    rows = [rank + 1 for rank in range(size)]
+    shapes = {"x": (70, 3), "short": (5,), "long": (40_001,)}
+    given = {name: values(shape, rank) / 7 for name, shape in shapes.items()}
+    given["half"] = np.asarray(jnp.asarray(given["long"], jnp.bfloat16))
+    given["part"] = values((rank + 1, 2), rank) / 7
+    int8, sign = Block("int8", block=64), Sign(block=32)
+
+    def calls(module: Any, x: Any, words: Any) -> list[Any]:
+        return [
+            *(module.all_reduce(x[name], compress=int8, **words) for name in (*shapes, "half")),
+            module.all_reduce(x["x"], "avg", compress=sign, **words),
+            module.all_reduce(x["half"], "avg", compress=BF16(), **words),
+            module.reduce_scatter(x["x"], compress=int8, **words),
+            module.all_gather(x["part"], lengths=rows, compress=int8, **words),
+            module.broadcast(x["half"], size - 1, compress=int8, **words),
+        ]
+
+    found = jax.block_until_ready(jax.jit(lambda x: calls(pj, x, {"comm": comm}))(given))
+    for one, wanted in zip(found, calls(comm, given, {}), strict=True):
+        same(one, wanted)
+
+    def loss(x: Any) -> Any:
+        return (pj.all_reduce(x, compress=sign, comm=comm) * values((5,), rank)).sum()
+
+    # The derivative of rounding counts as 1, and gradients have no codec.
+    assert np.array_equal(jax.grad(loss)(given["short"]), summed((5,), size))
+    for compress, x, text in (
+        (TopK(0.5), given["x"], "codecs that keep every element"),
+        ("int8", given["x"], "compress is 'int8': expected a codec"),
+        (int8, np.arange(3), "x is int32: compress needs float16"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=text):
+            pj.all_reduce(x, compress=compress, comm=comm)
+    with pytest.raises(InvalidArgumentError, match="compress needs 'sum' or 'avg'"):
+        pj.all_reduce(given["x"], "max", compress=int8, comm=comm)
 
 
 def check_loops_and_branches(comm: pycoll.Communicator) -> None:

@@ -93,9 +93,32 @@ def _sent(codec: Any, value: Array, rank: int, chunk: int, part: slice, residual
     return sent
 
 
-def same(found: Array, expected: Array) -> bool:
-    """Whether two float32 arrays have the same bits; all NaN are alike."""
-    if found.shape != expected.shape or found.dtype != np.float32:
+def same(found: Array, expected: Array, kind: Any = np.float32) -> bool:
+    """Whether two arrays of a type have the same bits; all NaN are alike."""
+    if found.shape != expected.shape or not found.dtype == expected.dtype == kind:
         return False
-    alike = found.reshape(-1).view(np.uint32) == expected.reshape(-1).view(np.uint32)
+    bits = f"u{found.dtype.itemsize}"
+    alike = found.reshape(-1).view(bits) == expected.reshape(-1).view(bits)
     return bool(np.all(alike.reshape(found.shape) | (np.isnan(found) & np.isnan(expected))))
+
+
+def all_reduce_of_type(
+    codec: Any, xs: Sequence[Array], average: bool = False, residuals: Sequence[Array] | None = None
+) -> Array:
+    """The all_reduce of arrays that are not float32: float32 at the source, the type at the end.
+
+    Residuals of 16-bit types are float32. Those of float64 also hold what the first rounding leaves
+    out, and a mean of float64 is a sum that is divided in the end.
+    """
+    kind = xs[0].dtype
+    with np.errstate(all="ignore"):
+        if kind != np.float64:
+            found = all_reduce(codec, [x.astype(np.float32) for x in xs], average, residuals)
+            return found.astype(kind)
+        wanted = xs if residuals is None else [x + r for x, r in zip(xs, residuals, strict=True)]
+        sent = [one.astype(np.float32) for one in wanted]
+        rests = None if residuals is None else [np.zeros_like(one) for one in sent]
+        found = all_reduce(codec, sent, False, rests).astype(np.float64)
+        for rank, held in enumerate(residuals or []):
+            held[...] = wanted[rank] - sent[rank] + rests[rank]
+        return found / len(xs) if average else found

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import raised
 
 import pycoll
 import pycoll.optim
 import pycoll.torch as hvd
-from pycoll.compress import BF16, Auto, Block, Feedback, PowerSGD, RandomK, Sign, TopK
-from pycoll.torch import hooks
+from pycoll.compress import BF16, FP8, Auto, Block, Feedback, PowerSGD, RandomK, Sign, TopK
+from pycoll.torch import fsdp, hooks
 
 
 def network() -> nn.Sequential:
@@ -245,6 +246,88 @@ def check_hooks_of_ddp_train_like_ddp() -> None:
         other = hooks.State(None, TopK(0.5), start=2, min_bytes=0)
         other.load_state_dict(topk.state_dict())
         assert other.step == 5 and other.feedbacks[0].norm() == topk.feedbacks[0].norm()
+
+
+def sharded() -> nn.Sequential:
+    net = network()
+    for layer in (net[0], net[2], net):
+        fully_shard(layer)
+    return net
+
+
+def sharded_steps(steps: int, **words: Any) -> tuple[list[torch.Tensor], Any]:
+    """The whole parameters after some steps of an FSDP2 model, and what ``compress`` returned."""
+    net = sharded()
+    codecs = fsdp.compress(net, **words) if words else None
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(net, dist.get_rank(), step)
+        optimizer.step()
+    return [p.full_tensor().detach() for p in net.parameters()], codecs
+
+
+def check_fsdp2_sends_codes() -> None:
+    with process_group("pycoll"):
+        plain, _ = sharded_steps(5)
+        for words, bound in (
+            ({"gradients": Block("int8")}, 0.01),
+            ({"parameters": BF16()}, 0.03),
+            ({"gradients": Block("int4"), "parameters": Block("int8"), "feedback": False}, 0.2),
+            ({"gradients": Sign(), "parameters": FP8()}, 0.6),
+        ):
+            found, codecs = sharded_steps(5, **words)
+            same_on_all(found)
+            assert 0 < far(found, plain) < bound, (words, far(found, plain))
+            names = ["0", "2"] if "gradients" in words and "feedback" not in words else []
+            assert list(codecs.feedbacks) in (names, ["", *names]), words
+            assert all(codecs.feedbacks[name].step == 5 for name in names)
+
+
+def check_the_collectives_of_fsdp2_have_the_bits_of_the_communicators() -> None:
+    comm, codec = pycoll.world(), Block("int4", block=64)
+    with process_group("pycoll"):
+        for kind in (torch.float32, torch.bfloat16, torch.float64):
+            x = (torch.randn(400 * comm.size) * (comm.rank + 1)).to(kind)
+            kept, other = Feedback(), Feedback()
+            reduce_scatter = fsdp.CodedReduceScatter(codec, kept)
+            for op, word in ((dist.ReduceOp.AVG, "avg"), (dist.ReduceOp.SUM, "sum")):
+                share = reduce_scatter.allocate((400,), dtype=kind, device=x.device)
+                reduce_scatter(share, x, dist.group.WORLD, op)
+                wanted = comm.reduce_scatter(x, word, compress=codec, feedback=other)
+                assert torch.equal(share, wanted)
+                assert np.array_equal(kept.residual, other.residual)
+            whole = torch.empty_like(x)
+            whole[comm.rank * 400 :][:400] = share
+            work = fsdp.CodedAllGather(codec)(
+                whole, whole[comm.rank * 400 :][:400], dist.group.WORLD, async_op=True
+            )
+            assert work is not None and work.wait()
+            assert torch.equal(whole, comm.all_gather(share, compress=codec))
+
+
+def check_fsdp2_says_what_does_not_fit() -> None:
+    error = pycoll.InvalidArgumentError
+    assert "without FSDP2 modules: call" in raised(error, fsdp.compress, network(), Sign())
+    with process_group("pycoll"):
+        net = sharded()
+        assert "gradients is TopK(density=0.5): expected BF16, FP8, Block or Sign" in raised(
+            error, fsdp.compress, net, TopK(0.5)
+        )
+        assert "parameters is 'int8'" in raised(error, fsdp.compress, net, None, "int8")
+        assert "feedback is 3" in raised(error, fsdp.compress, net, Sign(), feedback=3)
+        _, codecs = sharded_steps(2, gradients=Sign())
+        saved = codecs.state_dict()
+        _, other = sharded_steps(1, gradients=Sign())
+        other.load_state_dict(saved)
+        assert [one.norm() for one in other.feedbacks.values()] == [
+            one.norm() for one in codecs.feedbacks.values()
+        ]
+        assert "without form 1" in raised(error, other.load_state_dict, {})
+        del saved["feedbacks"]["2"]
+        assert "only the model has residuals of module '2'" in raised(
+            error, other.load_state_dict, saved
+        )
 
 
 def check_hooks_say_what_does_not_fit() -> None:

@@ -1,0 +1,168 @@
+"""The float32 arrays of a call with a dense codec, in place of the caller's.
+
+| type of the caller | what is sent | result |
+|---|---|---|
+| float32 | the array | float32 |
+| float16, bfloat16 | its values, exactly | rounded once to the type, ties to even |
+| float64 | its values, rounded to float32 | widened, which is exact |
+
+A Feedback of float64 arrays keeps what the rounding to float32 leaves out as well, so the sent
+values plus the residual are the array plus the last residual, bit for bit. The residual goes into
+the array of the next call, at the owner of a part too. A mean of float64 therefore is a sum of
+codes that ``store`` divides: residuals have the unit of the array. The rounding of results to 16
+bits is the same on all ranks and in no residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.types import DType, numpy_dtype
+
+#: A NumPy array.
+Array = Any
+
+#: The kernels that turn float32 into bfloat16 and back.
+_BF16 = _core.Codec(0, 256, False, 0)
+
+
+class CodedEnds(NamedTuple):
+    """The memory of one array of a call, as the executor takes it with a codec.
+
+    ``store`` runs once, after the operation: it completes the residual, and puts the result into
+    the caller's memory. None where nothing is left to do.
+    """
+
+    source: _core.BufferView | None
+    target: _core.BufferView | None
+    residual: _core.BufferView | None = None
+    store: Callable[[], None] | None = None
+
+
+def coded_ends(
+    source: _core.BufferView | None,
+    target: _core.BufferView | None,
+    divisor: int,
+    feedback: Any = None,
+    number: int = 0,
+) -> CodedEnds:
+    """Return float32 arrays in place of ``source`` and ``target``.
+
+    ``divisor``: by which float64 results are divided. ``feedback``: None, or the Feedback that
+    keeps the residual of array ``number``. Raises InvalidArgumentError where earlier calls had
+    another shape or type.
+    """
+    steps: list[Callable[[], None]] = []
+    residual = None
+    if source is not None and feedback is not None:
+        source, residual = _remembered(source, feedback, number, steps)
+    elif source is not None and source.dtype != DType.FLOAT32:
+        source = _core.view(_as_float32(source))
+    if target is not None and target.dtype != DType.FLOAT32:
+        target = _widened_target(target, divisor, steps)
+
+    def store() -> None:
+        for step in steps:
+            step()
+
+    return CodedEnds(source, target, residual, store if steps else None)
+
+
+def behind(ends: Sequence[CodedEnds], finish: Callable[[], Any]) -> Callable[[], Any]:
+    """Return ``finish`` behind the ``store`` of each array."""
+    stores = [one.store for one in ends if one.store is not None]
+    if not stores:
+        return finish
+
+    def both() -> Any:
+        for store in stores:
+            store()
+        return finish()
+
+    return both
+
+
+def _remembered(
+    source: _core.BufferView, feedback: Any, number: int, steps: list[Callable[[], None]]
+) -> tuple[_core.BufferView, _core.BufferView]:
+    """Return the array to send, and the residual that the executor adds and replaces."""
+    shape = tuple(source.shape)
+    if source.dtype == DType.FLOAT64:
+        return _remembered_wide(source, feedback, number, steps)
+    residual = _core.view(feedback.memory(shape, number), "feedback")
+    if feedback.momentum:
+        source = _core.view(feedback.corrected(_as_float32(source), number))
+    elif source.dtype != DType.FLOAT32:
+        source = _core.view(_as_float32(source))
+    return source, residual
+
+
+def _remembered_wide(
+    source: _core.BufferView, feedback: Any, number: int, steps: list[Callable[[], None]]
+) -> tuple[_core.BufferView, _core.BufferView]:
+    """Do the same for float64, whose residual this module keeps itself."""
+    shape = tuple(source.shape)
+    kept = feedback.memory(shape, number, np.float64)
+    with np.errstate(all="ignore"):  # infinities and NaN show in the result
+        wanted = feedback.corrected(_copied(source), number) + kept
+        sent = np.asarray(wanted, np.float32)
+    rests = np.zeros(shape, np.float32)
+
+    def keep() -> None:
+        with np.errstate(all="ignore"):
+            np.subtract(wanted, sent, out=kept)
+            np.add(kept, rests, out=kept)
+
+    steps.append(keep)
+    return _core.view(sent), _core.view(rests)
+
+
+def _widened_target(
+    target: _core.BufferView, divisor: int, steps: list[Callable[[], None]]
+) -> _core.BufferView:
+    """Return float32 memory for a result, which a step puts into ``target``."""
+    found = np.empty(tuple(target.shape), np.float32)
+
+    def put() -> None:
+        _core.unpack(_core.view(_rounded(found, target.dtype, divisor)), [target])
+
+    steps.append(put)
+    return _core.view(found)
+
+
+def _copied(view: _core.BufferView) -> Array:
+    """Return a copy of an array; one of bfloat16 as bits."""
+    kind = np.dtype(np.uint16) if view.dtype == DType.BFLOAT16 else numpy_dtype(view.dtype)
+    copy = np.empty(tuple(view.shape), kind)
+    _core.pack([view], _core.view(copy))
+    return copy
+
+
+def _as_float32(view: _core.BufferView) -> Array:
+    """Return a copy of an array as float32; float64 beyond its range becomes infinite."""
+    given = _copied(view)
+    if view.dtype == DType.BFLOAT16:
+        values = np.empty(given.shape, np.float32)
+        _BF16.decode(_core.view(values.reshape(-1)), _bytes_of(given))
+        return values
+    with np.errstate(over="ignore"):
+        return np.asarray(given, np.float32)
+
+
+def _rounded(values: Array, dtype: int, divisor: int) -> Array:
+    """Return float32 values in another type; of bfloat16 the bits."""
+    if dtype == DType.BFLOAT16:
+        bits = np.empty(values.shape, np.uint16)
+        _BF16.encode(_bytes_of(bits), _core.view(values.reshape(-1)), None)
+        return bits
+    with np.errstate(over="ignore"):
+        found = np.asarray(values, numpy_dtype(dtype))
+    return found if divisor == 1 else np.asarray(found / divisor)
+
+
+def _bytes_of(bits: Array) -> _core.BufferView:
+    return _core.view(bits.reshape(-1).view(np.uint8))
