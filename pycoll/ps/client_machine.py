@@ -81,10 +81,8 @@ class ClientMachine:
         self._numbers = 0
         #: By shard its newest servers, also when they are gone.
         self._holders = list(view.chains)
-        #: The servers whose connections are gone.
+        #: The servers whose connections are gone, or that take part in no view any more.
         self.gone: set[int] = set()
-        #: Whether a view manager may still replace servers.
-        self.is_managed = True
 
     def add(
         self,
@@ -158,13 +156,17 @@ class ClientMachine:
             if message.view != self.view.number:
                 request.message = message = message._replace(view=self.view.number)
             self.out.append((to, message))
-        elif len(chain) == 1 or not self.is_managed:
-            self._fail(request, "its server is gone", (to,))
+        elif self.gone.issuperset(self.view.servers):
+            # No server is left that could tell a newer view.
+            self._fail(request, "all its servers are gone", chain)
 
     def hear(self, source: int, message: Message) -> None:
         """Take a message of a server."""
         if message.kind is Kind.VIEW:
             self.adopt(View.from_bytes(bytes(message.payload)))
+            return
+        if message.kind is Kind.UNMANAGED:
+            self.lose(source)
             return
         request = self.asked(message)
         if request is None:
@@ -195,12 +197,15 @@ class ClientMachine:
     def lose(self, server: int) -> None:
         """Note that the connection to a server is gone."""
         self.gone.add(server)
-        self._resend(only=server)
+        if self.gone.issuperset(self.view.servers):
+            self._resend()
 
-    def unmanaged(self) -> None:
-        """Note that no view follows: requests of servers that are gone fail."""
-        self.is_managed = False
-        self._resend(only=None)
+    def wish(self, kind: Kind, server: int) -> None:
+        """Ask the view manager to DRAIN or ADD a server. It may be gone, so callers repeat it."""
+        for one in self.view.servers:
+            if one not in self.gone:
+                self.out.append((one, Message(kind, key=server)))
+                return
 
     def adopt(self, view: View) -> None:
         """Go on to a newer view, and send again what is not answered."""
@@ -208,14 +213,11 @@ class ClientMachine:
             self.view = view
             for shard, chain in enumerate(view.chains):
                 self._holders[shard] = chain or self._holders[shard]
-            self._resend(only=None)
+            self._resend()
 
-    def _resend(self, only: int | None) -> None:
-        """Send all requests again; with ``only``, fail those that no other server can answer."""
+    def _resend(self) -> None:
+        """Send all requests again that are not answered, or fail those that cannot be answered."""
         for shard, lane in enumerate(self._lanes):
-            chain = self.view.chains[shard]
-            if only is not None and (only not in chain or (len(chain) > 1 and self.is_managed)):
-                continue
             for request in [*lane.updates.values(), *lane.reads.values()]:
                 self._send(shard, request)
             self._send_waiting(lane)

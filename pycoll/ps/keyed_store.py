@@ -22,20 +22,20 @@ from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.messages import ALL, LAST, NOW, PULLS, Kind, Message
 from pycoll.ps.placement import Placed, Placement
-from pycoll.ps.server_threads import ManagerThread
 from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
-from pycoll.ps.status import CommandSocket
 from pycoll.ps.values.row_table import PlacedTable, Table
 from pycoll.ps.values.row_terms import FRACTIONS, TABLE_TYPES, checked_table
 from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.store_values import TABLE, TABLES
+from pycoll.ps.views import View, is_done, refusal_to_add, refusal_to_drain
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.types import DType, check_timeout
 
 #: The longest name of a key, in bytes of UTF-8.
 KEY_BYTES_MAX = 1024
-#: Seconds between two looks at the view while a server is drained.
-_LOOK_S = 0.01
+#: Seconds between two looks at the view while a server is drained or added, and after how many of
+#: them the wish is told again, since the view manager may be gone.
+_LOOK_S, _LOOKS = 0.01, 20
 
 
 class _Key:
@@ -90,23 +90,17 @@ class Store:
         ranks: tuple[int, tuple[int, ...]],
         consistency: Consistency,
         timeout_s: float,
-        manager: ManagerThread | None,
     ) -> None:
         self.rank, self.workers = ranks
         self.consistency = consistency
         self.timeout_s = timeout_s
         self._links = links
-        self._manager = manager
         self._closed = False
         self._keys: dict[str, _Key] = {}
         self._tables: dict[str, Table] = {}
         self._clock = 0
         self._shards = len(links.machine.view.chains)
         self._placement = Placement(self._shards)
-        self._commands: CommandSocket | None = None
-        if manager is not None:
-            asked = {"drain": self.drain, "add": self.add}
-            self._commands = CommandSocket(manager.name, asked)
         #: The number of the newest checkpoint in which this worker took part.
         self._cuts = 0
         #: The checkpoint that was restored, in the words of the caller, or an empty text.
@@ -632,65 +626,59 @@ class Store:
     def drain(self, server: int) -> None:
         """Move all shards of a server to the others, so that its process may be ended.
 
-        ``server``: the rank of a server. Only the first worker may call this method. Pushes and
-        pulls go on meanwhile; the server keeps its connections until the workers leave.
+        ``server``: the rank of a server. Any worker may call this method. Pushes and pulls go on
+        meanwhile; the server keeps its connections until the workers leave.
 
-        Raises InvalidArgumentError for another worker or rank, and for the last server;
-        TimeoutError where the shards have not been moved within ``timeout_s``; PeerLostError.
+        Raises InvalidArgumentError for another rank, and for the last server; TimeoutError where
+        the shards have not been moved within ``timeout_s``; PeerLostError.
 
         Cost: the server's shards travel once.
 
-        >>> store.drain(4)  # on the first worker, with other servers than rank 4
+        >>> store.drain(4)  # with other servers than rank 4
         """
-        self._check_open()
-        view = self._links.machine.view
-        servers = {one for chain in view.chains for one in chain}
-        manager = self._managed("drain")
-        if server not in servers or len(servers) == 1:
-            raise InvalidArgumentError(
-                f"server is {server!r}: expected one of several servers that hold shards, here "
-                f"{sorted(servers)}"
-            )
-        manager.drain(server)
-        until = time.monotonic() + self.timeout_s
-        while any(server in chain for chain in self._links.machine.view.chains):
-            if time.monotonic() > until:
-                raise TimeoutError(
-                    f"drain of server rank {server} waited {self.timeout_s:g} s: it still holds "
-                    "shards, which no other server has taken",
-                    rank=server,
-                    ranks=(server,),
-                    operation="ps",
-                )
-            # Answers bring the newest view.
-            self.stats()
-            time.sleep(_LOOK_S)
+        text = refusal_to_drain(self._newest_view(), server)
+        self._wish(Kind.DRAIN, server, text, "it still holds shards, which no other server took")
 
     def add(self, server: int) -> None:
         """Let a drained server hold shards again.
 
-        ``server``: the rank of a server that was drained and still runs. Only the first worker may
-        call this method. The server is filled where a chain is too short, and takes the place of
-        servers that hold at least two shards more; the others serve meanwhile.
+        ``server``: the rank of a server that was drained and still runs. Any worker may call this
+        method. The server is filled where a chain is too short, and takes the place of servers
+        that hold at least two shards more; the others serve meanwhile.
 
-        Raises InvalidArgumentError for another worker or server. Cost: the shards that it is given
-        travel once, after this call.
+        Raises InvalidArgumentError for another server; TimeoutError where the servers have not
+        decided within ``timeout_s``; PeerLostError. Cost: the shards that it is given travel once,
+        after this call.
 
-        >>> store.add(4)  # on the first worker, after drain(4)
+        >>> store.add(4)  # after drain(4)
         """
-        self._check_open()
-        if not self._managed("add").add(server):
-            raise InvalidArgumentError(
-                f"server is {server!r}: expected a server that was drained, and still runs"
-            )
+        text = refusal_to_add(self._newest_view(), server)
+        self._wish(Kind.ADD, server, text, "the servers have not decided about it")
 
-    def _managed(self, what: str) -> ManagerThread:
-        if self._manager is None:
-            raise InvalidArgumentError(
-                f"{what}() was called on rank {self.rank}: call it on rank {self.workers[0]}, "
-                "which decides about servers"
-            )
-        return self._manager
+    def _newest_view(self) -> View:
+        """Return the newest view, which comes with the answers of servers."""
+        self.stats()
+        return self._links.machine.view
+
+    def _wish(self, kind: Kind, server: int, refusal: str, why: str) -> None:
+        """Ask the view manager about a server, until a view says that it is done."""
+        if refusal:
+            raise InvalidArgumentError(refusal)
+        until = time.monotonic() + self.timeout_s
+        looks = 0
+        while not is_done(kind, server, self._newest_view()):
+            if time.monotonic() > until:
+                raise TimeoutError(
+                    f"{kind.name.lower()} of server rank {server} waited {self.timeout_s:g} s: "
+                    f"{why}",
+                    rank=server,
+                    ranks=(server,),
+                    operation="ps",
+                )
+            if looks % _LOOKS == 0:
+                self._links.wish(kind, server)
+            looks += 1
+            time.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Leave the store; its servers end when all workers have left. A second call does nothing.
@@ -699,11 +687,7 @@ class Store:
         """
         if not self._closed:
             self._closed = True
-            if self._commands is not None:
-                self._commands.close()
             self._links.close()
-            if self._manager is not None:
-                self._manager.close()
 
     # Requests
 

@@ -1,4 +1,4 @@
-"""The messages between workers, servers and the view manager, and their form on the wire.
+"""The messages between workers and servers, and their form on the wire.
 
 A message is a fixed header and a payload. The header is a struct without pickled parts; ``unpack``
 refuses what no peer could have sent. The payload is an array, a text, or nothing.
@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 PART_BYTES_MAX = 4 << 20
 #: The longest text in a message, in bytes.
 TEXT_BYTES_MAX = 1 << 20
-#: The peer number of the view manager; workers and servers have their ranks.
-MANAGER = -1
 
 
 class Kind(IntEnum):
@@ -48,12 +46,20 @@ class Kind(IntEnum):
     SYNCED = 25
     COMMIT = 26
     PIECE = 27
-    # Views.
+    # Views: those of the manager, and of servers to it.
     VIEW = 32
-    ADOPTED = 33
+    ACCEPTED = 33
     FILLED = 34
+    # The end of a worker.
     BYE = 35
+    # A server that takes part in no view any more.
     UNMANAGED = 36
+    PROPOSE = 37
+    RECALL = 38
+    RECALLED = 39
+    # Wishes for the manager, about the server ``key``.
+    DRAIN = 40
+    ADD = 41
 
 
 UPDATES = frozenset(
@@ -65,6 +71,13 @@ UPDATES = frozenset(
 #: Requests that were begun before one of these are sent before it, and later ones after it.
 FENCES = frozenset((Kind.CLOCK, Kind.OPTIMIZE, Kind.CUT))
 READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.ASK, Kind.FETCH))
+#: Messages by which servers decide about views.
+VIEWS = frozenset(
+    (
+        *(Kind.VIEW, Kind.ACCEPTED, Kind.FILLED, Kind.UNMANAGED, Kind.PROPOSE),
+        *(Kind.RECALL, Kind.RECALLED, Kind.DRAIN, Kind.ADD),
+    )
+)
 #: The answers to updates and reads; ``after`` is 1 in those to reads, and else 0.
 ANSWERS = frozenset((Kind.DONE, Kind.VALUE, Kind.TEXT, Kind.HELD, Kind.FAILED))
 

@@ -17,13 +17,12 @@ from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ps.client_machine import ClientMachine
 from pycoll.ps.consistency import Consistency, consistency_from, consistency_of
 from pycoll.ps.invariants.store_checks import CheckedClient, CheckedShard
-from pycoll.ps.messages import MANAGER
 from pycoll.ps.server_links import Circle, Link, offered, pairs_of
 from pycoll.ps.server_machine import ServerMachine
-from pycoll.ps.server_threads import ManagerThread, ServerThreads
+from pycoll.ps.server_threads import ServerThreads
 from pycoll.ps.shard import Shard
 from pycoll.ps.values.store_values import StoreValues
-from pycoll.ps.views import ViewManager, first_view
+from pycoll.ps.views import first_view
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.untrusted import json_object, read_json
 
@@ -97,8 +96,8 @@ class Opening:
             self._refused = str(error)
 
     @contextlib.contextmanager
-    def _links(self) -> Iterator[tuple[Terms, dict[tuple[int, str], Link]]]:
-        """Agree on the terms and connect this rank; give the links by peer and purpose.
+    def _links(self) -> Iterator[tuple[Terms, dict[int, Link]]]:
+        """Agree on the terms and connect this rank; give the links by peer.
 
         An error inside the block closes the links.
         """
@@ -131,8 +130,8 @@ class Opening:
                         name = f"store {number} {purpose}"
                         comm = circle.link(host, guest, name, listener, limit)
                         peer = guest if base.rank == host else host
-                        made[peer, purpose] = Link(comm, peer)
-                        undo.callback(made[peer, purpose].close)
+                        made[peer] = Link(comm, peer)
+                        undo.callback(made[peer].close)
                 yield terms, made
                 undo.pop_all()
 
@@ -150,33 +149,21 @@ class Opening:
         with listen_in_range(None, config.port_range) as listener:
             yield listener, offered(config, listener)
 
-    def worker(self) -> tuple[Terms, WorkerLinks, ManagerThread | None]:
+    def worker(self) -> tuple[Terms, WorkerLinks]:
         """Take part as a worker."""
-        with self._links() as (terms, made):
+        with self._links() as (terms, links):
             view = first_view(terms.servers, terms.replicas)
-            links = {peer: link for (peer, purpose), link in made.items() if purpose == "worker"}
             machine = (
                 CheckedClient(self._base.rank, view, terms.consistency)
                 if self._base._config.store_checks
                 else ClientMachine(self._base.rank, view)
             )
-            worker_links = WorkerLinks(machine, links)
-            manager = None
-            if self._base.rank == self._workers(terms)[0]:
-                own = {peer: one for (peer, purpose), one in made.items() if purpose == "manager"}
-                views = ViewManager(view, terms.servers, terms.replicas + 1)
-                manager = ManagerThread(views, own, self._name())
-            return terms, worker_links, manager
+            return terms, WorkerLinks(machine, links)
 
     def server(self) -> ServerThreads:
         """Take part as a server."""
-        with self._links() as (terms, made):
+        with self._links() as (terms, links):
             workers = self._workers(terms)
-            links = {}
-            for (_, purpose), link in made.items():
-                if purpose == "manager":
-                    link.peer = MANAGER
-                links[link.peer] = link
             shard = CheckedShard if self._base._config.store_checks else Shard
             machine = ServerMachine(
                 self._base.rank,
@@ -184,7 +171,7 @@ class Opening:
                 first_view(terms.servers, terms.replicas),
                 lambda _: shard(terms.consistency, workers, StoreValues()),
             )
-            return ServerThreads(machine, links, self._name())
+            return ServerThreads(machine, links, self._name(), self._base.timeout_s)
 
     def _name(self) -> str:
         """Return the name of the store, the same on all ranks."""

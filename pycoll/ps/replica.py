@@ -16,7 +16,6 @@ from typing import Any
 
 from pycoll.ps.messages import (
     DROPPED,
-    MANAGER,
     NOW,
     PULLS,
     READS,
@@ -37,9 +36,19 @@ _OF_PARTS = frozenset((Kind.PULL, Kind.PUSH))
 
 
 class Replica:
-    """A shard on server ``me``. ``out`` collects messages as (peer, message)."""
+    """A shard on server ``me``. ``out`` collects messages as (peer, message).
 
-    def __init__(self, me: int, number: int, shard: Shard, out: list[tuple[int, Message]]) -> None:
+    ``reports`` collects messages for the view manager.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        number: int,
+        shard: Shard,
+        out: list[tuple[int, Message]],
+        reports: list[Message],
+    ) -> None:
         self.me = me
         self.number = number
         self.shard = shard
@@ -48,6 +57,7 @@ class Replica:
         #: The number of the newest update that was applied here.
         self.lsn = 0
         self._out = out
+        self._reports = reports
         self._log: deque[Message] = deque()
         #: The reads, CLOCKs and pushes whose answers wait. Each with the slowest worker that was
         #: told.
@@ -128,7 +138,7 @@ class Replica:
         elif kind is Kind.SYNCED and source == self._before:
             self._current = True
             if self._next is None:
-                self._send(MANAGER, Message(Kind.FILLED))
+                self._reports.append(Message(Kind.FILLED, self.number, self.view))
             self._look_again()
         elif kind is Kind.COMMIT and source == self._next:
             while self._log and self._log[0].lsn <= message.lsn:

@@ -39,6 +39,8 @@ _HEAD_TAG, _PAYLOAD_TAG = 0, 1
 _SEGMENT_BYTES, _SEGMENTS_MAX = 64 << 10, 4
 #: Seconds until a guest that has come too early tries again.
 _AGAIN_S = 0.01
+#: Words of errors by which transports tell the end of a process, or of its link.
+_SIGNS_OF_AN_END = ("closed", "ended", "is gone", "reset by")
 #: Segments are counted modulo 2**32 on the wire.
 _COUNT = 0xFFFFFFFF
 #: Buffers of so many lengths are kept for reuse.
@@ -50,8 +52,8 @@ _Buffers = dict[int, tuple[memoryview, _core.BufferView]]
 class Link:
     """One end of a connection. Threads: one receives; one at a time sends.
 
-    ``peer``: the rank of the process at the other end, or MANAGER. Each message tells the peer how
-    many segments this end has taken. A message for which the channel certainly has space is sent
+    ``peer``: the rank of the process at the other end. Each message tells the peer how many
+    segments this end has taken. A message for which the channel certainly has space is sent
     by its caller, and no other one: the engine's thread for asynchronous sends need not wake up,
     and a peer that stands still holds up no caller.
     """
@@ -242,6 +244,15 @@ class Circle(NamedTuple):
                 time.sleep(_AGAIN_S)
 
 
+def has_ended(error: PycollError) -> bool:
+    """Return whether an error of a link shows that the peer takes part in nothing any more.
+
+    The kernel of the peer's host has then told the end of its process or of its link. Silence is no
+    such sign: the peer may run on where this host does not reach it.
+    """
+    return any(sign in (error.how or "") for sign in _SIGNS_OF_AN_END)
+
+
 def offered(config: Config, listener: socket.socket) -> bytes:
     """Return the text by which other machines find ``listener``."""
     return offer(config, listener, b"").to_bytes()
@@ -250,14 +261,12 @@ def offered(config: Config, listener: socket.socket) -> bytes:
 def pairs_of(workers: Sequence[int], servers: Sequence[int]) -> list[tuple[int, int, str]]:
     """Return all links as (host, guest, purpose), in the order in which every rank makes its own.
 
-    One order for all ranks keeps them from waiting for each other in a circle. The first worker has
-    a second link to each server, for the view manager.
+    One order for all ranks keeps them from waiting for each other in a circle.
     """
     made = []
     for turn in range(len(workers)):
         for place, server in enumerate(servers):
             made.append((server, workers[(place + turn) % len(workers)], "worker"))
-    made += [(server, workers[0], "manager") for server in servers]
     made += [
         (one, other, "servers")
         for place, one in enumerate(servers)

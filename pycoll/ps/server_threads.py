@@ -7,32 +7,39 @@ also held while its messages are given to the connections, so that these keep th
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
+import time
 from typing import Any
 
-from pycoll import _core
-from pycoll.errors import PycollError
-from pycoll.ps.messages import MANAGER, Kind, Message
-from pycoll.ps.server_links import Link
+from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
+from pycoll.ps.messages import Kind, Message
+from pycoll.ps.server_links import Link, has_ended
 from pycoll.ps.server_machine import ServerMachine
-from pycoll.ps.status import StatusSocket
-from pycoll.ps.views import ViewManager
+from pycoll.ps.status import CommandSocket, StatusSocket
+from pycoll.ps.views import is_done, refusal_to_add, refusal_to_drain
 
 #: Seconds after which an idle thread looks whether the server has ended.
 _LOOK_S = 0.25
+#: Seconds after which a wish is told again to the view manager, which may be gone.
+_AGAIN_S = 0.2
 
 
 class ServerThreads:
-    """Runs a server. ``links``: its connections by the rank of the peer, and MANAGER's.
+    """Runs a server. ``links``: its connections by the rank of the peer.
 
-    ``name``: the store's, the same on all its servers.
+    ``name``: the store's, the same on all its servers. ``timeout_s``: the longest wait of a command
+    of ``pycoll ps``, in seconds.
     """
 
-    def __init__(self, machine: ServerMachine, links: dict[int, Link], name: str) -> None:
+    def __init__(
+        self, machine: ServerMachine, links: dict[int, Link], name: str, timeout_s: float
+    ) -> None:
         self._machine = machine
         self._links = links
         self._name = name
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         self._closed = False
@@ -47,6 +54,10 @@ class ServerThreads:
         for thread in threads:
             thread.start()
         status = StatusSocket(self._status)
+        wishes = {"drain": Kind.DRAIN, "add": Kind.ADD}
+        commands = CommandSocket(
+            self._name, {word: functools.partial(self._wish, one) for word, one in wishes.items()}
+        )
         try:
             with self._ended:
                 while self._machine.workers and self._failure is None:
@@ -55,6 +66,7 @@ class ServerThreads:
         finally:
             self._closed = True
             status.close()
+            commands.close()
             for thread in threads:
                 thread.join()
             for link in self._links.values():
@@ -71,9 +83,9 @@ class ServerThreads:
             while not self._closed:
                 try:
                     message = link.receive(_LOOK_S, _no_place)
-                except PycollError:
+                except PycollError as error:
                     # The peer is gone, or sent what no peer sends: for the store that is the same.
-                    self._lose(link)
+                    self._lose(link, has_ended(error))
                     return
                 if message is not None:
                     self._take(link, message)
@@ -92,15 +104,31 @@ class ServerThreads:
             if message.kind is Kind.BYE:
                 self._ended.notify_all()
 
-    def _lose(self, link: Link) -> None:
+    def _lose(self, link: Link, is_over: bool) -> None:
         with self._ended:
-            if self._links.get(link.peer) is link:
-                self._machine.lose(link.peer)
-                if link.peer == MANAGER:
-                    told = Message(Kind.UNMANAGED)
-                    self._machine.out += [(one, told) for one in sorted(self._machine.workers)]
+            self._machine.lose(link.peer, is_over)
             self._send()
             self._ended.notify_all()
+
+    def _wish(self, kind: Kind, server: int) -> None:
+        """Ask the view manager about a server, until a view says that it is done."""
+        word = kind.name.lower()
+        refusal_to = refusal_to_drain if kind is Kind.DRAIN else refusal_to_add
+        with self._ended:
+            if refusal := refusal_to(self._machine.view, server):
+                raise InvalidArgumentError(refusal)
+            until = time.monotonic() + self._timeout_s
+            while not is_done(kind, server, self._machine.view):
+                if self._closed or time.monotonic() > until:
+                    raise TimeoutError(
+                        f"{word} of server rank {server} has not ended within "
+                        f"{self._timeout_s:g} s, or the store has ended",
+                        rank=server,
+                        operation="ps",
+                    )
+                self._machine.hear(self._machine.me, Message(kind, key=server))
+                self._send()
+                self._ended.wait(_AGAIN_S)
 
     def _send(self) -> None:
         out = self._machine.out.copy()
@@ -117,78 +145,3 @@ class ServerThreads:
 
 def _no_place(message: Message, nbytes: int) -> None:
     return None
-
-
-class ManagerThread:
-    """Runs the view manager, with a thread for each server.
-
-    ``links``: a connection of its own to each server. ``name``: the store's.
-    """
-
-    def __init__(self, manager: ViewManager, links: dict[int, Link], name: str) -> None:
-        self.name = name
-        self._manager = manager
-        self._links = links
-        self._alive = dict(links)
-        self._lock = threading.Lock()
-        self._closed = False
-        self._threads = [
-            threading.Thread(target=self._run, args=one, name="pycoll-views", daemon=True)
-            for one in links.items()
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, server: int, link: Link) -> None:
-        # A thread that looks often would take the core from the worker's own calls.
-        _core.work_in_background()
-        while not self._closed:
-            try:
-                message = link.receive(_LOOK_S, _no_place)
-                if message is not None:
-                    with self._lock:
-                        self._manager.hear(server, message)
-                        self._send()
-            except (PycollError, ValueError):
-                with self._lock:
-                    del self._alive[server]
-                    if not self._closed:
-                        self._manager.lose(server)
-                        self._send()
-                return
-
-    def _send(self) -> None:
-        out, self._manager.out[:] = list(self._manager.out), []
-        for server, message in out:
-            try:
-                if server in self._alive:
-                    self._alive[server].send(message)
-            except PycollError:
-                # The thread of that connection finds the same error.
-                continue
-
-    def drain(self, server: int) -> None:
-        """Begin to give the shards of a server to others; any thread may call this."""
-        with self._lock:
-            self._manager.drain(server)
-            self._send()
-
-    def add(self, server: int) -> bool:
-        """Let a drained server hold shards again; return whether it can. Any thread may call
-        this."""
-        with self._lock:
-            is_drained = server in self._alive and server in self._manager.leaving
-            if is_drained:
-                self._manager.add(server)
-                self._send()
-            return is_drained
-
-    def close(self) -> None:
-        """End the manager; servers that die from now on are not replaced."""
-        with self._lock:
-            self._closed = True
-        # Threads that wait at a connection wake up when it closes.
-        for link in self._links.values():
-            link.close()
-        for thread in self._threads:
-            thread.join()

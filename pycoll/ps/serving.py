@@ -144,9 +144,9 @@ def connect(
 
 def _opened(base: Communicator, terms: Callable[[], Terms | None]) -> Store:
     opening = Opening(base, False, terms)
-    agreed, links, manager = opening.worker()
+    agreed, links = opening.worker()
     workers = tuple(rank for rank in range(base.size) if rank not in agreed.servers)
-    return Store(links, (base.rank, workers), agreed.consistency, base.timeout_s, manager)
+    return Store(links, (base.rank, workers), agreed.consistency, base.timeout_s)
 
 
 def _serve_store_of_job(base: Communicator) -> Callable[[], None]:

@@ -2,8 +2,8 @@
 
 The socket has an abstract name with the process's id, so it needs no file and ends with the
 process. Only processes of the same user get an answer. A server sends its status to each
-connection and closes it. The first worker of a store, which decides about servers, reads one
-command of a connection, and answers when it is done.
+connection and closes it. At a second socket it reads one command of a connection, and answers when
+it is done.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class CommandSocket(_Socket):
 
 
 def command(store: str, word: str, server: int, patience_s: float) -> None:
-    """Have the first worker of a store, a process on this host, run a command about a server.
+    """Have a server of a store, a process on this host, run a command about a server.
 
     ``patience_s``: the longest wait for its end, in seconds. Raises InvalidArgumentError where no
-    process on this host decides for a store of that name; PycollError with the reason where the
-    command fails, and TimeoutError.
+    process on this host serves a store of that name; PycollError with the reason where the command
+    fails, and TimeoutError.
     """
     text = json.dumps({"store": store, "command": word, "server": server}).encode()
     for name in _names(_STORES):
@@ -124,8 +124,8 @@ def command(store: str, word: str, server: int, patience_s: float) -> None:
         if answer["is_here"]:
             return
     raise InvalidArgumentError(
-        f"store is {store!r}: no process of yours on this host decides about its servers; run the "
-        "command on the host of its first worker (pycoll ps shows names)"
+        f"store is {store!r}: no process of yours on this host serves it; run the command on the "
+        "host of one of its servers (pycoll ps shows names)"
     )
 
 

@@ -62,6 +62,12 @@ class WorkerLinks:
             self._send()
             return requests
 
+    def wish(self, kind: Kind, server: int) -> None:
+        """Ask the view manager to DRAIN or ADD a server."""
+        with self._lock:
+            self.machine.wish(kind, server)
+            self._send()
+
     def _send(self) -> None:
         while self.machine.out:
             out = self.machine.out.copy()
@@ -134,10 +140,7 @@ class WorkerLinks:
             if message is None:
                 return False
             with self._lock:
-                if message.kind is Kind.UNMANAGED:
-                    self.machine.unmanaged()
-                else:
-                    self.machine.hear(server, message)
+                self.machine.hear(server, message)
                 self._send()
             return True
         except PycollError:

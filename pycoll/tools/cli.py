@@ -556,12 +556,12 @@ def _ps_command(word: str, text: str) -> None:
 _ps_command(
     "drain",
     "Move the shards of server RANK of STORE to the other servers, so that its process may be "
-    "ended. Run it on the host of the store's first worker.",
+    "ended. Run it on the host of one of the store's servers.",
 )
 _ps_command(
     "add",
-    "Let the drained server RANK of STORE hold shards again. Run it on the host of the store's "
-    "first worker.",
+    "Let the drained server RANK of STORE hold shards again. Run it on the host of one of the "
+    "store's servers.",
 )
 
 

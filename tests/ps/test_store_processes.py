@@ -102,6 +102,20 @@ def test_a_killed_server_is_replaced_and_no_push_is_lost(transport: str, killed:
         assert all(one.get("served") for one in ranks.results(left))
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_first_worker_and_the_view_manager_are_killed_at_once(transport: str) -> None:
+    # Server 3 is half of the servers without the first one: it goes on as that one has ended.
+    with job(4, [2, 3], "1", "asp", "1.5", transport) as ranks:
+        ranks.wait_ready([0, 1])
+        time.sleep(0.3)
+        ranks.ranks[0].kill()
+        ranks.ranks[2].kill()
+        results = ranks.results([1])
+        check_counts(results)
+        assert results[0]["longest"] < FAILOVER_S and results[0]["gone"] == [0], results
+        assert all(one.get("served") for one in ranks.results([3]))
+
+
 def test_without_replicas_a_lost_server_is_named_with_its_keys() -> None:
     with job(3, [1, 2], "0", "asp", "30", "shm") as ranks:
         ranks.wait_ready([0])

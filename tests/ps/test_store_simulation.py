@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +12,7 @@ from simulated_servers import Program, Records, World
 
 from pycoll.ps.client_machine import WINDOW
 from pycoll.ps.consistency import ASP, BSP, SSP, Backup, Consistency
-from pycoll.ps.messages import LAST, MANAGER, PULLS, Kind
+from pycoll.ps.messages import LAST, PULLS, Kind
 
 SEEDS = 1000
 KEYS = (0, 1, 2)
@@ -160,8 +159,8 @@ def survives(seed: int, replicas: int, kills: Callable[[World], None]) -> World:
                 values = {name: part.value for name, part in replica.shard.parts.items()}
                 states.setdefault(number, []).append((replica.lsn, values, replica.shard.applied))
     assert set(states) == {0, 1, 2}
-    wanted = min(1 + replicas, len(world.alive & world.servers.keys()))
-    assert [len(chain) for chain in world.manager.view.chains] == [wanted] * 3, seed
+    wanted = min(1 + replicas, len(world.live_servers))
+    assert [len(chain) for chain in world.view.chains] == [wanted] * 3, seed
     for number, found in states.items():
         assert all(one == found[0] for one in found), (seed, number, found)
     return world
@@ -180,10 +179,69 @@ def test_servers_killed_in_every_seed_lose_no_push() -> None:
 
         def kills(world: World) -> None:
             draw = world.random
-            for rank in draw.sample((3, 4, 5), world.manager.length - 1):
+            for rank in draw.sample((3, 4, 5), world.view.length - 1):
                 kill_at(world, draw.randint(1, 250), rank)
 
         survives(seed, 1 + seed % 2, kills)
+
+
+def test_a_manager_and_its_successor_killed_ahead_of_any_message_lose_no_push() -> None:
+    boundaries = survives(7, 2, lambda _: None).boundaries
+    for boundary in range(1, boundaries, 4):
+
+        def kills(world: World, boundary: int = boundary) -> None:
+            kill_at(world, boundary, 3)
+            # The successor dies while it takes over, or soon after that.
+            kill_at(world, boundary + 1 + boundary % 23, 4)
+
+        survives(7, 2, kills)
+
+
+def test_the_first_worker_killed_together_with_a_server_loses_no_push() -> None:
+    boundaries = survives(7, 1, lambda _: None).boundaries
+    for boundary in range(40, boundaries, 7):
+        for rank in (3, 4, 5):
+            world = masks(7, ASP, 3, 1)
+            world.faults[boundary] = functools.partial(kill_all, world, 0, rank)
+            world.run()
+            assert world.ended >= {1, 2} and world.failed == {}, (boundary, rank, world.failed)
+            world.history.check()
+            assert all(len(chain) == 2 for chain in world.view.chains), (boundary, rank)
+
+
+def kill_all(world: World, *ranks: int) -> None:
+    for rank in ranks:
+        world.kill(rank)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_one_part_of_a_divided_store_goes_on(count: int) -> None:
+    """Servers that do not reach each other both run on: the part with most of them decides, and of
+    two halves the one with the manager. No acknowledged push is lost."""
+    divided = 0
+    for seed in range(SEEDS // 10):
+        world = masks(seed, ASP, count, 1)
+        cut_off = world.random.choice(range(3, 3 + count)) if count > 2 else 4
+        others = [one for one in world.servers if one != cut_off]
+        boundary = world.random.randint(1, 150)
+        world.faults[boundary] = functools.partial(divide_from, world, cut_off, others)
+        world.run()
+        assert world.ended == {0, 1, 2} and world.failed == {}, (seed, world.failed)
+        pushed = {key: (1 << bits) - 1 for key, bits in world.history.bits.items()}
+        for rank in world.live_servers:
+            for replica in world.servers[rank].replicas.values():
+                parts = replica.shard.parts.items()
+                assert all(part.value == pushed[key] for (key, _), part in parts), (seed, rank)
+        if not world.faults:
+            assert world.live_servers == others, seed
+            assert all({*chain} <= {*others} for chain in world.view.chains), seed
+            divided += 1
+    assert divided > SEEDS // 20, divided
+
+
+def divide_from(world: World, server: int, others: Sequence[int]) -> None:
+    for other in others:
+        world.divide(server, other)
 
 
 def test_keys_elsewhere_can_be_used_after_a_server_is_lost_for_good() -> None:
@@ -212,17 +270,16 @@ def test_a_drained_server_holds_nothing_and_no_push_is_lost() -> None:
         victim = world.random.choice((3, 4, 5))
         # The drained server and a worker learn late that others answer in its place.
         world.lag = {(other, 1): 20.0 for other in (3, 4, 5) if other != victim}
-        world.lag[MANAGER, victim] = 20.0
-        drain = operator.methodcaller("drain", victim)
+        world.lag[world.manager, victim] = 20.0
         # Ahead of the end of every seed's run.
         when = world.random.randint(1, 60)
-        world.faults[when] = functools.partial(world.act, MANAGER, drain)
+        world.faults[when] = functools.partial(world.wish, victim, Kind.DRAIN, victim)
         if seed % 4 == 1:
             kill_at(world, world.random.randint(1, 150), 3 + (victim - 2) % 3)
         world.run()
         assert world.ended == {0, 1, 2} and world.failed == {}, seed
         world.history.check()
-        view = world.manager.view
+        view = world.view
         assert all(chain and victim not in chain for chain in view.chains), (seed, view)
         assert world.servers[victim].replicas == {}
         live = [one for rank, one in world.servers.items() if rank in world.alive]
@@ -233,24 +290,25 @@ def test_a_drained_server_that_is_added_again_takes_its_share() -> None:
     for seed in range(SEEDS // 4):
         world = masks(seed, ASP, 3, 1)
         victim = world.random.choice((3, 4, 5))
-        drain, add = (operator.methodcaller(word, victim) for word in ("drain", "add"))
+        drain, add = (
+            functools.partial(world.wish, victim, kind, victim) for kind in (Kind.DRAIN, Kind.ADD)
+        )
         when = world.random.randint(1, 30)
-        world.faults[when] = functools.partial(world.act, MANAGER, drain)
+        world.faults[when] = drain
         if seed % 2:
             # In the midst of the drain, and of requests.
-            again = when + world.random.randint(1, 30)
-            world.faults[again] = functools.partial(world.act, MANAGER, add)
+            world.faults[when + world.random.randint(1, 30)] = add
         else:
-            world.at(500.0, functools.partial(world.act, MANAGER, add))
+            world.at(500.0, add)
         if seed % 8 > 5:
             kill_at(world, world.random.randint(1, 150), 3 + (victim - 2) % 3)
         world.run()
         assert world.ended == {0, 1, 2} and world.failed == {}, seed
         world.history.check()
         live = world.servers.keys() & world.alive
-        chains = world.manager.view.chains
+        chains = world.view.chains
         assert all(len(chain) == 2 and {*chain} <= live for chain in chains), (seed, chains)
-        assert world.manager.view.filling == (-1, -1, -1), seed
+        assert world.view.filling == (-1, -1, -1), seed
         shares = [sum(one in chain for chain in chains) for one in live]
         assert seed % 2 or max(shares) - min(shares) <= 1, (seed, shares)
         for rank in live:
@@ -282,7 +340,7 @@ def test_ten_hours_with_a_fault_in_every_minute_lose_no_push() -> None:
 
     def fault() -> None:
         nonlocal faults
-        view = world.manager.view
+        view = world.view
         if all(len(chain) == 2 for chain in view.chains):
             victim = world.random.choice(sorted(world.alive & world.servers.keys()))
             world.boundaries, world.faults = 0, {}

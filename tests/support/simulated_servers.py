@@ -17,10 +17,10 @@ from typing import Any
 
 from pycoll.ps.client_machine import ClientMachine, Request
 from pycoll.ps.consistency import Consistency
-from pycoll.ps.messages import MANAGER, Kind, Message
+from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.shard import Shard
-from pycoll.ps.views import View, ViewManager, first_view
+from pycoll.ps.views import View, first_view, is_done
 
 #: A program of a worker: it yields the requests for which it waits, or seconds for which it sleeps.
 Program = Generator["Sequence[Request] | float", None, None]
@@ -65,7 +65,7 @@ class Records(Masks):
 
 
 class World:
-    """Workers 0 to W - 1, servers W to W + S - 1, a view manager in the process of worker 0."""
+    """Workers 0 to W - 1, servers W to W + S - 1."""
 
     shard_type: type[Shard] = Shard
 
@@ -94,10 +94,11 @@ class World:
         self.make = make
         self.servers = {rank: ServerMachine(rank, range(workers), view, make) for rank in ranks}
         self.clients = {rank: self.make_client(rank, view) for rank in range(workers)}
-        self.manager = ViewManager(view, ranks, replicas + 1)
-        self.manager_alive = True
         self.alive = {*self.servers, *self.clients}
         self.flying: dict[tuple[int, int], deque[Message]] = {}
+        self.divided: set[tuple[int, int]] = set()
+        #: By server what was wished last.
+        self.wishes: dict[int, Kind] = {}
         self.arrival: dict[tuple[int, int], float] = {}
         #: By pair how many times slower than others it is.
         self.lag: dict[tuple[int, int], float] = {}
@@ -122,17 +123,30 @@ class World:
             self.now, _, action = heapq.heappop(self.events)
             action()
 
-    def is_alive(self, peer: int) -> bool:
-        return self.manager_alive if peer == MANAGER else peer in self.alive
+    @property
+    def live_servers(self) -> list[int]:
+        """The servers that take part in the store."""
+        servers = self.servers.items()
+        return [one for one, server in servers if one in self.alive and not server.has_stopped]
+
+    @property
+    def manager(self) -> int:
+        """The server that manages, or will."""
+        return self.live_servers[0]
+
+    @property
+    def view(self) -> View:
+        """The newest view that a server knows."""
+        return max(self.servers[one].view for one in self.live_servers)
 
     def send(self, source: int, to: int, message: Message) -> None:
         self.boundaries += 1
         fault = self.faults.pop(self.boundaries, None)
         if fault is not None:
             fault()
-        if not self.is_alive(source) or not self.is_alive(to):
-            return
         pair = (source, to)
+        if not {source, to} <= self.alive or pair in self.divided:
+            return
         delay = self.random.expovariate(1 / self.slow) * self.lag.get(pair, 1.0)
         self.arrival[pair] = max(self.arrival.get(pair, 0.0), self.now + delay)
         self.flying.setdefault(pair, deque()).append(message)
@@ -140,15 +154,13 @@ class World:
 
     def deliver(self, pair: tuple[int, int]) -> None:
         source, to = pair
-        if self.flying[pair] and self.is_alive(to):
+        if self.flying.get(pair) and to in self.alive:
             message = self.flying[pair].popleft()
             self.act(to, lambda machine: machine.hear(source, message))
 
     def act(self, peer: int, action: Callable[[Any], None]) -> None:
         """Run a machine, and send what it gives."""
-        machine: Any = (
-            self.manager if peer == MANAGER else self.servers.get(peer) or self.clients[peer]
-        )
+        machine: Any = self.servers.get(peer) or self.clients[peer]
         action(machine)
         out, machine.out[:] = list(machine.out), []
         for to, message in out:
@@ -161,36 +173,52 @@ class World:
         if rank not in self.alive:
             return
         self.alive.discard(rank)
-        gone = {rank}
-        if rank == 0:
-            self.manager_alive = False
-            gone.add(MANAGER)
         for (source, to), queue in self.flying.items():
-            if source in gone:
+            if source == rank:
                 for _ in range(self.random.randint(0, len(queue))):
                     queue.pop()
-            elif to in gone:
+            elif to == rank:
                 queue.clear()
-        peers = [*self.servers, *(self.clients if rank in self.servers else ())]
-        if rank in self.servers:
-            peers.append(MANAGER)
-        for peer in peers:
+        for peer in [*self.servers, *(self.clients if rank in self.servers else ())]:
             ahead = self.arrival.get((rank, peer), 0.0) - self.now
             self.at(
                 max(0.0, ahead) + self.random.random() * self.slow,
-                lambda p=peer: self.lose(p, rank),
+                functools.partial(self.lose, peer, rank),
             )
 
+    def divide(self, server: int, other: int) -> None:
+        """Let two servers not reach each other any more, without a sign of why."""
+        for pair in ((server, other), (other, server)):
+            self.divided.add(pair)
+            self.flying.pop(pair, None)
+            delay = self.random.random() * 10 * self.slow
+            self.at(delay, functools.partial(self.lose, *pair, False))
+
     def add_server(self) -> int:
-        """Start one more server, and tell the view manager of it."""
+        """Start one more server, which tells the view manager of itself."""
         rank = max(self.servers) + 1
-        self.servers[rank] = ServerMachine(rank, self.clients, self.manager.view, self.make)
+        self.servers[rank] = ServerMachine(rank, self.clients, self.view, self.make)
         self.alive.add(rank)
-        self.act(MANAGER, lambda manager: manager.add(rank))
+        self.wish(rank, Kind.ADD, rank)
         return rank
 
-    def lose(self, peer: int, gone: int) -> None:
-        if self.is_alive(peer):
+    def wish(self, peer: int, kind: Kind, server: int) -> None:
+        """Ask the view manager, by way of a server, to drain or add a server; ask again if the
+        manager was gone, unless another wish has come."""
+        message = Message(kind, key=server)
+        if peer in self.alive:
+            self.wishes[server] = kind
+            self.act(peer, lambda machine: machine.hear(peer, message))
+            self.at(50.0, functools.partial(self.wish_again, peer, kind, server))
+
+    def wish_again(self, peer: int, kind: Kind, server: int) -> None:
+        if self.wishes[server] is kind and not is_done(kind, server, self.view):
+            self.wish(peer, kind, server)
+
+    def lose(self, peer: int, gone: int, has_ended: bool = True) -> None:
+        if peer in self.servers and peer in self.alive:
+            self.act(peer, lambda machine: machine.lose(gone, has_ended))
+        elif peer in self.alive:
             self.act(peer, lambda machine: machine.lose(gone))
 
     # Programs
