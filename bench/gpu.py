@@ -1,10 +1,12 @@
 """Collectives on GPUs: ranks as threads of this process, on one device or on all of them.
 
-    python bench/gpu.py [--ranks 2 --ranks 4] [--protocol auto --protocol pattern] [--json FILE]
+    python bench/gpu.py [--ranks 2 --ranks 4] [--protocol auto --protocol pattern] [--codec int8]
+        [--json FILE]
 
 Times are those of the slowest rank by the device's clock, for replayed graphs and for eager calls,
 and the host's time per eager call. Every result is compared. The benchmark first lets pycoll choose
-the protocol, and then measures short messages in each protocol alone. A failure is reported in its
+the protocol, and then measures short messages in each protocol alone, and messages with codecs. A
+result with a codec must have the bits of arrays in host memory. A failure is reported in its
 line, and the other sizes run with new ranks. The header says which ranks share a device: their
 figures do not describe links between devices.
 """
@@ -28,10 +30,14 @@ import numpy as np
 import pycoll
 from pycoll.tools.bench import cuda
 from pycoll.tools.bench.metrics import bus_factor
+from pycoll.tools.codec_words import codec_of
 
 SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 64 << 20, 256 << 20]
 #: Longest message for single protocols; only Simple is meant for longer ones.
 PROTOCOL_BYTES_MAX = 1 << 20
+#: The codecs that are measured by default, and the longest message: the host computes it, too.
+CODECS = ["bf16", "int8"]
+CODEC_BYTES_MAX = 64 << 20
 SAMPLES = 11
 #: Limit of an operation in seconds: it ends a line if a rank never calls.
 TIMEOUT_S = 15.0
@@ -45,18 +51,22 @@ class Rank:
         self.stream = cuda.Stream(comm.rank % cuda.driver().count())
         self.clock = cuda.Clock(self.stream)
 
-    def measure(self, nbytes: int, replayed: bool) -> tuple[float, float, int]:
+    def measure(
+        self, nbytes: int, replayed: bool, words: dict[str, Any]
+    ) -> tuple[float, float, int]:
         """Return the median seconds of an all_reduce in place, on the device and on the host, and
-        the number of wrong elements."""
+        the number of wrong elements. ``words``: further arguments of the call."""
         batch = 20 if nbytes <= 1 << 20 else 2
         with self.stream:
             values = np.arange(nbytes // 4, dtype=np.float32) % 1000
             x = cuda.array(values)
+            exact = values * self.comm.size
+            expected = self.comm.all_reduce(values, **words) if words else exact
             # No rank may allocate memory while another rank's kernel waits for it.
             self.comm.barrier()
-            self.comm.all_reduce(x, out=x)
-            wrong = int(np.count_nonzero(x.get() != values * self.comm.size))
-            step = self._graph(x, batch) if replayed else self._calls(x, batch)
+            self.comm.all_reduce(x, out=x, **words)
+            wrong = int(np.count_nonzero(x.get() != expected))
+            step = self._graph(x, batch, words) if replayed else self._calls(x, batch, words)
             times, calls = [], []
             for _ in range(SAMPLES):
                 self.stream.synchronize()
@@ -68,16 +78,16 @@ class Rank:
                 times.append(self.clock.stop() / batch)
         return statistics.median(times), statistics.median(calls), wrong
 
-    def _calls(self, x: cuda.Array, batch: int) -> Callable[[], None]:
+    def _calls(self, x: cuda.Array, batch: int, words: dict[str, Any]) -> Callable[[], None]:
         def step() -> None:
             for _ in range(batch):
-                self.comm.all_reduce(x, out=x)
+                self.comm.all_reduce(x, out=x, **words)
 
         return step
 
-    def _graph(self, x: cuda.Array, batch: int) -> Callable[[], None]:
+    def _graph(self, x: cuda.Array, batch: int, words: dict[str, Any]) -> Callable[[], None]:
         with self.stream.capture() as graph:
-            self._calls(x, batch)()
+            self._calls(x, batch, words)()
         return graph.launch
 
 
@@ -111,14 +121,20 @@ def line_of(size: int, nbytes: int, way: str, rate: float, each: list[Any]) -> d
 
 
 def measure_all(
-    size: int, sizes: list[int], protocol: str, limit: tuple[float, str]
+    size: int, sizes: list[int], protocol: str, limit: tuple[float, str], codec: str = ""
 ) -> list[dict[str, Any]]:
-    """Measure all sizes on ``size`` ranks and print each line. ``limit`` is that of ``rate_of``."""
+    """Measure all sizes on ``size`` ranks and print each line. ``limit`` is that of ``rate_of``.
+
+    ``codec``: the word of a codec, or nothing.
+    """
     rate, what = limit
     os.environ["PYCOLL_DEVICE_PROTOCOL"] = protocol
     if protocol != "auto":
         sizes = [one for one in sizes if one <= PROTOCOL_BYTES_MAX]
-    chosen = "as chosen" if protocol == "auto" else f"in {protocol}"
+    if codec:
+        sizes = [one for one in sizes if one <= CODEC_BYTES_MAX]
+    arguments = {"compress": codec_of(codec)} if codec else {}
+    chosen = f"with {codec}" if codec else "as chosen" if protocol == "auto" else f"in {protocol}"
     devices = cuda.driver().count()
     where = "one device each" if size <= devices else f"{size} ranks share {devices}"
     lines: list[dict[str, Any]] = []
@@ -135,16 +151,16 @@ def measure_all(
             if not communicators:
                 communicators = pycoll.local_world(size, timeout_s=TIMEOUT_S)
                 ranks = list(pool.map(Rank, communicators))
-            futures = [pool.submit(one.measure, nbytes, way == "graph") for one in ranks]
+            futures = [pool.submit(one.measure, nbytes, way == "graph", arguments) for one in ranks]
             errors = [error for one in futures if (error := one.exception()) is not None]
             if not errors:
                 each = [one.result() for one in futures]
                 line = line_of(size, nbytes, way, rate, each)
-                lines.append({**line, "protocol": protocol})
+                lines.append({**line, "protocol": protocol, "codec": codec})
                 continue
             print(f"{nbytes:>12}{way:>8}  FAILED: {str(errors[0])[:300]}", flush=True)
             line = {"ranks": size, "bytes": nbytes, "way": way, "wrong": -1}
-            lines.append({**line, "protocol": protocol})
+            lines.append({**line, "protocol": protocol, "codec": codec})
             for comm in communicators:
                 comm.close()
             communicators = []
@@ -159,15 +175,21 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, action="append")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--protocol", action="append")
+    parser.add_argument("--codec", action="append")
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
-    protocols = words.protocol or ["auto", "pattern", "ll", "simple"]
+    ways = [(one, "") for one in words.protocol or []] + [
+        ("auto", one) for one in words.codec or []
+    ]
+    if not ways:
+        ways = [(one, "") for one in ("auto", "pattern", "ll", "simple")]
+        ways += [("auto", one) for one in CODECS]
     limit = rate_of()
     lines = [
         line
-        for protocol in protocols
+        for protocol, codec in ways
         for size in words.ranks or [2, 4]
-        for line in measure_all(size, words.sizes, protocol, limit)
+        for line in measure_all(size, words.sizes, protocol, limit, codec)
     ]
     if words.json is not None:
         words.json.write_text(json.dumps(lines, indent=1) + "\n")

@@ -214,6 +214,28 @@ std::uint64_t capture_on(const DeviceHandle& self, std::uintptr_t stream) {
   return capture;
 }
 
+py::bytes read_memory(const DeviceHandle& self, std::uintptr_t address, std::size_t bytes) {
+  std::string made(bytes, '\0');
+  device::Communicator& native = self.native();
+  Status status;
+  {
+    const ReleasedGil release;
+    status = native.read(made.data(), address, bytes);
+  }
+  raise_if_failed(status, "");
+  return py::bytes(made);
+}
+
+void write_memory(const DeviceHandle& self, std::uintptr_t address, const std::string& bytes) {
+  device::Communicator& native = self.native();
+  Status status;
+  {
+    const ReleasedGil release;
+    status = native.write(address, bytes.data(), bytes.size());
+  }
+  raise_if_failed(status, "");
+}
+
 std::optional<std::string> failure_of_device(const DeviceHandle& self) {
   const Status status = self.native().failure();
   return status.ok() ? std::nullopt : std::optional<std::string>(status.message());
@@ -306,6 +328,10 @@ void bind_devices(py::module_& module) {
       .def("lapse", &lapse_array, py::arg("number"))
       .def("let_go", &arrays_let_go,
            "Numbers that have lapsed and whose arrays no peer writes to any longer.")
+      .def("read", &read_memory, py::arg("address"), py::arg("nbytes"),
+           "Copy memory of the device that no kernel uses meanwhile, to bytes of the host.")
+      .def("write", &write_memory, py::arg("address"), py::arg("data"),
+           "Copy bytes to memory of the device that no kernel uses meanwhile.")
       .def("failure", &failure_of_device)
       .def("close", &close_device);
   bind_staging(module);

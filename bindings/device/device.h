@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,9 +29,19 @@ inline device::StreamHandle stream_of(std::uintptr_t handle) {
 // `name` if there is none.
 const device::Driver& need_driver(const std::string& name);
 
-// Converts tuples to copies: ("pack" or "unpack", packed, item bytes, strided, lengths, strides),
-// where packed and strided are addresses; or ("fill", packed, item bytes, count, value).
+// Converts tuples to steps. A copy is ("pack" or "unpack", packed, item bytes, strided, lengths,
+// strides), where packed and strided are addresses; or ("fill", packed, item bytes, count, value).
+// coding_of() reads the others.
 device::Copies copies_of(const std::vector<py::tuple>& before, const std::vector<py::tuple>& after);
+
+// Reads a step of a codec; nothing for a copy. After its name a tuple has the _core.Codec, the
+// address of the codes, the bytes from one part or row of them to the next, and the values of all
+// parts. Then follow, with 0 for no memory (see device/kernels/codes/coding.h):
+//
+//   "encode"  values, rests, parts, the part to leave out or -1, chunk of part 0, rank
+//   "fold"    values of the own row, result, rows, own row, divisor
+//   "decode"  result, parts
+std::optional<device::Coding> coding_of(const py::tuple& words);
 
 // A native object with threads and a device, which belongs to the process that created it. A forked
 // child has neither thread nor device, and never destroys the object. All with the GIL.

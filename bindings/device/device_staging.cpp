@@ -49,6 +49,11 @@ device::Copy copy_of(const py::tuple& one) {
   return copy;
 }
 
+device::LocalStep step_of(const py::tuple& one) {
+  if (const std::optional<device::Coding> coding = coding_of(one)) return *coding;
+  return copy_of(one);
+}
+
 using device::Staging;
 
 // Host staging of messages, as Python holds it; keeps the host's communicator alive.
@@ -135,8 +140,8 @@ const device::Driver& need_driver(const std::string& name) {
 device::Copies copies_of(const std::vector<py::tuple>& before,
                          const std::vector<py::tuple>& after) {
   device::Copies copies;
-  for (const py::tuple& one : before) copies.before.push_back(copy_of(one));
-  for (const py::tuple& one : after) copies.after.push_back(copy_of(one));
+  for (const py::tuple& one : before) copies.before.push_back(step_of(one));
+  for (const py::tuple& one : after) copies.after.push_back(step_of(one));
   return copies;
 }
 

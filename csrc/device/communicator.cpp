@@ -146,7 +146,7 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   };
   Status status = programs_->find(job, {stream, capture != 0, behind}, &prepared);
   if (status.ok()) status = follow(stream, capture);
-  if (status.ok()) status = launch_copies(*options_.gpu, copies.before, stream);
+  if (status.ok()) status = launch_steps(*options_.gpu, copies.before, stream);
   if (!status.ok()) return status;
   prepared->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
@@ -167,7 +167,7 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
                         "launch " + programs_->name(prepared->program.label));
   // Ranks compare how many collectives they have called.
   if (status.ok() && job.messages == nullptr) options_.host.count(capture != 0);
-  if (status.ok()) status = launch_copies(*options_.gpu, copies.after, stream);
+  if (status.ok()) status = launch_steps(*options_.gpu, copies.after, stream);
   return status.ok() ? record(stream, capture) : status;
 }
 
@@ -291,6 +291,18 @@ Status Communicator::check_memory(const void* address, const std::string& name) 
   return invalid_argument(name + " is on device " + std::to_string(ordinal) +
                           ", but this rank uses device " + std::to_string(options_.gpu->ordinal()) +
                           ": a communicator stays with the device of its first device array");
+}
+
+Status Communicator::read(void* to, Address from, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(launching_);
+  const Gpu::Current current(*options_.gpu);
+  return current.status().ok() ? upload_->fetch(to, from, bytes) : current.status();
+}
+
+Status Communicator::write(Address to, const void* from, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(launching_);
+  const Gpu::Current current(*options_.gpu);
+  return current.status().ok() ? upload_->copy(to, from, bytes) : current.status();
 }
 
 void Communicator::set_timeout(Nanoseconds timeout) { timeout_.store(timeout); }

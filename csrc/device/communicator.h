@@ -120,6 +120,10 @@ class Communicator {
   // kInvalidArgument if `address` is not memory of this device. `name` is the argument's name.
   Status check_memory(const void* address, const std::string& name) const;
 
+  // Copy between the host and memory that no kernel uses meanwhile; they wait for the copy alone.
+  Status read(void* to, Address from, std::size_t bytes);
+  Status write(Address to, const void* from, std::size_t bytes);
+
   void set_timeout(Nanoseconds timeout);
   // The failure that ended this communicator, or ok.
   Status failure() const;

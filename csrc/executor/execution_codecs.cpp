@@ -15,11 +15,6 @@ namespace {
 constexpr std::size_t kPieceValues = kernels::kCodecBlockMax;
 constexpr std::size_t kPieceCodes = 2 * kPieceValues;  // bfloat16 has the most bytes to a value
 
-// An odd number: ranks that round by chance draw different numbers for equal places.
-constexpr std::uint64_t kRankStep = 0xd6e8feb86659fd93u;
-// The index of a chunk's first value, for such draws.
-constexpr int kChunkShift = 40;
-
 bool is_set(unsigned mask, int bit) { return (mask >> bit & 1) != 0; }
 
 }  // namespace
@@ -41,7 +36,7 @@ struct Execution::CodedPiece {
 void Execution::bind_codec() {
   if (!request_.codec) return;
   codec_ = *request_.codec;
-  codec_.seed ^= kRankStep * request_.plan->header().rank;
+  codec_.seed = kernels::seed_of_rank(codec_.seed, request_.plan->header().rank);
   codec_kernels_ = kernels::codec_kernels(codec_.kind);
 }
 
@@ -143,7 +138,7 @@ const float* Execution::fold_codes(const plan::Row& row, const Gathered& all,
 // Encodes the values, with what earlier calls left out of them.
 void Execution::encode_piece(const BoundRow& bound, std::uint64_t offset, const CodedPiece& piece,
                              float* made, std::byte* codes) {
-  const std::uint64_t first = std::uint64_t{bound.row->chunk} << kChunkShift;
+  const std::uint64_t first = kernels::first_of_chunk(bound.row->chunk);
   const float* values = piece.values;
   float* rests = nullptr;
   if (bound.residual != nullptr) {

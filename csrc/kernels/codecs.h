@@ -66,6 +66,34 @@ struct CodecKernels {
   DecodeFunction decode_add = nullptr;
 };
 
+// Bytes of the codes of one block that has `count` of `block` values, without its scale.
+constexpr std::size_t code_bytes(CodecKind kind, std::size_t count, std::size_t block) {
+  switch (kind) {
+    case CodecKind::kBFloat16:
+      return 2 * count;
+    case CodecKind::kInt4:
+      return count < block / 2 ? count : block / 2;
+    case CodecKind::kSign:
+      return (count + 7) / 8;
+    default:
+      return count;
+  }
+}
+
+// Bytes of a whole block.
+constexpr std::size_t block_bytes(CodecKind kind, std::size_t block) {
+  return (kind == CodecKind::kBFloat16 ? 0 : sizeof(float)) + code_bytes(kind, block, block);
+}
+
+// The seed of one rank: ranks that round by chance draw different numbers for equal places.
+constexpr std::uint64_t seed_of_rank(std::uint64_t seed, std::uint32_t rank) {
+  constexpr std::uint64_t kOdd = 0xd6e8feb86659fd93u;
+  return seed ^ kOdd * rank;
+}
+
+// The index of a chunk's first value, for such draws.
+constexpr std::uint64_t first_of_chunk(std::uint32_t chunk) { return std::uint64_t{chunk} << 40; }
+
 // The bytes of `count` encoded values.
 std::size_t encoded_bytes(const Codec& codec, std::size_t count);
 

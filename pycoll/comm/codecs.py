@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
@@ -123,11 +123,3 @@ def check_elements(collective: Collective, dtype: int, code: int | None) -> None
         raise wrong_type("x", dtype, TAKEN)
     if collective in REDUCING and code not in _SUMS:
         raise wrong_op("a function" if code == ReduceOp.USER else repr(ReduceOp(code or 0).word))
-
-
-def refuse_device() -> NoReturn:
-    """Raise the error of a call with a codec for an array on a device."""
-    raise InvalidArgumentError(
-        "x is on a device: compress takes arrays in host memory; copy x to the host, or leave "
-        "compress out"
-    )

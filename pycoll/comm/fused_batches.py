@@ -20,9 +20,10 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
-from pycoll.comm.codecs import Coding, refuse_device
+from pycoll.comm.codecs import Coding
 from pycoll.comm.coded_ends import CodedEnds, behind, coded_ends
 from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
+from pycoll.device.coded_calls import start_coded_list
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES
@@ -229,7 +230,8 @@ def start_list(
 
     lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
     if coding is not None and any(isinstance(one.ends.source, DeviceView) for one in members):
-        refuse_device()
+        words = (op, algorithm, deterministic, coding)
+        return start_coded_list(communicator, members, words, stream, results, async_op, feedback)
     shared = _shared(members, lengths)
     messages = []
     call = _core.CallArrays()

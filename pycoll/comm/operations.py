@@ -20,7 +20,6 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.comm.codecs import refuse_device
 from pycoll.comm.coded_ends import behind, coded_ends
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
@@ -351,10 +350,13 @@ class Core(_core.Calls):
         """
         framework, source, memory, target = ends
         where = Where(framework, x, stream)
-        if prepared.codec is not None and isinstance(source or target, DeviceView):
-            refuse_device()
         returns = memory is not None or out is not None
         finish = finisher(framework, x, memory, out) if returns else nothing
+        if prepared.codec is not None and isinstance(source or target, DeviceView):
+            from pycoll.device.coded_calls import Ready, run_coded
+
+            ready = Ready(prepared, source, target, counts, where)
+            return run_coded(self, ready, async_op, feedback, finish)
         residual = None
         if prepared.codec is not None:
             if feedback is not None:

@@ -104,7 +104,9 @@ class Feedback:
     def residual(self) -> Any:
         """The array of values that were held back, not a copy; None before the first call.
 
-        A list of arrays after calls with a list of several. The next call reuses the memory.
+        A list of arrays after calls with a list of several. The next call reuses the memory. For
+        arrays on devices it is a ``pycoll.device.device_codes.Residual``, which stays there:
+        ``numpy.asarray`` copies it to the host.
         """
         found = [self._residuals[number] for number in sorted(self._residuals)]
         return None if not found else found[0] if len(found) == 1 else found
@@ -112,7 +114,8 @@ class Feedback:
     def norm(self) -> float:
         """Return the Euclidean norm of all residuals."""
         squares = [
-            float(np.square(one, dtype=np.float64).sum()) for one in self._residuals.values()
+            float(np.square(np.asarray(one), dtype=np.float64).sum())
+            for one in self._residuals.values()
         ]
         return float(np.sqrt(sum(squares)))
 
@@ -120,7 +123,7 @@ class Feedback:
         """Return a dict of numbers and copies of arrays, for a checkpoint of this rank."""
         own = {"form": FORM, "step": self.step}
         return own | {
-            name: {number: one.copy() for number, one in getattr(self, f"_{name}").items()}
+            name: {number: np.array(one) for number, one in getattr(self, f"_{name}").items()}
             for name in _FIELDS
         }
 
@@ -164,6 +167,23 @@ class Feedback:
         Raises InvalidArgumentError where calls before had another shape or dtype.
         """
         return self._kept(self._residuals, shape, np.dtype(dtype), number)
+
+    def on_device(self, shape: tuple[int, ...], number: int, move: Callable[[Any], Any]) -> Any:
+        """Keep the float32 residual of an array where ``move(residual)`` puts it, and return that.
+
+        ``move`` gets None before the first call. Raises InvalidArgumentError as ``memory`` does,
+        and where there is momentum, whose velocities stay in host memory.
+        """
+        if self._momentum:
+            raise InvalidArgumentError(
+                f"feedback has momentum={self._momentum} and x is on a device: momentum correction "
+                "takes arrays in host memory; pass momentum=0"
+            )
+        found = self._residuals.get(number)
+        if found is not None:
+            self._check(found, shape, np.dtype(np.float32))
+        self._residuals[number] = moved = move(found)
+        return moved
 
     def check_free(self) -> None:
         """Raise InvalidArgumentError while a call's Work is still to be waited for."""
@@ -249,10 +269,16 @@ class Feedback:
         found = kept.get(number)
         if found is None:
             found = kept[number] = np.zeros(shape, dtype)
+        Feedback._check(found, shape, dtype)
+        if not isinstance(found, np.ndarray):  # on a device until now
+            found = kept[number] = np.array(found)
+        return found
+
+    @staticmethod
+    def _check(found: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if found.shape != tuple(shape) or found.dtype != dtype:
             raise InvalidArgumentError(
                 f"x has shape {tuple(shape)} and dtype {dtype}, but feedback holds a residual of "
                 f"shape {found.shape} and dtype {found.dtype}: call feedback.reset(), or pass the "
                 "Feedback of this array"
             )
-        return found

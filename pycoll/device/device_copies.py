@@ -14,7 +14,8 @@ from pycoll.errors import InvalidArgumentError
 from pycoll.ops import Reduction
 from pycoll.types import ITEM_BYTES, LOCATION, ReduceOp, WireForm, wire_form
 
-#: Arguments of the copy kernel: its kind, packed memory, bytes of an element, and the kind's own.
+#: Arguments of the copy kernel: its kind, packed memory, bytes of an element, and the kind's own;
+#: or those of a step of a codec (bindings/device/device.h).
 Copy = tuple[Any, ...]
 
 #: The reduction that combines elements in their wire form.
@@ -108,12 +109,13 @@ class Copies:
             self.after.insert(0, ("fill", view.address, item, view.count, value))
 
     def _wire_memory(self, view: DeviceView, where: Where, wire: Conversion) -> DeviceView:
-        return self._made((view.count * wire.form.wire_items,), wire.form.dtype, where)
+        return self.memory_for((view.count * wire.form.wire_items,), wire.form.dtype, where)
 
     def _like(self, view: DeviceView, where: Where) -> DeviceView:
-        return self._made(view.shape, view.dtype, where)
+        return self.memory_for(view.shape, view.dtype, where)
 
-    def _made(self, shape: tuple[int, ...], dtype: int, where: Where) -> DeviceView:
+    def memory_for(self, shape: tuple[int, ...], dtype: int, where: Where) -> DeviceView:
+        """Return new memory, which is kept until the operation has run."""
         memory = where.framework.empty(where.x, shape, dtype)
         self.memory.append(memory)
         made = where.framework.result(memory)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.bootstrap.discovery.host import process_token
+from pycoll.device.device_codes import CodedCall, Residual, coded_rounds, residual_for
 from pycoll.device.device_copies import Conversion, Copies, conversion, order_memory
 from pycoll.device.device_messages import MessagePlans, rounds_of
 from pycoll.device.device_registry import DeviceRegistry
@@ -207,6 +208,58 @@ class Devices:
             return DeviceWork(native, mark, where, finish)
         for other in others:
             native.join(native.mark(stream), other)
+        _hand_on(native, where)
+        return finish()
+
+    def run_coded(
+        self,
+        call: CodedCall,
+        ends: tuple[Any, Any],
+        async_op: bool,
+        finish: Callable[[], Any],
+        where: Where,
+        kept: Callable[[Callable[[Any], Residual]], Residual] | None,
+    ) -> Any:
+        """Launch a collective with a codec; see ``run`` and ``pycoll.device.device_codes``.
+
+        ``kept``: replaces the residual of the array by what a function makes of it, and returns
+        that; None without feedback.
+        """
+        source, target = ends
+        native = self._opened(source, target)
+        stream = where.handle()
+        for view in (source, target):
+            if view is not None and view.order is not None:
+                view.order(stream)
+        copies, residual = Copies(), None
+        packed, made = copies.source(source, where), copies.target(target, where)
+        if kept is not None:
+            shape = tuple(source.shape)
+            residual = kept(lambda found: residual_for(native, where, shape, found, copies))
+            copies.memory.append(residual)
+        addresses = (_memory(packed)[0], _memory(made)[0])
+        rounds = coded_rounds(
+            call,
+            addresses,
+            residual,
+            lambda count, dtype: copies.memory_for((count,), dtype, where),
+        )
+        order_memory(native, where, stream)
+        mark = None
+        for number, (one, exchange) in enumerate(zip(rounds, call.exchanges, strict=True)):
+            steps = Copies()
+            steps.before, steps.after = list(one.before), list(one.after)
+            if number == 0:
+                steps.before[:0] = copies.before
+            if number == len(rounds) - 1:
+                steps.after += copies.after
+            launch = Launch(exchange.prepared, exchange.counts, exchange.lanes, async_op, where)
+            mark = launch.run(native, _memory(one.source), _memory(one.target), steps)
+        if residual is not None and native.capture_of(stream) == 0:
+            residual.changed(mark if mark is not None else native.mark(stream))
+        self._keep(where, async_op, native, mark, (source, target), copies.memory)
+        if mark is not None:
+            return DeviceWork(native, mark, where, finish)
         _hand_on(native, where)
         return finish()
 

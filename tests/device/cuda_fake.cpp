@@ -12,6 +12,7 @@
 
 #include "base/assert.h"
 #include "cuda_fake_cards.h"
+#include "device/kernels/codes/code_blocks.h"
 #include "device/kernels/packing.h"
 #include "emulated_kernels.h"
 
@@ -209,6 +210,7 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
           const Kernel& kernel = *launch->kernel;
           device::Shared& own = (*shared)[block];
           if (kernel.copies) return device::run_copy(launch->copy);
+          if (kernel.codes) return device::run_coding(launch->coding);
           if (kernel.kind == device::KernelKind::kList) {
             return execute(kernel.protocol, launch->program, launch->list, own);
           }

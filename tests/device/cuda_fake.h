@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "base/prng.h"
+#include "device/kernels/codes/coding.h"
 #include "device/kernels/kernels.h"
 #include "device/kernels/program.h"
 #include "emulator.h"
@@ -66,7 +67,9 @@ struct Point {
 struct Kernel {
   device::Protocol protocol;
   device::KernelKind kind;
-  bool copies;  // the one that takes a Copy; it has no protocol and no kind
+  // The kernels that take a Copy or a Coding have no protocol and no kind.
+  bool copies = false;
+  bool codes = false;
   std::size_t launches = 0;
 };
 
@@ -79,6 +82,7 @@ struct Launch {
   device::Call call{};
   device::ListCall list{};
   device::Copy copy{};
+  device::Coding coding{};
 };
 
 struct Graph;

@@ -201,11 +201,12 @@ EXPORT int cuModuleLoadData(void** module, const void* image) {
   BEGIN_UNSAFE();
   if (handles().kernels.empty()) {
     for (std::uint32_t one = 0; one < device::kProtocolCount * device::kKernelKindCount; ++one) {
-      handles().kernels.push_back({static_cast<device::Protocol>(one / device::kKernelKindCount),
-                                   static_cast<device::KernelKind>(one % device::kKernelKindCount),
-                                   false});
+      handles().kernels.push_back(
+          {static_cast<device::Protocol>(one / device::kKernelKindCount),
+           static_cast<device::KernelKind>(one % device::kKernelKindCount)});
     }
-    handles().kernels.push_back({device::Protocol::kLl, device::KernelKind::kAny, true});
+    handles().kernels.push_back({device::Protocol::kLl, device::KernelKind::kAny, true, false});
+    handles().kernels.push_back({device::Protocol::kLl, device::KernelKind::kAny, false, true});
   }
   *module = const_cast<void*>(image);
   return kSuccess;
@@ -214,9 +215,10 @@ EXPORT int cuModuleGetFunction(void** function, void*, const char* name) {
   BEGIN_IN_CONTEXT();
   for (Kernel& one : handles().kernels) {
     const std::string full =
-        one.copies ? std::string("pycoll_copy")
-                   : std::string("pycoll_") + kProtocols[static_cast<std::size_t>(one.protocol)] +
-                         "_" + kKernelNames[static_cast<std::size_t>(one.kind)];
+        one.copies  ? std::string(device::kCopyName)
+        : one.codes ? std::string(device::kCodeName)
+                    : std::string("pycoll_") + kProtocols[static_cast<std::size_t>(one.protocol)] +
+                          "_" + kKernelNames[static_cast<std::size_t>(one.kind)];
     if (full != name) continue;
     *function = &one;
     return kSuccess;

@@ -158,6 +158,10 @@ std::shared_ptr<Launch> launch_of(void* function, unsigned blocks, unsigned thre
     launch->copy = *static_cast<const device::Copy*>(parameters[0]);
     return launch;
   }
+  if (launch->kernel->codes) {
+    launch->coding = *static_cast<const device::Coding*>(parameters[0]);
+    return launch;
+  }
   launch->program = *static_cast<const device::Program*>(parameters[0]);
   if (launch->kernel->kind == device::KernelKind::kList) {
     launch->list = *static_cast<const device::ListCall*>(parameters[1]);

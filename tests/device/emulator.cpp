@@ -199,6 +199,7 @@ bool Emulator::meet(Meeting& meeting, std::uint32_t expected, bool value) {
   }
   meeting.answer = std::exchange(meeting.any, false);
   meeting.arrived = 0;
+  ++meeting.ended;
   runnable_.insert(runnable_.end(), meeting.waiting.begin(), meeting.waiting.end());
   meeting.waiting.clear();
   const bool answer = meeting.answer;
@@ -219,6 +220,27 @@ bool Emulator::sync_any(bool value) {
 bool Emulator::warp_any(bool value) {
   const Thread& thread = threads_[current_];
   return meet(thread.block->warps[thread.index / device::kWarp], device::kWarp, value);
+}
+
+// The words of all threads of the warp.
+const std::array<std::uint32_t, device::kWarp>& Emulator::exchange(std::uint32_t word) {
+  const Thread& thread = threads_[current_];
+  Meeting& meeting = thread.block->warps[thread.index / device::kWarp];
+  auto& words = meeting.words[meeting.ended % 2];
+  words[thread.index % device::kWarp] = word;
+  (void)meet(meeting, device::kWarp, false);
+  return words;
+}
+
+std::uint32_t Emulator::warp_bits(bool value) {
+  const auto& words = exchange(value ? 1 : 0);
+  std::uint32_t bits = 0;
+  for (std::uint32_t lane = 0; lane < device::kWarp; ++lane) bits |= words[lane] << lane;
+  return bits;
+}
+
+std::uint32_t Emulator::warp_take(std::uint32_t value, std::uint32_t lane) {
+  return exchange(value)[lane];
 }
 
 void Emulator::load(const void* from, void* to, std::size_t bytes, Order order) {

@@ -13,6 +13,7 @@
 // is delayed behind a later store of its thread is the one freedom of the model that is not tried.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -91,6 +92,8 @@ class Emulator final : public device::Emulation {
   void fence() override;
   bool sync_any(bool value) override;
   bool warp_any(bool value) override;
+  std::uint32_t warp_bits(bool value) override;
+  std::uint32_t warp_take(std::uint32_t value, std::uint32_t lane) override;
   void pause(const void* polled, const void* other) override;
 
  private:
@@ -99,6 +102,10 @@ class Emulator final : public device::Emulation {
     bool any = false;
     bool answer = false;
     std::vector<std::uint32_t> waiting;
+    std::uint64_t ended = 0;  // meetings so far
+    // The words that the threads of a warp pass, of this meeting and of the last one, which some
+    // may still read.
+    std::array<std::uint32_t, device::kWarp> words[2] = {};
   };
   struct Grid {
     std::uint32_t alive = 0;  // threads
@@ -131,6 +138,7 @@ class Emulator final : public device::Emulation {
   void wake(const std::vector<std::uint32_t>& sleepers);
   void wake_all();
   bool meet(Meeting& meeting, std::uint32_t expected, bool value);
+  const std::array<std::uint32_t, device::kWarp>& exchange(std::uint32_t word);
   void step();
   bool deliver_one(bool with_late);
   void deliver(Block& block, Granule& stored, std::uint32_t mask);

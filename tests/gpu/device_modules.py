@@ -11,6 +11,7 @@ ANYWHERE = (
     "on_failures",
     "on_hosts",
     "on_registered",
+    "on_codes",
 )
 #: The host reads that driver's memory as its own.
 ON_FAKES = (*ANYWHERE, "on_torch")

@@ -119,7 +119,7 @@ step bench 120 "$python" -u bench/gpu.py --json "$logs/bench.json"
 step processes 40 "$python" -u -m pycoll bench all_reduce --device cuda -n 2 -b 8 -e 4M -f 64 \
   --samples 11
 for module in on_failures on_messages on_first_messages on_staged_messages on_layouts on_jax \
-  on_hosts on_registered; do
+  on_hosts on_registered on_codes; do
   tests "$module" 60 30 "tests/gpu/$module.py"
 done
 for library in cupy torch numba jax; do

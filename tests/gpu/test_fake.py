@@ -162,3 +162,7 @@ def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
     assert "in pattern" in text
     assert "copy from 0 to 1" in text
     assert len(text.splitlines()) == 4
+    words = ["--ranks", "2", "--sizes", "640", "--codec", "int8"]
+    text = output_of(environ, "bench/gpu.py", *words, timeout=120)
+    assert "with int8" in text
+    assert [line.split()[-1] for line in text.splitlines()[2:]] == ["0", "0"]

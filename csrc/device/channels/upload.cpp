@@ -54,6 +54,23 @@ Status Upload::copy(Address to, const void* from, std::size_t bytes) {
   return Status();
 }
 
+Status Upload::fetch(void* to, Address from, std::size_t bytes) {
+  const Driver& driver = gpu_->driver();
+  const Gpu::Uncaptured uncaptured(*gpu_);
+  for (std::size_t done = 0; done < bytes; done += kStagingBytes) {
+    const std::size_t part = std::min(kStagingBytes, bytes - done);
+    Status status = check(
+        driver, driver.copy_to_host(staging_.host(), from + done, part, stream_),
+        "copy " + std::to_string(part) + " bytes from device " + std::to_string(gpu_->ordinal()));
+    if (status.ok()) {
+      status = check(driver, driver.stream_synchronize(stream_), "wait for a copy to the host");
+    }
+    if (!status.ok()) return status;
+    std::memcpy(static_cast<std::byte*>(to) + done, staging_.host(), part);
+  }
+  return Status();
+}
+
 Status Upload::send(Address to, const void* from, std::size_t bytes) {
   const Driver& driver = gpu_->driver();
   const Gpu::Uncaptured uncaptured(*gpu_);

@@ -24,7 +24,9 @@ class Upload {
 
   // Waits until the bytes have arrived; neither this nor the calls below wait for other kernels.
   Status copy(Address to, const void* from, std::size_t bytes);
-  // The same without waiting; `from` may change when this returns.
+  // The other way: waits until the bytes have arrived on the host.
+  Status fetch(void* to, Address from, std::size_t bytes);
+  // As copy() without waiting; `from` may change when this returns.
   Status send(Address to, const void* from, std::size_t bytes);
   // Work put in `stream` from now on finds the sent bytes in place.
   Status before(StreamHandle stream);

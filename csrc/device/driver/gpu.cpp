@@ -151,9 +151,10 @@ Status Gpu::load(std::span<const std::byte> image) {
       resident = std::min(resident, blocks);
     }
   }
-  if (status.ok()) {
-    status = check(driver_, driver_.module_function(&copier_, module, kCopyName),
-                   std::string("find the kernel ") + kCopyName);
+  for (const auto& [name, kernel] : {std::pair(kCopyName, &copier_), {kCodeName, &coder_}}) {
+    if (!status.ok()) break;
+    status = check(driver_, driver_.module_function(kernel, module, name),
+                   std::string("find the kernel ") + name);
   }
   if (!status.ok()) return status;
   status = check(driver_, driver_.device_attribute(&cooperative, kAttributeCooperative, device_),

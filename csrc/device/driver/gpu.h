@@ -93,6 +93,7 @@ class Gpu {
     return kernels_[static_cast<std::size_t>(protocol)][static_cast<std::size_t>(kind)];
   }
   FunctionHandle copier() const { return copier_; }
+  FunctionHandle coder() const { return coder_; }
   // Puts a kernel at the end of `stream` and returns the driver's error. kTogether: all blocks run
   // at once, or the launch fails; see Together.
   enum class Launch : std::uint8_t { kPlain, kTogether };
@@ -120,6 +121,7 @@ class Gpu {
   bool has_descriptors_ = false;
   mutable std::atomic<bool> together_{false};  // a Together holds the right
   FunctionHandle copier_ = nullptr;
+  FunctionHandle coder_ = nullptr;
   std::array<std::array<FunctionHandle, kKernelKindCount>, kProtocolCount> kernels_{};
 };
 

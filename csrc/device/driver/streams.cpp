@@ -50,19 +50,42 @@ Status check_uncaptured(const Gpu& gpu, StreamHandle stream) {
       "capture begins");
 }
 
-Status launch_copies(const Gpu& gpu, const std::vector<Copy>& copies, StreamHandle stream) {
-  for (Copy one : copies) {
-    if (one.count == 0) continue;
-    const std::uint64_t wanted = div_ceil(one.count, kThreadsMax);
-    one.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, gpu.blocks_max()));
-    void* parameters[] = {&one};
-    Status status = check(
-        gpu.driver(),
-        gpu.launch(Gpu::Launch::kPlain, gpu.copier(), one.blocks, kThreadsMax, stream, parameters),
-        "launch a copy of an array that is not contiguous");
-    if (!status.ok()) return status;
+namespace {
+
+Status launch_step(const Gpu& gpu, Copy copy, StreamHandle stream) {
+  if (copy.count == 0) return Status();
+  const std::uint64_t wanted = div_ceil(copy.count, kThreadsMax);
+  copy.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, gpu.blocks_max()));
+  void* parameters[] = {&copy};
+  return check(
+      gpu.driver(),
+      gpu.launch(Gpu::Launch::kPlain, gpu.copier(), copy.blocks, kThreadsMax, stream, parameters),
+      "launch a copy of an array that is not contiguous");
+}
+
+// Few warps are spread over the multiprocessors, each of which runs blocks of its own.
+Status launch_step(const Gpu& gpu, Coding coding, StreamHandle stream) {
+  const std::uint64_t warps = warps_of(coding);
+  if (warps == 0) return Status();
+  coding.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(warps, gpu.blocks_max()));
+  const std::uint64_t wanted = div_ceil(warps, coding.blocks) * kWarp;
+  const auto threads = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, kThreadsMax));
+  void* parameters[] = {&coding};
+  return check(
+      gpu.driver(),
+      gpu.launch(Gpu::Launch::kPlain, gpu.coder(), coding.blocks, threads, stream, parameters),
+      "launch the kernel of a codec");
+}
+
+}  // namespace
+
+Status launch_steps(const Gpu& gpu, const std::vector<LocalStep>& steps, StreamHandle stream) {
+  Status status;
+  for (const LocalStep& step : steps) {
+    if (!status.ok()) break;
+    status = std::visit([&](const auto& one) { return launch_step(gpu, one, stream); }, step);
   }
-  return Status();
+  return status;
 }
 
 namespace {

@@ -1,20 +1,25 @@
-// Streams of the caller, and copies in them that wait for no other rank.
+// Streams of the caller, and steps in them that wait for no other rank.
 #pragma once
 
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "base/status.h"
 #include "device/driver/gpu.h"
+#include "device/kernels/codes/coding.h"
 #include "device/kernels/program.h"
 
 namespace pycoll::device {
 
-// Copies of this rank's memory that belong to an operation, in order: before it in its stream and
+// A kernel that uses this rank's memory alone.
+using LocalStep = std::variant<Copy, Coding>;
+
+// Steps on this rank's memory that belong to an operation, in order: before it in its stream and
 // after it.
 struct Copies {
-  std::vector<Copy> before;
-  std::vector<Copy> after;
+  std::vector<LocalStep> before;
+  std::vector<LocalStep> after;
 };
 
 // The default stream, which synchronizes with all streams that do not opt out.
@@ -29,8 +34,8 @@ Status check_context(const Gpu& gpu, StreamHandle stream);
 // The id of the capture that the stream is in, else 0. kInvalidArgument where that capture has
 // failed already.
 Status capture_of(const Gpu& gpu, StreamHandle stream, std::uint64_t* capture);
-// Puts the copies at the end of the stream.
-Status launch_copies(const Gpu& gpu, const std::vector<Copy>& copies, StreamHandle stream);
+// Puts the steps at the end of the stream.
+Status launch_steps(const Gpu& gpu, const std::vector<LocalStep>& steps, StreamHandle stream);
 
 // kInvalidArgument for a stream of another device, and for a captured one: host staging cannot be
 // captured.

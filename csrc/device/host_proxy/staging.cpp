@@ -111,7 +111,7 @@ Status Staging::enqueue(Message& message) {
   const Gpu& gpu = *options_.gpu;
   const Terms& terms = message.terms;
   Status status;
-  if (terms.sends) status = launch_copies(gpu, terms.copies.before, terms.stream);
+  if (terms.sends) status = launch_steps(gpu, terms.copies.before, terms.stream);
   if (status.ok() && terms.sends && terms.bytes != 0) {
     status = driver_check(
         gpu.driver().copy_to_host(message.memory.host, terms.address, terms.bytes, terms.stream),
@@ -173,7 +173,7 @@ Status Staging::copy_in(Message& message, StreamHandle stream) {
         gpu.driver().copy_to_device(terms.address, message.memory.host, terms.bytes, stream),
         "copy a message to the device");
   }
-  if (status.ok()) status = launch_copies(gpu, terms.copies.after, stream);
+  if (status.ok()) status = launch_steps(gpu, terms.copies.after, stream);
   if (status.ok()) {
     status = driver_check(gpu.driver().event_record(message.copied, stream), "record an event");
   }

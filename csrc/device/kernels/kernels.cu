@@ -1,5 +1,7 @@
 // The kernels: for each protocol the executor with fixed sums of the types that training uses, with
-// any reduction, and with any reduction on lists of arrays. The names are those of kernel_name().
+// any reduction, and with any reduction on lists of arrays; a kernel for copies and one for codes.
+// The names are those of kernels.h.
+#include "device/kernels/codes/code_blocks.h"
 #include "device/kernels/executor.h"
 #include "device/kernels/packing.h"
 #include "device/kernels/program.h"
@@ -58,4 +60,9 @@ PYCOLL_KERNELS(pattern, Pattern)
 extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)
     pycoll_copy(const __grid_constant__ pycoll::device::Copy copy) {
   pycoll::device::run_copy(copy);
+}
+
+extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)
+    pycoll_code(const __grid_constant__ pycoll::device::Coding coding) {
+  pycoll::device::run_coding(coding);
 }

@@ -17,7 +17,10 @@
 //   fence                              release and acquire of everything, system scope
 //   sync_any                           block barrier; true if any thread passes true. Every thread
 //                                      sees afterwards what the others stored before.
-//   warp_any                           the vote of a warp, without order of memory
+//   warp_any, warp_bits                the vote of a warp, without order of memory: whether any
+//                                      thread passes true; bit i is set if thread i does
+//   warp_take                          the word that another thread of the warp passes, without
+//                                      order of memory; all threads of the warp call it
 //   pause                              called after a poll of both places found nothing
 //
 // thread() is below threads(), a multiple of kWarp; block() counts from zero.

@@ -69,6 +69,12 @@ PYCOLL_DEVICE void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 PYCOLL_DEVICE bool sync_any(bool value) { return __syncthreads_or(value ? 1 : 0) != 0; }
 PYCOLL_DEVICE bool warp_any(bool value) { return __any_sync(0xffffffffu, value ? 1 : 0) != 0; }
+PYCOLL_DEVICE std::uint32_t warp_bits(bool value) {
+  return __ballot_sync(0xffffffffu, value ? 1 : 0);
+}
+PYCOLL_DEVICE std::uint32_t warp_take(std::uint32_t value, std::uint32_t lane) {
+  return __shfl_sync(0xffffffffu, value, static_cast<int>(lane));
+}
 // Does nothing: a sleep would add latency to every wait.
 PYCOLL_DEVICE void pause(const void* /*polled*/, const void* /*other*/) {}
 

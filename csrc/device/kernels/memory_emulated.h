@@ -27,6 +27,8 @@ class Emulation {
   virtual void fence() = 0;
   virtual bool sync_any(bool value) = 0;
   virtual bool warp_any(bool value) = 0;
+  virtual std::uint32_t warp_bits(bool value) = 0;
+  virtual std::uint32_t warp_take(std::uint32_t value, std::uint32_t lane) = 0;
   virtual void pause(const void* polled, const void* other) = 0;
 };
 
@@ -80,6 +82,10 @@ inline void fence() { emulation->fence(); }
 
 inline bool sync_any(bool value) { return emulation->sync_any(value); }
 inline bool warp_any(bool value) { return emulation->warp_any(value); }
+inline std::uint32_t warp_bits(bool value) { return emulation->warp_bits(value); }
+inline std::uint32_t warp_take(std::uint32_t value, std::uint32_t lane) {
+  return emulation->warp_take(value, lane);
+}
 inline void pause(const void* polled, const void* other) { emulation->pause(polled, other); }
 
 }  // namespace pycoll::device

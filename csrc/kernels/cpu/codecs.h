@@ -1,13 +1,11 @@
 // The codecs of codecs.h, written once for all vector units.
 #pragma once
 
+#include "kernels/codec_formats.h"
 #include "kernels/codecs.h"
-#include "kernels/cpu/codec_formats.h"
+#include "kernels/cpu/lanes.h"
 
 namespace pycoll::kernels {
-
-constexpr std::uint32_t kNanBits = 0x7fc00000u;
-constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
 template <typename M>
 struct CodecLanes {
@@ -48,21 +46,6 @@ struct CodecLanes {
     for (std::size_t lane = 0; lane < kLanes; ++lane)
       numbers[lane] = static_cast<std::uint32_t>(lane);
     return numbers;
-  }
-
-  // 16 random bits for each index: the finalizer of MurmurHash3 on a sequence with a long period.
-  PYCOLL_LANES Words chances(std::uint32_t seed, Words index) {
-    Words mixed = index * 0x9e3779b1u + seed;
-    mixed = (mixed ^ (mixed >> 16)) * 0x85ebca6bu;
-    mixed = (mixed ^ (mixed >> 13)) * 0xc2b2ae35u;
-    return (mixed ^ (mixed >> 16)) >> 16;
-  }
-
-  // The seed of a block, from that of the codec and the index of the block's first value.
-  PYCOLL_LANES std::uint32_t block_seed(std::uint64_t seed, std::uint64_t first) {
-    std::uint64_t mixed = (seed ^ (first * 0x9e3779b97f4a7c15u)) * 0xbf58476d1ce4e5b9u;
-    mixed = (mixed ^ (mixed >> 29)) * 0x94d049bb133111ebu;
-    return static_cast<std::uint32_t>(mixed >> 32);
   }
 };
 
@@ -127,6 +110,7 @@ struct ScaledBlock : CodecLanes<M> {
   using typename Base::Bits;
   using typename Base::Float;
   using typename Base::Words;
+  using Values = ScaledValues<M, Format>;
 
   static constexpr std::size_t bytes_of(std::size_t block) {
     return sizeof(float) + Layout::bytes_of(block);
@@ -135,34 +119,22 @@ struct ScaledBlock : CodecLanes<M> {
   static void encode(char* to, float* rests, const float* values, std::size_t /*count*/,
                      std::uint64_t first, const Codec& codec) {
     const std::uint32_t bits = Base::largest_bits(values, codec.block);
-    const float most = Base::float_of(bits);
-    float scale = most / Format::kLargest;
-    float inverse = Format::kLargest / most;
-    constexpr float kSmallestNormal = 0x1p-126f;
-    if (bits >= kInfinityBits) {
-      scale = Base::float_of(kNanBits);
-      inverse = 0;
-    } else if (most < Format::kLargest * kSmallestNormal) {
-      scale = 0;
-      inverse = 0;
-    }
-    __builtin_memcpy(to, &scale, sizeof(scale));
-    if (bits >= kInfinityBits) return spoil(to + sizeof(scale), rests, codec.block);
+    const bool is_spoilt = bits >= kInfinityBits;
+    BlockScale by{Base::float_of(kNanBits), 0};
+    if (!is_spoilt) by = Values::factors(bits);
+    __builtin_memcpy(to, &by.scale, sizeof(by.scale));
+    to += sizeof(by.scale);
+    if (is_spoilt) return spoil(to, rests, codec.block);
     if (codec.stochastic) {
-      const std::uint32_t seed = Base::block_seed(codec.seed, first);
+      const std::uint32_t seed = Chances<M>::block_seed(codec.seed, first);
       const Words numbers = Base::lane_numbers();
-      return put(to + sizeof(scale), rests, values, codec.block, scale,
-                 [&](std::size_t i, Float x) {
-                   const Words index = numbers + static_cast<std::uint32_t>(i);
-                   return Format::stochastic(x * inverse, Base::chances(seed, index));
-                 });
+      return put(to, rests, values, codec.block, by.scale, [&](std::size_t i, Float x) {
+        const Words index = numbers + static_cast<std::uint32_t>(i);
+        return Values::stochastic(x, by, Chances<M>::of(seed, index));
+      });
     }
-    put(to + sizeof(scale), rests, values, codec.block, scale, [&](std::size_t, Float x) {
-      const Coded<M> near = Format::nearest(x * inverse);
-      const Words twice =
-          (Words)((Bits)Base::magnitude(near.value * scale * 0.5f) > (Bits)Base::magnitude(x));
-      return Coded<M>{near.code & ~twice, (Float)((Words)near.value & ~twice)};
-    });
+    put(to, rests, values, codec.block, by.scale,
+        [&](std::size_t, Float x) { return Values::nearest(x, by); });
   }
 
   template <bool adds>
@@ -200,15 +172,15 @@ struct SignBlock : CodecLanes<M> {
   using Base = CodecLanes<M>;
   using typename Base::Float;
   using typename Base::Words;
-  static constexpr std::size_t kSums = 16;
+  using Values = SignValues<M>;
+  static constexpr std::size_t kSums = Values::kSums;
   static constexpr std::size_t kBits = 32;
 
   static constexpr std::size_t bytes_of(std::size_t block) { return sizeof(float) + block / 8; }
 
   static void encode(char* to, float* rests, const float* values, std::size_t count,
                      std::uint64_t /*first*/, const Codec& codec) {
-    float scale = sum(values, codec.block) / static_cast<float>(count);
-    if (!(scale < Base::float_of(kInfinityBits))) scale = Base::float_of(kNanBits);
+    const float scale = Values::scale(sum(values, codec.block), count);
     __builtin_memcpy(to, &scale, sizeof(scale));
     to += sizeof(scale);
     for (std::size_t i = 0; i < codec.block; i += kBits, to += sizeof(std::uint32_t)) {
@@ -222,7 +194,7 @@ struct SignBlock : CodecLanes<M> {
     const auto scales = (Words)(Float{} + scale);
     for (std::size_t i = 0; i < codec.block; i += Base::kLanes) {
       const Float x = Base::load(values + i);
-      Base::store(rests + i, x - (Float)(((Words)x & 0x80000000u) ^ scales));
+      Base::store(rests + i, x - Values::value((Words)x, scales));
     }
   }
 
@@ -238,7 +210,7 @@ struct SignBlock : CodecLanes<M> {
       __builtin_memcpy(&signs, from, sizeof(signs));
       for (std::size_t k = 0; k < kBits; k += Base::kLanes) {
         const auto set = (Words)(((Words{} + (signs >> k)) & places) != 0);
-        Base::template give<adds>(values + i + k, (Float)((set & 0x80000000u) ^ scales));
+        Base::template give<adds>(values + i + k, Values::value(set, scales));
       }
     }
   }
@@ -269,6 +241,7 @@ struct BFloat16Block : CodecLanes<M> {
   using typename Base::Float;
   using typename Base::Words;
   using Halves = typename Base::template Narrow<std::uint16_t>;
+  using Codes = BFloat16Codes<M>;
 
   static constexpr std::size_t bytes_of(std::size_t block) { return 2 * block; }
 
@@ -276,12 +249,9 @@ struct BFloat16Block : CodecLanes<M> {
                      std::uint64_t /*first*/, const Codec& codec) {
     for (std::size_t i = 0; i < codec.block; i += Base::kLanes) {
       const Float x = Base::load(values + i);
-      const Words rounded = ((Words)x + 0x7fffu + (((Words)x >> 16) & 1)) >> 16;
-      const auto no_number =
-          (Words)((Bits)Base::magnitude(x) > static_cast<std::int32_t>(kInfinityBits));
-      const Words code = (no_number & (kNanBits >> 16)) | (~no_number & rounded);
+      const Words code = Codes::nearest(x);
       M::store(to + 2 * i, __builtin_convertvector(code, Halves));
-      if (rests != nullptr) Base::store(rests + i, x - (Float)(code << 16));
+      if (rests != nullptr) Base::store(rests + i, x - Codes::value(code));
     }
   }
 
@@ -289,7 +259,7 @@ struct BFloat16Block : CodecLanes<M> {
   static void decode(float* values, const char* from, std::size_t block) {
     for (std::size_t i = 0; i < block; i += Base::kLanes) {
       const Words code = __builtin_convertvector(M::template load<Halves>(from + 2 * i), Words);
-      Base::template give<adds>(values + i, (Float)(code << 16));
+      Base::template give<adds>(values + i, Codes::value(code));
     }
   }
 };

@@ -44,6 +44,18 @@ struct VectorUnit {
   // Whether lower_upper_halves is one instruction.
   static constexpr bool kBlends = false;
 
+  // The steps that codec_formats.h needs.
+  PYCOLL_LANES Words words(Float value) { return (Words)value; }
+  PYCOLL_LANES Words words(Bits value) { return (Words)value; }
+  PYCOLL_LANES Bits bits(Words value) { return (Bits)value; }
+  PYCOLL_LANES Float floats(Words value) { return (Float)value; }
+  template <typename A, typename B>
+  PYCOLL_LANES Words below(A a, B b) {
+    return (Words)(a < b);
+  }
+  PYCOLL_LANES Bits truncated(Float value) { return __builtin_convertvector(value, Bits); }
+  PYCOLL_LANES Float numbers(Bits value) { return __builtin_convertvector(value, Float); }
+
   // Takes the lower half of each word of `lower` and the upper half of each word of `upper`.
   PYCOLL_LANES Words lower_upper_halves(Words lower, Words upper) {
     return (lower & 0xffffu) | (upper & 0xffff0000u);

@@ -1,0 +1,55 @@
+// The parameters of the kernel that encodes, decodes and folds the codes of kernels/codecs.h. Host
+// and device read the same struct.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/codecs.h"
+
+namespace pycoll::device {
+
+// An array of `count` values is cut into `parts` parts as plans cut it: parts differ by one value
+// at most, and the longer ones come first. Codes of part i, or of row i, begin at codes + i *
+// stride.
+//
+//   kEncode  encodes each part but `own`. With `rests`, the values are first added to them, and
+//            `rests` get what the codes leave out.
+//   kFold    values of `result` are the sums of `rows` rows in order: row `own` has the values of
+//            `values` as they are, and the others decode their codes. Then divides by `divisor`,
+//            unless that is 0. There is one part.
+//   kDecode  values of `result` are those of the codes of all parts.
+//
+// NaN becomes the canonical one in results and rests. All other bits are those of the host, but for
+// the code of a NaN's sign.
+struct Coding {
+  enum class Step : std::uint32_t { kEncode = 0, kFold = 1, kDecode = 2 };
+  Step step;
+  std::uint32_t blocks;  // of the launch
+  std::byte* codes;
+  const float* values;  // nullptr: of no row
+  float* result;        // may be `values`
+  float* rests;         // nullptr: none
+  std::uint64_t count;
+  std::uint64_t stride;
+  std::uint32_t parts;
+  std::uint32_t rows;
+  std::uint32_t own;      // kNoPart: none
+  std::uint32_t divisor;  // 0: none
+  std::uint32_t chunk;    // the number of part 0, for rounding by chance
+  kernels::Codec codec;   // with the seed of this rank
+};
+inline constexpr std::uint32_t kNoPart = ~0u;
+
+// The codec's blocks of the longest part.
+inline constexpr std::uint64_t blocks_of_part(const Coding& coding) {
+  const std::uint64_t longest = (coding.count + coding.parts - 1) / coding.parts;
+  return (longest + coding.codec.block - 1) / coding.codec.block;
+}
+
+// The warps that have something to do: one for each block of each part.
+inline constexpr std::uint64_t warps_of(const Coding& coding) {
+  return blocks_of_part(coding) * coding.parts;
+}
+
+}  // namespace pycoll::device

@@ -1,0 +1,291 @@
+"""all_reduce of device arrays with dense codecs; run by test_fake.py and test_gpu.py.
+
+The result has the bits of arrays in host memory, which NumPy checks (tests/support/coded_sums.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import coded_sums
+import numpy as np
+import pytest
+from device_ranks import failure_of, ranks_of, text_of
+from harness import ThreadWorld, fresh_world
+
+import pycoll
+from pycoll.compress import BF16, FP8, Block, Feedback, Sign, TopK
+from pycoll.tools.bench import cuda
+from pycoll.tools.bench.cuda import Stream, array
+
+SIZE = 3
+INT8 = Block("int8", block=64)
+CODECS = [
+    BF16(),
+    FP8(block=64),
+    INT8,
+    Block("int4", block=32),
+    Block("int8", block=64, rounding="stochastic", seed=7),
+    Block("int4", block=128, rounding="stochastic", seed=2**63),
+    Sign(block=64),
+]
+LENGTHS = [0, 1, 2, 65, 64 * 5, 1501]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[ThreadWorld]:
+    made = fresh_world(SIZE)
+    yield made
+    made.close()
+
+
+def values(rank: int, count: int) -> Any:
+    """Values of many magnitudes."""
+    random = np.random.default_rng(1000 * count + rank)
+    return (random.standard_normal(count) * 2.0 ** random.integers(-20, 20, count)).astype(
+        np.float32
+    )
+
+
+def given(count: int, first: int = 0) -> list[Any]:
+    return [values(first + rank, count) for rank in range(SIZE)]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_all_reduce_gives_the_oracles_bits(world: ThreadWorld, codec: Any) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        for count in LENGTHS:
+            op = "avg" if count % 2 else "sum"
+            expected = coded_sums.all_reduce(codec, given(count), op == "avg")
+            x = array(values(comm.rank, count))
+            made = comm.all_reduce(x, op, compress=codec)
+            assert isinstance(made, cuda.Array)
+            assert coded_sums.same(made.get(), expected), (count, op)
+            assert coded_sums.same(x.get(), values(comm.rank, count))
+
+    ranks_of(world, run)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_other_numbers_of_ranks(size: int) -> None:
+    made = fresh_world(size)
+
+    def run(comm: pycoll.Communicator) -> None:
+        xs = [values(rank, 700) for rank in range(size)]
+        expected = coded_sums.all_reduce(INT8, xs, True)
+        found = comm.all_reduce(array(xs[comm.rank]), "avg", compress=INT8)
+        assert coded_sums.same(found.get(), expected)
+
+    ranks_of(made, run)
+    made.close()
+
+
+def test_every_way_to_call(world: ThreadWorld) -> None:
+    """In place, strided, of several axes, asynchronous, bound, in lists and in groups."""
+    xs = [values(rank, 300).reshape(20, 15) for rank in range(SIZE)]
+    expected = coded_sums.all_reduce(INT8, xs)
+    short = coded_sums.all_reduce(INT8, given(65))
+
+    def run(comm: pycoll.Communicator) -> None:
+        mine = xs[comm.rank]
+        found = [comm.all_reduce(array(mine), compress=INT8, async_op=True).wait()]
+        out = array(np.zeros_like(mine))
+        x, other = array(mine), Stream()
+        cuda.current().synchronize()  # type: ignore[union-attr] # on_stream made one
+        assert comm.all_reduce(x, out=out, compress=INT8, stream=other) is out
+        other.synchronize()
+        found.append(out)
+        place = array(mine)
+        found.append(comm.all_reduce(place, out=place, compress=INT8))
+        bound = comm.all_reduce.bind(array(mine), compress=INT8)
+        found += [bound(), bound()]
+        with comm.group():
+            alone = comm.all_reduce(array(mine), compress=INT8)
+            listed = comm.all_reduce([array(mine)], compress=INT8)
+        found += [alone.wait(), listed.wait()[0]]
+        both = [array(mine), array(values(comm.rank, 65))]
+        for async_op in (False, True):
+            made = comm.all_reduce(both, compress=INT8, async_op=async_op)
+            first, second = made.wait() if async_op else made
+            found.append(first)
+            assert coded_sums.same(second.get(), short)
+        assert all(coded_sums.same(one.get(), expected) for one in found)
+
+    ranks_of(world, run)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_the_other_collectives_give_the_bits_of_the_host(world: ThreadWorld, codec: Any) -> None:
+    """The parts are equal, as plans cut them, or of any lengths; with residuals, twice."""
+    xs = [values(rank, 61 * 7).reshape(61, 7) for rank in range(SIZE)]
+    rows = [31, 0, 30]
+
+    def run(comm: pycoll.Communicator) -> None:
+        mine = xs[comm.rank]
+        calls: list[tuple[Any, Any]] = [
+            (mine, comm.reduce_scatter),
+            (mine, lambda x, **words: comm.reduce_scatter(x, "avg", rows, **words)),
+            (mine[:20], comm.all_gather),
+            (mine[: rows[comm.rank]], comm.all_gather),
+            (mine, lambda x, **words: comm.broadcast(x, 1, **words)),
+            (mine, lambda x, **words: comm.broadcast(x, 2, async_op=True, **words).wait()),
+        ]
+        for number, (given, call) in enumerate(calls):
+            kept, other = Feedback(), Feedback()
+            for _ in range(2):
+                expected = call(given, compress=codec, feedback=kept)
+                found = call(array(given), compress=codec, feedback=other)
+                assert coded_sums.same(found.get(), expected), number
+            left = other.residual
+            assert (left is None) == (kept.residual is None), number
+            assert left is None or coded_sums.same(np.asarray(left), kept.residual), number
+            plain = call(array(given), compress=codec)
+            assert coded_sums.same(plain.get(), call(given, compress=codec)), number
+
+    ranks_of(world, run)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_feedback_stays_on_the_device(world: ThreadWorld, codec: Any) -> None:
+    """Its residuals are the oracle's; checkpoints hold them, and a load goes on bit by bit."""
+    count, steps = 500, 3
+    residuals = [np.zeros(count, np.float32) for _ in range(SIZE)]
+    expected, kept = [], []
+    for step in range(steps):
+        expected.append(coded_sums.all_reduce(codec, given(count, 10 * step), True, residuals))
+        kept.append([one.copy() for one in residuals])
+
+    def run(comm: pycoll.Communicator) -> None:
+        feedback = Feedback()
+        for step in range(steps):
+            x = array(values(10 * step + comm.rank, count))
+            found = comm.all_reduce(x, "avg", compress=codec, feedback=feedback)
+            assert coded_sums.same(np.asarray(feedback.residual), kept[step][comm.rank]), step
+            assert coded_sums.same(found.get(), expected[step])
+            assert feedback.step == step + 1
+            saved = feedback.state_dict()
+            assert coded_sums.same(saved["residuals"][0], kept[step][comm.rank])
+            feedback = Feedback()
+            feedback.load_state_dict(saved)
+        assert np.isclose(feedback.norm(), np.linalg.norm(kept[-1][comm.rank].astype(float)))
+
+    ranks_of(world, run)
+
+
+def test_feedback_of_lists_and_of_host_and_device_in_turn(world: ThreadWorld) -> None:
+    residuals = [np.zeros(200, np.float32) for _ in range(SIZE)]
+    expected = [
+        coded_sums.all_reduce(INT8, given(200, 10 * step), residuals=residuals) for step in range(3)
+    ]
+
+    def run(comm: pycoll.Communicator) -> None:
+        feedback, other = Feedback(), Feedback()
+        for step, right in enumerate(expected):
+            x: Any = values(10 * step + comm.rank, 200)
+            found = comm.all_reduce(x if step == 1 else array(x), compress=INT8, feedback=feedback)
+            assert coded_sums.same(found if step == 1 else found.get(), right), step
+            both = [array(x), array(x[:7])]
+            work = comm.all_reduce(both, compress=INT8, feedback=other, async_op=True)
+            words = {"compress": INT8, "feedback": other}
+            again = text_of(functools.partial(comm.all_reduce, both, **words))
+            assert "whose Work has not been waited for" in again
+            assert coded_sums.same(work.wait()[0].get(), right), step
+        assert [one.shape for one in other.residual] == [(200,), (7,)]
+
+    ranks_of(world, run)
+
+
+def test_calls_are_captured_and_replayed(world: ThreadWorld) -> None:
+    """A replay adds what the last one left out; the first call with a Feedback is no replay."""
+    residuals = [np.zeros(150, np.float32) for _ in range(SIZE)]
+    expected = [coded_sums.all_reduce(INT8, given(150), residuals=residuals) for _ in range(4)]
+
+    def run(comm: pycoll.Communicator) -> None:
+        stream, feedback = cuda.current(), Feedback()
+        assert stream is not None
+        x = array(values(comm.rank, 150))
+        out = array(np.zeros(150, np.float32))
+        with stream.capture():
+            text = text_of(lambda: comm.all_reduce(x, compress=INT8, feedback=feedback))
+            assert "make one call with it before the capture begins" in text
+        comm.barrier()
+        comm.all_reduce(x, out=out, compress=INT8, feedback=feedback)
+        assert coded_sums.same(out.get(), expected[0])
+        comm.barrier()  # no rank may wait for its device while another one captures
+        with stream.capture() as graph:
+            comm.all_reduce(x, out=out, compress=INT8, feedback=feedback)
+        comm.barrier()
+        for step in range(1, 4):
+            graph.launch()
+            assert coded_sums.same(out.get(), expected[step]), step
+        assert coded_sums.same(np.asarray(feedback.residual), residuals[comm.rank])
+
+    ranks_of(world, run)
+
+
+def test_values_that_are_no_numbers_reach_all_ranks(world: ThreadWorld) -> None:
+    xs = given(300)
+    xs[1][7], xs[2][200], xs[0][299] = np.nan, np.inf, -np.inf
+
+    def run(comm: pycoll.Communicator) -> None:
+        for codec in CODECS:
+            expected = coded_sums.all_reduce(codec, xs)
+            found = comm.all_reduce(array(xs[comm.rank]), compress=codec)
+            assert coded_sums.same(found.get(), expected), codec
+
+    ranks_of(world, run)
+
+
+def test_bad_arguments_are_told(world: ThreadWorld) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        x = array(np.ones(6, np.float32))
+        wanted = {
+            "x is float64 on a device: compress takes float32 there": lambda: comm.all_reduce(
+                array(np.ones(6)), compress=INT8
+            ),
+            "op is 'max': compress needs 'sum' or 'avg'": lambda: comm.all_reduce(
+                x, "max", compress=INT8
+            ),
+            "algorithm 'ring' takes no codec": lambda: comm.all_reduce(
+                x, algorithm="ring", compress=INT8
+            ),
+            "compress is None: pass a codec": lambda: comm.all_reduce(x, feedback=Feedback()),
+            "momentum correction takes arrays in host memory": lambda: comm.all_reduce(
+                x, compress=INT8, feedback=Feedback(momentum=0.5)
+            ),
+            "this collective takes codecs that keep every element": lambda: comm.all_gather(
+                x, compress=TopK(0.5)
+            ),
+            "x is on cuda:0: compress takes arrays in host memory": lambda: comm.all_reduce(
+                x, compress=TopK(0.5)
+            ),
+            "with compress pass lists of one kind": lambda: comm.all_reduce(
+                [x, np.ones(3, np.float32)], compress=INT8
+            ),
+        }
+        for text, call in wanted.items():
+            assert text in text_of(call)
+        feedback = Feedback()
+        comm.all_reduce(x, compress=INT8, feedback=feedback)
+        other = array(np.ones(7, np.float32))
+        text = text_of(lambda: comm.all_reduce(other, compress=INT8, feedback=feedback))
+        assert "call feedback.reset()" in text
+
+    ranks_of(world, run)
+
+
+def test_ranks_with_different_codecs_are_a_mismatch() -> None:
+    made = fresh_world(2)
+
+    def run(comm: pycoll.Communicator) -> None:
+        comm.timeout_s = 5
+        x = array(np.ones(100, np.float32))
+        comm.all_reduce(x, compress=INT8)
+        codec = Block("int8", block=64, rounding="stochastic") if comm.rank else INT8
+        error = failure_of(comm.all_reduce(x, compress=codec, async_op=True).synchronize)
+        assert isinstance(error, pycoll.MismatchError), error
+
+    ranks_of(made, run)
+    made.close()
