@@ -292,6 +292,9 @@ def offer(
 def offer_exchange(
     calls: Calls, request: Request, mine: BufferView | None, every: BufferView
 ) -> None: ...
+def offer_message(
+    calls: Calls, view: BufferView, sends: bool, peer: int, tag: int, leaves: bool
+) -> None: ...
 def forget(calls: Calls) -> None: ...
 def method(
     function: Callable[..., Any], wrapped: Callable[Concatenate[_Self, _Arguments], Any]

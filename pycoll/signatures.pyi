@@ -845,3 +845,29 @@ class IrecvAny(Call, Protocol):
 
     def __call__(self, out: Any, tag: int = 0) -> Work[int]: ...
     def bind(self, out: Any, tag: int = 0) -> BoundCall[Work[int]]: ...
+
+class Sendrecv(Call, Protocol):
+    """The type of sendrecv, which returns its ``out``."""
+
+    def __call__(
+        self,
+        x: Any,
+        dest: int,
+        out: _Out,
+        source: int,
+        tag: int = 0,
+        *,
+        recv_tag: int | None = None,
+        stream: Any = None,
+    ) -> _Out: ...
+    def bind(
+        self,
+        x: Any,
+        dest: int,
+        out: _Out,
+        source: int,
+        tag: int = 0,
+        *,
+        recv_tag: int | None = None,
+        stream: Any = None,
+    ) -> BoundCall[_Out]: ...

@@ -65,17 +65,17 @@ PyObject* call_bound(PyObject* object, PyObject* const* arguments, std::size_t c
   if (self == nullptr) return nullptr;
   const auto definition = [&] { return call_definition(method, self, arguments, count, names); };
   CallsObject* calls = as_calls(self);
-  if (calls == nullptr || !method.collective) return definition();
-  const Collective collective = *method.collective;
+  if (calls == nullptr || !method.kind) return definition();
+  const CallKind kind = *method.kind;
   if (is_in_place(method, arguments, count, names)) {
     const std::optional<PyObject*> result =
-        repeat_in_place(calls, collective, method.defaults.data(), arguments[0]);
+        repeat_in_place(calls, kind, method.defaults.data(), arguments[0]);
     if (result) return *result;
   }
   Arguments sorted;
   const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
   if (!sort_arguments(method, arguments, given, names, &sorted)) return definition();
-  return call_sorted(calls, collective, sorted, nullptr, definition);
+  return call_sorted(calls, kind, sorted, nullptr, definition);
 }
 
 int traverse_bound(PyObject* object, visitproc visit, void* arg) {
@@ -166,8 +166,8 @@ PyObject* run_bound(PyObject* object, PyObject* const* /*arguments*/, std::size_
     return call_definition(method, bound->self, &PyTuple_GET_ITEM(bound->arguments, 0),
                            static_cast<std::size_t>(positional), bound->names);
   };
-  if (!bound->is_sorted || !method.collective) return definition();
-  return call_sorted(as_calls(bound->self), *method.collective, bound->sorted, &bound->compiled,
+  if (!bound->is_sorted || !method.kind) return definition();
+  return call_sorted(as_calls(bound->self), *method.kind, bound->sorted, &bound->compiled,
                      definition);
 }
 
@@ -204,7 +204,7 @@ PyObject* bind(PyObject* object, PyObject* const* arguments, Py_ssize_t count, P
     }
     bound->arguments = kept.release().ptr();
     bound->names = Py_XNewRef(names);
-    bound->is_sorted = method_of(object).collective && as_calls(bound->self) != nullptr &&
+    bound->is_sorted = method_of(object).kind && as_calls(bound->self) != nullptr &&
                        sort_arguments(method_of(object), &PyTuple_GET_ITEM(bound->arguments, 0),
                                       static_cast<std::size_t>(count), names, &bound->sorted);
     return made;

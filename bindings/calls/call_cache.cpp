@@ -35,11 +35,20 @@ bool same_word(PyObject* known, PyObject* word) {
 
 }  // namespace
 
-bool parse(PyObject* x, PyObject* out, ParsedCall* parsed) {
+std::string_view name_of(CallKind kind) {
+  constexpr std::array<std::string_view, kCallKindCount - kCollectiveCount> kMessages = {
+      "send", "isend", "recv", "irecv", "irecv_any", "sendrecv"};
+  if (!is_message(kind)) return name_of(static_cast<Collective>(kind));
+  return kMessages[static_cast<std::size_t>(kind) - kCollectiveCount];
+}
+
+bool parse(CallKind kind, PyObject* x, PyObject* out, ParsedCall* parsed) {
   parsed->x = x == Py_None ? nullptr : x;
   parsed->out = out == Py_None ? nullptr : out;
   if (parsed->x != nullptr && !flatten(x, &parsed->source)) return false;
-  if (parsed->out == nullptr) return parsed->x == nullptr || !records_gradients(x);
+  if (parsed->out == nullptr) {
+    return parsed->x == nullptr || is_message(kind) || !records_gradients(x);
+  }
   if (out == x) return true;
   if (!flatten(out, &parsed->target)) return false;
   const std::byte* begin = parsed->source.data;
@@ -58,8 +67,8 @@ void CallKey::Array::set(PyObject* object, const ContiguousView& flat) {
   shape.assign(flat.shape, flat.shape + flat.ndim);
 }
 
-CallKey::CallKey(Collective collective, const ParsedCall& parsed)
-    : collective_(collective),
+CallKey::CallKey(CallKind kind, const ParsedCall& parsed)
+    : kind_(kind),
       in_place_(parsed.x != nullptr && parsed.out == parsed.x),
       distance_(parsed.distance) {
   x_.set(parsed.x, parsed.source);
@@ -73,7 +82,7 @@ CallKey::CallKey(Collective collective, const ParsedCall& parsed)
 }
 
 CallKey::CallKey(CallKey&& other) noexcept
-    : collective_(other.collective_),
+    : kind_(other.kind_),
       in_place_(other.in_place_),
       words_(std::exchange(other.words_, {})),
       x_(std::move(other.x_)),
@@ -97,18 +106,26 @@ bool CallKey::has_equal_words(PyObject* const* words) const {
   return std::equal(words_.begin(), words_.end(), words, same_word);
 }
 
-std::size_t CallCache::set_of(Collective collective, const ParsedCall& parsed) {
+// Calls that differ in a rank or a tag only, as messages to many peers do, get different sets.
+std::size_t CallCache::set_of(CallKind kind, const ParsedCall& parsed) {
+  constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15u;
+  const ContiguousView& flat = parsed.x != nullptr ? parsed.source : parsed.target;
   std::uint64_t hash =
-      static_cast<std::uint64_t>(collective) << 8 | static_cast<std::uint64_t>(parsed.source.dtype);
-  if (parsed.x != nullptr) hash ^= parsed.source.shape_key() ^ parsed.source.count;
-  hash *= 0x9e3779b97f4a7c15u;
+      static_cast<std::uint64_t>(kind) << 8 | static_cast<std::uint64_t>(flat.dtype);
+  if (parsed.x != nullptr || parsed.out != nullptr) hash ^= flat.shape_key() ^ flat.count;
+  for (std::size_t number = 0; number < kWordCount; ++number) {
+    PyObject* word = parsed.words[number];
+    if (word == nullptr || !PyLong_CheckExact(word)) continue;
+    hash = (hash ^ PyLong_AsUnsignedLongLongMask(word)) * kFactor;
+  }
+  hash *= kFactor;
   return (hash >> 32) % kSets;
 }
 
-const CompiledCallHandle* CallCache::find_older(Collective collective, const ParsedCall& parsed) {
-  for (const CompiledCallHandle& one : sets_[set_of(collective, parsed)].ways) {
-    if (one != nullptr && one->key.collective() == collective && one->key.fits(parsed)) {
-      CompiledCallHandle& newest = newest_[static_cast<std::size_t>(collective)];
+const CompiledCallHandle* CallCache::find_older(CallKind kind, const ParsedCall& parsed) {
+  for (const CompiledCallHandle& one : sets_[set_of(kind, parsed)].ways) {
+    if (one != nullptr && one->key.kind() == kind && one->key.fits(parsed)) {
+      CompiledCallHandle& newest = newest_[static_cast<std::size_t>(kind)];
       newest = one;
       return &newest;
     }
@@ -116,7 +133,7 @@ const CompiledCallHandle* CallCache::find_older(Collective collective, const Par
   return nullptr;
 }
 
-CompiledCallHandle CallCache::find_after(Collective collective, const ParsedCall& parsed,
+CompiledCallHandle CallCache::find_after(CallKind kind, const ParsedCall& parsed,
                                          const std::vector<std::vector<std::byte>>& outputs) {
   const auto begins_so = [&](const CompiledCall& one) {
     return one.exchanges.size() >= outputs.size() &&
@@ -125,9 +142,8 @@ CompiledCallHandle CallCache::find_after(Collective collective, const ParsedCall
                         return output == exchange.expected;
                       });
   };
-  for (const CompiledCallHandle& one : sets_[set_of(collective, parsed)].ways) {
-    if (one != nullptr && one->key.collective() == collective && begins_so(*one) &&
-        one->key.fits(parsed)) {
+  for (const CompiledCallHandle& one : sets_[set_of(kind, parsed)].ways) {
+    if (one != nullptr && one->key.kind() == kind && begins_so(*one) && one->key.fits(parsed)) {
       return one;
     }
   }
@@ -135,12 +151,12 @@ CompiledCallHandle CallCache::find_after(Collective collective, const ParsedCall
 }
 
 void CallCache::add(const ParsedCall& parsed, CompiledCallHandle compiled) {
-  const Collective collective = compiled->key.collective();
-  Set& set = sets_[set_of(collective, parsed)];
-  newest_[static_cast<std::size_t>(collective)] = compiled;
+  const CallKind kind = compiled->key.kind();
+  Set& set = sets_[set_of(kind, parsed)];
+  newest_[static_cast<std::size_t>(kind)] = compiled;
   // Replaces what was known of such a call, unless the calls differ in what ranks exchange first.
   for (CompiledCallHandle& one : set.ways) {
-    if (one == nullptr || one->key.collective() != collective || !one->key.fits(parsed) ||
+    if (one == nullptr || one->key.kind() != kind || !one->key.fits(parsed) ||
         !std::equal(one->exchanges.begin(), one->exchanges.end(), compiled->exchanges.begin(),
                     compiled->exchanges.end(), [](const Exchange& first, const Exchange& second) {
                       return first.expected == second.expected;

@@ -22,7 +22,24 @@
 
 namespace pycoll::bindings {
 
-// The parameters of all collectives. Those in front of kX are words: numbers, names and flags.
+// The methods whose calls native code repeats: the collectives, by their numbers, then the messages
+// between two ranks.
+enum class CallKind : std::uint8_t {
+  kAllReduce = static_cast<std::uint8_t>(Collective::kAllReduce),
+  kSend = static_cast<std::uint8_t>(kCollectiveCount),
+  kIsend,
+  kRecv,
+  kIrecv,
+  kIrecvAny,
+  kSendrecv,
+};
+inline constexpr std::size_t kCallKindCount = kCollectiveCount + 6;
+
+constexpr bool is_message(CallKind kind) { return kind >= CallKind::kSend; }
+// The name of the method, which has static storage duration.
+std::string_view name_of(CallKind kind);
+
+// The parameters of all these methods. Those in front of kX are words: numbers, names and flags.
 enum class Parameter : std::uint8_t {
   kOp,
   kRoot,
@@ -34,14 +51,19 @@ enum class Parameter : std::uint8_t {
   kStream,
   kCompress,
   kFeedback,
+  kDest,
+  kSource,
+  kTag,
+  kRecvTag,
   kX,
   kOut,
 };
-inline constexpr std::size_t kParameterCount = 12;
-inline constexpr std::size_t kWordCount = 10;
+inline constexpr std::size_t kParameterCount = 16;
+inline constexpr std::size_t kWordCount = 14;
 inline constexpr std::array<std::string_view, kParameterCount> kParameterNames = {
-    "op",       "root",     "algorithm", "async_op", "deterministic", "lengths", "splits", "stream",
-    "compress", "feedback", "x",         "out"};
+    "op",     "root",     "algorithm", "async_op", "deterministic", "lengths",
+    "splits", "stream",   "compress",  "feedback", "dest",          "source",
+    "tag",    "recv_tag", "x",         "out"};
 
 // By Parameter; borrowed. nullptr if the method has no such parameter.
 using Arguments = std::array<PyObject*, kParameterCount>;
@@ -63,16 +85,16 @@ struct ParsedCall {
 };
 
 // Reads the memory of x and `out`. False if native code cannot: Python then runs the call.
-[[nodiscard]] bool parse(PyObject* x, PyObject* out, ParsedCall* parsed);
-[[nodiscard]] inline bool parse(const Arguments& arguments, ParsedCall* parsed) {
+[[nodiscard]] bool parse(CallKind kind, PyObject* x, PyObject* out, ParsedCall* parsed);
+[[nodiscard]] inline bool parse(CallKind kind, const Arguments& arguments, ParsedCall* parsed) {
   parsed->words = arguments.data();
-  return parse(at(arguments, Parameter::kX), at(arguments, Parameter::kOut), parsed);
+  return parse(kind, at(arguments, Parameter::kX), at(arguments, Parameter::kOut), parsed);
 }
 
 // Everything about a call's arguments except addresses and elements.
 class CallKey {
  public:
-  CallKey(Collective collective, const ParsedCall& parsed);
+  CallKey(CallKind kind, const ParsedCall& parsed);
   CallKey(CallKey&& other) noexcept;
   CallKey(const CallKey&) = delete;
   CallKey& operator=(const CallKey&) = delete;
@@ -95,7 +117,7 @@ class CallKey {
   bool fits_in_place(PyObject* const* words, PyObject* x, const ContiguousView& flat) const {
     return in_place_ && has_words(words) && x_.fits(x, flat);
   }
-  Collective collective() const { return collective_; }
+  CallKind kind() const { return kind_; }
 
  private:
   struct Array {
@@ -130,7 +152,7 @@ class CallKey {
   }
   bool has_equal_words(PyObject* const* words) const;
 
-  Collective collective_;
+  CallKind kind_;
   bool in_place_;                              // `out` is x
   std::array<PyObject*, kWordCount> words_{};  // owned; nullptr as in Arguments
   Array x_;
@@ -159,22 +181,29 @@ struct Exchange {
   bool in_place = false;            // input and output are one memory
 };
 
-// The operation of all calls of one key, on x and the result, and the exchanges before it.
+// All calls of one key run these exchanges and then this operation, on x and the result; or they
+// post these messages.
 struct CompiledCall {
   explicit CompiledCall(CallKey&& its_key) : key(std::move(its_key)) {}
 
   const CallKey key;
   std::vector<Exchange> exchanges;
-  OperationHandle operation;  // nullptr: only known as a member of a message
-  bool reads = false;         // this rank has an input, x
-  bool writes = false;        // and an output, the result
-  bool makes = false;         // the result is a new array of this dtype and shape; otherwise `out`
+  OperationHandle operation;  // nullptr: only known as a member of a message, or of messages
+  // Sends of x and receives into `out`, with the lengths of their memory, in the order in which
+  // they are posted. The call of a collective has none.
+  std::vector<executor::MessageRequest> messages;
+  bool leaves = false;  // the call returns a Work of its only message
+  bool reads = false;   // this rank has an input, x
+  bool writes = false;  // and an output, the result
+  bool makes = false;   // the result is a new array of this dtype and shape; otherwise `out`
   DType dtype = DType::kUInt8;
   std::vector<pybind11::ssize_t> shape;
   std::string identity;          // of the element that fills the result at the end; empty: none
   pybind11::object message;      // the same object for all calls that may share messages; or null
   ReduceOp op = ReduceOp::kSum;  // of such a message
 
+  // Whether the call can run alone.
+  bool is_whole() const { return operation != nullptr || !messages.empty(); }
   // Whether a single rank that works in place has nothing to do. A wire form may change elements
   // even then: truth values become 1 and 0.
   bool rests() const {
@@ -188,17 +217,17 @@ using CompiledCallHandle = std::shared_ptr<const CompiledCall>;
 class CallCache {
  public:
   // nullptr if no call of this kind is known. Valid until Python code runs or the GIL is released.
-  [[nodiscard]] const CompiledCallHandle* find(Collective collective, const ParsedCall& parsed) {
-    const CompiledCallHandle& newest = newest_[static_cast<std::size_t>(collective)];
+  [[nodiscard]] const CompiledCallHandle* find(CallKind kind, const ParsedCall& parsed) {
+    const CompiledCallHandle& newest = newest_[static_cast<std::size_t>(kind)];
     if (newest != nullptr && newest->key.fits(parsed)) return &newest;
-    return find_older(collective, parsed);
+    return find_older(kind, parsed);
   }
-  // The newest call of this collective; nullptr if there is none. Valid as find()'s result.
-  [[nodiscard]] const CompiledCallHandle& newest(Collective collective) const {
-    return newest_[static_cast<std::size_t>(collective)];
+  // The newest call of this method; nullptr if there is none. Valid as find()'s result.
+  [[nodiscard]] const CompiledCallHandle& newest(CallKind kind) const {
+    return newest_[static_cast<std::size_t>(kind)];
   }
   // A call of this kind whose first exchanges have these outputs; nullptr if there is none.
-  [[nodiscard]] CompiledCallHandle find_after(Collective collective, const ParsedCall& parsed,
+  [[nodiscard]] CompiledCallHandle find_after(CallKind kind, const ParsedCall& parsed,
                                               const std::vector<std::vector<std::byte>>& outputs);
   void add(const ParsedCall& parsed, CompiledCallHandle compiled);
   void forget();
@@ -215,10 +244,10 @@ class CallCache {
     std::size_t next = 0;  // the way that the next call replaces
   };
 
-  const CompiledCallHandle* find_older(Collective collective, const ParsedCall& parsed);
-  static std::size_t set_of(Collective collective, const ParsedCall& parsed);
+  const CompiledCallHandle* find_older(CallKind kind, const ParsedCall& parsed);
+  static std::size_t set_of(CallKind kind, const ParsedCall& parsed);
 
-  std::array<CompiledCallHandle, kCollectiveCount> newest_;
+  std::array<CompiledCallHandle, kCallKindCount> newest_;
   std::array<Set, kSets> sets_;
   std::array<OperationHandle, kBoundMax> bound_;  // in the order of binding
   std::size_t next_bound_ = 0;

@@ -22,10 +22,9 @@ bool is_reached(const engine::Communicator& communicator) {
 }
 
 // Whether the definition's view is the memory that native code reads of the same argument.
-bool is_view_of(const std::optional<BufferView>& view, PyObject* object,
-                const ContiguousView& flat) {
-  return view && object != nullptr && view->contiguous && view->data == flat.data &&
-         view->dtype == flat.dtype && view->count == flat.count;
+bool is_view_of(const BufferView& view, PyObject* object, const ContiguousView& flat) {
+  return object != nullptr && view.contiguous && view.data == flat.data &&
+         view.dtype == flat.dtype && view.count == flat.count;
 }
 
 }  // namespace
@@ -57,8 +56,8 @@ thread_local Offers* Offers::current = nullptr;
 Offers::Offers(const PythonCall& call) : call_(call), outer_(current) {
   current = this;
   ParsedCall parsed;
-  if (parse(call.arguments, &parsed) && CallKey::has_plain_words(parsed)) {
-    before_.emplace(call.collective, parsed);
+  if (parse(call.kind, call.arguments, &parsed) && CallKey::has_plain_words(parsed)) {
+    before_.emplace(call.kind, parsed);
   }
 }
 
@@ -69,17 +68,31 @@ Offers* Offers::of(const CallsObject& self) {
 }
 
 void Offers::take() noexcept {
-  if (told_.empty() || call_.self->state == nullptr) return;
+  if ((told_.empty() && messages_.empty()) || call_.self->state == nullptr) return;
   try {
     PyObject* x = at(call_.arguments, Parameter::kX);
     if (is_list(x)) return take_list(items_of(x));
     ParsedCall parsed;
-    if (told_.size() == 1 && before_ && parse(call_.arguments, &parsed) && before_->fits(parsed)) {
-      (void)add(parsed, told_.front());
-    }
+    if (!before_ || !parse(call_.kind, call_.arguments, &parsed) || !before_->fits(parsed)) return;
+    if (is_message(call_.kind)) return add_messages(parsed);
+    if (told_.size() == 1) (void)add(parsed, told_.front());
   } catch (const std::exception&) {
     told_.clear();  // without memory the call stays unknown; its result stands
   }
+}
+
+void Offers::add_messages(const ParsedCall& parsed) {
+  const auto compiled = std::make_shared<CompiledCall>(CallKey(call_.kind, parsed));
+  for (const ToldMessage& told : messages_) {
+    const bool sends = told.kind == executor::MessageRequest::Kind::kSend;
+    if (!is_view_of(told.view, sends ? parsed.x : parsed.out,
+                    sends ? parsed.source : parsed.target)) {
+      return;
+    }
+    compiled->leaves = told.leaves;
+    compiled->messages.push_back({told.kind, told.peer, told.tag, {nullptr, told.view.bytes()}});
+  }
+  if (compiled->is_whole()) call_.self->state->cache.add(parsed, compiled);
 }
 
 // Every array of a list is a call of its own, which shares a message with others.
@@ -94,7 +107,7 @@ void Offers::take_list(const py::tuple& xs) {
   for (std::size_t number = 0; number < xs.size(); ++number) {
     const auto place = static_cast<py::ssize_t>(number);
     PyObject* one = is_list(out) ? PyTuple_GET_ITEM(outs.ptr(), place) : Py_None;
-    if (!parse(PyTuple_GET_ITEM(xs.ptr(), place), one, &parsed)) return;
+    if (!parse(call_.kind, PyTuple_GET_ITEM(xs.ptr(), place), one, &parsed)) return;
     const CompiledCallHandle compiled = add(parsed, told_[number]);
     if (compiled == nullptr) return;
     fusions.add(*compiled, parsed.source, nullptr, nullptr, false);
@@ -106,19 +119,19 @@ void Offers::take_list(const py::tuple& xs) {
 }
 
 CompiledCallHandle Offers::add(const ParsedCall& parsed, const Told& told) {
-  if (told.source && !is_view_of(told.source, parsed.x, parsed.source)) return nullptr;
+  if (told.source && !is_view_of(*told.source, parsed.x, parsed.source)) return nullptr;
   if (told.target && !told.makes) {
     const bool in_place = parsed.out == parsed.x;
-    if (!is_view_of(told.target, parsed.out, in_place ? parsed.source : parsed.target)) {
+    if (!is_view_of(*told.target, parsed.out, in_place ? parsed.source : parsed.target)) {
       return nullptr;
     }
   }
   CallCache& cache = call_.self->state->cache;
   if (told.request == nullptr) {
-    const CompiledCallHandle* known = cache.find(call_.collective, parsed);
+    const CompiledCallHandle* known = cache.find(call_.kind, parsed);
     if (known != nullptr) return *known;
   }
-  const auto compiled = std::make_shared<CompiledCall>(CallKey(call_.collective, parsed));
+  const auto compiled = std::make_shared<CompiledCall>(CallKey(call_.kind, parsed));
   compiled->exchanges = exchanges_;
   compiled->reads = told.source.has_value();
   compiled->writes = told.target.has_value();
@@ -225,6 +238,14 @@ void offer(const py::object& calls, const std::shared_ptr<RequestHandle>& reques
       {request, copy_of(source), copy_of(target), makes, std::move(message), std::move(identity)});
 }
 
+void offer_message(const py::object& calls, const BufferView& view, bool sends, int peer,
+                   std::uint32_t tag, bool leaves) {
+  Offers* offers = Offers::of(need_calls(calls));
+  if (offers == nullptr) return;
+  using Kind = executor::MessageRequest::Kind;
+  offers->tell(Offers::ToldMessage{view, sends ? Kind::kSend : Kind::kRecv, peer, tag, leaves});
+}
+
 std::vector<std::byte> bytes_of(const BufferView& view) {
   return {view.data, view.data + view.bytes()};
 }
@@ -277,6 +298,10 @@ void bind_calls(py::module_& module) {
   module.def("offer_exchange", &offer_exchange, py::arg("calls"), py::arg("request"),
              py::arg("mine").none(true), py::arg("every"),
              "Tell it of an exchange that the current call has run before its operation.");
+  module.def("offer_message", &offer_message, py::arg("calls"), py::arg("view"), py::arg("sends"),
+             py::arg("peer"), py::arg("tag"), py::arg("leaves"),
+             "Tell it of a message that the current call posts: of x, or into `out`; from any rank "
+             "if `peer` is -1. `leaves`: the call returns a Work of the message.");
   module.def(
       "forget", [](const py::object& calls) { need_calls(calls).state->cache.forget(); },
       py::arg("calls"), "Drop all that is known of calls; later calls go to Python first.");

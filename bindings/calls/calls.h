@@ -1,6 +1,6 @@
-// Calls of collectives without Python code. Python defines every operation: it reads and checks the
-// arguments of a call, and tells what the call does. Native code repeats that for later calls with
-// an equal key; all other calls go to Python. Requires everywhere: the GIL.
+// Calls of collectives and messages without Python code. Python defines every operation: it reads
+// and checks the arguments of a call, and tells what the call does. Native code repeats that for
+// later calls with an equal key; all other calls go to Python. Requires everywhere: the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -54,11 +54,11 @@ inline py::handle as_handle(CallsObject* self) { return reinterpret_cast<PyObjec
 
 // The whole call: a new reference, or nullptr with a Python error set; nullopt: with nothing done,
 // because the cache does not know it. `hint`, if given, is tried first, and set.
-[[nodiscard]] std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
+[[nodiscard]] std::optional<PyObject*> call_natively(CallsObject* self, CallKind kind,
                                                      const Arguments& arguments,
                                                      CompiledCallHandle* hint = nullptr);
 // The same for method(x, out=x) with these words, if it is like the newest call.
-[[nodiscard]] std::optional<PyObject*> repeat_in_place(CallsObject* self, Collective collective,
+[[nodiscard]] std::optional<PyObject*> repeat_in_place(CallsObject* self, CallKind kind,
                                                        PyObject* const* words, PyObject* x);
 
 // The new array that a call returns, as make_flat(). Requires: compiled.makes.
@@ -81,11 +81,12 @@ void run_parts(CallsObject* self, const Operation& operation, std::vector<execut
 // A call that goes to Python.
 struct PythonCall {
   CallsObject* self;
-  Collective collective;
+  CallKind kind;
   const Arguments& arguments;
 };
 
-// The facts that the definition of a call tells while it runs (Core._run in Python). Each
+// The facts that the definition of a call tells while it runs (Core._run and Messages._post in
+// Python). Each
 // method call on a thread has one; the innermost is the current one.
 class Offers {
  public:
@@ -105,7 +106,16 @@ class Offers {
     py::object message;
     std::string identity;
   };
+  // A message of x, or into `out`.
+  struct ToldMessage {
+    BufferView view;
+    executor::MessageRequest::Kind kind = executor::MessageRequest::Kind::kSend;
+    int peer = 0;  // or executor::kAnyPeer
+    std::uint32_t tag = 0;
+    bool leaves = false;  // the call returns a Work of it
+  };
   void tell(Told told) { told_.push_back(std::move(told)); }
+  void tell(ToldMessage told) { messages_.push_back(std::move(told)); }
   void tell(Exchange exchange) { exchanges_.push_back(std::move(exchange)); }
 
   // The current one, if it belongs to `self`; otherwise nullptr.
@@ -114,6 +124,7 @@ class Offers {
  private:
   // The call in the cache; nullptr: it cannot be repeated.
   CompiledCallHandle add(const ParsedCall& parsed, const Told& told);
+  void add_messages(const ParsedCall& parsed);
   void take_list(const py::tuple& xs);
 
   static thread_local Offers* current;
@@ -122,6 +133,7 @@ class Offers {
   std::optional<CallKey> before_;  // of the arguments in front of the call
   std::vector<Exchange> exchanges_;
   std::vector<Told> told_;
+  std::vector<ToldMessage> messages_;
   Offers* const outer_;
 };
 

@@ -245,11 +245,11 @@ OperationHandle prepare_fusion(CallsObject* self, Fusions& fusions, std::size_t 
   parsed.source.ndim = 2;
   parsed.source.shape = shape;
   CallCache& cache = self->state->cache;
-  const CompiledCallHandle* known = cache.find(Collective::kAllReduce, parsed);
+  const CompiledCallHandle* known = cache.find(CallKind::kAllReduce, parsed);
   if (known != nullptr) return (*known)->operation;
   const py::object made = call_python(as_handle(self).attr("_message"), fusion.message,
                                       py::int_(fusion.bytes), py::int_(arrays));
-  auto compiled = std::make_shared<CompiledCall>(CallKey(Collective::kAllReduce, parsed));
+  auto compiled = std::make_shared<CompiledCall>(CallKey(CallKind::kAllReduce, parsed));
   compiled->operation = operation_of(made.cast<const RequestHandle&>(), fusion.bytes, fusion.bytes);
   cache.add(parsed, compiled);
   return compiled->operation;

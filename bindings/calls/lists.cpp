@@ -60,9 +60,9 @@ bool read_members(const CallsObject& self, const Arguments& arguments, const py:
   for (std::size_t number = 0; number < xs.size(); ++number) {
     const auto place = static_cast<py::ssize_t>(number);
     PyObject* out = outs == nullptr ? Py_None : PyTuple_GET_ITEM(outs, place);
-    if (!parse(PyTuple_GET_ITEM(xs.ptr(), place), out, &parsed)) return false;
+    if (!parse(CallKind::kAllReduce, PyTuple_GET_ITEM(xs.ptr(), place), out, &parsed)) return false;
     if (known == nullptr || !known->key.fits_arrays(parsed)) {
-      const CompiledCallHandle* found = self.state->cache.find(Collective::kAllReduce, parsed);
+      const CompiledCallHandle* found = self.state->cache.find(CallKind::kAllReduce, parsed);
       if (found == nullptr || !(*found)->message) return false;
       known = *found;
     }

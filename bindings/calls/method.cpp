@@ -24,16 +24,16 @@ PyObject* call_method(PyObject* object, PyObject* const* arguments, std::size_t 
   const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
   const auto definition = [&] { return call_python(method.function, arguments, count, names); };
   CallsObject* self = given > 0 ? as_calls(arguments[0]) : nullptr;
-  if (self == nullptr || !method.collective) return definition();
-  const Collective collective = *method.collective;
+  if (self == nullptr || !method.kind) return definition();
+  const CallKind kind = *method.kind;
   if (is_in_place(method, arguments + 1, given - 1, names)) {
     const std::optional<PyObject*> result =
-        repeat_in_place(self, collective, method.defaults.data(), arguments[1]);
+        repeat_in_place(self, kind, method.defaults.data(), arguments[1]);
     if (result) return *result;
   }
   Arguments sorted;
   if (!sort_arguments(method, arguments + 1, given - 1, names, &sorted)) return definition();
-  return call_sorted(self, collective, sorted, nullptr, definition);
+  return call_sorted(self, kind, sorted, nullptr, definition);
 }
 
 PyObject* get(PyObject* object, PyObject* self, PyObject* /*type*/) {
@@ -104,13 +104,14 @@ void read_parameters(MethodObject& method, const py::handle& wrapped) {
   const std::size_t count = positional + code.attr("co_kwonlyargcount").cast<std::size_t>();
   const py::object given = wrapped.attr("__defaults__");
   const auto values = given.is_none() ? py::tuple() : given.cast<py::tuple>();
-  const auto named_values = wrapped.attr("__kwdefaults__").cast<py::dict>();
+  const py::object named = wrapped.attr("__kwdefaults__");
+  const auto named_values = named.is_none() ? py::dict() : named.cast<py::dict>();
   method.positional_count = positional - 1;
   method.required = method.positional_count - values.size();
   for (std::size_t one = 0; one + 1 < count; ++one) {
     const auto word = names[one + 1].cast<std::string>();
     const auto* const found = std::find(kParameterNames.begin(), kParameterNames.end(), word);
-    if (found == kParameterNames.end()) return method.collective.reset();
+    if (found == kParameterNames.end()) return method.kind.reset();
     const auto number = static_cast<std::size_t>(found - kParameterNames.begin());
     method.names[method.name_count] = PyUnicode_InternFromString(word.c_str());
     method.parameters[method.name_count++] = static_cast<Parameter>(number);
@@ -125,10 +126,10 @@ void read_parameters(MethodObject& method, const py::handle& wrapped) {
   }
 }
 
-std::optional<Collective> find_collective(const std::string& name) {
-  for (int one = 0; one < kCollectiveCount; ++one) {
-    const auto collective = static_cast<Collective>(one);
-    if (name_of(collective) == name) return collective;
+std::optional<CallKind> find_kind(const std::string& name) {
+  for (std::size_t one = 0; one < kCallKindCount; ++one) {
+    const auto kind = static_cast<CallKind>(one);
+    if (name_of(kind) == name) return kind;
   }
   return std::nullopt;
 }
@@ -141,9 +142,9 @@ py::object make_method(const py::function& function, const py::function& wrapped
   method.vectorcall = &call_method;
   method.function = function.inc_ref().ptr();
   method.wrapped = wrapped.inc_ref().ptr();
-  new (&method.collective)
-      std::optional<Collective>(find_collective(wrapped.attr("__name__").cast<std::string>()));
-  if (method.collective) read_parameters(method, wrapped);
+  new (&method.kind)
+      std::optional<CallKind>(find_kind(wrapped.attr("__name__").cast<std::string>()));
+  if (method.kind) read_parameters(method, wrapped);
   return made;
 }
 

@@ -18,8 +18,8 @@ struct MethodObject {
   vectorcallfunc vectorcall;
   // The definition in Python; the native call must give the same result or error.
   PyObject* function;
-  PyObject* wrapped;                     // signature and documentation come from here
-  std::optional<Collective> collective;  // of the native call; nullopt: none exists
+  PyObject* wrapped;             // signature and documentation come from here
+  std::optional<CallKind> kind;  // of the native call; nullopt: none exists
   // Parameters of the definition without self, in order: interned names, and their numbers.
   std::size_t name_count;
   std::size_t positional_count;
@@ -47,12 +47,11 @@ inline bool is_in_place(const MethodObject& method, PyObject* const* arguments, 
 // The whole call: natively if the cache knows it; otherwise the result of `definition`, a function
 // that calls the definition.
 template <typename Definition>
-[[nodiscard]] PyObject* call_sorted(CallsObject* self, Collective collective,
-                                    const Arguments& sorted, CompiledCallHandle* hint,
-                                    const Definition& definition) {
-  const std::optional<PyObject*> result = call_natively(self, collective, sorted, hint);
+[[nodiscard]] PyObject* call_sorted(CallsObject* self, CallKind kind, const Arguments& sorted,
+                                    CompiledCallHandle* hint, const Definition& definition) {
+  const std::optional<PyObject*> result = call_natively(self, kind, sorted, hint);
   if (result) return *result;
-  return run_definition({self, collective, sorted}, definition);
+  return run_definition({self, kind, sorted}, definition);
 }
 
 // Calls method(self, ...) in Python. If `count` has PY_VECTORCALL_ARGUMENTS_OFFSET, the callee may

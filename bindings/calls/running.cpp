@@ -17,13 +17,13 @@ std::shared_ptr<engine::Operation> borrowed(engine::Operation& operation) {
   return {std::shared_ptr<engine::Operation>(), &operation};
 }
 
-// Throws the error of `status`, for an operation that is part of the call `name`, as the definition
-// of that call would.
-[[noreturn]] void fail(CallsObject* self, const Status& status, Collective part,
+// Throws the error of `status`, for the operation `part` of the call `name`, as the definition of
+// that call would.
+[[noreturn]] void fail(CallsObject* self, const Status& status, std::string_view part,
                        std::string_view name) {
   self->state->handle->note_told(status);
   try {
-    raise_if_failed(status, name_of(part));
+    raise_if_failed(status, part);
   } catch (py::error_already_set& error) {
     const py::object kind = py::module_::import("pycoll.errors").attr("PycollError");
     if (py::isinstance(error.value(), kind)) {
@@ -145,7 +145,7 @@ PyObject* start_known(CallsObject* self, KnownCall& call) {
   if (!operation->done() && call.parsed.x != nullptr)
     x = py::reinterpret_borrow<py::object>(call.parsed.x);
   return make_work({self->state->handle, std::move(operation), nullptr,
-                    name_of(call.compiled->key.collective()), known->is_short()},
+                    name_of(call.compiled->key.kind()), known->is_short()},
                    std::move(call.result), {}, std::move(x))
       .release()
       .ptr();
@@ -155,9 +155,113 @@ PyObject* run_known(CallsObject* self, KnownCall& call, bool async) {
   if (async) return start_known(self, call);
   const CompiledCall& compiled = *call.compiled;
   run_operation(self, compiled.operation, call.input(), call.output(),
-                name_of(compiled.key.collective()));
+                name_of(compiled.key.kind()));
   if (!compiled.identity.empty()) {
     fill(compiled.identity, call.output(), compiled.operation->request.output.bytes);
+  }
+  return call.result.release().ptr();
+}
+
+// ---- Messages
+
+bool is_send(const executor::MessageRequest& request) {
+  return request.kind == executor::MessageRequest::Kind::kSend;
+}
+
+// The name of a message's operation, as in the definitions of all calls with messages.
+std::string_view part_of(const executor::MessageRequest& request) {
+  return is_send(request) ? "send" : "recv";
+}
+
+executor::MessageRequest request_at(const executor::MessageRequest& message,
+                                    const ParsedCall& parsed) {
+  executor::MessageRequest request = message;
+  request.data.data = is_send(message) ? parsed.source.data : parsed.target.data;
+  return request;
+}
+
+// Starts the message, and waits for it for at most `patience`. The caller waits for the rest, or
+// with `leave` the progress thread.
+std::shared_ptr<engine::Operation> start_message(CommunicatorHandle& handle,
+                                                 const executor::MessageRequest& request,
+                                                 Nanoseconds patience, bool leave) {
+  engine::Communicator& native = *handle.native;
+  const Nanoseconds timeout = handle.timeout();
+  if (request.data.bytes <= engine::Call::kShortBytes) {
+    std::shared_ptr<engine::Operation> operation = new_operation();
+    if (native.try_start(request, operation, timeout, patience, leave)) return operation;
+    reuse(std::move(operation));
+  }
+  const ReleasedGil release;
+  return native.start(request, timeout);
+}
+
+// Drives the message to its end, and returns its status.
+Status await_message(CommunicatorHandle& handle, std::shared_ptr<engine::Operation> operation) {
+  Status status;
+  if (operation->done()) {
+    status = operation->status();
+  } else {
+    const ReleasedGil release;
+    status = handle.native->drive(*operation, kForever, signal_raised);
+  }
+  reuse(std::move(operation));
+  return status;
+}
+
+// Runs the only message of a call to its end.
+Status run_message(CommunicatorHandle& handle, const executor::MessageRequest& request) {
+  if (request.data.bytes <= engine::Call::kShortBytes) {
+    return await_message(handle, start_message(handle, request, handle.alone ? kSpin : 0, false));
+  }
+  const Nanoseconds timeout = handle.timeout();
+  const ReleasedGil release;
+  return handle.native->run(request, timeout, signal_raised);
+}
+
+// Posts several messages and returns when all have ended, with the first error.
+Status exchange_messages(CommunicatorHandle& handle, const KnownCall& call) {
+  std::vector<std::shared_ptr<engine::Operation>> operations;
+  operations.reserve(call.compiled->messages.size());
+  for (const executor::MessageRequest& message : call.compiled->messages) {
+    operations.push_back(start_message(handle, request_at(message, call.parsed), 0, false));
+  }
+  Status first;
+  for (std::shared_ptr<engine::Operation>& operation : operations) {
+    if (handle.alone) handle.native->try_drive(*operation, kSpin);
+    Status status = await_message(handle, std::move(operation));
+    if (first.ok()) first = std::move(status);
+  }
+  return first;
+}
+
+// Starts the only message of a call, and returns its Work.
+PyObject* leave_message(CallsObject* self, KnownCall& call) {
+  executor::MessageRequest request = request_at(call.compiled->messages.front(), call.parsed);
+  py::object finish;
+  if (request.peer == executor::kAnyPeer) {
+    request.sender = std::make_shared<int>(executor::kAnyPeer);
+    finish = py::cpp_function([sender = request.sender] { return *sender; });
+  }
+  auto operation = start_message(*self->state->handle, request, 0, true);
+  auto read = py::reinterpret_borrow<py::object>(call.parsed.x);
+  return make_work({self->state->handle, std::move(operation), nullptr, part_of(request), true},
+                   std::move(call.result), std::move(finish), std::move(read))
+      .release()
+      .ptr();
+}
+
+PyObject* run_messages(CallsObject* self, KnownCall& call) {
+  const CompiledCall& compiled = *call.compiled;
+  if (compiled.leaves) return leave_message(self, call);
+  CommunicatorHandle& handle = *self->state->handle;
+  const std::string_view name = name_of(compiled.key.kind());
+  const bool alone = compiled.messages.size() == 1;
+  const Status status =
+      alone ? run_message(handle, request_at(compiled.messages.front(), call.parsed))
+            : exchange_messages(handle, call);
+  if (!status.ok() || PyErr_Occurred() != nullptr) {
+    fail(self, status, alone ? part_of(compiled.messages.front()) : name, name);
   }
   return call.result.release().ptr();
 }
@@ -173,7 +277,7 @@ PyObject* resume(const PythonCall& call, const std::vector<std::vector<std::byte
     PyObject* argument = call.arguments[number];
     if (argument != nullptr) words[kParameterNames[number].data()] = py::handle(argument);
   }
-  const py::str name{std::string(name_of(call.collective))};
+  const py::str name{std::string(name_of(call.kind))};
   const py::object definition = as_handle(call.self).attr("_resume");
   PyObject* given[] = {nullptr, name.ptr(), told.ptr(), words.ptr()};
   PyObject* result = run_definition(call, [&] {
@@ -196,11 +300,11 @@ PyObject* exchange_and_run(const PythonCall& call, KnownCall& known) {
       output = exchange.mine;
       input = output.data();
     }
-    run_operation(self, exchange.operation, input, output.data(), name_of(call.collective));
+    run_operation(self, exchange.operation, input, output.data(), name_of(call.kind));
     const bool expected = output == exchange.expected;
     outputs.push_back(std::move(output));
     if (expected) continue;
-    known.compiled = self->state->cache.find_after(call.collective, known.parsed, outputs);
+    known.compiled = self->state->cache.find_after(call.kind, known.parsed, outputs);
     if (known.compiled == nullptr) return resume(call, outputs);
   }
   if (!known.prepare()) return resume(call, outputs);
@@ -217,7 +321,7 @@ void run_operation(CallsObject* self, const OperationHandle& operation, const st
       operation->is_short()
           ? run_bound(handle, self->state->cache.bind(operation), input, output, arrays)
           : run_request(handle, belonging(request_at(*operation, input, output), arrays));
-  if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, collective, name);
+  if (!status.ok() || PyErr_Occurred() != nullptr) fail(self, status, name_of(collective), name);
 }
 
 void run_parts(CallsObject* self, const Operation& operation, std::vector<executor::Part> parts,
@@ -228,18 +332,18 @@ void run_parts(CallsObject* self, const Operation& operation, std::vector<execut
   const Collective collective = request.descriptor.collective;
   const Status status = run_request(*self->state->handle, std::move(request));
   if (!status.ok() || PyErr_Occurred() != nullptr) {
-    fail(self, status, collective, name_of(collective));
+    fail(self, status, name_of(collective), name_of(collective));
   }
 }
 
-std::optional<PyObject*> repeat_in_place(CallsObject* self, Collective collective,
-                                         PyObject* const* words, PyObject* x) {
+std::optional<PyObject*> repeat_in_place(CallsObject* self, CallKind kind, PyObject* const* words,
+                                         PyObject* x) {
   if (self->state == nullptr || UserOp::running()) return std::nullopt;
   CommunicatorHandle& handle = *self->state->handle;
   if (!handle.attend()) return nullptr;  // first: see call_natively()
   ContiguousView flat;
   if (!flatten(x, &flat)) return std::nullopt;
-  const CompiledCallHandle& newest = self->state->cache.newest(collective);
+  const CompiledCallHandle& newest = self->state->cache.newest(kind);
   if (newest == nullptr || !newest->key.fits_in_place(words, x, flat)) return std::nullopt;
   if (self->group != Py_None) {
     if (self->fusions == nullptr || !newest->message) return std::nullopt;
@@ -253,27 +357,26 @@ std::optional<PyObject*> repeat_in_place(CallsObject* self, Collective collectiv
     const std::shared_ptr<engine::Call>& bound = self->state->cache.bind(newest->operation);
     const Status status = run_bound(handle, bound, flat.data, flat.data);
     if (!status.ok() || PyErr_Occurred() != nullptr) {
-      fail(self, status, collective, name_of(collective));
+      fail(self, status, name_of(kind), name_of(kind));
     }
     return Py_NewRef(x);
   });
 }
 
-std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
-                                       const Arguments& arguments, CompiledCallHandle* hint) {
+std::optional<PyObject*> call_natively(CallsObject* self, CallKind kind, const Arguments& arguments,
+                                       CompiledCallHandle* hint) {
   if (self->state == nullptr || UserOp::running()) return std::nullopt;
   CommunicatorHandle& handle = *self->state->handle;
   // First, because it may run Python code, which may change everything that is read below.
   if (!handle.attend()) return nullptr;
-  if (collective == Collective::kAllReduce && is_list(at(arguments, Parameter::kX))) {
+  if (kind == CallKind::kAllReduce && is_list(at(arguments, Parameter::kX))) {
     return self->group != Py_None ? std::nullopt : run_list(self, arguments);
   }
   ParsedCall parsed;
-  if (!parse(arguments, &parsed)) return std::nullopt;
+  if (!parse(kind, arguments, &parsed)) return std::nullopt;
   const CompiledCallHandle* found = hint;
-  if (hint == nullptr || *hint == nullptr || (*hint)->operation == nullptr ||
-      !(*hint)->key.fits(parsed)) {
-    found = self->state->cache.find(collective, parsed);
+  if (hint == nullptr || *hint == nullptr || !(*hint)->is_whole() || !(*hint)->key.fits(parsed)) {
+    found = self->state->cache.find(kind, parsed);
     if (found == nullptr) return std::nullopt;
     if (hint != nullptr) *hint = *found;
   }
@@ -281,7 +384,7 @@ std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
     if (self->fusions == nullptr || !(*found)->message) return std::nullopt;
     return defer(self, *found, parsed);
   }
-  if ((*found)->operation == nullptr) return std::nullopt;
+  if (!(*found)->is_whole()) return std::nullopt;
   const bool async = at(arguments, Parameter::kAsync) == Py_True;
   if (parsed.out != nullptr && parsed.out == parsed.x && handle.native->rests_alone() &&
       (*found)->rests()) {
@@ -296,9 +399,9 @@ std::optional<PyObject*> call_natively(CallsObject* self, Collective collective,
   std::optional<PyObject*> result;
   PyObject* done = guarded([&]() -> PyObject* {
     if (!call.compiled->exchanges.empty()) {
-      result = exchange_and_run({self, collective, arguments}, call);
+      result = exchange_and_run({self, kind, arguments}, call);
     } else if (call.prepare()) {
-      result = run_known(self, call, async);
+      result = is_message(kind) ? run_messages(self, call) : run_known(self, call, async);
     }
     return Py_None;
   });

@@ -27,9 +27,10 @@ struct Running {
 pybind11::object make_work(Running running, pybind11::object result, pybind11::object finish,
                            pybind11::object kept = {});
 
-// An operation that is not done, for make_work(), which recycles used ones. Not for messages,
-// because the engine keeps their operations for a while after the end, with their deadlines.
+// An operation that is not done, for make_work(), which recycles used ones.
 std::shared_ptr<engine::Operation> new_operation();
+// Drops an operation. new_operation() may return it later if nothing else refers to it.
+void reuse(std::shared_ptr<engine::Operation> operation);
 
 // Creates a Work of a group that has not ended. Its wait() will return `result`, or the
 // result of `finish()` if that is not null; `kept` stays alive until then. Returns a new

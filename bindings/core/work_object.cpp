@@ -127,11 +127,7 @@ void let_go(Running& running) {
   std::shared_ptr<engine::Operation> operation = std::move(running.operation);
   const bool reusable = running.reusable;
   running = Running();
-  auto& operations = spare().operations;
-  if (!reusable || operation.use_count() != 1 || operations.size() >= kSpareMax) return;
-  std::atomic_thread_fence(std::memory_order_acquire);  // after the last owner has dropped it
-  operation->reset();
-  operations.push_back(std::move(operation));
+  if (reusable) reuse(std::move(operation));
 }
 
 void dealloc_work(PyObject* object) {
@@ -167,6 +163,14 @@ std::shared_ptr<engine::Operation> new_operation() {
   auto operation = std::move(operations.back());
   operations.pop_back();
   return operation;
+}
+
+void reuse(std::shared_ptr<engine::Operation> operation) {
+  auto& operations = spare().operations;
+  if (operation.use_count() != 1 || operations.size() >= kSpareMax) return;
+  std::atomic_thread_fence(std::memory_order_acquire);  // after the last owner has dropped it
+  operation->reset();
+  operations.push_back(std::move(operation));
 }
 
 // Not tracked before it is filled: until then its group owns it, and the garbage collector does not

@@ -1,5 +1,6 @@
 #include "base/cache.h"
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 
@@ -26,6 +27,11 @@ std::size_t core_cache_bytes() {
 std::size_t shared_cache_bytes() {
   static const std::size_t found = cache_bytes(3);
   return found;
+}
+
+std::size_t uncached_bytes(std::size_t ranks) {
+  constexpr std::size_t kCoreCaches = 8, kSharedPart = 3;
+  return std::max(kCoreCaches * core_cache_bytes(), shared_cache_bytes() / kSharedPart / ranks);
 }
 
 }  // namespace pycoll

@@ -80,8 +80,8 @@ class Communicator {
 
   // try_start() and try_drive() are for callers that hold a lock which other threads take while
   // they hold ours (Python's GIL). They never wait for another thread, and spin for at most
-  // `patience`. They touch only short calls and operations that run concurrently with these, so no
-  // reduction of a user runs meanwhile.
+  // `patience`. They touch only short calls and messages, and operations that run concurrently with
+  // these, so no reduction of a user runs meanwhile.
   //
   // try_start() enters the call; false, with nothing started, if that would take longer.
   // `operation` may belong to the caller and must live until it is done. If it is not done on
@@ -90,6 +90,10 @@ class Communicator {
   [[nodiscard]] bool try_start(const std::shared_ptr<Call>& call, const std::byte* input,
                                std::byte* output, const std::shared_ptr<Operation>& operation,
                                Nanoseconds timeout, Nanoseconds patience, bool leave);
+  // The same for a message of at most Call::kShortBytes. Requires: `operation` is on the heap.
+  [[nodiscard]] bool try_start(const MessageRequest& request,
+                               const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
+                               Nanoseconds patience, bool leave);
   // Whether a call in place has nothing to do: a single rank leaves its memory unchanged, and no
   // other operation runs, waits or has failed before it.
   bool rests_alone() const { return engine_->size() == 1 && engine_->vacant() && !is_foreign(); }
@@ -164,6 +168,9 @@ class Communicator {
   WaitStrategy wait_strategy_of(bool background) const;
   Look look(WaitStrategy& strategy);
   [[nodiscard]] bool enter_alone(std::unique_lock<Gate>& lock);
+  // Enters to start a short operation; with `leave` the progress thread exists then.
+  [[nodiscard]] bool enter_briefly(std::unique_lock<Gate>& lock, bool leave);
+  void leave_started(const Operation& operation);
   void spin(const Operation& operation, Nanoseconds patience);
   void tell_ended();
   void pass_on();

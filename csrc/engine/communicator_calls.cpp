@@ -12,6 +12,16 @@ bool Communicator::enter_alone(std::unique_lock<Gate>& lock) {
   return !is_foreign() && lock.try_lock() && waiters_ == nullptr && !sleeping_ && !stopping_;
 }
 
+bool Communicator::enter_briefly(std::unique_lock<Gate>& lock, bool leave) {
+  return enter_alone(lock) && engine_->is_brief() && (!leave || start_progress_thread().ok());
+}
+
+// The progress thread sees the operation through unless a thread comes back for it.
+void Communicator::leave_started(const Operation& operation) {
+  visited_ = true;
+  if (resting_ && !operation.done()) changed_.notify_all();
+}
+
 void Communicator::spin(const Operation& operation, Nanoseconds patience) {
   if (patience == 0) {
     // One pass: later calls can handle arrived segments as well, but a new operation must send now.
@@ -23,7 +33,7 @@ void Communicator::spin(const Operation& operation, Nanoseconds patience) {
   constexpr int kLooksPerTime = 8;
   WaitStrategy strategy = wait_strategy_of(false);
   Nanoseconds begin = 0;
-  for (int looks = 1; !operation.done() && engine_->runs_short() && !gate_.wanted(); ++looks) {
+  for (int looks = 1; !operation.done() && engine_->is_brief() && !gate_.wanted(); ++looks) {
     if (look(strategy) != Look::kBusy) break;
     if (looks % kLooksPerTime != 0) continue;
     const Nanoseconds now = clock_->now();
@@ -37,13 +47,25 @@ bool Communicator::try_start(const std::shared_ptr<Call>& call, const std::byte*
                              std::byte* output, const std::shared_ptr<Operation>& operation,
                              Nanoseconds timeout, Nanoseconds patience, bool leave) {
   std::unique_lock<Gate> lock(gate_, std::defer_lock);
-  if (!enter_alone(lock)) return false;
-  if (!engine_->idle() && !engine_->runs_short()) return false;
-  if (leave && !start_progress_thread().ok()) return false;
+  if (!enter_briefly(lock, leave)) return false;
   engine_->start(call, input, output, operation, timeout);
   spin(*operation, patience);
-  visited_ |= leave;
-  if (leave && resting_ && !operation->done()) changed_.notify_all();
+  if (leave) leave_started(*operation);
+  return true;
+}
+
+bool Communicator::try_start(const MessageRequest& request,
+                             const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
+                             Nanoseconds patience, bool leave) {
+  std::unique_lock<Gate> lock(gate_, std::defer_lock);
+  if (!enter_briefly(lock, leave)) return false;
+  engine_->start(request, operation, timeout);
+  if (patience != 0) {
+    spin(*operation, patience);
+  } else if (!operation->done()) {
+    (void)engine_->step_messages();
+  }
+  if (leave) leave_started(*operation);
   return true;
 }
 

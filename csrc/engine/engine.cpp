@@ -256,10 +256,13 @@ bool Engine::end_leaders() {
 
 std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseconds timeout) {
   auto operation = std::make_shared<Operation>();
-  if (!failure_.ok()) {
-    operation->finish(failure_);
-    return operation;
-  }
+  start(request, operation, timeout);
+  return operation;
+}
+
+void Engine::start(const MessageRequest& request, std::shared_ptr<Operation> operation,
+                   Nanoseconds timeout) {
+  if (!failure_.ok()) return operation->finish(failure_);
   const bool receiving = request.kind == MessageRequest::Kind::kRecv;
   const bool from_any = receiving && request.peer == kAnyPeer;
   if (!from_any && (request.peer < 0 || request.peer >= size())) {
@@ -267,7 +270,7 @@ std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseco
         Code::kInvalidArgument, "rank " + std::to_string(rank()) + ": peer is " +
                                     std::to_string(request.peer) + ": expected a rank from 0 to " +
                                     std::to_string(size() - 1)));
-    return operation;
+    return;
   }
   if (from_any) {
     receive_from_any(request, operation);
@@ -278,15 +281,25 @@ std::shared_ptr<Operation> Engine::start(const MessageRequest& request, Nanoseco
     drop_ended_messages();
     answer_probes();
   } else {
-    mailbox_of(request.peer).post_send(request, operation);
+    send_at_once(request, operation);
   }
-  if (!operation->done()) {
-    using Kind = LateMessage::Kind;
-    const Kind kind = from_any ? Kind::kRecvFromAny : receiving ? Kind::kRecv : Kind::kSend;
-    message_deadlines_.push_back({operation, kind, request.peer, request.tag, timeout,
-                                  later(options_.clock->now(), timeout)});
-  }
-  return operation;
+  if (operation->done()) return;
+  using Kind = LateMessage::Kind;
+  const Kind kind = from_any ? Kind::kRecvFromAny : receiving ? Kind::kRecv : Kind::kSend;
+  const bool is_long = request.data.bytes > Call::kShortBytes;
+  message_deadlines_.push_back({std::move(operation), kind, request.peer, request.tag, timeout,
+                                later(options_.clock->now(), timeout), is_long});
+  long_messages_ += is_long ? 1 : 0;
+}
+
+// A short message has usually left when this returns, so that it needs no deadline.
+void Engine::send_at_once(const MessageRequest& request,
+                          const std::shared_ptr<Operation>& operation) {
+  Mailbox& mailbox = mailbox_of(request.peer);
+  const bool queued = mailbox.sending();
+  mailbox.post_send(request, operation);
+  if (queued || inquires() || request.data.bytes > Call::kShortBytes) return;
+  (void)mailbox.advance_sends(send_channel(request.peer, transport::kMessageChannel));
 }
 
 std::shared_ptr<Operation> Engine::start(const ProbeRequest& request) {
@@ -408,9 +421,10 @@ bool Engine::step_messages() {
 }
 
 void Engine::drop_ended_messages() {
-  std::erase_if(message_deadlines_, [](const Deadline& deadline) {
-    const auto operation = deadline.operation.lock();
-    return operation == nullptr || operation->done();
+  std::erase_if(message_deadlines_, [this](const Deadline& deadline) {
+    const bool ended = deadline.operation->done();
+    long_messages_ -= ended && deadline.is_long ? 1 : 0;
+    return ended;
   });
 }
 
@@ -432,6 +446,7 @@ void Engine::end_all(const Status& status) {
   for (const OpenProbe& probe : probes_) probe.operation->finish(status);
   probes_.clear();
   message_deadlines_.clear();
+  long_messages_ = 0;
   note_vacancy();
 }
 

@@ -66,6 +66,9 @@ class Engine final : public ChannelSource {
   // wait as the oldest running collective. kForever: no timeout.
   std::shared_ptr<Operation> start(CollectiveRequest request, Nanoseconds timeout);
   std::shared_ptr<Operation> start(const MessageRequest& request, Nanoseconds timeout);
+  // The same for an operation of the caller, which is not done.
+  void start(const MessageRequest& request, std::shared_ptr<Operation> operation,
+             Nanoseconds timeout);
   // Ends when a matching message has arrived, or when
   // the communicator fails; a probe has no deadline.
   std::shared_ptr<Operation> start(const ProbeRequest& request);
@@ -106,6 +109,8 @@ class Engine final : public ChannelSource {
   bool vacant() const { return vacant_.load(std::memory_order_acquire); }
   // Whether the oldest running collective is a short call.
   bool runs_short() const { return !running_.empty() && running_.front().pending.call != nullptr; }
+  // Whether everything in progress is short: the oldest running collective and all open messages.
+  bool is_brief() const { return (running_.empty() || runs_short()) && long_messages_ == 0; }
 
   // Does a bounded piece of work; true if anything moved. Returns
   // when a collective ends, even if more could move.
@@ -114,6 +119,8 @@ class Engine final : public ChannelSource {
   // collective that was found blocked only if an older one has moved, and the oldest one only when
   // no more may run. So several arrived segments are handled at a time.
   bool step_started();
+  // The part of step() that concerns messages.
+  bool step_messages();
   // Whether the newest running collective has not been advanced yet.
   bool has_newcomer() const { return !running_.empty() && !running_[running_.size() - 1].asked; }
   bool watch();  // true if anything moved or changed
@@ -193,12 +200,13 @@ class Engine final : public ChannelSource {
   };
   // An open message.
   struct Deadline {
-    std::weak_ptr<Operation> operation;
+    std::shared_ptr<Operation> operation;
     LateMessage::Kind kind = LateMessage::Kind::kRecv;
     int peer = 0;
     std::uint32_t tag = 0;
     Nanoseconds timeout = 0;
     Nanoseconds at = 0;
+    bool is_long = false;  // the caller's memory has more than Call::kShortBytes
   };
 
   struct OpenProbe {
@@ -224,8 +232,8 @@ class Engine final : public ChannelSource {
   bool step_collectives(bool all);
   bool end_leaders();
   bool is_given_up(std::uint64_t sequence);
-  bool step_messages();
   Mailbox& mailbox_of(int peer);
+  void send_at_once(const MessageRequest& request, const std::shared_ptr<Operation>& operation);
   void receive_from_any(const MessageRequest& request, std::shared_ptr<Operation> operation);
   void drop_ended_messages();
   void answer_probes();
@@ -255,7 +263,7 @@ class Engine final : public ChannelSource {
   void resolve_inquiry(Nanoseconds now);
   void conclude(int due, const std::vector<Account>& accounts, Overdue overdue);
   std::vector<Account::Wait> waits() const;
-  std::vector<Account::Wait> waited_by(const Deadline& deadline, const Operation& operation) const;
+  std::vector<Account::Wait> waited_by(const Deadline& deadline) const;
   void hear_timeout(const transport::Notice& notice);
   void hear_loss(int peer, const transport::Notice& notice);
   void hear_refusal(int peer, const transport::Notice& notice);
@@ -287,7 +295,8 @@ class Engine final : public ChannelSource {
   bool announced_ = false;
   Nanoseconds began_ = 0;
   std::vector<Deadline> message_deadlines_;
-  std::uint64_t sequence_ = 0;  // of the oldest running operation, or of the last one that ran
+  std::size_t long_messages_ = 0;  // open messages that are long
+  std::uint64_t sequence_ = 0;     // of the oldest running operation, or of the last one that ran
   transport::Descriptor descriptor_;      // of operation sequence_
   std::atomic<std::uint64_t> called_{0};  // sequence number of the operation that was started last
   Parts parts_ = Parts::kNone;

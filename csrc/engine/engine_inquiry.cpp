@@ -33,12 +33,11 @@ void Engine::look_at_deadlines(Nanoseconds now) {
     return;
   }
   for (const Deadline& deadline : message_deadlines_) {
-    const auto operation = deadline.operation.lock();
-    if (operation == nullptr || operation->done() || now < deadline.at) continue;
+    if (deadline.operation->done() || now < deadline.at) continue;
     overdue_ = {};
     overdue_.seconds = seconds(deadline.timeout);
     overdue_.message = late_message(deadline);
-    inquire(Inquiry::kDue, now, waited_by(deadline, *operation));
+    inquire(Inquiry::kDue, now, waited_by(deadline));
     return;
   }
 }
@@ -70,9 +69,8 @@ std::vector<Account::Wait> Engine::waits() const {
     execution.visit_heard([&](int peer) { sent[static_cast<std::size_t>(peer)] = true; });
   } else {
     for (const Deadline& deadline : message_deadlines_) {
-      const auto operation = deadline.operation.lock();
-      if (operation == nullptr || operation->done()) continue;
-      for (const Account::Wait& one : waited_by(deadline, *operation)) {
+      if (deadline.operation->done()) continue;
+      for (const Account::Wait& one : waited_by(deadline)) {
         waits[static_cast<std::size_t>(one.rank)] = true;
         if (one.sent) sent[static_cast<std::size_t>(one.rank)] = true;
       }
@@ -90,14 +88,14 @@ std::vector<Account::Wait> Engine::waits() const {
 }
 
 // If a part of the message has arrived, its sender is the only rank to wait for.
-std::vector<Account::Wait> Engine::waited_by(const Deadline& deadline,
-                                             const Operation& operation) const {
+std::vector<Account::Wait> Engine::waited_by(const Deadline& deadline) const {
   std::vector<Account::Wait> all;
   for (int peer = 0; peer < size(); ++peer) {
     if (deadline.peer == kAnyPeer ? peer == rank() : peer != deadline.peer) continue;
     const auto& mailbox = mailboxes_[static_cast<std::size_t>(peer)];
     const bool receives = deadline.kind != LateMessage::Kind::kSend;
-    if (receives && mailbox != nullptr && mailbox->brings(operation)) return {{peer, true}};
+    if (receives && mailbox != nullptr && mailbox->brings(*deadline.operation))
+      return {{peer, true}};
     all.push_back({peer, false});
   }
   return all;

@@ -26,8 +26,7 @@ std::string Engine::current_text(int peer) const {
   if (!running_.empty()) return name_operation(sequence_, descriptor_);
   std::string text;
   for (const Deadline& deadline : message_deadlines_) {
-    const auto operation = deadline.operation.lock();
-    if (operation == nullptr || operation->done()) continue;
+    if (deadline.operation->done()) continue;
     if (deadline.peer == peer || text.empty()) {
       text = name_message(deadline.kind, deadline.peer, deadline.tag);
     }

@@ -1,14 +1,20 @@
 #include "engine/mailbox.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
+#include "base/cache.h"
+#include "base/copy.h"
 #include "engine/diagnosis/verdict.h"
 #include "transport/capabilities.h"
 
 namespace pycoll::engine {
+namespace {
+
+constexpr std::size_t kRanks = 2;  // ranks of a message, each with memory of its length
+
+}  // namespace
 
 void Mailbox::send_to_self(const MessageRequest& request, Operation& operation) {
   Arrival arrival;
@@ -17,7 +23,7 @@ void Mailbox::send_to_self(const MessageRequest& request, Operation& operation) 
   arrival.claim = claim(request.tag);
   arrival.kept.assign(request.data.data, request.data.data + request.data.bytes);
   operation.finish(Status());
-  if (arrival.claim != nullptr) {
+  if (arrival.claim) {
     finish(arrival);
   } else {
     arrivals_.push_back(std::move(arrival));
@@ -33,27 +39,27 @@ void Mailbox::post_send(const MessageRequest& request, std::shared_ptr<Operation
 
 bool Mailbox::holds(std::uint32_t tag) const {
   return std::any_of(arrivals_.begin(), arrivals_.end(), [tag](const Arrival& arrival) {
-    return arrival.tag == tag && arrival.claim == nullptr;
+    return arrival.tag == tag && !arrival.claim;
   });
 }
 
 std::optional<Probed> Mailbox::probe(std::uint32_t tag) const {
   for (const Arrival& arrival : arrivals_) {
     const bool fits = tag == kAnyTag ? arrival.tag <= kTagMax : arrival.tag == tag;
-    if (fits && arrival.claim == nullptr) return Probed{peer_, arrival.tag, arrival.total};
+    if (fits && !arrival.claim) return Probed{peer_, arrival.tag, arrival.total};
   }
   return std::nullopt;
 }
 
 bool Mailbox::brings(const Operation& operation) const {
-  return arriving_ && arrivals_.back().claim != nullptr &&
+  return arriving_ && arrivals_.back().claim &&
          arrivals_.back().claim->operation.get() == &operation;
 }
 
 std::vector<std::uint32_t> Mailbox::unreceived_tags() const {
   std::vector<std::uint32_t> tags;
   for (const Arrival& arrival : arrivals_) {
-    if (arrival.claim == nullptr && arrival.received == arrival.total) tags.push_back(arrival.tag);
+    if (!arrival.claim && arrival.received == arrival.total) tags.push_back(arrival.tag);
   }
   std::sort(tags.begin(), tags.end());
   tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
@@ -61,10 +67,10 @@ std::vector<std::uint32_t> Mailbox::unreceived_tags() const {
 }
 
 void Mailbox::post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation) {
-  auto recv = std::make_unique<OpenRecv>(OpenRecv{request, std::move(operation)});
-  if (from_any_ != nullptr) recv->order = from_any_->posted++;
+  OpenRecv recv{request, std::move(operation)};
+  if (from_any_ != nullptr) recv.order = from_any_->posted++;
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end(); ++arrival) {
-    if (arrival->tag != request.tag || arrival->claim != nullptr) continue;
+    if (arrival->tag != request.tag || arrival->claim) continue;
     arrival->claim = std::move(recv);
     const bool whole = !(arriving_ && std::next(arrival) == arrivals_.end());
     if (whole) {
@@ -72,20 +78,22 @@ void Mailbox::post_recv(const MessageRequest& request, std::shared_ptr<Operation
       arrivals_.erase(arrival);
     } else if (request.data.bytes == arrival->total && !arrival->kept.empty()) {
       // The rest of the message goes directly to the receive's memory.
-      std::memcpy(request.data.data, arrival->kept.data(), arrival->kept.size());
+      copy_bytes(request.data.data, arrival->kept.data(), arrival->kept.size());
       std::vector<std::byte>().swap(arrival->kept);
     }
     return;
   }
-  recvs_.push_back(std::move(*recv));
+  recvs_.push_back(std::move(recv));
 }
 
 bool Mailbox::advance_sends(transport::SendChannel& channel) {
   bool moved = false;
+  int segments = 0;
   while (!sends_.empty()) {
     Send& send = sends_.front();
     const std::uint64_t total = send.request.data.bytes;
     while (!send.all_accepted) {
+      if (segments++ == kSegmentsPerAdvance) return moved;
       const std::uint64_t bytes =
           std::min<std::uint64_t>(transport::kSegmentBytesMax, total - send.sent);
       const transport::SegmentHeader header{sent_count_ + 1, total,
@@ -106,7 +114,7 @@ bool Mailbox::advance_sends(transport::SendChannel& channel) {
 
 bool Mailbox::advance_recvs(transport::RecvChannel& channel) {
   bool moved = false;
-  while (!broken_) {
+  for (int segments = 0; segments < kSegmentsPerAdvance && !broken_; ++segments) {
     const transport::Segment* segment = channel.peek();
     if (segment == nullptr) break;
     broken_ = !continues(segment->header);
@@ -130,12 +138,12 @@ bool Mailbox::continues(const transport::SegmentHeader& header) const {
          header.bytes <= arrival.total - arrival.received;
 }
 
-std::unique_ptr<OpenRecv> Mailbox::claim(std::uint32_t tag) {
-  const auto first_of = [tag](std::list<OpenRecv>& recvs) {
+std::optional<OpenRecv> Mailbox::claim(std::uint32_t tag) {
+  const auto first_of = [tag](std::deque<OpenRecv>& recvs) {
     return std::find_if(recvs.begin(), recvs.end(),
                         [tag](const OpenRecv& recv) { return recv.request.tag == tag; });
   };
-  std::list<OpenRecv>* recvs = &recvs_;
+  std::deque<OpenRecv>* recvs = &recvs_;
   auto match = first_of(recvs_);
   if (from_any_ != nullptr) {
     const auto any = first_of(from_any_->recvs);
@@ -145,38 +153,53 @@ std::unique_ptr<OpenRecv> Mailbox::claim(std::uint32_t tag) {
       match = any;
     }
   }
-  if (match == recvs->end()) return nullptr;
-  auto claimed = std::make_unique<OpenRecv>(std::move(*match));
+  if (match == recvs->end()) return std::nullopt;
+  std::optional<OpenRecv> claimed = std::move(*match);
   recvs->erase(match);
   return claimed;
 }
 
-// The bytes of a claimed message go directly to its memory. post_recv() has moved there what
-// arrived before the claim.
 void Mailbox::accept(const transport::Segment& segment) {
   if (!arriving_) {
     Arrival arrival;
     arrival.number = ++received_count_;
     arrival.tag = segment.header.tag;
     arrival.total = segment.header.agreement;
+    arrival.is_huge = arrival.total >= uncached_bytes(kRanks);
     arrival.claim = claim(arrival.tag);
+    if (arrival.claim && segment.header.bytes == arrival.total) {
+      add(arrival, segment);
+      return finish(arrival);
+    }
     arrivals_.push_back(std::move(arrival));
     arriving_ = true;
   }
   Arrival& arrival = arrivals_.back();
+  add(arrival, segment);
+  if (arrival.received < arrival.total) return;
+  arriving_ = false;
+  if (!arrival.claim) return;
+  finish(arrival);
+  arrivals_.pop_back();
+}
+
+// The bytes of a claimed message go directly to its memory. post_recv() has moved there what
+// arrived before the claim.
+void Mailbox::add(Arrival& arrival, const transport::Segment& segment) {
   const std::size_t bytes = segment.header.bytes;
-  const bool fits = arrival.claim != nullptr && arrival.claim->request.data.bytes == arrival.total;
+  const bool fits = arrival.claim && arrival.claim->request.data.bytes == arrival.total;
   if (fits && bytes != 0) {
-    std::memcpy(arrival.claim->request.data.data + arrival.received, segment.data, bytes);
-  } else if (arrival.claim == nullptr && bytes != 0) {
+    std::byte* const to = arrival.claim->request.data.data + arrival.received;
+    if (arrival.is_huge) {
+      stream_copy(to, segment.data, bytes);
+      stream_fence();  // another thread may take over, or use the memory
+    } else {
+      copy_bytes(to, segment.data, bytes);
+    }
+  } else if (!arrival.claim && bytes != 0) {
     arrival.kept.insert(arrival.kept.end(), segment.data, segment.data + bytes);
   }
   arrival.received += bytes;
-  if (arrival.received < arrival.total) return;
-  arriving_ = false;
-  if (arrival.claim == nullptr) return;
-  finish(arrival);
-  arrivals_.pop_back();
 }
 
 void Mailbox::finish(Arrival& arrival) {
@@ -191,7 +214,9 @@ void Mailbox::finish(Arrival& arrival) {
                       {peer_}));
     return;
   }
-  if (!arrival.kept.empty()) std::memcpy(memory.data, arrival.kept.data(), arrival.kept.size());
+  if (!arrival.kept.empty()) {
+    copy_bytes(memory.data, arrival.kept.data(), arrival.kept.size());
+  }
   arrival.claim->operation->finish(Status());
 }
 
@@ -199,7 +224,7 @@ void Mailbox::fail(const Status& status) {
   for (Send& send : sends_) send.operation->finish(status);
   for (OpenRecv& recv : recvs_) recv.operation->finish(status);
   for (Arrival& arrival : arrivals_) {
-    if (arrival.claim != nullptr) arrival.claim->operation->finish(status);
+    if (arrival.claim) arrival.claim->operation->finish(status);
   }
   sends_.clear();
   recvs_.clear();

@@ -40,7 +40,7 @@ struct OpenRecv {
 
 // The receives of a rank from kAnyPeer.
 struct FromAny {
-  std::list<OpenRecv> recvs;
+  std::deque<OpenRecv> recvs;
   std::uint64_t posted = 0;  // receives of this rank so far, from any source
 };
 
@@ -61,8 +61,8 @@ class Mailbox {
   // posted only if this mailbox holds a matching message.
   void post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation);
 
-  // Moves what can be moved; true if anything moved. Only a broken peer sends an invalid segment:
-  // then broken() is true and nothing more is received.
+  // Moves what can be moved, up to kSegmentsPerAdvance segments; true if anything moved. Only a
+  // broken peer sends an invalid segment: then broken() is true and nothing more is received.
   bool advance_sends(transport::SendChannel& channel);
   bool advance_recvs(transport::RecvChannel& channel);
   bool broken() const { return broken_; }
@@ -71,7 +71,7 @@ class Mailbox {
   bool sending() const { return !sends_.empty(); }
   // Whether a receive is open: not matched yet, or its message is still arriving.
   bool receiving() const {
-    return !recvs_.empty() || (arriving_ && arrivals_.back().claim != nullptr);
+    return !recvs_.empty() || (arriving_ && arrivals_.back().claim.has_value());
   }
 
   // Whether a part of the message that `operation` receives has arrived.
@@ -90,19 +90,24 @@ class Mailbox {
     bool all_accepted = false;
     transport::shm::Hold held;  // some media read the memory in place
   };
+  // A long message moves in several steps, between which callers look at other events.
+  static constexpr int kSegmentsPerAdvance = 2 * transport::kChannelDepth;
+
   // A message that is arriving, or is complete and unclaimed.
   struct Arrival {
     std::uint64_t number = 0;
     std::uint32_t tag = 0;
     std::uint64_t total = 0;
     std::uint64_t received = 0;
-    std::unique_ptr<OpenRecv> claim;  // the receive that gets it; nullptr while unclaimed
-    std::vector<std::byte> kept;      // its bytes while unclaimed
+    bool is_huge = false;           // longer than the caches hold, so copies bypass them
+    std::optional<OpenRecv> claim;  // the receive that gets it; empty while unclaimed
+    std::vector<std::byte> kept;    // its bytes while unclaimed
   };
 
-  std::unique_ptr<OpenRecv> claim(std::uint32_t tag);
+  std::optional<OpenRecv> claim(std::uint32_t tag);
   bool continues(const transport::SegmentHeader& header) const;
   void accept(const transport::Segment& segment);
+  static void add(Arrival& arrival, const transport::Segment& segment);
   void finish(Arrival& arrival);
 
   int peer_;
@@ -110,7 +115,7 @@ class Mailbox {
   std::uint64_t sent_count_ = 0;
   std::uint64_t received_count_ = 0;  // messages whose first segment has arrived
   std::deque<Send> sends_;
-  std::list<OpenRecv> recvs_;
+  std::deque<OpenRecv> recvs_;
   std::list<Arrival> arrivals_;  // only the last one may be incomplete
   bool arriving_ = false;
   bool broken_ = false;

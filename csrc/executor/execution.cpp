@@ -18,14 +18,6 @@ namespace {
 // further operands and copied to further destinations.
 constexpr std::size_t kPieceBytes = 8 * 1024;
 
-// The size from which copies bypass the caches. A message of this many bytes on each rank is
-// evicted before its next use, even if it is written through the caches. The bound is several times
-// a core's own caches, and more than the ranks' share of the cache that the cores share.
-std::size_t uncached_bytes(std::size_t ranks) {
-  constexpr std::size_t kCoreCaches = 8, kSharedPart = 3;
-  return std::max(kCoreCaches * core_cache_bytes(), shared_cache_bytes() / kSharedPart / ranks);
-}
-
 // Whether no row reads what another row has copied into the output.
 bool leaves_output(const plan::Plan& plan) {
   return std::none_of(plan.rows.begin(), plan.rows.end(), [](const plan::Row& row) {

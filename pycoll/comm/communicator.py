@@ -101,6 +101,7 @@ class Communicator(Reducing, Moving, Objects):
     recv: signatures.Recv
     irecv: signatures.Irecv
     irecv_any: signatures.IrecvAny
+    sendrecv: signatures.Sendrecv
     wait_all = staticmethod(wait_all)
 
     def __init__(

@@ -70,8 +70,8 @@ def operation(function: Callable[Concatenate[_Self, _Arguments], Any]) -> Any:
     The result is a ``_core.Method``; type checkers take its type from ``pycoll.signatures``.
 
     The function reads and checks the arguments, and tells native code what the call does
-    (``Core._run``). Native code repeats that for later calls whose arguments look alike; all other
-    calls come here.
+    (``Core._run``, ``Messages._offer``). Native code repeats that for later calls whose arguments
+    look alike; all other calls come here.
     """
     name = function.__name__
     # A TypeError about arguments names the public class.
@@ -117,6 +117,12 @@ def immediate(
             raise
 
     return call
+
+
+def repeatable(call: Callable[_Arguments, Any]) -> Any:
+    """Let native code repeat the calls of an immediate method, as those of an ``operation``."""
+    method: Any = call
+    return _core.method(method, method.__wrapped__)
 
 
 def immediate_collective(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

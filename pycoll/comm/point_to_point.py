@@ -6,11 +6,12 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.p2p_message import Message
 from pycoll.arrays.registry import framework_of
-from pycoll.comm.operations import Core, immediate, operation
-from pycoll.errors import InvalidArgumentError, TimeoutError
+from pycoll.comm.operations import Core, immediate, operation, repeatable
+from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
 from pycoll.types import check_timeout
 
 TAG_MAX = 2**31 - 1
@@ -132,8 +133,10 @@ class Messages(Core):
             raise InvalidArgumentError(
                 f"out is on {message.view.device}: on devices a recv has to name its source"
             )
+        _core.offer_message(self, message.view, False, -1, message.tag, True)
         return self._native.recv_any(message.view, message.tag)
 
+    @repeatable
     @immediate
     def sendrecv(
         self,
@@ -156,8 +159,8 @@ class Messages(Core):
 
         Returns out.
 
-        Raises the errors of send and recv; InvalidArgumentError inside a ``group()``, in which
-        isend and irecv do the same.
+        Raises the errors of send and recv, when both messages have ended; InvalidArgumentError
+        inside a ``group()``, in which isend and irecv do the same.
 
         Cost: one message in each direction.
 
@@ -172,11 +175,13 @@ class Messages(Core):
         if sent.view.device == received.view.device and sent.view.overlap(received.view):
             raise InvalidArgumentError("out overlaps x: pass memory apart from x")
         on_device = [one for one in messages if isinstance(one.view, DeviceView)]
-        on_host = [self._post(one, True) for one in messages if one not in on_device]
+        on_host = [one for one in messages if one not in on_device]
+        for one in on_host:
+            self._offer(one, False)
+        works = [self._start_on_host(one, True) for one in on_host]
         if on_device:
             self._exchange(on_device, False)
-        for work in on_host:
-            work.wait()
+        _wait_for_all(works)
         return out
 
     @immediate
@@ -255,7 +260,19 @@ class Messages(Core):
         """Run the message, or start it and return its Work."""
         if isinstance(message.view, DeviceView):
             return self._exchange([message], asynchronous)
+        self._offer(message, asynchronous)
+        return self._start_on_host(message, asynchronous)
+
+    def _offer(self, message: Message, leaves: bool) -> None:
+        """Tell native code of a message that the call posts, so that it can repeat the call.
+
+        ``leaves``: the call returns the Work of the message. Raises InvalidArgumentError where the
+        caller has passed a stream, because the message is in host memory.
+        """
         message.where.need_none("x" if message.sends else "out")
+        _core.offer_message(self, message.view, message.sends, message.peer, message.tag, leaves)
+
+    def _start_on_host(self, message: Message, asynchronous: bool) -> Any:
         if message.sends:
             return self._native.send(message.view, message.peer, message.tag, asynchronous)
         return self._native.recv(
@@ -265,6 +282,18 @@ class Messages(Core):
     def _exchange(self, messages: Sequence[Message], asynchronous: bool) -> Any:
         """Run messages on device arrays; see ``Devices.exchange``."""
         return self._on_devices().exchange(messages, asynchronous)
+
+
+def _wait_for_all(works: Sequence[Any]) -> None:
+    """Wait until all Works have ended, and raise the first error."""
+    first: Exception | None = None
+    for work in works:
+        try:
+            work.wait()
+        except PycollError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def check_tag(tag: Any) -> int:

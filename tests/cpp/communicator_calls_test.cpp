@@ -47,6 +47,17 @@ struct Sum {
   std::shared_ptr<Call> call;
 };
 
+// A message that the caller waits for, as the bindings run it; true if it was quick.
+bool run_message(Communicator& mine, const executor::MessageRequest& request,
+                 Nanoseconds patience) {
+  const auto operation = std::make_shared<Operation>();
+  const bool quick = mine.try_start(request, operation, kPatience, patience, false);
+  expect_ok(
+      quick ? mine.drive(*operation, kForever, nullptr) : mine.run(request, kPatience, nullptr),
+      "message");
+  return quick;
+}
+
 // Nobody may wait for it: the progress thread sees it through, whoever had the communicator just
 // now.
 void start_and_leave(Communicator& mine, const std::shared_ptr<Call>& call, const std::byte* from,
@@ -73,6 +84,53 @@ TEST(calls_give_the_sums_of_their_memory_again_and_again) {
       }
     });
   }
+}
+
+TEST(messages_wait_for_nobody_and_calls_go_on_beside_them) {
+  for (const Fabric fabric : kFabrics) {
+    CommunicatorWorld world(2, fabric);
+    std::atomic<int> quick{0};
+    on_threads({0, 1}, [&](int rank) {
+      Communicator& mine = world.at(rank);
+      Sum sum(mine, 5, false);
+      std::vector<Element> late(3);
+      const auto open = std::make_shared<Operation>();
+      const bool left = mine.try_start(recv_from(1 - rank, 9, late), open, kPatience, 0, true);
+      CHECK(left && !open->done(), "the receive is open, and left to the progress thread");
+      for (int round = 0; round < 100; ++round) {
+        std::vector<Element> data = input_of(rank, round, 7), got(7);
+        const Nanoseconds patience = round % 2 == 0 ? 2000 : 0;
+        if (rank == 0) quick += run_message(mine, send_to(1, 3, data), patience) ? 1 : 0;
+        (void)run_message(mine, recv_from(1 - rank, 3, got), patience);
+        if (rank == 1) (void)run_message(mine, send_to(0, 3, data), patience);
+        CHECK(got == input_of(1 - rank, round, 7), "rank %d, round %d", rank, round);
+        sum.input = input_of(rank, round, 5);
+        sum.run(patience);
+        CHECK(sum.output == sum_of(2, round, 5), "rank %d, sum of round %d", rank, round);
+      }
+      std::vector<Element> data = input_of(rank, 1000, 3);
+      (void)run_message(mine, send_to(1 - rank, 9, data), 2000);
+      expect_ok(mine.drive(*open, kForever, nullptr), "the receive that was left");
+      CHECK(late == input_of(1 - rank, 1000, 3), "what was left has come");
+    });
+    CHECK(quick > 0, "no send was quick");
+  }
+}
+
+TEST(nothing_starts_quickly_beside_a_long_message) {
+  CommunicatorWorld world(2, Fabric::kShm);
+  std::vector<Element> data = input_of(0, 0, 1 << 16), got(1 << 16), brief(2);
+  const auto open = world.at(0).start(recv_from(1, 3, got), kPatience);
+  const auto operation = std::make_shared<Operation>();
+  CHECK(!world.at(0).try_start(recv_from(1, 4, brief), operation, kPatience, 0, false),
+        "it would hold the caller's lock while a long message moves");
+  expect_ok(world.at(1).run(send_to(0, 3, data), kPatience, nullptr), "send");
+  expect_ok(world.at(0).drive(*open, kForever, nullptr), "recv");
+  CHECK(got == data, "what arrived differs");
+  const bool started =
+      world.at(0).try_start(recv_from(1, 4, brief), operation, kPatience, 0, false);
+  expect_ok(world.at(1).run(send_to(0, 4, brief), kPatience, nullptr), "short send");
+  if (started) expect_ok(world.at(0).drive(*operation, kForever, nullptr), "short recv");
 }
 
 TEST(a_call_that_is_bound_allocates_nothing) {

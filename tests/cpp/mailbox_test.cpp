@@ -146,6 +146,23 @@ TEST(a_receive_may_come_while_its_message_arrives) {
   CHECK(got == data, "what arrived differs");
 }
 
+// The driver looks at deadlines and signals between two steps.
+TEST(a_long_message_moves_in_bounded_steps) {
+  Mailbox a(1), b(0);
+  Pipe pipe(1000);
+  constexpr std::size_t kSegments = 40;
+  Bytes data = pattern(kSegments * transport::kSegmentBytesMax, 5), got(data.size());
+  const auto received = recv(b, 3, got);
+  const auto sent = send(a, 3, data);
+  int sends = 0, recvs = 0;
+  while (a.advance_sends(pipe)) ++sends;
+  while (b.advance_recvs(pipe)) ++recvs;
+  expect_done(sent, "send");
+  expect_done(received, "recv");
+  CHECK(got == data, "what arrived differs");
+  CHECK(sends >= 5 && recvs >= 5, "%d and %d steps", sends, recvs);
+}
+
 TEST(equal_tags_keep_their_order_and_others_overtake) {
   Mailbox a(1), b(0);
   Pipe pipe;
