@@ -5,10 +5,11 @@ rotation, so that the same noise affects all of them. A job is stopped (SIGSTOP)
 measures, so that the progress threads of an idle library do not disturb the measured one.
 
 After it continues, a job first runs as many operations unmeasured as measured, and some at least:
-the scheduler may wake two stopped ranks on one core and needs some time to separate them. In each round a job gives
-one *batch*, back-to-back operations whose mean counts, and some operations timed singly. Each time
-is that of the slowest rank. Medians and ratios come from batches, since reading the clock takes
-about as long as a small operation. The 99th percentile comes from single operations.
+the scheduler may wake two stopped ranks on one core and needs some time to separate them. In each
+round a job gives one *batch*, back-to-back operations whose mean counts, and some operations timed
+singly. Each time is that of the slowest rank. Medians and ratios come from batches, since reading
+the clock takes about as long as a small operation. The 99th percentile comes from single
+operations.
 """
 
 from __future__ import annotations
