@@ -8,6 +8,7 @@ sends it to all ranks. Communicators keep it until they are closed.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -23,6 +24,8 @@ def checked(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
+# Every communicator of a world asks with the same text.
+@functools.lru_cache(maxsize=8)
 def slot_stores_of(text: str) -> str:
     """Return the value in a text of ``Tuning.to_text``. Ranks read it before they read the rest.
 

@@ -190,7 +190,9 @@ def with_domains(topology: Topology, *names: Sequence[Hashable]) -> Topology:
     for one in names:
         if len(one) != topology.size:
             raise InvalidArgumentError(f"{len(one)} domains are named for {topology.size} ranks")
-        levels.append(_splitting(topology, one))
+        # Every communicator computes this, and most machines have one domain.
+        if len(set(one)) > 1:
+            levels.append(_splitting(topology, one))
     levels.sort(key=lambda labels: len(set(labels)))
     hosts = numbered(topology.levels[0])
     found: list[tuple[int, ...]] = []
