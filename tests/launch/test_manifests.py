@@ -1,7 +1,10 @@
-"""The manifest for Kubernetes: its command is one of `pycoll run`, and its numbers agree."""
+"""The manifest for Kubernetes and the batch job for Slurm: their commands are those of `pycoll
+run`, and their numbers agree."""
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +60,20 @@ def test_the_secret_is_a_file_of_a_volume() -> None:
     assert mount["name"] == volume["name"] and mount["readOnly"]
     assert options_of(pod)["secret_file"] == f"{mount['mountPath']}/secret"
     assert volume["secret"]["defaultMode"] == 0o400
+
+
+def test_the_batch_job_starts_agents() -> None:
+    """Its inner shell starts `pycoll run` with the numbers that Slurm gives to each task."""
+    path = ROOT / "examples" / "slurm" / "agents.sbatch"
+    subprocess.run(["bash", "-n", path], check=True)
+    text = path.read_text()
+    inner = text[text.index("srun sh -c '") :].split("'")[1].replace("\\\n", "")
+    for name, value in {"$SLURM_NNODES": "2", "$SLURM_NODEID": "1", "$RANKS": "4"}.items():
+        inner = inner.replace(name, value)
+    words = shlex.split(inner.replace("$HEAD_NODE", "head").replace("$@", "train.py"))
+    assert words[:3] == ["exec", "pycoll", "run"]
+    options = main.commands["run"].make_context("run", words[3:]).params
+    assert f"#SBATCH --nodes={options['nnodes']}\n#SBATCH --ntasks-per-node=1\n" in text
+    assert (options["node_rank"], options["ranks"], options["address"]) == (1, 4, "head:5000")
+    assert options["command"] == ("train.py",)
+    assert "export PYCOLL_SECRET" in text and "secret" not in inner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ if slurm_hosts.obstacle():
 
 #: Two nodes with two ranks each.
 FOUR = ("-N", "2", "-n", "4")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "slurm"
 Cluster = tuple[Slurm, mpi_hosts.hosts.Hosts]
 
 
@@ -83,6 +85,23 @@ def test_sbatch_needs_nothing_either(cluster: Cluster, tmp_path: Path) -> None:
     output = tmp_path / "output"
     wrapped = f"srun {sys.executable} {PROGRAM} j"
     done = slurm.run("sbatch", "--wait", *FOUR, "-o", str(output), "--wrap", wrapped)
+    text = output.read_text() if output.exists() else done.stderr
+    assert done.returncode == 0, text
+    assert sorted(text.splitlines()) == mpi_hosts.expected(world.names)
+
+
+@pytest.mark.parametrize("name", ["agents", "ranks"])
+def test_batch_jobs_of_the_examples(name: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Two ranks on each node, so that the lines are those of the other tests."""
+    slurm, world = cluster
+    output, script = tmp_path / "output", EXAMPLES / f"{name}.sbatch"
+    places = () if name == "agents" else ("--ntasks-per-node=2",)
+    command = tmp_path / "pycoll"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m pycoll "$@"\n')
+    command.chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    line = ("sbatch", "--wait", "-o", str(output), *places, str(script), PROGRAM, "j")
+    done = slurm.run(*line, PATH=path, RANKS="2")
     text = output.read_text() if output.exists() else done.stderr
     assert done.returncode == 0, text
     assert sorted(text.splitlines()) == mpi_hosts.expected(world.names)

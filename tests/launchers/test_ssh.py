@@ -75,6 +75,7 @@ SUM = code("import pycoll; comm = pycoll.init(); print(comm.rank, comm.all_reduc
         ("10.78.0.2:1,10.78.0.3:2", "10.78.0.2 10.78.0.3 10.78.0.3"),
         ("[fd78::2]:2,[fd78::3]:1", "fd78::2 fd78::2 fd78::3"),
         ("localhost:2,host2:1", "localhost localhost host2"),
+        ("host0:1,[fd78::2]:1,10.78.0.3:1", "host0 fd78::2 10.78.0.3"),
         ("host1:1,localhost:1", "host1 localhost"),
     ],
 )
