@@ -38,9 +38,10 @@ device::Copies copies_of(const std::vector<py::tuple>& before, const std::vector
 // address of the codes, the bytes from one part or row of them to the next, and the values of all
 // parts. Then follow, with 0 for no memory (see device/kernels/codes/coding.h):
 //
-//   "encode"  values, rests, parts, the part to leave out or -1, chunk of part 0, rank
-//   "fold"    values of the own row, result, rows, own row, divisor
-//   "decode"  result, parts
+//   "encode"  values, type, rests, parts, the part to leave out or -1, chunk of part 0, rank
+//   "fold"    values of the own row, type, result, type, rows, own row, divisor
+//   "decode"  result, type, parts
+//   "correct" values, type, result, factor
 std::optional<device::Coding> coding_of(const py::tuple& words);
 
 // A native object with threads and a device, which belongs to the process that created it. A forked

@@ -26,6 +26,16 @@ device::Coding begun(device::Coding::Step step, const py::tuple& words) {
   return made;
 }
 
+// An array is its address and the type of its elements.
+void take_values(device::Coding* made, const py::tuple& words) {
+  made->values = pointer_of<const std::byte>(words[5]);
+  made->values_type = static_cast<DType>(words[6].cast<int>());
+}
+void take_result(device::Coding* made, const py::tuple& words, std::size_t at) {
+  made->result = pointer_of<std::byte>(words[at]);
+  made->result_type = static_cast<DType>(words[at + 1].cast<int>());
+}
+
 }  // namespace
 
 std::optional<device::Coding> coding_of(const py::tuple& words) {
@@ -33,27 +43,34 @@ std::optional<device::Coding> coding_of(const py::tuple& words) {
   const auto kind = words[0].cast<std::string>();
   if (kind == "encode") {
     device::Coding made = begun(Step::kEncode, words);
-    made.values = pointer_of<const float>(words[5]);
-    made.rests = pointer_of<float>(words[6]);
-    made.parts = words[7].cast<std::uint32_t>();
-    made.own = static_cast<std::uint32_t>(words[8].cast<std::int32_t>());
-    made.chunk = words[9].cast<std::uint32_t>();
-    made.codec.seed = kernels::seed_of_rank(made.codec.seed, words[10].cast<std::uint32_t>());
+    take_values(&made, words);
+    made.rests = pointer_of<float>(words[7]);
+    made.parts = words[8].cast<std::uint32_t>();
+    made.own = static_cast<std::uint32_t>(words[9].cast<std::int32_t>());
+    made.chunk = words[10].cast<std::uint32_t>();
+    made.codec.seed = kernels::seed_of_rank(made.codec.seed, words[11].cast<std::uint32_t>());
     return made;
   }
   if (kind == "fold") {
     device::Coding made = begun(Step::kFold, words);
-    made.values = pointer_of<const float>(words[5]);
-    made.result = pointer_of<float>(words[6]);
-    made.rows = words[7].cast<std::uint32_t>();
-    made.own = words[8].cast<std::uint32_t>();
-    made.divisor = words[9].cast<std::uint32_t>();
+    take_values(&made, words);
+    take_result(&made, words, 7);
+    made.rows = words[9].cast<std::uint32_t>();
+    made.own = words[10].cast<std::uint32_t>();
+    made.divisor = words[11].cast<std::uint32_t>();
+    return made;
+  }
+  if (kind == "correct") {
+    device::Coding made = begun(Step::kCorrect, words);
+    take_values(&made, words);
+    made.result = pointer_of<std::byte>(words[7]);
+    made.factor = words[8].cast<float>();
     return made;
   }
   if (kind == "decode") {
     device::Coding made = begun(Step::kDecode, words);
-    made.result = pointer_of<float>(words[5]);
-    made.parts = words[6].cast<std::uint32_t>();
+    take_result(&made, words, 5);
+    made.parts = words[7].cast<std::uint32_t>();
     return made;
   }
   return std::nullopt;

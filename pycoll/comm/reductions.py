@@ -55,10 +55,10 @@ class Reducing(Core):
         ``op``: the reduction (docs/reductions.md). ``out``: None for a new array, an array of the
         shape and dtype of x, or x itself; for a list, a list of as many arrays. ``compress``: None,
         or a codec of pycoll.compress, the same on all ranks. With one, x is float16, bfloat16,
-        float32 or float64 and ``op`` "sum" or "avg"; on a device x is float32, and the codec keeps
-        every element (docs/gpu.md). ``feedback``: None, or a pycoll.compress.Feedback of this array
-        or list, which keeps what the codec leaves out for the next call. The other arguments are
-        those of all collectives, see Communicator.
+        float32 or float64 and ``op`` "sum" or "avg"; on a device it is not float64, and the codec
+        keeps every element (docs/gpu.md). ``feedback``: None, or a pycoll.compress.Feedback of this
+        array or list, which keeps what the codec leaves out for the next call. The other arguments
+        are those of all collectives, see Communicator.
 
         With a codec that keeps every element, such as ``Block("int8")``, each rank encodes what it
         sends; one rank folds a part of the array in full precision, in rank order, and encodes it

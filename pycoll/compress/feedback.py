@@ -168,21 +168,19 @@ class Feedback:
         """
         return self._kept(self._residuals, shape, np.dtype(dtype), number)
 
-    def on_device(self, shape: tuple[int, ...], number: int, move: Callable[[Any], Any]) -> Any:
-        """Keep the float32 residual of an array where ``move(residual)`` puts it, and return that.
+    def on_device(
+        self, shape: tuple[int, ...], number: int, move: Callable[[Any], Any], name: str
+    ) -> Any:
+        """Keep the memory ``name`` of an array where ``move(memory)`` puts it, and return that.
 
-        ``move`` gets None before the first call. Raises InvalidArgumentError as ``memory`` does,
-        and where there is momentum, whose velocities stay in host memory.
+        ``name``: "residuals" or "velocities", of float32. ``move`` gets None before the first call.
+        Raises InvalidArgumentError as ``memory`` does.
         """
-        if self._momentum:
-            raise InvalidArgumentError(
-                f"feedback has momentum={self._momentum} and x is on a device: momentum correction "
-                "takes arrays in host memory; pass momentum=0"
-            )
-        found = self._residuals.get(number)
+        kept = self._residuals if name == "residuals" else self._velocities
+        found = kept.get(number)
         if found is not None:
             self._check(found, shape, np.dtype(np.float32))
-        self._residuals[number] = moved = move(found)
+        kept[number] = moved = move(found)
         return moved
 
     def check_free(self) -> None:

@@ -5,7 +5,6 @@ docs/gpu.md describes them; ``pycoll.device.device_codes`` has the steps.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -42,6 +41,21 @@ class Ready(NamedTuple):
     target: Any
     counts: list[int]
     place: Where
+
+
+class _Kept(NamedTuple):
+    """The memory of one array's feedback; see ``device_codes.Kept``."""
+
+    feedback: Any
+    shape: tuple[int, ...]
+    number: int
+
+    @property
+    def momentum(self) -> float:
+        return float(self.feedback.momentum)
+
+    def memory(self, move: Callable[[Any], Any], name: str) -> Any:
+        return self.feedback.on_device(self.shape, self.number, move, name)
 
 
 def run_coded(
@@ -171,13 +185,14 @@ def _launch(
 ) -> Any:
     """Launch the collective of one array, the ``number``-th of its call."""
     dtype = (ready.source or ready.target).dtype
-    if dtype != DType.FLOAT32:
+    if dtype == DType.FLOAT64:
         raise InvalidArgumentError(
-            f"x is {DType(dtype).word} on a device: compress takes float32 there; convert the array"
+            "x is float64 on a device: compress takes float16, bfloat16 and float32 there; convert "
+            "the array"
         )
-    kept: Callable[[Callable[[Any], Any]], Any] | None = None
+    kept = None
     if feedback is not None and ready.source is not None:
-        kept = functools.partial(feedback.on_device, tuple(ready.source.shape), number)
+        kept = _Kept(feedback, tuple(ready.source.shape), number)
     ends = (ready.source, ready.target)
     call = _call_of(communicator, ready.prepared, ready.counts)
     return communicator._on_devices().run_coded(call, ends, async_op, finish, ready.place, kept)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.device.device_copies import Copies, Copy
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
-from pycoll.types import DType
+from pycoll.types import ITEM_BYTES, DType
 
 if TYPE_CHECKING:
     from pycoll.comm.plans import Prepared
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 _ALIGNMENT = 16
 _FLOAT_BYTES = 4
 _NAP_S = 50e-6
+
+
+class Floats(NamedTuple):
+    """An array of floats on the device, in C order: its address and type."""
+
+    address: int
+    dtype: int
+
+    def at(self, index: int) -> Floats:
+        """Return the array from an element on."""
+        return self._replace(address=self.address + index * ITEM_BYTES[self.dtype])
 
 
 class Parts(NamedTuple):
@@ -57,38 +68,43 @@ class Parts(NamedTuple):
         return sum(self.lengths[:part])
 
     def encode(
-        self, values: int, rests: int, codes: int, own: int, rank: int, chunk: int = 0
+        self, values: Floats, rests: int, codes: int, own: int, rank: int, chunk: int = 0
     ) -> list[Copy]:
         """Return the steps that encode all parts but ``own``, for ``rank``.
 
-        ``values``, ``rests``, ``codes``: addresses; 0 for no rests. ``own``: -1 for no part.
-        ``chunk``: the number of part 0.
+        ``rests``, ``codes``: addresses; 0 for no rests. ``own``: -1 for no part. ``chunk``: the
+        number of part 0.
         """
         if self._is_even():
             parts = (len(self.lengths), own, chunk, rank)
             total = sum(self.lengths)
-            return [("encode", self.codec, codes, self.stride, total, values, rests, *parts)]
+            return [("encode", self.codec, codes, self.stride, total, *values, rests, *parts)]
         made: list[Copy] = []
         for part, length in enumerate(self.lengths):
-            place = _FLOAT_BYTES * self.begin(part)
-            one = (values + place, rests and rests + place, 1, -1, chunk + part, rank)
+            begin = self.begin(part)
+            left = rests and rests + _FLOAT_BYTES * begin
+            one = (*values.at(begin), left, 1, -1, chunk + part, rank)
             if part != own:
                 to = codes + part * self.stride
                 made.append(("encode", self.codec, to, self.stride, length, *one))
         return made
 
-    def decode(self, codes: int, result: int) -> list[Copy]:
+    def decode(self, codes: int, result: Floats) -> list[Copy]:
         """Return the steps that decode all parts."""
         if self._is_even():
             parts, total = len(self.lengths), sum(self.lengths)
-            return [("decode", self.codec, codes, self.stride, total, result, parts)]
+            return [("decode", self.codec, codes, self.stride, total, *result, parts)]
         made: list[Copy] = []
         for part, length in enumerate(self.lengths):
-            to = result + _FLOAT_BYTES * self.begin(part)
+            to = result.at(self.begin(part))
             made.append(
-                ("decode", self.codec, codes + part * self.stride, self.stride, length, to, 1)
+                ("decode", self.codec, codes + part * self.stride, self.stride, length, *to, 1)
             )
         return made
+
+    def correct(self, count: int, values: Floats, velocities: int, momentum: float) -> Copy:
+        """Return the step that makes ``count`` velocities of a call, momentum u + x."""
+        return ("correct", self.codec, 0, 0, count, *values, velocities, momentum)
 
     def _is_even(self) -> bool:
         return self.lengths == cut(sum(self.lengths), len(self.lengths))
@@ -98,6 +114,20 @@ def cut(count: int, parts: int) -> tuple[int, ...]:
     """Return the lengths of the parts of an array as plans cut it: longer ones first."""
     share, longer = divmod(count, parts)
     return tuple(share + (part < longer) for part in range(parts))
+
+
+class Kept(Protocol):
+    """The memory that a Feedback has of one array.
+
+    ``momentum``: of momentum correction, or 0.
+    """
+
+    @property
+    def momentum(self) -> float:
+        """The factor of the last velocities."""
+
+    def memory(self, move: Callable[[Any], Residual], name: str) -> Residual:
+        """Return "residuals" or "velocities" on the device, where ``move`` puts them."""
 
 
 class Exchange(NamedTuple):
@@ -132,7 +162,7 @@ class Round(NamedTuple):
 
 
 class Residual:
-    """The float32 that a codec left out of an array, in memory of a device.
+    """The float32 that a codec left out of an array, or velocities, in memory of a device.
 
     ``numpy.asarray(residual)`` waits for the operations that change it, and copies it to the host.
     Replayed graphs change it, too: synchronize their stream first.
@@ -213,14 +243,13 @@ def residual_for(
 
 def coded_rounds(
     call: CodedCall,
-    ends: tuple[int, int],
+    ends: tuple[Floats, Floats],
     residual: Residual | None,
     memory: Callable[[int, int], DeviceView],
 ) -> list[Round]:
     """Return the rounds of a call, one for each of its exchanges.
 
-    ``ends``: the addresses of values and result. ``memory`` returns new memory, for so many
-    elements of a type.
+    ``ends``: values and result. ``memory`` returns new memory, for so many elements of a type.
     """
     rests = 0 if residual is None else residual.view.address
     values, result = ends
@@ -232,29 +261,33 @@ def coded_rounds(
         return [_folded(call, values, rests, result, memory)]
     parts, rank = call.parts, call.rank
     length, place = parts.lengths[rank], _FLOAT_BYTES * parts.begin(rank)
-    total = memory(length, DType.FLOAT32)
-    first = _folded(call, values, rests, total.address, memory)
-    second = _gathered(call, total.address, rests and rests + place, result, memory)
+    total = Floats(memory(length, DType.FLOAT32).address, DType.FLOAT32)
+    first = _folded(call, values, rests, total, memory)
+    second = _gathered(call, total, rests and rests + place, result, memory)
     return [first, second]
 
 
 def _folded(
-    call: CodedCall, values: int, rests: int, result: int, memory: Callable[[int, int], DeviceView]
+    call: CodedCall,
+    values: Floats,
+    rests: int,
+    result: Floats,
+    memory: Callable[[int, int], DeviceView],
 ) -> Round:
     """Return the round that brings each part to its owner, which folds it to ``result``."""
     parts, rank = call.parts, call.rank
     sent, arrived = memory(parts.nbytes, DType.UINT8), memory(parts.nbytes, DType.UINT8)
-    own = values + _FLOAT_BYTES * parts.begin(rank)
+    own = values.at(parts.begin(rank))
     length, rows = parts.lengths[rank], (len(parts.lengths), rank, call.divisor)
-    fold = ("fold", parts.codec, arrived.address, parts.stride, length, own, result, *rows)
+    fold = ("fold", parts.codec, arrived.address, parts.stride, length, *own, *result, *rows)
     return Round(sent, arrived, parts.encode(values, rests, sent.address, rank, rank), [fold])
 
 
 def _gathered(
     call: CodedCall,
-    values: int,
+    values: Floats,
     rests: int,
-    result: int,
+    result: Floats,
     memory: Callable[[int, int], DeviceView],
 ) -> Round:
     """Return the round that brings the codes of each rank's part to all ranks.
@@ -269,7 +302,11 @@ def _gathered(
 
 
 def _broadcast(
-    call: CodedCall, values: int, rests: int, result: int, memory: Callable[[int, int], DeviceView]
+    call: CodedCall,
+    values: Floats,
+    rests: int,
+    result: Floats,
+    memory: Callable[[int, int], DeviceView],
 ) -> Round:
     """Return the round that brings the codes of the root's values to all ranks."""
     parts = call.parts

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.bootstrap.discovery.host import process_token
-from pycoll.device.device_codes import CodedCall, Residual, coded_rounds, residual_for
+from pycoll.device.device_codes import CodedCall, Floats, Kept, Residual, coded_rounds, residual_for
 from pycoll.device.device_copies import Conversion, Copies, conversion, order_memory
 from pycoll.device.device_messages import MessagePlans, rounds_of
 from pycoll.device.device_registry import DeviceRegistry
 from pycoll.device.device_work import DeviceWork
 from pycoll.device.host_staging import Staging
 from pycoll.errors import InvalidArgumentError
+from pycoll.types import DType
 
 if TYPE_CHECKING:
     from pycoll.arrays.p2p_message import Message
@@ -218,12 +219,11 @@ class Devices:
         async_op: bool,
         finish: Callable[[], Any],
         where: Where,
-        kept: Callable[[Callable[[Any], Residual]], Residual] | None,
+        kept: Kept | None,
     ) -> Any:
         """Launch a collective with a codec; see ``run`` and ``pycoll.device.device_codes``.
 
-        ``kept``: replaces the residual of the array by what a function makes of it, and returns
-        that; None without feedback.
+        ``kept``: the memory of the array's feedback; None without any.
         """
         source, target = ends
         native = self._opened(source, target)
@@ -231,17 +231,28 @@ class Devices:
         for view in (source, target):
             if view is not None and view.order is not None:
                 view.order(stream)
-        copies, residual = Copies(), None
+        copies, changed = Copies(), list[Residual]()
         packed, made = copies.source(source, where), copies.target(target, where)
+        values = _floats(packed)
         if kept is not None:
             shape = tuple(source.shape)
-            residual = kept(lambda found: residual_for(native, where, shape, found, copies))
-            copies.memory.append(residual)
-        addresses = (_memory(packed)[0], _memory(made)[0])
+
+            def here(found: Any) -> Residual:
+                return residual_for(native, where, shape, found, copies)
+
+            changed.append(kept.memory(here, "residuals"))
+            if kept.momentum:
+                changed.append(kept.memory(here, "velocities"))
+                velocity = _floats(changed[1].view)
+                copies.before.append(
+                    call.parts.correct(source.count, values, velocity.address, kept.momentum)
+                )
+                values = velocity
+            copies.memory += changed
         rounds = coded_rounds(
             call,
-            addresses,
-            residual,
+            (values, _floats(made)),
+            changed[0] if changed else None,
             lambda count, dtype: copies.memory_for((count,), dtype, where),
         )
         order_memory(native, where, stream)
@@ -255,8 +266,10 @@ class Devices:
                 steps.after += copies.after
             launch = Launch(exchange.prepared, exchange.counts, exchange.lanes, async_op, where)
             mark = launch.run(native, _memory(one.source), _memory(one.target), steps)
-        if residual is not None and native.capture_of(stream) == 0:
-            residual.changed(mark if mark is not None else native.mark(stream))
+        if changed and native.capture_of(stream) == 0:
+            end = mark if mark is not None else native.mark(stream)
+            for memory in changed:
+                memory.changed(end)
         self._keep(where, async_op, native, mark, (source, target), copies.memory)
         if mark is not None:
             return DeviceWork(native, mark, where, finish)
@@ -449,6 +462,10 @@ def _hand_on(native: _core.DeviceCommunicator, where: Where) -> None:
     hands_on = where.hands_on()
     if hands_on is not None:
         native.join(native.mark(where.handle()), hands_on)
+
+
+def _floats(view: DeviceView | None) -> Floats:
+    return Floats(0, DType.FLOAT32) if view is None else Floats(view.address, view.dtype)
 
 
 def _memory(view: DeviceView | None) -> tuple[int, int]:

@@ -9,6 +9,7 @@
 #include "device/kernels/codes/code_blocks.h"
 #include "emulator.h"
 #include "kernels/codecs.h"
+#include "kernels/convert.h"
 
 namespace pycoll {
 namespace {
@@ -101,6 +102,33 @@ Cut cut(std::size_t count, std::size_t parts, std::size_t part) {
   return {share * part + std::min(part, longer), share + (part < longer ? 1 : 0)};
 }
 
+// Values of a type in memory, as the host reads and writes them.
+void put(Bytes& to, const std::vector<float>& values, DType type) {
+  if (type == DType::kFloat32) return to.set(values);
+  std::vector<std::uint16_t> halves;
+  for (const float value : values) {
+    const bool is_half = type == DType::kFloat16;
+    halves.push_back(is_half ? kernels::Float16::encode(value) : kernels::BFloat16::encode(value));
+  }
+  if (!halves.empty()) std::memcpy(to.at(), halves.data(), halves.size() * sizeof(halves[0]));
+}
+std::vector<float> got(Bytes& from, std::size_t count, DType type) {
+  if (type == DType::kFloat32) return from.as_floats();
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint16_t half = 0;
+    std::memcpy(&half, from.at() + i * sizeof(half), sizeof(half));
+    const bool is_half = type == DType::kFloat16;
+    values[i] = is_half ? kernels::Float16::decode(half) : kernels::BFloat16::decode(half);
+  }
+  return values;
+}
+std::vector<float> rounded(const std::vector<float>& values, DType type) {
+  Bytes memory(values.size() * item_bytes(type), 0);
+  put(memory, values, type);
+  return got(memory, values.size(), type);
+}
+
 std::vector<float> sums(const std::vector<float>& a, const std::vector<float>& b) {
   std::vector<float> made(a.size());
   for (std::size_t i = 0; i < a.size(); ++i) made[i] = a[i] + b[i];
@@ -113,12 +141,14 @@ struct Case {
   std::uint32_t parts;
   std::size_t offset;  // bytes from an aligned address to codes and values
   bool has_rests;
+  DType type = DType::kFloat32;  // of values and results
 
   std::string text() const {
     return "codec " + std::to_string(static_cast<int>(codec.kind)) + " in blocks of " +
            std::to_string(codec.block) + (codec.stochastic ? " by chance, " : ", ") +
            std::to_string(count) + " values in " + std::to_string(parts) + " parts at " +
-           std::to_string(offset) + (has_rests ? " with rests" : "");
+           std::to_string(offset) + " of " + std::string(name_of(type)) +
+           (has_rests ? " with rests" : "");
   }
   std::size_t stride() const {
     return kernels::encoded_bytes(codec, (count + parts - 1) / parts) + offset;
@@ -131,6 +161,7 @@ struct Case {
     made.stride = stride();
     made.parts = parts;
     made.own = device::kNoPart;
+    made.values_type = made.result_type = type;
     made.codec = codec;
     made.codec.seed = kernels::seed_of_rank(codec.seed, kRank);
     return made;
@@ -154,7 +185,7 @@ void encode_on_host(const Case& one, std::uint32_t own, const std::vector<float>
 
 // Encodes on both, and returns the codes.
 Bytes check_encode(const Case& one, Prng& prng) {
-  const std::vector<float> values = drawn(one.count, prng);
+  const std::vector<float> values = rounded(drawn(one.count, prng), one.type);
   const std::vector<float> kept = drawn(one.count, prng);
   const auto own =
       prng.chance(1, 2) ? device::kNoPart : static_cast<std::uint32_t>(prng.below(one.parts));
@@ -162,19 +193,20 @@ Bytes check_encode(const Case& one, Prng& prng) {
   std::vector<float> left = kept;
   encode_on_host(one, own, one.has_rests ? sums(values, kept) : values, expected.at(), &left);
   Bytes codes(one.stride() * one.parts, one.offset);
-  Bytes given(one.count * sizeof(float), one.offset);
+  Bytes given(one.count * item_bytes(one.type), one.offset);
   Bytes rests(one.count * sizeof(float), one.offset);
-  given.set(values);
+  put(given, values, one.type);
   rests.set(kept);
   Coding coding = one.coding(Coding::Step::kEncode, codes);
-  coding.values = given.floats();
+  coding.values = given.at();
   coding.rests = one.has_rests ? rests.floats() : nullptr;
   coding.own = own;
   run(coding, prng);
   CHECK(std::memcmp(codes.at(), expected.at(), one.stride() * one.parts) == 0, "%s: other codes",
         one.text().c_str());
   CHECK(alike(rests.as_floats(), left), "%s: other rests", one.text().c_str());
-  CHECK(alike(given.as_floats(), values), "%s: the values have changed", one.text().c_str());
+  CHECK(alike(got(given, one.count, one.type), values), "%s: the values have changed",
+        one.text().c_str());
   CHECK(codes.is_filler_around() && rests.is_filler_around(), "%s: stores outside",
         one.text().c_str());
   encode_on_host(one, device::kNoPart, values, codes.at(), &left);
@@ -189,11 +221,12 @@ void check_decode(const Case& one, Bytes& codes, Prng& prng) {
     host.decode(expected.data() + piece.begin, codes.at() + part * one.stride(), piece.count,
                 one.codec);
   }
-  Bytes result(one.count * sizeof(float), one.offset);
+  Bytes result(one.count * item_bytes(one.type), one.offset);
   Coding coding = one.coding(Coding::Step::kDecode, codes);
-  coding.result = result.floats();
+  coding.result = result.at();
   run(coding, prng);
-  CHECK(alike(result.as_floats(), expected), "%s: decodes differently", one.text().c_str());
+  CHECK(alike(got(result, one.count, one.type), rounded(expected, one.type)),
+        "%s: decodes differently", one.text().c_str());
   CHECK(result.is_filler_around(), "%s: decodes to places outside", one.text().c_str());
 }
 
@@ -204,7 +237,7 @@ void check_fold(const Case& one, Bytes& codes, Prng& prng) {
   const Cut part = cut(one.count, one.parts, 0);
   const auto own = static_cast<std::uint32_t>(prng.below(one.parts));
   const auto divisor = static_cast<std::uint32_t>(prng.below(3));
-  const std::vector<float> values = drawn(part.count, prng);
+  const std::vector<float> values = rounded(drawn(part.count, prng), one.type);
   // Every row has as many values as the first part; the codes of shorter ones end with filler.
   std::vector<float> expected = own == 0 ? values : std::vector<float>(part.count);
   for (std::uint32_t row = 0; row < one.parts; ++row) {
@@ -220,28 +253,53 @@ void check_fold(const Case& one, Bytes& codes, Prng& prng) {
   if (divisor != 0) {
     for (float& value : expected) value /= static_cast<float>(divisor);
   }
-  Bytes given(part.count * sizeof(float), one.offset);
-  given.set(values);
+  Bytes given(part.count * item_bytes(one.type), one.offset);
+  put(given, values, one.type);
   const bool in_place = prng.chance(1, 2);
+  const DType type = in_place ? one.type : DType::kFloat32;
   Bytes apart(part.count * sizeof(float), one.offset);
   Bytes& result = in_place ? given : apart;
   Coding coding = one.coding(Coding::Step::kFold, codes);
-  coding.values = given.floats();
-  coding.result = result.floats();
+  coding.values = given.at();
+  coding.result = result.at();
+  coding.result_type = type;
   coding.count = part.count;
   coding.parts = 1;
   coding.rows = one.parts;
   coding.own = own;
   coding.divisor = divisor;
   run(coding, prng);
-  CHECK(alike(result.as_floats(), expected), "%s: folds differently", one.text().c_str());
+  CHECK(alike(got(result, part.count, type), rounded(expected, type)), "%s: folds differently",
+        one.text().c_str());
   CHECK(result.is_filler_around(), "%s: folds to places outside", one.text().c_str());
 }
 
-void check(const Case& one, Prng& prng) {
+void check_correct(const Case& one, Bytes& codes, Prng& prng) {
+  const std::vector<float> values = rounded(drawn(one.count, prng), one.type);
+  std::vector<float> expected = drawn(one.count, prng);
+  Bytes given(one.count * item_bytes(one.type), one.offset);
+  Bytes result(one.count * sizeof(float), one.offset);
+  put(given, values, one.type);
+  result.set(expected);
+  Coding coding = one.coding(Coding::Step::kCorrect, codes);
+  coding.parts = 1;
+  coding.values = given.at();
+  coding.result = result.at();
+  coding.factor = 0.9f;
+  run(coding, prng);
+  for (float& value : expected) value *= coding.factor;
+  CHECK(alike(result.as_floats(), sums(expected, values)), "%s: corrects differently",
+        one.text().c_str());
+  CHECK(result.is_filler_around(), "%s: corrects places outside", one.text().c_str());
+}
+
+void check(Case one, Prng& prng) {
+  constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  one.type = kTypes[prng.below(4)];
   Bytes codes = check_encode(one, prng);
   check_decode(one, codes, prng);
   check_fold(one, codes, prng);
+  check_correct(one, codes, prng);
 }
 
 std::vector<Codec> codecs(std::uint32_t block) {

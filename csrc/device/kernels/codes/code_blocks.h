@@ -53,9 +53,30 @@ PYCOLL_DEVICE std::uint32_t load_byte(const std::byte* from) {
 PYCOLL_DEVICE void store_byte(std::byte* to, std::uint32_t value) {
   store(reinterpret_cast<std::uint8_t*>(to), static_cast<std::uint8_t>(value));
 }
-PYCOLL_DEVICE float load_float(const float* from) { return std::bit_cast<float>(load_word(from)); }
-PYCOLL_DEVICE void store_float(float* to, float value) {
-  store_word(to, std::bit_cast<std::uint32_t>(Real<float>::encode(value)));
+PYCOLL_DEVICE std::uint32_t load_half(const std::byte* from) {
+  return load_byte(from) | load_byte(from + 1) << 8;
+}
+PYCOLL_DEVICE void store_half(std::byte* to, std::uint32_t value) {
+  store_byte(to, value);
+  store_byte(to + 1, value >> 8);
+}
+
+// Element `index` of an array of float32, float16 or bfloat16.
+PYCOLL_DEVICE float load_value(const std::byte* array, DType type, std::uint64_t index) {
+  if (type == DType::kFloat32) {
+    return std::bit_cast<float>(load_word(array + index * sizeof(float)));
+  }
+  const auto half = static_cast<std::uint16_t>(load_half(array + index * sizeof(std::uint16_t)));
+  return type == DType::kFloat16 ? Float16::decode(half) : BFloat16::decode(half);
+}
+PYCOLL_DEVICE void store_value(std::byte* array, DType type, std::uint64_t index, float value) {
+  if (type == DType::kFloat32) {
+    const float canonical = Real<float>::encode(value);
+    return store_word(array + index * sizeof(float), std::bit_cast<std::uint32_t>(canonical));
+  }
+  const std::uint32_t half =
+      type == DType::kFloat16 ? Float16::encode(value) : BFloat16::encode(value);
+  store_half(array + index * sizeof(std::uint16_t), half);
 }
 
 // The block of a warp. All threads of the warp call each method together.
@@ -84,6 +105,7 @@ class CodeBlock {
 
   PYCOLL_DEVICE void run() const {
     if (count_ == 0) return;
+    if (coding_.step == Coding::Step::kCorrect) return correct();
     if (coding_.step != Coding::Step::kEncode) return decode();
     switch (kind_) {
       case kernels::CodecKind::kBFloat16:
@@ -102,16 +124,23 @@ class CodeBlock {
  private:
   using Coded = kernels::Coded<ThreadLane>;
 
+  PYCOLL_DEVICE float given(std::uint32_t index) const {
+    return load_value(coding_.values, coding_.values_type, place_ + index);
+  }
+
+  PYCOLL_DEVICE std::byte* rests() const { return reinterpret_cast<std::byte*>(coding_.rests); }
+
   // The value to encode; 0 behind the end.
   PYCOLL_DEVICE float value(std::uint32_t index) const {
     if (index >= count_) return 0;
-    const float given = load_float(coding_.values + place_ + index);
-    return coding_.rests == nullptr ? given : given + load_float(coding_.rests + place_ + index);
+    const float mine = given(index);
+    return coding_.rests == nullptr ? mine
+                                    : mine + load_value(rests(), DType::kFloat32, place_ + index);
   }
 
   PYCOLL_DEVICE void leave(std::uint32_t index, float rest) const {
     if (coding_.rests != nullptr && index < count_) {
-      store_float(coding_.rests + place_ + index, rest);
+      store_value(rests(), DType::kFloat32, place_ + index, rest);
     }
   }
 
@@ -176,8 +205,7 @@ class CodeBlock {
     for (std::uint32_t i = lane_; i < count_; i += kWarp) {
       const float x = value(i);
       const std::uint32_t code = Bf16Codes::nearest(x);
-      store_byte(codes_ + 2 * i, code);
-      store_byte(codes_ + 2 * i + 1, code >> 8);
+      store_half(codes_ + 2 * i, code);
       leave(i, x - Bf16Codes::value(code));
     }
   }
@@ -212,6 +240,13 @@ class CodeBlock {
     }
   }
 
+  PYCOLL_DEVICE void correct() const {
+    for (std::uint32_t i = lane_; i < count_; i += kWarp) {
+      const float before = load_value(coding_.result, DType::kFloat32, place_ + i);
+      store_value(coding_.result, DType::kFloat32, place_ + i, before * coding_.factor + given(i));
+    }
+  }
+
   PYCOLL_DEVICE void decode() const {
     const bool folds = coding_.step == Coding::Step::kFold;
     const std::uint32_t rows = folds ? coding_.rows : 1;
@@ -221,20 +256,18 @@ class CodeBlock {
       PYCOLL_NO_UNROLL
       for (std::uint32_t row = 0; row < rows; ++row) {
         const bool is_own = folds && row == coding_.own;
-        const float one = is_own ? load_float(coding_.values + place_ + i)
-                                 : decoded(codes_ + coding_.stride * row, i);
+        const float one = is_own ? given(i) : decoded(codes_ + coding_.stride * row, i);
         total = row == 0 ? one : total + one;
       }
       if (coding_.divisor != 0) total = total / static_cast<float>(coding_.divisor);
-      store_float(coding_.result + place_ + i, total);
+      store_value(coding_.result, coding_.result_type, place_ + i, total);
     }
   }
 
   // Value `index` of the block whose codes begin there.
   PYCOLL_DEVICE float decoded(const std::byte* block, std::uint32_t index) const {
     if (kind_ == kernels::CodecKind::kBFloat16) {
-      const std::byte* code = block + 2 * index;
-      return Bf16Codes::value(load_byte(code) | load_byte(code + 1) << 8);
+      return Bf16Codes::value(load_half(block + 2 * index));
     }
     const std::uint32_t scale = load_word(block);
     const std::byte* codes = block + sizeof(scale);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/types.h"
 #include "kernels/codecs.h"
 
 namespace pycoll::device {
@@ -19,17 +20,19 @@ namespace pycoll::device {
 //            `values` as they are, and the others decode their codes. Then divides by `divisor`,
 //            unless that is 0. There is one part.
 //   kDecode  values of `result` are those of the codes of all parts.
+//   kCorrect values of `result` are multiplied by `factor`, and `values` are added; no codes.
 //
-// NaN becomes the canonical one in results and rests. All other bits are those of the host, but for
-// the code of a NaN's sign.
+// Values and results of 16 bits are widened, which is exact, and rounded to nearest even. NaN
+// becomes the canonical one in results and rests. All other bits are those of the host, but for the
+// code of a NaN's sign.
 struct Coding {
-  enum class Step : std::uint32_t { kEncode = 0, kFold = 1, kDecode = 2 };
+  enum class Step : std::uint32_t { kEncode = 0, kFold = 1, kDecode = 2, kCorrect = 3 };
   Step step;
   std::uint32_t blocks;  // of the launch
   std::byte* codes;
-  const float* values;  // nullptr: of no row
-  float* result;        // may be `values`
-  float* rests;         // nullptr: none
+  const std::byte* values;  // nullptr: of no row
+  std::byte* result;        // may be `values`
+  float* rests;             // nullptr: none
   std::uint64_t count;
   std::uint64_t stride;
   std::uint32_t parts;
@@ -37,7 +40,10 @@ struct Coding {
   std::uint32_t own;      // kNoPart: none
   std::uint32_t divisor;  // 0: none
   std::uint32_t chunk;    // the number of part 0, for rounding by chance
-  kernels::Codec codec;   // with the seed of this rank
+  float factor;
+  DType values_type;  // float32, float16 or bfloat16
+  DType result_type;
+  kernels::Codec codec;  // with the seed of this rank
 };
 inline constexpr std::uint32_t kNoPart = ~0u;
 
