@@ -36,7 +36,7 @@ import page
 from host_jobs import places_of
 from hosts import DEVICE, ONE_GIGABIT, Hosts, obstacle
 
-from pycoll.gradients.communication_plan import Gradient, Rate
+from pycoll.gradients.communication_plan import Gradient
 from pycoll.gradients.compare import read_gradients
 from pycoll.gradients.policies import Policy
 from pycoll.gradients.step_record import Step, Travel
@@ -332,16 +332,13 @@ def verdicts_of(found: Sequence[Found]) -> list[str]:
 
 def rates_text(rates: Sequence[Any]) -> str:
     """The measured rates, in words; ``rates`` has the fields of ``Rates``."""
-    named = (
-        *zip(("all_reduce", "reduce_scatter", "all_gather"), rates[:3], strict=True),
-        *(("to servers and back", stage[0]) for stage in rates[6]),
-    )
-    words = []
-    for name, rate in named:
-        lines = (
-            f"{1e6 * alpha:.0f} us + {1e9 * beta:.3g} ns/B" for alpha, beta in Rate(*rate).lines
+    words = [
+        f"{name} {1e6 * alpha:.0f} us + {1e9 * beta:.3g} ns/B"
+        for name, (alpha, beta) in (
+            *zip(("all_reduce", "reduce_scatter", "all_gather"), rates[:3], strict=True),
+            *(("to servers and back", stage[0]) for stage in rates[6]),
         )
-        words.append(f"{name} {' or '.join(lines)}")
+    ]
     return ", ".join(words) + "."
 
 

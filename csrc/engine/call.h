@@ -19,16 +19,19 @@ using executor::Execution;
 // The request is constant. The other state belongs to one engine, the first that entered the call.
 class Call {
  public:
-  // Of the memory in `request` only the lengths count.
-  explicit Call(CollectiveRequest request) : request_(std::move(request)) {}
+  // Of the memory in `request` only the lengths count. `is_short`: see kShortBytes.
+  explicit Call(CollectiveRequest request, bool is_short = true)
+      : request_(std::move(request)), is_short_(is_short) {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
   const CollectiveRequest& request() const { return request_; }
+  bool is_short() const { return is_short_; }
 
-  // Calls are for operations whose input and output have at most this many bytes. Such an operation
-  // ends so soon after its peers have arrived that releasing a lock would cost more. Longer
-  // operations gain nothing from being bound; start them as requests.
+  // Short calls are operations whose input and output have at most this many bytes. Such an
+  // operation ends so soon after its peers have arrived that releasing a lock would cost more.
+  // Longer operations gain nothing from being bound; start them as requests. The engine makes long
+  // calls of those that may be under way together.
   static constexpr std::uint64_t kShortBytes = 64 * 1024;
   // The number of calls that may be in progress at once:
   // what a channel holds before its receiver reads.
@@ -45,6 +48,7 @@ class Call {
   };
 
   const CollectiveRequest request_;
+  const bool is_short_;
   std::array<Run, kRunsMax> runs_;
 };
 

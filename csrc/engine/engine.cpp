@@ -95,10 +95,27 @@ std::uint64_t Engine::next_sequence() {
   return next;
 }
 
+namespace {
+
+// Whether a long operation may run at the same time as others. With servers it should: a worker's
+// link out is idle while it receives the last results, and carries the next operation's values. A
+// conversion needs memory of the array's length, which own_execution_ keeps for the next operation.
+bool overlaps_others(const CollectiveRequest& request) {
+  return request.plan->header().servers != 0 && request.parts.empty() && !request.form;
+}
+
+}  // namespace
+
 std::shared_ptr<Operation> Engine::start(CollectiveRequest request, Nanoseconds timeout) {
   auto operation = std::make_shared<Operation>();
   if (!failure_.ok()) {
     operation->finish(failure_);
+    return operation;
+  }
+  if (overlaps_others(request)) {
+    const std::byte* input = request.input.data;
+    std::byte* output = request.output.data;
+    start(std::make_shared<Call>(std::move(request), false), input, output, operation, timeout);
     return operation;
   }
   Pending pending{nullptr, nullptr, nullptr, operation, timeout, next_sequence(), 0};
@@ -141,7 +158,7 @@ bool overlap(const std::byte* one, std::uint64_t one_bytes, const std::byte* oth
 // their memory does not depend on the end of the others.
 bool Engine::may_begin(const Pending& pending) const {
   if (running_.empty()) return true;
-  if (pending.call == nullptr || !runs_short() || running_.size() == Call::kRunsMax || disputes() ||
+  if (pending.call == nullptr || !runs_call() || running_.size() == Call::kRunsMax || disputes() ||
       inquires()) {
     return false;
   }

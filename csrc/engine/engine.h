@@ -108,7 +108,7 @@ class Engine final : public ChannelSource {
   // Whether the engine is idle and has not failed; any thread, as of the last change.
   bool vacant() const { return vacant_.load(std::memory_order_acquire); }
   // Whether the oldest running collective is a short call.
-  bool runs_short() const { return !running_.empty() && running_.front().pending.call != nullptr; }
+  bool runs_short() const { return runs_call() && running_.front().pending.call->is_short(); }
   // Whether everything in progress is short: the oldest running collective and all open messages.
   bool is_brief() const { return (running_.empty() || runs_short()) && long_messages_ == 0; }
 
@@ -230,6 +230,7 @@ class Engine final : public ChannelSource {
   Status bind(Call& call, Call::Run& run, const std::byte* input, std::byte* output);
   void lead();
   bool step_collectives(bool all);
+  bool runs_call() const { return !running_.empty() && running_.front().pending.call != nullptr; }
   bool end_leaders();
   bool is_given_up(std::uint64_t sequence);
   Mailbox& mailbox_of(int peer);

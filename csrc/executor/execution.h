@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "executor/bound_plan.h"
@@ -38,7 +39,7 @@ class ChannelSource {
   // The ticket locks outlive every execution that was bound to them.
   virtual ChannelTicket& send_ticket(int peer, std::uint32_t number) = 0;
   virtual ChannelTicket& recv_ticket(int peer, std::uint32_t number) = 0;
-  // Number of executions with several tiles that have begun; begin() increments
+  // Number of executions that count in traversals() and have begun; begin() increments
   // it. The number is the same on all ranks for the same execution, because all
   // ranks begin these executions in the same order.
   virtual std::uint64_t& traversals() = 0;
@@ -87,8 +88,9 @@ class Execution {
   // Whether no peer reads or writes this execution's memory from
   // now on. `input` and `output` are that memory.
   bool can_drop(const std::byte* input, const std::byte* output) const;
-  // Whether this execution counts in ChannelSource::traversals(): it has several tiles.
-  bool traversals() const { return bound_.tiles() > 1; }
+  // Whether this execution counts in ChannelSource::traversals(): it has several tiles. Operations
+  // with servers do not count, so that one of them can be dropped while later ones run.
+  bool traversals() const { return bound_.tiles() > 1 && request_.plan->header().servers == 0; }
   // Whether a peer has sent segments of a later operation where a segment of this one is expected.
   bool is_overtaken() const { return overtaken_; }
 
@@ -120,7 +122,8 @@ class Execution {
   struct Lane {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
-    bool led = false;  // the Lane in front of it holds its leading rows
+    bool led = false;         // the Lane in front of it holds its leading rows
+    std::uint64_t ahead = 0;  // of leading rows: see tiles_ahead()
     std::uint32_t next = 0;
     std::uint32_t handed_over = 0;  // bit i: send i of the current row is already sent
     std::uint32_t apart = 0;  // bit i: and occupies no slot buffer (exposed or written directly)
@@ -171,6 +174,8 @@ class Execution {
   [[nodiscard]] bool skips(const Port& port, std::uint64_t sequence);
   Progress advance_lane(std::size_t number, int rows);
   bool waits_for_lead(std::size_t number) const;
+  bool is_far_ahead(std::size_t number) const;
+  std::uint64_t tiles_ahead(std::span<const plan::Row> leads) const;
   Progress run_row(Lane& lane);
   [[nodiscard]] bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                                 std::uint64_t* length) const;

@@ -1,7 +1,16 @@
 // Lanes, and the order in which their rows run.
+#include <algorithm>
+
 #include "executor/execution.h"
 
 namespace pycoll::executor {
+namespace {
+
+// Leads to several peers run at most this many bytes ahead, but at least two tiles, so that the
+// link is never idle. Further ahead, sockets would decide which peer gets its segments first.
+constexpr std::uint64_t kAheadBytes = 512 * 1024, kAheadTilesMin = 2;
+
+}  // namespace
 
 // With more than one tile, the leading rows of a lane become a Lane
 // of their own, so that they can run tiles ahead.
@@ -13,13 +22,24 @@ void Execution::make_lanes() {
   for (std::uint32_t lane = 0; lane < leads.size(); ++lane) {
     const bool led = leads[lane] != 0 && bound_.tiles() > 1;
     if (led) {
-      lanes_.push_back({index, index + leads[lane]});
+      Lane& lead = lanes_.emplace_back();
+      lead.begin = index;
       index += leads[lane];
+      lead.end = index;
+      lead.ahead = tiles_ahead(rows.subspan(lead.begin, leads[lane]));
     }
     const std::uint32_t begin = index;
     while (index < rows.size() && rows[index].lane == lane) ++index;
     lanes_.push_back({begin, index, led});
   }
+}
+
+// How many tiles the leading rows may run ahead; 0: as far as their channel has free slot buffers.
+std::uint64_t Execution::tiles_ahead(std::span<const plan::Row> leads) const {
+  std::uint64_t segments = 0;
+  for (const plan::Row& row : leads) segments += row.send_count;
+  if (segments == 1) return 0;
+  return std::max(kAheadTilesMin, kAheadBytes / (segments * request_.segment_bytes));
 }
 
 Progress Execution::advance() {
@@ -58,12 +78,13 @@ Progress Execution::advance() {
 Progress Execution::advance_lane(std::size_t number, int rows) {
   Lane& lane = lanes_[number];
   for (int run = 0; run < rows; ++run) {
-    const Progress progress = waits_for_lead(number) ? Progress::kBlocked : run_row(lane);
+    const bool waits = waits_for_lead(number) || is_far_ahead(number);
+    const Progress progress = waits ? Progress::kBlocked : run_row(lane);
     if (progress == Progress::kBlocked) return run > 0 ? Progress::kMoved : Progress::kBlocked;
     if (progress != Progress::kMoved) return progress;
     lane.handed_over = lane.apart = 0;
     const std::uint32_t index = lane.next++;
-    if (bound_.tiles() == 1) pass_on_behind(*bound_.rows()[index].row, index);
+    if (lane.tile + 1 == bound_.tiles()) pass_on_behind(*bound_.rows()[index].row, index);
     if (lane.next < lane.end) continue;
     if (++lane.tile == bound_.tiles()) return Progress::kDone;
     lane.next = lane.begin;
@@ -75,6 +96,11 @@ std::uint64_t Execution::progress() const {
   std::uint64_t rows = 0;
   for (const Lane& lane : lanes_) rows += lane.tile * (lane.end - lane.begin) + lane.next;
   return rows;
+}
+
+bool Execution::is_far_ahead(std::size_t number) const {
+  const Lane& lane = lanes_[number];
+  return lane.ahead != 0 && lane.tile >= lanes_[number + 1].tile + lane.ahead;
 }
 
 bool Execution::waits_for_lead(std::size_t number) const {

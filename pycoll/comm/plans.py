@@ -128,7 +128,7 @@ class Plans:
     def __init__(self, rank: int, topology: Topology, parameters: Parameters = DEFAULT) -> None:
         self.rank = rank
         self.topology = topology
-        self.parameters = parameters
+        self.parameters = parameters.of_servers if topology.servers else parameters
         #: The topology of schedules without codes; codes travel between hosts only.
         self.followed = followed(topology, parameters)
         self._plans: dict[_Key, _core.Plan] = {}

@@ -25,6 +25,9 @@ from pycoll.cost.oversubscription import Turns
 
 #: The most bytes of a segment; the size of the transports' slot buffers.
 SEGMENT_BYTES = 65536
+#: The same where servers combine the values. A worker receives nothing until the servers have a
+#: segment of every worker, so shorter segments let results travel while values still arrive.
+SERVED_SEGMENT_BYTES = 32768
 
 
 class Terms(NamedTuple):
@@ -169,6 +172,11 @@ class Parameters(NamedTuple):
     def of_domains(self) -> Parameters:
         """The parameters of one host whose domains take the place of hosts."""
         return self._replace(across=self.between or between_domains(self.inside))
+
+    @property
+    def of_servers(self) -> Parameters:
+        """The parameters of operations in which servers combine the values."""
+        return self._replace(segment_bytes=min(self.segment_bytes, SERVED_SEGMENT_BYTES))
 
     def oversubscribed(self, ranks_per_core: float) -> Parameters:
         """The parameters for several ranks per core, which take turns on it."""

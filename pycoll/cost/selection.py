@@ -161,6 +161,8 @@ def followed(topology: Topology, parameters: Parameters) -> Topology:
 def _followed(topology: Topology, parameters: Parameters) -> tuple[Topology, Parameters]:
     """``followed``, and the parameters of its links."""
     groups = followed(topology, parameters)
+    if topology.servers:
+        parameters = parameters.of_servers
     return groups, parameters if groups is topology else parameters.of_domains
 
 
@@ -308,7 +310,7 @@ def explain_text(
         f"  why        {reason}",
         f"  steps      {cost.steps}",
         f"  per rank   {moved}" if collective is not Collective.BARRIER else "",
-        _tiles(shape, nbytes, parameters.segment_bytes),
+        _tiles(shape, nbytes, _followed(topology, parameters)[1].segment_bytes),
         f"  memory     {memory}: copied through slots" if memory == ORDINARY else "",
         *_links(topology, parameters),
     ]

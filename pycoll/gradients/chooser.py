@@ -263,7 +263,5 @@ def _text(
 
 
 def _rate_text(rate: Rate) -> str:
-    def line_text(alpha: float, beta: float) -> str:
-        return seconds_text(alpha) + (f" + n / {1e-9 / beta:.3g} GB/s" if beta > 0 else "")
-
-    return " or ".join(line_text(*line) for line in rate.lines)
+    per_byte = f" + n / {1e-9 / rate.beta:.3g} GB/s" if rate.beta > 0 else ""
+    return seconds_text(rate.alpha) + per_byte

@@ -8,7 +8,6 @@ backward pass and assume a backward pass that sends no messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import NamedTuple
 
 #: Architectures: how a message is reduced. "a2a": by an all_reduce among the workers. "ps": every
@@ -89,27 +88,14 @@ class CommunicationPlan(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """The cost of a message: ``alpha`` seconds plus ``beta`` seconds per byte.
-
-    Segments of a long message overlap each other, so that it takes less per byte. ``long_alpha``
-    and ``long_beta`` are those of a second line, and the lower line counts. One line is enough
-    where all lengths take the same per byte.
-    """
+    """The cost of a message: ``alpha`` seconds plus ``beta`` seconds per byte."""
 
     alpha: float
     beta: float
-    long_alpha: float = inf
-    long_beta: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
         """The seconds that a message of ``nbytes`` takes."""
-        return min(self.alpha + self.beta * nbytes, self.long_alpha + self.long_beta * nbytes)
-
-    @property
-    def lines(self) -> tuple[tuple[float, float], ...]:
-        """Both lines, or the only one, as pairs of alpha and beta."""
-        near = (self.alpha, self.beta)
-        return (near,) if self.long_alpha == inf else (near, self[2:])
+        return self.alpha + self.beta * nbytes
 
 
 class Stage(NamedTuple):

@@ -83,9 +83,7 @@ def measure(
     start_s = 0.0 if accelerated else _start_s(comm, memory, deterministic)
 
     def overlapped(rate: Rate) -> Rate:
-        return rate._replace(
-            alpha=max(rate.alpha, start_s), long_alpha=max(rate.long_alpha, start_s)
-        )
+        return rate._replace(alpha=max(rate.alpha, start_s))
 
     rate = _rate(comm, memory, all_reduce)
     served = {name: _rate(comm, memory, push_pull(name)) for name in push_pull_by}
@@ -279,36 +277,10 @@ def _middle(comm: Any, took: Sequence[float]) -> float:
 
 
 def fitted(lengths: Sequence[int], seconds: Sequence[float]) -> Rate:
-    """Fit a line, or the lower of two lines, with the least squares of relative errors.
-
-    ``lengths`` ascend. Two lines need two lengths each, the second one the lower slope, and count
-    where they leave less than half of the error of one line.
+    """Fit a line with the least squares of relative errors; alpha and beta are not negative.
 
     The arithmetic runs in a fixed order, since library solvers may differ in bits between hosts.
     """
-    best = Rate(*_line(lengths, seconds))
-    least = _error(best, lengths, seconds) / 2
-    for cut in range(2, len(lengths) - 1):
-        near = _line(lengths[:cut], seconds[:cut])
-        far = _line(lengths[cut:], seconds[cut:])
-        if far[0] > near[0] and far[1] < near[1]:
-            both = Rate(*near, *far)
-            error = _error(both, lengths, seconds)
-            if error < least:
-                best, least = both, error
-    return best
-
-
-def _error(rate: Rate, lengths: Sequence[int], seconds: Sequence[float]) -> float:
-    """The sum of the squares of relative errors."""
-    error = 0.0
-    for nbytes, took in zip(lengths, seconds, strict=True):
-        error += (rate.seconds(nbytes) / took - 1) ** 2
-    return error
-
-
-def _line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Fit alpha and beta, which are not negative."""
     ones = slopes = squares = right = right_slopes = 0.0
     for nbytes, took in zip(lengths, seconds, strict=True):
         one, slope = 1 / took, nbytes / took
@@ -319,9 +291,9 @@ def _line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, floa
         right_slopes += slope
     determinant = ones * squares - slopes * slopes
     if len(lengths) == 1 or determinant <= 0:
-        return seconds[0], 0.0
+        return Rate(seconds[0], 0.0)
     alpha = (right * squares - right_slopes * slopes) / determinant
     beta = (ones * right_slopes - slopes * right) / determinant
     if alpha < 0:
-        return 0.0, right_slopes / squares
-    return (alpha, beta) if beta >= 0 else (right / ones, 0.0)
+        return Rate(0.0, right_slopes / squares)
+    return Rate(alpha, beta) if beta >= 0 else Rate(right / ones, 0.0)

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.gradients.communication_plan import A2A, CommunicationPlan, Gradient, Rates
+from pycoll.gradients.communication_plan import A2A, CommunicationPlan, Gradient, Rate, Rates
 from pycoll.gradients.points import Group, Point, plan_of
 
 MIB = 1 << 20
@@ -50,9 +50,8 @@ WAYS = 512
 #: Fewer ways for each gradient than this are not worth their time.
 WAYS_MIN = 8
 
-#: The architectures among which a group chooses, each with a line (alpha, beta) of the cost of one
-#: message. An architecture occurs once for each line of its rate; the cheapest entry counts.
-_Costs = Sequence[tuple[str, tuple[float, float]]]
+#: The architectures among which a group chooses, each with the cost of one message.
+_Costs = Sequence[tuple[str, Rate]]
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _fixed(
 def _mg_wfbp(
     policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
 ) -> Point:
-    costs = [(one, line) for one in by for line in rates.busy(one).lines]
+    costs = [(one, rates.busy(one)) for one in by]
     return Point(tuple(_best_merge(gradients, costs, rates.host_s)))
 
 
@@ -232,7 +231,7 @@ def _best_merge(gradients: Sequence[Gradient], costs: _Costs, host_s: float) -> 
 def _cheapest(costs: _Costs, kinds: int, nbytes: int) -> tuple[float, int]:
     """The least time of a group, and the place of its architecture in the list of costs."""
     return min(
-        (kinds * alpha + beta * nbytes, place) for place, (_, (alpha, beta)) in enumerate(costs)
+        (kinds * rate.alpha + rate.beta * nbytes, place) for place, (_, rate) in enumerate(costs)
     )
 
 
@@ -329,7 +328,7 @@ def _best_way(
 
     The search keeps at most ``most`` ways for each number of gradients.
     """
-    beta = min(beta for _, (_, beta) in costs)
+    beta = min(rate.beta for _, rate in costs)
     rest = sum(gradient.nbytes for gradient in gradients)
     last_s = gradients[-1].ready_s
     ways: list[list[_Way]] = [[_START]]

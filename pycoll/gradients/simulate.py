@@ -178,13 +178,12 @@ def _ends(
         elif host_s:
             thread.work(host_s)
         first, at = None, thread.now_s
-        for alpha, beta, long_alpha, long_beta, resources in ways:
+        for alpha, beta, resources in ways:
             for resource in resources:
                 at = free[resource] if free[resource] > at else at
             if first is None:
                 first = at
-            took_s, long_s = alpha + beta * nbytes, long_alpha + long_beta * nbytes
-            at += took_s if took_s < long_s else long_s
+            at += alpha + beta * nbytes
             for resource in resources:
                 free[resource] = at
         if slows and first is not None:
@@ -202,8 +201,8 @@ def _ends(
     return ends
 
 
-#: A stage as plain numbers: those of its rate, and the places of its resources in _RESOURCES.
-_Way = tuple[float, float, float, float, tuple[int, ...]]
+#: A stage as plain numbers: alpha, beta, and the places of its resources in _RESOURCES.
+_Way = tuple[float, float, tuple[int, ...]]
 
 
 def _ways(stages: Sequence[Stage]) -> tuple[_Way, ...]:

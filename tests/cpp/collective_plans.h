@@ -46,6 +46,28 @@ inline PlanImage direct_plan(int size, int rank) {
   return load(builder);
 }
 
+// The last rank serves: it folds the whole input of all others and sends them the sum.
+inline PlanImage served_plan(int size, int rank) {
+  PlanBuilder builder(Collective::kAllReduce, static_cast<std::uint32_t>(size),
+                      static_cast<std::uint32_t>(rank));
+  builder.header.servers = 1;
+  const auto server = static_cast<std::uint32_t>(size - 1);
+  if (rank != size - 1) {
+    take(builder.row(0, {}, {builder.send(server)}), plan::Buffer::kInput, 0);
+    plan::Row& last = builder.row(0, {builder.recv(server)}, {});
+    put(last, plan::Buffer::kOutput, 0);
+    last.flags = plan::kFlagFlush;
+    return load(builder);
+  }
+  plan::Row& fold = builder.row(0, {}, {});
+  fold.flags = size > 2 ? plan::kFlagFinal : 0;
+  for (std::uint32_t worker = 0; worker < server; ++worker) {
+    fold.recv[fold.recv_count++] = builder.recv(worker);
+    fold.send[fold.send_count++] = builder.send(worker);
+  }
+  return load(builder);
+}
+
 // Reduce-scatter round the ring, then all-gather round the ring, whose rows have such flags.
 inline PlanImage ring_plan_with(std::uint8_t gathering, int size, int rank) {
   const auto parts = static_cast<std::uint32_t>(size);

@@ -1,5 +1,9 @@
 // Engines on a virtual network and a virtual clock: calls that are under way beside each other.
+#include <deque>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/call.h"
 #include "engine_ranks.h"
@@ -50,6 +54,97 @@ TEST(calls_run_along_if_their_memory_allows_it) {
              {1});
     }
   }
+}
+
+namespace {
+
+// All_reduces of several tiles through a server, the last rank; each has memory of its own.
+class ServedSums {
+ public:
+  ServedSums(Ranks& ranks, int size) : ranks_(ranks), size_(size) {}
+
+  // Starts operation `round` on a rank.
+  void start(int rank, int round) {
+    const bool serves = rank == size_ - 1;
+    std::vector<Element>& data = data_.emplace_back(input_of(rank, round, serves ? 0 : kCount));
+    auto request = all_reduce(served_plan(size_, rank), data, data);
+    request.counts = {kCount};
+    request.descriptor.count = kCount;
+    request.segment_bytes = kTile * sizeof(Element);
+    operations_.push_back(ranks_.at(rank).start(std::move(request), kSecond));
+    rounds_.push_back(round);
+  }
+  void check() const {
+    for (std::size_t i = 0; i < data_.size(); ++i) {
+      const Status status = operations_[i]->status();
+      CHECK(operations_[i]->done() && status.ok(), "%s", status.message().c_str());
+      CHECK(data_[i].empty() || data_[i] == sum_of(size_ - 1, rounds_[i], kCount), "round %d",
+            rounds_[i]);
+    }
+  }
+  void check_refused(const char* why) const {
+    for (const auto& operation : operations_) {
+      const Status status = operation->status();
+      CHECK(status.code() == Code::kInvalidArgument &&
+                status.message().find(why) != std::string::npos,
+            "%s", status.message().c_str());
+    }
+  }
+  static constexpr std::size_t kTile = 10, kCount = 2 * kTile - 3;
+
+ private:
+  Ranks& ranks_;
+  const int size_;
+  std::deque<std::vector<Element>> data_;
+  std::vector<std::shared_ptr<Operation>> operations_;
+  std::vector<int> rounds_;
+};
+
+}  // namespace
+
+// The link out of a worker is free when it has sent its last tile, though no sum has come.
+TEST(a_long_operation_with_servers_sends_while_the_one_before_it_receives) {
+  Ranks ranks(3);
+  ServedSums sums(ranks, 3);
+  for (const int round : {0, 1}) sums.start(0, round);
+  ranks.run_until(kMillisecond);
+  transport::RecvChannel& channel = ranks.link(2, 0).recv_channel(0);
+  for (const std::uint64_t call : {1, 1, 2, 2}) {
+    (void)ranks.at(2).poll();
+    const transport::Segment* segment = channel.peek();
+    CHECK(segment != nullptr && engine::call_of(segment->header.sequence) == call,
+          "nothing of operation %llu", static_cast<unsigned long long>(call));
+    channel.release();
+  }
+}
+
+TEST(operations_with_servers_that_run_along_have_the_right_sums) {
+  Prng prng(0x5e7e5);
+  for (int turn = 0; turn < 20; ++turn) {
+    const int size = 2 + static_cast<int>(prng.below(3));
+    Ranks ranks(size);
+    ServedSums sums(ranks, size);
+    for (int rank = 0; rank < size; ++rank) {
+      for (int round = 0; round < 7; ++round) sums.start(rank, round);
+      if (prng.chance(1, 2)) ranks.run_until((rank + 1) * kMillisecond);
+    }
+    ranks.run_until(kSecond / 2);
+    sums.check();
+  }
+}
+
+// All ranks drop what one of them refuses, and go on with those that run along.
+TEST(a_refused_operation_with_servers_leaves_the_others) {
+  Ranks ranks(3);
+  ServedSums sums(ranks, 3), refused(ranks, 3);
+  for (int rank = 0; rank < 3; ++rank) {
+    sums.start(rank, 0);
+    rank == 1 ? ranks.at(1).refuse("too many legs") : refused.start(rank, 1);
+    for (const int round : {2, 3}) sums.start(rank, round);
+  }
+  ranks.run_until(kSecond / 2);
+  sums.check();
+  refused.check_refused("too many legs");
 }
 
 // Who only starts calls sends what can be sent, and leaves the rest to those who wait.

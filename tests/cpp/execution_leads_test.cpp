@@ -73,6 +73,25 @@ TEST(leads_run_ahead_while_there_is_room) {
   }
 }
 
+// Three peers share the link: the leads stay within 512 KiB, which are two tiles of 3 * 64 KiB.
+TEST(leads_to_several_peers_stay_near) {
+  for (const std::size_t segment : {transport::kSegmentBytesMax, transport::kSegmentBytesMax / 2}) {
+    Ranks ranks(4);
+    std::vector<Element> data = input_of(0, 0, 9 * segment / sizeof(Element));
+    auto request = all_reduce(direct_plan(4, 0), data, data);
+    request.segment_bytes = static_cast<std::uint32_t>(segment);
+    const auto sum = ranks.at(0).start(std::move(request), kSecond);
+    ranks.run_until(kMillisecond);
+    const std::uint32_t tiles = segment == transport::kSegmentBytesMax ? 2 : 4;
+    for (int peer = 1; peer < 4; ++peer) {
+      const std::uint32_t sent =
+          transport::kChannelDepth - slot_buffer_in(ranks.link(0, peer).send_channel(0));
+      CHECK(sent == std::min(tiles, transport::kChannelDepth), "%u segments to rank %d", sent,
+            peer);
+    }
+  }
+}
+
 // In place and not, also where the last tile is short; ranks begin at different times.
 TEST(results_are_the_same_ahead_or_not) {
   Prng prng(0x1ead5);

@@ -1,6 +1,8 @@
 // Flow control of TCP: when frames leave, and when peers hear that there is room again.
 #include <sys/socket.h>
 
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -89,6 +91,34 @@ TEST(long_segments_gather_until_a_poll) {
   CHECK(!other.capabilities().sources->reads(memory.data(), 1), "still here");
   CHECK(peer.received().size() == 2, "a poll did not send both");
   CHECK(channel.hand_over({2, 0, 100, 0}, memory.data()) && channel.drained(), "it waits");
+}
+
+// Both links end in one stream, so that its reader sees the order of all writes.
+TEST(long_segments_leave_in_the_order_of_their_commits_to_all_peers) {
+  testing::SocketPair pair = testing::unix_pair();
+  TcpTransport transport(0, 3);
+  for (int peer : {1, 2}) {
+    std::vector<UniqueFd> sockets;
+    sockets.push_back(testing::duplicate(pair.near));
+    CHECK(transport.attach(peer, std::move(sockets), "both").ok(), "not attached");
+  }
+  constexpr std::uint32_t kBytes = 16 * 1024;
+  const std::vector<std::byte> memory(kBytes);
+  const std::vector<int> peers = {2, 1, 2, 2, 1};
+  for (int peer : peers) {
+    auto& channel = transport.link(peer)->send_channel(static_cast<std::uint32_t>(peer));
+    CHECK(channel.hand_over({1, 0, kBytes, 0}, memory.data()), "no room");
+  }
+  transport.poll();
+  for (int peer : peers) {
+    std::vector<std::byte> frame(sizeof(FrameHeader) + kBytes);
+    const ssize_t got = ::recv(pair.far.get(), frame.data(), frame.size(), MSG_WAITALL);
+    CHECK(got == static_cast<ssize_t>(frame.size()), "%zd bytes", got);
+    FrameHeader header;
+    std::memcpy(&header, frame.data(), sizeof(header));
+    CHECK(header.channel == peer, "channel %d in the place of %d", header.channel, peer);
+  }
+  transport.poll();
 }
 
 // A socket that has been silent for long is looked at less often, but is heard; as is one that

@@ -27,13 +27,13 @@ def test_rates_are_those_of_the_formulas() -> None:
     Fewer servers share the sums with the workers: 24 / (16 + 2 S) D/B.
     """
     seconds = {count: rates_of(CABLE, 4, 1, count).whole("ps") for count in (0, 1, 2, 4, 8)}
-    assert rates_of(CABLE, 4, 1).all_reduce.lines == (pytest.approx((4 * 50e-6, 1.5e-9)),)
+    assert rates_of(CABLE, 4, 1).all_reduce == pytest.approx((4 * 50e-6, 1.5e-9))
     assert {count: rate.beta for count, rate in seconds.items()} == pytest.approx(
         {0: 1.5e-9, 1: 24e-9 / 18, 2: 1.2e-9, 4: 1e-9, 8: 1e-9}
     )
     assert all(rate.alpha == pytest.approx(100e-6) for rate in seconds.values())
     inside = rates_of(CABLE, 1, 4)
-    assert inside.all_reduce.lines == (pytest.approx((6e-6, 1.5 / 8e9)),)
+    assert inside.all_reduce == pytest.approx((6e-6, 1.5 / 8e9))
     both = rates_of(CABLE._replace(agree_s=1e-3), 4, 4, 4)
     assert both.all_reduce.alpha == pytest.approx(1e-3 + 6e-6 + 200e-6)
     assert both.whole("ps").alpha == pytest.approx(1e-3 + 6e-6 + 100e-6)

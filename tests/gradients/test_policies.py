@@ -86,7 +86,7 @@ def end_of_groups(groups: list[range], gradients: list[Gradient], rates: Rates) 
         nbytes = sum(gradients[n].nbytes for n in group)
         held_up += len(kinds) * rates.host_s
         free = max(free, gradients[group[-1]].ready_s + held_up)
-        free += min(len(kinds) * alpha + nbytes * beta for alpha, beta in rate.lines)
+        free += len(kinds) * rate.alpha + nbytes * rate.beta
     return max(free, gradients[-1].ready_s + held_up)
 
 
@@ -125,10 +125,6 @@ def test_mg_wfbp_is_the_best_of_all_merges(seed: int, count: int, mixed: bool) -
     gradients = gradients_of(seed, count, ("float32", "int8") if mixed else ("float32",))
     dice = random.Random(seed)
     rate = Rate(dice.choice((0.0, 0.1, 1, 5)), 10 ** dice.uniform(-5, 0))
-    if dice.random() < 0.5:
-        rate = rate._replace(
-            long_alpha=rate.alpha + dice.choice((0.5, 5)), long_beta=rate.beta * dice.random()
-        )
     rates = RATES._replace(all_reduce=rate, host_s=dice.choice((0.0, 0.01, 0.3, 2.0)))
     found = simulate(comm_plan_of(Policy("mg_wfbp"), gradients, rates), gradients, rates)
     least = min(end_of_groups(groups, gradients, rates) for groups in merges(count))
@@ -154,10 +150,10 @@ def test_the_soonest_way_is_that_of_the_search_through_all_beginnings(
         now += dice.randrange(scale + 1) / 64
         kind = dice.choice(kinds) if dice.random() < change else kind
         gradients.append(Gradient(dice.choice((0, 1, 8, 64, 1000)), now, kind))
-    line = (dice.choice((0, 1, 64, 640)) / 64, dice.choice((0, 1, 16)) / 1024)
-    costs = [("a2a", line)]
+    rate = Rate(dice.choice((0, 1, 64, 640)) / 64, dice.choice((0, 1, 16)) / 1024)
+    costs = [("a2a", rate)]
     if dice.random() < 0.5:
-        costs.append(("ps", (dice.choice((0, 16, 320)) / 64, dice.choice((0, 2, 8)) / 1024)))
+        costs.append(("ps", Rate(dice.choice((0, 16, 320)) / 64, dice.choice((0, 2, 8)) / 1024)))
     host_s = dice.choice((0, 1, 64)) / 64
     found = policies._soonest_way(gradients, costs, host_s)
     assert found == policies._best_way(gradients, costs, host_s, 1, float("inf"))

@@ -18,7 +18,6 @@ from harness import fresh_world, world_in_threads
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
-from pycoll.gradients.communication_plan import Rate
 from pycoll.gradients.measure import LENGTHS, _in_turns, _rate, _seconds, fitted, measure
 from pycoll.gradients.scheduler import TIMED_STEPS
 from pycoll.optim import POLICIES, Bucket, Entry, Policy, Scheduler
@@ -446,18 +445,9 @@ def test_arrays_of_a_bucket_share_its_memory() -> None:
 def test_the_fit_finds_the_line() -> None:
     rate = fitted(LENGTHS, [3e-6 + n / 5e9 for n in LENGTHS])
     assert rate.alpha == pytest.approx(3e-6) and rate.beta == pytest.approx(1 / 5e9)
-    assert fitted([4096], [2e-3]) == Rate(2e-3, 0.0)
+    assert fitted([4096], [2e-3]) == (2e-3, 0.0)
     assert fitted([1000, 2000], [1e-3, 3e-3]).alpha == 0, "a start that costs less than nothing"
     assert fitted([1000, 2000], [3e-3, 1e-3]).beta == 0, "the longer the sooner"
-
-
-def test_the_fit_finds_two_lines_where_one_does_not_do() -> None:
-    both = Rate(1e-4, 20e-9, 4e-3, 10e-9)
-    found = fitted(LENGTHS, [both.seconds(n) for n in LENGTHS])
-    assert found == pytest.approx(both, rel=1e-6) and len(found.lines) == 2
-    assert found.seconds(1 << 20) == pytest.approx(4e-3 + 10e-9 * (1 << 20), rel=1e-6)
-    rising = [1e-4 + 1e-9 * n + 1e-16 * n * n for n in LENGTHS]
-    assert len(fitted(LENGTHS, rising).lines) == 1, "long messages take more per byte"
 
 
 def test_what_a_wire_takes_faster_after_a_pause_does_not_count(

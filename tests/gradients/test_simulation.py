@@ -149,17 +149,6 @@ def test_priorities_shorten_the_step_where_the_forward_pass_overlaps() -> None:
     assert step["bytescheduler"] < min(step["bsp"], step["wfbp"], step["mg_wfbp"], step["fixed"])
 
 
-def test_the_lower_of_two_lines_counts() -> None:
-    rate = Rate(1.0, 0.02, 5.0, 0.01)
-    gradients = [Gradient(100, 0.0), Gradient(1000, 1.0)]
-    outcome = simulate(
-        comm_plan_of(Policy("wfbp"), gradients, RATES), gradients, RATES._replace(all_reduce=rate)
-    )
-    assert outcome.done_s == (3.0, 18.0)
-    assert [rate.seconds(n) for n in (100, 400, 1000)] == [3.0, 9.0, 15.0]
-    assert RATES._replace(all_reduce=rate).busy("a2a") == rate
-
-
 def test_messages_that_hold_up_the_thread_delay_the_gradients_behind_them() -> None:
     rates = RATES._replace(coded=(("a2a+one", Rate(1.0, 0.01)),))
     gradients = [Gradient(100, 1.0), Gradient(100, 2.0)]

@@ -58,7 +58,7 @@ Status TcpTransport::check_attach(int peer, const std::vector<UniqueFd>& sockets
 
 Status TcpTransport::attach(int peer, std::vector<UniqueFd> sockets, std::string address) {
   if (Status status = check_attach(peer, sockets); !status.ok()) return status;
-  auto link = std::make_unique<TcpLink>(peer, std::move(address), sockets_.get());
+  auto link = std::make_unique<TcpLink>(peer, std::move(address), sockets_.get(), &turns_);
   Status status = link->open(std::move(sockets));
   // Sockets that are read directly are watched here once, so that a refusal
   // shows now and not later.
@@ -86,11 +86,24 @@ Link* TcpTransport::link(int peer) {
 }
 
 bool TcpTransport::poll() {
-  bool moved = false;
+  bool moved = flush_in_turns();
   for (TcpLink* link : links_) moved |= link->flush_unless_blocked();
   moved |= reads_directly() ? receive_all() : receive_ready();
   for (TcpLink* link : links_) moved |= link->flush();
   return look_for_silence() || moved;
+}
+
+// Writes the segments that wait for this poll in the order of their commits, with one call for each
+// run of segments to one peer. A plan that sends to several peers in turns so reaches all of them
+// at the same time, and not one after the other.
+bool TcpTransport::flush_in_turns() {
+  bool moved = false;
+  for (std::size_t begin = 0, end = 0; begin < turns_.size(); begin = end) {
+    while (end < turns_.size() && turns_[end] == turns_[begin]) ++end;
+    moved |= turns_[begin]->flush_unless_blocked(end - begin);
+  }
+  turns_.clear();
+  return moved;
 }
 
 // While all news comes on one socket, reads the others only now and then: reading a socket costs as
@@ -208,6 +221,7 @@ void TcpTransport::close() {
   for (TcpLink* link : links_) link->shut_output();
   await_sent(deadline);
   for (TcpLink* link : links_) link->close_sockets();
+  turns_.clear();
   links_.clear();
   favour_ = {};
   for (auto& link : by_rank_) link.reset();

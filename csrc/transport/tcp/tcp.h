@@ -50,6 +50,7 @@ class TcpTransport final : public Transport, private OutputQueue {
   TransportCapabilities capabilities() override { return {.output = this}; }
 
  private:
+  [[nodiscard]] bool flush_in_turns();
   bool reads_directly() const { return stream_count_ <= kStreamsReadDirectly; }
   bool receive_all();
   bool receive_each();
@@ -76,6 +77,7 @@ class TcpTransport final : public Transport, private OutputQueue {
   UniqueFd doorbell_;
   std::vector<std::unique_ptr<TcpLink>> by_rank_;
   std::vector<TcpLink*> links_;
+  std::vector<TcpStream*> turns_;  // see TcpChannels::turns
   std::size_t stream_count_ = 0;
 
   // The socket that the last news came from, and how many times in a row.

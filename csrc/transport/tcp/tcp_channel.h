@@ -212,6 +212,9 @@ class TcpChannels {
   void let_go();
 
   TcpStreams streams;
+  // Where streams note each segment that waits for the next poll(), in the order of the commits to
+  // all peers; nullptr: nowhere. The transport owns and clears the list.
+  std::vector<TcpStream*>* turns = nullptr;
 
  private:
   std::array<std::unique_ptr<TcpSendChannel>, kChannelsMax> send_;

@@ -21,10 +21,12 @@ namespace pycoll::transport {
 
 class TcpLink final : public Link {
  public:
-  // `address` names the peer if its sockets have no addresses. `epoll` is
-  // borrowed and outlives the link.
-  TcpLink(int peer, std::string address, int epoll)
-      : peer_(peer), address_(std::move(address)), epoll_(epoll) {}
+  // `address` names the peer if its sockets have no addresses. `epoll` and `turns`, see
+  // TcpChannels, are borrowed and outlive the link.
+  TcpLink(int peer, std::string address, int epoll, std::vector<TcpStream*>* turns)
+      : peer_(peer), address_(std::move(address)), epoll_(epoll) {
+    channels_.turns = turns;
+  }
   // Prepares the sockets. Called once; after a failure the link must not be used.
   Status open(std::vector<UniqueFd> sockets);
 

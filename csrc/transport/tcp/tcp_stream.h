@@ -7,6 +7,7 @@
 //             after a few equal long segments one call reads several predicted frames at once
 //   flush:    the notice, then segments in the order of their commits, then a bare credit if one is
 //             due and no other frame has included it, then the goodbye; many frames per system call
+//             The transport flushes streams in the order of the commits to all of them.
 //
 // Threads: those of the Transport. All functions may be called after a failure.
 #pragma once
@@ -50,11 +51,12 @@ class TcpStream {
 
   // Reads the input, at most a few segments; true if anything changed.
   bool receive();
-  // Writes pending output as far as the kernel accepts it; true if anything left.
-  bool flush();
+  // Writes pending output as far as the kernel accepts it, with at most this many segments that
+  // have no frame yet; true if anything left.
+  bool flush(std::size_t segments = kAllSegments);
   // As flush(), but does nothing after the kernel has refused bytes, until the
   // next flush(). For commits.
-  [[nodiscard]] bool flush_unless_blocked();
+  [[nodiscard]] bool flush_unless_blocked(std::size_t segments = kAllSegments);
   bool has_output() const;
 
   // Called by the channels. submit(): a segment was committed and leaves on this stream.
@@ -91,6 +93,7 @@ class TcpStream {
   };
   enum class Goodbye : std::uint8_t { kNone, kWanted, kStaged };
 
+  static constexpr std::size_t kAllSegments = ~std::size_t{0};
   static constexpr std::size_t kBatchFrames = 16;  // up to 1 MiB in one system call
   // The most frames per receive(), so that one peer cannot starve the others.
   static constexpr std::size_t kFramesMax = 8;
@@ -124,7 +127,7 @@ class TcpStream {
   void malformed(const std::string& what);
 
   // Output (tcp_stream_out.cpp).
-  [[nodiscard]] bool stage_batch();
+  [[nodiscard]] bool stage_batch(std::size_t* segments);
   ssize_t send_batch() const;
   OutFrame& stage_frame(FrameType type, std::uint32_t bytes);
   void stage_segment();

@@ -16,7 +16,8 @@ namespace {
 // A single write of this size may leave a remainder that the kernel holds back; less is one packet.
 constexpr std::size_t kPushBytes = 32 * 1024;
 // Longer segments wait for the next poll(), so that segments that are committed meanwhile leave in
-// the same call; fewer and larger calls are faster (WIRE.md, "Gathered segments").
+// the same call, unless segments for other peers lie between them; fewer and larger calls are
+// faster (WIRE.md, "Gathered segments").
 constexpr std::size_t kGatheredBytesMin = 16 * 1024;
 // Up to this length a payload is copied behind its header.
 constexpr std::size_t kJoinedBytes = 1024;
@@ -38,7 +39,11 @@ void TcpStream::submit(TcpSendChannel& channel, std::uint32_t segment) {
                 waiting_count_);
   waiting_[(waiting_begin_ + waiting_count_) % waiting_.size()] = {&channel, segment};
   ++waiting_count_;
-  if (channel.at(segment).header.bytes < kGatheredBytesMin) (void)flush_unless_blocked();
+  if (channel.at(segment).header.bytes < kGatheredBytesMin) {
+    (void)flush_unless_blocked();
+  } else if (channels_.turns != nullptr) {
+    channels_.turns->push_back(this);
+  }
 }
 
 void TcpStream::credit_due(bool now) {
@@ -46,7 +51,9 @@ void TcpStream::credit_due(bool now) {
   if (now) (void)flush_unless_blocked();
 }
 
-bool TcpStream::flush_unless_blocked() { return !blocked_ && has_output() && flush(); }
+bool TcpStream::flush_unless_blocked(std::size_t segments) {
+  return !blocked_ && has_output() && flush(segments);
+}
 
 bool TcpStream::has_output() const {
   if (output_over_) return false;
@@ -54,11 +61,11 @@ bool TcpStream::has_output() const {
          (notices_ != nullptr && notices_->pending) || goodbye_ == Goodbye::kWanted;
 }
 
-bool TcpStream::flush() {
+bool TcpStream::flush(std::size_t segments) {
   std::size_t moved = 0;
   blocked_ = false;
   while (has_output()) {
-    if (batch_begin_ == batch_end_ && !stage_batch()) break;
+    if (batch_begin_ == batch_end_ && !stage_batch(&segments)) break;
     const ssize_t sent = send_batch();
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
@@ -102,9 +109,10 @@ ssize_t TcpStream::send_batch() const {
   return ::sendmsg(socket_.get(), &message, kFlags);
 }
 
-// Fills an empty batch from pending output; false if there is none. Every frame includes the
-// counters of all channels at home here, so a bare credit is needed only without any other frame.
-bool TcpStream::stage_batch() {
+// Fills an empty batch from pending output, with at most *segments segments, which it counts down;
+// false if there is none. Every frame includes the counters of all channels at home here, so a bare
+// credit is needed only without any other frame. A goodbye follows all segments.
+bool TcpStream::stage_batch(std::size_t* segments) {
   batch_begin_ = batch_end_ = 0;
   front_done_ = 0;
   if (notices_ != nullptr && notices_->pending) {
@@ -113,9 +121,11 @@ bool TcpStream::stage_batch() {
     stage_frame(FrameType::kNotice, sizeof(Notice)).payload =
         reinterpret_cast<const std::byte*>(&notice_out_);
   }
-  while (batch_end_ < kBatchFrames && waiting_count_ != 0) stage_segment();
+  for (; batch_end_ < kBatchFrames && waiting_count_ != 0 && *segments != 0; --*segments) {
+    stage_segment();
+  }
   if (batch_end_ == 0 && credit_due_) (void)stage_frame(FrameType::kCredit, 0);
-  if (batch_end_ < kBatchFrames && goodbye_ == Goodbye::kWanted) {
+  if (batch_end_ < kBatchFrames && waiting_count_ == 0 && goodbye_ == Goodbye::kWanted) {
     goodbye_ = Goodbye::kStaged;
     (void)stage_frame(FrameType::kGoodbye, 0);
   }
