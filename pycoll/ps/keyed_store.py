@@ -20,7 +20,7 @@ from pycoll.errors import (
 from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
 from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
-from pycoll.ps.messages import ALL, LAST, NOW, PULLS, Kind, Message
+from pycoll.ps.messages import ALL, LAST, MAKES, NOW, PULLS, Kind, Message
 from pycoll.ps.placement import Placed, Placement
 from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
 from pycoll.ps.values.row_table import PlacedTable, Table
@@ -33,6 +33,8 @@ from pycoll.types import DType, check_timeout
 
 #: The longest name of a key, in bytes of UTF-8.
 KEY_BYTES_MAX = 1024
+#: A name in shard 0 that no store writes.
+_NOBODY = b"\x02first"
 #: Seconds between two looks at the view while a server is drained or added, and after how many of
 #: them the wish is told again, since the view manager may be gone.
 _LOOK_S, _LOOKS = 0.01, 20
@@ -121,7 +123,7 @@ class Store:
     # Keys
 
     def init(self, key: str, x: Any, update: str = "add") -> None:
-        """Make a key, with the values of the first worker.
+        """Make a key, with the values of the first worker that takes part.
 
         ``key``: a name of at most 1024 bytes. ``x``: an array in host memory, of any framework; all
         workers pass the same dtype and shape. ``update``: how pushes change the value. "add" adds
@@ -131,7 +133,8 @@ class Store:
 
         Raises InvalidArgumentError for wrong arguments and for a known key with other terms;
         MismatchError where the first worker has passed others; TimeoutError where it has not called
-        ``init``; PeerLostError where servers are gone.
+        ``init``; PeerLostError where servers are gone. If the first worker dies before its call has
+        ended, the next one takes its place.
 
         Cost: the first worker sends its values; the others one short message.
 
@@ -139,6 +142,10 @@ class Store:
         >>> store.pull("w")
         array([0., 0., 0., 0.])
         """
+        self._init(key, x, update, _none)
+
+    def _init(self, key: str, x: Any, update: str, ahead: Callable[[], None]) -> None:
+        """Make a key. The worker that makes it calls ``ahead`` before others learn of the key."""
         self._check_open()
         name = _checked_name(key)
         framework, terms, data = read_array(x)
@@ -156,17 +163,20 @@ class Store:
         if restored:
             placed = Placed.from_text(restored, self._shards)
             self._compare(placed, terms, update, key, InvalidArgumentError)
-        elif self.rank == self.workers[0]:
-            placed = self._placement.place(terms, update)
-            self._load(placed, data, rule, key)
-            written = name + b"\0" + placed.to_text().encode()
-            self._wait([self._begin(Kind.WRITE, 0, payload=written)], f"init of {key!r}")
+            self._placement.note(placed)
         else:
-            lookup = self._begin(Kind.LOOKUP, 0, payload=name)
-            self._wait([lookup], f"init of {key!r}, which rank {self.workers[0]} begins,")
-            assert lookup.answer is not None
-            placed = Placed.from_text(bytes(lookup.answer.payload), self._shards)
-            self._compare(placed, terms, update, key, MismatchError)
+            what = f"init of {key!r}"
+            answer = self._look_up(name, what)
+            if answer.kind is Kind.DONE:
+                placed = self._placement.place(terms, update, answer.round)
+                self._load(placed, data, rule, key)
+                ahead()
+                written = name + b"\0" + placed.to_text().encode()
+                self._wait([self._begin(Kind.WRITE, 0, payload=written)], what)
+            else:
+                placed = Placed.from_text(bytes(answer.payload), self._shards)
+                self._compare(placed, terms, update, key, MismatchError)
+                self._placement.note(placed)
         like = framework.empty(x, (0,), terms.dtype)
         self._keys[key] = _Key(key, placed, framework, like)
 
@@ -212,8 +222,8 @@ class Store:
             placed = PlacedTable(known.number, known.terms)
         elif restored := self._restored_text(text, what):
             placed = PlacedTable.from_text(restored)
-        elif self.rank == self.workers[0]:
-            placed = PlacedTable(self._placement.number(), terms)
+        elif (answer := self._look_up(text, what)).kind is Kind.DONE:
+            placed = PlacedTable(self._placement.number(answer.round), terms)
             form = terms.to_text().encode()
             rule = TABLE | word << 8
             facts: dict[str, Any] = {"key": placed.number, "rule": rule, "payload": form}
@@ -222,10 +232,7 @@ class Store:
             written = text + b"\0" + placed.to_text().encode()
             self._wait([self._begin(Kind.WRITE, 0, payload=written)], what)
         else:
-            lookup = self._begin(Kind.LOOKUP, 0, payload=text)
-            self._wait([lookup], f"{what}, which rank {self.workers[0]} begins,")
-            assert lookup.answer is not None
-            placed = PlacedTable.from_text(bytes(lookup.answer.payload))
+            placed = PlacedTable.from_text(bytes(answer.payload))
             kind = MismatchError
         if placed.terms != terms:
             raise kind(f"{what} with {terms}: the store has {placed.terms}")
@@ -278,6 +285,20 @@ class Store:
             for shard in range(self._shards)
         ]
         self._wait(requests, "set_optimizer")
+
+    def _look_up(
+        self, name: bytes, what: str, flags: int = 0, timeout: float | None = None
+    ) -> Message:
+        """Return the answer about a name in shard 0: its TEXT, once there is one, or a DONE if this
+        worker is the first one that takes part, and so has to write it."""
+        lookup = self._begin(Kind.LOOKUP, 0, payload=name, flags=MAKES | flags)
+        self._wait([lookup], f"{what}, which the first worker begins,", timeout)
+        assert lookup.answer is not None
+        return lookup.answer
+
+    def _is_first(self) -> bool:
+        """Return whether this worker is the first one that takes part."""
+        return self._look_up(_NOBODY, "a question for the first worker", NOW).kind is Kind.DONE
 
     def _restored_text(self, name: bytes, what: str) -> bytes:
         """Return the place that a restored store has for a name, or an empty text."""
@@ -496,11 +517,11 @@ class Store:
         holds all pushes that each worker began before its call, and none that it began later. With
         "bsp" and Backup, no round may be open: ``clock`` or ``push_pull`` was the last call.
 
-        ``path``: a directory on the host of the first worker, which makes it; it belongs to this
-        store alone. A later checkpoint takes the place of an earlier one, which stays whole until
-        then, also if a process is killed. Files: ``manifest.json``, and safetensors files with a
-        key's elements as "values/KEY", states of its optimizer as "state0/KEY", and rows of a table
-        as "row_ids/TABLE/0" and "rows/TABLE/0".
+        ``path``: a directory on the host of the first worker that takes part, which makes it; it
+        belongs to this store alone. A later checkpoint takes the place of an earlier one, which
+        stays whole until then, also if a process is killed. Files: ``manifest.json``, and
+        safetensors files with a key's elements as "values/KEY", states of its optimizer as
+        "state0/KEY", and rows of a table as "row_ids/TABLE/0" and "rows/TABLE/0".
 
         Returns None: on the first worker when the checkpoint is on the disk; on the others when
         their later pushes cannot enter it. Meanwhile they may go on.
@@ -535,10 +556,10 @@ class Store:
         their terms with the checkpoint, and load no values. Optimizers step on where they were. A
         call of ``set_optimizer`` for all keys would take the place of those of single keys.
 
-        ``path``: the directory, on the host of the first worker. ``missing_ok``: a directory
-        without a checkpoint leaves the store empty. ``new_keys``: ``init`` and ``table`` may make
-        what the checkpoint does not hold. ``timeout``: the longest time that the other workers wait
-        for the first one, in seconds; None for ``timeout_s``.
+        ``path``: the directory, on the host of the first worker that takes part. ``missing_ok``: a
+        directory without a checkpoint leaves the store empty. ``new_keys``: ``init`` and ``table``
+        may make what the checkpoint does not hold. ``timeout``: the longest time that the other
+        workers wait for the first one, in seconds; None for ``timeout_s``.
 
         Returns the number of rounds that this worker had ended by ``clock`` when it called
         ``checkpoint``, and goes on from there; for a worker that was gone or is new, the number of

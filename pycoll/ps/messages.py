@@ -88,8 +88,9 @@ PULLS = 8
 #: Flags of an OPTIMIZE: it is for all keys, and for those that follow. Of a RESTORE: it tells the
 #: clocks of the shard, and no part.
 ALL = 1
-#: Flags of a LOOKUP: a text that is not there is answered at once, by an empty one.
-NOW = 1
+#: Flags of a LOOKUP. NOW: a text that is not there is answered at once, by an empty one. MAKES: the
+#: first worker that takes part, which has to write it, is answered at once, by a DONE.
+NOW, MAKES = 1, 2
 #: Flags of a DONE: the push came too late for its round, and nothing was applied.
 DROPPED = 2
 #: Flags of a DONE: the update had been applied before.

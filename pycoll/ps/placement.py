@@ -10,6 +10,8 @@ from pycoll.ps.messages import PART_BYTES_MAX
 from pycoll.types import ITEM_BYTES
 from pycoll.untrusted import json_object, read_json
 
+#: A store has fewer names than numbers of so many bits.
+_KEYS_BITS = 16
 _FACTS = {"number": int, "dtype": int, "shape": list, "update": str, "shards": list}
 
 
@@ -74,16 +76,22 @@ class Placement:
         self.loads = [0] * shards
         self._keys = 0
 
-    def place(self, terms: Terms, update: str) -> Placed:
-        """Return the place of a new key."""
+    def place(self, terms: Terms, update: str, epoch: int) -> Placed:
+        """Return the place of a new key. ``epoch``: that in which this worker is the first one."""
         chosen = []
         for begin, end in ranges_of(terms):
             shard = min(range(len(self.loads)), key=self.loads.__getitem__)
             self.loads[shard] += end - begin
             chosen.append(shard)
-        return Placed(self.number(), terms, update, tuple(chosen))
+        return Placed(self.number(epoch), terms, update, tuple(chosen))
 
-    def number(self) -> int:
-        """Return the number of a new key."""
+    def note(self, placed: Placed) -> None:
+        """Count a key that another worker has placed."""
+        for shard, (begin, end) in zip(placed.shards, placed.ranges, strict=True):
+            self.loads[shard] += end - begin
+
+    def number(self, epoch: int) -> int:
+        """Return the number of a new key. An epoch has one first worker, so no two keys share it,
+        whichever worker makes them."""
         self._keys += 1
-        return self._keys - 1
+        return epoch << _KEYS_BITS | self._keys - 1

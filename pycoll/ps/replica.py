@@ -16,6 +16,7 @@ from typing import Any
 
 from pycoll.ps.messages import (
     DROPPED,
+    MAKES,
     NOW,
     PULLS,
     READS,
@@ -253,12 +254,7 @@ class Replica:
             self._reply_kept(request)
             return True
         if request.kind is Kind.LOOKUP:
-            text = shard.texts.get(bytes(request.payload).decode("utf-8", "replace"))
-            if text is None and request.flags & NOW:
-                text = ""
-            if text is not None:
-                self._reply(request, Kind.TEXT, payload=text.encode())
-            return text is not None
+            return self._answer_lookup(request)
         part: Part | None = None
         if request.kind in _OF_PARTS:
             part = shard.parts.get((request.key, request.part))
@@ -276,6 +272,19 @@ class Replica:
             self._reply_value(request, part)
         return True
 
+    def _answer_lookup(self, request: Message) -> bool:
+        shard = self.shard
+        text = shard.texts.get(bytes(request.payload).decode("utf-8", "replace"))
+        if text is not None:
+            self._reply(request, Kind.TEXT, payload=text.encode())
+        elif request.flags & MAKES and shard.is_first(request.worker):
+            self._reply(request, Kind.DONE, round=shard.epoch)
+        elif request.flags & NOW:
+            self._reply(request, Kind.TEXT, payload=b"")
+        else:
+            return False
+        return True
+
     def _answer_cut(self, request: Message) -> bool:
         shard = self.shard
         if shard.cut >= request.round:
@@ -283,7 +292,7 @@ class Replica:
             if number == request.round:
                 self._refuse(request, why)
             else:
-                self._reply(request, Kind.DONE, round=shard.cut)
+                self._reply(request, Kind.DONE, key=shard.writer, round=shard.cut)
         elif shard.lost is not None:
             self._reply(request, Kind.FAILED, key=shard.lost, flags=WORKER_LOST)
         else:

@@ -117,7 +117,8 @@ class ServerMachine:
         for number, (chain, filling) in enumerate(zip(view.chains, view.filling, strict=True)):
             if self.me in chain or self.me == filling:
                 replica = self.replicas.get(number)
-                if replica is None:
+                if replica is None or (self.me in replica.chain and self.me not in chain):
+                    # A member that is filled again may have updates that the others lack.
                     shard = self._make_shard(number)
                     replica = Replica(self.me, number, shard, self.out, self._reports)
                 held[number] = replica

@@ -135,6 +135,10 @@ class Shard:
         self.cuts = dict.fromkeys(self.live, 0)
         #: The newest cut that all live workers have begun.
         self.cut = 0
+        #: The worker that writes the values of the newest cut.
+        self.writer = 0
+        #: How often the workers that take part have changed; so it tells their first ones apart.
+        self.epoch = 0
         #: The newest cut that shall have no values, and the reason.
         self.refused = (0, "")
         self.counts = Counts()
@@ -235,6 +239,7 @@ class Shard:
             self.lost = worker if self.lost is None else self.lost
             return
         self.live.remove(worker)
+        self.epoch += 1
         self._advance_all()
         self._end_cut()
 
@@ -250,8 +255,13 @@ class Shard:
         reached = min((self.cuts[worker] for worker in self.live), default=0)
         if self.lost is None and reached > self.cut:
             self.cut = reached
+            self.writer = self.live[0]
             if reached > self.refused[0] and any(part.pending for part in self.parts.values()):
                 self.refused = (reached, _OPEN_ROUND)
+
+    def is_first(self, worker: int) -> bool:
+        """Return whether the worker is the first one that takes part."""
+        return self.live[:1] == [worker]
 
     def is_ahead(self, worker: int) -> bool:
         """Return whether the worker has begun a cut that others still have to begin."""

@@ -29,6 +29,8 @@ FACTS = {
     "lost": int,
     "cuts": dict,
     "cut": int,
+    "writer": int,
+    "epoch": int,
     "refused": list,
     "parts": list,
 }
@@ -77,6 +79,8 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
         "lost": -1 if shard.lost is None else shard.lost,
         "cuts": shard.cuts,
         "cut": shard.cut,
+        "writer": shard.writer,
+        "epoch": shard.epoch,
         "refused": shard.refused,
         "parts": parts,
     }
@@ -139,6 +143,8 @@ class Filling:
         shard.lost = None if facts["lost"] < 0 else facts["lost"]
         shard.cuts = _numbers(facts["cuts"])
         shard.cut = facts["cut"]
+        shard.writer = facts["writer"]
+        shard.epoch = facts["epoch"]
         number, reason = facts["refused"]
         shard.refused = (int(number), str(reason))
 

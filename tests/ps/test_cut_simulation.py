@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from simulated_servers import Program, Records, World
-from test_store_simulation import KEYS, SEEDS, History, kill_at
+from test_store_simulation import KEYS, SEEDS, History, kill_at, made_keys
 
 from pycoll.ps.consistency import ASP, BSP
 from pycoll.ps.messages import Kind
@@ -34,16 +34,16 @@ class Cut:
         shards = range(len(world.clients[rank].view.chains))
         return [world.request(rank, Kind.CUT, shard=shard, round=1) for shard in shards]
 
-    def fetch(self, world: World) -> Program:
-        for shard in range(len(world.clients[0].view.chains)):
-            text = world.request(0, Kind.FETCH, 0, shard=shard, round=1)
+    def fetch(self, world: World, rank: int) -> Program:
+        for shard in range(len(world.clients[rank].view.chains)):
+            text = world.request(rank, Kind.FETCH, 0, shard=shard, round=1)
             yield [text]
             parts = json.loads(text.answer.payload)["parts"]
             for number, part in enumerate(parts, 1):
-                piece = world.request(0, Kind.FETCH, number, shard=shard, round=1)
+                piece = world.request(rank, Kind.FETCH, number, shard=shard, round=1)
                 yield [piece]
                 self.kept[part["key"]] = piece.answer.payload
-            yield [world.request(0, Kind.RELEASE, shard=shard)]
+            yield [world.request(rank, Kind.RELEASE, shard=shard)]
 
 
 def cutting(world: World, cut: Cut, rank: int, calls: int) -> Program:
@@ -62,7 +62,7 @@ def cutting(world: World, cut: Cut, rank: int, calls: int) -> Program:
             if rank == 0:
                 yield running
                 running = []
-                yield from cut.fetch(world)
+                yield from cut.fetch(world, rank)
         key = draw.choice(KEYS)
         begin = cut.push if draw.random() < 0.7 else cut.history.pull
         running.append(begin(world, rank, key))
@@ -125,6 +125,36 @@ def test_cuts_are_closed_under_the_order_of_a_worker_that_dies() -> None:
                 assert cut.kept[first[0]] & first[1], (seed, first, second)
         cuts += bool(cut.kept)
     assert cuts > SEEDS // 10
+
+
+def making_and_cutting(world: World, cut: Cut, rank: int, writers: dict[int, int]) -> Program:
+    """Make the keys, or learn that another worker has; push, take a cut, and perhaps write it."""
+    yield from made_keys(world, rank)
+    requests = [cut.push(world, rank, key) for key in KEYS] + cut.begin(world, rank)
+    yield requests
+    writers[rank] = requests[len(KEYS)].answer.key
+    if writers[rank] == rank:
+        yield from cut.fetch(world, rank)
+
+
+def test_the_next_worker_writes_the_cut_when_the_first_one_dies_at_any_message() -> None:
+    others = 0
+    for boundary in range(1, 140):
+        world = World(boundary, ASP, workers=3, servers=3, replicas=1)
+        cut, writers = Cut(), {}
+        for rank in range(3):
+            world.start(rank, making_and_cutting(world, cut, rank, writers))
+        kill_at(world, boundary, 0)
+        kill_at(world, boundary + boundary % 5, 3 + boundary % 3)
+        world.run()
+        assert world.ended >= {1, 2} and world.failed == {}, (boundary, world.failed)
+        assert len(set(writers.values())) == 1, (boundary, writers)
+        if writers[1] in world.ended:
+            others += writers[1] == 1
+            for rank in (1, 2):
+                kept = {key: cut.kept[key] & cut.bits[rank][key] for key in KEYS}
+                assert kept == cut.before[rank], (boundary, rank)
+    assert others > 20, others
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -296,6 +296,27 @@ def test_the_command_line_drains_and_adds_a_server() -> None:
     succeeded(run_store(work, workers=1, servers=2))
 
 
+def test_the_next_worker_makes_keys_when_the_first_one_has_left() -> None:
+    def work(store: ps.Store, comm: Comm) -> Any:
+        store.init("w", np.full(3, comm.rank))
+        if comm.rank == 0:
+            return None
+        # One of the others waits already when the first worker leaves, and both have other values.
+        store.init("late", np.full(5, comm.rank))
+        table = store.table("rows", dim=2, dtype="int64")
+        table.push([comm.rank], np.full((1, 2), comm.rank))
+        store.push("late", np.ones(5, np.int64))
+        store.push("w", np.ones(3, np.int64))
+        while (store.pull("late") != 3).any():
+            time.sleep(0.01)
+        while table.pull([1, 2]).tolist() != [[1, 1], [2, 2]]:
+            time.sleep(0.01)
+        return store.pull("w").tolist()
+
+    found = run_store(work, workers=3, servers=2, consistency="asp")
+    assert succeeded(found) == [None, [2, 2, 2], [2, 2, 2]]
+
+
 def test_examples_of_docstrings_do_what_they_say() -> None:
     methods = ["init", "push", "pull", "push_pull", "clock", "stats", "explain"]
     texts = [getattr(ps.Store, name).__doc__ for name in [*methods, "table", "set_optimizer"]]
@@ -439,16 +460,21 @@ def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
 
 
 def test_workers_whose_terms_differ_from_the_first_ones() -> None:
+    seen = threading.Event()
+
     def work(store: ps.Store, comm: Comm) -> None:
         if comm.rank == 0:
             store.init("w", np.zeros(3))
+            seen.wait(TIMEOUT_S)
         else:
             text = "'w' with dtype float64 and shape .4,., update 'add': the store has .*3"
             with pytest.raises(MismatchError, match=text):
                 store.init("w", np.zeros(4))
             store.timeout_s = 0.3
-            with pytest.raises(TimeoutError, match=r"init of 'v', which rank 0 begins, waited"):
+            text = "init of 'v', which the first worker begins, waited"
+            with pytest.raises(TimeoutError, match=text):
                 store.init("v", np.zeros(4))
+            seen.set()
 
     succeeded(run_store(work, workers=2, servers=1, consistency="asp"))
 
@@ -523,7 +549,7 @@ def test_parts_are_spread_within_a_part_of_the_mean() -> None:
         largest = 0
         for size in draw.integers(0, 3_000_000, 60):
             terms = ps.array_memory.Terms(11, (int(size),))
-            placed = placement.place(terms, "add")
+            placed = placement.place(terms, "add", 0)
             assert Placed.from_text(placed.to_text(), shards) == placed
             ranges = ranges_of(terms)
             assert ranges[0][0] == 0 and ranges[-1][1] == size * 4

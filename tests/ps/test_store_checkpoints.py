@@ -137,6 +137,26 @@ def test_arrays_can_be_read_without_pycoll(reference: Any) -> None:
     assert len(ids) == len(set(ids)) > 300
 
 
+def test_the_next_worker_writes_when_the_first_one_has_left(tmp_path: Path) -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        store.init("w", np.zeros(4))
+        store.push("w", np.full(4, 1.0 + comm.rank))
+        if comm.rank == 0:
+            return
+        store.checkpoint(tmp_path)
+
+    succeeded(run_store(work, workers=3, consistency="asp"))
+    facts = CheckpointReader(tmp_path).facts
+    assert facts["clocks"] == [None, 0, 0]
+
+    def read(store: ps.Store, comm: Comm) -> Any:
+        store.restore(tmp_path)
+        store.init("w", np.zeros(4))
+        return store.pull("w").tolist()
+
+    assert succeeded(run_store(read, workers=1)) == [[6.0] * 4]
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_another_number_of_workers_goes_on_from_the_common_round(
     reference: Any, workers: int

@@ -1,1 +1,1 @@
-"""Checkpoints of stores: how the first worker takes and restores one, and its files."""
+"""Checkpoints of stores: how workers take and restore one, and its files."""

@@ -1,8 +1,8 @@
-"""How workers restore a checkpoint: the first one reads it and fills the shards.
+"""How workers restore a checkpoint: the first one that takes part reads it and fills the shards.
 
 Parts of arrays are placed anew and rows go where their hash says, so the number of servers may be
-another one than before. The first worker writes a note into shard 0 at the end, for which the
-others wait; if it failed, the note holds the reason.
+another one than before. That worker writes a note into shard 0 at the end, for which the others
+wait; if it failed, the note holds the reason. If it dies, the next worker begins anew.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _NOTE = (NOTES + "restored").encode()
-_NOTE_FACTS = {"error": str, "found": bool, "round": int, "clocks": list}
+_NOTE_FACTS = {"error": str, "found": bool, "round": int, "clocks": list, "rank": int}
 _KEY_FACTS = {
     **{"name": str, "dtype": str, "shape": list, "update": str, "optimizer": str, "steps": list},
     "shown": str,
@@ -49,12 +49,17 @@ _REQUESTS_AT_ONCE = 64
 def restore(store: Store, path: Any, missing_ok: bool, timeout: float | None) -> int | None:
     """Restore a checkpoint, and return the clock that this worker had, or None if there is none."""
     what = f"restore of {str(path)!r}"
-    if store.rank == store.workers[0]:
+    wrong = _refusal_of(path)
+    answer = store._look_up(_NOTE, what, timeout=timeout)
+    if answer.kind is Kind.DONE:
         note: dict[str, Any] = {"error": "", "found": False, "round": 0, "clocks": []}
+        note["rank"] = store.rank
         refusal = None
         try:
+            if wrong is not None:
+                raise wrong
             if not missing_ok or is_there(path):
-                note.update(_Restoring(store, path, what).run())
+                note.update(_Restoring(store, path, what, answer.round).run())
         except InvalidArgumentError as error:
             # The other workers wait for the note.
             note["error"], refusal = f"rank {store.rank}: {error}", error
@@ -63,13 +68,11 @@ def restore(store: Store, path: Any, missing_ok: bool, timeout: float | None) ->
         if refusal is not None:
             raise refusal
     else:
-        path_of(path)
-        lookup = store._begin(Kind.LOOKUP, 0, payload=_NOTE)
-        store._wait([lookup], f"{what}, which rank {store.workers[0]} begins,", timeout)
-        assert lookup.answer is not None
-        note = json_object(read_json(bytes(lookup.answer.payload)), _NOTE_FACTS)
+        if wrong is not None:
+            raise wrong
+        note = json_object(read_json(bytes(answer.payload)), _NOTE_FACTS)
         if note["error"]:
-            raise InvalidArgumentError(note["error"], rank=store.workers[0])
+            raise InvalidArgumentError(note["error"], rank=note["rank"])
     if not note["found"]:
         return None
     clocks = dict(zip(store.workers, note["clocks"], strict=False))
@@ -77,11 +80,20 @@ def restore(store: Store, path: Any, missing_ok: bool, timeout: float | None) ->
     return note["round"] if known is None else int(known)
 
 
+def _refusal_of(path: Any) -> InvalidArgumentError | None:
+    try:
+        path_of(path)
+    except InvalidArgumentError as error:
+        return error
+    return None
+
+
 class _Restoring:
     """The first worker's part. Raises InvalidArgumentError for a wrong checkpoint."""
 
-    def __init__(self, store: Store, path: Any, what: str) -> None:
+    def __init__(self, store: Store, path: Any, what: str, epoch: int) -> None:
         self._store = store
+        self._epoch = epoch
         self._what = what
         self._reader = CheckpointReader(path)
         self._facts = self._reader.facts
@@ -122,7 +134,7 @@ class _Restoring:
     def _key_of(self, given: Any) -> tuple[Placed, dict[str, Any]]:
         one = json_object(given, _KEY_FACTS)
         terms = Terms(int(DType[one["dtype"].upper()]), tuple(map(int, one["shape"])))
-        placed = self._store._placement.place(terms, one["update"])
+        placed = self._store._placement.place(terms, one["update"], self._epoch)
         if UPDATES[one["update"]] in (SUM, MEAN) and not self._store.consistency.folds:
             raise self._reader.wrong(
                 f'key {one["name"]!r} has update {one["update"]!r}, which needs "bsp" or Backup: '
@@ -135,7 +147,7 @@ class _Restoring:
     def _table_of(self, given: Any) -> tuple[PlacedTable, dict[str, Any]]:
         one = json_object(given, _TABLE_FACTS)
         terms = TableTerms.from_text(one["terms"])
-        return PlacedTable(self._store._placement.number(), terms), one
+        return PlacedTable(self._store._placement.number(self._epoch), terms), one
 
     # Requests
 

@@ -1,8 +1,9 @@
-"""How workers take a checkpoint: a cut through all shards, whose values the first worker writes.
+"""How workers take a checkpoint: a cut through all shards, whose values one worker writes.
 
 Each worker tells all shards where its cut is. A shard holds back what a worker sends after its cut
 until all workers have told theirs, and keeps the values that it then has. So the checkpoint has all
-updates that workers began before their cuts, and no other one.
+updates that workers began before their cuts, and no other one. The writer is the first worker that
+takes part when the last one tells its cut to shard 0.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ NOTES = "\x02"
 
 
 def take(store: Store, path: Any, cut: int) -> None:
-    """Take part in the checkpoint with this number; the first worker also writes it."""
+    """Take part in the checkpoint with this number; one worker also writes it."""
     what = f"checkpoint in {str(path)!r}"
     writer: CheckpointWriter | None = None
     refusal = None
     try:
         path_of(path)
-        if store.rank == store.workers[0]:
+        if store._is_first():
             writer = CheckpointWriter(path)
     except InvalidArgumentError as error:
         # The other workers wait for this one's cut, and hear the reason.
@@ -65,9 +66,14 @@ def take(store: Store, path: Any, cut: int) -> None:
             raise
         # A worker refused its argument, or a round is open.
         raise InvalidArgumentError(str(error)) from None
-    if writer is None:
+    answer = requests[0].answer
+    assert answer is not None
+    if answer.key != store.rank:
         return
     try:
+        if writer is None:
+            # The first worker has gone since this one asked.
+            writer = CheckpointWriter(path)
         with written(writer):
             _write(writer, [KeptShard(store, shard, cut, what) for shard in shards], store)
     finally:

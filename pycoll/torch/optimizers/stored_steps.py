@@ -232,10 +232,11 @@ class StoredParameters(_Stored):
         for block in blocks:
             block.read_parameters()
             store.init(block.key, block.values)
-        self._tell()
-        # The first worker makes this key once the servers know the optimizer, and the others wait
-        # for it. So no push comes earlier.
-        store.init(f"{blocks[0].key}: has an optimizer", np.zeros(0))
+        if store._is_first():
+            self._tell()
+        # The worker that makes this key tells the servers the optimizer first, also if an earlier
+        # one has died. The others wait for the key, so no push comes earlier.
+        store._init(f"{blocks[0].key}: has an optimizer", np.zeros(0), "add", self._tell)
         self._each(self._pull)
         for block in blocks:
             block.write_parameters()
@@ -244,10 +245,9 @@ class StoredParameters(_Stored):
         return [server_optimizer(self._kind, *one) for one in enumerate(groups)]
 
     def _tell(self) -> None:
-        """On the first worker, tell the servers the optimizer of each block."""
-        if self.store.rank == self.store.workers[0]:
-            for block in self._blocks:
-                self.store.set_optimizer(self._told[block.group], block.key)
+        """Tell the servers the optimizer of each block."""
+        for block in self._blocks:
+            self.store.set_optimizer(self._told[block.group], block.key)
 
     def _pull(self, block: Block, async_op: bool) -> Any:
         return self.store.pull(block.key, out=block.values, async_op=async_op)
@@ -266,7 +266,8 @@ class StoredParameters(_Stored):
         self._read_gradients()
         if wanted != self._told:
             self._told = wanted
-            self._tell()
+            if self.store._is_first():
+                self._tell()
         consistency = self.store.consistency
         if consistency.folds or consistency.staleness is None:
             self._each(self._exchange)
