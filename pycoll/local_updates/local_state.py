@@ -49,6 +49,8 @@ class LocalState:
         ``rates``: the last inner learning rate of each parameter that was not 0; empty if unused.
         ``residuals``: for each parameter what a codec has left out of this rank's shares so far, a
             NumPy array or None; empty before the first synchronisation and where none is kept.
+        ``factors``: for each parameter the last Q of PowerSGD, or None. Ranks that meet drop them,
+            since all ranks have to begin with the same one.
         ``comm``: the communicator on which this rank has met the others.
     """
 
@@ -65,6 +67,7 @@ class LocalState:
     losses: tuple[float, int] = (0.0, 0)
     rates: tuple[float, ...] = ()
     residuals: tuple[Any, ...] = ()
+    factors: tuple[Any, ...] = ()
     comm: Any = None
 
     @property
@@ -155,6 +158,7 @@ class LocalState:
             losses=(numbers["losses"][0], numbers["losses"][1]),
             rates=tuple(numbers["rates"]),
             residuals=(),
+            factors=(),
         )
 
     def mapped(self, function: Callable[[int, Any], Any]) -> LocalState:
@@ -170,14 +174,16 @@ class LocalState:
             name: None if values is None else all_of(values)
             for name, values in self.arrays().items()
         }
-        return replace(self.of(self.numbers(), arrays), residuals=self.residuals)
+        mapped = self.of(self.numbers(), arrays)
+        return replace(mapped, residuals=self.residuals, factors=self.factors)
 
     def without_work(self) -> LocalState:
-        """The state with the pending fragment not sent, and no communicator."""
+        """The state with the pending fragment not sent, no factors and no communicator."""
         pending = self.pending
         return replace(
             self,
             comm=None,
+            factors=(),
             pending=None if pending is None else pending._replace(work=None, feedback=None),
         )
 

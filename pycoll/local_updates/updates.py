@@ -8,17 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.compress import (
-    BF16,
-    FP8,
-    Block,
-    Codec,
-    Feedback,
-    RandomK,
-    Sign,
-    Threshold,
-    TopK,
-)
+from pycoll.compress import BF16, FP8, Block, Codec, Feedback
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.structures import leaves, rebuilt
 from pycoll.local_updates.array_values import check, converted, copied, mixed, ranges, widened
@@ -29,9 +19,8 @@ from pycoll.local_updates.schedules import Schedule, schedule_of
 from pycoll.types import real, whole
 
 _NAN = float("nan")
-#: Codecs of values that are rounded, and codecs whose residuals the state keeps.
+#: Codecs whose residuals the state does not keep.
 _ROUNDING = (BF16, FP8, Block)
-_LEAVING_OUT = (Sign, TopK, Threshold, RandomK)
 
 
 @dataclass(frozen=True)
@@ -55,11 +44,10 @@ class LocalUpdates:
         ``mix``: the share of a rank's own values that stays in x when a fragment is applied: x
             becomes mix x + (1 - mix) a, from 0 to 1.
         ``compress``: None, or a codec of ``pycoll.compress`` for the averages of a - x. It needs an
-            outer step other than the average itself, and parameters in host memory, float32 or of
-            16 bits for codecs that keep every element. What ``Sign``, ``TopK``, ``Threshold`` and
-            ``RandomK`` leave out is kept in the state, and added to the next change. Nothing is
-            kept of what ``BF16``, ``FP8`` and ``Block`` leave out. ``PowerSGD`` and ``Custom`` are
-            refused.
+            outer step other than the average itself, and parameters in host memory; ``Custom``
+            takes no float64. What a codec leaves out is kept in the state, and added to the next
+            change; but nothing is kept of what ``BF16``, ``FP8`` and ``Block`` leave out. The last
+            Q of ``PowerSGD`` is kept too, until ``resume``, which begins with a new one.
 
     Errors: InvalidArgumentError names the argument, its value and its bounds.
 
@@ -111,10 +99,9 @@ class LocalUpdates:
     def _check_codec(self) -> None:
         if self.compress is None:
             return
-        if not isinstance(self.compress, (*_ROUNDING, *_LEAVING_OUT)):
+        if not isinstance(self.compress, Codec):
             raise InvalidArgumentError(
-                f"compress is {self.compress!r}: expected BF16, FP8, Block, Sign, TopK, Threshold "
-                "or RandomK of pycoll.compress, or None"
+                f"compress is {self.compress!r}: expected a codec of pycoll.compress, or None"
             )
         if self._outer.averages:
             raise InvalidArgumentError(
@@ -405,7 +392,7 @@ class LocalUpdates:
 
     def _feedback(self, state: LocalState, pending: Pending) -> Feedback | None:
         """A Feedback with copies of the fragment's residuals; None where none are kept."""
-        if not isinstance(self.compress, _LEAVING_OUT):
+        if self.compress is None or isinstance(self.compress, _ROUNDING):
             return None
         feedback = Feedback()
         # RandomK draws its places from it: equal on all ranks, and when a fragment is sent again.
@@ -415,6 +402,9 @@ class LocalUpdates:
             held = state.residuals[number] if state.residuals else None
             if held is not None:
                 feedback.memory(held.shape, place, held.dtype)[...] = held
+            factor = state.factors[number] if state.factors else None
+            if factor is not None:
+                feedback.keep_factor(factor, place)
         return feedback
 
     def _applied(
@@ -475,12 +465,14 @@ def _with_residuals(state: LocalState, pending: Pending) -> LocalState:
     if pending.feedback is None:
         return state
     held = list(state.residuals) or [None] * len(pending.sent)
+    factors = list(state.factors) or [None] * len(pending.sent)
     numbers = [number for number, one in enumerate(pending.sent) if one is not None]
     found = pending.feedback.residual
     found = [found] if len(numbers) == 1 else found
-    for number, one in zip(numbers, found, strict=True):
+    for place, (number, one) in enumerate(zip(numbers, found, strict=True)):
         held[number] = one
-    return replace(state, residuals=tuple(held))
+        factors[number] = pending.feedback.factor(place)
+    return replace(state, residuals=tuple(held), factors=tuple(factors))
 
 
 def _wide_copy(array: Any) -> Any:

@@ -13,7 +13,7 @@ from local_oracle import mean, oracle
 
 import pycoll
 from pycoll import InvalidArgumentError, PeerLostError
-from pycoll.compress import RandomK, Threshold, TopK
+from pycoll.compress import Custom, Feedback, PowerSGD, RandomK, Sign, Threshold, TopK
 from pycoll.optim import AdaComm, LocalState, LocalUpdates, PostLocal
 
 LR = 2.0**-3
@@ -22,6 +22,7 @@ SHAPES = [(3, 4), (), (5,), (2, 2), (7,)]
 PARTS = {1: [range(5)], 2: [range(3), range(3, 5)], 3: [range(1), range(1, 4), range(4, 5)]}
 NESTEROV = {"lr": 0.75, "momentum": 0.5, "nesterov": True}
 HEAVY = {"lr": 0.5, "momentum": 0.25}
+HALVES = Custom(lambda x: x.astype(np.float16).tobytes(), lambda b, n: np.frombuffer(b, "f2"), "f2")
 Arrays = list[Any]
 
 
@@ -240,6 +241,52 @@ def test_what_a_codec_leaves_out_of_a_round_is_sent_in_a_later_one(codec: Any, d
         same(anchors, [np.asarray(one) for one in common])
         same(residuals, [np.asarray(one) for one in held[rank]])
         assert any(one.any() for one in residuals)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("codec", [PowerSGD(1), Sign(block=32), HALVES], ids=repr)
+def test_a_round_has_the_bits_of_an_all_reduce_with_the_codec(codec: Any, kind: Any) -> None:
+    """With the residuals and factors of the rounds before, by fragments; factors begin anew."""
+    if isinstance(codec, Custom):
+        kind = np.float32
+    fragments = PARTS[2]
+
+    def run(comm: pycoll.Communicator) -> tuple[Any, Arrays]:
+        updates = LocalUpdates(2, HEAVY, fragments=2, compress=codec)
+        params, state = updates.begin(start_of(kind), comm)
+        for step in range(1, 9):
+            params, state = updates.advance(curved(comm.rank, step, params), state)
+            if step == 4:
+                state = LocalState.load(pickle.loads(pickle.dumps(state.state_dict())))
+                params, state = updates.resume(params, state, comm)
+        return state, params
+
+    def by_hand(comm: pycoll.Communicator) -> tuple[Arrays, Arrays]:
+        x, a, v = start_of(kind), start_of(kind), [np.zeros(s, kind) for s in SHAPES]
+        kept = [Feedback(), Feedback()]
+        for step in range(1, 9):
+            x = curved(comm.rank, step, x)
+            fragment = (step - 1) % 2
+            kept[fragment].step = step
+            part = fragments[fragment]
+            words = {"compress": codec, "feedback": kept[fragment], "deterministic": True}
+            averages = comm.all_reduce([a[n] - x[n] for n in part], "avg", **words)
+            for n, average in zip(part, averages, strict=True):
+                v[n] = np.asarray(v[n] * HEAVY["momentum"] + average, kind)
+                a[n] = np.asarray(a[n] - v[n] * HEAVY["lr"], kind)
+                x[n] = a[n].copy()
+            if step == 4:
+                for one in kept:
+                    one.load_state_dict({**one.state_dict(), "factors": {}})
+        return x, [one for feedback in kept for one in feedback.residual]
+
+    for (state, params), (x, held) in zip(
+        world_in_threads(2).run(run), world_in_threads(2).run(by_hand), strict=True
+    ):
+        same(params, x)
+        same(list(state.residuals), held)
+        assert any(one.any() for one in held)
+        assert any(one is not None for one in state.factors) == isinstance(codec, PowerSGD)
 
 
 def kept_of(codec: Any, x: Any, step: int) -> Any:
