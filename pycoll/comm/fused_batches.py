@@ -55,15 +55,15 @@ class Message(NamedTuple):
         """
         return self._replace(prepared=self.prepared._replace(key=self.prepared.key ^ key))
 
-    def as_coded(self, feedback: Any, numbers: list[int]) -> tuple[Message, list[CodedEnds]]:
+    def as_coded(self, memories: Sequence[tuple[Any, int]]) -> tuple[Message, list[CodedEnds]]:
         """Return the same with the arrays and residuals that a codec takes, and these ends.
 
-        ``numbers``: of its arrays in the list.
+        ``memories``: of each array the Feedback, or None for all, and its number there.
         """
         divisor = self.prepared.divisor
         ends = [
-            coded_ends(one.source, one.target, divisor, feedback, number)
-            for one, number in zip(self.members, numbers, strict=True)
+            coded_ends(one.source, one.target, divisor, *memory)
+            for one, memory in zip(self.members, memories, strict=True)
         ]
         members = [
             one._replace(source=coded.source, target=coded.target)
@@ -311,7 +311,7 @@ def _as_coded(
         feedback.check_free()
     made, ends = [], []
     for message, numbers in zip(messages, shared, strict=True):
-        coded, found = message.as_coded(feedback, numbers)
+        coded, found = message.as_coded([(feedback, number) for number in numbers])
         made.append(coded)
         ends += found
     if feedback is not None:

@@ -19,9 +19,10 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
-from pycoll.arrays.registry import empty
-from pycoll.comm.codecs import coding_of, runs_itself
-from pycoll.comm.fused_batches import Member, fused_view, members_of
+from pycoll.arrays.registry import empty, input_of
+from pycoll.comm.codecs import Coding, coding_of, runs_itself
+from pycoll.comm.coded_ends import behind
+from pycoll.comm.fused_batches import Member, Message, fused_view, members_of
 from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
 from pycoll.comm.work import Work
 from pycoll.errors import InvalidArgumentError, PycollError
@@ -51,6 +52,38 @@ class _UserFusion(list["_UserReduction"]):
     def nbytes(self) -> int:
         """The bytes of all members."""
         return sum(one.ends.source.nbytes for one in self)
+
+
+class _Coded(NamedTuple):
+    """An all_reduce by a codec that keeps every element. ``feedback``: its Feedback, or None."""
+
+    member: Member
+    feedback: Any
+    work: Work
+
+
+class _CodedKey(NamedTuple):
+    """The arguments that all_reduces by codecs have in common to share a message."""
+
+    dtype: int
+    op: Any
+    algorithm: str | None
+    deterministic: bool | None
+    coding: Coding
+    has_feedback: bool
+
+
+class _CodedFusion(list["_Coded"]):
+    """All_reduces by codecs that share a message, and their common key."""
+
+    def __init__(self, key: _CodedKey) -> None:
+        super().__init__()
+        self.key = key
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all members."""
+        return sum(one.member.ends.source.nbytes for one in self)
 
 
 class _OnDevice(NamedTuple):
@@ -93,6 +126,7 @@ class Group(_core.Group):
     _works: list[Work]
     _open: dict[MessageKey, _UserFusion]
     _launches: dict[MessageKey, _Launch]
+    _coded: dict[_CodedKey, _CodedFusion]
 
     def add(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Work:
         """Add a call. The Work holds its result after the end of the group."""
@@ -100,6 +134,7 @@ class Group(_core.Group):
             raise InvalidArgumentError("irecv_any within a group: there a recv names its source")
         if self._messages is None:
             self._messages, self._works, self._open, self._launches = [], [], {}, {}
+            self._coded = {}
             self.add_other(None)  # makes native code call run() at the end
         words = {word: value for word, value in words.items() if word != "async_op"}
         if name == "all_reduce":
@@ -126,8 +161,10 @@ class Group(_core.Group):
         feedback: Any = None,
     ) -> Work:
         if compress is not None or feedback is not None:
-            if not runs_itself(compress):
-                coding_of(compress, feedback)
+            coding = None if runs_itself(compress) else coding_of(compress, feedback)
+            if coding is not None and self._joins_codes(x, stream, feedback):
+                key = _CodedKey(0, op, algorithm, deterministic, coding, feedback is not None)
+                return self._add_coded(Member(x, out, ends_of(x, out)), key, feedback)
             words = {"algorithm": algorithm, "deterministic": deterministic, "stream": stream}
             coded = {"out": out, "compress": compress, "feedback": feedback}
             work = _core.open_work()
@@ -186,6 +223,50 @@ class Group(_core.Group):
             self.add_other(fusion)
         return work
 
+    def _joins_codes(self, x: Any, stream: Any, feedback: Any) -> bool:
+        """Return whether an array may share a message of codes with others.
+
+        A Feedback that serves two calls of the group serves them in turn.
+        """
+        if isinstance(x, list | tuple) or stream is not None:
+            return False
+        if isinstance(input_of(x, x)[1], DeviceView):
+            return False
+        used = (one for fusion in self._coded.values() for one in fusion)
+        return feedback is None or all(one.feedback is not feedback for one in used)
+
+    def _add_coded(self, member: Member, key: _CodedKey, feedback: Any) -> Work:
+        source = member.ends.source
+        key = key._replace(dtype=source.dtype)
+        prepared = self._coded_call(key, source.nbytes)
+        _core.note_array(self, source.dtype, prepared.op, source.shape)
+        fusion = self._coded.get(key)
+        if (
+            fusion is None
+            or source.nbytes > _core.FUSED_BYTES_MAX
+            or fusion.nbytes + source.nbytes > _core.MESSAGE_BYTES_MAX
+        ):
+            fusion = _CodedFusion(key)
+            self.add_other(fusion)
+            if source.nbytes <= _core.FUSED_BYTES_MAX:
+                self._coded[key] = fusion
+        work = _core.open_work()
+        fusion.append(_Coded(member, feedback, work))
+        return work
+
+    def _coded_call(self, key: _CodedKey, nbytes: int) -> Prepared:
+        prepared: Prepared = self.communicator._prepare(
+            Collective.ALL_REDUCE,
+            key.dtype,
+            key.op,
+            0,
+            nbytes,
+            key.algorithm,
+            key.deterministic,
+            coding=key.coding,
+        )
+        return prepared
+
     def _add_on_device(
         self,
         member: Member,
@@ -232,6 +313,8 @@ class Group(_core.Group):
                 self._run_user_fusion(entry)
             elif isinstance(entry, _Launch):
                 self._run_launch(entry)
+            elif isinstance(entry, _CodedFusion):
+                self._run_coded(entry)
             elif isinstance(entry, _List):
                 entry.fill()
             elif entry is not None:
@@ -301,6 +384,31 @@ class Group(_core.Group):
             _core.unpack(target, [one.ends.target for one in fusion])
         for one in fusion:
             _core.fill_work(one.work, one.finish())
+
+    def _run_coded(self, fusion: _CodedFusion) -> None:
+        communicator = self.communicator
+        calls = communicator._native.calls()
+        ends = [one.member.ends for one in fusion]
+        try:
+            prepared = self._coded_call(fusion.key, fusion.nbytes).of_arrays(
+                ((one.source.nbytes, one.source.shape) for one in ends), _core.arrays_of(self)
+            )
+            wheres = [Where(one.member.ends.framework, one.member.x, None) for one in fusion]
+            for one in fusion:
+                if one.feedback is not None:
+                    one.feedback.check_free()
+            message, coded = Message(ends, prepared, wheres).as_coded(
+                [(one.feedback, 0) for one in fusion]
+            )
+            for one in fusion:
+                if one.feedback is not None:
+                    one.feedback.ended()
+            message.start(communicator, behind(coded, nothing), False).wait()
+        except Exception as error:
+            communicator._failed(error, "all_reduce", calls)
+            raise
+        for one in fusion:
+            _core.fill_work(one.work, one.member.finisher()())
 
     def _run_launch(self, launch: _Launch) -> None:
         from pycoll.device.device_operations import OnDevice

@@ -179,6 +179,48 @@ def test_the_arrays_of_a_list_travel_in_one_message() -> None:
             assert coded_sums.same(found[3], alone)
 
 
+def test_short_arrays_of_a_group_travel_in_one_message() -> None:
+    """Those with equal arguments; a Feedback of each keeps its part of what is left out."""
+    lengths = (300, 70_000, 1, 0, 900)
+    xs = [[values(10 * rank + i, count) for i, count in enumerate(lengths)] for rank in range(2)]
+    short = [0, 2, 3, 4]
+    joined = [np.concatenate([mine[i] for i in short]) for mine in xs]
+    residuals = [np.zeros(len(joined[0]), np.float32) for _ in xs]
+    rounds = [coded_sums.all_reduce(INT8, joined, residuals=residuals) for _ in range(2)]
+    first = [np.concatenate([mine[i] for i in (0, 2)]) for mine in xs]
+    plain = coded_sums.all_reduce(INT8, first)
+    mean = coded_sums.all_reduce(INT8, [mine[4] for mine in xs], True)
+
+    def call(comm: pycoll.Communicator) -> Any:
+        mine, feedbacks = xs[comm.rank], [Feedback() for _ in lengths]
+        found = []
+        for _ in range(2):
+            with comm.group():
+                works = [
+                    comm.all_reduce(one, compress=INT8, feedback=feedback)
+                    for one, feedback in zip(mine, feedbacks, strict=True)
+                ]
+            found.append([work.wait() for work in works])
+        assert [one.step for one in feedbacks] == [2] * len(lengths)
+        with comm.group():
+            alone = [comm.all_reduce(mine[i], compress=INT8) for i in (0, 2)]
+            other = comm.all_reduce(mine[4], "avg", compress=INT8)
+            # A Feedback serves two calls in turn.
+            twice = [comm.all_reduce(mine[0], compress=INT8, feedback=feedbacks[0]) for _ in (0, 1)]
+        assert feedbacks[0].step == 4 and not coded_sums.same(twice[0].wait(), twice[1].wait())
+        kept = [one.residual for one in feedbacks]
+        return found, kept, [one.wait() for one in alone], other.wait()
+
+    for transports in ("shm", "tcp"):
+        for rank, (found, kept, alone, other) in enumerate(ran(2, call, transports)):
+            for one, expected in zip(found, rounds, strict=True):
+                assert coded_sums.same(np.concatenate([one[i] for i in short]), expected)
+            rests = np.concatenate([kept[i] for i in short[1:]])
+            assert coded_sums.same(rests, residuals[rank][lengths[0] :])
+            assert coded_sums.same(np.concatenate(alone), plain)
+            assert coded_sums.same(other, mean)
+
+
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 @pytest.mark.parametrize("op", ["sum", "avg"])
 def test_feedback_sends_later_what_was_left_out(codec: Any, op: str) -> None:
@@ -461,3 +503,17 @@ def test_bad_arguments_of_the_other_collectives(name: str) -> None:
 
     world.run(call)
     world.close()
+
+
+def test_values_on_the_grid_of_a_codec_are_the_plain_collective() -> None:
+    """Whole numbers times a power of two, where each block has the largest one of its codec."""
+    random = np.random.default_rng(4)
+    for codec, largest in ((INT8, 127), (Block("int4", block=32), 7), (BF16(), 127)):
+        given = random.integers(-largest, largest + 1, 4 * 640)
+        given[::32] = largest
+        x = given.astype(np.float32) * np.float32(2.0**-9)
+        # One rank has values where the others have zeros, so that sums are on the grid too.
+        xs = [np.where(np.arange(len(x)) // 640 == rank, x, np.float32(0)) for rank in range(4)]
+        for op, divisor in (("sum", 1), ("avg", 4)):
+            for found in sums(xs, op=op, compress=codec):
+                assert coded_sums.same(found, x / np.float32(divisor)), (codec, op)
