@@ -95,6 +95,8 @@ NOW, MAKES = 1, 2
 DROPPED = 2
 #: Flags of a DONE: the update had been applied before.
 REPEATED = 4
+#: Flags of an UNMANAGED: the view of its sender goes on without its receiver.
+OUT = 1
 #: Flags of any message: the payload follows as a message of its own.
 APART = 128
 

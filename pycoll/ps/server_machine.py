@@ -138,4 +138,5 @@ class ServerMachine:
     def stats(self) -> dict[str, object]:
         """Return the figures of this server, for ``pycoll ps``."""
         shards = [self.replicas[number].stats() for number in sorted(self.replicas)]
-        return {"rank": self.me, "view": self.view.number, "shards": shards}
+        manager = self.voter.leader
+        return {"rank": self.me, "view": self.view.number, "manager": manager, "shards": shards}

@@ -33,7 +33,7 @@ _STORES = re.compile(r"@pycoll-store-(\d+)-\d+$")
 _COMMAND_BYTES_MAX = 1 << 12
 _COMMAND = {"store": str, "command": str, "server": int}
 _ANSWER = {"is_here": bool, "error": str}
-_FACTS = {"store": str, "rank": int, "pid": int, "view": int, "shards": list}
+_FACTS = {"store": str, "rank": int, "pid": int, "view": int, "manager": int, "shards": list}
 _numbers = itertools.count()
 
 

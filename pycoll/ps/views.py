@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pycoll.bootstrap.recovery.council import is_quorum
-from pycoll.ps.messages import TEXT_BYTES_MAX, Kind, Message
+from pycoll.ps.messages import OUT, TEXT_BYTES_MAX, Kind, Message
 from pycoll.untrusted import json_object, read_json
 
 _FACTS = {
@@ -308,7 +308,10 @@ class Voter:
                 self._recalled[source] = View.from_bytes(bytes(message.payload))
                 self._succeed()
         elif kind is Kind.UNMANAGED:
-            self.lose(source, True)
+            if message.flags & OUT:
+                self._stop()
+            else:
+                self.lose(source, True)
         elif self.manager is not None:
             self._manage(self.manager, source, message)
         elif self.leader != self.me and (kind in _WISHES or source == self.me):
@@ -386,7 +389,7 @@ class Voter:
             self._obey(self.leader, order)
         for source in [one for one in self._orders if one not in self.view.servers]:
             del self._orders[source]
-            self.out.append((source, Message(Kind.UNMANAGED)))
+            self.out.append((source, Message(Kind.UNMANAGED, flags=OUT)))
 
     def _obey(self, source: int, order: Message) -> None:
         if order.kind is Kind.RECALL:

@@ -23,7 +23,7 @@ def status_text(seconds: float) -> str:
     for one in running_servers():
         if one["store"] != store:
             store = one["store"]
-            lines.append(f"store {store}, view {one['view']}")
+            lines.append(f"store {store}, view {one['view']}, view manager rank {one['manager']}")
         lines.append(f"  server rank {one['rank']} (pid {one['pid']})")
         earlier = old.get((one["store"], one["rank"]), {"shards": []})
         counts = {shard["shard"]: shard["pushes"] for shard in earlier["shards"]}

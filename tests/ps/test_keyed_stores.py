@@ -29,7 +29,7 @@ from pycoll.config import Config
 from pycoll.ps.consistency import consistency_from, consistency_of
 from pycoll.ps.messages import HEAD_BYTES, PART_BYTES_MAX, Kind, Message, pack_into, unpack
 from pycoll.ps.placement import Placed, Placement, ranges_of
-from pycoll.ps.server_links import INLINE_BYTES, Circle, Link, offered
+from pycoll.ps.server_links import INLINE_BYTES, Circle, Link, has_ended, offered
 from pycoll.ps.status import running_servers
 from pycoll.tools.cli import main
 
@@ -294,6 +294,18 @@ def test_the_command_line_drains_and_adds_a_server() -> None:
         assert store.pull("w").tolist() == [0, 1, 2]
 
     succeeded(run_store(work, workers=1, servers=2))
+
+
+def test_silence_is_no_sign_of_the_end_of_a_server() -> None:
+    signs = (
+        "process 7 on this host is gone",
+        "10.0.0.1:5 closed the connection without a goodbye: its process has ended",
+        "connection reset by 10.0.0.1:5",
+    )
+    assert all(has_ended(pycoll.PeerLostError("", how=sign)) for sign in signs)
+    silence = "no answer from 10.0.0.1:5 for 4 s: its host is down or cannot be reached"
+    for how in (silence, "connection to 10.0.0.1:5 failed: Connection timed out", None):
+        assert not has_ended(pycoll.PeerLostError("", how=how))
 
 
 def test_the_next_worker_makes_keys_when_the_first_one_has_left() -> None:

@@ -167,6 +167,7 @@ def test_the_command_line_shows_running_stores() -> None:
         lines = done.stdout.splitlines()
         for rank in (2, 3):
             assert f"  server rank {rank} (pid {ranks.ranks[rank].pid})" in lines
+        assert any(line.endswith(", view 1, view manager rank 2") for line in lines), lines
         text = "shard 0: chain 2 -> 3; 4194304 bytes in parts: 1; "
         assert any(text in line for line in lines), lines
         assert any("clocks 0: " in line and "pushes/s" in line for line in lines), lines

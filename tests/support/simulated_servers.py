@@ -212,7 +212,8 @@ class World:
             self.at(50.0, functools.partial(self.wish_again, peer, kind, server))
 
     def wish_again(self, peer: int, kind: Kind, server: int) -> None:
-        if self.wishes[server] is kind and not is_done(kind, server, self.view):
+        is_over = self.wishes[server] is not kind or not self.live_servers
+        if not is_over and not is_done(kind, server, self.view):
             self.wish(peer, kind, server)
 
     def lose(self, peer: int, gone: int, has_ended: bool = True) -> None:
