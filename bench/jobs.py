@@ -4,12 +4,11 @@ Every library runs as its own job, which keeps running. For each case the jobs t
 rotation, so that the same noise affects all of them. A job is stopped (SIGSTOP) while another one
 measures, so that the progress threads of an idle library do not disturb the measured one.
 
-After it continues, a job first runs as many operations unmeasured as measured, and some at least:
-the scheduler may wake two stopped ranks on one core and needs some time to separate them. In each
-round a job gives one *batch*, back-to-back operations whose mean counts, and some operations timed
-singly. Each time is that of the slowest rank. Medians and ratios come from batches, since reading
-the clock takes about as long as a small operation. The 99th percentile comes from single
-operations.
+After it continues, a job first runs as many operations unmeasured as measured: the scheduler may
+wake two stopped ranks on one core and needs some time to separate them. In each round a job gives
+one *batch*, back-to-back operations whose mean counts, and some operations timed singly. Each time
+is that of the slowest rank. Medians and ratios come from batches, since reading the clock takes
+about as long as a small operation. The 99th percentile comes from single operations.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ _BATCH_S, _BATCH_MAX = 10e-3, 5000
 #: Number of batches of that length after which the number of operations is chosen.
 _LONG_BATCHES = 2
 _SINGLES_MAX = 100
-#: Least operations that a job runs unmeasured after it was stopped.
-_WARM_MIN = 4
 _ROUNDS_MIN = 3
 
 
@@ -292,8 +289,7 @@ def _batch(entrant: Entrant, case: dict[str, Any]) -> int:
 
 
 def _sample(entrant: Entrant, case: dict[str, Any], batch: int, times: Times) -> None:
-    warm = max(batch, _WARM_MIN)
-    mean = max(entrant.order(what="time", batch=batch, warm=warm, **case))
+    mean = max(entrant.order(what="time", batch=batch, warm=batch, **case))
     times.batches.append(mean)
     if batch == 1:
         times.singles.append(mean)

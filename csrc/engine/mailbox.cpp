@@ -24,7 +24,7 @@ void Mailbox::send_to_self(const MessageRequest& request, Operation& operation) 
   arrival.kept.assign(request.data.data, request.data.data + request.data.bytes);
   operation.finish(Status());
   if (arrival.claim) {
-    finish(arrival);
+    finish(*arrival.claim, arrival);
   } else {
     arrivals_.push_back(std::move(arrival));
   }
@@ -71,12 +71,14 @@ void Mailbox::post_recv(const MessageRequest& request, std::shared_ptr<Operation
   if (from_any_ != nullptr) recv.order = from_any_->posted++;
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end(); ++arrival) {
     if (arrival->tag != request.tag || arrival->claim) continue;
-    arrival->claim = std::move(recv);
     const bool whole = !(arriving_ && std::next(arrival) == arrivals_.end());
     if (whole) {
-      finish(*arrival);
+      finish(recv, *arrival);
       arrivals_.erase(arrival);
-    } else if (request.data.bytes == arrival->total && !arrival->kept.empty()) {
+      return;
+    }
+    arrival->claim = std::move(recv);
+    if (request.data.bytes == arrival->total && !arrival->kept.empty()) {
       // The rest of the message goes directly to the receive's memory.
       copy_bytes(request.data.data, arrival->kept.data(), arrival->kept.size());
       std::vector<std::byte>().swap(arrival->kept);
@@ -169,7 +171,8 @@ void Mailbox::accept(const transport::Segment& segment) {
     arrival.claim = claim(arrival.tag);
     if (arrival.claim && segment.header.bytes == arrival.total) {
       add(arrival, segment);
-      return finish(arrival);
+      if (arrival.claim) finish(*arrival.claim, arrival);
+      return;
     }
     arrivals_.push_back(std::move(arrival));
     arriving_ = true;
@@ -179,7 +182,7 @@ void Mailbox::accept(const transport::Segment& segment) {
   if (arrival.received < arrival.total) return;
   arriving_ = false;
   if (!arrival.claim) return;
-  finish(arrival);
+  finish(*arrival.claim, arrival);
   arrivals_.pop_back();
 }
 
@@ -202,11 +205,11 @@ void Mailbox::add(Arrival& arrival, const transport::Segment& segment) {
   arrival.received += bytes;
 }
 
-void Mailbox::finish(Arrival& arrival) {
-  const executor::Memory& memory = arrival.claim->request.data;
-  if (arrival.claim->request.sender != nullptr) *arrival.claim->request.sender = peer_;
+void Mailbox::finish(const OpenRecv& recv, const Arrival& arrival) const {
+  const executor::Memory& memory = recv.request.data;
+  if (recv.request.sender != nullptr) *recv.request.sender = peer_;
   if (memory.bytes != arrival.total) {
-    arrival.claim->operation->finish(
+    recv.operation->finish(
         Status::error(Code::kMismatch,
                       name_message(LateMessage::Kind::kRecv, peer_, arrival.tag) +
                           ": the message has " + std::to_string(arrival.total) +
@@ -217,7 +220,7 @@ void Mailbox::finish(Arrival& arrival) {
   if (!arrival.kept.empty()) {
     copy_bytes(memory.data, arrival.kept.data(), arrival.kept.size());
   }
-  arrival.claim->operation->finish(Status());
+  recv.operation->finish(Status());
 }
 
 void Mailbox::fail(const Status& status) {

@@ -108,7 +108,7 @@ class Mailbox {
   bool continues(const transport::SegmentHeader& header) const;
   void accept(const transport::Segment& segment);
   static void add(Arrival& arrival, const transport::Segment& segment);
-  void finish(Arrival& arrival);
+  void finish(const OpenRecv& recv, const Arrival& arrival) const;
 
   int peer_;
   FromAny* from_any_;
