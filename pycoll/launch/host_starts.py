@@ -39,8 +39,9 @@ from pycoll.launch.signals import signals_caught, terminal_stop_ignored
 #: Seconds from the first agent that fails to start until the launcher gives up the others.
 _MORE_FAILURES_S = 1.0
 _AGENT = "pycoll.launch.host_agent"
-#: Seconds that agents have to end after the first of them has ended.
-_LAST_S = 15.0
+#: Seconds that agents have to end after the first of them has ended. One that is cut off from the
+#: others needs most of it: 5 until it notices, and 5 until its ranks have ended.
+_LAST_S = 12.0
 #: Most bytes of an agent's stderr that are kept for an error text.
 _WORDS_MAX = 4096
 #: Variables that hosts share, in addition to PYCOLL_*; ``HostsOptions.variables`` adds others.
@@ -206,6 +207,8 @@ class HostsJob:
         self.signals: list[int] = []
         self._passed_on = 0
         self._over = threading.Event()
+        #: Seconds that the agents have to end on exit.
+        self._exit_s = SIGNAL_GRACE_S + KILL_S + 1.0
         self._due: list[tuple[float, Callable[[HostAgent], object]]] = []
         self._selector = selectors.DefaultSelector()
         self._output = RankOutput(self._selector)
@@ -231,7 +234,7 @@ class HostsJob:
                 # No rank of it runs. ssh may still try to connect, and a thread write to it.
                 _kill(agent)
             agent.let_go()
-        until = time.monotonic() + SIGNAL_GRACE_S + KILL_S + 1.0
+        until = time.monotonic() + self._exit_s
         for agent in self._agents:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.process.wait(max(0.0, until - time.monotonic()))
@@ -399,6 +402,8 @@ class HostsJob:
             if last is None and self._is_ending():
                 last = time.monotonic() + _LAST_S
             if last is not None and time.monotonic() >= last:
+                # The agents that are left have had their time; they are stopped, or unreachable.
+                self._exit_s = KILL_S
                 break
         return self._conclude(self._agents[0] if self._work.tolerate else None)
 

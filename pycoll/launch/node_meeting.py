@@ -256,8 +256,10 @@ class NodeLink:
             self._judge(Verdict(f"node 0 (host {name}) {NODES.stopped}", 1))
 
     def _keep_pulse(self) -> None:
-        while not self._closed.wait(PULSE_S):
+        while True:
             self._exchange.pulse()
+            if self._closed.wait(PULSE_S):
+                return
 
     def fail(self, verdict: Verdict) -> None:
         """Tell all nodes that the job has failed. The store's answer, which ``read`` takes, is the

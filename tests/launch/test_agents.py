@@ -16,7 +16,7 @@ import pytest
 from harness import free_port
 from launching import ROOT, await_end, python
 
-from pycoll.bootstrap.rendezvous.frames import PULSE_S, SILENCE_S
+from pycoll.bootstrap.rendezvous.frames import SILENCE_S
 
 SECRET = "a secret of the tests"
 #: The promise for one node's failure, on all others.
@@ -227,7 +227,6 @@ def test_an_agent_that_is_stopped_ends_the_job_elsewhere(node: int) -> None:
     agents.start(0, python(SLEEP), 2)
     agents.start(1, python(SLEEP), 1)
     pids = agents.pids([2, 1])
-    time.sleep(2.5 * PULSE_S)
     began = time.monotonic()
     agents.processes[node].send_signal(signal.SIGSTOP)
     try:

@@ -346,6 +346,21 @@ def test_the_rest_goes_on_where_a_host_vanishes(world: SshHosts) -> None:
     assert "rank 1 (host host0), ranks 4 and 5 (with host host2)" in " ".join(err.split()), err
 
 
+def test_an_agent_that_is_stopped_is_named(world: SshHosts) -> None:
+    """The launcher does not wait long for it, and it ends its ranks when it goes on."""
+    process, pids = _sleeping(world)
+    stopped = _agent_of(pids[4])
+    began = time.monotonic()
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        status, _, err = end(process)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert status == 1
+    assert re.search(r"pycoll run: node 2 \(host2:\d+\) stands still: its pycoll run", err), err
+    assert time.monotonic() - began < SILENCE_S + 20
+
+
 def test_a_launcher_s_host_that_vanishes_leaves_nothing(world: SshHosts) -> None:
     """No rank runs on that host, and nothing tells the others of its end."""
     process = start(world, "-H", "host1,host2", sys.executable, "-c", SLEEP)
