@@ -97,8 +97,8 @@ def modelled(collective: Collective, nbytes: int, compress: Any) -> Coded:
         coding_of(compress)
     elif collective is not Collective.ALL_REDUCE:
         raise InvalidArgumentError(
-            f"compress is {compress!r} and collective is {collective.name.lower()!r}: this codec "
-            "has all_reduce only"
+            f"compress is {compress!r} and collective is {collective.name.lower()!r}: the model "
+            "predicts this codec in all_reduce only"
         )
     if collective not in CODED:
         words = ", ".join(sorted(one.name.lower() for one in CODED))

@@ -24,7 +24,7 @@ from pycoll.arrays.rows import (
     split_rows,
     with_rows,
 )
-from pycoll.comm.codecs import Coding, check_elements, coding_of
+from pycoll.comm.codecs import Coding, check_elements, coding_of, runs_itself
 from pycoll.comm.operations import Core, Ends, ends_of, nothing, operation
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -58,9 +58,9 @@ class Moving(Core):
         ``x``: an array with the same shape and dtype on all ranks; only the root's values count.
         ``root``: the sending rank, from 0 to size - 1, the same on all ranks. ``out``: None for a
         new array, an array of the shape and dtype of x, or x itself. ``compress``, ``feedback``: as
-        in all_reduce, but codecs that keep every element only; the root encodes its values once,
-        and all ranks, the root included, get what the codes decode to. The other arguments are
-        those of all collectives, see Communicator.
+        in all_reduce, but not ``RandomK``; the root encodes its values once, and all ranks, the
+        root included, get what the codes decode to. The other arguments are those of all
+        collectives, see Communicator.
 
         Returns an array with the shape and dtype of x, or ``out``; with ``async_op``, a Work of
         that.
@@ -76,6 +76,9 @@ class Moving(Core):
         array([1, 1])
         """
         root = self._check_rank(root, "root")
+        if runs_itself(compress):
+            words = {"out": out, "feedback": feedback, "algorithm": algorithm, "stream": stream}
+            return compress.broadcast(self, x, root, async_op=async_op, **words)
         coding = coding_of(compress, feedback)
         ends = ends_of(x, out)
         source = ends.source
@@ -115,9 +118,9 @@ class Moving(Core):
         dimension of each rank, the same sequence on all ranks; None lets the ranks exchange their
         first dimensions beforehand, also with ``async_op``. ``out``: an array with the rows of all
         ranks; on the host x may be this rank's rows of it, and the rest of ``out`` is not read.
-        ``compress``, ``feedback``: as in all_reduce, but codecs that keep every element only; each
-        rank encodes its rows once, and all ranks, itself included, get what the codes decode to.
-        The other arguments are those of all collectives, see Communicator.
+        ``compress``, ``feedback``: as in all_reduce, but not ``RandomK``; each rank encodes its
+        rows once, and all ranks, itself included, get what the codes decode to. The other arguments
+        are those of all collectives, see Communicator.
 
         Returns an array with the rows of all ranks and the dtype of x, or ``out``; with
         ``async_op``, a Work of that.
@@ -132,6 +135,9 @@ class Moving(Core):
         >>> comm.all_gather(np.full((comm.rank, 2), comm.rank)).shape  # on 3 ranks
         (3, 2)
         """
+        if runs_itself(compress):
+            words = {"out": out, "feedback": feedback, "algorithm": algorithm, "stream": stream}
+            return compress.all_gather(self, x, lengths, async_op=async_op, **words)
         coding = coding_of(compress, feedback)
         framework, source = input_of(x, out)
         if coding is not None:

@@ -207,9 +207,9 @@ class Reducing(Core):
         sequence on all ranks, with the sum ``len(x)``; rank r gets the next ``splits[r]`` rows.
         With None every rank gets ``len(x) // size`` rows, and the lowest ranks get one more each
         where size does not divide ``len(x)``. ``out``: memory apart from x. ``compress``,
-        ``feedback``: as in all_reduce, but codecs that keep every element only; each rank folds its
-        rows in full precision, and they are not encoded again. The other arguments are those of all
-        collectives, see Communicator.
+        ``feedback``: as in all_reduce, but not ``RandomK``; each rank folds its rows in full
+        precision, and they are not encoded again. The other arguments are those of all collectives,
+        see Communicator.
 
         Returns this rank's rows, with the trailing dimensions and dtype of x, or ``out``; with
         ``async_op``, a Work of that.
@@ -222,6 +222,9 @@ class Reducing(Core):
         >>> comm.reduce_scatter(np.arange(4.0))  # on 2 ranks; this is rank 1
         array([4., 6.])
         """
+        if runs_itself(compress):
+            words = {"out": out, "feedback": feedback, "algorithm": algorithm, "stream": stream}
+            return compress.reduce_scatter(self, x, op, splits, async_op=async_op, **words)
         coding = coding_of(compress, feedback)
         framework, source = input_of(x, out)
         need_axis(source.shape, "reduce_scatter")

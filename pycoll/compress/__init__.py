@@ -14,6 +14,7 @@ The modules, bottom up:
     feedback    residuals and velocities
     operands    the arrays of a call, on one axis
     exchange    agreement on codecs; bytes to the owners of parts and back
+    moved_codes broadcast, all_gather and reduce_scatter of codecs without kernels
     composed    codecs whose collectives are sequences of other collectives:
     sparse      codecs of places and values
     low_rank    PowerSGD

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from pycoll.compress import moved_codes
 from pycoll.compress.codec import Array, Codec
 from pycoll.compress.coded_exchange import ComposedWork, named
 from pycoll.compress.feedback import Feedback
@@ -22,6 +23,8 @@ class ComposedCodec(Codec):
 
     #: Whether it takes float64.
     wide: ClassVar[bool] = True
+    #: Whether ``encode`` suits blocks of calls in turn, as other collectives than all_reduce need.
+    encodes_blocks: ClassVar[bool] = True
 
     def all_reduce(
         self,
@@ -71,6 +74,18 @@ class ComposedCodec(Codec):
         else:
             work = feedback.serve(lambda: comm.failure, finish, start)
         return work if async_op else work.wait()
+
+    def broadcast(self, comm: Any, x: Any, root: int, **words: Any) -> Any:
+        """Run ``comm.broadcast(x, root, compress=self)``; see there."""
+        return moved_codes.broadcast(self, comm, x, root, **words)
+
+    def all_gather(self, comm: Any, x: Any, lengths: Any, **words: Any) -> Any:
+        """Run ``comm.all_gather(x, lengths=lengths, compress=self)``; see there."""
+        return moved_codes.all_gather(self, comm, x, lengths, **words)
+
+    def reduce_scatter(self, comm: Any, x: Any, op: Any, splits: Any, **words: Any) -> Any:
+        """Run ``comm.reduce_scatter(x, op, splits, compress=self)``; see there."""
+        return moved_codes.reduce_scatter(self, comm, x, op, splits, **words)
 
     def check_warm_up(self) -> None:
         """Raise InvalidArgumentError unless the codec has a density."""

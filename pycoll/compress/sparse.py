@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -427,6 +427,9 @@ class RandomK(DensityCodec):
     >>> int(np.count_nonzero(codec.decode(codec.encode(np.ones(8, np.float32)), 8)))
     4
     """
+
+    #: The places change with ``feedback.step``, and codes have none.
+    encodes_blocks: ClassVar[bool] = False
 
     seed: int
 

@@ -133,7 +133,7 @@ def test_communicators_explain_codecs() -> None:
             comm.explain("all_reduce", 100, codec)
     with pytest.raises(InvalidArgumentError, match="'gather', which takes no codec; these do: all"):
         comm.explain("gather", 100, INT8)
-    with pytest.raises(InvalidArgumentError, match="this codec has all_reduce only"):
+    with pytest.raises(InvalidArgumentError, match="predicts this codec in all_reduce only"):
         comm.explain("broadcast", 100, TopK(0.5))
     for wrong in ("int8", Block, 8):
         with pytest.raises(InvalidArgumentError, match=r"expected a codec of pycoll\.compress"):
@@ -157,7 +157,7 @@ def test_the_command_line_explains_codecs() -> None:
         ("--compress", "topk:2"): "density is 2.0: expected a number above 0 and at most 1",
         ("--compress", "topk:x"): "--compress is 'topk:x': could not convert",
         ("gather", "--compress", "int8"): "collective is 'gather', which takes no codec",
-        ("broadcast", "--compress", "topk:0.1"): "this codec has all_reduce only",
+        ("broadcast", "--compress", "topk:0.1"): "predicts this codec in all_reduce only",
         ("--compress", "int8", "--rank", "1"): "--compress excludes --rank",
         ("--compress", "int8", "--servers", "1"): "--compress excludes --servers",
     }.items():

@@ -14,7 +14,7 @@ import pycoll
 from pycoll import _core
 from pycoll.algorithms import lookup
 from pycoll.comm.codecs import coding_of
-from pycoll.compress import BF16, FP8, Block, Feedback, Sign, TopK
+from pycoll.compress import BF16, FP8, Block, Feedback, RandomK, Sign
 from pycoll.errors import InvalidArgumentError, MismatchError, PeerLostError
 from pycoll.plan.lowering import lower
 from pycoll.schedule.collectives import Collective
@@ -497,7 +497,7 @@ def test_bad_arguments_of_the_other_collectives(name: str) -> None:
         with pytest.raises(InvalidArgumentError, match="x is int64: compress needs float16"):
             run(np.ones((2, 2), np.int64), compress=INT8)
         with pytest.raises(InvalidArgumentError, match="codecs that keep every element, BF16"):
-            run(np.ones((2, 2), np.float32), compress=TopK(0.5))
+            run(np.ones((2, 2), np.float32), compress=RandomK(0.5, 1))
         with pytest.raises(InvalidArgumentError, match="compress is None: pass a codec"):
             run(np.ones((2, 2), np.float32), feedback=Feedback())
 

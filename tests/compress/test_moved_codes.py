@@ -1,0 +1,175 @@
+"""TopK, Threshold, PowerSGD and Custom in broadcast, all_gather and reduce_scatter, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from harness import fresh_world, world_in_threads
+
+import pycoll
+from pycoll.compress import Custom, Feedback, PowerSGD, RandomK, Threshold, TopK
+from pycoll.errors import InvalidArgumentError, MismatchError, ReductionError
+
+Array = Any
+HALVES = Custom(lambda x: x.astype(np.float16).tobytes(), lambda b, n: np.frombuffer(b, "f2"), "f2")
+CODECS = [TopK(0.25), Threshold(1.0), PowerSGD(1), HALVES]
+ROWS = [31, 0, 29]
+
+
+def values(rank: int, kind: Any = np.float32) -> Array:
+    return np.random.default_rng(rank).standard_normal((60, 7)).astype(kind)
+
+
+def sent(codec: Any, x: Array) -> Array:
+    """What the codes of a block decode to."""
+    return codec.decode(codec.encode(x), x.size).reshape(x.shape)
+
+
+def ran(function: Callable[[pycoll.Communicator], Any], transports: str = "shm") -> Any:
+    return world_in_threads(3, transports).run(function)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_the_bits_are_those_of_blocks(codec: Any, kind: Any) -> None:
+    xs = [values(rank, kind) for rank in range(3)]
+    wide = [x.astype(np.float32) for x in xs]
+    ends = np.cumsum([0, *ROWS])
+    joined = np.concatenate([sent(codec, x[:n]) for x, n in zip(wide, ROWS, strict=True)])
+
+    def calls(comm: pycoll.Communicator) -> list[Array]:
+        mine = xs[comm.rank]
+        gathered = np.empty((60, 7), kind)
+        own = gathered[ends[comm.rank] : ends[comm.rank + 1]]
+        own[...] = mine[: ROWS[comm.rank]]
+        given = mine.copy()
+        return [
+            comm.all_gather(own, lengths=ROWS, out=gathered, compress=codec),
+            comm.all_gather(mine[: ROWS[comm.rank]], compress=codec, async_op=True).wait(),
+            comm.broadcast(given, 1, compress=codec, out=given),
+            comm.reduce_scatter(mine, splits=ROWS, compress=codec),
+            comm.reduce_scatter(mine, "avg", ROWS, compress=codec, async_op=True).wait(),
+        ]
+
+    for transports in ("shm", "tcp"):
+        for rank, found in enumerate(ran(calls, transports)):
+            own = slice(ends[rank], ends[rank + 1])
+            parts = [x[own] if r == rank else sent(codec, x[own]) for r, x in enumerate(wide)]
+            total = parts[0] + parts[1] + parts[2]
+            wanted = [joined, joined, sent(codec, wide[1]), total, total / np.float32(3)]
+            for one, expected in zip(found, wanted, strict=True):
+                assert one.dtype == kind
+                assert one.tobytes() == expected.astype(kind).tobytes()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_what_is_left_out_is_sent_later(codec: Any) -> None:
+    xs = [values(rank) for rank in range(3)]
+
+    def calls(comm: pycoll.Communicator) -> list[tuple[Array, Array, Feedback]]:
+        made = []
+        for name, words in (("broadcast", {"root": 1}), ("all_gather", {}), ("reduce_scatter", {})):
+            feedback = Feedback()
+            call = getattr(comm, name)
+            first = call(xs[comm.rank], compress=codec, feedback=feedback, **words)
+            second = call(xs[comm.rank], compress=codec, feedback=feedback, **words)
+            assert feedback.step == 2
+            made.append((first, second, feedback))
+        return made
+
+    found = ran(calls)
+    for rank, calls_of in enumerate(found):
+        (_, cast, fed), (_, joined, held), (_, share, kept) = calls_of
+        if rank == 1:
+            rest = xs[1] - sent(codec, xs[1])
+            assert np.array_equal(cast, sent(codec, xs[1] + rest))
+            assert np.array_equal(fed.residual, xs[1] + rest - cast)
+        else:
+            assert fed.residual is None
+        rest = xs[rank] - sent(codec, xs[rank])
+        again = sent(codec, xs[rank] + rest)
+        assert np.array_equal(joined[60 * rank :][:60], again)
+        assert np.array_equal(held.residual, xs[rank] + rest - again)
+        own = slice(20 * rank, 20 * rank + 20)
+        total = np.zeros((20, 7), np.float32)
+        for r, x in enumerate(xs):
+            wanted = x[own] if r == rank else x[own] + (x[own] - sent(codec, x[own]))
+            total = (wanted if r == rank else sent(codec, wanted)) + (total if r else 0)
+        assert np.allclose(share, total, atol=1e-5)
+        assert not kept.residual[own].any() and kept.residual.any()
+
+
+def test_no_axes_nothing_and_one_rank() -> None:
+    def calls(comm: pycoll.Communicator) -> list[Array]:
+        empty = np.empty((0, 3), np.float32)
+        return [
+            comm.all_gather(np.float32(comm.rank), compress=HALVES),
+            comm.broadcast(np.float32(comm.rank + 1), 0, compress=TopK(1.0)),
+            comm.all_gather(empty, compress=TopK(0.5)),
+            comm.reduce_scatter(empty, compress=HALVES),
+        ]
+
+    for size in (1, 3):
+        for found in world_in_threads(size).run(calls):
+            assert found[0].tolist() == list(range(size)) and float(found[1]) == 1
+            assert found[2].shape == (0, 3) and found[3].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ({"compress": RandomK(0.5, 1)}, "which has all_reduce only: this collective takes codecs"),
+        ({"algorithm": "direct"}, "algorithm is 'direct' and compress is TopK"),
+        ({"feedback": Feedback(momentum=0.5)}, "feedback has momentum or a warm-up"),
+        ({"feedback": 3}, "feedback is 3: expected a pycoll.compress.Feedback"),
+        ({"x": np.ones((3, 2))}, "x is float64: compress needs float16, bfloat16 or float32"),
+        ({"x": np.ones((3, 2), np.int32)}, "x is int32: compress needs float16"),
+        ({"out": np.ones((1, 1), np.float32)}, "out has shape"),
+    ],
+)
+@pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter"])
+def test_bad_calls_are_refused(name: str, words: dict[str, Any], text: str) -> None:
+    world = fresh_world(2)
+    given = {"x": np.ones((3, 2), np.float32), "compress": TopK(0.5), **words}
+    x = given.pop("x")
+
+    def call(comm: pycoll.Communicator) -> None:
+        with pytest.raises(InvalidArgumentError, match=text):
+            getattr(comm, name)(x, **given)
+
+    world.run(call)
+    world.close()
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter"])
+def test_ranks_that_differ_and_codecs_that_fail_end_all_ranks(name: str) -> None:
+    def encoder(x: Array) -> bytes:
+        raise ZeroDivisionError("mine")
+
+    x = np.ones((6, 2), np.float32)
+    for odd in (TopK(0.25), Custom(encoder, lambda b, n: np.zeros(n), "odd")):
+        world = fresh_world(3)
+        outcomes = world.outcomes(
+            lambda comm, odd=odd: getattr(comm, name)(
+                x, compress=odd if comm.rank == 0 else TopK(0.5)
+            )
+        )
+        world.close()
+        assert all(isinstance(one, Exception) for one in outcomes), outcomes
+        if isinstance(odd, TopK):
+            assert all(isinstance(one, MismatchError) and one.rank == 0 for one in outcomes)
+
+
+def test_codes_that_do_not_decode_name_their_rank() -> None:
+    bad = Custom(lambda x: b"1", lambda b, n: np.zeros(0), "bad")
+    for name in ("broadcast", "all_gather", "reduce_scatter"):
+        world = fresh_world(2)
+        outcomes = world.outcomes(
+            lambda comm, name=name: getattr(comm, name)(np.ones((4, 2), np.float32), compress=bad)
+        )
+        world.close()
+        assert all(isinstance(one, ReductionError) for one in outcomes), (name, outcomes)
